@@ -1,0 +1,1 @@
+"""Compiled training steps, one file per backend."""

@@ -1,0 +1,1 @@
+"""Tables, figures and benchmarks, one function per table or figure."""

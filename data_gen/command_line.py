@@ -1,0 +1,146 @@
+"""How a config dataclass becomes flags, and a user's mistake one line with exit status 2.
+
+Only entry points import this. They import their heavy modules inside `main`, so that `--help` and mistakes
+in flags answer at once.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+from absl import flags
+from tabulate import tabulate
+
+from data_gen.settings import InputError
+
+CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
+PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
+STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+# One line per mistake: TensorFlow's start-up chatter would bury it. A user's own value wins.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def run(main, config_class, description, argv=None):
+    """Parse flags into a config, run a command, and turn mistakes into one line.
+
+    Args:
+        main: Function from the config to an exit status (None is 0).
+        config_class: Frozen dataclass whose fields come from `settings.setting`; it checks itself.
+        description: The text above the flags in `--help`.
+        argv: Program name and arguments; default `sys.argv`.
+
+    Returns:
+        Exit status: 0 success, 2 a user's mistake or an operating-system error, 130 interrupted, otherwise
+        what `main` returned.
+    """
+    argv = sys.argv if argv is None else argv
+    program = Path(argv[0]).name
+    if any(argument in ("--help", "-h", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
+        print(help_text(program, config_class, description))
+        return 0
+    try:
+        return main(parse(config_class, argv)) or 0
+    except (InputError, OSError) as error:
+        print(f"{program}: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return STATUS_INTERRUPTED
+
+
+def parse(config_class, argv):
+    """Parse `argv` (program name first; `--flagfile` allowed) into a `config_class`; raises `InputError`."""
+    values = _define(config_class)
+    try:
+        extra = values([argv[0], *_find_flagfiles(argv[1:])])[1:]
+    except flags.Error as error:
+        raise InputError(_one_line(error)) from error
+    if extra:
+        raise InputError(f"every argument must be a flag, --name=value. Received: {extra[0]!r}.")
+    names = [field.name for field in dataclasses.fields(config_class)]
+    return config_class(**{name: values[name].value for name in names})
+
+
+def help_text(program, config_class, description):
+    """The text of `--help`: description, then every flag with meaning, rule and default."""
+    lines = [description.strip(), "", f"usage: {program} [--flagfile=FILE] [--name=value ...]", ""]
+    for field in dataclasses.fields(config_class):
+        choices = field.metadata["choices"]
+        about = field.metadata["help"] + (f" One of {', '.join(map(str, choices))}." if choices else "")
+        value = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        lines.append(f"  --{field.name}" + (f" (default: {value})" if value != "" else ""))
+        lines.extend(textwrap.wrap(about, 96, initial_indent="      ", subsequent_indent="      "))
+    return "\n".join(lines)
+
+
+def to_flagfile(config):
+    """The resolved config as the text of a flagfile, one line a flag."""
+    pairs = dataclasses.asdict(config).items()
+    return "".join(f"--{name}={str(v).lower() if isinstance(v, bool) else v}\n" for name, v in pairs)
+
+
+def print_table(rows, json_file=""):
+    """Print rows as an aligned table and write them, unrounded, as JSON where a file is named.
+
+    Args:
+        rows: List of dicts with equal keys, the column names.
+        json_file: Path for the JSON list of the same dicts; "" for none.
+    """
+    print(tabulate(rows, headers="keys", floatfmt=".6g", intfmt=",", disable_numparse=[0] if rows else []))
+    if json_file:
+        write_json(json_file, rows)
+
+
+def write_json(path, content):
+    """Write JSON under its final name only when complete."""
+    partial = Path(f"{path}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)
+
+
+def _define(config_class):
+    values = flags.FlagValues()
+    for field in dataclasses.fields(config_class):
+        name, default, about = field.name, field.default, field.metadata["help"]
+        if field.type is bool:
+            flags.DEFINE_boolean(name, default, about, flag_values=values)
+            continue
+        parse = field.metadata["parse"]
+        parser = _TextParser(parse) if parse else PARSERS[field.type]()
+        flags.DEFINE(parser, name, default, about, values, flags.ArgumentSerializer())
+    return values
+
+
+class _TextParser(flags.ArgumentParser):
+    """absl parser around a setting's own `parse`."""
+
+    def __init__(self, parse):
+        super().__init__()
+        self._parse = parse
+
+    def parse(self, argument):
+        try:
+            return self._parse(str(argument))
+        except ValueError as error:
+            raise ValueError(f"must be {error}. Received: {argument!r}.") from error
+
+
+def _find_flagfiles(arguments):
+    """Let a bare `--flagfile=NAME` or `--flagfile NAME` also be found in `configs/`."""
+    found = []
+    for argument in arguments:
+        name, separator, path = argument.rpartition("=")
+        names_file = "--flagfile" in (name, found[-1] if found else "")
+        if names_file and not Path(path).exists() and (CONFIG_FOLDER / path).is_file():
+            path = str(CONFIG_FOLDER / path)
+        found.append(name + separator + path)
+    return found
+
+
+def _one_line(error):
+    return " ".join(str(error).split())

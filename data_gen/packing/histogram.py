@@ -1,0 +1,99 @@
+"""How many sequences there are of each length: count, load and save.
+
+A histogram is an int64 array `[S]` whose entry `i` counts the sequences of length `i + 1`:
+
+    lengths 3, 1, 3, 4 with S = 5   ->   [1 0 2 1 0]
+"""
+
+import json
+
+import numpy as np
+
+
+def count_lengths(lengths, max_seq_length):
+    """Count sequences of each length.
+
+    Args:
+        lengths: Integer array `[n]`, each in 1..max_seq_length.
+        max_seq_length: S.
+
+    Returns:
+        int64 `[S]`.
+
+    Raises:
+        ValueError: a length is outside 1..S.
+    """
+    lengths = np.asarray(lengths)
+    if lengths.size and (lengths.min() < 1 or lengths.max() > max_seq_length):
+        wrong = lengths.max() if lengths.max() > max_seq_length else lengths.min()
+        raise ValueError(f"every length must be in 1..max_seq_length={max_seq_length}. Received: {wrong}.")
+    return np.bincount(lengths.astype(np.int64), minlength=max_seq_length + 1)[1:].astype(np.int64)
+
+
+def check_histogram(histogram, max_seq_length=None):
+    """Check that an array is a histogram, and return it as int64 `[S]`.
+
+    Raises:
+        ValueError: it is not one-dimensional, not of whole numbers, negative, or not of length S.
+    """
+    counts = np.asarray(histogram)
+    if counts.ndim != 1:
+        raise ValueError(f"`histogram` must have one dimension. Received shape: {counts.shape}.")
+    if max_seq_length is not None and len(counts) != max_seq_length:
+        raise ValueError(
+            f"`histogram` must have max_seq_length={max_seq_length} entries, one per length. "
+            f"Received: {len(counts)}."
+        )
+    wrong = [count for count in counts.tolist() if not _is_whole(count)]
+    if wrong:
+        raise ValueError(f"`histogram` must hold whole numbers. Received: {wrong[0]!r}.")
+    if counts.size and counts.min() < 0:
+        raise ValueError(
+            "`histogram` must not be negative. "
+            f"Received: {counts.min()} sequences of length {int(np.argmin(counts)) + 1}."
+        )
+    return counts.astype(np.int64)
+
+
+def load_histogram(path, max_seq_length):
+    """Read a histogram from JSON with `lengths` and `counts`.
+
+    Lengths over `max_seq_length` are counted at `max_seq_length`, as truncated sequences.
+
+    Returns:
+        int64 `[S]`.
+
+    Raises:
+        ValueError: the file is not such JSON, or its numbers are no histogram.
+    """
+    try:
+        with open(path) as file:
+            content = json.load(file)
+        lengths, counts = content["lengths"], content["counts"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be JSON with `lengths` and `counts`. Received: {error!r}.") from error
+    if len(lengths) != len(counts):
+        raise ValueError(
+            f"{path}: `lengths` and `counts` must be equally long. Received: {len(lengths)}, {len(counts)}."
+        )
+    counts = check_histogram(counts)
+    histogram = np.zeros(max_seq_length, np.int64)
+    for length, count in zip(lengths, counts.tolist(), strict=True):
+        if count == 0:
+            continue
+        if not isinstance(length, int) or length < 1:
+            raise ValueError(f"{path}: every length must be a whole number from 1. Received: {length!r}.")
+        histogram[min(length, max_seq_length) - 1] += count
+    return histogram
+
+
+def to_json(histogram):
+    """`{"lengths": [...], "counts": [...]}` of the lengths that occur."""
+    present = np.flatnonzero(histogram)
+    return {"lengths": (present + 1).tolist(), "counts": np.asarray(histogram)[present].tolist()}
+
+
+def _is_whole(count):
+    if isinstance(count, bool):
+        return False
+    return isinstance(count, int) or (isinstance(count, float) and count.is_integer())

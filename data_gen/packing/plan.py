@@ -1,0 +1,159 @@
+"""Which packs there are and how often: the result of every packing algorithm.
+
+A strategy is a tuple of sequence lengths in ascending order that share one pack; a plan says how often each
+is used. With S = 8, the plan `{(3, 5): 2, (2, 2, 4): 1}` places two sequences of length 2, two of 3, one of
+4 and two of 5 in three packs.
+"""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+
+from data_gen.packing.histogram import check_histogram
+
+
+@dataclasses.dataclass(frozen=True)
+class PackingPlan:
+    """Packs as strategies with counts.
+
+    Attributes:
+        algorithm: Name of the algorithm that made it.
+        max_seq_length: S, the tokens that one pack holds.
+        max_sequences_per_pack: The depth asked for, or "max" where there was no limit.
+        strategies: Dict from strategy (ascending tuple of lengths) to its number of packs, at least 1.
+        notes: What a reader must know (a repair, a fallback), each in one sentence.
+    """
+
+    algorithm: str
+    max_seq_length: int
+    max_sequences_per_pack: int | str
+    strategies: dict[tuple[int, ...], int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_packs(self):
+        return sum(self.strategies.values())
+
+    @property
+    def num_sequences(self):
+        return sum(len(strategy) * count for strategy, count in self.strategies.items())
+
+    @property
+    def num_tokens(self):
+        """Tokens of all packs, padding included: the papers' "# tokens"."""
+        return self.num_packs * self.max_seq_length
+
+    @property
+    def num_real_tokens(self):
+        return sum(sum(strategy) * count for strategy, count in self.strategies.items())
+
+    @property
+    def num_padding(self):
+        return self.num_tokens - self.num_real_tokens
+
+    @property
+    def efficiency(self):
+        """Share of tokens that are not padding, 0..1; 1 for an empty plan, which wastes nothing."""
+        return self.num_real_tokens / self.num_tokens if self.num_packs else 1.0
+
+    @property
+    def packing_factor(self):
+        """Mean number of sequences per pack; 1 for an empty plan."""
+        return self.num_sequences / self.num_packs if self.num_packs else 1.0
+
+    @property
+    def depth(self):
+        """Largest number of sequences in any pack: the papers' observed depth; 0 for an empty plan."""
+        return max((len(strategy) for strategy in self.strategies), default=0)
+
+    def histogram(self):
+        """The lengths that the plan places: int64 `[S]`."""
+        counts = np.zeros(self.max_seq_length, np.int64)
+        for strategy, count in self.strategies.items():
+            for length in strategy:
+                counts[length - 1] += count
+        return counts
+
+    def to_json(self):
+        """Plain lists and numbers, for a manifest."""
+        return {
+            "algorithm": self.algorithm,
+            "max_seq_length": self.max_seq_length,
+            "max_sequences_per_pack": self.max_sequences_per_pack,
+            "strategies": [[list(strategy), count] for strategy, count in self.strategies.items()],
+            "notes": list(self.notes),
+        }
+
+
+def make_plan(algorithm, max_seq_length, max_sequences_per_pack, packs, notes=()):
+    """Build a plan from `(lengths, count)` pairs.
+
+    Args:
+        packs: Iterable of `(lengths in any order, count)`; equal packs are added up, counts of 0 dropped.
+
+    Returns:
+        A `PackingPlan` whose strategies stand in ascending order, so that equal plans are equal bytes.
+    """
+    total = Counter()
+    for lengths, count in packs:
+        if count:
+            total[tuple(sorted(int(length) for length in lengths))] += int(count)
+    strategies = dict(sorted(total.items()))
+    return PackingPlan(algorithm, max_seq_length, max_sequences_per_pack, strategies, tuple(notes))
+
+
+def from_json(content):
+    """The plan that `PackingPlan.to_json` wrote."""
+    strategies = {tuple(strategy): count for strategy, count in content["strategies"]}
+    return PackingPlan(
+        content["algorithm"],
+        content["max_seq_length"],
+        content["max_sequences_per_pack"],
+        strategies,
+        tuple(content["notes"]),
+    )
+
+
+def check_arguments(histogram, max_seq_length, max_sequences_per_pack):
+    """Check what every algorithm is given.
+
+    Returns:
+        The histogram as int64 `[S]` and the depth as a whole number: "max" becomes S, which no pack exceeds.
+
+    Raises:
+        ValueError: naming the argument, the rule and the value.
+    """
+    if not isinstance(max_seq_length, int | np.integer) or max_seq_length < 1:
+        raise ValueError(f"`max_seq_length` must be a whole number from 1. Received: {max_seq_length!r}.")
+    depth = max_seq_length if max_sequences_per_pack == "max" else max_sequences_per_pack
+    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
+        raise ValueError(
+            '`max_sequences_per_pack` must be a whole number of at least 1, or "max". '
+            f"Received: {max_sequences_per_pack!r}."
+        )
+    return check_histogram(histogram, max_seq_length), min(int(depth), int(max_seq_length))
+
+
+def validate_plan(plan, histogram):
+    """Check that a plan places each sequence exactly once and breaks no limit.
+
+    Raises:
+        ValueError: a length is placed more or less often than the histogram has it, a pack is over S or
+            over the depth, or a count is not positive.
+    """
+    histogram, depth = check_arguments(histogram, plan.max_seq_length, plan.max_sequences_per_pack)
+    for strategy, count in plan.strategies.items():
+        if count < 1:
+            raise ValueError(f"every strategy must have a count from 1. Received: {strategy}: {count}.")
+        if sum(strategy) > plan.max_seq_length:
+            raise ValueError(f"a pack must hold at most {plan.max_seq_length} tokens. Received: {strategy}.")
+        if len(strategy) > depth:
+            raise ValueError(f"a pack must hold at most {depth} sequences. Received: {strategy}.")
+    difference = plan.histogram() - histogram
+    if np.any(difference):
+        length = int(np.flatnonzero(difference)[0]) + 1
+        raise ValueError(
+            f"a plan must place each sequence exactly once. Received: length {length} placed "
+            f"{int(difference[length - 1]):+d} times too often."
+        )

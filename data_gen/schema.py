@@ -1,0 +1,94 @@
+"""What a record holds: feature names, dtypes and shapes. The only contract between the two halves.
+
+Legend: S pack length in tokens, K sequences per pack, P predictions per pack.
+
+An unpacked record is google-research/bert's pre-training example. A packed record holds up to K sequences,
+contiguous from 0, with padding last. Two sequences of lengths 4 and 3 in a pack of S=8, K=3, P=3:
+
+    input_ids               [ 2  7  4  3  2  9  3  0]     4 = [MASK], 2 = [CLS], 3 = [SEP], 0 = padding
+    input_mask              [ 1  1  1  1  2  2  2  0]     the token's sequence, 1..K; 0 = padding
+    segment_ids             [ 0  0  1  1  0  0  0  0]     sentence A/B
+    position_ids            [ 0  1  2  3  0  1  2  0]     restarts in every sequence
+    masked_lm_positions     [ 2  5  0]                    index into the pack, ascending
+    masked_lm_ids           [ 8  9  0]                    label
+    masked_lm_weights       [ 1. 2. 0.]                   the prediction's sequence; 0 = unused (Listing 1)
+    next_sentence_positions [ 0  4  0]                    where each sequence's [CLS] stands
+    next_sentence_labels    [ 1  0  0]                    1 = random next sentence
+    next_sentence_weights   [ 1. 1. 0.]                   1 = the slot holds a sequence
+"""
+
+import dataclasses
+
+INPUT_IDS = "input_ids"
+INPUT_MASK = "input_mask"
+SEGMENT_IDS = "segment_ids"
+POSITION_IDS = "position_ids"
+MASKED_LM_POSITIONS = "masked_lm_positions"
+MASKED_LM_IDS = "masked_lm_ids"
+MASKED_LM_WEIGHTS = "masked_lm_weights"
+NEXT_SENTENCE_POSITIONS = "next_sentence_positions"
+NEXT_SENTENCE_LABELS = "next_sentence_labels"
+NEXT_SENTENCE_WEIGHTS = "next_sentence_weights"
+
+PADDING_ID = 0  # the id of [PAD] in every BERT vocabulary
+
+# Feature name -> which count its length is: "S", "K", "P", or 1.
+PACKED_LENGTHS = {
+    INPUT_IDS: "S",
+    INPUT_MASK: "S",
+    SEGMENT_IDS: "S",
+    POSITION_IDS: "S",
+    MASKED_LM_POSITIONS: "P",
+    MASKED_LM_IDS: "P",
+    MASKED_LM_WEIGHTS: "P",
+    NEXT_SENTENCE_POSITIONS: "K",
+    NEXT_SENTENCE_LABELS: "K",
+    NEXT_SENTENCE_WEIGHTS: "K",
+}
+UNPACKED_LENGTHS = {
+    INPUT_IDS: "S",
+    INPUT_MASK: "S",
+    SEGMENT_IDS: "S",
+    MASKED_LM_POSITIONS: "P",
+    MASKED_LM_IDS: "P",
+    MASKED_LM_WEIGHTS: "P",
+    NEXT_SENTENCE_LABELS: 1,
+}
+FLOAT_FEATURES = frozenset({MASKED_LM_WEIGHTS, NEXT_SENTENCE_WEIGHTS})  # float32; all others int64
+
+# max_seq_length -> google-research/bert's max_predictions_per_seq (15 % of it, rounded as published)
+PREDICTIONS_PER_SEQUENCE = {128: 20, 384: 56, 512: 76}
+
+
+@dataclasses.dataclass(frozen=True)
+class PackSpec:
+    """The fixed shapes of packed records.
+
+    Attributes:
+        max_seq_length: S, tokens per pack.
+        max_sequences_per_pack: K, slots for sequences per pack.
+        max_predictions_per_pack: P, slots for masked-LM predictions per pack.
+    """
+
+    max_seq_length: int
+    max_sequences_per_pack: int
+    max_predictions_per_pack: int
+
+    def shape(self, feature):
+        """Shape of a packed feature, one of `(S,)`, `(P,)`, `(K,)`."""
+        sizes = {
+            "S": self.max_seq_length,
+            "K": self.max_sequences_per_pack,
+            "P": self.max_predictions_per_pack,
+        }
+        return (sizes[PACKED_LENGTHS[feature]],)
+
+
+def dtype(feature):
+    """NumPy dtype name of a feature in a record."""
+    return "float32" if feature in FLOAT_FEATURES else "int64"
+
+
+def default_predictions(max_seq_length, masked_lm_prob=0.15):
+    """google-research/bert's `max_predictions_per_seq` for a length; elsewhere the same share, rounded up."""
+    return PREDICTIONS_PER_SEQUENCE.get(max_seq_length, -int(-max_seq_length * masked_lm_prob // 1))

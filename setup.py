@@ -1,0 +1,35 @@
+"""What bert_packed needs, and why each dependency is there."""
+
+from setuptools import find_packages, setup
+
+INSTALL_REQUIRES = [
+    "tensorflow>=2.18,<3",  # default Keras backend, XLA, TFRecords and tf.data
+    "keras>=3.8,<4",  # model, losses and optimizer in keras.ops: one code for TensorFlow and JAX
+    "numpy>=1.26",  # plans, assembly and every array outside the graph
+    "scipy>=1.12",  # sparse matrices and the solvers (HiGHS, NNLS) of the packing algorithms
+    "absl-py>=2.1",  # flags and flagfiles, as in google-research/bert
+    "tokenizers>=0.20",  # WordPiece: the reference implementation, trained and applied in Rust
+    "pysbd>=0.3.4",  # sentence boundaries for JSON lines, rule-based, no model download
+    "safetensors>=0.4",  # checkpoints that any backend reads, without pickle
+    "tensorboard>=2.18",  # learning curves; its own event writer works under every backend
+    "tqdm>=4.66",  # progress of long jobs
+    "tabulate>=0.9",  # the tables that commands print
+]
+
+TEST_REQUIRES = [
+    "pytest>=8",  # test runner
+    "hypothesis>=6.100",  # property tests over random histograms
+    "ruff>=0.8",  # lint and import order, the same in CI and on a laptop
+]
+
+setup(
+    name="bert_packed",
+    version="0.1.0",
+    description="BERT pre-training and fine-tuning that never computes on padding",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
+    py_modules=["run_pretraining"],
+    install_requires=INSTALL_REQUIRES,
+    extras_require={"test": TEST_REQUIRES},
+)
