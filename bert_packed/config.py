@@ -1,0 +1,179 @@
+"""The two frozen configs of a run: the model's shape and the training recipe, checked once.
+
+Names are google-research/bert's wherever it has one.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from data_gen.settings import InputError, check_settings, setting
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The fields of a `bert_config.json`, with BERT-base as default."""
+
+    vocab_size: int = setting(30522, "WordPieces in the vocabulary", minimum=1)
+    hidden_size: int = setting(768, "width of every layer", minimum=1)
+    num_hidden_layers: int = setting(12, "encoder blocks", minimum=1)
+    num_attention_heads: int = setting(12, "attention heads per block", minimum=1)
+    intermediate_size: int = setting(3072, "width inside the feed-forward layer", minimum=1)
+    hidden_act: str = setting("gelu", "gelu (exact), gelu_new (tanh) or relu", choices=ACTIVATIONS)
+    hidden_dropout_prob: float = setting(0.1, "dropout of embeddings and layers", minimum=0, maximum=0.99)
+    attention_probs_dropout_prob: float = setting(0.1, "dropout of attention", minimum=0, maximum=0.99)
+    max_position_embeddings: int = setting(512, "longest sequence", minimum=1)
+    type_vocab_size: int = setting(2, "sentence types (A and B)", minimum=1)
+    initializer_range: float = setting(0.02, "standard deviation of initial weights", minimum=0)
+    layer_norm_eps: float = setting(1e-12, "epsilon of layer normalization", minimum=0)
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                "`num_attention_heads` must divide `hidden_size`. Received: "
+                f"num_attention_heads={self.num_attention_heads}, hidden_size={self.hidden_size}."
+            )
+
+
+def _size(num_hidden_layers, hidden_size):
+    """One of the published sizes: 64 wide heads, feed-forward four times as wide as the model."""
+    return ModelConfig(
+        num_hidden_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+    )
+
+
+# Turc et al. 2019, Table 1 (tiny to medium); Devlin et al. 2019, Section 3 (base, large)
+MODEL_SIZES = {
+    "bert-tiny": _size(2, 128),
+    "bert-mini": _size(4, 256),
+    "bert-small": _size(4, 512),
+    "bert-medium": _size(8, 512),
+    "bert-base": _size(12, 768),
+    "bert-large": _size(24, 1024),
+}
+
+
+def load_model_config(name_or_path, vocab_size=None):
+    """A model's config by size name or from a `bert_config.json`.
+
+    Args:
+        name_or_path: A key of `MODEL_SIZES`, or a path to JSON in google-research/bert's or Hugging Face's
+            form.
+        vocab_size: The data's vocabulary size, used for a size name; a file's own value is kept. None keeps
+            BERT's 30,522.
+
+    Raises:
+        InputError: no such name or file, no JSON object, or a value that this model cannot honour.
+    """
+    if name_or_path in MODEL_SIZES:
+        config = MODEL_SIZES[name_or_path]
+        return dataclasses.replace(config, vocab_size=vocab_size) if vocab_size else config
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise InputError(
+            f"`bert_config_file` must be one of {', '.join(MODEL_SIZES)} or an existing file. "
+            f"Received: {name_or_path!r}."
+        )
+    try:
+        content = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} must be JSON. Received: {error}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must hold a JSON object. Received: {type(content).__name__}.")
+    return _from_json(path, content)
+
+
+def _from_json(path, content):
+    if content.get("position_embedding_type", "absolute") != "absolute" or content.get("is_decoder"):
+        raise InputError(f"{path} must describe an encoder with absolute positions. Received: {content}.")
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    try:
+        return ModelConfig(**{name: value for name, value in content.items() if name in known})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Every flag of `run_pretraining.py`."""
+
+    input_file: str = setting("", "packed training TFRecords: comma-separated paths or globs")
+    eval_input_file: str = setting("", "packed held-out TFRecords; empty = no evaluation")
+    output_dir: str = setting("", "where checkpoints, metrics.csv and TensorBoard events go")
+    bert_config_file: str = setting(
+        "bert-base", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json"
+    )
+    init_checkpoint: str = setting("", "checkpoint folder whose weights start this run; empty = random")
+    train_batch_size: int = setting(32, "packs per optimizer step", minimum=1)
+    micro_batch_size: int = setting(
+        0,
+        "packs computed at once; gradients of a step's micro-batches add up; 0 = train_batch_size",
+        minimum=0,
+    )
+    eval_batch_size: int = setting(8, "packs per evaluation batch", minimum=1)
+    num_train_steps: int = setting(100_000, "optimizer steps", minimum=1)
+    num_warmup_steps: int = setting(10_000, "steps over which the learning rate rises linearly", minimum=0)
+    learning_rate: float = setting(1e-3, "peak learning rate", minimum=0)
+    end_learning_rate: float = setting(0.0, "learning rate after the last step", minimum=0)
+    decay_power: float = setting(1.0, "power of the polynomial decay; 1 = linear", minimum=0)
+    weight_decay: float = setting(0.01, "weight decay inside LAMB's trust ratio", minimum=0)
+    beta_1: float = setting(0.9, "LAMB's decay of momentum", minimum=0, maximum=0.999999)
+    beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
+    epsilon: float = setting(1e-6, "LAMB's epsilon", minimum=0)
+    max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
+    mlm_loss: str = setting(
+        "per_sequence",
+        "weight of a prediction: every sequence alike, or every token alike (google-research/bert)",
+        choices=("per_sequence", "per_token"),
+    )
+    packing_correction: str = setting(
+        "none",
+        "betas: beta_1 and beta_2 to the power of the data's packing factor (Section 3.3)",
+        choices=("none", "betas"),
+    )
+    hidden_dropout_prob: float = setting(-1.0, "overrides the model's; -1 = as the model says", maximum=0.99)
+    attention_probs_dropout_prob: float = setting(
+        -1.0, "overrides the model's; -1 = as the model says", maximum=0.99
+    )
+    random_seed: int = setting(12345, "seed of weights, dropout and data order", minimum=0, maximum=2**31 - 1)
+    shuffle_buffer_size: int = setting(1000, "packs held to shuffle; 1 = the order on disk", minimum=1)
+    log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1)
+    eval_steps: int = setting(0, "steps between evaluations; 0 = only at the end", minimum=0)
+    max_eval_steps: int = setting(0, "evaluation batches; 0 = all of the held-out data", minimum=0)
+    save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1)
+    keep_checkpoint_max: int = setting(3, "newest checkpoints kept", minimum=1, changeable=True)
+    sample_data: bool = setting(
+        False, "build the embedded sample corpus and its packed records where input_file's are missing"
+    )
+    unpacked_input_file: str = setting(
+        "", "the same data packed at depth 1; if given, the run ends with measured packed and unpacked speed"
+    )
+    overwrite: bool = setting(False, "start anew, removing an earlier run in output_dir", changeable=True)
+    json: str = setting("", "also write the final table to this file", changeable=True)
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in ("input_file", "output_dir"):
+            if not getattr(self, name):
+                raise InputError(f"`{name}` must be given. Received: nothing.")
+        if self.micro_batch_size and self.train_batch_size % self.micro_batch_size:
+            raise InputError(
+                "`micro_batch_size` must divide `train_batch_size`. Received: "
+                f"micro_batch_size={self.micro_batch_size}, train_batch_size={self.train_batch_size}."
+            )
+        if self.num_warmup_steps > self.num_train_steps:
+            raise InputError(
+                "`num_warmup_steps` must be at most `num_train_steps`. Received: "
+                f"num_warmup_steps={self.num_warmup_steps}, num_train_steps={self.num_train_steps}."
+            )
+
+    @property
+    def packs_at_once(self):
+        """Packs in one micro-batch."""
+        return self.micro_batch_size or self.train_batch_size

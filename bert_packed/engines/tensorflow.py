@@ -1,0 +1,106 @@
+"""One training step as one XLA program on TensorFlow: forward, loss, accumulation, LAMB.
+
+Legend: A micro-batches per step (accumulation), M packs per micro-batch.
+"""
+
+import tensorflow as tf
+
+
+class TensorFlowEngine:
+    """Compiled train and evaluation steps of a Keras model on one device.
+
+    Args:
+        model: Keras model called with a batch dict, returning a dict of logits.
+        sums: Function `(outputs, batch)` to a dict of float32 scalar sums with `mlm_loss` and `nsp_loss`.
+        normalizers: Function from the step's whole batch to the masked-LM and next-sentence denominators.
+        optimizer: Keras optimizer; None for evaluation only.
+        micro_batch_size: M, packs computed at once; None for the whole batch.
+    """
+
+    def __init__(self, model, sums, normalizers, optimizer=None, micro_batch_size=None):
+        self.model = model
+        self.optimizer = optimizer
+        self._sums = sums
+        self._normalizers = normalizers
+        self._micro_batch_size = micro_batch_size
+        if optimizer is not None:
+            optimizer.build(model.trainable_variables)
+        self.compiled_train_step = tf.function(self._train_step, jit_compile=True, reduce_retracing=False)
+        self.compiled_eval_step = tf.function(self._eval_step, jit_compile=True, reduce_retracing=False)
+
+    @property
+    def num_train_traces(self):
+        """How often the training step was traced, and so compiled: 1 in a healthy run."""
+        return self.compiled_train_step.experimental_get_tracing_count()
+
+    def train_step(self, batch):
+        """Take one optimizer step.
+
+        Args:
+            batch: Dict of arrays `[B, ...]`; M must divide B.
+
+        Returns:
+            Dict of float32 scalars: the sums over the batch, before the update.
+        """
+        return self.compiled_train_step(batch)
+
+    def eval_step(self, batch):
+        """The sums over a batch, without dropout and without an update."""
+        return self.compiled_eval_step(batch)
+
+    def gradients(self, batch, training=True):
+        """Normalised gradients and sums of a batch, one per trainable variable; not compiled."""
+        return self._accumulate(batch, training)
+
+    def variables(self):
+        """Everything a resumed run needs, by name: weights, dropout state, optimizer state."""
+        owned = [*self.model.variables, *(self.optimizer.variables if self.optimizer else [])]
+        return {variable.path: variable for variable in owned}
+
+    def _train_step(self, batch):
+        gradients, sums = self._accumulate(batch, training=True)
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        return sums
+
+    def _eval_step(self, batch):
+        return self._sums(self.model(batch, training=False), batch)
+
+    def _accumulate(self, batch, training):
+        """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
+
+        A batch of B = 4 packs with M = 2 runs as `[[p0 p1], [p2 p3]]`; each part's loss is divided by the
+        whole step's normalizers, so the parts add up to the gradient of all four at once.
+        """
+        normalizers = self._normalizers(batch)
+        size = next(iter(batch.values())).shape[0]
+        micro = self._micro_batch_size or size
+        if micro == size:
+            return self._micro_batch(batch, normalizers, training)
+        parts = {
+            name: tf.reshape(values, (size // micro, micro, *values.shape[1:]))
+            for name, values in batch.items()
+        }
+
+        def add_part(index, gradients, sums):
+            part = {name: values[index] for name, values in parts.items()}
+            new_gradients, new_sums = self._micro_batch(part, normalizers, training)
+            gradients = [total + new for total, new in zip(gradients, new_gradients, strict=True)]
+            return index + 1, gradients, {name: sums[name] + new_sums[name] for name in sums}
+
+        # The first part stands outside the loop and gives it gradients and sums to start from: one more
+        # copy of the body to compile, but no list of names to keep in step with the loss
+        first = {name: values[0] for name, values in parts.items()}
+        start = (tf.constant(1), *self._micro_batch(first, normalizers, training))
+        _, gradients, sums = tf.while_loop(
+            lambda index, *_: index < size // micro, add_part, start, maximum_iterations=size // micro - 1
+        )
+        return gradients, sums
+
+    def _micro_batch(self, batch, normalizers, training):
+        mlm_normalizer, nsp_normalizer = normalizers
+        with tf.GradientTape() as tape:
+            sums = self._sums(self.model(batch, training=training), batch)
+            loss = sums["mlm_loss"] / mlm_normalizer + sums["nsp_loss"] / nsp_normalizer
+        gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
+        # Embedding look-ups give sparse gradients, which a loop cannot carry
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], sums

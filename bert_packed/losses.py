@@ -1,0 +1,109 @@
+"""Masked-LM and next-sentence losses of packs, as sums that weigh every sequence as if it stood alone.
+
+Nothing here divides by a batch: sums and counts leave, and one division ends the step (`metrics.py`), so
+that micro-batches and replicas add up exactly.
+
+Legend: B packs per batch, P predictions per pack, K sequences per pack, V vocabulary.
+"""
+
+from keras import ops
+
+
+def prediction_weights(prediction_sequences_BP, num_slots, mlm_loss):
+    """How much each masked-LM prediction counts.
+
+    `per_sequence` is Listing 1 of "Packing: Towards 2x NLP BERT Acceleration": the predictions of one
+    sequence share a weight of 1. `per_token` (Section 3.2.3 of "Efficient Sequence Packing",
+    google-research/bert, Hugging Face): each prediction weighs 1.
+
+        sequences      [1    1    1    2   0]
+        per_sequence   [1/3  1/3  1/3  1   0]
+        per_token      [1    1    1    1   0]
+
+    Args:
+        prediction_sequences_BP: float `[B, P]`, the prediction's sequence 1..K, 0 is unused.
+        num_slots: K.
+        mlm_loss: "per_sequence" or "per_token".
+
+    Returns:
+        float32 `[B, P]`.
+    """
+    used_BP = ops.cast(prediction_sequences_BP > 0, "float32")
+    if mlm_loss == "per_token":
+        return used_BP
+    belongs_BPK = _belongs(prediction_sequences_BP, num_slots)
+    attempted_BK = ops.sum(belongs_BPK, axis=1)
+    attempted_BP = ops.sum(belongs_BPK * attempted_BK[:, None, :], axis=-1)
+    return used_BP / ops.maximum(attempted_BP, 1.0)
+
+
+def pretraining_sums(outputs, batch, mlm_loss):
+    """Sums of losses, of correct answers and of counts over a batch of packs.
+
+    Args:
+        outputs: Dict of `mlm_logits` float32 `[B, P, V]` and `nsp_logits` float32 `[B, K, 2]`.
+        batch: Dict with `prediction_ids` `[B, P]`, `prediction_sequences` `[B, P]`, `nsp_labels` `[B, K]`
+            and `nsp_weights` `[B, K]`, `sequence_ids` `[B, S]`.
+        mlm_loss: "per_sequence" or "per_token".
+
+    Returns:
+        Dict of float32 scalars:
+        `mlm_loss` weighted negative log-likelihood, `nsp_loss`, `mlm_correct` predictions that are right,
+        `mlm_sequence_accuracy` sum over sequences of their share of right predictions, `nsp_correct`,
+        `num_predictions`, `num_predicted_sequences` (sequences with a prediction), `num_sequences`,
+        `num_tokens` (padding not counted).
+    """
+    sequences_BP, nsp_weights_BK = batch["prediction_sequences"], batch["nsp_weights"]
+    num_slots = nsp_weights_BK.shape[1]
+    nll_BP = ops.sparse_categorical_crossentropy(
+        batch["prediction_ids"], outputs["mlm_logits"], from_logits=True
+    )
+    nsp_nll_BK = ops.sparse_categorical_crossentropy(
+        batch["nsp_labels"], outputs["nsp_logits"], from_logits=True
+    )
+    right_BP = _right(outputs["mlm_logits"], batch["prediction_ids"])
+    nsp_right_BK = _right(outputs["nsp_logits"], batch["nsp_labels"])
+    share_BP = prediction_weights(sequences_BP, num_slots, "per_sequence")
+    used_BP = prediction_weights(sequences_BP, num_slots, "per_token")
+    loss_weights_BP = share_BP if mlm_loss == "per_sequence" else used_BP
+    return {
+        "mlm_loss": ops.sum(nll_BP * loss_weights_BP),
+        "nsp_loss": ops.sum(nsp_nll_BK * nsp_weights_BK),
+        "mlm_correct": ops.sum(right_BP * used_BP),
+        "mlm_sequence_accuracy": ops.sum(right_BP * share_BP),
+        "nsp_correct": ops.sum(nsp_right_BK * nsp_weights_BK),
+        "num_predictions": ops.sum(used_BP),
+        "num_predicted_sequences": ops.sum(share_BP),
+        "num_sequences": ops.sum(nsp_weights_BK),
+        "num_tokens": ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32")),
+    }
+
+
+def normalizers(batch, mlm_loss):
+    """What a step's summed losses are divided by, from the data alone.
+
+    Known before the first micro-batch, so that gradients need one accumulator under either choice of
+    `mlm_loss`; a per-micro-batch division would weigh sequences by the company they keep.
+
+    Args:
+        batch: Dict with `prediction_sequences` and `nsp_weights` of the whole step, any leading axes.
+
+    Returns:
+        Two float32 scalars, at least 1: masked-LM and next-sentence denominators.
+    """
+    num_sequences = ops.maximum(ops.sum(batch["nsp_weights"]), 1.0)
+    if mlm_loss == "per_sequence":
+        return num_sequences, num_sequences
+    num_predictions = ops.sum(ops.cast(batch["prediction_sequences"] > 0, "float32"))
+    return ops.maximum(num_predictions, 1.0), num_sequences
+
+
+def _belongs(prediction_sequences_BP, num_slots):
+    """float32 `[B, P, K]`: 1 where prediction p is of sequence k + 1."""
+    slots_K = ops.arange(1, num_slots + 1, dtype="float32")
+    return ops.cast(ops.equal(prediction_sequences_BP[:, :, None], slots_K), "float32")
+
+
+def _right(logits, labels):
+    """float32, 1 where the largest logit is the label's."""
+    return ops.cast(ops.equal(ops.argmax(logits, axis=-1), ops.cast(labels, "int32")), "float32")

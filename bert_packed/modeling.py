@@ -1,0 +1,108 @@
+"""Packed BERT as a Keras model: inputs named as in the model code, heads on every sequence of the pack.
+
+Legend: B packs per batch, S pack length, D model width, P predictions per pack, K sequences per pack,
+V vocabulary.
+"""
+
+import keras
+
+from bert_packed.layers import (
+    MaskedLanguageModelHead,
+    NextSentenceHead,
+    PackedEmbeddings,
+    TransformerBlock,
+    same_sequence,
+)
+
+
+class PackedEncoder(keras.layers.Layer):
+    """Embeddings and encoder blocks over packs; the mask is built here, in the graph, once per batch.
+
+    Args:
+        config: `ModelConfig`.
+        block: Function `(config, name)` to an encoder block, a layer called as
+            `block(hidden_BSD, mask_B1SS, training=...)`. Other architectures plug in here.
+    """
+
+    def __init__(self, config, block=TransformerBlock, name="bert", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.hidden_size = config.hidden_size
+        self.embeddings = PackedEmbeddings(config)
+        self.blocks = [block(config, name=f"layer_{i}") for i in range(config.num_hidden_layers)]
+
+    def build(self, *_):
+        self.embeddings.build()
+        for block in self.blocks:
+            block.build((None, None, self.hidden_size))
+        self.built = True
+
+    def call(self, token_ids_BS, sequence_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
+        hidden_BSD = self.embeddings(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
+        mask_B1SS = same_sequence(sequence_ids_BS)
+        for block in self.blocks:
+            hidden_BSD = block(hidden_BSD, mask_B1SS, training=training)
+        return hidden_BSD
+
+
+class PackedBertForPretraining(keras.Model):
+    """Packed BERT with its two pre-training heads.
+
+    Call it with a dict of int32 arrays; the shapes fix S, P and K at the first call:
+
+    | input | shape | special values |
+    |---|---|---|
+    | `token_ids` | `[B, S]` | 0 is padding |
+    | `sequence_ids` | `[B, S]` | 1..K, 0 is padding |
+    | `token_type_ids` | `[B, S]` | sentence A is 0, B is 1 |
+    | `position_ids` | `[B, S]` | restarts at 0 in every sequence |
+    | `prediction_positions` | `[B, P]` | unused slots hold 0 |
+    | `cls_positions` | `[B, K]` | unused slots hold 0 |
+
+    Further keys are ignored, so that a whole batch may be passed. Returns a dict of `mlm_logits`, float32
+    `[B, P, V]`, and `nsp_logits`, float32 `[B, K, 2]`.
+    """
+
+    def __init__(self, config, block=TransformerBlock, name="pretraining", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.config = config
+        self.bert = PackedEncoder(config, block)
+        self.predictions = MaskedLanguageModelHead(config)
+        self.next_sentence = NextSentenceHead(config)
+
+    def build(self, *_):
+        self.bert.build()
+        self.predictions.build()
+        self.next_sentence.build((None, None, self.config.hidden_size))
+        self.built = True
+
+    def call(self, batch, training=None):
+        hidden_BSD = self.encode(batch, training=training)
+        table_VD = self.bert.embeddings.word_embeddings_VD
+        return {
+            "mlm_logits": self.predictions(hidden_BSD, batch["prediction_positions"], table_VD),
+            "nsp_logits": self.next_sentence(hidden_BSD, batch["cls_positions"]),
+        }
+
+    def encode(self, batch, training=None):
+        """Hidden states of every token, float `[B, S, D]`."""
+        return self.bert(
+            batch["token_ids"],
+            batch["sequence_ids"],
+            batch["token_type_ids"],
+            batch["position_ids"],
+            training=training,
+        )
+
+
+def build_pretraining_model(config, seed, block=TransformerBlock):
+    """A model with all its variables, from a seed.
+
+    Args:
+        config: `ModelConfig`.
+        seed: Whole number; initial weights and dropout follow from it.
+        block: Encoder block, see `PackedEncoder`.
+    """
+    keras.utils.set_random_seed(seed)
+    model = PackedBertForPretraining(config, block)
+    model.build()
+    return model

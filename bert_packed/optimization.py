@@ -1,0 +1,184 @@
+"""LAMB as tensorflow-addons computes it, its schedule, and the packing correction of its betas."""
+
+import re
+
+import keras
+from keras import ops
+
+EXCLUDED_FROM_DECAY = ("LayerNorm", "bias")  # regular expressions, as in google-research/bert
+
+
+class Lamb(keras.optimizers.Optimizer):
+    """LAMB (You et al. 2019), step for step `tfa.optimizers.LAMB`.
+
+    `keras.optimizers.Lamb` is another algorithm: there the weight decay stays outside the trust ratio.
+
+        m, v    = moments of the gradient, corrected for their zero start
+        update  = m / (sqrt(v) + epsilon) + weight_decay * w
+        ratio   = |w| / |update|    (1 where either norm is 0, or the variable is excluded)
+        w       = w - learning_rate * ratio * update
+
+    Args:
+        learning_rate: Number or schedule.
+        beta_1, beta_2: Decay rates of the moments.
+        epsilon: Added to the root of the second moment.
+        weight_decay_rate: Decay inside the trust ratio; 0 for none.
+        exclude_from_weight_decay: Regular expressions; a variable whose path contains a match is not
+            decayed.
+        exclude_from_layer_adaptation: Likewise for the trust ratio; None means the same as for decay.
+        global_clipnorm: Gradients are scaled to at most this global norm; None for never.
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-6,
+        weight_decay_rate=0.0,
+        exclude_from_weight_decay=(),
+        exclude_from_layer_adaptation=None,
+        global_clipnorm=None,
+        name="lamb",
+        **kwargs,
+    ):
+        super().__init__(learning_rate=learning_rate, global_clipnorm=global_clipnorm, name=name, **kwargs)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.weight_decay_rate = weight_decay_rate
+        self.exclude_from_weight_decay_patterns = tuple(exclude_from_weight_decay or ())
+        self.exclude_from_layer_adaptation_patterns = (
+            self.exclude_from_weight_decay_patterns
+            if exclude_from_layer_adaptation is None
+            else tuple(exclude_from_layer_adaptation)
+        )
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
+        # By index: under TensorFlow `update_step` receives the backend's variable, which has no path
+        self._decays = [self.decays(variable) for variable in variables]
+        self._adapts = [self.adapts(variable) for variable in variables]
+
+    def decays(self, variable):
+        """Whether weight decay applies to a variable."""
+        return self.weight_decay_rate > 0 and not _matches(self.exclude_from_weight_decay_patterns, variable)
+
+    def adapts(self, variable):
+        """Whether the trust ratio applies to a variable."""
+        return not _matches(self.exclude_from_layer_adaptation_patterns, variable)
+
+    def update_step(self, gradient, variable, learning_rate):
+        dtype = variable.dtype
+        index = self._get_variable_index(variable)
+        momentum, velocity = self._momentums[index], self._velocities[index]
+        gradient = ops.cast(gradient, dtype)
+        step = ops.cast(self.iterations + 1, dtype)
+        beta_1, beta_2 = ops.cast(self.beta_1, dtype), ops.cast(self.beta_2, dtype)
+
+        new_momentum = momentum * beta_1 + gradient * (1 - beta_1)
+        new_velocity = velocity * beta_2 + ops.square(gradient) * (1 - beta_2)
+        self.assign(momentum, new_momentum)
+        self.assign(velocity, new_velocity)
+        corrected_momentum = new_momentum / (1 - ops.power(beta_1, step))
+        corrected_velocity = new_velocity / (1 - ops.power(beta_2, step))
+        update = corrected_momentum / (ops.sqrt(corrected_velocity) + self.epsilon)
+        if self._decays[index]:
+            update = update + self.weight_decay_rate * ops.convert_to_tensor(variable)
+        if self._adapts[index]:
+            weight_norm, update_norm = _norm(variable), _norm(update)
+            is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
+            # A safe divisor inside: `where` would still evaluate 0 / 0
+            ratio = ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
+            update = update * ratio
+        self.assign_sub(variable, ops.cast(learning_rate, dtype) * update)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "weight_decay_rate": self.weight_decay_rate,
+            "exclude_from_weight_decay": self.exclude_from_weight_decay_patterns,
+            "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation_patterns,
+        }
+
+
+class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear rise to the peak over `num_warmup_steps`, then polynomial decay to the end value.
+
+    With a peak of 4, 2 warm-up steps and 6 steps in all, linear:
+
+        step     0  1  2  3  4  5
+        rate     2  4  4  3  2  1
+
+    google-research/bert starts at 0, so that its first step changes nothing; ours starts one notch up.
+    """
+
+    def __init__(self, peak, num_train_steps, num_warmup_steps=0, end=0.0, power=1.0):
+        super().__init__()
+        self.peak = peak
+        self.num_train_steps = num_train_steps
+        self.num_warmup_steps = num_warmup_steps
+        self.end = end
+        self.power = power
+
+    def __call__(self, step):
+        step = ops.cast(step, "float32")
+        warm = self.peak * (step + 1.0) / max(self.num_warmup_steps, 1)
+        decay_steps = max(self.num_train_steps - self.num_warmup_steps, 1)
+        left = ops.clip((self.num_train_steps - step) / decay_steps, 0.0, 1.0)
+        decayed = self.end + (self.peak - self.end) * ops.power(left, self.power)
+        return ops.where(step < self.num_warmup_steps, warm, decayed)
+
+    def get_config(self):
+        names = ("peak", "num_train_steps", "num_warmup_steps", "end", "power")
+        return {name: getattr(self, name) for name in names}
+
+
+def correct_betas(beta_1, beta_2, packing_factor):
+    """The packing correction: beta := beta^p (Section 3.3; the theorem is in Section D).
+
+    One step on p sequences per pack then moves momentum and velocity as far as p steps on one each.
+
+        beta_1 = 0.81, p = 2   ->   0.6561
+
+    Args:
+        packing_factor: p, mean sequences per pack, at least 1.
+    """
+    return beta_1**packing_factor, beta_2**packing_factor
+
+
+def build_optimizer(config, packing_factor=1.0):
+    """The optimizer of a `TrainConfig`; `packing_factor` is used with `--packing_correction=betas`."""
+    beta_1, beta_2 = config.beta_1, config.beta_2
+    if config.packing_correction == "betas":
+        beta_1, beta_2 = correct_betas(beta_1, beta_2, packing_factor)
+    schedule = WarmupPolynomialDecay(
+        config.learning_rate,
+        config.num_train_steps,
+        config.num_warmup_steps,
+        config.end_learning_rate,
+        config.decay_power,
+    )
+    return Lamb(
+        schedule,
+        beta_1=beta_1,
+        beta_2=beta_2,
+        epsilon=config.epsilon,
+        weight_decay_rate=config.weight_decay,
+        exclude_from_weight_decay=EXCLUDED_FROM_DECAY,
+        global_clipnorm=config.max_grad_norm or None,
+    )
+
+
+def _matches(patterns, variable):
+    return any(re.search(pattern, variable.path) for pattern in patterns)
+
+
+def _norm(tensor):
+    return ops.sqrt(ops.sum(ops.square(tensor)))

@@ -1,0 +1,5 @@
+"""Quiet TensorFlow before any test imports it."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

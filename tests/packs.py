@@ -1,0 +1,88 @@
+"""Small batches for tests: the same sequences packed and unpacked, built by a plain loop.
+
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
+"""
+
+import dataclasses
+
+import numpy as np
+
+VOCAB_SIZE = 31
+
+
+@dataclasses.dataclass
+class Sequence:
+    """One BERT input: equally long `tokens` and `token_types`, predictions, and the next-sentence label."""
+
+    tokens: list
+    token_types: list
+    prediction_positions: list
+    prediction_ids: list
+    nsp_label: int
+
+
+def random_sequence(rng, length, num_predictions=None):
+    """A sequence of random tokens with random predictions (1 to length // 3 unless given)."""
+    if num_predictions is None:
+        num_predictions = int(rng.integers(1, max(2, length // 3)))
+    split = int(rng.integers(1, length)) if length > 1 else 1
+    return Sequence(
+        tokens=rng.integers(1, VOCAB_SIZE, length).tolist(),
+        token_types=[0] * split + [1] * (length - split),
+        prediction_positions=sorted(rng.permutation(length)[:num_predictions].tolist()),
+        prediction_ids=rng.integers(1, VOCAB_SIZE, num_predictions).tolist(),
+        nsp_label=int(rng.integers(2)),
+    )
+
+
+def batch_of(packs, max_seq_length, num_slots, num_predictions):
+    """The batch dict of a list of packs, each a list of `Sequence`."""
+    num_packs = len(packs)
+    batch = {
+        "token_ids": np.zeros((num_packs, max_seq_length), np.int32),
+        "sequence_ids": np.zeros((num_packs, max_seq_length), np.int32),
+        "token_type_ids": np.zeros((num_packs, max_seq_length), np.int32),
+        "position_ids": np.zeros((num_packs, max_seq_length), np.int32),
+        "prediction_positions": np.zeros((num_packs, num_predictions), np.int32),
+        "prediction_ids": np.zeros((num_packs, num_predictions), np.int32),
+        "prediction_sequences": np.zeros((num_packs, num_predictions), np.float32),
+        "cls_positions": np.zeros((num_packs, num_slots), np.int32),
+        "nsp_labels": np.zeros((num_packs, num_slots), np.int32),
+        "nsp_weights": np.zeros((num_packs, num_slots), np.float32),
+    }
+    for row, pack in enumerate(packs):
+        start = used = 0
+        for slot, sequence in enumerate(pack):
+            for offset, (token, token_type) in enumerate(
+                zip(sequence.tokens, sequence.token_types, strict=True)
+            ):
+                batch["token_ids"][row, start + offset] = token
+                batch["sequence_ids"][row, start + offset] = slot + 1
+                batch["token_type_ids"][row, start + offset] = token_type
+                batch["position_ids"][row, start + offset] = offset
+            for position, label in zip(sequence.prediction_positions, sequence.prediction_ids, strict=True):
+                batch["prediction_positions"][row, used] = start + position
+                batch["prediction_ids"][row, used] = label
+                batch["prediction_sequences"][row, used] = slot + 1
+                used += 1
+            batch["cls_positions"][row, slot] = start
+            batch["nsp_labels"][row, slot] = sequence.nsp_label
+            batch["nsp_weights"][row, slot] = 1
+            start += len(sequence.tokens)
+    return batch
+
+
+def packed_and_unpacked(seed=0, max_seq_length=24):
+    """Two batches of the same sequences: five packs that hold 4, 3, 1, 2 and 1, and eleven packs of one.
+
+    One sequence has no prediction, one pack is full, the others end in padding.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = [[3, 9, 4, 8], [5, 6, 10], [20], [2, 17], [1]]
+    packs = [[random_sequence(rng, length) for length in pack] for pack in lengths]
+    packs[1][0] = random_sequence(rng, 5, num_predictions=0)
+    sequences = [[sequence] for pack in packs for sequence in pack]
+    assert sum(len(pack) > 1 for pack in packs) == 3
+    packed = batch_of(packs, max_seq_length, num_slots=4, num_predictions=12)
+    unpacked = batch_of(sequences, max_seq_length, num_slots=1, num_predictions=8)
+    return packed, unpacked
