@@ -187,6 +187,11 @@ def feature_lengths(record, path, number, names):
     return lengths
 
 
+def feature_names(record, path, number):
+    """Names of all features of one record: set of str; raises as `feature_lengths`."""
+    return set(_features(record, path, number))
+
+
 def first_record(path):
     """The first record of a file, `bytes`; raises as `read_batches`."""
     return next(iter(read_batches(path, batch_size=1))).numpy()[0]
@@ -208,7 +213,7 @@ def read_pack_spec(files):
     specs = {}
     for path in files:
         record = first_record(path)
-        names = _features(record, path, 1)
+        names = feature_names(record, path, 1)
         if schema.POSITION_IDS not in names and all(name in names for name in schema.UNPACKED_LENGTHS):
             folder = os.path.join(os.path.dirname(path) or ".", "packed")
             raise InputError(
@@ -283,28 +288,9 @@ def _describe_damage(path):
             num_good += 1
     except tf.errors.DataLossError:
         pass  # expected: the point is how many came before it
-    if num_good == 0 and not _has_sound_start(path):
-        return f"{path} is not a TFRecord file."
+    if num_good == 0:
+        return f"{path} is not a TFRecord file, or its record 1 is truncated or corrupt."
     return f"{path}, record {num_good + 1}: the record is truncated or corrupt."
-
-
-def _has_sound_start(path):
-    """Whether the file's first record announces its length with the checksum that belongs to it."""
-    # A cut-off or altered first record still has this; a text or a compressed file has not.
-    with open(path, "rb") as file:
-        header = file.read(12)
-    return len(header) == 12 and _masked_crc32c(header[:8]) == int.from_bytes(header[8:], "little")
-
-
-def _masked_crc32c(content):
-    """TFRecord's checksum: CRC-32C (Castagnoli), rotated and shifted so it may be stored in data."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _encode_feature(name, values):
