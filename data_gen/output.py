@@ -26,7 +26,9 @@ class OutputDir:
 
     def write_manifest(self, content):
         """Write `manifest.json`, which becomes visible after all other files."""
-        self._folder.joinpath(MANIFEST_NAME).write_text(json.dumps(content, indent=1) + "\n")
+        # a line per key: indentation would give every number of a histogram its own
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+        self._folder.joinpath(MANIFEST_NAME).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 @contextlib.contextmanager

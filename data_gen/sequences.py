@@ -134,36 +134,6 @@ def take(sequences, indices):
     )
 
 
-def truncate(sequences, max_seq_length):
-    """Shorten sequences over `max_seq_length`: keep the first tokens, and the last one as the closing [SEP].
-
-        2 7 4 6 9 3  with 4   ->   2 7 4 3
-
-    The predictions of dropped tokens are dropped. Where sentence A alone fills the length, nothing is left
-    of sentence B but its [SEP].
-
-    Returns:
-        `Sequences`; those that fit are unchanged.
-    """
-    lengths = sequences.lengths
-    token_position = range_indices(np.zeros(len(sequences), np.int64), lengths)
-    from_end = np.repeat(lengths, lengths) - token_position
-    keep_token = (token_position < max_seq_length - 1) | (from_end == 1)
-    position = sequences.prediction_positions
-    last = np.repeat(lengths, sequences.num_predictions) - 1
-    keep_prediction = (position < max_seq_length - 1) | (position == last)
-    return dataclasses.replace(
-        sequences,
-        tokens=sequences.tokens[keep_token],
-        token_type_ids=sequences.token_type_ids[keep_token],
-        offsets=to_offsets(np.minimum(lengths, max_seq_length)),
-        # the last token moves to the last place that is left
-        prediction_positions=np.minimum(position, max_seq_length - 1)[keep_prediction],
-        prediction_ids=sequences.prediction_ids[keep_prediction],
-        prediction_offsets=_kept_offsets(keep_prediction, sequences.prediction_offsets),
-    )
-
-
 def range_indices(starts, lengths):
     """The indices of many ranges, one after the other.
 
@@ -185,8 +155,3 @@ def to_offsets(lengths):
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def _kept_offsets(keep, offsets):
-    """Offsets after the entries where `keep` is False are gone."""
-    return to_offsets(keep)[offsets]

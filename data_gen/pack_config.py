@@ -1,0 +1,43 @@
+"""What packing can be told: the settings of `pack_tfrecords.py`."""
+
+import dataclasses
+
+from data_gen.overlong import OVERLONG_CHOICES
+from data_gen.packing.algorithms import ALGORITHM_NAMES
+from data_gen.settings import InputError, check_settings, parse_depth, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class PackConfig:
+    """Settings of one packing run; checks itself, raises `InputError`."""
+
+    input_file: str = setting(
+        "",
+        "unpacked TFRecords in google-research/bert's format: comma-separated paths or globs; "
+        "empty = the embedded sample corpus",
+    )
+    output_dir: str = setting(
+        "", "where the packs and manifest.json go; empty = sample_data/packed_LENGTH, for the sample corpus"
+    )
+    max_seq_length: int = setting(512, "tokens per pack", minimum=3)  # [CLS], a token, [SEP]
+    algorithm: str = setting("lpfhp", "packing algorithm", choices=ALGORITHM_NAMES)
+    max_sequences_per_pack: int | str = setting(
+        "max", "most sequences in a pack; 1 = unpacked, max = no limit", parse=parse_depth
+    )
+    max_predictions_per_pack: int = setting(
+        0, "masked-LM predictions a pack has room for; 0 = as many as the fullest pack needs", minimum=0
+    )
+    overlong: str = setting(
+        "error",
+        "what to do with sequences over max_seq_length; counted in the manifest",
+        choices=OVERLONG_CHOICES,
+    )
+    num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
+    seed: int = setting(12345, "seed of the assignment of sequences to packs", minimum=0)
+    overwrite: bool = setting(False, "replace the data files of an output directory that is in use")
+    json: str = setting("", "also write the printed table to this file, as JSON")
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.input_file and not self.output_dir:
+            raise InputError("`output_dir` must be given with --input_file. Received: ''.")

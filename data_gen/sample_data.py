@@ -1,0 +1,41 @@
+"""What packing without an input file packs: instances of the embedded sample corpus."""
+
+import dataclasses
+import os
+
+from data_gen.create_pretraining_data import CreateConfig, create
+from data_gen.output import read_manifest
+from data_gen.pack_files import pack
+
+SAMPLE_DIR = "sample_data"
+SPLITS = ("train", "eval")
+
+
+def pack_sample_corpus(config):
+    """Pack both splits of the sample corpus, whose instances are created where they are missing.
+
+    Instances are in `sample_data/instances_LENGTH`, packs in `train` and `eval` of the output directory,
+    which is `sample_data/packed_LENGTH` where the config names none.
+
+    Args:
+        config: `PackConfig` without an `input_file`.
+
+    Returns:
+        Dict from split to the manifest of its packs.
+
+    Raises:
+        InputError: an output directory is in use, or the corpus cannot be built.
+    """
+    instances = os.path.join(SAMPLE_DIR, f"instances_{config.max_seq_length}")
+    output_dir = config.output_dir or os.path.join(SAMPLE_DIR, f"packed_{config.max_seq_length}")
+    if read_manifest(instances) is None:  # the manifest comes last: with it, all instances are there
+        create(CreateConfig(output_dir=instances, max_seq_length=config.max_seq_length))
+    manifests = {}
+    for split in SPLITS:
+        split_config = dataclasses.replace(
+            config,
+            input_file=os.path.join(instances, f"{split}-*.tfrecord"),
+            output_dir=os.path.join(output_dir, split),
+        )
+        manifests[split] = pack(split_config)
+    return manifests

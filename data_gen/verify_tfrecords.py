@@ -1,0 +1,62 @@
+"""Command line: prove that packs hold every input sequence exactly once."""
+
+import dataclasses
+import sys
+
+from data_gen.command_line import print_table, run
+from data_gen.overlong import OVERLONG_CHOICES
+from data_gen.settings import InputError, check_settings, setting
+
+DESCRIPTION = """
+Proves that packs hold every sequence of their inputs exactly once: tokens, sentence A/B, mask positions
+and labels, next-sentence label. Exit status 0 if so; 1, with the first differences, if not or where a pack
+breaks the layout.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyConfig:
+    """Settings of one comparison; checks itself, raises `InputError`."""
+
+    input_file: str = setting("", "unpacked TFRecords: comma-separated paths or globs")
+    packed_file: str = setting("", "packs made of them: comma-separated paths or globs")
+    overlong: str = setting(
+        "manifest",
+        "what packing did with sequences longer than the packs; manifest = as the manifest.json beside "
+        "the packs says",
+        choices=("manifest", *OVERLONG_CHOICES),
+    )
+    json: str = setting("", "also write the printed table to this file, as JSON")
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in ("input_file", "packed_file"):
+            if not getattr(self, name):
+                raise InputError(f"`{name}` must be given. Received: ''.")
+
+
+def main(config):
+    """Compare, print the counts and the first differences; returns the exit status."""
+    from data_gen.input_files import find_files
+    from data_gen.verify_files import compare_files, find_overlong  # TensorFlow: not for --help
+
+    input_files = find_files(config.input_file, "input_file")
+    packed_files = find_files(config.packed_file, "packed_file")
+    overlong = find_overlong(packed_files) if config.overlong == "manifest" else config.overlong
+    result = compare_files(input_files, packed_files, overlong)
+    verdict = "malformed packs" if result.malformed else "equal" if result.is_equal else "different"
+    row = {
+        "result": verdict,
+        "input sequences": result.num_input_sequences,
+        "packed sequences": result.num_packed_sequences,
+        "missing": result.num_missing,
+        "unexpected": result.num_unexpected,
+    }
+    print_table([row], config.json)
+    for difference in result.differences:
+        print(difference)
+    return 0 if result.is_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, VerifyConfig, DESCRIPTION))
