@@ -47,9 +47,10 @@ def read_documents(paths):
 def split_sentences(paragraph, language="en"):
     """Split one paragraph into sentences.
 
-    A fragment without a letter, such as the marker of a numbered list, joins the sentence that follows it:
+    A fragment without a letter, such as the marker of a numbered list, joins the sentence that follows it,
+    and a name with a full stop stays whole:
 
-        "1. Open it. 2. Read it."  ->  ["1. Open it.", "2. Read it."]
+        "1. Open a.B first. 2. Read it."  ->  ["1. Open a.B first.", "2. Read it."]
 
     Args:
         paragraph: Text; line breaks count as spaces.
@@ -58,15 +59,16 @@ def split_sentences(paragraph, language="en"):
     Returns:
         List of str, stripped, none empty; every non-space character of the paragraph is in one of them.
     """
-    sentences, marker = [], ""
-    for sentence in sentencex.segment(language, " ".join(paragraph.split())):
-        sentence = f"{marker} {sentence}".strip()
-        marker = ""
-        if any(character.isalpha() for character in sentence):
+    sentences, held = [], ""
+    for part in sentencex.segment(language, " ".join(paragraph.split())):
+        held += part
+        sentence = held.strip()
+        # A full stop with no space after it is within a name: tf.Tensor, 3.5, example.org
+        is_within_name = part.endswith(".")
+        if any(character.isalpha() for character in sentence) and not is_within_name:
             sentences.append(sentence)
-        else:
-            marker = sentence
-    return [*sentences, marker] if marker else sentences
+            held = ""
+    return [*sentences, held.strip()] if held.strip() else sentences
 
 
 def _is_json(path):

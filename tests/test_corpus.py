@@ -56,10 +56,10 @@ def test_splitting_loses_no_character():
         assert all(sentence == sentence.strip() != "" for sentence in sentences)
 
 
-def test_abbreviations_and_list_markers_do_not_end_sentences():
-    text = "1. Dr. Smith paid 3.5 dollars, e.g. in cash. 2. He left at once."
+def test_abbreviations_names_and_list_markers_do_not_end_sentences():
+    text = "1. Dr. Smith paid 3.5 dollars, e.g. in cash for tf.Tensor. 2. He left at once."
     assert corpus.split_sentences(text) == [
-        "1. Dr. Smith paid 3.5 dollars, e.g. in cash.",
+        "1. Dr. Smith paid 3.5 dollars, e.g. in cash for tf.Tensor.",
         "2. He left at once.",
     ]
 
