@@ -16,6 +16,7 @@ from data_gen.input_files import find_files as find_files
 from data_gen.settings import InputError
 
 READ_BATCH = 1024  # records; a batch of S=512 decodes to about 20 MB
+FRAME_BYTES = 16  # around each record: its length (8), and two checksums (4 each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,18 +48,22 @@ def read_batches(path, batch_size=READ_BATCH):
         OSError: it cannot be opened.
     """
     path = os.fspath(path)
-    with open(path, "rb"):  # TensorFlow's own error for a missing file is no OSError
-        pass
-    num_records = 0
+    with open(path, "rb") as file:  # TensorFlow's own error for a missing file is no OSError
+        size = os.fstat(file.fileno()).st_size
+    if size == 0:
+        raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
+    num_records, num_bytes = 0, 0
     dataset = tf.data.TFRecordDataset(path).batch(batch_size)
     try:
         for batch in dataset:
             num_records += len(batch)
+            num_bytes += FRAME_BYTES * len(batch) + int(tf.reduce_sum(tf.strings.length(batch)))
             yield batch
     except tf.errors.DataLossError as error:
         raise InputError(_describe_damage(path)) from error
-    if num_records == 0:
-        raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
+    if num_bytes != size:
+        # TensorFlow takes a file that ends within a record's header for a complete one
+        raise InputError(_damage(path, num_records))
 
 
 def read_records(path):
@@ -146,11 +151,12 @@ def parse_examples(batch, lengths, path, first_record):
     }
     try:
         columns = tf.io.parse_example(batch, wanted)
-    except tf.errors.InvalidArgumentError as error:
-        # TensorFlow's message has no record number that holds beyond the batch
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        # TensorFlow's message has no record number that holds beyond the batch, and it quotes the record:
+        # where that is no text, Python cannot even show it
         for number, record in enumerate(batch.numpy(), first_record):
             _check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
-        raise InputError(f"{path}: {error.message}") from error
+        raise InputError(f"{path}: {error}") from error
     arrays = {name: column.numpy() for name, column in columns.items()}
     empty = {name: np.zeros((len(batch), 0), schema.dtype(name)) for name in lengths if name not in arrays}
     return {**arrays, **empty}
@@ -288,6 +294,10 @@ def _describe_damage(path):
             num_good += 1
     except tf.errors.DataLossError:
         pass  # expected: the point is how many came before it
+    return _damage(path, num_good)
+
+
+def _damage(path, num_good):
     if num_good == 0:
         return f"{path} is not a TFRecord file, or its record 1 is truncated or corrupt."
     return f"{path}, record {num_good + 1}: the record is truncated or corrupt."

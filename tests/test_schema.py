@@ -1,0 +1,33 @@
+"""The packed record is what the design page says, and readers of either format find their features."""
+
+import numpy as np
+import pytest
+
+from data_gen import schema
+
+
+def test_every_packed_feature_has_a_shape_and_a_dtype():
+    spec = schema.PackSpec(max_seq_length=8, max_sequences_per_pack=3, max_predictions_per_pack=5)
+    shapes = {name: spec.shape(name) for name in schema.PACKED_LENGTHS}
+    assert {shape for shape in shapes.values()} == {(8,), (3,), (5,)}
+    assert shapes["input_ids"] == (8,) and shapes["masked_lm_ids"] == (5,)
+    assert shapes["next_sentence_weights"] == (3,)
+    assert all(np.dtype(schema.dtype(name)) in (np.int64, np.float32) for name in schema.PACKED_LENGTHS)
+    assert schema.dtype("masked_lm_weights") == schema.dtype("next_sentence_weights") == "float32"
+
+
+def test_unpacked_features_are_those_of_google_research_bert():
+    assert sorted(schema.UNPACKED_LENGTHS) == [
+        "input_ids",
+        "input_mask",
+        "masked_lm_ids",
+        "masked_lm_positions",
+        "masked_lm_weights",
+        "next_sentence_labels",
+        "segment_ids",
+    ]
+
+
+@pytest.mark.parametrize(("length", "predictions"), [(128, 20), (384, 56), (512, 76), (64, 10), (100, 15)])
+def test_default_predictions(length, predictions):
+    assert schema.default_predictions(length) == predictions

@@ -1,0 +1,92 @@
+"""Small unpacked records for tests, and plain loops that say what they and their packs hold."""
+
+import numpy as np
+
+from data_gen import records, schema
+from data_gen.read_unpacked import read_unpacked
+from data_gen.sequences import concatenate
+
+
+def make_features(lengths, max_seq_length, seed=0, num_slots=4, vocab_size=300):
+    """Features of unpacked records with random content; dict of arrays `[n, ...]`.
+
+    Sequence i has 0 to num_slots predictions, fewer where it is short.
+    """
+    rng = np.random.default_rng(seed)
+    shape = {"S": max_seq_length, "P": num_slots, 1: 1}
+    features = {
+        name: np.zeros((len(lengths), shape[kind]), schema.dtype(name))
+        for name, kind in schema.UNPACKED_LENGTHS.items()
+    }
+    for row, length in enumerate(lengths):
+        features[schema.INPUT_IDS][row, :length] = rng.integers(1, vocab_size, length)
+        features[schema.INPUT_MASK][row, :length] = 1
+        features[schema.SEGMENT_IDS][row, length // 2 : length] = 1
+        count = rng.integers(0, min(num_slots, length) + 1)
+        features[schema.MASKED_LM_POSITIONS][row, :count] = np.sort(rng.choice(length, count, replace=False))
+        features[schema.MASKED_LM_IDS][row, :count] = rng.integers(1, vocab_size, count)
+        features[schema.MASKED_LM_WEIGHTS][row, :count] = 1
+        features[schema.NEXT_SENTENCE_LABELS][row] = rng.integers(0, 2)
+    return features
+
+
+def write_features(path, features):
+    """Write features as one TFRecord file; returns the path as text."""
+    records.write_records(path, records.serialize_examples(features))
+    return str(path)
+
+
+def load(path):
+    """All sequences of one unpacked file."""
+    return concatenate(list(read_unpacked(path)))
+
+
+def list_unpacked(features):
+    """The sequences of unpacked features, each as a tuple that a test can compare and sort."""
+    found = []
+    for row in range(len(features[schema.INPUT_IDS])):
+        length = int(features[schema.INPUT_MASK][row].sum())
+        predictions = [
+            (
+                int(features[schema.MASKED_LM_POSITIONS][row, slot]),
+                int(features[schema.MASKED_LM_IDS][row, slot]),
+            )
+            for slot in range(features[schema.MASKED_LM_IDS].shape[1])
+            if features[schema.MASKED_LM_WEIGHTS][row, slot]
+        ]
+        found.append(
+            (
+                tuple(features[schema.INPUT_IDS][row, :length].tolist()),
+                tuple(features[schema.SEGMENT_IDS][row, :length].tolist()),
+                tuple(predictions),
+                int(features[schema.NEXT_SENTENCE_LABELS][row, 0]),
+            )
+        )
+    return found
+
+
+def list_packed(features):
+    """The sequences of packed features, pack after pack, by a loop over tokens: as `list_unpacked`."""
+    found = []
+    for row in range(len(features[schema.INPUT_IDS])):
+        for sequence in range(1, int(features[schema.INPUT_MASK][row].max()) + 1):
+            places = [s for s, owner in enumerate(features[schema.INPUT_MASK][row]) if owner == sequence]
+            predictions = [
+                (int(position) - places[0], int(label))
+                for position, label, weight in zip(
+                    features[schema.MASKED_LM_POSITIONS][row],
+                    features[schema.MASKED_LM_IDS][row],
+                    features[schema.MASKED_LM_WEIGHTS][row],
+                    strict=True,
+                )
+                if weight == sequence
+            ]
+            found.append(
+                (
+                    tuple(int(features[schema.INPUT_IDS][row, s]) for s in places),
+                    tuple(int(features[schema.SEGMENT_IDS][row, s]) for s in places),
+                    tuple(predictions),
+                    int(features[schema.NEXT_SENTENCE_LABELS][row, sequence - 1]),
+                )
+            )
+    return found
