@@ -9,6 +9,8 @@ import json
 
 import numpy as np
 
+MAX_COUNT = 2**53  # up to here a count read from JSON as a float is the whole number that was meant
+
 
 def count_lengths(lengths, max_seq_length):
     """Count sequences of each length.
@@ -34,7 +36,8 @@ def check_histogram(histogram, max_seq_length=None):
     """Check that an array is a histogram, and return it as int64 `[S]`.
 
     Raises:
-        ValueError: it is not one-dimensional, not of whole numbers, negative, or not of length S.
+        ValueError: it is not one-dimensional, not of whole numbers, negative, above 2**53 somewhere, or not
+            of length S.
     """
     counts = np.asarray(histogram)
     if counts.ndim != 1:
@@ -52,7 +55,32 @@ def check_histogram(histogram, max_seq_length=None):
             "`histogram` must not be negative. "
             f"Received: {counts.min()} sequences of length {int(np.argmin(counts)) + 1}."
         )
+    if counts.size and counts.max() > MAX_COUNT:
+        raise ValueError(
+            f"`histogram` must not count more than 2**53 sequences of a length. "
+            f"Received: {counts.max()} of length {int(np.argmax(counts)) + 1}."
+        )
     return counts.astype(np.int64)
+
+
+def check_arguments(histogram, max_seq_length, max_sequences_per_pack):
+    """Check what every algorithm is given.
+
+    Returns:
+        The histogram as int64 `[S]` and the depth as a whole number: "max" becomes S, which no pack exceeds.
+
+    Raises:
+        ValueError: naming the argument, the rule and the value.
+    """
+    if not isinstance(max_seq_length, int | np.integer) or max_seq_length < 1:
+        raise ValueError(f"`max_seq_length` must be a whole number from 1. Received: {max_seq_length!r}.")
+    depth = max_seq_length if max_sequences_per_pack == "max" else max_sequences_per_pack
+    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
+        raise ValueError(
+            '`max_sequences_per_pack` must be a whole number of at least 1, or "max". '
+            f"Received: {max_sequences_per_pack!r}."
+        )
+    return check_histogram(histogram, max_seq_length), min(int(depth), int(max_seq_length))
 
 
 def load_histogram(path, max_seq_length):

@@ -6,7 +6,8 @@ times at once (Packing: Towards 2x NLP BERT Acceleration, Section G and Listing 
     lengths 5, 4, 4, 3   ->   5 3 | 4 4
 """
 
-from data_gen.packing.plan import check_arguments, make_plan
+from data_gen.packing.histogram import check_arguments
+from data_gen.packing.plan import make_plan
 from data_gen.packing.spfhp import OpenPacks, descending
 
 

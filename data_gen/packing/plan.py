@@ -6,11 +6,13 @@ is used. With S = 8, the plan `{(3, 5): 2, (2, 2, 4): 1}` places two sequences o
 """
 
 import dataclasses
+import functools
 from collections import Counter
 
 import numpy as np
 
-from data_gen.packing.histogram import check_histogram
+from data_gen.packing.bounds import Certificate, certify
+from data_gen.packing.histogram import check_arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,9 @@ class PackingPlan:
         max_sequences_per_pack: The depth asked for, or "max" where there was no limit.
         strategies: Dict from strategy (ascending tuple of lengths) to its number of packs, at least 1.
         notes: What a reader must know (a repair, a fallback), each in one sentence.
+        dual_values: `[S]`, a whole number for each length, that prove a lower bound (`bounds.dual_bound`);
+            empty where the algorithm computes none. They are kept, and not the bound that they prove, so
+            that whoever reads the plan can check it.
     """
 
     algorithm: str
@@ -30,6 +35,18 @@ class PackingPlan:
     max_sequences_per_pack: int | str
     strategies: dict[tuple[int, ...], int]
     notes: tuple[str, ...] = ()
+    dual_values: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def certificate(self) -> Certificate:
+        """How far the plan can be from the fewest packs possible, proven; computed at first use."""
+        return certify(
+            self.num_packs,
+            self.histogram(),
+            self.max_seq_length,
+            self.max_sequences_per_pack,
+            self.dual_values,
+        )
 
     @property
     def num_packs(self):
@@ -83,11 +100,16 @@ class PackingPlan:
             "max_sequences_per_pack": self.max_sequences_per_pack,
             "strategies": [[list(strategy), count] for strategy, count in self.strategies.items()],
             "notes": list(self.notes),
+            "dual_values": list(self.dual_values),
+            "certificate": dataclasses.asdict(self.certificate),
         }
 
 
-def make_plan(algorithm, max_seq_length, max_sequences_per_pack, packs, notes=()):
+def make_plan(algorithm, max_seq_length, max_sequences_per_pack, packs, notes=(), dual_values=()):
     """Build a plan from `(lengths, count)` pairs.
+
+    A pack without any sequence is dropped, like a count of 0. The papers count strategies as their listings
+    list them, equal ones not added up; SPFHP and LPFHP make no equal ones, so the two numbers agree.
 
     Args:
         packs: Iterable of `(lengths in any order, count)`; equal packs are added up, counts of 0 dropped.
@@ -97,14 +119,16 @@ def make_plan(algorithm, max_seq_length, max_sequences_per_pack, packs, notes=()
     """
     total = Counter()
     for lengths, count in packs:
-        if count:
+        if count and lengths:
             total[tuple(sorted(int(length) for length in lengths))] += int(count)
     strategies = dict(sorted(total.items()))
-    return PackingPlan(algorithm, max_seq_length, max_sequences_per_pack, strategies, tuple(notes))
+    return PackingPlan(
+        algorithm, max_seq_length, max_sequences_per_pack, strategies, tuple(notes), tuple(dual_values)
+    )
 
 
 def from_json(content):
-    """The plan that `PackingPlan.to_json` wrote."""
+    """The plan that `PackingPlan.to_json` wrote; its certificate is computed anew, not believed."""
     strategies = {tuple(strategy): count for strategy, count in content["strategies"]}
     return PackingPlan(
         content["algorithm"],
@@ -112,27 +136,8 @@ def from_json(content):
         content["max_sequences_per_pack"],
         strategies,
         tuple(content["notes"]),
+        tuple(content.get("dual_values", ())),
     )
-
-
-def check_arguments(histogram, max_seq_length, max_sequences_per_pack):
-    """Check what every algorithm is given.
-
-    Returns:
-        The histogram as int64 `[S]` and the depth as a whole number: "max" becomes S, which no pack exceeds.
-
-    Raises:
-        ValueError: naming the argument, the rule and the value.
-    """
-    if not isinstance(max_seq_length, int | np.integer) or max_seq_length < 1:
-        raise ValueError(f"`max_seq_length` must be a whole number from 1. Received: {max_seq_length!r}.")
-    depth = max_seq_length if max_sequences_per_pack == "max" else max_sequences_per_pack
-    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
-        raise ValueError(
-            '`max_sequences_per_pack` must be a whole number of at least 1, or "max". '
-            f"Received: {max_sequences_per_pack!r}."
-        )
-    return check_histogram(histogram, max_seq_length), min(int(depth), int(max_seq_length))
 
 
 def validate_plan(plan, histogram):

@@ -9,7 +9,8 @@ Acceleration, Listing 4). With S = 8 and one sequence each of length 5, 4, 3, 2:
     2    ->  5 2 | 4 3
 """
 
-from data_gen.packing.plan import check_arguments, make_plan
+from data_gen.packing.histogram import check_arguments
+from data_gen.packing.plan import make_plan
 
 
 def pack_spfhp(histogram, max_seq_length, max_sequences_per_pack):
