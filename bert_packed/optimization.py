@@ -153,20 +153,24 @@ def correct_betas(beta_1, beta_2, packing_factor):
     return beta_1**packing_factor, beta_2**packing_factor
 
 
-def build_optimizer(config, packing_factor=1.0):
-    """The optimizer of a `TrainConfig`; `packing_factor` is used with `--packing_correction=betas`."""
-    beta_1, beta_2 = config.beta_1, config.beta_2
-    if config.packing_correction == "betas":
-        beta_1, beta_2 = correct_betas(beta_1, beta_2, packing_factor)
-    schedule = WarmupPolynomialDecay(
+def build_schedule(config):
+    """The learning-rate schedule of a `TrainConfig`."""
+    return WarmupPolynomialDecay(
         config.learning_rate,
         config.num_train_steps,
         config.num_warmup_steps,
         config.end_learning_rate,
         config.decay_power,
     )
+
+
+def build_optimizer(config, packing_factor=1.0):
+    """The optimizer of a `TrainConfig`; `packing_factor` is used with `--packing_correction=betas`."""
+    beta_1, beta_2 = config.beta_1, config.beta_2
+    if config.packing_correction == "betas":
+        beta_1, beta_2 = correct_betas(beta_1, beta_2, packing_factor)
     return Lamb(
-        schedule,
+        build_schedule(config),
         beta_1=beta_1,
         beta_2=beta_2,
         epsilon=config.epsilon,

@@ -21,7 +21,7 @@ PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.Argume
 STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 # One line per mistake: TensorFlow's start-up chatter would bury it. A user's own value wins.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def run(main, config_class, description, argv=None):

@@ -7,6 +7,9 @@ import dataclasses
 
 import numpy as np
 
+from bert_packed.input_pipeline import BATCH_NAMES
+from data_gen import records
+
 VOCAB_SIZE = 31
 
 
@@ -86,3 +89,21 @@ def packed_and_unpacked(seed=0, max_seq_length=24):
     packed = batch_of(packs, max_seq_length, num_slots=4, num_predictions=12)
     unpacked = batch_of(sequences, max_seq_length, num_slots=1, num_predictions=8)
     return packed, unpacked
+
+
+def random_packs(rng, num_packs, max_seq_length, max_sequences=4):
+    """Packs of one to four random sequences that fit `max_seq_length`."""
+    packs = []
+    for _ in range(num_packs):
+        lengths = rng.integers(
+            3, max_seq_length // max_sequences + 1, int(rng.integers(1, max_sequences + 1))
+        )
+        packs.append([random_sequence(rng, int(length)) for length in lengths])
+    return packs
+
+
+def write_packs(path, packs, max_seq_length, num_slots=4, num_predictions=12):
+    """Write packs as a packed TFRecord file, in the layout of `schema.py`."""
+    batch = batch_of(packs, max_seq_length, num_slots, num_predictions)
+    features = {name: batch[ours] for name, ours in BATCH_NAMES.items()}
+    return records.write_records(path, records.serialize_examples(features))

@@ -52,10 +52,16 @@ class TensorFlowEngine:
         """Normalised gradients and sums of a batch, one per trainable variable; not compiled."""
         return self._accumulate(batch, training)
 
-    def variables(self):
-        """Everything a resumed run needs, by name: weights, dropout state, optimizer state."""
-        owned = [*self.model.variables, *(self.optimizer.variables if self.optimizer else [])]
-        return {variable.path: variable for variable in owned}
+    def weights(self):
+        """The model's weights by path below the model: dict of Keras variables."""
+        return {_below(self.model, weight): weight for weight in self.model.weights}
+
+    def training_state(self):
+        """What a resumed run needs besides weights, by path: optimizer and dropout seeds."""
+        weights = {id(weight) for weight in self.model.weights}
+        others = [variable for variable in self.model.variables if id(variable) not in weights]
+        state = {_below(self.model, variable): variable for variable in others}
+        return {**state, **{variable.path: variable for variable in self.optimizer.variables}}
 
     def _train_step(self, batch):
         gradients, sums = self._accumulate(batch, training=True)
@@ -104,3 +110,8 @@ class TensorFlowEngine:
         gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
         # Embedding look-ups give sparse gradients, which a loop cannot carry
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
+
+
+def _below(model, variable):
+    """A variable's path without the name of the model that owns it."""
+    return variable.path.removeprefix(model.name + "/")

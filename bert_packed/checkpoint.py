@@ -1,0 +1,161 @@
+"""Checkpoints that appear whole or not at all, and that any backend reads: safetensors and JSON.
+
+OUTPUT_DIR/checkpoint-200/
+    model.safetensors       weights, by the path of each variable
+    training.safetensors    optimizer and dropout state
+    bert_config.json        the model's shape
+    state.json              step and unfinished log interval
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from bert_packed.config import load_model_config
+from data_gen.settings import InputError
+
+WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
+    "model.safetensors",
+    "training.safetensors",
+    "bert_config.json",
+    "state.json",
+)
+NAME = re.compile(r"checkpoint-(\d+)")
+PARTIAL_SUFFIX = ".partial"
+
+
+def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
+    """Write a checkpoint and give it its name when every byte is on disk.
+
+    Args:
+        output_dir: Folder of the run.
+        step: Optimizer steps taken.
+        engine: Engine with `weights()` and `training_state()`, dicts from name to Keras variable.
+        model_config: `ModelConfig`.
+        state: JSON-able dict for the training loop.
+        keep: Number of newest checkpoints to keep; None keeps all.
+
+    Returns:
+        Path of the checkpoint.
+    """
+    final = Path(output_dir) / f"checkpoint-{step}"
+    partial = final.with_name(final.name + PARTIAL_SUFFIX)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(_to_numpy(engine.weights()), partial / WEIGHTS)
+    save_file(_to_numpy(engine.training_state()), partial / TRAINING)
+    (partial / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(model_config), indent=1) + "\n")
+    (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
+    for path in (*partial.iterdir(), partial):
+        _flush_to_disk(path)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    _flush_to_disk(final.parent)
+    if keep:
+        for old in list_checkpoints(output_dir)[:-keep]:
+            shutil.rmtree(old)
+    return final
+
+
+def list_checkpoints(output_dir):
+    """Complete checkpoints of a run, oldest first; what a killed save left behind is not among them."""
+    if not Path(output_dir).is_dir():
+        return []
+    found = [path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(NAME.fullmatch(path.name)[1]))
+
+
+def restore_checkpoint(path, engine):
+    """Put a run's checkpoint back into an engine.
+
+    Returns:
+        The dict of `state.json`: `step` and what was saved with it.
+
+    Raises:
+        InputError: a file is missing or damaged, or the tensors are another model's.
+    """
+    path = Path(path)
+    _assign(path / WEIGHTS, engine.weights())
+    _assign(path / TRAINING, engine.training_state())
+    return _read_json(path / STATE)
+
+
+def load_weights(path, engine, model_config):
+    """Start from the weights of another run: `--init_checkpoint`.
+
+    Args:
+        path: A checkpoint folder, or the output directory of a run, whose newest checkpoint is taken.
+        engine: Engine with `weights()`.
+        model_config: Config of the engine's model, for the message.
+
+    Returns:
+        Path of the checkpoint used.
+
+    Raises:
+        InputError: there is no checkpoint, or it is another model's (naming the first tensor that differs).
+    """
+    folder = Path(path)
+    if not (folder / WEIGHTS).is_file():
+        newest = list_checkpoints(folder)[-1:]
+        if not newest:
+            raise InputError(
+                f"`init_checkpoint` must be a folder with {WEIGHTS}, or hold such folders. Received: {path}."
+            )
+        folder = newest[0]
+    if (folder / MODEL_CONFIG).is_file():
+        theirs = load_model_config(str(folder / MODEL_CONFIG))
+        sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "hidden_act")
+        for name in sizes:
+            if getattr(theirs, name) != getattr(model_config, name):
+                raise InputError(
+                    f"{folder} holds another model: {name} must be {getattr(model_config, name)}. "
+                    f"Received: {getattr(theirs, name)}."
+                )
+    _assign(folder / WEIGHTS, engine.weights())
+    return folder
+
+
+def _assign(path, variables):
+    """Assign every tensor of a file to the variable of its name; both must match exactly."""
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise InputError(f"{path} must be a complete safetensors file. Received: {error}.") from error
+    missing = sorted(variables.keys() - tensors.keys()) + sorted(tensors.keys() - variables.keys())
+    if missing:
+        where = "the file" if missing[0] in variables else "the model"
+        raise InputError(f"{path} holds another model: {where} has no tensor {missing[0]}.")
+    for name, variable in variables.items():
+        if tuple(variable.shape) != tensors[name].shape:
+            raise InputError(
+                f"{path} holds another model: {name} must have shape {tuple(variable.shape)}. "
+                f"Received: {tensors[name].shape}."
+            )
+    for name, variable in variables.items():
+        variable.assign(tensors[name])
+
+
+def _read_json(path):
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError, FileNotFoundError) as error:
+        raise InputError(f"{path} must be complete JSON. Received: {error}.") from error
+
+
+def _to_numpy(variables):
+    return {name: np.ascontiguousarray(variable.numpy()) for name, variable in variables.items()}
+
+
+def _flush_to_disk(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,165 @@
+"""Packed TFRecords to batches of fixed shape: endless and resumable for training, complete for evaluation.
+
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from data_gen import records, schema
+from data_gen.settings import InputError
+
+# Names in a record -> names in model code; `segment_ids` means two things in the field, so it stops here
+BATCH_NAMES = {
+    schema.INPUT_IDS: "token_ids",
+    schema.INPUT_MASK: "sequence_ids",
+    schema.SEGMENT_IDS: "token_type_ids",
+    schema.POSITION_IDS: "position_ids",
+    schema.MASKED_LM_POSITIONS: "prediction_positions",
+    schema.MASKED_LM_IDS: "prediction_ids",
+    schema.MASKED_LM_WEIGHTS: "prediction_sequences",
+    schema.NEXT_SENTENCE_POSITIONS: "cls_positions",
+    schema.NEXT_SENTENCE_LABELS: "nsp_labels",
+    schema.NEXT_SENTENCE_WEIGHTS: "nsp_weights",
+}
+
+
+def train_batches(files, num_packs, spec, batch_size, seed, shuffle_buffer_size, first_step=0):
+    """Endless batches in an order that follows from the seed, from any step on.
+
+    Every epoch reads each pack once, files and packs shuffled anew; batches run across the end of an epoch,
+    so no pack is dropped.
+
+    Args:
+        files: Paths of packed TFRecord files.
+        num_packs: Packs in all files together.
+        spec: `schema.PackSpec` of the files.
+        batch_size: B.
+        seed: Whole number.
+        shuffle_buffer_size: Packs held in memory to shuffle; 1 for the order on disk.
+        first_step: Batches to leave out, as if they had been read before.
+
+    Returns:
+        `tf.data.Dataset` of (batch, sources), as `_decode` makes them.
+    """
+    epoch, num_read = divmod(first_step * batch_size, num_packs)
+
+    def read_epoch(number):
+        order = tf.range(len(files), dtype=tf.int64)
+        if shuffle_buffer_size == 1:
+            return _read_in_order(files, order)
+        order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number])
+        # One more than a multiple of any epoch number: seeds of different runs do not meet
+        shuffle_seed = number * 1_000_003 + seed
+        return _read_in_order(files, order).shuffle(
+            shuffle_buffer_size, seed=shuffle_seed, reshuffle_each_iteration=False
+        )
+
+    packs = tf.data.Dataset.range(epoch, tf.int64.max).flat_map(read_epoch).skip(num_read)
+    decode = functools.partial(_decode, spec=spec)
+    return packs.batch(batch_size, drop_remainder=True).map(decode, 2).prefetch(2)
+
+
+def eval_batches(files, spec, batch_size):
+    """Every pack once, in the order on disk; the last batch is filled with empty packs.
+
+    Args:
+        files, spec, batch_size: As in `train_batches`.
+
+    Returns:
+        `tf.data.Dataset` of (batch, sources), all batches of size B.
+    """
+    packs = _read_in_order(files, tf.range(len(files), dtype=tf.int64)).batch(batch_size)
+    decode = functools.partial(_decode, spec=spec)
+    return packs.map(decode, 2).map(functools.partial(_fill, batch_size=batch_size)).prefetch(2)
+
+
+def checked(dataset, files, spec, model_config) -> Iterator[dict]:
+    """Iterate over a dataset's batches, as NumPy arrays that are known to fit the model.
+
+    Args:
+        dataset: From `train_batches` or `eval_batches`.
+        files, spec: What it reads.
+        model_config: `ModelConfig`; its table sizes are the limits of ids.
+
+    Yields:
+        Dict of int32 and float32 arrays.
+
+    Raises:
+        InputError: a record is damaged, of another shape, or has an id that the model has no row for.
+    """
+    limits = {
+        "token_ids": ("vocab_size", model_config.vocab_size),
+        "prediction_ids": ("vocab_size", model_config.vocab_size),
+        "position_ids": ("max_position_embeddings", model_config.max_position_embeddings),
+        "token_type_ids": ("type_vocab_size", model_config.type_vocab_size),
+        "nsp_labels": ("the number of classes", 2),
+        "prediction_positions": ("max_seq_length", spec.max_seq_length),
+        "cls_positions": ("max_seq_length", spec.max_seq_length),
+    }
+    try:
+        for batch, sources in dataset.as_numpy_iterator():
+            for name, (limit_name, limit) in limits.items():
+                if batch[name].min() < 0 or batch[name].max() >= limit:
+                    _refuse(name, batch[name], limit_name, limit, sources, files)
+            yield batch
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+        _find_damage(files, spec)
+        raise
+
+
+def _read_in_order(files, order):
+    """Dataset of (serialized record, index of its file, number of the record, from 1)."""
+    paths = tf.constant(files)
+
+    def read_file(index):
+        numbered = tf.data.TFRecordDataset(paths[index]).enumerate(start=1)
+        return numbered.map(lambda number, record: (record, index, number))
+
+    return tf.data.Dataset.from_tensor_slices(order).flat_map(read_file)
+
+
+def _decode(serialized, file_indices, numbers, spec):
+    """One batch of serialized packs to a dict of int32 and float32 tensors `[B, ...]`, and their sources."""
+    features = {
+        name: tf.io.FixedLenFeature(spec.shape(name), schema.dtype(name)) for name in schema.PACKED_LENGTHS
+    }
+    batch = {
+        BATCH_NAMES[name]: tf.cast(values, tf.int32) if values.dtype == tf.int64 else values
+        for name, values in tf.io.parse_example(serialized, features).items()
+    }
+    return batch, (file_indices, numbers)
+
+
+def _fill(batch, sources, batch_size):
+    """Append empty packs (all zeros) until there are B."""
+    missing = batch_size - tf.shape(sources[0])[0]
+
+    def fill(values):
+        filled = tf.pad(values, [[0, missing]] + [[0, 0]] * (values.shape.rank - 1))
+        return tf.ensure_shape(filled, (batch_size, *values.shape[1:]))
+
+    return {name: fill(values) for name, values in batch.items()}, sources
+
+
+def _refuse(name, values, limit_name, limit, sources, files):
+    row = int(np.argmax(np.any((values < 0) | (values >= limit), axis=-1)))
+    wrong = values[row][(values[row] < 0) | (values[row] >= limit)][0]
+    feature = next(record_name for record_name, ours in BATCH_NAMES.items() if ours == name)
+    raise InputError(
+        f"{files[sources[0][row]]}, record {sources[1][row]}: every value of {feature} must be from 0 "
+        f"and below {limit_name}={limit}. Received: {wrong}."
+    )
+
+
+def _find_damage(files, spec):
+    """Read files one after the other and raise the `InputError` of the first damaged record, if any."""
+    lengths = {name: spec.shape(name)[0] for name in schema.PACKED_LENGTHS}
+    for path in files:
+        first = 1
+        for batch in records.read_batches(path):
+            records.parse_examples(batch, lengths, path, first)
+            first += len(batch)

@@ -1,0 +1,171 @@
+"""The outer loop on the host: data, progress, logs, evaluation, checkpoints and stopping.
+
+Model, optimizer, loss and data arrive as arguments; one call of the engine is one compiled step.
+"""
+
+import contextlib
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+from tqdm import tqdm
+
+from bert_packed.metrics import add_sums, means
+from data_gen.settings import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What the loop calls; each is a plain function.
+
+    Attributes:
+        batches: From a first step to an endless iterable of batches.
+        log: With a row of training figures.
+        evaluate: With a step; None for no evaluation.
+        save: With a step and the loop's own state.
+        learning_rate: From a step's index, from 0, to its rate.
+    """
+
+    batches: Callable[[int], Iterable]
+    log: Callable[[dict], None]
+    evaluate: Callable[[int], None] | None
+    save: Callable[[int, dict], None]
+    learning_rate: Callable[[int], float]
+
+
+class StopRequest:
+    """Notes SIGTERM and SIGINT while the loop runs; a second SIGINT interrupts at once."""
+
+    def __init__(self):
+        self.signal = None
+
+    @contextlib.contextmanager
+    def watching(self):
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number, _):
+        if number == signal.SIGINT and self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+@dataclasses.dataclass
+class LogInterval:
+    """Sums since the last row of the log.
+
+    Attributes:
+        sums: Sums of the interval's steps; saved with a checkpoint, so that the next row is the same.
+        seconds, num_sequences, num_tokens: Of the steps that this process timed.
+    """
+
+    sums: dict
+    seconds: float = 0.0
+    num_sequences: float = 0.0
+    num_tokens: float = 0.0
+
+    def add(self, sums, seconds):
+        """Add a step; `seconds` is None for the first of a process, which holds the compilation."""
+        self.sums = add_sums(self.sums, sums)
+        if seconds is not None:
+            self.seconds += seconds
+            self.num_sequences += sums["num_sequences"]
+            self.num_tokens += sums["num_tokens"]
+
+    def row(self, step, mlm_loss, learning_rate):
+        """The row of the log that ends the interval at `step`."""
+        timed = self.seconds > 0
+        return {
+            "step": step,
+            **means(self.sums, mlm_loss),
+            "learning_rate": learning_rate,
+            "sequences_per_second": self.num_sequences / self.seconds if timed else None,
+            "tokens_per_second": self.num_tokens / self.seconds if timed else None,
+        }
+
+
+def train(engine, config, hooks, first_step=0, state=None):
+    """Train from `first_step` to `config.num_train_steps`, or until asked to stop.
+
+    Args:
+        engine: Engine with `train_step(batch)`.
+        config: `TrainConfig`.
+        hooks: `Hooks`.
+        first_step: Steps taken before; the data continue there.
+        state: What `hooks.save` was given with that step; None at the start.
+
+    Returns:
+        The signal that stopped the run after a save, or None when it is complete.
+
+    Raises:
+        InputError: the loss is no longer a finite number.
+    """
+    interval = LogInterval(dict((state or {}).get("interval", {})))
+    is_first = True
+    stop = StopRequest()
+    with stop.watching(), _progress_bar(config, first_step) as bar:
+        batches = iter(hooks.batches(first_step)) if first_step < config.num_train_steps else iter(())
+        for step in range(first_step + 1, config.num_train_steps + 1):
+            start = time.perf_counter()
+            sums = {name: float(value) for name, value in engine.train_step(next(batches)).items()}
+            interval.add(sums, None if is_first else time.perf_counter() - start)
+            is_first = False
+            _check_finite(sums, step)
+            bar.update()
+            is_last = step == config.num_train_steps
+            if is_last or step % config.log_steps == 0:
+                row = interval.row(step, config.mlm_loss, hooks.learning_rate(step - 1))
+                hooks.log(row)
+                bar.set_postfix_str(_short(row))
+                interval = LogInterval({})
+            if hooks.evaluate and (is_last or (config.eval_steps and step % config.eval_steps == 0)):
+                hooks.evaluate(step)
+            if is_last or stop.signal or step % config.save_checkpoints_steps == 0:
+                hooks.save(step, {"interval": interval.sums})
+            if stop.signal and not is_last:
+                return stop.signal
+    return None
+
+
+def evaluate(engine, batches, max_batches=0):
+    """Sums over evaluation batches.
+
+    Args:
+        engine: Engine with `eval_step(batch)`.
+        batches: Iterable of batches.
+        max_batches: Stop after so many; 0 takes all.
+
+    Returns:
+        Dict of floats for `metrics.means`.
+    """
+    total = {}
+    for number, batch in enumerate(batches, 1):
+        total = add_sums(total, engine.eval_step(batch))
+        if number == max_batches:
+            break
+    return total
+
+
+def _check_finite(sums, step):
+    if not math.isfinite(sums["mlm_loss"] + sums["nsp_loss"]):
+        raise InputError(
+            f"the loss must stay finite; lower `learning_rate` or `max_grad_norm` and continue from the last "
+            f"checkpoint in a new `output_dir`. Received: {sums['mlm_loss']} (masked LM), {sums['nsp_loss']} "
+            f"(next sentence) at step {step}."
+        )
+
+
+def _progress_bar(config, first_step):
+    return tqdm(total=config.num_train_steps, initial=first_step, unit="step", disable=None, smoothing=0.1)
+
+
+def _short(row):
+    speed = row["sequences_per_second"]
+    rates = f" {speed:.1f} seq/s {row['tokens_per_second']:,.0f} tokens/s" if speed else ""
+    return f"loss {row['loss']:.3f} mlm {row['mlm_accuracy']:.3f} nsp {row['nsp_accuracy']:.3f}{rates}"
