@@ -8,7 +8,7 @@ from data_gen.output import read_manifest
 from data_gen.settings import InputError
 
 # Keys of a manifest that say which vocabulary the token ids belong to; packs inherit them.
-VOCABULARY_KEYS = ("vocab_size", "vocab_file", "vocab_sha256", "do_lower_case")
+VOCABULARY_KEYS = ("vocab_size", "vocab_sha256", "do_lower_case")
 
 
 def read_input_manifests(files):
@@ -32,10 +32,10 @@ def read_input_manifests(files):
         if manifest is None:
             continue
         found = {key: manifest[key] for key in VOCABULARY_KEYS if key in manifest}
-        if known_from is not None and _identity(found) != _identity(vocabulary):
+        if known_from is not None and found != vocabulary:
             raise InputError(
-                f"all inputs must have one vocabulary. Received: {known_from}: {_identity(vocabulary)}; "
-                f"{directory}: {_identity(found)}."
+                f"all inputs must have one vocabulary. Received: {known_from}: {vocabulary}; "
+                f"{directory}: {found}."
             )
         if known_from is None:
             vocabulary, known_from = found, directory
@@ -83,8 +83,3 @@ def _listed_files(manifest):
     """The file entries of a manifest, of packs or of splits."""
     groups = [manifest, *manifest.get("splits", {}).values()]
     return [entry for group in groups for entry in group.get("files", [])]
-
-
-def _identity(vocabulary):
-    """What makes two vocabularies the same; the path of the file does not."""
-    return {key: value for key, value in vocabulary.items() if key != "vocab_file"}

@@ -6,6 +6,9 @@ from data_gen.overlong import OVERLONG_CHOICES
 from data_gen.packing.algorithms import ALGORITHM_NAMES
 from data_gen.settings import InputError, check_settings, parse_depth, setting
 
+# What neither the packs nor their manifest depend on.
+NEUTRAL_SETTINGS = ("output_dir", "overwrite", "json")
+
 
 @dataclasses.dataclass(frozen=True)
 class PackConfig:
@@ -41,3 +44,8 @@ class PackConfig:
         check_settings(self)
         if self.input_file and not self.output_dir:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
+
+    def resolved(self):
+        """The settings that the result depends on, as a dict."""
+        settings = dataclasses.asdict(self)
+        return {name: value for name, value in settings.items() if name not in NEUTRAL_SETTINGS}

@@ -52,7 +52,7 @@ def pack(config):
         spec = _make_spec(config, plan, count_predictions(packs, sequences.num_predictions))
         manifest = {
             "kind": "packed",
-            "settings": dataclasses.asdict(config),
+            "settings": config.resolved(),
             "histogram": histograms.to_json(histogram),
             "plan": plan.to_json(),
             "num_sequences": plan.num_sequences,

@@ -3,12 +3,15 @@
 import dataclasses
 import os
 
-from data_gen.create_pretraining_data import CreateConfig, create
+from data_gen.create_config import CreateConfig
+from data_gen.create_files import create
 from data_gen.output import read_manifest
 from data_gen.pack_files import pack
 
 SAMPLE_DIR = "sample_data"
 SPLITS = ("train", "eval")
+EVAL_FRACTION = 0.05
+DUPE_FACTOR = 5  # not the usual 10: the bare command should take a minute, not two
 
 
 def pack_sample_corpus(config):
@@ -29,7 +32,14 @@ def pack_sample_corpus(config):
     instances = os.path.join(SAMPLE_DIR, f"instances_{config.max_seq_length}")
     output_dir = config.output_dir or os.path.join(SAMPLE_DIR, f"packed_{config.max_seq_length}")
     if read_manifest(instances) is None:  # the manifest comes last: with it, all instances are there
-        create(CreateConfig(output_dir=instances, max_seq_length=config.max_seq_length))
+        create(
+            CreateConfig(
+                output_dir=instances,
+                max_seq_length=config.max_seq_length,
+                eval_fraction=EVAL_FRACTION,
+                dupe_factor=DUPE_FACTOR,
+            )
+        )
     manifests = {}
     for split in SPLITS:
         split_config = dataclasses.replace(
