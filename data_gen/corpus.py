@@ -8,6 +8,7 @@ Two formats, each plain or gzipped (`.gz`):
 Sentences of JSON documents are found by `sentencex`, the rule-based splitter that Wikimedia maintains.
 """
 
+import dataclasses
 import gzip
 import json
 import zlib
@@ -42,6 +43,16 @@ def read_documents(paths):
             yield document
         if not num_documents:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextDocuments:
+    """The documents of text files, read anew each time they are iterated; see `read_documents`."""
+
+    paths: tuple[str, ...]
+
+    def __iter__(self):
+        return read_documents(self.paths)
 
 
 def split_sentences(paragraph, language="en"):

@@ -115,7 +115,7 @@ def encode_sentences(tokenizer, sentences):
     return [code.ids for code in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
 
 
-def train_vocab(sentences, vocab_size, do_lower_case):
+def train_vocab(documents, vocab_size, do_lower_case):
     """Train a WordPiece vocabulary. Equal text gives an equal vocabulary.
 
     `tokenizers` numbers the continuation characters (`##a`) in the order of a hash map and breaks ties of
@@ -123,7 +123,7 @@ def train_vocab(sentences, vocab_size, do_lower_case):
     characters as special tokens numbers them beforehand, in sorted order, and leaves no tie to chance.
 
     Args:
-        sentences: Iterable of str that can be iterated twice.
+        documents: Iterable of lists of sentences; it is iterated twice.
         vocab_size: Wanted number of WordPieces; a small text may give fewer.
         do_lower_case: As in `make_tokenizer`.
 
@@ -133,7 +133,7 @@ def train_vocab(sentences, vocab_size, do_lower_case):
     Raises:
         InputError: `vocab_size` does not even hold the characters of the text.
     """
-    alphabet, continuations = _find_alphabet(sentences, do_lower_case)
+    alphabet, continuations = _find_alphabet(documents, do_lower_case)
     fixed = [*SPECIAL_TOKENS, *(CONTINUATION + character for character in continuations)]
     minimum = len(fixed) + len(alphabet)
     if vocab_size < minimum:
@@ -152,17 +152,18 @@ def train_vocab(sentences, vocab_size, do_lower_case):
         continuing_subword_prefix=CONTINUATION,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sentences, trainer)
+    tokenizer.train_from_iterator(documents, trainer)
     ids = tokenizer.get_vocab(with_added_tokens=False)
     return Vocabulary(tuple(sorted(ids, key=ids.get)))
 
 
-def _find_alphabet(sentences, do_lower_case):
+def _find_alphabet(documents, do_lower_case):
     """The most frequent characters of the words, sorted, and those among them that continue a word."""
     normalizer, pre_tokenizer = _normalizer(do_lower_case), BertPreTokenizer()
     words = Counter()
-    for sentence in sentences:
-        words.update(sentence.split())
+    for document in documents:
+        for sentence in document:
+            words.update(sentence.split())
     counts, continuing = Counter(), set()
     for text, count in words.items():
         for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)):

@@ -70,9 +70,9 @@ def make_sentences(seed=0, num_sentences=200):
 
 def test_training_is_reproducible():
     sentences = make_sentences()
-    first = tokenization.train_vocab(sentences, 300, True)
+    first = tokenization.train_vocab([sentences], 300, True)
     for _ in range(4):
-        assert tokenization.train_vocab(sentences, 300, True) == first
+        assert tokenization.train_vocab([sentences], 300, True) == first
     assert list(first.tokens[:5]) == SPECIAL
     assert len(first) == len(set(first.tokens)) == 300
     assert "[UNK]" not in to_tokens(first, " ".join(sentences))
@@ -80,14 +80,14 @@ def test_training_is_reproducible():
 
 
 def test_training_uses_whole_words_where_the_text_repeats_them():
-    vocabulary = tokenization.train_vocab(["The cat sat on the mat with the cat."] * 5, 100, True)
+    vocabulary = tokenization.train_vocab([["The cat sat on the mat with the cat."]] * 5, 100, True)
     assert to_tokens(vocabulary, "The cat") == ["the", "cat"]
     assert len(vocabulary) < 100  # so short a text has no more to merge
 
 
 def test_too_small_a_vocabulary():
     with pytest.raises(InputError, match=r"`vocab_size` must be at least \d+.*Received: 20\."):
-        tokenization.train_vocab(make_sentences(), 20, True)
+        tokenization.train_vocab([make_sentences()], 20, True)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4096])
