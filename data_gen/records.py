@@ -86,13 +86,19 @@ def write_records(path, serialized):
 
     Returns:
         `FileEntry`.
+
+    Raises:
+        OSError: the file cannot be written, as on a full disk.
     """
     path = os.fspath(path)
     num_records = 0
-    with tf.io.TFRecordWriter(path) as writer:
-        for record in serialized:
-            writer.write(record)
-            num_records += 1
+    try:
+        with tf.io.TFRecordWriter(path) as writer:
+            for record in serialized:
+                writer.write(record)
+                num_records += 1
+    except tf.errors.OpError as error:
+        raise OSError(f"{path}: {error.message}") from error
     return FileEntry(os.path.basename(path), num_records, file_sha256(path))
 
 

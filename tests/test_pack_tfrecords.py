@@ -14,6 +14,7 @@ from data_gen.output import open_output_dir, read_manifest
 from data_gen.pack_config import PackConfig
 from data_gen.pack_files import pack
 from data_gen.pack_tfrecords import DESCRIPTION, main
+from data_gen.packing.algorithms import ALGORITHM_NAMES
 from data_gen.packing.plan import from_json, validate_plan
 from data_gen.settings import InputError
 
@@ -317,7 +318,7 @@ def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--algorithm=best"], "`algorithm` must be one of spfhp, lpfhp"),
+        (["--algorithm=best"], "`algorithm` must be one of " + ", ".join(ALGORITHM_NAMES)),
         (["--max_sequences_per_pack=0"], "a whole number of at least 1, or the word max. Received: '0'"),
         (["--max_seq_length=2"], "`max_seq_length` must be at least 3. Received: 2"),
         (["--overlong=cut"], "`overlong` must be one of error, truncate, drop. Received: 'cut'"),

@@ -1,5 +1,7 @@
 """Records survive writing and reading; each kind of bad file or record gets its own message."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -69,6 +71,12 @@ def test_written_file_is_read_back(tmp_path):
     assert records.count_records(tmp_path / "x.tfrecord") == 3
     assert (entry.name, entry.num_records) == ("x.tfrecord", 3)
     assert entry.sha256 == records.file_sha256(tmp_path / "x.tfrecord")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_full_disk_is_an_operating_system_error():
+    with pytest.raises(OSError, match=r"/dev/full: .*No space left"):
+        records.write_records("/dev/full", [b"x" * 100])
 
 
 def test_batches_follow_one_another(tmp_path):
