@@ -1,0 +1,130 @@
+"""Which sequence goes into which slot: a slot holds any sequence that is not longer.
+
+Packs are planned in slots (column generation, least squares), and slots may outnumber sequences of their
+size. Since slots are nested, filling longest sequences first, each into the shortest free slot that holds
+it, fills as many as any assignment can.
+"""
+
+from collections import Counter
+
+
+def uncovered(num_slots, demand):
+    """The sequences that find no slot when as many as possible do.
+
+    Args:
+        num_slots: Whole numbers by row, ascending in size.
+        demand: Whole numbers by row.
+
+    Returns:
+        List by row, the sequences left over.
+
+    Example, rows of sizes 2 3 5: slots 0 1 2 and demand 2 2 0 -> two of size 3 and one of size 2 are in:
+        left over 1 0 0
+    """
+    left, free = list(demand), 0
+    for row in range(len(left) - 1, -1, -1):
+        free += num_slots[row]
+        filled = min(free, left[row])
+        free -= filled
+        left[row] -= filled
+    return left
+
+
+def count_slots(packs, num_rows):
+    """Slots by row of `(rows, count)` pairs."""
+    slots = [0] * num_rows
+    for pack, count in packs:
+        for row in pack:
+            slots[row] += count
+    return slots
+
+
+def place(pack, demand):
+    """Fill each slot of one pack from `demand`, in place, if all can be filled.
+
+    Args:
+        pack: Ascending tuple of rows.
+        demand: List by row, changed only on success.
+
+    Returns:
+        Whether every slot was filled.
+    """
+    placed = []
+    row = len(demand)
+    for slot in reversed(pack):
+        row = min(row, slot)
+        while row >= 0 and demand[row] == 0:
+            row -= 1
+        if row < 0:
+            for taken in placed:
+                demand[taken] += 1
+            return False
+        demand[row] -= 1
+        placed.append(row)
+    return True
+
+
+def fill_slots(packs, demand):
+    """Turn packs of slots into packs of sequences.
+
+    Args:
+        packs: List of `(rows, count)`, ascending tuples; together they can hold the demand.
+        demand: Whole numbers by row.
+
+    Returns:
+        List of `(rows of the sequences, count)`; slots left empty are gone, and a pack may be empty.
+
+    Raises:
+        ValueError: the slots cannot hold the demand.
+    """
+    contents = _contents(count_slots(packs, len(demand)), demand)
+    filled = []
+    for pack, count in packs:
+        groups = [((), count)]
+        for slot in pack:
+            groups = _fill_one(groups, contents[slot])
+        merged = Counter()
+        for rows, num in groups:
+            merged[tuple(sorted(rows))] += num
+        filled.extend(merged.items())
+    return filled
+
+
+def _contents(num_slots, demand):
+    """For each slot size a list of `[row put into it or None, how many]`, used up from its end."""
+    contents = [[] for _ in demand]
+    free = []  # [slot, how many], the shortest slot last
+    for row in range(len(demand) - 1, -1, -1):
+        if num_slots[row]:
+            free.append([row, num_slots[row]])
+        left = demand[row]
+        while left:
+            if not free:
+                raise ValueError(
+                    f"the slots must hold every sequence. Received: {left} too many in row {row}."
+                )
+            slot, num = free[-1]
+            filled = min(num, left)
+            contents[slot].append([row, filled])
+            left -= filled
+            free[-1][1] -= filled
+            if filled == num:
+                free.pop()
+    for slot, num in free:
+        contents[slot].append([None, num])
+    return contents
+
+
+def _fill_one(groups, content):
+    """Fill one slot in each pack of each group, splitting a group where the content changes."""
+    result = []
+    for rows, count in groups:
+        while count:
+            row, num = content[-1]
+            used = min(num, count)
+            result.append((rows if row is None else (*rows, row), used))
+            content[-1][1] -= used
+            if used == num:
+                content.pop()
+            count -= used
+    return result

@@ -1,0 +1,87 @@
+"""Does column generation reach the figures asked, prove them, and stop when told?"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_gen.packing import slots
+from data_gen.packing.column_generation import pack_cghp
+from data_gen.packing.histogram import load_histogram
+from data_gen.packing.lpfhp import pack_lpfhp
+from data_gen.packing.plan import validate_plan
+from data_gen.packing.strategies import count_strategies, list_strategies
+
+WIKIPEDIA = Path(__file__).parent / "data" / "histogram_wikipedia_512.json"
+
+
+@pytest.mark.parametrize(
+    "depth, most_packs, proven",
+    [(2, 10_099_081, 10_099_081), (3, 8_143_837, 8_143_829), (4, 8_135_735, 8_135_727)],
+)
+def test_wikipedia_is_packed_and_proven_within_a_millionth(depth, most_packs, proven):
+    histogram = load_histogram(WIKIPEDIA, 512)
+    plan = pack_cghp(histogram, 512, depth)
+    validate_plan(plan, histogram)
+    assert plan.num_packs <= most_packs
+    assert plan.certificate.lower_bound == proven
+    assert plan.certificate.gap < 1e-6
+    assert plan.notes == ()
+
+
+def test_same_input_same_plan():
+    histogram = np.random.default_rng(3).integers(0, 900, 64)
+    assert pack_cghp(histogram, 64, 3) == pack_cghp(histogram, 64, 3)
+
+
+def test_a_spent_time_limit_leaves_a_whole_plan_and_says_so():
+    histogram = np.random.default_rng(3).integers(0, 900, 64)
+    plan = pack_cghp(histogram, 64, 3, time_limit=1e-9)
+    validate_plan(plan, histogram)
+    assert plan.num_packs <= pack_lpfhp(histogram, 64, 3).num_packs
+    assert plan.certificate.lower_bound > 0
+    assert plan.notes == ("Stopped by the time limit of 1e-09 seconds before the gap was met.",)
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ({"gap": -0.1}, "`gap` must be at least 0. Received: -0.1"),
+        ({"gap": float("nan")}, "`gap` must be at least 0. Received: nan"),
+        ({"time_limit": 0}, "`time_limit` must be above 0 seconds. Received: 0"),
+    ],
+)
+def test_wrong_settings_are_named(setting, message):
+    with pytest.raises(ValueError, match=message):
+        pack_cghp([1, 2, 3], 3, 2, **setting)
+
+
+def test_strategies_are_all_partitions():
+    listed = [tuple(part for part in row if part) for row in list_strategies(8, 3).tolist()]
+    assert listed == [
+        (1, 1, 6),
+        (1, 2, 5),
+        (1, 3, 4),
+        (1, 7),
+        (2, 2, 4),
+        (2, 3, 3),
+        (2, 6),
+        (3, 5),
+        (4, 4),
+        (8,),
+    ]
+    for depth in (1, 2, 5, 11, 40):
+        assert len(list_strategies(11, depth)) == count_strategies(11, depth)
+    assert count_strategies(512, 3) == 22_102
+
+
+def test_slots_hold_as_many_as_any_assignment():
+    assert slots.uncovered([0, 1, 2], [2, 2, 0]) == [1, 0, 0]
+    demand = [1, 0, 1]
+    assert slots.place((0, 1), demand) is False and demand == [1, 0, 1]
+    assert slots.place((0, 2), demand) is True and demand == [0, 0, 0]
+    assert slots.fill_slots([((0, 2), 2)], [3, 1, 0]) == [((0, 0), 1), ((0, 1), 1)]
+    with pytest.raises(
+        ValueError, match=r"the slots must hold every sequence\. Received: 1 too many in row 0"
+    ):
+        slots.fill_slots([((0, 2), 1)], [3, 0, 0])

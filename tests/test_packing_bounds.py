@@ -1,0 +1,73 @@
+"""Are the lower bounds proofs: exact, tight where they should be, and never above the truth?"""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_gen.packing import bounds
+from data_gen.packing.histogram import count_lengths
+from data_gen.packing.knapsack import best_packs
+from data_gen.packing.lpfhp import pack_lpfhp
+from data_gen.packing.plan import from_json
+
+
+def test_bounds_of_a_case_by_hand():
+    histogram = count_lengths([5, 5, 5, 4, 4, 4], 8)
+    assert bounds.material_bound(histogram, 8) == 4
+    assert bounds.depth_bound(histogram, 8, 1) == 6
+    assert bounds.l2_bound(histogram, 8) == 5
+    assert bounds.lower_bound(histogram, 8, 3) == 5
+    # A value of 1 for each length over S / 2 proves that no two of them share a pack.
+    assert bounds.dual_bound(histogram, 8, "max", [0, 0, 0, 0, 1, 1, 1, 1]) == 3
+
+
+def test_certificate_names_the_simplest_tight_bound():
+    plan = pack_lpfhp(count_lengths([5, 4, 4, 3], 8), 8, "max")
+    assert plan.certificate == bounds.Certificate(2, 0.0, "material", {"material": 2, "depth": 1, "L2": 2})
+    assert pack_lpfhp(count_lengths([1, 1, 1, 1], 8), 8, 2).certificate.tight == "depth"
+
+
+def test_a_certificate_is_proven_again_when_read():
+    content = pack_lpfhp(count_lengths([5, 5, 5, 4], 8), 8, "max").to_json()
+    content["certificate"]["lower_bound"] = 99
+    assert from_json(content).certificate.lower_bound == 4
+
+
+def test_float_error_cannot_lift_a_bound():
+    # Three sequences of a third each: 3 * float(1/3) / 1 may round to above one pack, whole numbers do not.
+    histogram = np.array([0, 0, 3, 0, 0, 0, 0, 0, 0])
+    values = bounds.scale_values(np.nextafter(np.arange(1, 10) / 9, 2), 3)
+    assert bounds.dual_bound(histogram, 9, 3, values) == 1
+
+
+@pytest.mark.parametrize("values", [[1, 2], [1, -1, 2]])
+def test_wrong_dual_values_are_refused(values):
+    with pytest.raises(ValueError, match="`dual_values` must be 3 whole numbers from 0"):
+        bounds.dual_bound([1, 1, 1], 3, 2, values)
+
+
+def test_values_that_would_overflow_are_refused():
+    with pytest.raises(ValueError, match=r"must stay below 2\*\*60 in sum"):
+        best_packs(np.array([0, 2**57]), 8)
+
+
+@given(
+    values=st.lists(st.integers(0, 9), min_size=1, max_size=9),
+    max_slots=st.integers(0, 6),
+)
+@settings(max_examples=60, deadline=None)
+def test_knapsack_equals_trying_every_pack(values, max_slots):
+    values = np.array([0, *itertools.accumulate(values, max)], np.int64)
+    table = best_packs(values, max_slots)
+    capacities = np.arange(len(values))
+    for capacity in capacities:
+        packs = itertools.combinations_with_replacement(range(capacity + 1), max_slots)
+        worth = max(values[list(pack)].sum() for pack in packs if sum(pack) <= capacity)
+        assert table.best[capacity] == worth
+    slots = table.slots(capacities)
+    assert slots.shape[1] <= max_slots
+    assert np.array_equal(values[slots].sum(axis=1), table.best)
+    assert (slots.sum(axis=1) <= capacities).all()

@@ -1,0 +1,118 @@
+"""Does every algorithm keep every promise on random and adversarial histograms?"""
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from data_gen.packing.algorithms import ALGORITHM_NAMES, ALGORITHMS
+from data_gen.packing.column_generation import pack_cghp
+from data_gen.packing.histogram import count_lengths
+from data_gen.packing.plan import from_json, validate_plan
+
+PRIMES = [2, 3, 5, 7, 11, 13, 17, 19, 23]
+DEPTHS = st.one_of(st.integers(1, 12), st.just("max"))
+
+
+@st.composite
+def histograms(draw):
+    size = draw(st.integers(1, 24))
+    counts = st.one_of(st.just(0), st.integers(0, 5), st.integers(0, 3000))
+    return draw(st.lists(counts, min_size=size, max_size=size))
+
+
+@st.composite
+def tiny_histograms(draw):
+    size = draw(st.integers(1, 10))
+    lengths = draw(st.lists(st.integers(1, size), max_size=7))
+    return count_lengths(lengths, size).tolist()
+
+
+def fewest_packs_by_trying(histogram, depth):
+    """The fewest packs, by trying for every sequence every open pack and a new one."""
+    size = len(histogram)
+    depth = size if depth == "max" else depth
+    lengths = [length for length in range(size, 0, -1) for _ in range(histogram[length - 1])]
+
+    @functools.cache
+    def fewest(index, packs):
+        if index == len(lengths):
+            return len(packs)
+        length = lengths[index]
+        options = [fewest(index + 1, tuple(sorted([*packs, (size - length, 1)])))]
+        for space, count in set(packs):
+            if space >= length and count < depth:
+                others = list(packs)
+                others.remove((space, count))
+                options.append(fewest(index + 1, tuple(sorted([*others, (space - length, count + 1)]))))
+        return min(options)
+
+    return fewest(0, ())
+
+
+@pytest.mark.parametrize("name", ALGORITHM_NAMES)
+@given(histogram=histograms(), depth=DEPTHS)
+@example(histogram=[0] * 9, depth=3)  # empty
+@example(histogram=[0, 0, 0, 17, 0, 0, 0, 0, 0], depth=3)  # one length
+@example(histogram=[0, 0, 0, 0, 9], depth="max")  # all maximal
+@example(histogram=[9, 0, 0, 0, 0], depth="max")  # all 1
+@example(histogram=[4], depth=2)  # S = 1
+@example(histogram=[3, 1, 4, 1, 5, 9, 2, 6], depth=1)
+@example(histogram=[31 * (length in PRIMES) for length in range(1, 24)], depth="max")
+@settings(max_examples=40, deadline=None)
+def test_plan_is_whole_and_above_its_bound(name, histogram, depth):
+    plan = ALGORITHMS[name](np.array(histogram), len(histogram), depth)
+    validate_plan(plan, np.array(histogram))
+    assert plan.num_packs >= plan.certificate.lower_bound
+    assert plan.certificate.gap >= 0
+    assert from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("name", ALGORITHM_NAMES)
+@given(histogram=tiny_histograms(), depth=DEPTHS)
+@settings(max_examples=25, deadline=None)
+def test_no_plan_and_no_bound_pass_the_fewest_packs(name, histogram, depth):
+    fewest = fewest_packs_by_trying(tuple(histogram), depth)
+    plan = ALGORITHMS[name](np.array(histogram), len(histogram), depth)
+    assert plan.certificate.lower_bound <= fewest <= plan.num_packs
+
+
+@given(histogram=tiny_histograms(), depth=DEPTHS)
+@settings(max_examples=100, deadline=None)
+def test_cghp_finds_the_fewest_packs_of_tiny_cases(histogram, depth):
+    plan = pack_cghp(np.array(histogram), len(histogram), depth, gap=0)
+    assert plan.num_packs == fewest_packs_by_trying(tuple(histogram), depth)
+
+
+@pytest.mark.parametrize("name", ALGORITHM_NAMES)
+@given(
+    histogram=st.lists(st.one_of(st.just(0), st.integers(2**53 - 9, 2**53)), min_size=1, max_size=24),
+    depth=DEPTHS,
+)
+@settings(max_examples=20, deadline=None)
+def test_huge_counts_are_counted_exactly(name, histogram, depth):
+    plan = ALGORITHMS[name](np.array(histogram, np.int64), len(histogram), depth)
+    validate_plan(plan, np.array(histogram, np.int64))
+    assert plan.num_packs >= plan.certificate.lower_bound
+
+
+@pytest.mark.parametrize("name", ALGORITHM_NAMES)
+@pytest.mark.parametrize(
+    "histogram, size, depth, message",
+    [
+        ([1, -2, 0], 3, 2, "must not be negative. Received: -2 sequences of length 2"),
+        ([1, 2, 0, 5], 3, 2, "must have max_seq_length=3 entries, one per length. Received: 4"),
+        ([1, 2.5, 0], 3, 2, "must hold whole numbers. Received: 2.5"),
+        ([1, float("nan"), 0], 3, 2, "must hold whole numbers. Received: nan"),
+        ([1, 2, 2**53 + 1], 3, 2, "must not count more than 2.*53 sequences of a length"),
+        ([1, 2, 0], 3, 0, "`max_sequences_per_pack` must be a whole number of at least 1.*Received: 0"),
+        ([1, 2, 0], 3, True, "`max_sequences_per_pack` must be a whole number of at least 1"),
+        ([1, 2, 0], 0, 2, "`max_seq_length` must be a whole number from 1. Received: 0"),
+        ([[1, 2, 0]], 3, 2, "must have one dimension"),
+    ],
+)
+def test_wrong_arguments_are_named(name, histogram, size, depth, message):
+    with pytest.raises(ValueError, match=message):
+        ALGORITHMS[name](np.array(histogram), size, depth)
