@@ -12,7 +12,6 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from data_gen import schema
-from data_gen.input_files import find_files as find_files
 from data_gen.settings import InputError
 
 READ_BATCH = 1024  # records; a batch of S=512 decodes to about 20 MB
