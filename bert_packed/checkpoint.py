@@ -150,7 +150,8 @@ def _read_json(path):
 
 
 def _to_numpy(variables):
-    return {name: np.ascontiguousarray(variable.numpy()) for name, variable in variables.items()}
+    # Not ascontiguousarray, which would turn the scalar step count into an array of one
+    return {name: np.array(variable.numpy(), order="C") for name, variable in variables.items()}
 
 
 def _flush_to_disk(path):

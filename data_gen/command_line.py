@@ -20,7 +20,7 @@ CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
 PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
 STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-# One line per mistake: TensorFlow's start-up chatter would bury it. A user's own value wins.
+# TensorFlow's log of a healthy start would bury the one line of a mistake. A user's own value wins.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 

@@ -8,11 +8,13 @@ import hashlib
 import os
 
 import numpy as np
-import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from data_gen import schema
+from data_gen.quiet_import import import_quietly
 from data_gen.settings import InputError
+
+tf = import_quietly("tensorflow")
 
 READ_BATCH = 1024  # records; a batch of S=512 decodes to about 20 MB
 FRAME_BYTES = 16  # around each record: its length (8), and two checksums (4 each)

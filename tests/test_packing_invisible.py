@@ -1,40 +1,16 @@
 """Packing is invisible: outputs, losses, accuracies and all gradients equal those of unpacked sequences."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from packs import VOCAB_SIZE, packed_and_unpacked
+from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed.config import ModelConfig
-from bert_packed.engines.tensorflow import TensorFlowEngine
 from bert_packed.layers import same_sequence
-from bert_packed.losses import normalizers, pretraining_sums
 from bert_packed.metrics import means
 from bert_packed.modeling import build_pretraining_model
 
-CONFIG = ModelConfig(
-    vocab_size=VOCAB_SIZE,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    max_position_embeddings=24,
-    initializer_range=0.3,
-)
 MLM_LOSSES = ("per_sequence", "per_token")
-
-
-def make_engine(mlm_loss="per_sequence", config=CONFIG, **kwargs):
-    return TensorFlowEngine(
-        build_pretraining_model(config, seed=1),
-        functools.partial(pretraining_sums, mlm_loss=mlm_loss),
-        functools.partial(normalizers, mlm_loss=mlm_loss),
-        **kwargs,
-    )
 
 
 def sequence_rows(batch, values, ids):
@@ -87,7 +63,7 @@ def test_hidden_states_and_logits(batches):
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
 def test_losses_and_accuracies(batches, mlm_loss):
     engine = make_engine(mlm_loss)
-    packed, unpacked = ({k: float(v) for k, v in engine.eval_step(batch).items()} for batch in batches)
+    packed, unpacked = (to_floats(engine.eval_step(batch)) for batch in batches)
     assert packed["num_sequences"] == unpacked["num_sequences"] == 11
     assert packed["num_predicted_sequences"] == pytest.approx(10)
     assert packed == pytest.approx(unpacked, rel=1e-5)
@@ -177,18 +153,15 @@ def test_micro_batches_equal_one(batches, mlm_loss, micro_batch_size):
     want, want_sums = whole.gradients(doubled)
     got, got_sums = parts.gradients(doubled)
     assert_gradients_equal(whole.model, got, want)
-    assert {k: float(v) for k, v in got_sums.items()} == pytest.approx(
-        {k: float(v) for k, v in want_sums.items()}, rel=1e-5
-    )
+    assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
 
 
 def test_empty_packs_change_nothing(batches):
     packed, _ = batches
     engine = make_engine()
     filled = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in packed.items()}
-    assert {k: float(v) for k, v in engine.eval_step(filled).items()} == pytest.approx(
-        {k: float(v) for k, v in engine.eval_step(packed).items()}, rel=1e-6
-    )
+    with_empty, without = to_floats(engine.eval_step(filled)), to_floats(engine.eval_step(packed))
+    assert with_empty == pytest.approx(without, rel=1e-6)
     nothing = {name: np.zeros_like(values) for name, values in packed.items()}
     gradients, sums = engine.gradients(nothing)
     assert float(sums["num_sequences"]) == 0

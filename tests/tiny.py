@@ -1,0 +1,54 @@
+"""A tiny model, engine and data set for tests."""
+
+import dataclasses
+import functools
+import json
+
+import numpy as np
+from packs import VOCAB_SIZE, random_packs, write_packs
+
+from bert_packed.config import ModelConfig
+from bert_packed.engines.tensorflow import TensorFlowEngine
+from bert_packed.losses import normalizers, pretraining_sums
+from bert_packed.modeling import build_pretraining_model
+
+MAX_SEQ_LENGTH = 24
+CONFIG = ModelConfig(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    max_position_embeddings=MAX_SEQ_LENGTH,
+    initializer_range=0.3,
+)
+
+
+def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, **kwargs):
+    """An engine around a new tiny model."""
+    return TensorFlowEngine(
+        build_pretraining_model(config, seed),
+        functools.partial(pretraining_sums, mlm_loss=mlm_loss),
+        functools.partial(normalizers, mlm_loss=mlm_loss),
+        **kwargs,
+    )
+
+
+def write_data(folder, num_packs=(9, 6), seed=0):
+    """Write `packed-0.tfrecord`, ... and a model's `bert_config.json` with dropout; returns the paths."""
+    rng = np.random.default_rng(seed)
+    files = []
+    for number, size in enumerate(num_packs):
+        path = folder / f"packed-{number}.tfrecord"
+        write_packs(path, random_packs(rng, size, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH)
+        files.append(str(path))
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    return files
+
+
+def to_floats(sums):
+    """Sums of an engine's step as a dict of floats."""
+    return {name: float(value) for name, value in sums.items()}
