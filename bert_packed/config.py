@@ -167,11 +167,6 @@ class TrainConfig:
                 "`micro_batch_size` must divide `train_batch_size`. Received: "
                 f"micro_batch_size={self.micro_batch_size}, train_batch_size={self.train_batch_size}."
             )
-        if self.num_warmup_steps > self.num_train_steps:
-            raise InputError(
-                "`num_warmup_steps` must be at most `num_train_steps`. Received: "
-                f"num_warmup_steps={self.num_warmup_steps}, num_train_steps={self.num_train_steps}."
-            )
 
     @property
     def packs_at_once(self):

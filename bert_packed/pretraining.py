@@ -8,7 +8,7 @@ from pathlib import Path
 from bert_packed import checkpoint, input_pipeline, metrics_log, training
 from bert_packed.engines.tensorflow import TensorFlowEngine
 from bert_packed.losses import normalizers, pretraining_sums
-from bert_packed.metrics import means
+from bert_packed.metrics import SUM_NAMES, means
 from bert_packed.modeling import build_pretraining_model
 from bert_packed.optimization import build_optimizer, build_schedule
 from bert_packed.reports.packed_vs_unpacked import compare
@@ -87,6 +87,7 @@ def build_engine(config, model_config, data):
     return TensorFlowEngine(
         build_pretraining_model(model_config, config.random_seed),
         functools.partial(pretraining_sums, mlm_loss=config.mlm_loss),
+        SUM_NAMES,
         functools.partial(normalizers, mlm_loss=config.mlm_loss),
         build_optimizer(config, data.packing_factor or 1.0),
         config.packs_at_once,

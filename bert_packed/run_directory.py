@@ -15,6 +15,7 @@ from data_gen.settings import InputError
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
+LOCK_FILE = ".lock"
 OWN_NAMES = (RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv")
 OWN_FOLDERS = ("tensorboard",)
 
@@ -24,7 +25,7 @@ def locked(output_dir):
     """Hold a run's output directory, so that two runs never write to it at once; raises `InputError`."""
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with (folder / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -85,17 +86,20 @@ def open_run(folder, config, inputs):
     run_file = folder / RUN_FILE
     if config.overwrite:
         _remove_run(folder)
-    if run_file.exists():
-        _check_same(folder, json.loads(run_file.read_text()), flags, inputs, config)
-    else:
-        others = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    checkpoints = list_checkpoints(folder)
+    if not run_file.exists():
+        others = sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE)
         if others:
             raise InputError(
                 f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {others[0]}."
             )
+    if checkpoints:
+        _check_same(folder, json.loads(run_file.read_text()), flags, inputs, config)
+    else:
+        # Nothing to lose: a start that failed on a mistaken flag may be repeated with another
+        _remove_run(folder)
         write_json(run_file, {"flags": flags, "inputs": inputs})
     (folder / FLAGFILE).write_text(to_flagfile(config))
-    checkpoints = list_checkpoints(folder)
     return checkpoints[-1] if checkpoints else None
 
 

@@ -6,6 +6,7 @@ import os
 from data_gen.create_config import CreateConfig
 from data_gen.create_files import create
 from data_gen.output import read_manifest
+from data_gen.pack_config import PackConfig
 from data_gen.pack_files import pack
 
 SAMPLE_DIR = "sample_data"
@@ -49,3 +50,21 @@ def pack_sample_corpus(config):
         )
         manifests[split] = pack(split_config)
     return manifests
+
+
+def build_missing(max_seq_length=512):
+    """Build the packed and the unpacked records of the sample corpus where they are missing.
+
+    They are in `sample_data/packed_LENGTH` and `sample_data/unpacked_LENGTH`, each with `train` and `eval`.
+    """
+    for name, depth in (("packed", "max"), ("unpacked", 1)):
+        output_dir = os.path.join(SAMPLE_DIR, f"{name}_{max_seq_length}")
+        if all(read_manifest(os.path.join(output_dir, split)) for split in SPLITS):
+            continue
+        config = PackConfig(
+            output_dir=output_dir,
+            max_seq_length=max_seq_length,
+            max_sequences_per_pack=depth,
+            overwrite=True,  # what a killed build left behind
+        )
+        pack_sample_corpus(config)

@@ -75,10 +75,6 @@ def test_heads_must_divide_width():
         ({"input_file": ""}, "`input_file` must be given"),
         ({"output_dir": ""}, "`output_dir` must be given"),
         ({"micro_batch_size": 5}, "`micro_batch_size` must divide `train_batch_size`"),
-        (
-            {"num_train_steps": 5, "num_warmup_steps": 6},
-            "`num_warmup_steps` must be at most `num_train_steps`",
-        ),
         ({"mlm_loss": "per_pack"}, "one of per_sequence, per_token. Received: 'per_pack'"),
         ({"packing_correction": "lr"}, "one of none, betas"),
         ({"train_batch_size": 0}, "`train_batch_size` must be at least 1"),

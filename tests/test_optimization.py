@@ -95,6 +95,8 @@ def test_schedule_rises_linearly_and_decays_to_the_end():
     schedule = WarmupPolynomialDecay(4.0, num_train_steps=6, num_warmup_steps=2)
     rates = [float(schedule(step)) for step in range(7)]
     assert rates == [2.0, 4.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+    cut_short = WarmupPolynomialDecay(4.0, num_train_steps=2, num_warmup_steps=4)
+    assert [float(cut_short(step)) for step in range(3)] == [1.0, 2.0, 3.0]
     square = WarmupPolynomialDecay(1.0, num_train_steps=4, end=0.2, power=2.0)
     np.testing.assert_allclose([float(square(s)) for s in range(5)], [1.0, 0.65, 0.4, 0.25, 0.2], rtol=1e-6)
 

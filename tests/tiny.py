@@ -10,6 +10,7 @@ from packs import VOCAB_SIZE, random_packs, write_packs
 from bert_packed.config import ModelConfig
 from bert_packed.engines.tensorflow import TensorFlowEngine
 from bert_packed.losses import normalizers, pretraining_sums
+from bert_packed.metrics import SUM_NAMES
 from bert_packed.modeling import build_pretraining_model
 
 MAX_SEQ_LENGTH = 24
@@ -31,6 +32,7 @@ def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, **kwargs):
     return TensorFlowEngine(
         build_pretraining_model(config, seed),
         functools.partial(pretraining_sums, mlm_loss=mlm_loss),
+        SUM_NAMES,
         functools.partial(normalizers, mlm_loss=mlm_loss),
         **kwargs,
     )

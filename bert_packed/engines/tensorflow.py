@@ -12,15 +12,17 @@ class TensorFlowEngine:
     Args:
         model: Keras model called with a batch dict, returning a dict of logits.
         sums: Function `(outputs, batch)` to a dict of float32 scalar sums with `mlm_loss` and `nsp_loss`.
+        sum_names: Keys of that dict.
         normalizers: Function from the step's whole batch to the masked-LM and next-sentence denominators.
         optimizer: Keras optimizer; None for evaluation only.
         micro_batch_size: M, packs computed at once; None for the whole batch.
     """
 
-    def __init__(self, model, sums, normalizers, optimizer=None, micro_batch_size=None):
+    def __init__(self, model, sums, sum_names, normalizers, optimizer=None, micro_batch_size=None):
         self.model = model
         self.optimizer = optimizer
         self._sums = sums
+        self._sum_names = sum_names
         self._normalizers = normalizers
         self._micro_batch_size = micro_batch_size
         if optimizer is not None:
@@ -59,8 +61,9 @@ class TensorFlowEngine:
     def training_state(self):
         """What a resumed run needs besides weights, by path: optimizer and dropout seeds."""
         weights = {id(weight) for weight in self.model.weights}
-        others = [variable for variable in self.model.variables if id(variable) not in weights]
-        state = {_below(self.model, variable): variable for variable in others}
+        seeds = [variable for variable in self.model.variables if id(variable) not in weights]
+        # By order: Keras numbers seed generators by how many the process has made, in other models too
+        state = {f"dropout_seed/{number}": seed for number, seed in enumerate(seeds)}
         return {**state, **{variable.path: variable for variable in self.optimizer.variables}}
 
     def _train_step(self, batch):
@@ -93,12 +96,11 @@ class TensorFlowEngine:
             gradients = [total + new for total, new in zip(gradients, new_gradients, strict=True)]
             return index + 1, gradients, {name: sums[name] + new_sums[name] for name in sums}
 
-        # The first part stands outside the loop and gives it gradients and sums to start from: one more
-        # copy of the body to compile, but no list of names to keep in step with the loss
-        first = {name: values[0] for name, values in parts.items()}
-        start = (tf.constant(1), *self._micro_batch(first, normalizers, training))
+        zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
+        no_sums = dict.fromkeys(self._sum_names, tf.zeros(()))
+        num_parts = size // micro
         _, gradients, sums = tf.while_loop(
-            lambda index, *_: index < size // micro, add_part, start, maximum_iterations=size // micro - 1
+            lambda index, *_: index < num_parts, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
         )
         return gradients, sums
 

@@ -4,7 +4,6 @@ Legend: B packs per batch, S pack length, D model width, F feed-forward width, P
 V vocabulary, L encoder blocks.
 """
 
-import statistics
 import time
 
 import numpy as np
@@ -29,8 +28,11 @@ def matmul_flops(model_config, spec, batch_size):
     return 3 * 2 * batch_size * products
 
 
-def measured_flops_per_second(repeats=5):
-    """This machine's rate at a compiled float32 matrix product of side 1024, median of `repeats`."""
+def measured_flops_per_second(repeats=10):
+    """This machine's rate at a compiled float32 matrix product of side 1024, the best of `repeats`.
+
+    The best, not the median: other programs slow some of these milliseconds down, but not a whole run.
+    """
     product = tf.function(lambda a: tf.matmul(a, a), jit_compile=True)
     matrix = tf.constant(np.full((MATMUL_SIZE, MATMUL_SIZE), 1e-3, np.float32))
     product(matrix)
@@ -39,7 +41,7 @@ def measured_flops_per_second(repeats=5):
         start = time.perf_counter()
         product(matrix).numpy()
         seconds.append(time.perf_counter() - start)
-    return 2 * MATMUL_SIZE**3 / statistics.median(seconds)
+    return 2 * MATMUL_SIZE**3 / min(seconds)
 
 
 def estimate_step_seconds(model_config, spec, batch_size):

@@ -1,0 +1,270 @@
+"""The training command as a user runs it: results, resuming after kill -9 and SIGTERM, and mistakes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packs import batch_of, random_packs
+from safetensors.numpy import load_file
+from tiny import MAX_SEQ_LENGTH, write_data
+
+import run_pretraining
+from bert_packed.config import TrainConfig
+from data_gen import command_line, records, schema
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    (folder / "eval").mkdir()
+    write_data(folder / "eval", num_packs=(5,), seed=1)
+    return folder
+
+
+def arguments(data, output_dir, **changes):
+    flags = {
+        "input_file": f"{data}/packed-*.tfrecord",
+        "eval_input_file": f"{data}/eval/*.tfrecord",
+        "output_dir": output_dir,
+        "bert_config_file": f"{data}/bert_config.json",
+        "train_batch_size": 4,
+        "micro_batch_size": 2,
+        "eval_batch_size": 2,
+        "num_train_steps": 24,
+        "num_warmup_steps": 2,
+        "learning_rate": 0.01,
+        "save_checkpoints_steps": 7,
+        "eval_steps": 10,
+        "log_steps": 5,
+        **changes,
+    }
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def run(*arguments):
+    """The command in this process: exit status."""
+    return command_line.run(
+        run_pretraining.main, TrainConfig, run_pretraining.DESCRIPTION, ["run_pretraining.py", *arguments]
+    )
+
+
+def start(*arguments):
+    """The command in a process of its own."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run_pretraining.py"), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_step(folder, step, process):
+    """Wait until a process has logged a step."""
+    while process.poll() is None:
+        rows = read_rows(folder / "metrics.csv")
+        if rows and int(rows[-1]["step"]) >= step:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"ended before step {step}: {process.communicate()}")
+
+
+def read_rows(path):
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return [{name: value for name, value in row.items() if name not in TIMED_COLUMNS} for row in rows]
+
+
+def assert_same_run(one, other):
+    """Equal weights, optimizer and dropout state, and logged figures, bit for bit."""
+    newest = [
+        sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name[11:]))[-1] for folder in (one, other)
+    ]
+    assert newest[0].name == newest[1].name
+    for name in ("model.safetensors", "training.safetensors"):
+        got, want = (load_file(folder / name) for folder in newest)
+        assert got.keys() == want.keys()
+        for key, values in want.items():
+            assert np.array_equal(got[key], values), key
+    for name in ("metrics.csv", "eval_metrics.csv"):
+        assert read_rows(one / name) == read_rows(other / name)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "uninterrupted"
+    assert run(*arguments(data, folder)) == 0
+    return folder
+
+
+def test_a_run_leaves_what_it_says(uninterrupted):
+    names = {path.name for path in uninterrupted.iterdir()}
+    assert names >= {"metrics.csv", "eval_metrics.csv", "tensorboard", "resolved.flags", "run.json"}
+    # 7, 14, 21 and the last; three are kept
+    assert {name for name in names if name.startswith("checkpoint")} == {
+        "checkpoint-14",
+        "checkpoint-21",
+        "checkpoint-24",
+    }
+    rows = read_rows(uninterrupted / "metrics.csv")
+    assert [int(row["step"]) for row in rows] == [5, 10, 15, 20, 24]
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    assert [int(row["step"]) for row in read_rows(uninterrupted / "eval_metrics.csv")] == [10, 20, 24]
+
+
+def test_complete_run_says_so(data, uninterrupted, capsys):
+    assert run(*arguments(data, uninterrupted)) == 0
+    assert "the run is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("step", [5, 15])
+def test_killed_run_continues_bit_for_bit(data, uninterrupted, tmp_path, step):
+    # One process each: the very start of a process must not matter either
+    folder = tmp_path / "killed"
+    command = arguments(data, folder)
+    process = start(*command)
+    wait_for_step(folder, step, process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    process = start(*command)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "compiled   1 training program" in out
+    assert_same_run(folder, uninterrupted)
+
+
+def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_path):
+    folder = tmp_path / "stopped"
+    # No checkpoint is due before the end: the one found is the signal's
+    command = arguments(data, folder, save_checkpoints_steps=1000)
+    process = start(*command)
+    wait_for_step(folder, 5, process)
+    process.terminate()
+    _, err = process.communicate()
+    (saved,) = folder.glob("checkpoint-*")
+    if saved.name != "checkpoint-24":  # else it ended on its own between the log and the signal
+        assert process.returncode == 128 + signal.SIGTERM
+        assert "stopped after saving" in err
+        process = start(*command)
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        assert f"continues from {saved}" in out
+    assert_same_run(folder, uninterrupted)
+
+
+def test_packed_against_unpacked_is_reported(data, tmp_path):
+    rng = np.random.default_rng(3)
+    sequences = [[sequence] for pack in random_packs(rng, 12, MAX_SEQ_LENGTH) for sequence in pack]
+    batch = batch_of(sequences, MAX_SEQ_LENGTH, 1, 8)
+    path = tmp_path / "unpacked.tfrecord"
+    _write(path, batch)
+    report = tmp_path / "report.json"
+    command = arguments(
+        data, tmp_path / "run", unpacked_input_file=path, json=report, num_train_steps=2, micro_batch_size=0
+    )
+    assert run(*command) == 0
+    content = json.loads(report.read_text())
+    assert [row["data"] for row in content["metrics"]] == ["train", "eval"]
+    unpacked, packed = content["speed"]
+    assert unpacked["sequences_per_step"] == 4 < packed["sequences_per_step"]
+    expected = packed["sequences_per_second"] / unpacked["sequences_per_second"]
+    assert packed["speed_up"] == pytest.approx(expected) and unpacked["speed_up"] == 1
+
+
+def test_init_checkpoint(data, uninterrupted, tmp_path, capsys):
+    assert run(*arguments(data, tmp_path / "run", init_checkpoint=uninterrupted, num_train_steps=1)) == 0
+    assert f"starts from the weights of {uninterrupted}/checkpoint-24" in capsys.readouterr().out
+    first = read_rows(tmp_path / "run" / "metrics.csv")[0]
+    assert float(first["loss"]) < float(read_rows(uninterrupted / "metrics.csv")[0]["loss"])
+
+
+def mistakes(data):
+    """Changed flags, and what the one line must say."""
+    (data / "empty.tfrecord").write_bytes(b"")
+    (data / "text.tfrecord").write_text("This is no TFRecord.")
+    whole = (data / "packed-0.tfrecord").read_bytes()
+    (data / "cut.tfrecord").write_bytes(whole[:-10])
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (data / "flipped.tfrecord").write_bytes(flipped)
+    batch = batch_of([], MAX_SEQ_LENGTH, 4, 12)
+    one = {name: np.zeros((1, *values.shape[1:]), values.dtype) for name, values in batch.items()}
+    _write(data / "token.tfrecord", {**one, "token_ids": one["token_ids"] + 31})
+    _write(data / "bare.tfrecord", one, leave_out=schema.NEXT_SENTENCE_POSITIONS)
+    features = {name: np.zeros((1, 8), np.int64) for name in schema.UNPACKED_LENGTHS}
+    features[schema.NEXT_SENTENCE_LABELS] = features[schema.NEXT_SENTENCE_LABELS][:, :1]
+    records.write_records(data / "unpacked.tfrecord", records.serialize_examples(features))
+    return [
+        ({"input_file": f"{data}/none*"}, "`input_file` must match at least one file"),
+        ({"eval_input_file": f"{data}/none*"}, "`eval_input_file` must match at least one file"),
+        ({"input_file": f"{data}/empty.tfrecord"}, "empty.tfrecord, which is empty"),
+        ({"input_file": f"{data}/text.tfrecord"}, "text.tfrecord is not a TFRecord file"),
+        (
+            {"input_file": f"{data}/cut.tfrecord"},
+            "cut.tfrecord, record 9: the record is truncated or corrupt",
+        ),
+        ({"input_file": f"{data}/flipped.tfrecord"}, "the record is truncated or corrupt"),
+        (
+            {"input_file": f"{data}/token.tfrecord"},
+            "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
+        ),
+        ({"input_file": f"{data}/bare.tfrecord"}, "features next_sentence_positions are missing. Received: "),
+        (
+            {"input_file": f"{data}/unpacked.tfrecord"},
+            f"python data_gen/pack_tfrecords.py --input_file={data}/unpacked.tfrecord --output_dir=",
+        ),
+        ({"bert_config_file": "bert-gigantic"}, "`bert_config_file` must be one of bert-tiny"),
+        ({"num_train_steps": 0}, "`num_train_steps` must be at least 1. Received: 0."),
+        ({"micro_batch_size": 3}, "`micro_batch_size` must divide `train_batch_size`"),
+        ({"init_checkpoint": f"{data}/none"}, "`init_checkpoint` must be a folder"),
+        ({"packing_correction": "betas"}, "`packing_correction` must be none where no manifest.json"),
+        ({"unknown_flag": 1}, "Unknown command line flag 'unknown_flag'"),
+    ]
+
+
+def test_mistakes_are_one_line_and_status_2(data, tmp_path, capsys):
+    for number, (change, message) in enumerate(mistakes(data)):
+        output_dir = tmp_path / str(number)
+        capsys.readouterr()
+        assert run(*arguments(data, output_dir, **change)) == 2, change
+        printed = capsys.readouterr().err
+        assert message in printed and printed.count("\n") == 1, (change, printed)
+        assert not list(output_dir.glob("checkpoint*")), change
+
+
+def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path, capsys):
+    for change, message in (
+        ({"learning_rate": 0.02}, "`learning_rate` must be as in the run"),
+        ({"eval_input_file": f"{data}/packed-0.tfrecord"}, "`eval_input_file` must be as in the run"),
+    ):
+        assert run(*arguments(data, uninterrupted, **change)) == 2
+        assert message in capsys.readouterr().err
+    larger = json.loads((data / "bert_config.json").read_text()) | {"hidden_size": 32}
+    (tmp_path / "larger.json").write_text(json.dumps(larger))
+    command = arguments(
+        data, tmp_path / "run", bert_config_file=tmp_path / "larger.json", init_checkpoint=uninterrupted
+    )
+    assert run(*command) == 2
+    assert "holds another model: hidden_size must be 32. Received: 16." in capsys.readouterr().err
+
+
+def _write(path, batch, leave_out=None):
+    from bert_packed.input_pipeline import BATCH_NAMES
+
+    features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
+    records.write_records(path, records.serialize_examples(features))
