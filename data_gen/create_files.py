@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from data_gen import records, tokenization
 from data_gen.corpus import TextDocuments
+from data_gen.example_bytes import serialize_examples
 from data_gen.input_files import find_files
 from data_gen.instances import InstanceRules, make_instances, to_features
 from data_gen.output import open_output_dir, refuse_own_input
@@ -224,7 +225,7 @@ def write_shard(shard):
         for start in range(0, len(order), WRITE_BATCH):
             batch = take(sequences, order[start : start + WRITE_BATCH])
             features = to_features(batch, rules.max_seq_length, rules.max_predictions_per_seq)
-            yield from records.serialize_examples(features)
+            yield from serialize_examples(features)
 
     entry = records.write_records(shard.path, serialize())
     return entry, histograms.count_lengths(sequences.lengths, rules.max_seq_length)

@@ -7,6 +7,7 @@ from tqdm import tqdm
 
 from data_gen import records, schema
 from data_gen.assemble import assemble_packs, assign_sequences, count_predictions
+from data_gen.example_bytes import serialize_examples
 from data_gen.input_files import find_files
 from data_gen.input_manifest import check_num_records, check_vocabulary, read_input_manifests
 from data_gen.output import open_output_dir, refuse_own_input
@@ -145,5 +146,5 @@ def _serialize(sequences, packs, spec, first, last, progress):
     """Yield the packs `first` to `last`, the latter excluded, as records."""
     for start in range(first, last, PACKS_AT_ONCE):
         part = packs.part(start, min(start + PACKS_AT_ONCE, last))
-        yield from records.serialize_examples(assemble_packs(sequences, part, spec))
+        yield from serialize_examples(assemble_packs(sequences, part, spec))
         progress.update(len(part))

@@ -1,4 +1,4 @@
-"""How records enter and leave TFRecord files: read, write, count, encode and decode `tf.train.Example`.
+"""How records enter and leave TFRecord files: read, write, count and decode `tf.train.Example`.
 
 The one place in `data_gen` that imports TensorFlow. Record numbers count from 1, in messages too.
 """
@@ -107,33 +107,6 @@ def file_sha256(path):
     """Hexadecimal SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def serialize_examples(features):
-    """Encode a batch of fixed-length features as `tf.train.Example` records.
-
-    Equal to TensorFlow's deterministic serialization, byte for byte, and about twenty times as fast: the
-    numbers of the whole batch become varints at once.
-
-    Args:
-        features: Dict from feature name to array `[n, length]`; written as float32 or int64 by
-            `schema.dtype`. Whole numbers are not negative.
-
-    Returns:
-        List of n `bytes`. Features stand in the order of their names, so that equal features are equal bytes.
-
-    Raises:
-        ValueError: shapes do not fit, or a whole number is negative.
-    """
-    shapes = {name: np.shape(values) for name, values in features.items()}
-    if any(len(shape) != 2 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) != 1:
-        raise ValueError(f"every feature must have shape [n, length] with one n. Received: {shapes}.")
-    columns = [_encode_feature(name, np.asarray(features[name])) for name in sorted(features)]
-    records = []
-    for parts in zip(*columns, strict=True):
-        body = b"".join(parts)
-        records.append(_field(1, body))  # Example.features
-    return records
 
 
 def parse_examples(batch, lengths, path, first_record):
@@ -308,78 +281,3 @@ def _damage(path, num_good):
     if num_good == 0:
         return f"{path} is not a TFRecord file, or its record 1 is truncated or corrupt."
     return f"{path}, record {num_good + 1}: the record is truncated or corrupt."
-
-
-def _encode_feature(name, values):
-    """Entries of the Example's feature map: yields n `bytes`."""
-    num_rows, length = values.shape
-    if schema.dtype(name) == "float32":
-        content = np.ascontiguousarray(values, "<f4").tobytes()
-        ends = np.arange(1, num_rows + 1) * (4 * length)
-        kind = 2  # Feature.float_list
-    else:
-        content, ends = encode_varints(values)
-        kind = 3  # Feature.int64_list
-    entries = {}  # few distinct sizes: nearly every row finds its header made
-    start = 0
-    for end in ends.tolist():
-        size = end - start
-        if size not in entries:
-            entries[size] = _entry_header(name, kind, size)
-        yield entries[size] + content[start:end]
-        start = end
-
-
-def _entry_header(name, kind, size):
-    """The bytes of a feature-map entry that stand before `size` bytes of packed values."""
-    values = _field_header(1, size)  # Int64List.value or FloatList.value
-    feature = _field_header(kind, len(values) + size) + values
-    entry_value = _field_header(2, len(feature) + size) + feature
-    key = _field(1, name.encode())
-    return _field_header(1, len(key) + len(entry_value) + size) + key + entry_value
-
-
-def _field(number, content):
-    return _field_header(number, len(content)) + content
-
-
-def _field_header(number, size):
-    """Tag and length of a length-delimited protocol-buffer field."""
-    return bytes([number << 3 | 2]) + encode_varints(np.array([[size]]))[0]
-
-
-def encode_varints(values):
-    """Encode whole numbers as protocol-buffer varints: 7 bits a byte, lowest first, high bit = more follow.
-
-        [[1 300]        ->   bytes  1  172 2  5 7
-         [5   7]]            ends   3 5
-
-    Args:
-        values: Integer array `[n, length]`, not negative.
-
-    Returns:
-        `bytes` of all rows, and int64 `[n]`: where each row ends in them.
-
-    Raises:
-        ValueError: a value is negative.
-    """
-    if values.size and values.min() < 0:
-        raise ValueError(f"whole numbers must not be negative. Received: {values.min()}.")
-    num_rows, length = values.shape
-    largest = int(values.max()) if values.size else 0
-    if largest < 128:
-        return values.astype(np.uint8).tobytes(), np.arange(1, num_rows + 1) * length
-    num_bytes = -(-largest.bit_length() // 7)
-    rest = values.astype(np.uint32 if largest < 2**32 else np.uint64)
-    encoded = np.empty((num_rows, length, num_bytes), np.uint8)
-    used = np.empty((num_rows, length, num_bytes), bool)
-    used[..., 0] = True  # the number 0 takes a byte as well
-    for place in range(num_bytes):
-        encoded[..., place] = rest & 127
-        rest = rest >> 7
-        more = rest != 0
-        encoded[..., place] |= more.astype(np.uint8) << 7
-        if place + 1 < num_bytes:
-            used[..., place + 1] = more
-    widths = np.count_nonzero(used.reshape(num_rows, -1), axis=1)
-    return encoded[used].tobytes(), np.cumsum(widths)

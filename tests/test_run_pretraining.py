@@ -18,6 +18,7 @@ from tiny import MAX_SEQ_LENGTH, write_data
 import run_pretraining
 from bert_packed.config import TrainConfig
 from data_gen import command_line, records, schema
+from data_gen.example_bytes import serialize_examples
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second")
@@ -208,7 +209,7 @@ def mistakes(data):
     _write(data / "bare.tfrecord", one, leave_out=schema.NEXT_SENTENCE_POSITIONS)
     features = {name: np.zeros((1, 8), np.int64) for name in schema.UNPACKED_LENGTHS}
     features[schema.NEXT_SENTENCE_LABELS] = features[schema.NEXT_SENTENCE_LABELS][:, :1]
-    records.write_records(data / "unpacked.tfrecord", records.serialize_examples(features))
+    records.write_records(data / "unpacked.tfrecord", serialize_examples(features))
     return [
         ({"input_file": f"{data}/none*"}, "`input_file` must match at least one file"),
         ({"eval_input_file": f"{data}/none*"}, "`eval_input_file` must match at least one file"),
@@ -267,4 +268,4 @@ def _write(path, batch, leave_out=None):
     from bert_packed.input_pipeline import BATCH_NAMES
 
     features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
-    records.write_records(path, records.serialize_examples(features))
+    records.write_records(path, serialize_examples(features))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from data_gen import records, schema
+from data_gen.example_bytes import serialize_examples
 from data_gen.read_unpacked import read_unpacked
 from data_gen.sequences import concatenate
 
@@ -32,7 +33,7 @@ def make_features(lengths, max_seq_length, seed=0, num_slots=4, vocab_size=300):
 
 def write_features(path, features):
     """Write features as one TFRecord file; returns the path as text."""
-    records.write_records(path, records.serialize_examples(features))
+    records.write_records(path, serialize_examples(features))
     return str(path)
 
 
