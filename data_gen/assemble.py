@@ -1,4 +1,4 @@
-"""How a plan and sequences become packs: which sequence goes where, and the arrays of the packed record."""
+"""How sequences become packs: the arrays of the packed record, gathered for many packs at once."""
 
 import dataclasses
 
@@ -6,68 +6,6 @@ import numpy as np
 
 from data_gen import schema
 from data_gen.sequences import range_indices, to_offsets
-
-
-@dataclasses.dataclass(frozen=True)
-class Packs:
-    """Which sequences each pack holds, in columns.
-
-        packs {4, 0}, {2}   ->   members [4 0 2], offsets [0 2 3]
-
-    Attributes:
-        members: int64 `[n]`, indices of sequences, pack after pack and slot after slot.
-        offsets: int64 `[num_packs + 1]`, where each pack starts in `members`; n last.
-    """
-
-    members: np.ndarray
-    offsets: np.ndarray
-
-    def __len__(self):
-        return len(self.offsets) - 1
-
-    def part(self, start, stop):
-        """The packs `start` to `stop`, the latter excluded, as `Packs`."""
-        first, last = self.offsets[start], self.offsets[min(stop, len(self))]
-        return Packs(self.members[first:last], self.offsets[start : stop + 1] - first)
-
-
-def assign_sequences(plan, lengths, seed):
-    """Fill the packs of a plan with sequences.
-
-    Packs are shuffled, so that equal strategies do not stand side by side; sequences of one length are
-    interchangeable and shuffled too. In a pack, sequences stand in ascending length.
-
-        lengths [3 5 3], plan {(3, 5): 1, (3,): 1}   ->   packs {2}, {0, 1}
-
-    Args:
-        plan: `PackingPlan`.
-        lengths: Integer array `[n]`, the length of every sequence.
-        seed: Whole number; same seed, same packs.
-
-    Returns:
-        `Packs` with each of 0..n-1 exactly once.
-
-    Raises:
-        ValueError: the plan is not one for these lengths.
-    """
-    generator = np.random.default_rng(seed)
-    strategy_depths = np.array([len(strategy) for strategy in plan.strategies], np.int64)
-    strategy_lengths = np.array([length for strategy in plan.strategies for length in strategy], np.int64)
-    strategy_offsets = to_offsets(strategy_depths)
-    counts = np.array(list(plan.strategies.values()), np.int64)
-
-    pack_strategies = generator.permutation(np.repeat(np.arange(len(counts)), counts))
-    depths = strategy_depths[pack_strategies]
-    slot_lengths = strategy_lengths[range_indices(strategy_offsets[pack_strategies], depths)]
-
-    shuffled = generator.permutation(len(lengths))
-    by_length = shuffled[np.argsort(lengths[shuffled], kind="stable")]
-    slots_by_length = np.argsort(slot_lengths, kind="stable")
-    if not np.array_equal(lengths[by_length], slot_lengths[slots_by_length]):
-        raise ValueError("`plan` must be one for the lengths of these sequences.")
-    members = np.empty(len(lengths), np.int64)
-    members[slots_by_length] = by_length
-    return Packs(members, to_offsets(depths))
 
 
 def count_predictions(packs, num_predictions):

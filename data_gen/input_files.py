@@ -1,8 +1,6 @@
 """Which files a flag such as `--input_file` means."""
 
-import glob
-import os
-
+from data_gen import files
 from data_gen.settings import InputError
 
 
@@ -22,12 +20,12 @@ def find_files(pattern, argument):
     found = set()
     for part in (part.strip() for part in pattern.split(",")):
         # a file whose own name holds a bracket or a star is that file, not a glob
-        paths = [part] if os.path.isfile(part) else glob.glob(part, recursive=True)
-        files = [path for path in paths if os.path.isfile(path)]
-        if not files:
+        paths = [part] if files.is_file(part) else files.match(part)
+        paths = [path for path in paths if files.is_file(path)]
+        if not paths:
             raise InputError(f"`{argument}` must match at least one file. Received: {part!r}.")
-        found.update(files)
+        found.update(paths)
     for path in sorted(found):
-        if os.path.getsize(path) == 0:
+        if files.size_and_time(path)[0] == 0:
             raise InputError(f"`{argument}` must match files with content. Received: {path}, which is empty.")
     return sorted(found)

@@ -1,51 +1,72 @@
-"""How a command's files appear in its output directory: all of them when complete, or none."""
+"""How a command's files appear in its output directory: all of them when complete, or none.
+
+Until then they are in `.incomplete`, with a note of the run that makes them. After an error nothing of it is
+left; a run that was killed leaves it, and the same run takes it up again.
+"""
 
 import contextlib
 import fcntl
 import json
 import os
-import shutil
-from pathlib import Path
 
+from data_gen import files
 from data_gen.settings import InputError
 
 MANIFEST_NAME = "manifest.json"
 INCOMPLETE_NAME = ".incomplete"
-OWN_PATTERNS = ("*.tfrecord", MANIFEST_NAME, "vocab.txt")  # what --overwrite may replace
+WORK_NAME = "work"  # within it: what is not to be published
+IDENTITY_NAME = "identity.json"  # within that: which run this is
+PUBLISH_NAME = "publish.json"  # and which names it is about to publish
+OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with these:
+OWN_NAMES = (MANIFEST_NAME, "vocab.txt")
 
 
 class OutputDir:
-    """The folder in which a command collects its files until all are complete."""
+    """The folder in which a command collects its files until all are complete.
 
-    def __init__(self, folder):
+    Attributes:
+        manifest: None, or the manifest where an earlier run had finished all and was killed while its files
+            received their names. Then there is nothing left to do.
+    """
+
+    def __init__(self, folder, manifest=None):
         self._folder = folder
+        self.manifest = manifest
 
     def path(self, name):
         """Where to write the file that will be `name`: str."""
-        return str(self._folder / name)
+        return os.path.join(self._folder, name)
+
+    @property
+    def work_folder(self):
+        """A folder for what the command needs until it is complete: str."""
+        return os.path.join(self._folder, WORK_NAME)
 
     def write_manifest(self, content):
         """Write `manifest.json`, which becomes visible after all other files."""
         # a line per key: indentation would give every number of a histogram its own
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
-        self._folder.joinpath(MANIFEST_NAME).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        files.write_text(self.path(MANIFEST_NAME), "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 @contextlib.contextmanager
-def open_output_dir(path, overwrite=False):
+def open_output_dir(path, overwrite=False, identity=None):
     """Collect files in `path/.incomplete` and move them to their names when the block ends well.
 
-        with open_output_dir("packs") as output:
-            write_records(output.path("packed-00000-of-00001.tfrecord"), records)
-            output.write_manifest(manifest)
+        with open_output_dir("packs", identity=identity) as output:
+            if output.manifest is None:
+                write_records(output.path("packed-00000-of-00001.tfrecord"), records)
+                output.write_manifest(manifest)
 
-    After an error nothing of the block is left. After a kill, `.incomplete` is left and the next run removes
-    it. The manifest comes last, so a directory with a manifest is complete.
+    After an error nothing of the block is left. After a kill, `.incomplete` is left: the next run of equal
+    identity finds it as it was, any other removes it. The manifest comes last, so a directory with a
+    manifest is complete.
 
     Args:
         path: Directory; made where it is missing.
-        overwrite: Whether a directory in use may be replaced. Its old `*.tfrecord`, `manifest.json` and
+        overwrite: Whether a directory in use may be replaced. Its old records, `manifest.json` and
             `vocab.txt` stay until the new files are complete; other files stay for good.
+        identity: What the files depend on, as plain JSON; None where nothing is to be taken up again.
 
     Yields:
         `OutputDir`.
@@ -54,26 +75,30 @@ def open_output_dir(path, overwrite=False):
         InputError: the directory is in use and not to be overwritten, another run writes to it, or it is
             a file.
     """
-    final = Path(path)
-    if final.exists() and not final.is_dir():
+    final = os.fspath(path)
+    if files.is_file(final):
         raise InputError(f"`output_dir` must be a directory. Received: {final}, which is a file.")
-    is_new = not final.exists()
-    final.mkdir(parents=True, exist_ok=True)
+    is_new = not files.exists(final)
+    files.make_folder(final)
     with _lock(final):
-        folder = final / INCOMPLETE_NAME
-        if folder.exists():
-            shutil.rmtree(folder)  # of a run that was killed: a living one would hold the lock
-        in_use = sorted(entry.name for entry in final.iterdir())
-        if in_use and not overwrite:
+        folder = os.path.join(final, INCOMPLETE_NAME)
+        # of a run that was killed: a living one would hold the lock
+        if not _is_of(folder, identity):
+            _discard(folder)
+        is_publishing = files.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
+        in_use = [name for name in files.list_names(final) if name != INCOMPLETE_NAME]
+        if in_use and not overwrite and not is_publishing:
             raise InputError(
                 f"`output_dir` must be empty unless --overwrite. Received: {final}, which holds {in_use[0]}."
             )
-        folder.mkdir()
         try:
-            yield OutputDir(folder)
+            _prepare(folder, identity)
+            manifest = (read_manifest(folder) or read_manifest(final)) if is_publishing else None
+            yield OutputDir(folder, manifest)
             _publish(folder, final)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                _discard(folder)
             if is_new:
                 _remove_if_empty(final)
             raise
@@ -85,9 +110,9 @@ def read_manifest(directory):
     Raises:
         InputError: the file is not a JSON object.
     """
-    path = Path(directory) / MANIFEST_NAME
+    path = os.path.join(directory, MANIFEST_NAME)
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(files.read_text(path))
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -105,20 +130,63 @@ def refuse_own_input(input_files, directory):
             raise InputError(f"`output_dir` must not be the directory of an input file. Received: {path}.")
 
 
+def _is_of(folder, identity):
+    """Whether `.incomplete` is that of a run with this identity."""
+    path = os.path.join(folder, WORK_NAME, IDENTITY_NAME)
+    if identity is None or not files.exists(path):
+        return False
+    return files.read_text(path) == _identity_text(identity)
+
+
+def _identity_text(identity):
+    return json.dumps(identity, sort_keys=True) + "\n"
+
+
+def _prepare(folder, identity):
+    work = os.path.join(folder, WORK_NAME)
+    files.make_folder(work)
+    if identity is not None:
+        files.write_text(os.path.join(work, IDENTITY_NAME), _identity_text(identity))
+
+
 def _publish(folder, final):
-    """Replace the old files of `final` by those in `folder`."""
-    # Without its manifest a directory counts as incomplete: it goes first and comes last.
-    old = [path for pattern in OWN_PATTERNS for path in final.glob(pattern)]
-    for path in sorted(old, key=lambda path: path.name != MANIFEST_NAME):
-        path.unlink()
-    for path in sorted(folder.iterdir(), key=lambda path: (path.name == MANIFEST_NAME, path.name)):
-        path.replace(final / path.name)
-    folder.rmdir()
+    """Replace the old files of `final` by those in `folder`; may be killed and called again at any point."""
+    plan = os.path.join(folder, WORK_NAME, PUBLISH_NAME)
+    if not files.exists(plan):
+        names = [name for name in files.list_names(folder) if name != WORK_NAME]
+        names = [name for name in names if not name.endswith(".partial")]  # of a step that was killed
+        files.write_text(plan, json.dumps(sorted(names, key=_manifest_last)))
+    names = json.loads(files.read_text(plan))
+    left = [name for name in names if files.exists(os.path.join(folder, name))]
+    if left:
+        # Without its manifest a directory counts as incomplete: it goes first and comes last.
+        old = [name for name in files.list_names(final) if name.endswith(OWN_SUFFIXES) or name in OWN_NAMES]
+        for name in reversed(sorted(old, key=_manifest_last)):
+            if name == MANIFEST_NAME or name not in names:
+                files.remove(os.path.join(final, name))
+    for name in left:
+        files.replace(os.path.join(folder, name), os.path.join(final, name))
+    _discard(folder)
+
+
+def _discard(folder):
+    """Remove `.incomplete`. Its identity goes first: what is left after a kill is nobody's."""
+    identity = os.path.join(folder, WORK_NAME, IDENTITY_NAME)
+    if files.exists(identity):
+        files.remove(identity)
+    files.remove_folder(folder)
+
+
+def _manifest_last(name):
+    return name == MANIFEST_NAME, name
 
 
 @contextlib.contextmanager
 def _lock(directory):
     """Hold a directory against other runs; the system frees it even where this one is killed."""
+    if files.is_remote(directory):  # an object store has no locks that a killed run would free
+        yield
+        return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
@@ -134,4 +202,4 @@ def _lock(directory):
 
 def _remove_if_empty(directory):
     with contextlib.suppress(OSError):  # someone else's file in it: then it is not ours to remove
-        directory.rmdir()
+        os.rmdir(directory)

@@ -4,10 +4,12 @@ import dataclasses
 
 from data_gen.overlong import OVERLONG_CHOICES
 from data_gen.packing.algorithms import ALGORITHM_NAMES
+from data_gen.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
+from data_gen.schema import FORMAT_NAMES, PACKED
 from data_gen.settings import InputError, check_settings, parse_depth, setting
 
 # What neither the packs nor their manifest depend on.
-NEUTRAL_SETTINGS = ("output_dir", "overwrite", "json")
+NEUTRAL_SETTINGS = ("output_dir", "num_workers", "runner", "overwrite", "json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,16 @@ class PackConfig:
     )
     num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
     seed: int = setting(12345, "seed of the assignment of sequences to packs", minimum=0)
+    output_format: str = setting(
+        PACKED,
+        "layout of the packs: packed is this package's, graphcore that of Graphcore's BERT (docs/formats.md)",
+        choices=FORMAT_NAMES,
+    )
+    provenance: bool = setting(
+        False, "also write which input record each sequence of a pack comes from, one index a file"
+    )
+    num_workers: int = setting(0, NUM_WORKERS_HELP, minimum=0, changeable=True)
+    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     overwrite: bool = setting(False, "replace the data files of an output directory that is in use")
     json: str = setting("", "also write the printed table to this file, as JSON")
 

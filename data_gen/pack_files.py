@@ -1,32 +1,47 @@
-"""How files of sequences become files of packs: read, plan, assign, gather, write."""
+"""How files of sequences become files of packs: the steps of `pack_steps.py`, in order, and the manifest."""
 
 import dataclasses
+import itertools
+import logging
+import os
+import time
 
 import numpy as np
-from tqdm import tqdm
 
-from data_gen import records, schema
-from data_gen.assemble import assemble_packs, assign_sequences, count_predictions
-from data_gen.example_bytes import serialize_examples
+from data_gen import files
+from data_gen.assignment import PackOrder
+from data_gen.bert_data import BertData
 from data_gen.input_files import find_files
-from data_gen.input_manifest import check_num_records, check_vocabulary, read_input_manifests
+from data_gen.input_manifest import read_input_manifests
 from data_gen.output import open_output_dir, refuse_own_input
-from data_gen.overlong import fit_lengths
+from data_gen.pack_steps import (
+    RUN_TOKENS,
+    PackWork,
+    Part,
+    ReadWork,
+    ShardWork,
+    SortWork,
+    measure_part,
+    read_file,
+    sort_run,
+    write_shard,
+)
 from data_gen.packing import histogram as histograms
 from data_gen.packing import plan as plans
 from data_gen.packing.algorithms import ALGORITHMS
 from data_gen.packing.bounds import lower_bound
-from data_gen.read_unpacked import read_unpacked
-from data_gen.sequences import concatenate
+from data_gen.provenance import provenance_path
+from data_gen.runners import check_runner, choose_num_workers
 from data_gen.settings import InputError
-
-PACKS_AT_ONCE = 512  # gathered and encoded together: 512 packs of S=512 take about 5 MB
+from data_gen.steps import Job, Step
+from data_gen.versions import versions
 
 
 def pack(config):
     """Pack the records of `config.input_file` into `config.output_dir`.
 
-    The directory receives `packed-00000-of-0000N.tfrecord`, ... and `manifest.json`, all or none.
+    The directory receives `packed-00000-of-0000N.tfrecord`, ... and `manifest.json`, all or none. A run that
+    was killed is continued by the same call.
 
     Args:
         config: `PackConfig` with `input_file` and `output_dir`.
@@ -37,66 +52,26 @@ def pack(config):
     Raises:
         InputError: an input cannot be used, or the output directory is in use.
     """
-    files = find_files(config.input_file, "input_file")
-    refuse_own_input(files, config.output_dir)
-    with open_output_dir(config.output_dir, config.overwrite) as output:
-        sequences, inputs, vocabulary = read_inputs(files)
-        sequences, num_overlong = fit_lengths(sequences, config.max_seq_length, config.overlong)
-        if len(sequences) == 0:
-            raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
-        histogram = histograms.count_lengths(sequences.lengths, config.max_seq_length)
-        arguments = (histogram, config.max_seq_length, config.max_sequences_per_pack)
-        plan = ALGORITHMS[config.algorithm](*arguments)
-        plans.validate_plan(plan, histogram)
-
-        packs = assign_sequences(plan, sequences.lengths, config.seed)
-        spec = _make_spec(config, plan, count_predictions(packs, sequences.num_predictions))
-        manifest = {
-            "kind": "packed",
-            "settings": config.resolved(),
-            "histogram": histograms.to_json(histogram),
-            "plan": plan.to_json(),
-            "num_sequences": plan.num_sequences,
-            "num_packs": plan.num_packs,
-            "efficiency": plan.efficiency,
-            "packing_factor": plan.packing_factor,
-            "depth": plan.depth,
-            "lower_bound": lower_bound(*arguments),
-            "seed": config.seed,
-            "spec": dataclasses.asdict(spec),
-            **vocabulary,
-            "num_overlong": num_overlong,
-            "inputs": inputs,
-            "files": _write_shards(sequences, packs, spec, config.num_shards, output),
-        }
-        output.write_manifest(manifest)
+    start = time.monotonic()
+    check_runner(config.runner, config.num_workers)
+    paths = find_files(config.input_file, "input_file")
+    refuse_own_input(paths, config.output_dir)
+    stamps = [[path, *files.size_and_time(path)] for path in paths]
+    identity = {"settings": config.resolved(), "inputs": stamps, "versions": versions()}
+    num_workers = choose_num_workers(config.num_workers, sum(size for _, size, _ in stamps))
+    with open_output_dir(config.output_dir, config.overwrite, identity) as output:
+        if output.manifest is None:
+            with Job(output.work_folder, num_workers, config.runner) as job:
+                manifest = _pack_inputs(config, paths, output, job)
+            output.write_manifest(manifest)
+        else:
+            manifest = output.manifest
+    logging.info(
+        "packed %d sequences of %d files into %d packs of %d files in %.1f s",
+        *(manifest["num_sequences"], len(paths), manifest["num_packs"], len(manifest["files"])),
+        time.monotonic() - start,
+    )
     return manifest
-
-
-def read_inputs(files):
-    """Read all sequences of unpacked files.
-
-    Returns:
-        `Sequences`; list of dicts `path`, `num_records`, `sha256`; dict of what is known of the vocabulary.
-
-    Raises:
-        InputError: a record cannot be used, a token is outside the vocabulary, or a file and the manifest
-            beside it disagree.
-    """
-    vocabulary, promised = read_input_manifests(files)
-    parts, inputs = [], []
-    with tqdm(desc="reading sequences", unit=" sequences", disable=None) as progress:
-        for path in files:
-            num_records = 0
-            for part in read_unpacked(path):
-                check_vocabulary(part, vocabulary.get("vocab_size"))
-                parts.append(part)
-                num_records += len(part)
-                progress.update(len(part))
-            check_num_records(path, num_records, promised)
-            entry = {"path": path, "num_records": num_records, "sha256": records.file_sha256(path)}
-            inputs.append(entry)
-    return concatenate(parts), inputs, vocabulary
 
 
 def metrics_row(manifest):
@@ -117,34 +92,139 @@ def metrics_row(manifest):
     }
 
 
-def _make_spec(config, plan, num_predictions):
+def make_plan(arguments):
+    """Run a packing algorithm.
+
+    Args:
+        arguments: Its name, the histogram as a list, S, and the depth asked for.
+
+    Returns:
+        Dict with the plan as JSON and the lower bound of its number of packs.
+    """
+    algorithm, histogram, max_seq_length, depth = arguments
+    plan = ALGORITHMS[algorithm](np.array(histogram, np.int64), max_seq_length, depth)
+    plans.validate_plan(plan, histogram)
+    return {
+        "plan": plan.to_json(),
+        "lower_bound": lower_bound(np.array(histogram, np.int64), max_seq_length, depth),
+    }
+
+
+def _pack_inputs(config, paths, output, job):
+    """All steps; returns the manifest."""
+    vocabulary, promised = read_input_manifests(paths)
+    data = BertData(
+        config.max_seq_length,
+        config.overlong,
+        vocabulary.get("vocab_size"),
+        config.max_predictions_per_pack,
+        config.output_format,
+    )
+    read, runs = _read_inputs(data, paths, promised, output, job)
+    totals = sum((np.array(histogram) for _, histogram in runs), np.zeros(data.num_lengths, np.int64))
+    histogram = totals[1:]
+    if not totals.sum():
+        raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
+    arguments = (config.algorithm, histogram.tolist(), config.max_seq_length, config.max_sequences_per_pack)
+    (planned,) = job.run([Step("plan", make_plan, arguments)], "plan")
+    plan = plans.from_json(planned["plan"])
+
+    shards = _cut_shards(plan.num_packs, config.num_shards, data.pack_tokens)
+    parts = [part for shard in shards for part in shard]
+    sorted_runs = _sort_runs(data, runs, totals, plan, parts, config.seed, output, job)
+    work = PackWork(data, plan.strategies, sorted_runs, config.seed)
+    steps = [Step(f"measure-{p.index:06d}", measure_part, (work, p), p.last - p.first) for p in parts]
     depth = plan.depth if config.max_sequences_per_pack == "max" else config.max_sequences_per_pack
-    # a feature of length 0 cannot be told from a missing one: data without predictions keeps one slot
-    needed = max(int(num_predictions.max()), 1)
-    if config.max_predictions_per_pack and config.max_predictions_per_pack < needed:
-        raise InputError(
-            f"`max_predictions_per_pack` must be at least {needed}, which the fullest pack needs, or 0. "
-            f"Received: {config.max_predictions_per_pack}."
+    spec = data.make_spec(depth, max(job.run(steps, "measure packs", "packs")))
+    return {
+        "kind": "packed",
+        "settings": config.resolved(),
+        "versions": versions(),
+        "histogram": histograms.to_json(histogram),
+        "plan": planned["plan"],
+        "num_sequences": plan.num_sequences,
+        "num_packs": plan.num_packs,
+        "efficiency": plan.efficiency,
+        "packing_factor": plan.packing_factor,
+        "depth": plan.depth,
+        "lower_bound": planned["lower_bound"],
+        "seed": config.seed,
+        "spec": dataclasses.asdict(spec),
+        **vocabulary,
+        "num_records": sum(result["entry"]["num_records"] for result in read),
+        "num_overlong": _add_up(result["num_overlong"] for result in read),
+        "inputs": [result["entry"] for result in read],
+        "files": _write_shards(config, work, shards, spec, output, job),
+    }
+
+
+def _read_inputs(data, paths, promised, output, job):
+    """Read all files: list of the results of `read_file`, and list of [path, histogram] of all runs."""
+    steps = []
+    for index, path in enumerate(paths):
+        work = ReadWork(data, path, index, promised.get(path), output.work_folder)
+        steps.append(Step(f"read-{index:06d}", read_file, work, files.size_and_time(path)[0]))
+    read = job.run(steps, "read sequences", "B")
+    return read, [run for result in read for run in result["runs"]]
+
+
+def _cut_shards(num_packs, num_shards, pack_tokens):
+    """Cut packs into shards, about equally large and none empty, and these into parts.
+
+    Returns:
+        List of tuples of `Part`.
+    """
+    num_shards = min(num_shards, num_packs)
+    limits = [num_packs * shard // num_shards for shard in range(num_shards + 1)]
+    packs_per_part = max(1, RUN_TOKENS // pack_tokens)
+    shards, index = [], 0
+    for first, last in itertools.pairwise(limits):
+        starts = range(first, last, packs_per_part)
+        shards.append(
+            tuple(Part(index + i, start, min(start + packs_per_part, last)) for i, start in enumerate(starts))
         )
-    return schema.PackSpec(config.max_seq_length, depth, config.max_predictions_per_pack or needed)
+        index += len(starts)
+    return shards
 
 
-def _write_shards(sequences, packs, spec, num_shards, output):
-    """Write all packs in order; returns the manifest's list of files."""
-    num_shards = min(num_shards, len(packs))  # no shard is empty
-    limits = np.linspace(0, len(packs), num_shards + 1).astype(np.int64)
-    entries = []
-    with tqdm(desc="writing packs", unit=" packs", total=len(packs), disable=None) as progress:
-        for shard in range(num_shards):
-            path = output.path(f"packed-{shard:05d}-of-{num_shards:05d}.tfrecord")
-            serialized = _serialize(sequences, packs, spec, limits[shard], limits[shard + 1], progress)
-            entries.append(records.write_records(path, serialized).to_json())
-    return entries
+def _sort_runs(data, runs, totals, plan, parts, seed, output, job):
+    """Sort all runs by part: tuple of paths."""
+    limits_path = os.path.join(output.work_folder, "limits.npy")
+    order = PackOrder(plan.strategies, seed)
+    limits = order.count_slots([0, *(part.last for part in parts)], data.num_lengths)
+    with files.write_whole(limits_path) as partial, files.open_file(partial, "wb") as file:
+        np.save(file, limits)
+    steps, before = [], np.zeros_like(totals)
+    for number, (path, histogram) in enumerate(runs):
+        target = os.path.join(output.work_folder, f"sorted-{number:06d}.spill")
+        work = SortWork(data, path, target, before, totals, limits_path, seed)
+        steps.append(Step(f"sort-{number:06d}", sort_run, work, int(sum(histogram))))
+        before = before + np.array(histogram)
+
+    def release(step):
+        if files.exists(step.argument.run):
+            files.remove(step.argument.run)
+
+    job.run(steps, "sort sequences", "sequences", release)
+    return tuple(step.argument.sorted_run for step in steps)
 
 
-def _serialize(sequences, packs, spec, first, last, progress):
-    """Yield the packs `first` to `last`, the latter excluded, as records."""
-    for start in range(first, last, PACKS_AT_ONCE):
-        part = packs.part(start, min(start + PACKS_AT_ONCE, last))
-        yield from serialize_examples(assemble_packs(sequences, part, spec))
-        progress.update(len(part))
+def _write_shards(config, work, shards, spec, output, job):
+    """Write all shards: the manifest's list of files."""
+    steps = []
+    for shard, parts in enumerate(shards):
+        path = output.path(f"packed-{shard:05d}-of-{len(shards):05d}.tfrecord")
+        index_path = provenance_path(path) if config.provenance else ""
+        shard_work = ShardWork(work, parts, path, spec, index_path)
+        num_packs = parts[-1].last - parts[0].first
+        steps.append(Step(f"write-{shard:06d}", write_shard, shard_work, num_packs))
+    return job.run(steps, "write packs", "packs")
+
+
+def _add_up(dicts):
+    """Sums of the values under each key."""
+    total = {}
+    for counts in dicts:
+        for name, count in counts.items():
+            total[name] = total.get(name, 0) + count
+    return total

@@ -4,6 +4,7 @@ import numpy as np
 
 from data_gen import records, schema
 from data_gen.read_unpacked import refuse
+from data_gen.record_formats import FORMATS, find_format
 from data_gen.sequences import INT32_MAX, make_sequences
 from data_gen.settings import InputError
 
@@ -16,7 +17,7 @@ def read_packed(path):
     """Read one file of packs and unpack it.
 
     Args:
-        path: TFRecord file with the features of `schema.PACKED_LENGTHS`.
+        path: TFRecord file in any layout of `record_formats.py`.
 
     Yields:
         `Sequences` of one batch of packs each, in the order of the file and of the slots.
@@ -27,19 +28,21 @@ def read_packed(path):
         InputError: the file holds no packed records, or cannot be read.
         OSError: it cannot be opened.
     """
-    spec = records.read_pack_spec([path])
-    lengths = {name: spec.shape(name)[0] for name in schema.PACKED_LENGTHS}
+    layout = FORMATS[find_format(path)]
+    spec = records.read_pack_spec([path], layout.lengths)
+    lengths = {name: spec.size(kind) for name, kind in layout.lengths.items()}
     number = 1
     for batch in records.read_batches(path):
         features = records.parse_examples(batch, lengths, path, number)
-        yield _to_sequences(features, path, number)
+
+        def check(good, values, rule, first_record=number):
+            refuse(~good, values, rule, path, first_record, LayoutError)
+
+        yield _to_sequences(layout.decode(features, check), path, number, check)
         number += len(batch)
 
 
-def _to_sequences(features, path, number):
-    def check(good, values, rule):
-        refuse(~good, values, rule, path, number, LayoutError)
-
+def _to_sequences(features, path, number, check):
     sequence_ids = features[schema.INPUT_MASK]
     is_start = _check_tokens(features, check)
     _check_next_sentence(features, is_start, check)

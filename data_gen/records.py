@@ -10,13 +10,14 @@ import os
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from data_gen import schema
+from data_gen import files, schema
 from data_gen.quiet_import import import_quietly
 from data_gen.settings import InputError
 
 tf = import_quietly("tensorflow")
 
 READ_BATCH = 1024  # records; a batch of S=512 decodes to about 20 MB
+HASH_BYTES = 2**20  # read at once
 FRAME_BYTES = 16  # around each record: its length (8), and two checksums (4 each)
 
 
@@ -49,8 +50,8 @@ def read_batches(path, batch_size=READ_BATCH):
         OSError: it cannot be opened.
     """
     path = os.fspath(path)
-    with open(path, "rb") as file:  # TensorFlow's own error for a missing file is no OSError
-        size = os.fstat(file.fileno()).st_size
+    with files.open_file(path):
+        size, _ = files.size_and_time(path)  # TensorFlow's own error for a missing file is no OSError
     if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
     num_records, num_bytes = 0, 0
@@ -103,10 +104,20 @@ def write_records(path, serialized):
     return FileEntry(os.path.basename(path), num_records, file_sha256(path))
 
 
+def write_file(path, serialized):
+    """`write_records` to a file that appears under its name only when complete."""
+    with files.write_whole(path) as partial:
+        entry = write_records(partial, serialized)
+    return dataclasses.replace(entry, name=os.path.basename(path))
+
+
 def file_sha256(path):
     """Hexadecimal SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with files.open_file(path) as file:
+        while content := file.read(HASH_BYTES):
+            digest.update(content)
+    return digest.hexdigest()
 
 
 def parse_examples(batch, lengths, path, first_record):
@@ -183,11 +194,12 @@ def first_record(path):
     return next(iter(read_batches(path, batch_size=1))).numpy()[0]
 
 
-def read_pack_spec(files):
+def read_pack_spec(paths, kinds=schema.PACKED_LENGTHS):
     """Read S, K and P from the first record of every file of packs.
 
     Args:
-        files: List of paths, at least one.
+        paths: List of paths, at least one.
+        kinds: Which feature has which length: `schema.PACKED_LENGTHS` or another layout's.
 
     Returns:
         `schema.PackSpec`.
@@ -197,7 +209,7 @@ def read_pack_spec(files):
             no packed record has.
     """
     specs = {}
-    for path in files:
+    for path in paths:
         record = first_record(path)
         names = feature_names(record, path, 1)
         if schema.POSITION_IDS not in names and all(name in names for name in schema.UNPACKED_LENGTHS):
@@ -206,10 +218,10 @@ def read_pack_spec(files):
                 f"{path} holds unpacked records; pack them first: "
                 f"python data_gen/pack_tfrecords.py --input_file={path} --output_dir={folder}"
             )
-        lengths = feature_lengths(record, path, 1, schema.PACKED_LENGTHS)
-        sizes = common_lengths(lengths, schema.PACKED_LENGTHS, path)
+        lengths = feature_lengths(record, path, 1, kinds)
+        sizes = common_lengths(lengths, kinds, path)
         specs[path] = schema.PackSpec(sizes["S"], sizes["K"], sizes["P"])
-    first = files[0]
+    first = paths[0]
     for path, spec in specs.items():
         if spec != specs[first]:
             raise InputError(

@@ -54,7 +54,32 @@ UNPACKED_LENGTHS = {
     MASKED_LM_WEIGHTS: "P",
     NEXT_SENTENCE_LABELS: 1,
 }
-FLOAT_FEATURES = frozenset({MASKED_LM_WEIGHTS, NEXT_SENTENCE_WEIGHTS})  # float32; all others int64
+PACKED, GRAPHCORE = FORMAT_NAMES = ("packed", "graphcore")  # layouts of packed records
+
+# Graphcore's packed layout (`record_formats.py` has its picture), whose P is ours or more.
+GRAPHCORE_INPUT_IDS = "packed_input_ids"
+GRAPHCORE_INPUT_MASK = "packed_input_mask"
+GRAPHCORE_SEGMENT_IDS = "packed_segment_ids"
+GRAPHCORE_POSITION_IDS = "packed_position_ids"
+GRAPHCORE_MASKED_LM_POSITIONS = "packed_masked_lm_positions"
+GRAPHCORE_MASKED_LM_IDS = "packed_masked_lm_ids"
+GRAPHCORE_MASKED_LM_MASK = "packed_masked_lm_mask"
+GRAPHCORE_NEXT_SENTENCE_LABELS = "packed_next_sentence_labels"
+GRAPHCORE_NEXT_SENTENCE_MASK = "packed_next_sentence_mask"
+GRAPHCORE_LENGTHS = {
+    GRAPHCORE_INPUT_IDS: "S",
+    GRAPHCORE_INPUT_MASK: "S",
+    GRAPHCORE_SEGMENT_IDS: "S",
+    GRAPHCORE_POSITION_IDS: "S",
+    GRAPHCORE_MASKED_LM_POSITIONS: "P",
+    GRAPHCORE_MASKED_LM_IDS: "P",
+    GRAPHCORE_MASKED_LM_MASK: "P",
+    GRAPHCORE_NEXT_SENTENCE_LABELS: "K",
+    GRAPHCORE_NEXT_SENTENCE_MASK: "K",
+}
+FLOAT_FEATURES = frozenset(  # float32; all others int64
+    {MASKED_LM_WEIGHTS, NEXT_SENTENCE_WEIGHTS, GRAPHCORE_MASKED_LM_MASK, GRAPHCORE_NEXT_SENTENCE_MASK}
+)
 
 # max_seq_length -> google-research/bert's max_predictions_per_seq (15 % of it, rounded as published)
 PREDICTIONS_PER_SEQUENCE = {128: 20, 384: 56, 512: 76}
@@ -76,12 +101,16 @@ class PackSpec:
 
     def shape(self, feature):
         """Shape of a packed feature, one of `(S,)`, `(P,)`, `(K,)`."""
+        return (self.size(PACKED_LENGTHS[feature]),)
+
+    def size(self, kind):
+        """S, K or P, for the kinds "S", "K" and "P"."""
         sizes = {
             "S": self.max_seq_length,
             "K": self.max_sequences_per_pack,
             "P": self.max_predictions_per_pack,
         }
-        return (sizes[PACKED_LENGTHS[feature]],)
+        return sizes[kind]
 
 
 def dtype(feature):

@@ -11,6 +11,7 @@ from data_gen.output import read_manifest
 from data_gen.overlong import fit_lengths
 from data_gen.read_packed import LayoutError, read_packed
 from data_gen.read_unpacked import read_unpacked
+from data_gen.record_formats import FORMATS, find_common_format
 from data_gen.records import read_pack_spec
 from data_gen.sequences import range_indices, to_offsets
 from data_gen.settings import InputError
@@ -73,7 +74,7 @@ def compare_files(input_files, packed_files, overlong):
     Raises:
         InputError: a file cannot be read as what it should be.
     """
-    spec = read_pack_spec(packed_files)
+    spec = read_pack_spec(packed_files, FORMATS[find_common_format(packed_files)].lengths)
 
     def fit(part):
         # Under "error" packing would have refused them: here they count as missing.

@@ -7,7 +7,8 @@ import pytest
 from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
 
 from data_gen import schema
-from data_gen.assemble import assemble_packs, assign_sequences, count_predictions
+from data_gen.assemble import assemble_packs, count_predictions
+from data_gen.assignment import assign_sequences
 from data_gen.overlong import fit_lengths
 from data_gen.packing.algorithms import ALGORITHMS
 from data_gen.packing.histogram import count_lengths

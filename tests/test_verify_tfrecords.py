@@ -8,7 +8,8 @@ import pytest
 from unpacked_records import load, make_features, write_features
 
 from data_gen import records, schema
-from data_gen.assemble import assemble_packs, assign_sequences, count_predictions
+from data_gen.assemble import assemble_packs, count_predictions
+from data_gen.assignment import assign_sequences
 from data_gen.command_line import run
 from data_gen.pack_config import PackConfig
 from data_gen.pack_files import pack

@@ -1,0 +1,65 @@
+"""Which item stands at which place of a shuffle, computed for any few items alone: the rest is never held.
+
+A shuffle of n items is a permutation of 0..n-1 drawn by a key. Nobody stores it, so a billion items cost no
+memory, and every process finds the same answer without asking another.
+
+The method is a Feistel network on a x b >= n cells (Black and Rogaway, "Ciphers with Arbitrary Finite
+Domains", 2002): the row moves by a hash of the column, then the column by a hash of the row, and so on. Each
+move can be undone, so no two items meet; an item that lands on a cell from n on moves again.
+"""
+
+import numpy as np
+
+NUM_ROUNDS = 6  # four suffice to look random to statistics; two more cost little
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def shuffle_places(items, num_items, key):
+    """The places of some items in a shuffle.
+
+        items [0 1 2 3 4] of 5   ->   for instance [3 0 4 1 2]: each of 0..4 once
+
+    Args:
+        items: Integer array `[m]`, each in 0..num_items-1.
+        num_items: n, or an integer array `[m]` where the items belong to shuffles of different sizes.
+        key: Tuple of whole numbers, or integer arrays `[m]`, that chooses the shuffle.
+
+    Returns:
+        int64 `[m]`, each in 0..num_items-1.
+    """
+    items = np.asarray(items, np.uint64)
+    sizes = np.broadcast_to(np.asarray(num_items, np.uint64), items.shape)
+    num_rows = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)
+    num_rows = np.maximum(num_rows, np.uint64(1))
+    num_columns = (sizes + num_rows - np.uint64(1)) // num_rows
+    num_columns = np.maximum(num_columns, np.uint64(1))
+    mixed_key = np.zeros(items.shape, np.uint64)
+    for part in key:
+        mixed_key = _mix(mixed_key ^ np.asarray(part, np.uint64))
+    places = _move(items, num_rows, num_columns, mixed_key)
+    outside = np.flatnonzero(places >= sizes)
+    while len(outside):
+        again = _move(places[outside], num_rows[outside], num_columns[outside], mixed_key[outside])
+        places[outside] = again
+        outside = outside[again >= sizes[outside]]
+    return places.astype(np.int64)
+
+
+def _move(cells, num_rows, num_columns, key):
+    rows, columns = cells // num_columns, cells % num_columns
+    for turn in range(NUM_ROUNDS):
+        salt = np.uint64(turn * int(GOLDEN) % 2**64)
+        hashed = _mix(key ^ _mix((rows if turn % 2 else columns) + salt))
+        if turn % 2:
+            columns = (columns + hashed % num_columns) % num_columns
+        else:
+            rows = (rows + hashed % num_rows) % num_rows
+    return rows * num_columns + columns
+
+
+def _mix(values):
+    """A hash of 64-bit numbers: the finalizer of splitmix64."""
+    values = values + GOLDEN  # uint64 arrays wrap around without a warning
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
