@@ -6,6 +6,7 @@ in flags answer at once.
 
 import dataclasses
 import json
+import logging
 import os
 import sys
 import textwrap
@@ -42,6 +43,7 @@ def run(main, config_class, description, argv=None):
     if any(argument in ("--help", "-h", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
         print(help_text(program, config_class, description))
         return 0
+    _show_log()
     try:
         return main(parse(config_class, argv)) or 0
     except (InputError, OSError) as error:
@@ -101,6 +103,16 @@ def write_json(path, content):
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.write_text(json.dumps(content, indent=1) + "\n")
     partial.replace(path)
+
+
+def _show_log():
+    """Show what library code logs, such as a job's summary, on standard error."""
+    logger = logging.getLogger("data_gen")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 def _define(config_class):

@@ -3,10 +3,11 @@
 import dataclasses
 
 from data_gen import schema
+from data_gen.runners import LOCAL, RUNNER_HELP, RUNNERS
 from data_gen.settings import InputError, check_settings, setting
 
 # What neither the records nor their manifest depend on.
-NEUTRAL_SETTINGS = ("output_dir", "num_workers", "overwrite", "json")
+NEUTRAL_SETTINGS = ("output_dir", "num_workers", "runner", "overwrite", "json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +47,10 @@ class CreateConfig:
         minimum=0.0,
         maximum=0.5,
     )
-    num_workers: int = setting(0, "processes; 0 = one per CPU core", minimum=0, changeable=True)
+    num_workers: int = setting(0, "local processes; 0 = one per CPU core", minimum=0, changeable=True)
+    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     num_shards: int = setting(8, "files of the train split; fewer where there are fewer documents", minimum=1)
+    provenance: bool = setting(False, "also write which document each record comes from, one index a file")
     overwrite: bool = setting(False, "replace the data files of an output directory that is in use")
     json: str = setting("", "also write the printed table to this file, as JSON")
 

@@ -1,72 +1,48 @@
-"""How text becomes files of unpacked records: read, tokenize, split, and write shards in parallel.
+"""How text becomes files of unpacked records: the steps of `create_steps.py`, in order, and the manifest."""
 
-A split's (duplicate, document) pairs are shuffled by the seed and cut into shards. A shard's bytes follow
-from the corpus, its pairs and the seed alone, whoever writes it.
-"""
-
-import dataclasses
 import hashlib
-import multiprocessing
+import logging
 import os
 import shutil
-import signal
-from concurrent import futures
-from pathlib import Path
+import time
 
 import numpy as np
 from tqdm import tqdm
 
-from data_gen import records, tokenization
+from data_gen import files, records, tokenization
 from data_gen.corpus import TextDocuments
-from data_gen.example_bytes import serialize_examples
+from data_gen.create_steps import (
+    CHOOSE_EVAL,
+    Shard,
+    TokenizeWork,
+    join,
+    save_documents,
+    tokenize,
+    train_vocabulary,
+    write_shard,
+)
 from data_gen.input_files import find_files
-from data_gen.instances import InstanceRules, make_instances, to_features
+from data_gen.instances import InstanceRules
 from data_gen.output import open_output_dir, refuse_own_input
 from data_gen.packing import histogram as histograms
+from data_gen.provenance import provenance_path
+from data_gen.runners import check_runner, num_cores
 from data_gen.sample_corpus import NAME, read_sample_documents
-from data_gen.sequences import take
 from data_gen.settings import InputError
-from data_gen.token_corpus import encode_documents, open_corpus
+from data_gen.shuffle import shuffle_places
+from data_gen.steps import Job, Step
+from data_gen.versions import versions
 
-SPLITS = ("train", "eval")
 VOCAB_NAME = "vocab.txt"
-WRITE_BATCH = 1024  # sequences encoded at once; 1024 of S=512 take about 12 MB
 
-# Fifth number of a random key. Documents draw from keys of four, so these never meet theirs.
-SHUFFLE_SHARD, SHUFFLE_PAIRS, CHOOSE_EVAL = 1, 2, 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """One file to write, described so that any process can.
-
-    Attributes:
-        path: Where to.
-        corpus_dir: Folder with the `TokenCorpus` and the arrays of the split.
-        vocab_path: Vocabulary.
-        split: Name of the split.
-        index: Number of the shard within its split.
-        first, last: The shard's range of the split's pairs.
-        seed: The run's seed.
-        rules: `InstanceRules`.
-    """
-
-    path: str
-    corpus_dir: str
-    vocab_path: str
-    split: str
-    index: int
-    first: int
-    last: int
-    seed: int
-    rules: InstanceRules
+logger = logging.getLogger(__name__)
 
 
 def create(config):
     """Make the unpacked records of a text.
 
     `config.output_dir` receives `train-00000-of-0000N.tfrecord`, ..., with `eval_fraction` the same for
-    `eval`, `vocab.txt` and `manifest.json`: all or none.
+    `eval`, `vocab.txt` and `manifest.json`: all or none. A run that was killed is continued by the same call.
 
     Args:
         config: `CreateConfig`.
@@ -75,49 +51,34 @@ def create(config):
         The manifest, a dict:
             kind: "unpacked".
             settings: Dict of the settings that the records depend on.
+            versions: Dict of those of the packages that made them.
             vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how it is applied.
-            inputs: List of {name, sha256}.
+            inputs: List of {name, sha256, num_documents}. Documents are numbered through all of them.
             splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
                 histogram, files: list of {name, num_records, sha256}}.
 
     Raises:
         InputError: an input cannot be used, or the output directory is in use.
     """
+    start = time.monotonic()
+    check_runner(config.runner, config.num_workers)
     paths = find_files(config.input_file, "input_file") if config.input_file else []
     refuse_own_input(paths, config.output_dir)
     vocab_file = _find_vocab_file(config)
-    with open_output_dir(config.output_dir, config.overwrite) as output:
-        documents, inputs = _open_documents(paths)
-        vocab_path = output.path(VOCAB_NAME)
-        if vocab_file:
-            shutil.copyfile(vocab_file, vocab_path)
+    read = [*paths, vocab_file] if vocab_file else paths
+    stamps = [[path, *files.size_and_time(path)] for path in read]
+    identity = {"settings": config.resolved(), "inputs": stamps, "versions": versions()}
+    with open_output_dir(config.output_dir, config.overwrite, identity) as output:
+        if output.manifest is None:
+            with Job(output.work_folder, config.num_workers or num_cores(), config.runner) as job:
+                manifest = _create_from(config, paths, vocab_file, output, job)
+            output.write_manifest(manifest)
         else:
-            vocabulary = tokenization.train_vocab(documents, config.vocab_size, config.do_lower_case)
-            tokenization.save_vocab(vocabulary, vocab_path)
-        vocabulary = tokenization.load_vocab(vocab_path)
-        corpus_dir = output.path("corpus")
-        os.mkdir(corpus_dir)
-        tokenizer = tokenization.make_tokenizer(vocabulary, config.do_lower_case)
-        progress = tqdm(documents, desc="tokenize", unit=" documents", disable=None)
-        corpus = encode_documents(progress, tokenizer, corpus_dir)
-        if not corpus.num_documents:
-            raise InputError(f"`input_file` must hold a word. Received: {config.input_file}.")
-        shards, num_documents = plan_shards(config, corpus.num_documents, output, corpus_dir)
-        written = _write_shards(shards, config.num_workers)
-        shutil.rmtree(corpus_dir)
-        splits = {}
-        for split in num_documents:
-            splits[split] = _describe_split(shards, written, split, num_documents[split])
-        manifest = {
-            "kind": "unpacked",
-            "settings": config.resolved(),
-            "vocab_size": len(vocabulary),
-            "vocab_sha256": records.file_sha256(vocab_path),
-            "do_lower_case": config.do_lower_case,
-            "inputs": inputs,
-            "splits": splits,
-        }
-        output.write_manifest(manifest)
+            manifest = output.manifest
+    sizes = [(split["num_sequences"], split["num_documents"]) for split in manifest["splits"].values()]
+    num_sequences, num_documents = (sum(column) for column in zip(*sizes, strict=True))
+    seconds = time.monotonic() - start
+    logger.info("made %d sequences of %d documents in %.1f s", num_sequences, num_documents, seconds)
     return manifest
 
 
@@ -157,12 +118,12 @@ def split_documents(num_documents, eval_fraction, seed):
     if num_documents < 2:
         raise InputError(f"`eval_fraction` must be 0 for a text of one document. Received: {eval_fraction}.")
     num_eval = max(1, round(num_documents * eval_fraction))
-    order = np.random.default_rng((seed, 0, 0, 0, CHOOSE_EVAL)).permutation(num_documents)
-    return {"train": np.sort(order[num_eval:]), "eval": np.sort(order[:num_eval])}
+    places = shuffle_places(np.arange(num_documents), num_documents, (seed, 0, 0, 0, CHOOSE_EVAL))
+    return {"train": np.flatnonzero(places >= num_eval), "eval": np.flatnonzero(places < num_eval)}
 
 
 def plan_shards(config, num_documents, output, corpus_dir):
-    """Cut each split's pairs into shards, and leave the pairs and documents beside the corpus.
+    """Cut each split's pairs into shards, and leave the documents beside the corpus.
 
     Returns:
         List of `Shard`, and dict from split to its number of documents.
@@ -178,27 +139,24 @@ def plan_shards(config, num_documents, output, corpus_dir):
     shards = []
     num_train_pairs = len(splits["train"]) * config.dupe_factor
     for split, documents in splits.items():
+        save_documents(corpus_dir, split, documents)
         num_duplicates = config.dupe_factor if split == "train" else 1
-        pairs = np.stack(np.meshgrid(np.arange(num_duplicates), documents, indexing="ij"), -1).reshape(-1, 2)
-        key = (config.random_seed, SPLITS.index(split), 0, 0, SHUFFLE_PAIRS)
-        pairs = np.random.default_rng(key).permutation(pairs)
-        np.save(_pairs_path(corpus_dir, split), pairs)
-        np.save(_documents_path(corpus_dir, split), documents)
+        num_pairs = num_duplicates * len(documents)
         # shards of the splits are about equally large
-        wanted = -(-config.num_shards * len(pairs) // num_train_pairs)
-        num_shards = min(wanted, len(pairs))
-        bounds = np.arange(num_shards + 1) * len(pairs) // num_shards
+        num_shards = min(-(-config.num_shards * num_pairs // num_train_pairs), num_pairs)
         for index in range(num_shards):
-            name = f"{split}-{index:05d}-of-{num_shards:05d}.tfrecord"
+            path = output.path(f"{split}-{index:05d}-of-{num_shards:05d}.tfrecord")
             shards.append(
                 Shard(
-                    path=output.path(name),
+                    path=path,
+                    provenance=provenance_path(path) if config.provenance else "",
                     corpus_dir=corpus_dir,
                     vocab_path=output.path(VOCAB_NAME),
                     split=split,
                     index=index,
-                    first=int(bounds[index]),
-                    last=int(bounds[index + 1]),
+                    first=num_pairs * index // num_shards,
+                    last=num_pairs * (index + 1) // num_shards,
+                    num_duplicates=num_duplicates,
                     seed=config.random_seed,
                     rules=rules,
                 )
@@ -206,29 +164,41 @@ def plan_shards(config, num_documents, output, corpus_dir):
     return shards, {split: len(documents) for split, documents in splits.items()}
 
 
-def write_shard(shard):
-    """Make the sequences of a shard, shuffle them, and write its file.
+def _create_from(config, paths, vocab_file, output, job):
+    """All steps; returns the manifest."""
+    sources, inputs = _open_documents(paths)
+    vocabulary = _make_vocabulary(config, vocab_file, sources, output, job)
+    corpus_dir, counts = _make_corpus(config, sources, output, job)
+    num_documents = sum(counts)
+    if not num_documents:
+        raise InputError(f"`input_file` must hold a word. Received: {config.input_file}.")
+    shards, split_sizes = plan_shards(config, num_documents, output, corpus_dir)
+    steps = [Step(f"write-{i:06d}", write_shard, s, s.last - s.first) for i, s in enumerate(shards)]
+    written = job.run(steps, "write", "documents")
+    return {
+        "kind": "unpacked",
+        "settings": config.resolved(),
+        "versions": versions(),
+        "vocab_size": len(vocabulary),
+        "vocab_sha256": records.file_sha256(output.path(VOCAB_NAME)),
+        "do_lower_case": config.do_lower_case,
+        "inputs": [{**entry, "num_documents": count} for entry, count in zip(inputs, counts, strict=True)],
+        "splits": {
+            split: _describe_split(shards, written, split, num_documents)
+            for split, num_documents in split_sizes.items()
+        },
+    }
 
-    Returns:
-        `FileEntry`, and the histogram of the lengths, int64 `[S]`.
-    """
-    corpus = open_corpus(shard.corpus_dir)
-    pairs = np.load(_pairs_path(shard.corpus_dir, shard.split), mmap_mode="r")[shard.first : shard.last]
-    documents = np.load(_documents_path(shard.corpus_dir, shard.split))
-    vocabulary = tokenization.load_vocab(shard.vocab_path)
-    rules, split_index = shard.rules, SPLITS.index(shard.split)
-    sequences = make_instances(corpus, pairs, documents, vocabulary, rules, shard.seed, split_index)
-    key = (shard.seed, split_index, 0, shard.index, SHUFFLE_SHARD)
-    order = np.random.default_rng(key).permutation(len(sequences))
 
-    def serialize():
-        for start in range(0, len(order), WRITE_BATCH):
-            batch = take(sequences, order[start : start + WRITE_BATCH])
-            features = to_features(batch, rules.max_seq_length, rules.max_predictions_per_seq)
-            yield from serialize_examples(features)
-
-    entry = records.write_records(shard.path, serialize())
-    return entry, histograms.count_lengths(sequences.lengths, rules.max_seq_length)
+def _open_documents(paths):
+    """The documents of each input, which can be iterated again, and the manifest's list of inputs."""
+    if paths:
+        inputs = [{"name": os.path.basename(path), "sha256": records.file_sha256(path)} for path in paths]
+        return [TextDocuments((path,)) for path in paths], inputs
+    progress = tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None)
+    documents = list(progress)  # some megabytes, and parsing again would take longer than all the rest
+    text = "\n\n".join("\n".join(document) for document in documents)
+    return [documents], [{"name": NAME, "sha256": hashlib.sha256(text.encode()).hexdigest()}]
 
 
 def _find_vocab_file(config):
@@ -243,71 +213,50 @@ def _find_vocab_file(config):
     return paths[0]
 
 
-def _open_documents(paths):
-    """The documents, which can be iterated again, and the manifest's list of inputs."""
-    if paths:
-        inputs = [{"name": os.path.basename(path), "sha256": records.file_sha256(path)} for path in paths]
-        return TextDocuments(tuple(paths)), inputs
-    progress = tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None)
-    documents = list(progress)  # some megabytes, and parsing again would take longer than all the rest
-    text = "\n\n".join("\n".join(document) for document in documents)
-    return documents, [{"name": NAME, "sha256": hashlib.sha256(text.encode()).hexdigest()}]
+def _make_vocabulary(config, vocab_file, sources, output, job):
+    """Copy or train `vocab.txt`: `Vocabulary`."""
+    path = output.path(VOCAB_NAME)
+    if vocab_file:
+        with (
+            files.open_file(vocab_file) as source,
+            files.write_whole(path) as partial,
+            files.open_file(partial, "wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
+    else:
+        documents = sources[0] if len(sources) == 1 else TextDocuments(tuple(s.paths[0] for s in sources))
+        work = (documents, config.vocab_size, config.do_lower_case, path)
+        job.run([Step("vocabulary", train_vocabulary, work)], "train vocabulary")
+    return tokenization.load_vocab(path)
 
 
-def _write_shards(shards, num_workers):
-    """Write all shards: list of the results of `write_shard`, in their order."""
-    num_workers = min(num_workers or _num_cores(), len(shards))
-    total = sum(shard.last - shard.first for shard in shards)
-    with tqdm(total=total, desc="write", unit=" documents", disable=None) as progress:
-        if num_workers == 1:
-            return [_advance(progress, shard, write_shard(shard)) for shard in shards]
-        # Spawned, not forked: TensorFlow's and the tokenizer's threads do not survive a fork.
-        context = multiprocessing.get_context("spawn")
-        with futures.ProcessPoolExecutor(num_workers, context, _ignore_interrupt) as pool:
-            running = {pool.submit(write_shard, shard): shard for shard in shards}
-            try:
-                for future in futures.as_completed(running):
-                    _advance(progress, running[future], future.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-            return [future.result() for future in running]
+def _make_corpus(config, sources, output, job):
+    """Tokenize all inputs: folder of the `TokenCorpus`, and the number of documents of each input."""
+    steps, parts = [], []
+    for index, documents in enumerate(sources):
+        parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))
+        work = TokenizeWork(documents, output.path(VOCAB_NAME), config.do_lower_case, parts[-1])
+        steps.append(Step(f"tokenize-{index:06d}", tokenize, work))
+    counts = job.run(steps, "tokenize", "files")
+    corpus_dir = os.path.join(output.work_folder, "corpus")
 
+    def release(step):
+        for part in parts:
+            files.remove_folder(part)
 
-def _num_cores():
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def _advance(progress, shard, result):
-    progress.update(shard.last - shard.first)
-    return result
-
-
-def _ignore_interrupt():
-    """A worker leaves Ctrl-C to the parent, which reports it once."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job.run([Step("join", join, (parts, corpus_dir))], "join", release=release)
+    return corpus_dir, counts
 
 
 def _describe_split(shards, written, split, num_documents):
     """The manifest's entry of one split; raises `InputError` where it has no sequence."""
     results = [result for shard, result in zip(shards, written, strict=True) if shard.split == split]
-    histogram = sum(counts for _, counts in results)
+    histogram = sum(np.array(result["histogram"]) for result in results)
     if not histogram.sum():
         raise InputError(f"`input_file` must hold two words or more. Received: none in split {split}.")
     return {
         "num_documents": num_documents,
         "num_sequences": int(histogram.sum()),
         "histogram": histograms.to_json(histogram),
-        "files": [entry.to_json() for entry, _ in results],
+        "files": [result["entry"] for result in results],
     }
-
-
-def _pairs_path(corpus_dir, split):
-    return Path(corpus_dir, f"{split}_pairs.npy")
-
-
-def _documents_path(corpus_dir, split):
-    return Path(corpus_dir, f"{split}_documents.npy")

@@ -58,7 +58,17 @@ def make_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
         `Sequences`, in the order of `pairs`, then of the text. A document has at least one, unless it is
         the only one of its split and has but one token.
     """
-    tokens, type_ids, positions, labels, next_labels = [], [], [], [], []
+    instances = draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index)
+    return collect_instances([instance for _, instance in instances])
+
+
+def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
+    """`make_instances` one by one, so that nothing but the current document is held.
+
+    Yields:
+        (duplicate, document), and a tuple for `collect_instances`: tokens int32 `[L]`, A/B int8 `[L]`,
+        prediction positions and labels `[p]`, next-sentence label.
+    """
     for duplicate, document in np.asarray(pairs).tolist():
         rng = document_generator(seed, split_index, duplicate, document)
         for *spans, is_random in draw_segments(corpus, document, documents, rules, rng):
@@ -71,11 +81,13 @@ def make_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
                 rules.do_whole_word_mask,
                 rng,
             )
-            tokens.append(masked_ids)
-            type_ids.append(types)
-            positions.append(masked_positions)
-            labels.append(masked_labels)
-            next_labels.append(is_random)
+            yield (duplicate, document), (masked_ids, types, masked_positions, masked_labels, is_random)
+
+
+def collect_instances(instances):
+    """`Sequences` of a list of the tuples that `draw_instances` yields."""
+    columns = zip(*instances, strict=True) if instances else [()] * 5
+    tokens, type_ids, positions, labels, next_labels = columns
     return make_sequences(
         tokens=_join(tokens, np.int32),
         token_type_ids=_join(type_ids, np.int8),

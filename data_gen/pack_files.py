@@ -36,6 +36,8 @@ from data_gen.settings import InputError
 from data_gen.steps import Job, Step
 from data_gen.versions import versions
 
+logger = logging.getLogger(__name__)
+
 
 def pack(config):
     """Pack the records of `config.input_file` into `config.output_dir`.
@@ -66,7 +68,7 @@ def pack(config):
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
-    logging.info(
+    logger.info(
         "packed %d sequences of %d files into %d packs of %d files in %.1f s",
         *(manifest["num_sequences"], len(paths), manifest["num_packs"], len(manifest["files"])),
         time.monotonic() - start,

@@ -32,12 +32,18 @@ def write_provenance(path, parts):
         parts: List of (sequences per pack, file indices, record numbers), in the order of the packs.
     """
     depths, file_indices, record_numbers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    write_index(
+        path, pack_offsets=to_offsets(depths), file_indices=file_indices, record_numbers=record_numbers
+    )
+
+
+def write_index(path, **arrays):
+    """Write arrays of whole numbers, each in the smallest type that holds it; equal ones are equal bytes."""
+    small = {
+        name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in arrays.items()
+    }
     content = io.BytesIO()
-    arrays = (to_offsets(depths), file_indices, record_numbers)
-    small = [values.astype(np.min_scalar_type(values.max(initial=0))) for values in arrays]
-    names = ("pack_offsets", "file_indices", "record_numbers")
-    # a ZIP file notes the time: np.savez writes 1980, so equal indices are equal bytes
-    np.savez_compressed(content, **dict(zip(names, small, strict=True)))
+    np.savez_compressed(content, **small)  # its ZIP entries are all of 1980
     with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
         file.write(content.getvalue())
 

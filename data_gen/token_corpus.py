@@ -7,16 +7,20 @@ Two documents, the first of two sentences:
     document_offsets  [0 2 3]          document i is the sentences offsets[i]:offsets[i + 1]
 """
 
+import contextlib
 import dataclasses
+import functools
+import os
+import shutil
+import tempfile
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
-from data_gen import tokenization
-from data_gen.sequences import to_offsets
+from data_gen import files, tokenization
 
-TOKEN_FILE = "token_ids.int32"
+FILES = {"token_ids": np.int32, "sentence_offsets": np.int64, "document_offsets": np.int64}
+COPY_VALUES = 2**20  # joined at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,34 +55,80 @@ def encode_documents(documents, tokenizer, folder):
     Returns:
         `TokenCorpus`, memory-mapped.
     """
-    sentence_lengths, document_lengths = [], []
     sentences = ((number, s) for number, document in enumerate(documents) for s in document)
-    last_document = -1
-    with open(Path(folder, TOKEN_FILE), "wb") as file:
+    last_document, num_tokens, num_sentences = None, 0, 0
+    with _open_for_writing(folder) as columns:
+        columns["sentence_offsets"].write(_bytes([0], np.int64))
         while batch := list(islice(sentences, tokenization.ENCODE_BATCH)):
             numbers, texts = zip(*batch, strict=True)
             encoded = tokenization.encode_sentences(tokenizer, list(texts))
+            token_ids, sentence_ends, document_starts = [], [], []
             for number, ids in zip(numbers, encoded, strict=True):
                 if not ids:
                     continue
                 if number != last_document:
-                    document_lengths.append(0)
+                    document_starts.append(num_sentences + len(sentence_ends))
                     last_document = number
-                document_lengths[-1] += 1
-                sentence_lengths.append(len(ids))
-                np.asarray(ids, np.int32).tofile(file)
-    np.save(Path(folder, "sentence_offsets.npy"), to_offsets(sentence_lengths))
-    np.save(Path(folder, "document_offsets.npy"), to_offsets(document_lengths))
+                token_ids.extend(ids)
+                sentence_ends.append(num_tokens + len(token_ids))
+            columns["token_ids"].write(_bytes(token_ids, np.int32))
+            columns["sentence_offsets"].write(_bytes(sentence_ends, np.int64))
+            columns["document_offsets"].write(_bytes(document_starts, np.int64))
+            num_tokens += len(token_ids)
+            num_sentences += len(sentence_ends)
+        columns["document_offsets"].write(_bytes([num_sentences], np.int64))
     return open_corpus(folder)
+
+
+def join_corpora(folders, folder):
+    """Write the documents of several folders, in this order, to another."""
+    num_tokens, num_sentences = 0, 0
+    with _open_for_writing(folder) as columns:
+        columns["sentence_offsets"].write(_bytes([0], np.int64))
+        for part in map(open_corpus, folders):
+            _copy(part.token_ids, 0, columns["token_ids"])
+            _copy(part.sentence_offsets[1:], num_tokens, columns["sentence_offsets"])
+            _copy(part.document_offsets[:-1], num_sentences, columns["document_offsets"])
+            num_tokens += len(part.token_ids)
+            num_sentences += len(part.sentence_offsets) - 1
+        columns["document_offsets"].write(_bytes([num_sentences], np.int64))
 
 
 def open_corpus(folder):
     """Memory-map what `encode_documents` wrote: `TokenCorpus`."""
-    path = Path(folder, TOKEN_FILE)
-    empty = path.stat().st_size == 0  # which cannot be mapped
-    return TokenCorpus(
-        # asarray: the same mapped memory, without the cost of memmap's own indexing
-        np.zeros(0, np.int32) if empty else np.asarray(np.memmap(path, np.int32, "r")),
-        np.asarray(np.load(Path(folder, "sentence_offsets.npy"), mmap_mode="r")),
-        np.asarray(np.load(Path(folder, "document_offsets.npy"), mmap_mode="r")),
-    )
+    folder = _copy_here(str(folder)) if files.is_remote(folder) else folder
+    columns = {}
+    for name, dtype in FILES.items():
+        path = os.path.join(folder, name)
+        # An empty file cannot be mapped. asarray: the same memory, without the cost of memmap's own indexing
+        is_empty = not os.path.getsize(path)
+        columns[name] = np.zeros(0, dtype) if is_empty else np.asarray(np.memmap(path, dtype, "r"))
+    return TokenCorpus(**columns)
+
+
+@contextlib.contextmanager
+def _open_for_writing(folder):
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(files.open_file(os.path.join(folder, name), "wb")) for name in FILES}
+
+
+@functools.cache
+def _copy_here(folder):
+    """Copy a corpus from a URL to this machine, once a process."""
+    here = tempfile.mkdtemp(prefix="bert_packed_corpus_")
+    for name in FILES:
+        with (
+            files.open_file(os.path.join(folder, name)) as source,
+            open(os.path.join(here, name), "wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
+    return here
+
+
+def _copy(values, shift, file):
+    for start in range(0, len(values), COPY_VALUES):
+        file.write((values[start : start + COPY_VALUES] + values.dtype.type(shift)).tobytes())
+
+
+def _bytes(values, dtype):
+    return np.array(values, dtype).tobytes()

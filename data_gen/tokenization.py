@@ -18,6 +18,7 @@ from data_gen.settings import InputError
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"  # opens every WordPiece that continues a word
 MAX_ALPHABET = 1000  # characters that a trained vocabulary spells words with; rarer ones become [UNK]
+MAX_WORDS_HELD = 2**20  # about 100 MB
 ENCODE_BATCH = 4096  # sentences
 
 
@@ -160,16 +161,22 @@ def train_vocab(documents, vocab_size, do_lower_case):
 def _find_alphabet(documents, do_lower_case):
     """The most frequent characters of the words, sorted, and those among them that continue a word."""
     normalizer, pre_tokenizer = _normalizer(do_lower_case), BertPreTokenizer()
-    words = Counter()
+    words, counts, continuing = Counter(), Counter(), set()
+
+    def count_characters():
+        for text, count in words.items():
+            for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)):
+                continuing.update(word[1:])
+                for character in word:
+                    counts[character] += count
+        words.clear()
+
     for document in documents:
         for sentence in document:
             words.update(sentence.split())
-    counts, continuing = Counter(), set()
-    for text, count in words.items():
-        for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)):
-            continuing.update(word[1:])
-            for character in word:
-                counts[character] += count
+        if len(words) > MAX_WORDS_HELD:
+            count_characters()
+    count_characters()
     frequent = sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
     return sorted(frequent), sorted(continuing.intersection(frequent))
 
