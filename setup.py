@@ -22,6 +22,10 @@ TEST_REQUIRES = [
     "ruff>=0.8",  # lint and import order, the same in CI and on a laptop
 ]
 
+BEAM_REQUIRES = [
+    "apache-beam>=2.69,<3",  # data generation on more than one machine; the first for Python 3.11 to 3.13
+]
+
 setup(
     name="bert_packed",
     version="0.1.0",
@@ -31,5 +35,5 @@ setup(
     packages=find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
     py_modules=["run_pretraining"],
     install_requires=INSTALL_REQUIRES,
-    extras_require={"test": TEST_REQUIRES},
+    extras_require={"test": TEST_REQUIRES, "beam": BEAM_REQUIRES},
 )

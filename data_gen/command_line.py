@@ -113,6 +113,7 @@ def _show_log():
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+        logger.propagate = False  # or a library that logs too would show every line twice
 
 
 def _define(config_class):

@@ -1,0 +1,87 @@
+"""Each sequence has one slot of its own length, whoever computes it; each shuffle is a permutation."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_gen.assignment import PackOrder, assign_sequences, choose_slots, fill_packs, find_parts
+from data_gen.packing.histogram import count_lengths
+from data_gen.packing.lpfhp import pack_lpfhp
+from data_gen.shuffle import shuffle_places
+
+S = 12
+
+
+@given(st.integers(1, 2000), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_a_shuffle_is_a_permutation(num_items, key):
+    places = shuffle_places(np.arange(num_items), num_items, (key,))
+    assert sorted(places) == list(range(num_items))
+
+
+def test_a_shuffle_can_be_asked_in_any_pieces():
+    whole = shuffle_places(np.arange(1000), 1000, (3, 4))
+    some = np.array([999, 5, 5, 0])
+    assert shuffle_places(some, 1000, (3, 4)).tolist() == whole[some].tolist()
+    assert not np.array_equal(whole, shuffle_places(np.arange(1000), 1000, (4, 3)))
+    # items of two shuffles in one call
+    sizes, keys = np.array([10, 7, 10]), np.array([1, 2, 1])
+    both = shuffle_places(np.array([3, 3, 4]), sizes, (keys,))
+    assert both[0] == shuffle_places(np.array([3]), 10, (1,))[0]
+    assert both[1] == shuffle_places(np.array([3]), 7, (2,))[0]
+
+
+def test_every_order_of_three_is_about_equally_frequent():
+    keys = np.arange(6000)
+    places = [shuffle_places(np.full(6000, item), 3, (keys,)) for item in range(3)]
+    counts = np.bincount(9 * places[0] + 3 * places[1] + places[2])
+    counts = counts[counts > 0]
+    assert len(counts) == 6
+    # chi-squared with 5 degrees of freedom: above 20.5 once in a thousand
+    assert ((counts - 1000) ** 2 / 1000).sum() < 20.5
+
+
+def test_neighbours_are_spread():
+    places = shuffle_places(np.arange(20000), 20000, (9,))
+    assert abs(np.corrcoef(places[1:], places[:-1])[0, 1]) < 0.03
+    assert abs(np.corrcoef(places, np.arange(20000))[0, 1]) < 0.03
+
+
+def make_plan(lengths):
+    return pack_lpfhp(count_lengths(lengths, S), S, "max")
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 7])
+@pytest.mark.parametrize("run_length", [1, 13, 1000])
+def test_parts_and_runs_do_not_matter(num_parts, run_length):
+    """The bounded-memory way, run by run and part by part, gives the packs of `assign_sequences`."""
+    lengths = np.random.default_rng(0).integers(1, S + 1, 200)
+    plan = make_plan(lengths)
+    expected = assign_sequences(plan, lengths, seed=5)
+
+    order = PackOrder(plan.strategies, 5)
+    ends = np.arange(num_parts + 1) * order.num_packs // num_parts
+    limits = order.count_slots(ends, S + 1)
+    totals = np.bincount(lengths, minlength=S + 1)
+    assert limits[-1].tolist() == totals.tolist()
+    slots, parts = np.empty(200, np.int64), np.empty(200, np.int64)
+    before = np.zeros(S + 1, np.int64)
+    for start in range(0, 200, run_length):
+        run = slice(start, start + run_length)
+        slots[run] = choose_slots(lengths[run], before, totals, 5)
+        parts[run] = find_parts(lengths[run], slots[run], limits)
+        before = before + np.bincount(lengths[run], minlength=S + 1)
+    members = []
+    for part in range(num_parts):
+        mine = np.flatnonzero(parts == part)
+        packs = fill_packs(*order.slots(ends[part], ends[part + 1]), lengths[mine], slots[mine])
+        members.extend(mine[packs.members])
+    assert members == expected.members.tolist()
+    assert sorted(members) == list(range(200))
+    assert np.mean(np.diff(expected.offsets) > 1) > 0.3
+
+
+def test_fill_packs_example():
+    packs = fill_packs(np.array([3, 5, 3]), np.array([2, 1]), np.array([3, 5, 3]), np.array([9, 4, 8]))
+    assert packs.members.tolist() == [2, 1, 0] and packs.offsets.tolist() == [0, 2, 3]
