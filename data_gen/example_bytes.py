@@ -6,7 +6,9 @@ import numpy as np
 
 from data_gen import schema
 
-TABLE_SIZE = 2**16  # every id of a usual vocabulary; two tables of 256 KiB, which a core's cache holds
+# Numbers below each size are looked up: positions and short vocabularies, then every usual vocabulary. The
+# tables are of 32 and 256 KiB, which a core's caches hold.
+TABLE_SIZES = {2**14: np.uint16, 2**16: np.uint32}
 
 
 def serialize_examples(features):
@@ -53,8 +55,9 @@ def encode_varints(values):
     largest = int(values.max()) if values.size else 0
     if largest < 128:
         return values.astype(np.uint8).tobytes(), np.arange(1, num_rows + 1) * length
-    if largest < TABLE_SIZE:
-        words, masks = _varint_tables()
+    size = next((size for size in TABLE_SIZES if largest < size), None)
+    if size:
+        words, masks = _varint_tables(size)
         flat = np.ascontiguousarray(values).reshape(-1)
         encoded, is_used = words[flat].view(np.uint8), masks[flat].view(bool)
     else:
@@ -65,18 +68,17 @@ def encode_varints(values):
 
 
 @functools.cache
-def _varint_tables():
-    """The varint of every number below `TABLE_SIZE` in four bytes, and which of them it uses.
+def _varint_tables(size):
+    """The varint of every number below `size` as the bytes of one word, and which of them it uses.
 
     Returns:
-        Two uint32 arrays `[TABLE_SIZE]`, to be viewed as four uint8 and four bool each.
+        Two arrays `[size]` of `TABLE_SIZES[size]`, to be viewed as uint8 and as bool.
     """
-    encoded, is_used = _spread(np.arange(TABLE_SIZE)[:, None], TABLE_SIZE - 1)
     tables = []
-    for array in (encoded, is_used):
-        four = np.zeros((TABLE_SIZE, 4), np.uint8)
-        four[:, : array.shape[2]] = array[:, 0]
-        tables.append(four.view(np.uint32)[:, 0])
+    for array in _spread(np.arange(size)[:, None], size - 1):
+        padded = np.zeros((size, np.dtype(TABLE_SIZES[size]).itemsize), np.uint8)
+        padded[:, : array.shape[2]] = array[:, 0]
+        tables.append(padded.view(TABLE_SIZES[size])[:, 0])
     return tables
 
 
