@@ -1,6 +1,7 @@
 """Records survive writing and reading; each kind of bad file or record gets its own message."""
 
 import os
+import stat
 
 import numpy as np
 import pytest
@@ -74,7 +75,11 @@ def test_written_file_is_read_back(tmp_path):
     assert entry.sha256 == records.file_sha256(tmp_path / "x.tfrecord")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def has_full_device():
+    return os.path.exists("/dev/full") and stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+@pytest.mark.skipif(not has_full_device(), reason="needs a device that is always full")
 def test_full_disk_is_an_operating_system_error():
     with pytest.raises(OSError, match=r"/dev/full: .*No space left"):
         records.write_records("/dev/full", [b"x" * 100])
