@@ -5,6 +5,7 @@ import dataclasses
 from data_gen import schema
 from data_gen.assemble import assemble_packs, count_predictions
 from data_gen.input_manifest import check_vocabulary
+from data_gen.length_plan import plan_lengths
 from data_gen.overlong import fit_lengths
 from data_gen.read_unpacked import read_unpacked
 from data_gen.record_formats import FORMATS, default_room
@@ -75,6 +76,10 @@ class BertData:
     def measure(self, columns, packs):
         """The most predictions in any of some packs."""
         return int(count_predictions(packs, columns["num_predictions"]).max(initial=0))
+
+    def make_plan(self, histogram, algorithm, depth):
+        """Plan the packs for a histogram `[num_lengths]`: see `plan_lengths`."""
+        return plan_lengths(histogram[1:], algorithm, self.max_seq_length, depth)
 
     def make_spec(self, depth, measured):
         """The shapes of the packed record.

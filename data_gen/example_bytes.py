@@ -18,8 +18,8 @@ def serialize_examples(features):
     the whole batch become varints at once, and what repeats from record to record is made once.
 
     Args:
-        features: Dict from feature name to array `[n, length]`; written as float32 or int64 by
-            `schema.dtype`. Whole numbers are not negative.
+        features: Dict from feature name to array `[n, length]`; written as float32 where the array or
+            `schema.dtype` is of floats, otherwise as int64. Whole numbers are not negative.
 
     Returns:
         List of n `bytes`. Features stand in the order of their names, so that equal features are equal bytes.
@@ -111,7 +111,7 @@ def _join_columns(columns):
 def _encode_feature(name, values):
     """Entries of the Example's feature map: yields n `bytes`."""
     num_rows, length = values.shape
-    if schema.dtype(name) == "float32":
+    if values.dtype.kind == "f" or schema.dtype(name) == "float32":
         content = np.ascontiguousarray(values, "<f4").tobytes()
         ends = np.arange(1, num_rows + 1) * (4 * length)
         kind = 2  # Feature.float_list

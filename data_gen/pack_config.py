@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from data_gen.feature_spec import parse_features
 from data_gen.overlong import OVERLONG_CHOICES
 from data_gen.packing.algorithms import ALGORITHM_NAMES
 from data_gen.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
@@ -10,6 +11,13 @@ from data_gen.settings import InputError, check_settings, parse_depth, setting
 
 # What neither the packs nor their manifest depend on.
 NEUTRAL_SETTINGS = ("output_dir", "num_workers", "runner", "overwrite", "json")
+
+
+def _parse_features(text):
+    """Check a SPEC and keep it as text."""
+    if text:
+        parse_features(text)
+    return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +31,12 @@ class PackConfig:
     )
     output_dir: str = setting(
         "", "where the packs and manifest.json go; empty = sample_data/packed_LENGTH, for the sample corpus"
+    )
+    features: str = setting(
+        "",
+        "features of records that are not BERT's, such as inputs:int:512,targets:int:114; "
+        "see docs/other_features.md; empty = BERT's",
+        parse=_parse_features,
     )
     max_seq_length: int = setting(512, "tokens per pack", minimum=3)  # [CLS], a token, [SEP]
     algorithm: str = setting("lpfhp", "packing algorithm", choices=ALGORITHM_NAMES)
@@ -56,6 +70,18 @@ class PackConfig:
         check_settings(self)
         if self.input_file and not self.output_dir:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
+        if self.features:
+            self._check_other_features()
+
+    def _check_other_features(self):
+        if not self.input_file:
+            raise InputError("`input_file` must be given with --features. Received: ''.")
+        for name, allowed in (("overlong", ("error", "drop")), ("output_format", (PACKED,))):
+            if getattr(self, name) not in allowed:
+                raise InputError(
+                    f"`{name}` must be {' or '.join(allowed)} with --features. "
+                    f"Received: {getattr(self, name)!r}."
+                )
 
     def resolved(self):
         """The settings that the result depends on, as a dict."""

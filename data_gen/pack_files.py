@@ -11,6 +11,8 @@ import numpy as np
 from data_gen import files
 from data_gen.assignment import PackOrder
 from data_gen.bert_data import BertData
+from data_gen.feature_data import FeatureData
+from data_gen.feature_spec import parse_features
 from data_gen.input_files import find_files
 from data_gen.input_manifest import read_input_manifests
 from data_gen.output import open_output_dir, refuse_own_input
@@ -28,8 +30,6 @@ from data_gen.pack_steps import (
 )
 from data_gen.packing import histogram as histograms
 from data_gen.packing import plan as plans
-from data_gen.packing.algorithms import ALGORITHMS
-from data_gen.packing.bounds import lower_bound
 from data_gen.provenance import provenance_path
 from data_gen.runners import check_runner, choose_num_workers
 from data_gen.settings import InputError
@@ -78,78 +78,68 @@ def pack(config):
 
 def metrics_row(manifest):
     """The papers' metrics of a packed data set, as one row of a table: dict from column to value."""
-    plan = plans.from_json(manifest["plan"])
-    return {
-        "algorithm": plan.algorithm,
-        "depth asked": str(plan.max_sequences_per_pack),
-        "depth": plan.depth,
-        "strategies": len(plan.strategies),
-        "sequences": plan.num_sequences,
-        "packs": plan.num_packs,
+    packed = manifest["plan"]
+    row = {
+        "algorithm": packed["algorithm"],
+        "depth asked": str(packed["max_sequences_per_pack"]),
+        "depth": manifest["depth"],
+        "strategies": len(packed["strategies"]),
+        "sequences": manifest["num_sequences"],
+        "packs": manifest["num_packs"],
         "lower bound": manifest["lower_bound"],
-        "tokens": plan.num_tokens,
-        "padding": plan.num_padding,
-        "efficiency %": 100 * plan.efficiency,
-        "packing factor": plan.packing_factor,
     }
+    if "max_seq_length" in packed:  # of one length
+        plan = plans.from_json(packed)
+        row |= {"tokens": plan.num_tokens, "padding": plan.num_padding}
+    efficiency, factor = manifest["efficiency"], manifest["packing_factor"]
+    return {**row, "efficiency %": 100 * efficiency, "packing factor": factor}
 
 
 def make_plan(arguments):
-    """Run a packing algorithm.
+    """The step that plans: (data, histogram, algorithm, depth asked for) -> JSON for the manifest."""
+    data, *rest = arguments
+    return data.make_plan(*rest)
 
-    Args:
-        arguments: Its name, the histogram as a list, S, and the depth asked for.
 
-    Returns:
-        Dict with the plan as JSON and the lower bound of its number of packs.
-    """
-    algorithm, histogram, max_seq_length, depth = arguments
-    plan = ALGORITHMS[algorithm](np.array(histogram, np.int64), max_seq_length, depth)
-    plans.validate_plan(plan, histogram)
-    return {
-        "plan": plan.to_json(),
-        "lower_bound": lower_bound(np.array(histogram, np.int64), max_seq_length, depth),
-    }
+def make_data(config, vocab_size):
+    """What the records are, by the settings: `BertData` or `FeatureData`."""
+    if config.features:
+        return FeatureData(parse_features(config.features), config.overlong)
+    return BertData(
+        config.max_seq_length,
+        config.overlong,
+        vocab_size,
+        config.max_predictions_per_pack,
+        config.output_format,
+    )
 
 
 def _pack_inputs(config, paths, output, job):
     """All steps; returns the manifest."""
     vocabulary, promised = read_input_manifests(paths)
-    data = BertData(
-        config.max_seq_length,
-        config.overlong,
-        vocabulary.get("vocab_size"),
-        config.max_predictions_per_pack,
-        config.output_format,
-    )
+    data = make_data(config, vocabulary.get("vocab_size"))
     read, runs = _read_inputs(data, paths, promised, output, job)
     totals = sum((np.array(histogram) for _, histogram in runs), np.zeros(data.num_lengths, np.int64))
-    histogram = totals[1:]
     if not totals.sum():
         raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
-    arguments = (config.algorithm, histogram.tolist(), config.max_seq_length, config.max_sequences_per_pack)
+    arguments = (data, totals.tolist(), config.algorithm, config.max_sequences_per_pack)
     (planned,) = job.run([Step("plan", make_plan, arguments)], "plan")
-    plan = plans.from_json(planned["plan"])
+    strategies = {tuple(strategy): count for strategy, count in planned["plan"]["strategies"]}
 
-    shards = _cut_shards(plan.num_packs, config.num_shards, data.pack_tokens)
+    shards = _cut_shards(planned["num_packs"], config.num_shards, data.pack_tokens)
     parts = [part for shard in shards for part in shard]
-    sorted_runs = _sort_runs(data, runs, totals, plan, parts, config.seed, output, job)
-    work = PackWork(data, plan.strategies, sorted_runs, config.seed)
+    sorted_runs = _sort_runs(data, runs, totals, strategies, parts, config.seed, output, job)
+    work = PackWork(data, strategies, sorted_runs, config.seed)
     steps = [Step(f"measure-{p.index:06d}", measure_part, (work, p), p.last - p.first) for p in parts]
-    depth = plan.depth if config.max_sequences_per_pack == "max" else config.max_sequences_per_pack
+    is_limited = config.max_sequences_per_pack != "max"
+    depth = config.max_sequences_per_pack if is_limited else planned["depth"]
     spec = data.make_spec(depth, max(job.run(steps, "measure packs", "packs")))
     return {
         "kind": "packed",
         "settings": config.resolved(),
         "versions": versions(),
-        "histogram": histograms.to_json(histogram),
-        "plan": planned["plan"],
-        "num_sequences": plan.num_sequences,
-        "num_packs": plan.num_packs,
-        "efficiency": plan.efficiency,
-        "packing_factor": plan.packing_factor,
-        "depth": plan.depth,
-        "lower_bound": planned["lower_bound"],
+        "histogram": histograms.to_json(totals[1:]),
+        **planned,
         "seed": config.seed,
         "spec": dataclasses.asdict(spec),
         **vocabulary,
@@ -189,10 +179,10 @@ def _cut_shards(num_packs, num_shards, pack_tokens):
     return shards
 
 
-def _sort_runs(data, runs, totals, plan, parts, seed, output, job):
+def _sort_runs(data, runs, totals, strategies, parts, seed, output, job):
     """Sort all runs by part: tuple of paths."""
     limits_path = os.path.join(output.work_folder, "limits.npy")
-    order = PackOrder(plan.strategies, seed)
+    order = PackOrder(strategies, seed)
     limits = order.count_slots([0, *(part.last for part in parts)], data.num_lengths)
     with files.write_whole(limits_path) as partial, files.open_file(partial, "wb") as file:
         np.save(file, limits)

@@ -153,6 +153,37 @@ def parse_examples(batch, lengths, path, first_record):
     return {**arrays, **empty}
 
 
+def parse_ragged(batch, dtypes, path, first_record):
+    """Decode a batch of records whose features have any lengths.
+
+    Args:
+        batch: String tensor `[n]` of one file.
+        dtypes: Dict from feature name to "int64" or "float32". A record that lacks a feature has 0 values.
+        path: The file, for messages.
+        first_record: Number of the batch's first record.
+
+    Returns:
+        Dict from name to (values of all records, number of values of each, int64 `[n]`).
+
+    Raises:
+        InputError: a record is no `tf.train.Example`, or has a feature in another type.
+    """
+    wanted = {name: tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64) for name, dtype in dtypes.items()}
+    try:
+        columns = tf.io.parse_example(batch, wanted)
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        for number, record in enumerate(batch.numpy(), first_record):
+            for name, feature in _features(record, path, number).items():
+                kind = feature.WhichOneof("kind")
+                lists = {"int64": "int64_list", "float32": "float_list"}
+                if name in dtypes and kind not in (lists[dtypes[name]], None):
+                    raise InputError(
+                        f"{path}, record {number}: {name} must hold {dtypes[name]}. Received: a {kind}."
+                    ) from error
+        raise InputError(f"{path}: {error}") from error
+    return {name: (column.values.numpy(), column.row_lengths().numpy()) for name, column in columns.items()}
+
+
 def feature_lengths(record, path, number, names):
     """Lengths of the named features of one record.
 

@@ -1,0 +1,56 @@
+"""How `--features=SPEC` is written: which features a record has, and how much of each a pack holds.
+
+    inputs:int:512,targets:int:114                              T5 pairs: a sequence has two lengths
+    audio:float*80:3000,text:int:400                            frames of 80 values, and their transcript
+    atoms:int:128,places:float*3:=atoms,energy:float:each       molecules: three values an atom, one label
+
+NAME:TYPE:CAPACITY. TYPE is int or float, with *N for N values at each position. CAPACITY is the positions in
+a pack, or =NAME for a feature that is as long as another in every sequence, or `each` for one a sequence.
+"""
+
+import dataclasses
+import re
+
+EACH = "each"
+_ENTRY = re.compile(
+    r"(?P<name>[^:,=]+):(?P<type>int|float)(\*(?P<width>[1-9]\d*))?:(?P<size>each|[1-9]\d*|=.+)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """One feature of a sequence.
+
+    Attributes:
+        name: In the records.
+        is_float: float32, otherwise int64.
+        width: Values at each position.
+        leader: Name of the feature whose length it has, which may be itself; "" for one position a sequence.
+        capacity: Positions of a pack that it may fill; 0 for one a sequence.
+    """
+
+    name: str
+    is_float: bool
+    width: int
+    leader: str
+    capacity: int
+
+
+def parse_features(text):
+    """Parse a SPEC: tuple of `FeatureSpec`; raises `ValueError` with the rule."""
+    specs = {}
+    for entry in text.split(","):
+        match = _ENTRY.fullmatch(entry.strip())
+        if not match:
+            raise ValueError(f"NAME:int|float[*N]:CAPACITY|=NAME|each, comma-separated, and not {entry!r}")
+        name, size = match["name"], match["size"]
+        if name in specs:
+            raise ValueError(f"features of different names, and not {name!r} twice")
+        leader = "" if size == EACH else size.removeprefix("=") if size.startswith("=") else name
+        if leader and leader != name and (leader not in specs or specs[leader].leader != leader):
+            raise ValueError(f"such that ={leader} names a feature before it that has a capacity")
+        capacity = 0 if not leader else int(size) if leader == name else specs[leader].capacity
+        specs[name] = FeatureSpec(name, match["type"] == "float", int(match["width"] or 1), leader, capacity)
+    if not any(spec.leader for spec in specs.values()):
+        raise ValueError("such that one feature has a capacity")
+    return tuple(specs.values())

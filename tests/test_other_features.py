@@ -1,0 +1,178 @@
+"""Records of any features are packed without a loss, each feature within its capacity."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data_gen.feature_spec import parse_features
+from data_gen.pack_config import PackConfig
+from data_gen.pack_files import metrics_row, pack
+from data_gen.settings import InputError
+from data_gen.vector_packing import lower_bound, pack_vectors
+
+PAIRS = "inputs:int:40,targets:int:12"
+MOLECULES = "atoms:int:30,places:float*3:=atoms,energy:float:each"
+
+
+def example(**features):
+    return tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                name: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+                if np.asarray(values).dtype.kind == "i"
+                else tf.train.Feature(float_list=tf.train.FloatList(value=values))
+                for name, values in features.items()
+            }
+        )
+    ).SerializeToString()
+
+
+def write(path, sequences):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for sequence in sequences:
+            writer.write(example(**sequence))
+    return str(path)
+
+
+def make_pairs(rng, count=150):
+    return [
+        {
+            "inputs": rng.integers(1, 99, rng.integers(1, 41)),
+            "targets": rng.integers(1, 99, rng.integers(1, 13)),
+        }
+        for _ in range(count)
+    ]
+
+
+def make_molecules(rng, count=150):
+    sizes = rng.integers(1, 31, count)
+    return [
+        {
+            "atoms": rng.integers(1, 9, size),
+            "places": rng.random(3 * size).astype(np.float32),
+            "energy": rng.random(1).astype(np.float32),
+        }
+        for size in sizes
+    ]
+
+
+def read_packs(folder, names, widths):
+    """Yield the sequences of every pack: lists of tuples, by a plain loop."""
+    for path in sorted(folder.glob("*.tfrecord")):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            features = tf.train.Example.FromString(record).features.feature
+            values = {name: list(f.int64_list.value or f.float_list.value) for name, f in features.items()}
+            depth = max(values[f"{names[0]}_sequence_ids"])
+            found = []
+            for owner in range(1, depth + 1):
+                parts = []
+                for name, (leader, width) in zip(names, widths, strict=True):
+                    if leader is None:
+                        parts.append(tuple(values[name][(owner - 1) * width : owner * width]))
+                        continue
+                    owners = values[f"{leader}_sequence_ids"]
+                    places = [i for i, other in enumerate(owners) if other == owner]
+                    positions = [values[f"{leader}_position_ids"][i] for i in places]
+                    assert positions == list(range(len(places)))
+                    parts.append(tuple(v for i in places for v in values[name][i * width : (i + 1) * width]))
+                found.append(tuple(parts))
+            yield found, {name: len(values[name]) for name in values}
+
+
+def as_tuples(sequences):
+    return Counter(tuple(tuple(v.tolist()) for v in sequence.values()) for sequence in sequences)
+
+
+@pytest.mark.parametrize("depth", [2, "max"])
+@pytest.mark.parametrize(
+    ("spec", "make", "widths"),
+    [
+        (PAIRS, make_pairs, [("inputs", 1), ("targets", 1)]),
+        (MOLECULES, make_molecules, [("atoms", 1), ("atoms", 3), (None, 1)]),
+    ],
+)
+def test_nothing_is_lost(tmp_path, spec, make, widths, depth):
+    sequences = make(np.random.default_rng(0))
+    path = write(tmp_path / "in.tfrecord", sequences)
+    out = tmp_path / "out"
+    settings = {"features": spec, "max_sequences_per_pack": depth, "num_shards": 2}
+    manifest = pack(PackConfig(input_file=path, output_dir=str(out), **settings))
+    packs = list(read_packs(out, list(sequences[0]), widths))
+    assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
+    assert len(packs) == manifest["num_packs"] >= manifest["lower_bound"]
+    assert manifest["packing_factor"] > 1.3
+    assert max(len(found) for found, _ in packs) == manifest["depth"]
+    assert len({tuple(sorted(shapes.items())) for _, shapes in packs}) == 1
+    row = metrics_row(manifest)
+    assert row["packs"] == len(packs) and 60 < row["efficiency %"] <= 100
+
+
+def test_long_lengths_are_told_apart_in_steps(tmp_path):
+    rng = np.random.default_rng(1)
+    lengths = zip(rng.integers(1, 3001, 40), rng.integers(0, 401, 40), strict=True)
+    sequences = [{"audio": np.ones(2 * n, np.float32), "text": np.arange(m)} for n, m in lengths]
+    path = write(tmp_path / "in.tfrecord", sequences)
+    spec = "audio:float*2:3000,text:int:400"
+    config = PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=spec, num_shards=1)
+    pack(config)
+    packs = list(read_packs(tmp_path / "out", ["audio", "text"], [("audio", 2), ("text", 1)]))
+    assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("a", "NAME:int|float[*N]:CAPACITY|=NAME|each, comma-separated, and not 'a'"),
+        ("a:int:0", "and not 'a:int:0'"),
+        ("a:int:4,a:int:5", "different names, and not 'a' twice"),
+        ("a:int:=b,b:int:4", "=b names a feature before it"),
+        ("a:int:each", "one feature has a capacity"),
+    ],
+)
+def test_specs_that_are_none(spec, message):
+    with pytest.raises(ValueError) as error:
+        parse_features(spec)
+    assert message in str(error.value)
+    with pytest.raises(InputError, match="`features` must be "):
+        PackConfig(input_file="x", output_dir="y", features=spec)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "message"),
+    [
+        (
+            {"atoms": [1, 2], "energy": [0.5]},
+            r"record 1: features places are missing\. Received: atoms, energy",
+        ),
+        ({"atoms": [1, 2], "places": [0.0] * 5, "energy": [0.5]}, r"places must be as long as atoms"),
+        ({"atoms": [1] * 31, "places": [0.0] * 93, "energy": [0.5]}, r"atoms must have at most 30 positions"),
+        ({"atoms": [1], "places": [0.0] * 3, "energy": [0.5, 1]}, r"energy must have 1 values"),
+        (
+            {"atoms": [1.5], "places": [0.0] * 3, "energy": [0.5]},
+            r"atoms must hold int64\. Received: a float_list",
+        ),
+    ],
+)
+def test_records_that_do_not_fit(tmp_path, sequence, message):
+    path = write(tmp_path / "in.tfrecord", [sequence])
+    with pytest.raises(InputError, match=rf"in\.tfrecord, record 1: .*{message}|{message}"):
+        pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=MOLECULES))
+    assert not (tmp_path / "out").exists()
+
+
+def test_vectors_are_packed_within_all_capacities():
+    rng = np.random.default_rng(0)
+    capacities = np.array([20, 7])
+    sizes = np.unique(np.stack([rng.integers(1, 21, 60), rng.integers(0, 8, 60)], axis=1), axis=0)
+    counts = rng.integers(1, 50, len(sizes))
+    for depth in (1, 2, 5):
+        strategies = pack_vectors(sizes, counts, capacities, depth)
+        placed = np.zeros(len(sizes), np.int64)
+        for strategy, times in strategies.items():
+            assert len(strategy) <= depth and np.all(sizes[list(strategy)].sum(axis=0) <= capacities)
+            np.add.at(placed, list(strategy), times)
+        assert placed.tolist() == counts.tolist()
+        assert sum(strategies.values()) >= lower_bound(sizes, counts, capacities, depth)
+    assert sum(pack_vectors(sizes, counts, capacities, 1).values()) == counts.sum()
