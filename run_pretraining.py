@@ -19,7 +19,8 @@ def main(config):
     """Train, evaluate and report one run; returns an exit status."""
     # TensorFlow: not for --help
     from bert_packed import checkpoint, run_directory, training
-    from bert_packed.pretraining import build_engine, make_hooks, read_data, speed_rows
+    from bert_packed.pretraining import build_engine, make_hooks, speed_rows
+    from bert_packed.run_data import read_data
 
     if config.sample_data:
         from data_gen.sample_data import build_missing

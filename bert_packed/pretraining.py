@@ -1,9 +1,7 @@
-"""How the parts of a pre-training run fit together: data, engine, and the hooks of the outer loop."""
+"""How the parts of a pre-training run fit together: engine, hooks of the outer loop, final comparison."""
 
-import dataclasses
 import functools
 import itertools
-from pathlib import Path
 
 from bert_packed import checkpoint, input_pipeline, metrics_log, training
 from bert_packed.engines.tensorflow import TensorFlowEngine
@@ -11,75 +9,10 @@ from bert_packed.losses import normalizers, pretraining_sums
 from bert_packed.metrics import SUM_NAMES, means
 from bert_packed.modeling import build_pretraining_model
 from bert_packed.optimization import build_optimizer, build_schedule
-from bert_packed.reports.packed_vs_unpacked import compare
-from bert_packed.run_directory import describe_inputs
+from bert_packed.reports.packed_vs_unpacked import Contender, compare
 from data_gen import records
-from data_gen.input_files import find_files
-from data_gen.output import read_manifest
-from data_gen.schema import PackSpec
-from data_gen.settings import InputError
 
 NUM_TIMED_STEPS = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class PackedData:
-    """What is known of a run's records before the first batch.
-
-    Attributes:
-        files, eval_files: Paths; no evaluation where the latter is empty.
-        spec, eval_spec: Fixed shapes of each; the two may differ in K and P.
-        inputs: Dict from flag name to descriptions of its files.
-        packing_factor: Mean sequences per training pack, or None without a manifest.
-        vocab_size: Of the data's vocabulary, or None where no manifest says.
-    """
-
-    files: list[str]
-    eval_files: list[str]
-    spec: PackSpec
-    eval_spec: PackSpec | None
-    inputs: dict[str, list[dict]]
-    packing_factor: float | None
-    vocab_size: int | None
-
-    @property
-    def num_packs(self):
-        """Packs of all training files together."""
-        return sum(entry["num_records"] for entry in self.inputs["input_file"])
-
-
-def read_data(config):
-    """Find a run's records and what they are.
-
-    Args:
-        config: `TrainConfig`.
-
-    Raises:
-        InputError: no file matches, a file is damaged or unpacked, files disagree, or the packing correction
-            has no packing factor to use.
-    """
-    files = find_files(config.input_file, "input_file")
-    spec = records.read_pack_spec(files)
-    eval_files = find_files(config.eval_input_file, "eval_input_file") if config.eval_input_file else []
-    manifests = [read_manifest(folder) for folder in {Path(path).parent for path in files}]
-    known = all(manifest and manifest.get("num_packs") for manifest in manifests)
-    factor = None
-    if known:
-        factor = sum(m["num_sequences"] for m in manifests) / sum(m["num_packs"] for m in manifests)
-    elif config.packing_correction == "betas":
-        raise InputError(
-            "`packing_correction` must be none where no manifest.json beside the records tells the packing "
-            "factor. Received: betas."
-        )
-    return PackedData(
-        files=files,
-        eval_files=eval_files,
-        spec=spec,
-        eval_spec=records.read_pack_spec(eval_files) if eval_files else None,
-        inputs={"input_file": describe_inputs(files), "eval_input_file": describe_inputs(eval_files)},
-        packing_factor=factor,
-        vocab_size=max((m.get("vocab_size") or 0 for m in manifests if m), default=0) or None,
-    )
 
 
 def build_engine(config, model_config, data):
@@ -129,26 +62,19 @@ def speed_rows(config, model_config, data, engine):
 
     Trains on: call it after the last checkpoint.
     """
-    if not config.unpacked_input_file:
+    if not data.unpacked_files:
         return []
-    files = find_files(config.unpacked_input_file, "unpacked_input_file")
-    spec = records.read_pack_spec(files)
-    if spec.max_sequences_per_pack != 1 or spec.max_seq_length != data.spec.max_seq_length:
-        raise InputError(
-            "`unpacked_input_file` must hold packs of one sequence and the length of `input_file`. "
-            f"Received: {spec}, {data.spec}."
-        )
     unpacked = build_engine(config, model_config, data)
-    num_unpacked = sum(records.count_records(path) for path in files)
-    sources = {
-        "unpacked": (unpacked, files, spec, num_unpacked),
-        "packed": (engine, data.files, data.spec, data.num_packs),
-    }
-    steps = {}
-    for name, (its_engine, *source) in sources.items():
+    num_unpacked = sum(records.count_records(path) for path in data.unpacked_files)
+    contenders = []
+    for name, its_engine, factor, source in (
+        ("unpacked", unpacked, 1.0, (data.unpacked_files, data.unpacked_spec, num_unpacked)),
+        ("packed", engine, data.packing_factor, (data.files, data.spec, data.num_packs)),
+    ):
         batches = itertools.islice(_train_batches(config, model_config, *source, 0), NUM_TIMED_STEPS)
-        steps[name] = (its_engine.train_step, list(batches))
-    return compare(steps, NUM_TIMED_STEPS)
+        per_step = factor * config.train_batch_size
+        contenders.append(Contender(name, its_engine.train_step, list(batches), per_step, factor))
+    return compare(contenders, NUM_TIMED_STEPS)
 
 
 def _train_batches(config, model_config, files, spec, num_packs, first_step):

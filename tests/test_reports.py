@@ -3,7 +3,7 @@
 import pytest
 
 from bert_packed.config import ModelConfig
-from bert_packed.reports.packed_vs_unpacked import compare
+from bert_packed.reports.packed_vs_unpacked import Contender, compare
 from bert_packed.reports.step_cost import describe, estimate_step_seconds, matmul_flops
 from data_gen.schema import PackSpec
 
@@ -31,21 +31,20 @@ def test_durations_for_people(seconds, text):
 def test_comparison_reports_the_ratio_of_sequences_per_second():
     calls = []
 
-    def step(name, num_sequences):
+    def contender(name, factor):
         def take(batch):
             calls.append((name, batch))
-            return {"num_sequences": num_sequences, "num_tokens": 100.0}
+            return {"num_sequences": 1.0}
 
-        return take
+        return Contender(name, take, [0, 1], 4 * factor, factor)
 
-    rows = compare({"unpacked": (step("u", 4.0), [0, 1]), "packed": (step("p", 8.0), [0, 1])}, num_repeats=3)
+    rows = compare([contender("unpacked", 1.0), contender("packed", 2.0)], num_repeats=3)
     assert [row["data"] for row in rows] == ["unpacked", "packed"]
     # one step each to compile, then in turns
-    assert calls == [("u", 0), ("p", 0), ("u", 0), ("p", 0), ("u", 1), ("p", 1), ("u", 0), ("p", 0)]
+    order = [0, 0, 1, 0]
+    assert calls == [(name, batch) for batch in order for name in ("unpacked", "packed")]
     for row in rows:
-        assert row["sequences_per_second"] == pytest.approx(
-            row["sequences_per_step"] / row["seconds_per_step"]
-        )
-    assert rows[1]["speed_up"] == pytest.approx(
-        rows[1]["sequences_per_second"] / rows[0]["sequences_per_second"]
-    )
+        expected = 4 * row["packing_factor"] / row["seconds_per_step"]
+        assert row["sequences_per_second"] == pytest.approx(expected)
+    expected = rows[1]["sequences_per_second"] / rows[0]["sequences_per_second"]
+    assert (rows[0]["speed_up"], rows[1]["speed_up"]) == (1, pytest.approx(expected))

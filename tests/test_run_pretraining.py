@@ -170,19 +170,27 @@ def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_p
 def test_packed_against_unpacked_is_reported(data, tmp_path):
     rng = np.random.default_rng(3)
     sequences = [[sequence] for pack in random_packs(rng, 12, MAX_SEQ_LENGTH) for sequence in pack]
-    batch = batch_of(sequences, MAX_SEQ_LENGTH, 1, 8)
-    path = tmp_path / "unpacked.tfrecord"
-    _write(path, batch)
+    _write(tmp_path / "unpacked.tfrecord", batch_of(sequences, MAX_SEQ_LENGTH, 1, 8))
+    (tmp_path / "data").mkdir()
+    write_data(tmp_path / "data")
     report = tmp_path / "report.json"
     command = arguments(
-        data, tmp_path / "run", unpacked_input_file=path, json=report, num_train_steps=2, micro_batch_size=0
+        tmp_path / "data",
+        tmp_path / "run",
+        eval_input_file="",
+        unpacked_input_file=tmp_path / "unpacked.tfrecord",
+        json=report,
+        num_train_steps=2,
+        micro_batch_size=0,
     )
-    assert run(*command) == 0
+    assert run(*command) == 2  # no manifest says how many sequences a pack holds
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps({"num_sequences": 30, "num_packs": 15}))
+    assert run(*command, "--overwrite") == 0
     content = json.loads(report.read_text())
-    assert [row["data"] for row in content["metrics"]] == ["train", "eval"]
+    assert [row["data"] for row in content["metrics"]] == ["train"]
     unpacked, packed = content["speed"]
-    assert unpacked["sequences_per_step"] == 4 < packed["sequences_per_step"]
-    expected = packed["sequences_per_second"] / unpacked["sequences_per_second"]
+    assert (unpacked["packing_factor"], packed["packing_factor"]) == (1, 2)
+    expected = 2 * unpacked["seconds_per_step"] / packed["seconds_per_step"]
     assert packed["speed_up"] == pytest.approx(expected) and unpacked["speed_up"] == 1
 
 
