@@ -1,4 +1,4 @@
-"""What a run's packed records are, found out before the first batch: files, shapes, counts, packing factor."""
+"""What a run's packed records are, found out before the first batch: files, shapes, counts, factor."""
 
 import dataclasses
 from pathlib import Path
