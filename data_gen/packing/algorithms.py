@@ -2,6 +2,7 @@
 
 from data_gen.packing.column_generation import pack_cghp
 from data_gen.packing.decreasing import pack_bfd, pack_ffd
+from data_gen.packing.ennlshp import pack_ennlshp
 from data_gen.packing.greedy import pack_greedy, pack_local_greedy
 from data_gen.packing.lpfhp import pack_lpfhp
 from data_gen.packing.nnlshp import pack_nnlshp
@@ -13,6 +14,7 @@ ALGORITHMS = {
     "spfhp": pack_spfhp,
     "lpfhp": pack_lpfhp,
     "nnlshp": pack_nnlshp,
+    "ennlshp": pack_ennlshp,
     "ffd": pack_ffd,
     "bfd": pack_bfd,
     "greedy": pack_greedy,
