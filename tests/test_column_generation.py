@@ -1,18 +1,14 @@
 """Does column generation reach the figures asked, prove them, and stop when told?"""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from data_gen.packing import slots
 from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.histogram import load_histogram
+from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.lpfhp import pack_lpfhp
 from data_gen.packing.plan import validate_plan
 from data_gen.packing.strategies import count_strategies, list_strategies
-
-WIKIPEDIA = Path(__file__).parent / "data" / "histogram_wikipedia_512.json"
 
 
 @pytest.mark.parametrize(
@@ -20,7 +16,7 @@ WIKIPEDIA = Path(__file__).parent / "data" / "histogram_wikipedia_512.json"
     [(2, 10_099_081, 10_099_081), (3, 8_143_837, 8_143_829), (4, 8_135_735, 8_135_727)],
 )
 def test_wikipedia_is_packed_and_proven_within_a_millionth(depth, most_packs, proven):
-    histogram = load_histogram(WIKIPEDIA, 512)
+    histogram = load_known_histogram("wikipedia_512", 512)
     plan = pack_cghp(histogram, 512, depth)
     validate_plan(plan, histogram)
     assert plan.num_packs <= most_packs

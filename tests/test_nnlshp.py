@@ -1,7 +1,5 @@
 """Is least-squares packing that of the published code, and whole even when the solver stops early?"""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,12 +7,10 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse
 
 from data_gen.packing.ennlshp import pack_ennlshp
-from data_gen.packing.histogram import load_histogram
+from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.least_squares import solve_nnls
 from data_gen.packing.nnlshp import mix_nnlshp, pack_nnlshp
 from data_gen.packing.plan import validate_plan
-
-DATA = Path(__file__).parent / "data"
 
 
 def num_packs(mix):
@@ -22,7 +18,7 @@ def num_packs(mix):
 
 
 def test_wikipedia_has_the_published_packs_and_strategies():
-    histogram = load_histogram(DATA / "histogram_wikipedia_512.json", 512)
+    histogram = load_known_histogram("wikipedia_512", 512)
     mix, notes = mix_nnlshp(histogram, 512, 3)
     assert (num_packs(mix), len(mix), notes) == (8_155_059, 635, [])
     plan = pack_nnlshp(histogram, 512, 3)
@@ -33,7 +29,7 @@ def test_wikipedia_has_the_published_packs_and_strategies():
 
 def test_squad_weights():
     # Print: 96.94 without weights, 97.38 with offset 8 (97.315 by its own table), 98.767 tuned.
-    histogram = load_histogram(DATA / "histogram_squad_384.json", 384)
+    histogram = load_known_histogram("squad_1.1_384", 384)
     tokens = histogram @ np.arange(1, 385)
     efficiency = [
         round(
@@ -47,7 +43,7 @@ def test_squad_weights():
 
 def test_extended_least_squares_wastes_less():
     # "only a little bit better" (Section G.1): SQuAD 97.37 % by NNLSHP.
-    histogram = load_histogram(DATA / "histogram_squad_384.json", 384)
+    histogram = load_known_histogram("squad_1.1_384", 384)
     plan = pack_ennlshp(histogram, 384, 3)
     validate_plan(plan, histogram)
     assert plan.num_packs < pack_nnlshp(histogram, 384, 3).num_packs

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_gen.packing.greedy import shuffled_lengths
-from data_gen.packing.histogram import load_histogram
+from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.online import POLICIES, OnlinePacker, pack_items
-
-WIKIPEDIA = Path(__file__).parent / "data" / "histogram_wikipedia_512.json"
 
 
 def packs_of(ready):
@@ -70,7 +67,7 @@ def test_state_goes_on_bit_for_bit():
 
 
 def test_wikipedia_stream_is_packed_to_the_efficiency_asked():
-    lengths = shuffled_lengths(load_histogram(WIKIPEDIA, 512) // 100, seed=0)
+    lengths = shuffled_lengths(load_known_histogram("wikipedia_512", 512) // 100, seed=0)
     packer = OnlinePacker(512, "max", buffer_size=10_000)
     num_packs = len(packer.add(lengths)[1]) + len(packer.flush()[1])
     assert lengths.sum() / (512 * num_packs) >= 0.995

@@ -1,7 +1,5 @@
 """Are the baselines what their names say: equal, pack for pack, to taking one sequence at a time?"""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,11 +12,9 @@ from data_gen.packing.greedy import (
     pack_local_greedy,
     shuffled_lengths,
 )
-from data_gen.packing.histogram import count_lengths, load_histogram
+from data_gen.packing.histogram import count_lengths, load_known_histogram
 from data_gen.packing.plan import make_plan
 from data_gen.packing.sorting import SortedBatching, cost_of_sorted_batching
-
-WIKIPEDIA = Path(__file__).parent / "data" / "histogram_wikipedia_512.json"
 
 
 def fit_one_at_a_time(lengths, size, depth, choose):
@@ -49,7 +45,7 @@ def test_decreasing_equals_one_at_a_time(pack, choose, lengths, depth):
 
 
 def test_decreasing_on_wikipedia():
-    histogram = load_histogram(WIKIPEDIA, 512)
+    histogram = load_known_histogram("wikipedia_512", 512)
     assert pack_ffd(histogram, 512, "max").num_packs == 8_138_483
     assert pack_bfd(histogram, 512, 3).num_packs == 9_090_154
 
@@ -68,7 +64,7 @@ def test_greedy_starts_equal_a_plain_loop(lengths, depth):
 
 def test_greedy_is_as_efficient_as_printed():
     # Print: 78.24 % (standard deviation 0.005) in Section H, and 78.24 for "greedy" in Table 1.
-    lengths = shuffled_lengths(load_histogram(WIKIPEDIA, 512) // 10, seed=0)
+    lengths = shuffled_lengths(load_known_histogram("wikipedia_512", 512) // 10, seed=0)
     starts = greedy_starts(lengths, 512, 512)
     assert lengths.sum() / (512 * len(starts)) == pytest.approx(0.7824, abs=5e-4)
 

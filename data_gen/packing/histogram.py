@@ -6,9 +6,11 @@ A histogram is an int64 array `[S]` whose entry `i` counts the sequences of leng
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 
+KNOWN_FOLDER = Path(__file__).parent / "histograms"  # each file says where it comes from
 MAX_COUNT = 2**53  # up to here a count read from JSON as a float is the whole number that was meant
 
 
@@ -113,6 +115,22 @@ def load_histogram(path, max_seq_length):
             raise ValueError(f"{path}: every length must be a whole number from 1. Received: {length!r}.")
         histogram[min(length, max_seq_length) - 1] += count
     return histogram
+
+
+def known_histogram_names():
+    """The histograms that come with the package: those of the papers, measured GLUE tasks, long articles."""
+    return sorted(path.stem for path in KNOWN_FOLDER.glob("*.json"))
+
+
+def load_known_histogram(name, max_seq_length):
+    """Load a histogram that comes with the package, as `load_histogram` does.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if name not in known_histogram_names():
+        raise ValueError(f"`name` must be one of {', '.join(known_histogram_names())}. Received: {name!r}.")
+    return load_histogram(KNOWN_FOLDER / f"{name}.json", max_seq_length)
 
 
 def to_json(histogram):
