@@ -15,6 +15,7 @@ INSTALL_REQUIRES = [
     "tensorboard>=2.18",  # learning curves; its own event writer works under every backend
     "tqdm>=4.66",  # progress of long jobs
     "tabulate>=0.9",  # the tables that commands print
+    "matplotlib>=3.8",  # the pictures of the reports and of --dry_run
 ]
 
 TEST_REQUIRES = [
@@ -30,6 +31,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
+    package_data={"data_gen.packing": ["histograms/*.json"]},
     py_modules=["run_pretraining"],
     install_requires=INSTALL_REQUIRES,
     extras_require={"test": TEST_REQUIRES},

@@ -3,11 +3,11 @@
 import dataclasses
 
 from data_gen.overlong import OVERLONG_CHOICES
-from data_gen.packing.algorithms import ALGORITHM_NAMES
+from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.settings import InputError, check_settings, parse_depth, setting
 
 # What neither the packs nor their manifest depend on.
-NEUTRAL_SETTINGS = ("output_dir", "overwrite", "json")
+NEUTRAL_SETTINGS = ("output_dir", "overwrite", "json", "dry_run", "histogram")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PackConfig:
         "", "where the packs and manifest.json go; empty = sample_data/packed_LENGTH, for the sample corpus"
     )
     max_seq_length: int = setting(512, "tokens per pack", minimum=3)  # [CLS], a token, [SEP]
-    algorithm: str = setting("lpfhp", "packing algorithm", choices=ALGORITHM_NAMES)
+    algorithm: str = setting(DEFAULT_ALGORITHM, "packing algorithm", choices=ALGORITHM_NAMES)
     max_sequences_per_pack: int | str = setting(
         "max", "most sequences in a pack; 1 = unpacked, max = no limit", parse=parse_depth
     )
@@ -38,11 +38,25 @@ class PackConfig:
     num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
     seed: int = setting(12345, "seed of the assignment of sequences to packs", minimum=0)
     overwrite: bool = setting(False, "replace the data files of an output directory that is in use")
+    dry_run: bool = setting(
+        False,
+        "write no packs: print what lengths and depths would give, recommend one, and draw both as PNG into "
+        "output_dir (default: packing_report)",
+    )
+    histogram: str = setting(
+        "",
+        "with --dry_run, in place of input_file: JSON with `lengths` and `counts`, or the name of one that "
+        "comes with the package, as wikipedia_512",
+    )
     json: str = setting("", "also write the printed table to this file, as JSON")
 
     def __post_init__(self):
         check_settings(self)
-        if self.input_file and not self.output_dir:
+        if self.histogram and not self.dry_run:
+            raise InputError(f"`histogram` must be given with --dry_run only. Received: {self.histogram!r}.")
+        if self.dry_run and bool(self.histogram) == bool(self.input_file):
+            raise InputError("`dry_run` needs either `input_file` or `histogram`. Received: both or none.")
+        if self.input_file and not self.output_dir and not self.dry_run:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
 
     def resolved(self):

@@ -14,7 +14,6 @@ from data_gen.overlong import fit_lengths
 from data_gen.packing import histogram as histograms
 from data_gen.packing import plan as plans
 from data_gen.packing.algorithms import ALGORITHMS
-from data_gen.packing.bounds import lower_bound
 from data_gen.read_unpacked import read_unpacked
 from data_gen.sequences import concatenate
 from data_gen.settings import InputError
@@ -60,7 +59,8 @@ def pack(config):
             "efficiency": plan.efficiency,
             "packing_factor": plan.packing_factor,
             "depth": plan.depth,
-            "lower_bound": lower_bound(*arguments),
+            "lower_bound": plan.certificate.lower_bound,
+            "gap": plan.certificate.gap,
             "seed": config.seed,
             "spec": dataclasses.asdict(spec),
             **vocabulary,
@@ -101,6 +101,7 @@ def read_inputs(files):
 def metrics_row(manifest):
     """The papers' metrics of a packed data set, as one row of a table: dict from column to value."""
     plan = plans.from_json(manifest["plan"])
+    certificate = plan.certificate
     return {
         "algorithm": plan.algorithm,
         "depth asked": str(plan.max_sequences_per_pack),
@@ -108,7 +109,9 @@ def metrics_row(manifest):
         "strategies": len(plan.strategies),
         "sequences": plan.num_sequences,
         "packs": plan.num_packs,
-        "lower bound": manifest["lower_bound"],
+        "lower bound": certificate.lower_bound,
+        "gap": certificate.gap,
+        "tight bound": certificate.tight,
         "tokens": plan.num_tokens,
         "padding": plan.num_padding,
         "efficiency %": 100 * plan.efficiency,

@@ -282,7 +282,7 @@ def test_command_prints_and_writes_the_metrics(tmp_path, input_file, capsys):
     assert status == 0
     (row,) = json.loads((tmp_path / "table.json").read_text())
     manifest = read_manifest(tmp_path / "out")
-    assert row["algorithm"] == "lpfhp" and row["depth asked"] == "3"
+    assert row["algorithm"] == "cghp" and row["depth asked"] == "3"
     assert row["packs"] == manifest["num_packs"] and row["tokens"] == S * row["packs"]
     assert row["padding"] == row["tokens"] - LENGTHS.sum()
     assert row["efficiency %"] == 100 * manifest["efficiency"]
