@@ -27,7 +27,14 @@ RULES = {
     "bert_packed.modeling": ({"bert_packed.layers"}, KERAS),
     "bert_packed.engines.tensorflow": (set(), {"tensorflow"}),
     "bert_packed.input_pipeline": (
-        {"data_gen.schema", "data_gen.records", "data_gen.settings", "data_gen.packing.online"},
+        {
+            "data_gen.schema",
+            "data_gen.records",
+            "data_gen.settings",
+            "data_gen.packing.online",
+            "data_gen.online_assembly",
+            "data_gen.read_unpacked",
+        },
         {"numpy", "tensorflow"},
     ),
     "bert_packed.training": (
