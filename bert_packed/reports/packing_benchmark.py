@@ -53,22 +53,24 @@ def main(config):
     dense = _count(dense_mix), len(dense_mix)
     for pack in (pack_spfhp, pack_lpfhp):
         seconds, _ = _median_time(lambda pack=pack: pack(wikipedia, 512, "max"), config.repeats)
-        rows.append(_row(f"{pack.__name__} Wikipedia 512 max: seconds", seconds, 0.015))
+        rows.append(_row(f"{pack.__name__}, Wikipedia 512, max", "s", seconds, 0.015))
     seconds, (mix, _) = _median_time(lambda: mix_nnlshp(wikipedia, 512, 3), config.repeats)
-    rows.append(_row("nnlshp depth 3: seconds, of dense", seconds, dense_seconds / 2))
+    rows.append(_row("nnlshp depth 3, at most half of dense", "s", seconds, dense_seconds / 2))
     rows.append(
-        _row("nnlshp depth 3: packs (dense: {:,}, {} strategies)".format(*dense), _count(mix), 8_155_059)
+        _row("nnlshp depth 3 (dense: {:,}, {} strategies)".format(*dense), "packs", _count(mix), 8_155_059)
     )
-    rows.append(_row("nnlshp depth 3: strategies", len(mix), 635))
+    rows.append(_row("nnlshp depth 3", "strategies", len(mix), 635))
     for depth, share, packs in ((3, 10, 8_143_900), (4, 20, 8_135_760), (8, 20, 8_135_760)):
         seconds, plan = _median_time(lambda depth=depth: pack_cghp(wikipedia, 512, depth), config.repeats)
         validate_plan(plan, wikipedia)
-        rows.append(_row(f"cghp depth {depth}: seconds, 1/{share} of dense", seconds, dense_seconds / share))
-        rows.append(_row(f"cghp depth {depth}: packs", plan.num_packs, packs))
-        rows.append(_row(f"cghp depth {depth}: certified gap", plan.certificate.gap, 1e-5))
+        rows.append(
+            _row(f"cghp depth {depth}, at most 1/{share} of dense", "s", seconds, dense_seconds / share)
+        )
+        rows.append(_row(f"cghp depth {depth}", "packs", plan.num_packs, packs))
+        rows.append(_row(f"cghp depth {depth}", "certified gap", plan.certificate.gap, 1e-5))
     rows += _online(wikipedia, config.online_sequences)
     print_table(
-        [{**row, "measured": _text(row["measured"]), "at most": _text(row["at most"])} for row in rows]
+        [{**row, "measured": _text(row, "measured"), "at most": _text(row, "at most")} for row in rows]
     )
     if config.json:
         write_json(config.json, rows)
@@ -103,11 +105,11 @@ def _long_articles():
     validate_plan(plan, histogram)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_PER_KIB
     name = (
-        f"cghp S=2048 depth 12, 10^9 sequences: seconds to a gap of {plan.certificate.gap:.1e}, "
+        f"cghp S=2048 depth 12, 10^9 sequences, to a gap of {plan.certificate.gap:.1e} in "
         f"{memory / 2**20:.0f} MiB"
     )
     met = plan.certificate.gap <= 1e-3 and memory <= 2**30
-    return _row(name, seconds if met else math.inf, 30.0)
+    return _row(name, "s", seconds if met else math.inf, 30.0)
 
 
 def _online(histogram, num_sequences):
@@ -117,17 +119,19 @@ def _online(histogram, num_sequences):
     num_packs = len(sizes) + len(packer.flush()[1])
     efficiency = int(lengths.sum()) / (512 * num_packs)
     return [
-        _row("online best fit, buffer 10,000: padding", 1 - efficiency, 0.005),
-        _row("online best fit, buffer 10,000: seconds per million", 1e6 * seconds / len(lengths), 1.0),
+        _row("online best fit, buffer 10,000", "padding", 1 - efficiency, 0.005),
+        _row("online best fit, buffer 10,000", "s per million", 1e6 * seconds / len(lengths), 1.0),
     ]
 
 
-def _row(figure, measured, at_most):
-    return {"figure": figure, "measured": measured, "at most": at_most, "met": bool(measured <= at_most)}
+def _row(figure, unit, measured, at_most):
+    met = bool(measured <= at_most)
+    return {"figure": figure, "measured": measured, "at most": at_most, "unit": unit, "met": met}
 
 
-def _text(value):
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+def _text(row, name):
+    number = f"{row[name]:,}" if isinstance(row[name], int) else f"{row[name]:.3g}"
+    return f"{number} {row['unit']}"  # with its unit it stays text: the table would round whole numbers
 
 
 def _count(mix):
