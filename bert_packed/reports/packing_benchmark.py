@@ -69,9 +69,7 @@ def main(config):
         rows.append(_row(f"cghp depth {depth}", "packs", plan.num_packs, packs))
         rows.append(_row(f"cghp depth {depth}", "certified gap", plan.certificate.gap, 1e-5))
     rows += _online(wikipedia, config.online_sequences)
-    print_table(
-        [{**row, "measured": _text(row, "measured"), "at most": _text(row, "at most")} for row in rows]
-    )
+    print_table([_text(row) for row in rows])
     if config.json:
         write_json(config.json, rows)
     return 0 if all(row["met"] for row in rows) else 1
@@ -129,9 +127,17 @@ def _row(figure, unit, measured, at_most):
     return {"figure": figure, "measured": measured, "at most": at_most, "unit": unit, "met": met}
 
 
-def _text(row, name):
-    number = f"{row[name]:,}" if isinstance(row[name], int) else f"{row[name]:.3g}"
-    return f"{number} {row['unit']}"  # with its unit it stays text: the table would round whole numbers
+def _text(row):
+    """The row for people: numbers with their unit, which the table then does not round."""
+    text = {
+        name: f"{row[name]:,}" if isinstance(row[name], int) else f"{row[name]:.3g}"
+        for name in ("measured", "at most")
+    }
+    return {
+        "figure": row["figure"],
+        **{name: f"{number} {row['unit']}" for name, number in text.items()},
+        "met": row["met"],
+    }
 
 
 def _count(mix):
