@@ -43,7 +43,7 @@ def train_batches(files, num_packs, spec, batch_size, seed, shuffle_buffer_size,
         spec: `schema.PackSpec` of the files.
         batch_size: B.
         seed: Whole number.
-        shuffle_buffer_size: Packs held in memory to shuffle; 1 for the order on disk.
+        shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
         first_step: Batches to leave out, as if they had been read before.
 
     Returns:
@@ -55,12 +55,18 @@ def train_batches(files, num_packs, spec, batch_size, seed, shuffle_buffer_size,
         order = tf.range(len(files), dtype=tf.int64)
         if shuffle_buffer_size == 1:
             return _read_in_order(files, order)
-        order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number])
-        # One more than a multiple of any epoch number: seeds of different runs do not meet
-        shuffle_seed = number * 1_000_003 + seed
-        return _read_in_order(files, order).shuffle(
-            shuffle_buffer_size, seed=shuffle_seed, reshuffle_each_iteration=False
-        )
+        # Block 0 of an epoch is its order of files. Not `Dataset.shuffle`: its order follows from
+        # TensorFlow's global seed as well as from the one given
+        order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number * 2**32])
+
+        def shuffle_block(block, packs):
+            places = tf.range(tf.shape(packs[0])[0])
+            block_seed = [tf.constant(seed, tf.int64), number * 2**32 + block]
+            places = tf.random.experimental.stateless_shuffle(places, seed=block_seed)
+            return tuple(tf.gather(column, places) for column in packs)
+
+        blocks = _read_in_order(files, order).batch(shuffle_buffer_size)
+        return blocks.enumerate(start=1).map(shuffle_block).unbatch()
 
     packs = tf.data.Dataset.range(epoch, tf.int64.max).flat_map(read_epoch).skip(num_read)
     decode = functools.partial(_decode, spec=spec)
@@ -138,7 +144,10 @@ def checked(dataset, files, spec, model_config) -> Iterator[dict]:
     Raises:
         InputError: a record is damaged, of another shape, or has an id that the model has no row for.
     """
+    num_slots = spec.max_sequences_per_pack
     limits = {
+        "sequence_ids": ("max_sequences_per_pack + 1", num_slots + 1),
+        "prediction_sequences": ("max_sequences_per_pack + 1", num_slots + 1),
         "token_ids": ("vocab_size", model_config.vocab_size),
         "prediction_ids": ("vocab_size", model_config.vocab_size),
         "position_ids": ("max_position_embeddings", model_config.max_position_embeddings),
@@ -153,9 +162,11 @@ def checked(dataset, files, spec, model_config) -> Iterator[dict]:
                 if batch[name].min() < 0 or batch[name].max() >= limit:
                     _refuse(name, batch[name], limit_name, limit, sources, files)
             yield batch
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+    except tf.errors.OpError as error:
         _find_damage(files, spec)
-        raise
+        raise InputError(
+            f"the records of {files[0]} and others could not be read: {error.message}"
+        ) from error
 
 
 def _read_in_order(files, order):

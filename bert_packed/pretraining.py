@@ -22,35 +22,40 @@ def build_engine(config, model_config, data):
         functools.partial(pretraining_sums, mlm_loss=config.mlm_loss),
         SUM_NAMES,
         functools.partial(normalizers, mlm_loss=config.mlm_loss),
-        build_optimizer(config, data.packing_factor or 1.0),
+        build_optimizer(config, data.train.packing_factor or 1.0),
         config.packs_at_once,
     )
 
 
-def make_hooks(config, model_config, data, engine, folder, first_step):
+def make_hooks(config, model_config, data, engine, folder, first_step, evaluation_due, show_row):
     """The hooks of the outer loop: where batches come from, and where figures and checkpoints go.
 
     Args:
         config, model_config, data, engine: Of the run.
         folder: Its output directory.
         first_step: Step of the checkpoint it continues from; later rows of the logs are removed.
+        evaluation_due: Whether that step is still to be evaluated.
+        show_row: Called with each row of the training log, for people.
     """
     log = metrics_log.MetricsLog(folder / "metrics.csv", metrics_log.TRAIN_COLUMNS, first_step)
     evaluate = None
-    if data.eval_files:
-        eval_log = metrics_log.MetricsLog(folder / "eval_metrics.csv", metrics_log.EVAL_COLUMNS, first_step)
-        evaluate = functools.partial(_evaluate, config, model_config, data, engine, eval_log)
-
+    if data.eval.files:
+        # An evaluation that is due is made again: its row may or may not have been written
+        last_row = first_step - 1 if evaluation_due else first_step
+        eval_log = metrics_log.MetricsLog(folder / "eval_metrics.csv", metrics_log.EVAL_COLUMNS, last_row)
+        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, eval_log)
     schedule = build_schedule(config)
+
+    def write_and_show(row):
+        log.write(row)
+        show_row(row)
 
     def save(step, state):
         checkpoint.save_checkpoint(folder, step, engine, model_config, state, config.keep_checkpoint_max)
 
     return training.Hooks(
-        batches=functools.partial(
-            _train_batches, config, model_config, data.files, data.spec, data.num_packs
-        ),
-        log=log.write,
+        batches=functools.partial(_train_batches, config, model_config, data.train, data.num_packs),
+        log=write_and_show,
         evaluate=evaluate,
         save=save,
         learning_rate=lambda step: float(schedule(step)),
@@ -62,36 +67,37 @@ def speed_rows(config, model_config, data, engine):
 
     Trains on: call it after the last checkpoint.
     """
-    if not data.unpacked_files:
+    if not data.unpacked.files:
         return []
     unpacked = build_engine(config, model_config, data)
-    num_unpacked = sum(records.count_records(path) for path in data.unpacked_files)
+    num_unpacked = sum(records.count_records(path) for path in data.unpacked.files)
     contenders = []
-    for name, its_engine, factor, source in (
-        ("unpacked", unpacked, 1.0, (data.unpacked_files, data.unpacked_spec, num_unpacked)),
-        ("packed", engine, data.packing_factor, (data.files, data.spec, data.num_packs)),
+    for name, its_engine, packs, num_packs, factor in (
+        ("unpacked", unpacked, data.unpacked, num_unpacked, 1.0),
+        ("packed", engine, data.train, data.num_packs, data.train.packing_factor),
     ):
-        batches = itertools.islice(_train_batches(config, model_config, *source, 0), NUM_TIMED_STEPS)
+        batches = _train_batches(config, model_config, packs, num_packs, first_step=0)
+        some = list(itertools.islice(batches, NUM_TIMED_STEPS))
         per_step = factor * config.train_batch_size
-        contenders.append(Contender(name, its_engine.train_step, list(batches), per_step, factor))
+        contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
 
 
-def _train_batches(config, model_config, files, spec, num_packs, first_step):
+def _train_batches(config, model_config, packs, num_packs, first_step):
     dataset = input_pipeline.train_batches(
-        files,
+        packs.files,
         num_packs,
-        spec,
+        packs.spec,
         config.train_batch_size,
         config.random_seed,
         config.shuffle_buffer_size,
         first_step,
     )
-    return input_pipeline.checked(dataset, files, spec, model_config)
+    return input_pipeline.checked(dataset, packs.files, packs.spec, model_config)
 
 
-def _evaluate(config, model_config, data, engine, log, step):
-    dataset = input_pipeline.eval_batches(data.eval_files, data.eval_spec, config.eval_batch_size)
-    batches = input_pipeline.checked(dataset, data.eval_files, data.eval_spec, model_config)
+def _evaluate(config, model_config, packs, engine, log, step):
+    dataset = input_pipeline.eval_batches(packs.files, packs.spec, config.eval_batch_size)
+    batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config)
     sums = training.evaluate(engine, batches, config.max_eval_steps)
     log.write({"step": step, **means(sums, config.mlm_loss), "num_sequences": int(sums["num_sequences"])})
