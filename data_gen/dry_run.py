@@ -167,7 +167,10 @@ def _read_json(name):
 def _try(histogram, algorithm, max_seq_length, depth):
     folded = fold(histogram, max_seq_length)
     start = time.perf_counter()
-    plan = ALGORITHMS[algorithm](folded, max_seq_length, depth)
+    try:
+        plan = ALGORITHMS[algorithm](folded, max_seq_length, depth)
+    except ValueError as error:  # an algorithm that does not scale so far
+        raise InputError(f"`algorithm` {algorithm} cannot pack these lengths: {error}") from error
     seconds = time.perf_counter() - start
     squares = np.arange(1, max_seq_length + 1, dtype=np.float64) ** 2
     return Choice(plan, seconds, int(histogram[max_seq_length:].sum()), int(np.dot(folded, squares)))

@@ -97,6 +97,7 @@ def test_command(tmp_path, capsys):
         (["--histogram=bad.json"], "bad.json must be JSON with `lengths` and `counts`"),
         (["--histogram=negative.json"], "must not be negative"),
         (["--histogram=empty.json"], "must count a sequence"),
+        (["--histogram=wikipedia_512", "--algorithm=nnlshp"], "`algorithm` nnlshp cannot pack these lengths"),
         (["--histogram=wikipedia_512", "--algorithm=tetris"], "`algorithm` must be one of"),
         (["--histogram=wikipedia_512", "--max_sequences_per_pack=0"], "at least 1, or the word max"),
     ],
