@@ -1,10 +1,13 @@
 """Command line: pre-train a packed BERT."""
 
 import dataclasses
+import os
 import sys
+from pathlib import Path
 
 from bert_packed.config import TrainConfig, load_model_config
 from data_gen.command_line import print_table, run, write_json
+from data_gen.settings import InputError
 
 DESCRIPTION = """
 Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords.
@@ -17,41 +20,71 @@ Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minute
 
 def main(config):
     """Train, evaluate and report one run; returns an exit status."""
+    _use_tensorflow()
     # TensorFlow: not for --help
     from bert_packed import checkpoint, run_directory, training
-    from bert_packed.pretraining import build_engine, make_hooks, read_data, speed_rows
+    from bert_packed.pretraining import build_engine, make_hooks, speed_rows
+    from bert_packed.reports.run_summary import describe_cost, describe_run
+    from bert_packed.run_data import check_fits, read_data
 
     if config.sample_data:
         from data_gen.sample_data import build_missing
 
         build_missing()
     data = read_data(config)
-    model_config = _model_config(config, data.vocab_size)
+    model_config = _model_config(config, data.train.vocab_size)
+    check_fits(data, model_config, config)
+    facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
     with run_directory.locked(config.output_dir) as folder:
-        latest = run_directory.open_run(folder, config, data.inputs)
-        _announce(config, model_config, data)
+        latest = run_directory.find_checkpoint(folder, config, facts)
+        print(describe_run(config, model_config, data))
         engine = build_engine(config, model_config, data)
         first_step, state = 0, None
         if latest:
             state = checkpoint.restore_checkpoint(latest, engine)
             first_step = state["step"]
-        elif config.init_checkpoint:
-            used = checkpoint.load_weights(config.init_checkpoint, engine, model_config)
-            print(f"starts from the weights of {used}")
-        if first_step == config.num_train_steps:
-            print(f"the run is complete: {latest} holds all {first_step:,} steps")
-            return 0
-        if latest:
             print(f"continues from {latest}")
         else:
-            _announce_cost(config, model_config, data)
-        hooks = make_hooks(config, model_config, data, engine, folder, first_step)
+            if config.init_checkpoint:
+                _check_outside(config.init_checkpoint, folder)
+                used = checkpoint.load_weights(config.init_checkpoint, engine, model_config)
+                print(f"starts from the weights of {used}")
+            # Only now, when the new run is known to start, does an earlier one go
+            run_directory.start_run(folder, config, facts)
+            print(describe_cost(config, model_config, data), flush=True)
+        run_directory.remove_partial(folder)
+        due = bool(state and state["evaluation_due"])
+        hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, _show_row)
+        if first_step == config.num_train_steps:
+            print(f"the run is complete: {latest} holds all {first_step:,} steps")
         stopped_by = training.train(engine, config, hooks, first_step, state)
         if stopped_by:
             print("stopped after saving; the same command continues", file=sys.stderr)
             return 128 + stopped_by
         _report(config, folder, engine, speed_rows(config, model_config, data, engine))
     return 0
+
+
+def _use_tensorflow():
+    """Choose the backend before Keras is imported, whatever `keras.json` says."""
+    backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow":
+        raise InputError(f"KERAS_BACKEND must be tensorflow for run_pretraining.py. Received: {backend}.")
+
+
+def _check_outside(init_checkpoint, folder):
+    if Path(init_checkpoint).resolve().is_relative_to(folder.resolve()):
+        raise InputError(
+            f"`init_checkpoint` must be outside `output_dir`, which is emptied. Received: {init_checkpoint}."
+        )
+
+
+def _show_row(row):
+    """Print a row of the log where no progress bar shows it: in a batch job's file."""
+    from bert_packed.reports.run_summary import describe_row
+
+    if not sys.stderr.isatty():
+        print(describe_row(row), flush=True)
 
 
 def _model_config(config, vocab_size):
@@ -64,51 +97,13 @@ def _model_config(config, vocab_size):
     return dataclasses.replace(model_config, **rates)
 
 
-def _announce(config, model_config, data):
-    spec, factor = data.spec, data.packing_factor
-    sequences = "unknown, no manifest.json beside the records"
-    if factor:
-        sequences = f"{factor * config.train_batch_size:.1f} (packing factor {factor:.3f})"
-    print(
-        f"model      {config.bert_config_file}: {model_config.num_hidden_layers} layers of width "
-        f"{model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
-        f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
-        f"{spec.max_sequences_per_pack} sequences and {spec.max_predictions_per_pack} predictions each\n"
-        f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "
-        f"step: {sequences}"
-    )
-
-
-def _announce_cost(config, model_config, data):
-    """Say at once what a step will cost, and how to make it smaller where it is long."""
-    from bert_packed.reports.step_cost import describe, estimate_step_seconds
-
-    seconds = estimate_step_seconds(model_config, data.spec, config.train_batch_size)
-    print(
-        f"cost       about {describe(seconds)} a step on this machine, about "
-        f"{describe(seconds * config.num_train_steps)} for {config.num_train_steps:,} steps"
-    )
-    if seconds > 30:
-        print(
-            "           to shrink a step: --bert_config_file=bert-tiny|bert-mini|bert-small, "
-            "--train_batch_size, --hidden_dropout_prob=0; against memory: --micro_batch_size; "
-            "to shrink the run: --num_train_steps"
-        )
-    sys.stdout.flush()
-
-
 def _report(config, folder, engine, speed):
     """Print the last figures of the run and, where both were measured, packed against unpacked."""
-    from bert_packed.metrics_log import read_rows
+    from bert_packed.reports.run_summary import last_figures
 
-    logs = {"train": read_rows(folder / "metrics.csv"), "eval": read_rows(folder / "eval_metrics.csv")}
-    columns = ("step", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "mlm_token_accuracy", "nsp_accuracy")
-    metrics = [
-        {"data": name, **{column: float(rows[-1][column]) for column in columns}}
-        for name, rows in logs.items()
-        if rows
-    ]
-    print(f"compiled   {engine.num_train_traces} training program")
+    metrics = last_figures(folder)
+    if engine.num_train_traces:
+        print(f"compiled   {engine.num_train_traces} training program")
     print_table(metrics)
     if speed:
         print()

@@ -6,7 +6,8 @@ INSTALL_REQUIRES = [
     "tensorflow>=2.18,<3",  # default Keras backend, XLA, TFRecords and tf.data
     "keras>=3.8,<4",  # model, losses and optimizer in keras.ops: one code for TensorFlow and JAX
     "numpy>=1.26",  # plans, assembly and every array outside the graph
-    "scipy>=1.12",  # sparse matrices and the solvers (HiGHS, NNLS) of the packing algorithms
+    "scipy>=1.12",  # sparse matrices and the NNLS of the packing algorithms
+    "highspy>=1.9",  # HiGHS with its model kept between the rounds of column generation
     "absl-py>=2.1",  # flags and flagfiles, as in google-research/bert
     "tokenizers>=0.20",  # WordPiece: the reference implementation, trained and applied in Rust
     "sentencex>=1.0.20,<2",  # sentence boundaries for JSON lines: rules in Rust, no model download
@@ -14,6 +15,7 @@ INSTALL_REQUIRES = [
     "tensorboard>=2.18",  # learning curves; its own event writer works under every backend
     "tqdm>=4.66",  # progress of long jobs
     "tabulate>=0.9",  # the tables that commands print
+    "matplotlib>=3.8",  # the pictures of the reports and of --dry_run
 ]
 
 TEST_REQUIRES = [
@@ -33,6 +35,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
+    package_data={"data_gen.packing": ["histograms/*.json"]},
     py_modules=["run_pretraining"],
     install_requires=INSTALL_REQUIRES,
     extras_require={"test": TEST_REQUIRES, "beam": BEAM_REQUIRES},

@@ -49,18 +49,18 @@ def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
     partial = final.with_name(final.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(_to_numpy(engine.weights()), partial / WEIGHTS)
-    save_file(_to_numpy(engine.training_state()), partial / TRAINING)
+    _save(engine.weights(), partial / WEIGHTS)
+    _save(engine.training_state(), partial / TRAINING)
     (partial / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(model_config), indent=1) + "\n")
     (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
     for path in (*partial.iterdir(), partial):
         _flush_to_disk(path)
-    shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     _flush_to_disk(final.parent)
     if keep:
         for old in list_checkpoints(output_dir)[:-keep]:
-            shutil.rmtree(old)
+            # Under another name first: killed in the middle, a half-empty folder must not pass for complete
+            shutil.rmtree(old.rename(old.with_name(old.name + PARTIAL_SUFFIX)))
     return final
 
 
@@ -147,6 +147,14 @@ def _read_json(path):
         return json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError, FileNotFoundError) as error:
         raise InputError(f"{path} must be complete JSON. Received: {error}.") from error
+
+
+def _save(variables, path):
+    """Write variables as safetensors; raises `OSError`."""
+    try:
+        save_file(_to_numpy(variables), path)
+    except SafetensorError as error:  # its own way of saying that the disk is full
+        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def _to_numpy(variables):

@@ -10,6 +10,7 @@ from pathlib import Path
 from data_gen.settings import InputError, check_settings, setting
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
+SHAPE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,9 @@ def load_model_config(name_or_path, vocab_size=None):
 def _from_json(path, content):
     if content.get("position_embedding_type", "absolute") != "absolute" or content.get("is_decoder"):
         raise InputError(f"{path} must describe an encoder with absolute positions. Received: {content}.")
+    missing = [name for name in SHAPE_FIELDS if name not in content]
+    if missing:  # else any JSON object would be a BERT-base
+        raise InputError(f"{path} must have {', '.join(SHAPE_FIELDS)}. Received: no {missing[0]}.")
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     try:
         return ModelConfig(**{name: value for name, value in content.items() if name in known})
@@ -105,7 +109,7 @@ class TrainConfig:
 
     input_file: str = setting("", "packed training TFRecords: comma-separated paths or globs")
     eval_input_file: str = setting("", "packed held-out TFRecords; empty = no evaluation")
-    output_dir: str = setting("", "where checkpoints, metrics.csv and TensorBoard events go")
+    output_dir: str = setting("", "where checkpoints, metrics.csv and TensorBoard events go", changeable=True)
     bert_config_file: str = setting(
         "bert-base", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json"
     )
@@ -134,7 +138,8 @@ class TrainConfig:
     )
     packing_correction: str = setting(
         "none",
-        "betas: beta_1 and beta_2 to the power of the data's packing factor (Section 3.3)",
+        "betas: beta_1 and beta_2 to the power of the data's packing factor (Efficient Sequence Packing, "
+        "Section 3.3)",
         choices=("none", "betas"),
     )
     hidden_dropout_prob: float = setting(-1.0, "overrides the model's; -1 = as the model says", maximum=0.99)
@@ -146,22 +151,29 @@ class TrainConfig:
     log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1)
     eval_steps: int = setting(0, "steps between evaluations; 0 = only at the end", minimum=0)
     max_eval_steps: int = setting(0, "evaluation batches; 0 = all of the held-out data", minimum=0)
-    save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1)
+    save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1, changeable=True)
     keep_checkpoint_max: int = setting(3, "newest checkpoints kept", minimum=1, changeable=True)
     sample_data: bool = setting(
-        False, "build the embedded sample corpus and its packed records where input_file's are missing"
+        False,
+        "build the embedded sample corpus and its packed records where they are missing",
+        changeable=True,
     )
     unpacked_input_file: str = setting(
-        "", "the same data packed at depth 1; if given, the run ends with measured packed and unpacked speed"
+        "",
+        "the same data packed at depth 1; if given, the run ends with measured packed and unpacked speed",
+        changeable=True,
     )
-    overwrite: bool = setting(False, "start anew, removing an earlier run in output_dir", changeable=True)
-    json: str = setting("", "also write the final table to this file", changeable=True)
+    overwrite: bool = setting(False, "start anew, removing an earlier run in output_dir", transient=True)
+    json: str = setting("", "also write the final tables to this file, as JSON", transient=True)
 
     def __post_init__(self):
         check_settings(self)
         for name in ("input_file", "output_dir"):
             if not getattr(self, name):
                 raise InputError(f"`{name}` must be given. Received: nothing.")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if getattr(self, name) < 0 and getattr(self, name) != -1:
+                raise InputError(f"`{name}` must be at least 0, or -1. Received: {getattr(self, name)}.")
         if self.micro_batch_size and self.train_batch_size % self.micro_batch_size:
             raise InputError(
                 "`micro_batch_size` must divide `train_batch_size`. Received: "

@@ -1,15 +1,19 @@
-"""Packed TFRecords to batches of fixed shape: endless and resumable for training, complete for evaluation.
+"""Records to batches of fixed shape: endless and resumable to train, complete to evaluate, packed online.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
 from data_gen import records, schema
+from data_gen.online_assembly import pack_stream
+from data_gen.packing.online import OnlinePacker
+from data_gen.read_unpacked import read_unpacked
 from data_gen.settings import InputError
 
 # Names in a record -> names in model code; `segment_ids` means two things in the field, so it stops here
@@ -39,7 +43,7 @@ def train_batches(files, num_packs, spec, batch_size, seed, shuffle_buffer_size,
         spec: `schema.PackSpec` of the files.
         batch_size: B.
         seed: Whole number.
-        shuffle_buffer_size: Packs held in memory to shuffle; 1 for the order on disk.
+        shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
         first_step: Batches to leave out, as if they had been read before.
 
     Returns:
@@ -51,12 +55,18 @@ def train_batches(files, num_packs, spec, batch_size, seed, shuffle_buffer_size,
         order = tf.range(len(files), dtype=tf.int64)
         if shuffle_buffer_size == 1:
             return _read_in_order(files, order)
-        order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number])
-        # One more than a multiple of any epoch number: seeds of different runs do not meet
-        shuffle_seed = number * 1_000_003 + seed
-        return _read_in_order(files, order).shuffle(
-            shuffle_buffer_size, seed=shuffle_seed, reshuffle_each_iteration=False
-        )
+        # Block 0 of an epoch is its order of files. Not `Dataset.shuffle`: its order follows from
+        # TensorFlow's global seed as well as from the one given
+        order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number * 2**32])
+
+        def shuffle_block(block, packs):
+            places = tf.range(tf.shape(packs[0])[0])
+            block_seed = [tf.constant(seed, tf.int64), number * 2**32 + block]
+            places = tf.random.experimental.stateless_shuffle(places, seed=block_seed)
+            return tuple(tf.gather(column, places) for column in packs)
+
+        blocks = _read_in_order(files, order).batch(shuffle_buffer_size)
+        return blocks.enumerate(start=1).map(shuffle_block).unbatch()
 
     packs = tf.data.Dataset.range(epoch, tf.int64.max).flat_map(read_epoch).skip(num_read)
     decode = functools.partial(_decode, spec=spec)
@@ -74,7 +84,50 @@ def eval_batches(files, spec, batch_size):
     """
     packs = _read_in_order(files, tf.range(len(files), dtype=tf.int64)).batch(batch_size)
     decode = functools.partial(_decode, spec=spec)
-    return packs.map(decode, 2).map(functools.partial(_fill, batch_size=batch_size)).prefetch(2)
+    fill = functools.partial(_fill, batch_size=batch_size)
+    return packs.map(decode, 2).map(lambda batch, sources: (fill(batch), sources)).prefetch(2)
+
+
+def online_batches(files, spec, batch_size, num_epochs=None, buffer_size=10_000, policy="best_fit"):
+    """Batches of unpacked records, packed while they are read: for streams that no plan can be made for.
+
+    The same files give the same batches, so `skip` resumes. Sequences arrive in the order of the files; the
+    buffer mixes them only as packing asks.
+
+    Args:
+        files: Paths of unpacked TFRecord files, google-research/bert's format.
+        spec: `schema.PackSpec` wanted; a pack with more than P predictions is split.
+        batch_size: B.
+        num_epochs: Times that the files are read; None for ever. The last batch of a finite stream is filled
+            with empty packs.
+        buffer_size, policy: As in `packing.online.OnlinePacker`.
+
+    Returns:
+        `tf.data.Dataset` of dicts of int32 and float32 tensors `[B, ...]` of static shape.
+    """
+
+    def parts():
+        epochs = itertools.count() if num_epochs is None else range(num_epochs)
+        for _ in epochs:
+            for path in files:
+                yield from read_unpacked(path)
+
+    def packs():
+        packer = OnlinePacker(
+            spec.max_seq_length, spec.max_sequences_per_pack, buffer_size=buffer_size, policy=policy
+        )
+        for features in pack_stream(parts(), packer, spec):
+            yield {BATCH_NAMES[name]: values for name, values in features.items()}
+
+    signature = {
+        ours: tf.TensorSpec(
+            (None, *spec.shape(name)), tf.float32 if name in schema.FLOAT_FEATURES else tf.int32
+        )
+        for name, ours in BATCH_NAMES.items()
+    }
+    blocks = tf.data.Dataset.from_generator(packs, output_signature=signature)
+    fill = functools.partial(_fill, batch_size=batch_size)
+    return blocks.rebatch(batch_size).map(fill).prefetch(2)
 
 
 def checked(dataset, files, spec, model_config) -> Iterator[dict]:
@@ -91,7 +144,10 @@ def checked(dataset, files, spec, model_config) -> Iterator[dict]:
     Raises:
         InputError: a record is damaged, of another shape, or has an id that the model has no row for.
     """
+    num_slots = spec.max_sequences_per_pack
     limits = {
+        "sequence_ids": ("max_sequences_per_pack + 1", num_slots + 1),
+        "prediction_sequences": ("max_sequences_per_pack + 1", num_slots + 1),
         "token_ids": ("vocab_size", model_config.vocab_size),
         "prediction_ids": ("vocab_size", model_config.vocab_size),
         "position_ids": ("max_position_embeddings", model_config.max_position_embeddings),
@@ -106,9 +162,11 @@ def checked(dataset, files, spec, model_config) -> Iterator[dict]:
                 if batch[name].min() < 0 or batch[name].max() >= limit:
                     _refuse(name, batch[name], limit_name, limit, sources, files)
             yield batch
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+    except tf.errors.OpError as error:
         _find_damage(files, spec)
-        raise
+        raise InputError(
+            f"the records of {files[0]} and others could not be read: {error.message}"
+        ) from error
 
 
 def _read_in_order(files, order):
@@ -134,15 +192,15 @@ def _decode(serialized, file_indices, numbers, spec):
     return batch, (file_indices, numbers)
 
 
-def _fill(batch, sources, batch_size):
+def _fill(batch, batch_size):
     """Append empty packs (all zeros) until there are B."""
-    missing = batch_size - tf.shape(sources[0])[0]
 
     def fill(values):
+        missing = batch_size - tf.shape(values)[0]
         filled = tf.pad(values, [[0, missing]] + [[0, 0]] * (values.shape.rank - 1))
         return tf.ensure_shape(filled, (batch_size, *values.shape[1:]))
 
-    return {name: fill(values) for name, values in batch.items()}, sources
+    return {name: fill(values) for name, values in batch.items()}
 
 
 def _refuse(name, values, limit_name, limit, sources, files):

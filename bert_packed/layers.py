@@ -1,7 +1,7 @@
 """The layers of a packed BERT: embeddings by position in the sequence, attention inside the sequence.
 
 Legend: B packs per batch, S pack length, D model width, N heads, H head width, F feed-forward width,
-P predictions per pack, K sequences per pack, V vocabulary.
+P predictions per pack, K sequences per pack, Q = P or K positions to gather, V vocabulary.
 """
 
 import keras
@@ -11,7 +11,9 @@ MASKED_SCORE = -1e9  # exp(MASKED_SCORE - anything a score can be) is exactly 0 
 
 
 def same_sequence(sequence_ids_BS):
-    """Which token may attend to which: block-diagonal, by equality (Section 3.2.2, Figure 2).
+    """Which token may attend to which: block-diagonal, by equality.
+
+    Section 3.2.2 and Figure 2 of "Efficient Sequence Packing without Cross-contamination".
 
         sequence_ids   [1 1 2 0]   ->   [1 1 0 0]
                                         [1 1 0 0]
@@ -74,10 +76,10 @@ def layer_norm(config):
 
 
 class PackedEmbeddings(keras.layers.Layer):
-    """Token, sentence and position embeddings, the last looked up (Section 3.2.1), not added by index.
+    """Token, sentence and position embeddings, the last looked up, not added by index.
 
-    In a pack of two sequences of lengths 2 and 3 the rows looked up are `[0 1 0 1 2]`; BERT's own bias add
-    would give `[0 1 2 3 4]`.
+    Section 3.2.1 of "Efficient Sequence Packing without Cross-contamination". In a pack of two sequences of
+    lengths 2 and 3 the rows looked up are `[0 1 0 1 2]`; BERT's own bias add would give `[0 1 2 3 4]`.
     """
 
     def __init__(self, config, name="embeddings", **kwargs):
@@ -100,6 +102,7 @@ class PackedEmbeddings(keras.layers.Layer):
         )
 
     def call(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
+        """Embed int32 `[B, S]` ids (0 is padding, embedded like any token) to float `[B, S, D]`."""
         hidden_BSD = (
             ops.take(self.word_embeddings_VD, token_ids_BS, axis=0)
             + ops.take(self.token_type_embeddings, token_type_ids_BS, axis=0)
@@ -129,6 +132,7 @@ class SelfAttention(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, mask_B1SS, training=None):
+        """Attend where the bool mask `[B, 1, S, S]` is True; float `[B, S, D]` to the same."""
         query_BSNH = self._split_heads(self.query(hidden_BSD)) * self.head_width**-0.5
         key_BSNH = self._split_heads(self.key(hidden_BSD))
         value_BSNH = self._split_heads(self.value(hidden_BSD))
@@ -164,6 +168,7 @@ class FeedForward(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, training=None):
+        """Float `[B, S, D]` to the same, token by token."""
         inner_BSF = self.activation(self.intermediate(hidden_BSD))
         return self.norm(hidden_BSD + self.dropout(self.output_dense(inner_BSF), training=training))
 
@@ -182,6 +187,7 @@ class TransformerBlock(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, mask_B1SS, training=None):
+        """Float `[B, S, D]` and bool mask `[B, 1, S, S]` to float `[B, S, D]`."""
         hidden_BSD = self.attention(hidden_BSD, mask_B1SS, training=training)
         return self.feed_forward(hidden_BSD, training=training)
 
@@ -206,6 +212,7 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, positions_BP, word_embeddings_VD):
+        """Float32 logits `[B, P, V]` at int32 positions `[B, P]`; unused slots hold position 0."""
         gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
         gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
         table_VD = ops.cast(word_embeddings_VD, gathered_BPD.dtype)
@@ -227,5 +234,6 @@ class NextSentenceHead(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, positions_BK):
+        """Float32 logits `[B, K, 2]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
         pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
         return ops.cast(self.classifier(pooled_BKD), "float32")

@@ -3,7 +3,7 @@
 Nothing here divides by a batch: sums and counts leave, and one division ends the step (`metrics.py`), so
 that micro-batches and replicas add up exactly.
 
-Legend: B packs per batch, P predictions per pack, K sequences per pack, V vocabulary.
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, V vocabulary.
 """
 
 from keras import ops

@@ -116,7 +116,8 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
         step     0  1  2  3  4  5
         rate     2  4  4  3  2  1
 
-    google-research/bert starts at 0, so that its first step changes nothing; ours starts one notch up.
+    google-research/bert starts at 0, so that its first step changes nothing, and decays from step 0 on,
+    so that the rate jumps where warm-up ends; ours starts one notch up and decays from the peak.
     """
 
     def __init__(self, peak, num_train_steps, num_warmup_steps=0, end=0.0, power=1.0):
@@ -141,7 +142,9 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def correct_betas(beta_1, beta_2, packing_factor):
-    """The packing correction: beta := beta^p (Section 3.3; the theorem is in Section D).
+    """The packing correction: beta := beta^p.
+
+    Sections 3.3 and D (the theorem) of "Efficient Sequence Packing without Cross-contamination".
 
     One step on p sequences per pack then moves momentum and velocity as far as p steps on one each.
 

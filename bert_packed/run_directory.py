@@ -1,4 +1,4 @@
-"""Whether a run may start or continue in its output directory: lock, flags and inputs, all as before."""
+"""Whether a run may start or continue in its output directory: lock, flags, model, inputs."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
-from bert_packed.checkpoint import list_checkpoints
+from bert_packed.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
 from data_gen import records
 from data_gen.command_line import to_flagfile, write_json
 from data_gen.output import read_manifest
@@ -16,14 +16,16 @@ from data_gen.settings import InputError
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
-OWN_NAMES = (RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv")
-OWN_FOLDERS = ("tensorboard",)
+OWN_FILES = (RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv")
+EVENTS_FOLDER = "tensorboard"
 
 
 @contextlib.contextmanager
 def locked(output_dir):
     """Hold a run's output directory, so that two runs never write to it at once; raises `InputError`."""
     folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("w") as lock:
         try:
@@ -53,8 +55,7 @@ def describe_inputs(files):
     described = []
     for path in files:
         checksum = records.file_sha256(path)
-        listed = {entry["name"]: entry for entry in (read_manifest(Path(path).parent) or {}).get("files", [])}
-        entry = listed.get(Path(path).name)
+        entry = _listed(path)
         if entry and entry["sha256"] == checksum:
             num_records = entry["num_records"]
         else:
@@ -68,65 +69,98 @@ def describe_inputs(files):
     return described
 
 
-def open_run(folder, config, inputs):
-    """Start a run in a directory, or check that it continues the one that is there.
+def find_checkpoint(folder, config, facts):
+    """Check that a run may start in a directory or continue there; nothing is changed yet.
 
     Args:
         folder: Output directory, locked.
         config: `TrainConfig`.
-        inputs: Dict from flag name to the list that `describe_inputs` made.
+        facts: Dict of JSON-able dicts that the result depends on besides flags: `inputs` (from flag name to
+            the list that `describe_inputs` made), `model`, `data`.
 
     Returns:
         Path of the checkpoint to continue from, or None for a start.
 
     Raises:
-        InputError: flags or inputs differ from the run's, or the directory holds something else.
+        InputError: flags, inputs or other facts differ from the run's, or the directory is not a run's.
     """
-    flags = dataclasses.asdict(config)
-    run_file = folder / RUN_FILE
-    if config.overwrite:
-        _remove_run(folder)
+    others = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
+    if others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists()):
+        # Before anything is removed: `checkpoint-500` may be another tool's
+        name = others[0] if others else list_checkpoints(folder)[-1].name
+        raise InputError(
+            f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {name}."
+        )
     checkpoints = list_checkpoints(folder)
-    if not run_file.exists():
-        others = sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE)
-        if others:
-            raise InputError(
-                f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {others[0]}."
-            )
-    if checkpoints:
-        _check_same(folder, json.loads(run_file.read_text()), flags, inputs, config)
-    else:
-        # Nothing to lose: a start that failed on a mistaken flag may be repeated with another
-        _remove_run(folder)
-        write_json(run_file, {"flags": flags, "inputs": inputs})
+    # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
+    if config.overwrite or not checkpoints:
+        return None
+    differences = _differences(_read_run(folder), config, facts)
+    if differences:
+        raise InputError(
+            f"a run must continue as it was, unless --overwrite. Received: {'; '.join(differences)}; "
+            f"the run of {folder} has the former."
+        )
+    return checkpoints[-1]
+
+
+def start_run(folder, config, facts):
+    """Remove what an earlier run left, and write down what this one is."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK_FILE:
+            path.unlink()
+    write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts})
     (folder / FLAGFILE).write_text(to_flagfile(config))
-    return checkpoints[-1] if checkpoints else None
 
 
-def _check_same(folder, before, flags, inputs, config):
-    changeable = {field.name for field in dataclasses.fields(config) if field.metadata["changeable"]}
-    for name, value in flags.items():
-        if name not in changeable and before["flags"].get(name) != value:
-            raise InputError(
-                f"`{name}` must be as in the run of {folder}, {before['flags'].get(name)!r}, unless "
-                f"--overwrite. Received: {value!r}."
-            )
-    for name, entries in inputs.items():
-        old, new = ([(e["path"], e["sha256"]) for e in side] for side in (before["inputs"][name], entries))
-        changed = [path for path, checksum in new if (path, checksum) not in old]
-        changed += [path for path, _ in old if path not in dict(new)]
-        if changed:
-            raise InputError(
-                f"`{name}` must match the same files as in the run of {folder}, unless --overwrite. "
-                f"Received: {changed[0]}, which differs."
-            )
+def remove_partial(folder):
+    """Remove checkpoints that a kill left half-written or half-removed."""
+    for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(path)
 
 
-def _remove_run(folder):
-    """Remove what an earlier run left; other people's files stay and are refused later."""
-    for checkpoint in folder.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-    for name in OWN_FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in OWN_NAMES:
-        (folder / name).unlink(missing_ok=True)
+def _is_ours(path):
+    if path.is_dir():
+        return path.name == EVENTS_FOLDER or bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
+    return path.name.removesuffix(".partial") in (*OWN_FILES, LOCK_FILE)
+
+
+def _listed(path):
+    """The entry of a file in the manifest beside it, or None where there is none that tells its checksum."""
+    manifest = read_manifest(Path(path).parent) or {}
+    if manifest.get("kind") != "packed":
+        return None
+    return next((entry for entry in manifest["files"] if entry["name"] == Path(path).name), None)
+
+
+def _read_run(folder):
+    path = folder / RUN_FILE
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} must be complete JSON. Received: {error}.") from error
+
+
+def _differences(before, config, facts):
+    """Everything that differs from the run on record, in words."""
+    found = []
+    for field in dataclasses.fields(config):
+        # A flag that is newer than the run was at its default
+        old, new = before["flags"].get(field.name, field.default), getattr(config, field.name)
+        if not field.metadata["changeable"] and old != new:
+            found.append(f"{field.name} {old!r} -> {new!r}")
+    for kind in ("model", "data"):
+        for name, new in facts[kind].items():
+            old = before[kind].get(name)
+            if old != new:
+                found.append(f"{name} of the {kind} {old!r} -> {new!r}")
+    for argument, entries in facts["inputs"].items():
+        old, new = ({e["path"]: e["sha256"] for e in side} for side in (before["inputs"][argument], entries))
+        for path in sorted(old.keys() | new.keys()):
+            if old.get(path) != new.get(path):
+                found.append(
+                    f"{argument} {path} changed" if path in old and path in new else f"{argument} {path}"
+                )
+    return found

@@ -93,6 +93,10 @@ class LogInterval:
 def train(engine, config, hooks, first_step=0, state=None):
     """Train from `first_step` to `config.num_train_steps`, or until asked to stop.
 
+    A step is saved before it is evaluated, so that neither a mistake in the held-out data nor a signal during
+    a long evaluation costs a step. What is saved says that the evaluation is due; a run that continues there
+    begins with it.
+
     Args:
         engine: Engine with `train_step(batch)`.
         config: `TrainConfig`.
@@ -106,11 +110,14 @@ def train(engine, config, hooks, first_step=0, state=None):
     Raises:
         InputError: the loss is no longer a finite number.
     """
-    interval = LogInterval(dict((state or {}).get("interval", {})))
+    state = state or {"interval": {}, "evaluation_due": False}
+    interval = LogInterval(dict(state["interval"]))
     is_first = True
     stop = StopRequest()
     with stop.watching(), _progress_bar(config, first_step) as bar:
-        batches = iter(hooks.batches(first_step)) if first_step < config.num_train_steps else iter(())
+        if state["evaluation_due"]:
+            hooks.evaluate(first_step)
+        batches = iter(hooks.batches(first_step))
         for step in range(first_step + 1, config.num_train_steps + 1):
             start = time.perf_counter()
             sums = {name: float(value) for name, value in engine.train_step(next(batches)).items()}
@@ -124,12 +131,13 @@ def train(engine, config, hooks, first_step=0, state=None):
                 hooks.log(row)
                 bar.set_postfix_str(_short(row))
                 interval = LogInterval({})
-            if hooks.evaluate and (is_last or (config.eval_steps and step % config.eval_steps == 0)):
-                hooks.evaluate(step)
-            if is_last or stop.signal or step % config.save_checkpoints_steps == 0:
-                hooks.save(step, {"interval": interval.sums})
+            due = bool(hooks.evaluate) and (is_last or _is_every(step, config.eval_steps))
+            if is_last or stop.signal or _is_every(step, config.save_checkpoints_steps):
+                hooks.save(step, {"interval": interval.sums, "evaluation_due": due})
             if stop.signal and not is_last:
                 return stop.signal
+            if due:
+                hooks.evaluate(step)
     return None
 
 
@@ -150,6 +158,11 @@ def evaluate(engine, batches, max_batches=0):
         if number == max_batches:
             break
     return total
+
+
+def _is_every(step, steps):
+    """Whether something that happens every so many steps happens now; 0 is never."""
+    return bool(steps) and step % steps == 0
 
 
 def _check_finite(sums, step):

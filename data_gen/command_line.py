@@ -1,7 +1,7 @@
 """How a config dataclass becomes flags, and a user's mistake one line with exit status 2.
 
-Only entry points import this. They import their heavy modules inside `main`, so that `--help` and mistakes
-in flags answer at once.
+For entry points and what sits above the two halves. Entry points import their heavy modules inside `main`,
+so that `--help` and mistakes in flags answer at once.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def run(main, config_class, description, argv=None):
     _show_log()
     try:
         return main(parse(config_class, argv)) or 0
-    except (InputError, OSError) as error:
+    except (InputError, OSError, MemoryError) as error:
         print(f"{program}: error: {_one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -64,7 +64,10 @@ def parse(config_class, argv):
     if extra:
         raise InputError(f"every argument must be a flag, --name=value. Received: {extra[0]!r}.")
     names = [field.name for field in dataclasses.fields(config_class)]
-    return config_class(**{name: values[name].value for name in names})
+    config = config_class(**{name: values[name].value for name in names})
+    if os.path.isdir(getattr(config, "json", "")):  # now, not when the work is done
+        raise InputError(f"`json` must be a file to write. Received: {config.json!r}, a directory.")
+    return config
 
 
 def help_text(program, config_class, description):
@@ -80,9 +83,10 @@ def help_text(program, config_class, description):
 
 
 def to_flagfile(config):
-    """The resolved config as the text of a flagfile, one line a flag."""
-    pairs = dataclasses.asdict(config).items()
-    return "".join(f"--{name}={str(v).lower() if isinstance(v, bool) else v}\n" for name, v in pairs)
+    """The resolved config as the text of a flagfile, one line a flag; without transient settings."""
+    names = [field.name for field in dataclasses.fields(config) if not field.metadata["transient"]]
+    values = {name: getattr(config, name) for name in names}
+    return "".join(f"--{name}={str(v).lower() if isinstance(v, bool) else v}\n" for name, v in values.items())
 
 
 def print_table(rows, json_file=""):
@@ -101,7 +105,10 @@ def write_json(path, content):
     """Write JSON under its final name only when complete."""
     partial = Path(f"{path}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(json.dumps(content, indent=1) + "\n")
+    with partial.open("w") as file:
+        file.write(json.dumps(content, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # else a power loss may leave the new name on an empty file
     partial.replace(path)
 
 
@@ -148,7 +155,7 @@ def _find_flagfiles(arguments):
     found = []
     for argument in arguments:
         name, separator, path = argument.rpartition("=")
-        names_file = "--flagfile" in (name, found[-1] if found else "")
+        names_file = {"--flagfile", "-flagfile"} & {name, found[-1] if found else ""}
         if names_file and not Path(path).exists() and (CONFIG_FOLDER / path).is_file():
             path = str(CONFIG_FOLDER / path)
         found.append(name + separator + path)

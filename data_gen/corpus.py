@@ -122,11 +122,17 @@ def _read_json_lines(path):
         place = f"{path}, line {number}"
         try:
             content = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also a number or a nesting beyond Python's limits
             raise InputError(f"{place}: must be a JSON object. Received: {error}.") from error
-        sentences = [s for paragraph in _paragraphs(content, place) for s in split_sentences(paragraph)]
+        paragraphs = [_without_lone_surrogates(paragraph) for paragraph in _paragraphs(content, place)]
+        sentences = [s for paragraph in paragraphs for s in split_sentences(paragraph)]
         if sentences:
             yield sentences
+
+
+def _without_lone_surrogates(text):
+    r"""Half a character, as `"\ud800"` in JSON, becomes U+FFFD, which BERT's cleaning drops."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _paragraphs(content, place):

@@ -131,7 +131,7 @@ class FeatureData:
         least = np.where(steps > 0, (steps - 1) * grains + 1, 0)
         most = int(counts.sum()) if depth == "max" else depth
         strategies = pack_vectors(sizes, counts, capacities, most)
-        num_packs = sum(strategies.values())
+        num_packs, bound = sum(strategies.values()), lower_bound(least, counts, capacities, most)
         return {
             "plan": {
                 "algorithm": NAME,
@@ -144,7 +144,8 @@ class FeatureData:
             "efficiency": float(np.mean(counts @ sizes / (num_packs * capacities))),
             "packing_factor": int(counts.sum()) / num_packs,
             "depth": max(map(len, strategies)),
-            "lower_bound": lower_bound(least, counts, capacities, most),
+            "lower_bound": bound,
+            "gap": num_packs - bound,
         }
 
     def assemble(self, columns, packs, spec):

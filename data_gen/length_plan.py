@@ -4,7 +4,6 @@ import numpy as np
 
 from data_gen.packing import plan as plans
 from data_gen.packing.algorithms import ALGORITHMS
-from data_gen.packing.bounds import lower_bound
 
 
 def plan_lengths(histogram, algorithm, max_seq_length, depth):
@@ -18,7 +17,7 @@ def plan_lengths(histogram, algorithm, max_seq_length, depth):
 
     Returns:
         Dict of plain JSON for a manifest: `plan`, `num_sequences`, `num_packs`, `efficiency`,
-        `packing_factor`, `depth`, `lower_bound`.
+        `packing_factor`, `depth`, `lower_bound`, `gap` (packs above the bound).
     """
     histogram = np.asarray(histogram, np.int64)
     plan = ALGORITHMS[algorithm](histogram, max_seq_length, depth)
@@ -30,5 +29,6 @@ def plan_lengths(histogram, algorithm, max_seq_length, depth):
         "efficiency": plan.efficiency,
         "packing_factor": plan.packing_factor,
         "depth": plan.depth,
-        "lower_bound": lower_bound(histogram, max_seq_length, depth),
+        "lower_bound": plan.certificate.lower_bound,
+        "gap": plan.certificate.gap,
     }

@@ -4,13 +4,13 @@ import dataclasses
 
 from data_gen.feature_spec import parse_features
 from data_gen.overlong import OVERLONG_CHOICES
-from data_gen.packing.algorithms import ALGORITHM_NAMES
+from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 from data_gen.schema import FORMAT_NAMES, PACKED
 from data_gen.settings import InputError, check_settings, parse_depth, setting
 
 # What neither the packs nor their manifest depend on.
-NEUTRAL_SETTINGS = ("output_dir", "num_workers", "runner", "overwrite", "json")
+NEUTRAL_SETTINGS = ("output_dir", "num_workers", "runner", "overwrite", "json", "dry_run", "histogram")
 
 
 def _parse_features(text):
@@ -39,7 +39,7 @@ class PackConfig:
         parse=_parse_features,
     )
     max_seq_length: int = setting(512, "tokens per pack", minimum=3)  # [CLS], a token, [SEP]
-    algorithm: str = setting("lpfhp", "packing algorithm", choices=ALGORITHM_NAMES)
+    algorithm: str = setting(DEFAULT_ALGORITHM, "packing algorithm", choices=ALGORITHM_NAMES)
     max_sequences_per_pack: int | str = setting(
         "max", "most sequences in a pack; 1 = unpacked, max = no limit", parse=parse_depth
     )
@@ -64,11 +64,25 @@ class PackConfig:
     num_workers: int = setting(0, NUM_WORKERS_HELP, minimum=0, changeable=True)
     runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     overwrite: bool = setting(False, "replace the data files of an output directory that is in use")
+    dry_run: bool = setting(
+        False,
+        "write no packs: print what lengths and depths would give, recommend one, and draw both as PNG into "
+        "output_dir (default: packing_report)",
+    )
+    histogram: str = setting(
+        "",
+        "with --dry_run, in place of input_file: JSON with `lengths` and `counts`, or the name of one that "
+        "comes with the package, as wikipedia_512",
+    )
     json: str = setting("", "also write the printed table to this file, as JSON")
 
     def __post_init__(self):
         check_settings(self)
-        if self.input_file and not self.output_dir:
+        if self.histogram and not self.dry_run:
+            raise InputError(f"`histogram` must be given with --dry_run only. Received: {self.histogram!r}.")
+        if self.dry_run and bool(self.histogram) == bool(self.input_file):
+            raise InputError("`dry_run` needs either `input_file` or `histogram`. Received: both or none.")
+        if self.input_file and not self.output_dir and not self.dry_run:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
         if self.features:
             self._check_other_features()

@@ -87,10 +87,11 @@ def metrics_row(manifest):
         "sequences": manifest["num_sequences"],
         "packs": manifest["num_packs"],
         "lower bound": manifest["lower_bound"],
+        "gap": manifest["gap"],
     }
     if "max_seq_length" in packed:  # of one length
         plan = plans.from_json(packed)
-        row |= {"tokens": plan.num_tokens, "padding": plan.num_padding}
+        row |= {"tight bound": plan.certificate.tight, "tokens": plan.num_tokens, "padding": plan.num_padding}
     efficiency, factor = manifest["efficiency"], manifest["packing_factor"]
     return {**row, "efficiency %": 100 * efficiency, "packing factor": factor}
 

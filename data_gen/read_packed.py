@@ -29,7 +29,7 @@ def read_packed(path):
         OSError: it cannot be opened.
     """
     layout = FORMATS[find_format(path)]
-    spec = records.read_pack_spec([path], layout.lengths)
+    spec = records.read_pack_spec([path], kinds=layout.lengths)
     lengths = {name: spec.size(kind) for name, kind in layout.lengths.items()}
     number = 1
     for batch in records.read_batches(path):

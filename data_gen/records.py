@@ -6,6 +6,7 @@ The one place in `data_gen` that imports TensorFlow. Record numbers count from 1
 import dataclasses
 import hashlib
 import os
+import shlex
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -225,11 +226,12 @@ def first_record(path):
     return next(iter(read_batches(path, batch_size=1))).numpy()[0]
 
 
-def read_pack_spec(paths, kinds=schema.PACKED_LENGTHS):
+def read_pack_spec(paths, argument="input_file", pattern=None, kinds=schema.PACKED_LENGTHS):
     """Read S, K and P from the first record of every file of packs.
 
     Args:
         paths: List of paths, at least one.
+        argument, pattern: Flag and value that name them, for the command in the message about unpacked files.
         kinds: Which feature has which length: `schema.PACKED_LENGTHS` or another layout's.
 
     Returns:
@@ -244,11 +246,7 @@ def read_pack_spec(paths, kinds=schema.PACKED_LENGTHS):
         record = first_record(path)
         names = feature_names(record, path, 1)
         if schema.POSITION_IDS not in names and all(name in names for name in schema.UNPACKED_LENGTHS):
-            folder = os.path.join(os.path.dirname(path) or ".", "packed")
-            raise InputError(
-                f"{path} holds unpacked records; pack them first: "
-                f"python data_gen/pack_tfrecords.py --input_file={path} --output_dir={folder}"
-            )
+            raise InputError(_say_pack_first(path, record, argument, pattern or path))
         lengths = feature_lengths(record, path, 1, kinds)
         sizes = common_lengths(lengths, kinds, path)
         specs[path] = schema.PackSpec(sizes["S"], sizes["K"], sizes["P"])
@@ -258,7 +256,8 @@ def read_pack_spec(paths, kinds=schema.PACKED_LENGTHS):
             raise InputError(
                 "all files of packs must have one max_seq_length, max_sequences_per_pack and "
                 f"max_predictions_per_pack. Received: {first}: {_spec_text(specs[first])}; "
-                f"{path}: {_spec_text(spec)}."
+                f"{path}: {_spec_text(spec)}. Pack them together, or with the same "
+                "--max_sequences_per_pack and --max_predictions_per_pack."
             )
     return specs[first]
 
@@ -303,6 +302,17 @@ def _check_lengths(path, number, lengths, wanted):
                 f"{path}, record {number}: {name} must have length {wanted[name]}, as in the file's first "
                 f"record. Received: {length}."
             )
+
+
+def _say_pack_first(path, record, argument, pattern):
+    """The message about unpacked records, with the command that packs them."""
+    length = feature_lengths(record, path, 1, [schema.INPUT_IDS])[schema.INPUT_IDS]
+    name = "packed" if argument == "input_file" else f"packed_{argument.removesuffix('_input_file')}"
+    folder = os.path.join(os.path.dirname(path) or ".", name)
+    return (
+        f"{path} holds unpacked records; pack them first: python data_gen/pack_tfrecords.py "
+        f"--input_file={shlex.quote(pattern)} --max_seq_length={length} --output_dir={shlex.quote(folder)}"
+    )
 
 
 def _spec_text(spec):

@@ -3,7 +3,8 @@
 Legend: S pack length in tokens, K sequences per pack, P predictions per pack.
 
 An unpacked record is google-research/bert's pre-training example. A packed record holds up to K sequences,
-contiguous from 0, with padding last. Two sequences of lengths 4 and 3 in a pack of S=8, K=3, P=3:
+contiguous from 0, with padding last; the weights of its predictions are as in Listing 1 of "Packing: Towards
+2x NLP BERT Acceleration". Two sequences of lengths 4 and 3 in a pack of S=8, K=3, P=3:
 
     input_ids               [ 2  7  4  3  2  9  3  0]     4 = [MASK], 2 = [CLS], 3 = [SEP], 0 = padding
     input_mask              [ 1  1  1  1  2  2  2  0]     the token's sequence, 1..K; 0 = padding
@@ -11,7 +12,7 @@ contiguous from 0, with padding last. Two sequences of lengths 4 and 3 in a pack
     position_ids            [ 0  1  2  3  0  1  2  0]     restarts in every sequence
     masked_lm_positions     [ 2  5  0]                    index into the pack, ascending
     masked_lm_ids           [ 8  9  0]                    label
-    masked_lm_weights       [ 1. 2. 0.]                   the prediction's sequence; 0 = unused (Listing 1)
+    masked_lm_weights       [ 1. 2. 0.]                   the prediction's sequence; 0 = unused
     next_sentence_positions [ 0  4  0]                    where each sequence's [CLS] stands
     next_sentence_labels    [ 1  0  0]                    1 = random next sentence
     next_sentence_weights   [ 1. 1. 0.]                   1 = the slot holds a sequence

@@ -24,7 +24,17 @@ class InputError(ValueError):
     """
 
 
-def setting(default, help, *, minimum=None, maximum=None, choices=None, parse=None, changeable=False):
+def setting(
+    default,
+    help,
+    *,
+    minimum=None,
+    maximum=None,
+    choices=None,
+    parse=None,
+    changeable=False,
+    transient=False,
+):
     """Describe one field of a config dataclass.
 
     Args:
@@ -36,12 +46,14 @@ def setting(default, help, *, minimum=None, maximum=None, choices=None, parse=No
             `ValueError` with the rule.
         changeable: True where a stopped run may continue with another value, because the result does not
             depend on it.
+        transient: True where it says how to call a command, not what it makes: left out of resolved flags.
 
     Returns:
         A dataclass field.
     """
     rules = {"help": help, "minimum": minimum, "maximum": maximum, "choices": choices, "parse": parse}
-    return dataclasses.field(default=default, metadata={**rules, "changeable": changeable})
+    rules |= {"changeable": changeable or transient, "transient": transient}
+    return dataclasses.field(default=default, metadata=rules)
 
 
 def check_settings(config):

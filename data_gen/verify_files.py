@@ -74,7 +74,7 @@ def compare_files(input_files, packed_files, overlong):
     Raises:
         InputError: a file cannot be read as what it should be.
     """
-    spec = read_pack_spec(packed_files, FORMATS[find_common_format(packed_files)].lengths)
+    spec = read_pack_spec(packed_files, kinds=FORMATS[find_common_format(packed_files)].lengths)
 
     def fit(part):
         # Under "error" packing would have refused them: here they count as missing.

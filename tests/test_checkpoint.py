@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tiny import CONFIG, make_engine
 
@@ -86,6 +87,29 @@ def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
     checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {})
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
+    """An old checkpoint loses its name before its files."""
+    engine = training_engine()
+    checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: killed() if path.exists() else None)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {}, keep=1)
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-2"]
+
+
+def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="could not be written: I/O error: No space left on device"):
+        checkpoint.save_checkpoint(tmp_path, 1, training_engine(), WITH_DROPOUT, {})
 
 
 def test_init_checkpoint_takes_weights_only(trained):

@@ -1,18 +1,16 @@
 """Does column generation reach the figures asked, prove them, and stop when told?"""
 
-from pathlib import Path
+import math
 
 import numpy as np
 import pytest
 
-from data_gen.packing import slots
+from data_gen.packing import column_generation, relaxation, slots
 from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.histogram import load_histogram
+from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.lpfhp import pack_lpfhp
 from data_gen.packing.plan import validate_plan
 from data_gen.packing.strategies import count_strategies, list_strategies
-
-WIKIPEDIA = Path(__file__).parent / "data" / "histogram_wikipedia_512.json"
 
 
 @pytest.mark.parametrize(
@@ -20,13 +18,30 @@ WIKIPEDIA = Path(__file__).parent / "data" / "histogram_wikipedia_512.json"
     [(2, 10_099_081, 10_099_081), (3, 8_143_837, 8_143_829), (4, 8_135_735, 8_135_727)],
 )
 def test_wikipedia_is_packed_and_proven_within_a_millionth(depth, most_packs, proven):
-    histogram = load_histogram(WIKIPEDIA, 512)
+    histogram = load_known_histogram("wikipedia_512", 512)
     plan = pack_cghp(histogram, 512, depth)
     validate_plan(plan, histogram)
     assert plan.num_packs <= most_packs
     assert plan.certificate.lower_bound == proven
     assert plan.certificate.gap < 1e-6
     assert plan.notes == ()
+
+
+def test_coarse_classes_give_real_packs(monkeypatch):
+    histogram = np.random.default_rng(4).integers(0, 900, 64)
+    plain = pack_cghp(histogram, 64, 5)
+    monkeypatch.setattr(column_generation, "MANY_LENGTHS", 8)
+    monkeypatch.setattr(relaxation, "COARSE_CLASSES", 12)
+    search = relaxation.Relaxation(histogram, 5, math.inf)
+    before = len(search.master.packs)
+    search.add_coarse_packs(math.inf)
+    added = search.master.packs[before:]
+    assert len(added) > 5
+    assert all(search.lengths[list(pack)].sum() <= 64 and len(pack) <= 5 for pack in added)
+    plan = pack_cghp(histogram, 64, 5)
+    validate_plan(plan, histogram)
+    assert plan.certificate.gap < 1e-3
+    assert plan.certificate.lower_bound == plain.certificate.lower_bound
 
 
 def test_same_input_same_plan():

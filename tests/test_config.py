@@ -7,6 +7,7 @@ import pytest
 from bert_packed.config import MODEL_SIZES, ModelConfig, TrainConfig, load_model_config
 from data_gen.settings import InputError
 
+SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
 GIVEN = {"input_file": "x", "output_dir": "y"}
 
 
@@ -32,9 +33,9 @@ def test_vocabulary_of_a_named_size_is_the_datas():
 
 def test_config_file(tmp_path):
     path = tmp_path / "bert_config.json"
-    path.write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2, "architectures": ["Bert"]}))
+    path.write_text(json.dumps({**SHAPE, "architectures": ["Bert"]}))
     config = load_model_config(str(path), vocab_size=7)
-    assert (config.hidden_size, config.num_attention_heads, config.vocab_size) == (8, 2, 30522)
+    assert (config.hidden_size, config.num_attention_heads, config.vocab_size) == (8, 2, 99)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +43,13 @@ def test_config_file(tmp_path):
     [
         ("{", "must be JSON"),
         ("[]", "must hold a JSON object. Received: list"),
-        ('{"hidden_act": "swish"}', "`hidden_act` must be one of gelu, gelu_new, relu. Received: 'swish'"),
-        ('{"hidden_size": 10}', "`num_attention_heads` must divide `hidden_size`"),
-        ('{"hidden_size": "10"}', "`hidden_size` must be a whole number"),
+        (
+            json.dumps({**SHAPE, "hidden_act": "swish"}),
+            "`hidden_act` must be one of gelu, gelu_new, relu. Received: 'swish'",
+        ),
+        (json.dumps({**SHAPE, "hidden_size": 9}), "`num_attention_heads` must divide `hidden_size`"),
+        (json.dumps({**SHAPE, "hidden_size": "10"}), "`hidden_size` must be a whole number"),
+        ('{"num_layers": 2, "hidden": 16}', "must have hidden_size, .* Received: no hidden_size"),
         ('{"position_embedding_type": "relative_key"}', "absolute positions"),
     ],
 )
@@ -78,6 +83,7 @@ def test_heads_must_divide_width():
         ({"mlm_loss": "per_pack"}, "one of per_sequence, per_token. Received: 'per_pack'"),
         ({"packing_correction": "lr"}, "one of none, betas"),
         ({"train_batch_size": 0}, "`train_batch_size` must be at least 1"),
+        ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1. Received: -0.5."),
         ({"learning_rate": -1.0}, "`learning_rate` must be at least 0"),
     ],
 )

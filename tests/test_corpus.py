@@ -37,6 +37,11 @@ def test_lines_of_a_json_text_are_paragraphs(tmp_path):
     assert list(corpus.read_documents([path])) == [["A heading", "One fish.", "Two fish."]]
 
 
+def test_half_a_character_is_replaced(tmp_path):
+    path = write(tmp_path / "a.json", '{"text": "One \\ud800fish."}')
+    assert list(corpus.read_documents([path])) == [["One \ufffdfish."]]
+
+
 def test_a_document_ends_with_its_file(tmp_path):
     paths = [write(tmp_path / f"{i}.txt", "\n".join(document)) for i, document in enumerate(DOCUMENTS)]
     assert list(corpus.read_documents(paths)) == DOCUMENTS
@@ -73,6 +78,8 @@ def test_abbreviations_names_and_list_markers_do_not_end_sentences():
         ("a.txt.gz", b"not gzip", r"a\.txt\.gz must be a complete gzip file"),
         ("a.txt.gz", gzip.compress(b"fish\n" * 9)[:-4], r"a\.txt\.gz must be a complete gzip file"),
         ("a.json", b'{"text": "x y."}\n{"text": ', r"a\.json, line 2: must be a JSON object"),
+        ("a.json", b'{"text": ' + b"[" * 100_000 + b"\n", r"a\.json, line 1: must be a JSON object"),
+        ("a.json", b'{"n": ' + b"9" * 9_999 + b"}\n", r"a\.json, line 1: must be a JSON object"),
         ("a.json", b"[1]\n", r"a\.json, line 1: must be a JSON object\. Received: list"),
         ("a.json", b'{"body": "x", "id": 3}\n', r"a\.json, line 1: .*Received: body \(str\), id \(int\)"),
         ("a.json", b'{"text": 3}\n', r"Received: text \(int\)"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from packs import batch_of, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
@@ -52,6 +53,11 @@ def test_every_pack_once_an_epoch(files):
 def test_order_follows_from_the_seed(files):
     assert rows(take(files, 8)) == rows(take(files, 8))
     assert rows(take(files, 8)) != rows(take(files, 8, seed=4))
+    # TensorFlow's global seed has no say
+    tf.random.set_seed(99)
+    before = rows(take(files, 8))
+    tf.random.set_seed(98)
+    assert rows(take(files, 8)) == before
     first, second = rows(take(files, 8, batch_size=15))[:15], rows(take(files, 8, batch_size=15))[15:30]
     assert first != second and sorted(first) == sorted(second)
 
@@ -86,6 +92,12 @@ def test_static_shapes(files):
             24,
             "position_ids must be from 0 and below max_position_embeddings=24. Received: 24",
         ),
+        (
+            "sequence_ids",
+            5,
+            r"input_mask must be from 0 and below max_sequences_per_pack \+ 1=5. Received: 5",
+        ),
+        ("prediction_sequences", 5, "masked_lm_weights must be from 0 and below max_sequences_per_pack"),
         ("nsp_labels", 2, "next_sentence_labels must be from 0 and below the number of classes=2"),
         ("cls_positions", 24, "next_sentence_positions must be from 0 and below max_seq_length=24"),
     ],

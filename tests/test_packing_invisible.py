@@ -70,10 +70,11 @@ def test_losses_and_accuracies(batches, mlm_loss):
     assert means(packed, mlm_loss) == pytest.approx(means(unpacked, mlm_loss), rel=1e-5)
 
 
-def test_loss_of_each_sequence(batches):
+@pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
+def test_loss_of_each_sequence(batches, mlm_loss):
     """Per-sequence losses one by one: silence all predictions but one sequence's."""
     packed, _ = batches
-    engine = make_engine()
+    engine = make_engine(mlm_loss)
     losses = []
     for batch in batches:
         mine = []

@@ -114,7 +114,7 @@ def pack_as(output_format, input_file, folder, **settings):
 
 
 def read_arrays(path, kinds):
-    spec = records.read_pack_spec([path], kinds)
+    spec = records.read_pack_spec([path], kinds=kinds)
     lengths = {name: spec.size(kind) for name, kind in kinds.items()}
     (batch,) = records.read_batches(path)
     return records.parse_examples(batch, lengths, path, 1), spec

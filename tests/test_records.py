@@ -360,7 +360,9 @@ def test_pack_specs_that_disagree(tmp_path):
 
 
 def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
-    command = rf"python data_gen/pack_tfrecords\.py --input_file={unpacked} --output_dir=\S+"
+    command = (
+        rf"python data_gen/pack_tfrecords\.py --input_file={unpacked} --max_seq_length=\d+ --output_dir=\S+"
+    )
     with pytest.raises(InputError, match=rf"holds unpacked records; pack them first: {command}"):
         records.read_pack_spec([unpacked])
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tiny import MAX_SEQ_LENGTH, write_data
 
 import run_pretraining
 from bert_packed.config import TrainConfig
+from bert_packed.input_pipeline import BATCH_NAMES
 from data_gen import command_line, records, schema
 from data_gen.example_bytes import serialize_examples
 
@@ -127,16 +129,19 @@ def test_a_run_leaves_what_it_says(uninterrupted):
     assert [int(row["step"]) for row in read_rows(uninterrupted / "eval_metrics.csv")] == [10, 20, 24]
 
 
-def test_complete_run_says_so(data, uninterrupted, capsys):
-    assert run(*arguments(data, uninterrupted)) == 0
+def test_complete_run_says_so_and_reports(data, uninterrupted, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert run(*arguments(data, uninterrupted), f"--json={report}") == 0
     assert "the run is complete" in capsys.readouterr().out
+    assert [row["step"] for row in json.loads(report.read_text())["metrics"]] == [24, 24]
 
 
 @pytest.mark.parametrize("step", [5, 15])
 def test_killed_run_continues_bit_for_bit(data, uninterrupted, tmp_path, step):
     # One process each: the very start of a process must not matter either
     folder = tmp_path / "killed"
-    command = arguments(data, folder)
+    # A checkpoint every second step: there is one to continue from, wherever the kill hits
+    command = arguments(data, folder, save_checkpoints_steps=2)
     process = start(*command)
     wait_for_step(folder, step, process)
     process.kill()
@@ -145,7 +150,8 @@ def test_killed_run_continues_bit_for_bit(data, uninterrupted, tmp_path, step):
     process = start(*command)
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert "compiled   1 training program" in out
+    assert f"continues from {folder}/checkpoint-" in out
+    assert "compiled   1 training program" in out or "the run is complete" in out
     assert_same_run(folder, uninterrupted)
 
 
@@ -154,36 +160,59 @@ def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_p
     # No checkpoint is due before the end: the one found is the signal's
     command = arguments(data, folder, save_checkpoints_steps=1000)
     process = start(*command)
-    wait_for_step(folder, 5, process)
+    # during the compilation, which holds the first step back for seconds
+    while not (folder / "run.json").exists():
+        time.sleep(0.02)
+    time.sleep(0.5)
     process.terminate()
     _, err = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped after saving" in err
     (saved,) = folder.glob("checkpoint-*")
-    if saved.name != "checkpoint-24":  # else it ended on its own between the log and the signal
-        assert process.returncode == 128 + signal.SIGTERM
-        assert "stopped after saving" in err
-        process = start(*command)
-        out, err = process.communicate()
-        assert process.returncode == 0, err
-        assert f"continues from {saved}" in out
+    assert int(saved.name[11:]) < 24
+    process = start(*command)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert f"continues from {saved}" in out
     assert_same_run(folder, uninterrupted)
+
+
+def test_evaluation_that_a_kill_cut_off_is_made(data, uninterrupted, tmp_path):
+    """Killed between the save of a step and its evaluation: the row is there in the end, once."""
+    folder = tmp_path / "cut"
+    shutil.copytree(uninterrupted, folder)
+    rows = (folder / "eval_metrics.csv").read_text().splitlines(keepends=True)
+    for left in (rows[:-1], rows):  # before its row was written, and after
+        (folder / "eval_metrics.csv").write_text("".join(left))
+        assert run(*arguments(data, folder)) == 0
+        assert read_rows(folder / "eval_metrics.csv") == read_rows(uninterrupted / "eval_metrics.csv")
 
 
 def test_packed_against_unpacked_is_reported(data, tmp_path):
     rng = np.random.default_rng(3)
     sequences = [[sequence] for pack in random_packs(rng, 12, MAX_SEQ_LENGTH) for sequence in pack]
-    batch = batch_of(sequences, MAX_SEQ_LENGTH, 1, 8)
-    path = tmp_path / "unpacked.tfrecord"
-    _write(path, batch)
+    _write(tmp_path / "unpacked.tfrecord", batch_of(sequences, MAX_SEQ_LENGTH, 1, 8))
+    (tmp_path / "data").mkdir()
+    write_data(tmp_path / "data")
     report = tmp_path / "report.json"
+    promise = {"num_sequences": 30, "num_packs": 15, "files": [], "histogram": {"lengths": [6]}}
     command = arguments(
-        data, tmp_path / "run", unpacked_input_file=path, json=report, num_train_steps=2, micro_batch_size=0
+        tmp_path / "data",
+        tmp_path / "run",
+        eval_input_file="",
+        unpacked_input_file=tmp_path / "unpacked.tfrecord",
+        json=report,
+        num_train_steps=2,
+        micro_batch_size=0,
     )
-    assert run(*command) == 0
+    assert run(*command) == 2  # no manifest says how many sequences a pack holds
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps({"kind": "packed", **promise}))
+    assert run(*command, "--overwrite") == 0
     content = json.loads(report.read_text())
-    assert [row["data"] for row in content["metrics"]] == ["train", "eval"]
+    assert [row["data"] for row in content["metrics"]] == ["train"]
     unpacked, packed = content["speed"]
-    assert unpacked["sequences_per_step"] == 4 < packed["sequences_per_step"]
-    expected = packed["sequences_per_second"] / unpacked["sequences_per_second"]
+    assert (unpacked["packing_factor"], packed["packing_factor"]) == (1, 2)
+    expected = 2 * unpacked["seconds_per_step"] / packed["seconds_per_step"]
     assert packed["speed_up"] == pytest.approx(expected) and unpacked["speed_up"] == 1
 
 
@@ -227,12 +256,18 @@ def mistakes(data):
         ({"input_file": f"{data}/bare.tfrecord"}, "features next_sentence_positions are missing. Received: "),
         (
             {"input_file": f"{data}/unpacked.tfrecord"},
-            f"python data_gen/pack_tfrecords.py --input_file={data}/unpacked.tfrecord --output_dir=",
+            f"python data_gen/pack_tfrecords.py --input_file={data}/unpacked.tfrecord --max_seq_length=8 ",
         ),
         ({"bert_config_file": "bert-gigantic"}, "`bert_config_file` must be one of bert-tiny"),
         ({"num_train_steps": 0}, "`num_train_steps` must be at least 1. Received: 0."),
         ({"micro_batch_size": 3}, "`micro_batch_size` must divide `train_batch_size`"),
         ({"init_checkpoint": f"{data}/none"}, "`init_checkpoint` must be a folder"),
+        ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1"),
+        ({"json": str(data)}, "`json` must be a file to write"),
+        (
+            {"eval_input_file": f"{data}/token.tfrecord"},
+            "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
+        ),
         ({"packing_correction": "betas"}, "`packing_correction` must be none where no manifest.json"),
         ({"unknown_flag": 1}, "Unknown command line flag 'unknown_flag'"),
     ]
@@ -248,15 +283,65 @@ def test_mistakes_are_one_line_and_status_2(data, tmp_path, capsys):
         assert not list(output_dir.glob("checkpoint*")), change
 
 
+def test_a_mistake_costs_an_earlier_run_nothing(data, uninterrupted, tmp_path, capsys):
+    """With --overwrite the earlier run goes only when the new one is known to start."""
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    for change, message in (
+        ({"init_checkpoint": f"{folder}/checkpoint-24"}, "`init_checkpoint` must be outside `output_dir`"),
+        ({"init_checkpoint": f"{data}/none"}, "`init_checkpoint` must be a folder"),
+        ({"input_file": f"{data}/none*"}, "must match at least one file"),
+    ):
+        assert run(*arguments(data, folder, **change), "--overwrite") == 2
+        assert message in capsys.readouterr().err
+        assert_same_run(folder, uninterrupted)
+
+
+def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys):
+    write_data(tmp_path)
+    (tmp_path / "eval").mkdir()
+    write_data(tmp_path / "eval")
+    manifest = {
+        "kind": "packed",
+        "files": [],
+        "num_sequences": 30,
+        "num_packs": 15,
+        "histogram": {"lengths": [6]},
+        "vocab_size": 31,
+        "vocab_sha256": "a",
+    }
+    for change, message in (
+        ({"vocab_size": 32}, "the vocabulary of `input_file` must be at most vocab_size=31 of"),
+        (
+            {"histogram": {"lengths": [6, 25]}},
+            "longest sequence of `input_file` must be at most max_position",
+        ),
+        ({"vocab_sha256": "b"}, "all records must be of one vocabulary"),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **change}))
+        (tmp_path / "eval" / "manifest.json").write_text(json.dumps(manifest))
+        assert run(*arguments(tmp_path, tmp_path / "run")) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_another_backend_is_refused(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert run(*arguments(data, tmp_path / "run")) == 2
+    assert "KERAS_BACKEND must be tensorflow" in capsys.readouterr().err
+
+
 def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path, capsys):
     for change, message in (
-        ({"learning_rate": 0.02}, "`learning_rate` must be as in the run"),
-        ({"eval_input_file": f"{data}/packed-0.tfrecord"}, "`eval_input_file` must be as in the run"),
+        ({"learning_rate": 0.02}, "learning_rate 0.01 -> 0.02"),
+        ({"eval_input_file": f"{data}/packed-0.tfrecord"}, "eval_input_file "),
     ):
         assert run(*arguments(data, uninterrupted, **change)) == 2
         assert message in capsys.readouterr().err
-    larger = json.loads((data / "bert_config.json").read_text()) | {"hidden_size": 32}
-    (tmp_path / "larger.json").write_text(json.dumps(larger))
+    content = json.loads((data / "bert_config.json").read_text())
+    (tmp_path / "relu.json").write_text(json.dumps({**content, "hidden_act": "relu"}))
+    assert run(*arguments(data, uninterrupted, bert_config_file=tmp_path / "relu.json")) == 2
+    assert "hidden_act of the model 'gelu' -> 'relu'" in capsys.readouterr().err
+    (tmp_path / "larger.json").write_text(json.dumps({**content, "hidden_size": 32}))
     command = arguments(
         data, tmp_path / "run", bert_config_file=tmp_path / "larger.json", init_checkpoint=uninterrupted
     )
@@ -265,7 +350,5 @@ def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path,
 
 
 def _write(path, batch, leave_out=None):
-    from bert_packed.input_pipeline import BATCH_NAMES
-
     features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
     records.write_records(path, serialize_examples(features))

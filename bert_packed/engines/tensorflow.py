@@ -43,8 +43,14 @@ class TensorFlowEngine:
 
         Returns:
             Dict of float32 scalars: the sums over the batch, before the update.
+
+        Raises:
+            MemoryError: the device has too little memory for a micro-batch.
         """
-        return self.compiled_train_step(batch)
+        try:
+            return self.compiled_train_step(batch)
+        except tf.errors.ResourceExhaustedError as error:
+            raise MemoryError("out of memory in a training step; lower `micro_batch_size`") from error
 
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update."""

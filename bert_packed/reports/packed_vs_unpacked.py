@@ -1,47 +1,65 @@
 """How much faster packed data trains: both programs measured on this machine, in this run."""
 
+import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 
 
-def compare(steps, num_repeats=5):
-    """Measure training steps on packed and unpacked batches of equal shape, in turns.
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One way to hold the data.
+
+    Attributes:
+        name: For the table.
+        step: Takes one training step on a batch and returns its sums.
+        batches: Batches to time, all of the same shape.
+        sequences_per_step: Mean of the whole data set. The few batches timed would say too much or too
+            little, since packs hold very different numbers of sequences.
+        packing_factor: Mean sequences per pack of the whole data set.
+    """
+
+    name: str
+    step: Callable[[dict], dict]
+    batches: list[dict]
+    sequences_per_step: float
+    packing_factor: float
+
+
+def compare(contenders, num_repeats=5):
+    """Measure training steps of contenders in turns, so that a slow minute hits all of them.
 
     Args:
-        steps: Dict from "unpacked" and "packed" to a pair (function that takes one step on a batch and
-            returns its sums, list of batches). Both take batches of the same number of packs and tokens.
-        num_repeats: Timed steps each, after one step that compiles.
+        contenders: List of `Contender`; the first is the baseline.
+        num_repeats: Timed steps each, after one that compiles.
 
     Returns:
-        List of two dicts for a table: `data`, `seconds_per_step` (median), `sequences_per_step` (mean of
-        the batches timed), `sequences_per_second`, `tokens_per_second` (padding not counted), `speed_up`.
+        List of dicts for a table: `data`, `packing_factor`, `seconds_per_step` (median),
+        `sequences_per_second`, `speed_up` over the baseline.
     """
-    timed = {name: [] for name in steps}
-    for name, (step, batches) in steps.items():
-        _timed_step(step, batches[0])  # compile
-        timed[name] = []
+    seconds = {contender.name: [] for contender in contenders}
+    for contender in contenders:
+        _timed_step(contender, 0)  # compile
     for repeat in range(num_repeats):
-        for name, (step, batches) in steps.items():  # in turns, so that a slow minute hits both
-            timed[name].append(_timed_step(step, batches[repeat % len(batches)]))
+        for contender in contenders:
+            seconds[contender.name].append(_timed_step(contender, repeat))
     rows = []
-    for name, measured in timed.items():
-        seconds = statistics.median(second for second, _ in measured)
-        num_sequences = statistics.mean(sums["num_sequences"] for _, sums in measured)
-        num_tokens = statistics.mean(sums["num_tokens"] for _, sums in measured)
+    for contender in contenders:
+        median = statistics.median(seconds[contender.name])
         rows.append(
             {
-                "data": name,
-                "seconds_per_step": seconds,
-                "sequences_per_step": num_sequences,
-                "sequences_per_second": num_sequences / seconds,
-                "tokens_per_second": num_tokens / seconds,
+                "data": contender.name,
+                "packing_factor": contender.packing_factor,
+                "seconds_per_step": median,
+                "sequences_per_second": contender.sequences_per_step / median,
             }
         )
     baseline = rows[0]["sequences_per_second"]
     return [{**row, "speed_up": row["sequences_per_second"] / baseline} for row in rows]
 
 
-def _timed_step(step, batch):
+def _timed_step(contender, repeat):
     start = time.perf_counter()
-    sums = {name: float(value) for name, value in step(batch).items()}
-    return time.perf_counter() - start, sums
+    sums = contender.step(contender.batches[repeat % len(contender.batches)])
+    float(sums["num_sequences"])  # wait for the device
+    return time.perf_counter() - start

@@ -1,1 +1,1 @@
-"""Packing algorithms on length histograms: NumPy and SciPy only, usable as a library without TensorFlow."""
+"""Packing algorithms on length histograms: NumPy, SciPy and HiGHS, usable without TensorFlow."""

@@ -1,7 +1,11 @@
 """Every packing algorithm by name: all take (histogram, max_seq_length, max_sequences_per_pack)."""
 
 from data_gen.packing.column_generation import pack_cghp
+from data_gen.packing.decreasing import pack_bfd, pack_ffd
+from data_gen.packing.ennlshp import pack_ennlshp
+from data_gen.packing.greedy import pack_greedy, pack_local_greedy
 from data_gen.packing.lpfhp import pack_lpfhp
+from data_gen.packing.nnlshp import pack_nnlshp
 from data_gen.packing.spfhp import pack_spfhp
 
 DEFAULT_ALGORITHM = "cghp"
@@ -9,5 +13,11 @@ ALGORITHMS = {
     "cghp": pack_cghp,
     "spfhp": pack_spfhp,
     "lpfhp": pack_lpfhp,
+    "nnlshp": pack_nnlshp,
+    "ennlshp": pack_ennlshp,
+    "ffd": pack_ffd,
+    "bfd": pack_bfd,
+    "greedy": pack_greedy,
+    "local_greedy": pack_local_greedy,
 }
 ALGORITHM_NAMES = tuple(ALGORITHMS)

@@ -16,32 +16,30 @@ ROUND_UP_SHARE = 0.25  # of the fractional packs, in each turn: fewer cost more 
 TOLERANCE = 1e-6
 
 
-def dive(master, pack_counts, demand, pack_rest, target, deadline):
+def dive(search, target, deadline):
     """Round a fractional plan to a whole one.
 
     Args:
-        master: `Master` that has been solved for `demand`; its demand is changed.
-        pack_counts: float64 `[packs]`, its solution.
-        demand: Whole numbers by row.
-        pack_rest: Function from a demand to a list of `(rows, count)` that holds it: any algorithm.
+        search: `Relaxation` that has been run; the demand of its master is changed.
         target: A number of packs that is good enough.
         deadline: `time.monotonic()` at which to stop.
 
     Returns:
         List of `(ascending tuple of rows, count)` that can hold the demand.
     """
-    best = pack_rest(demand)
+    demand, master, pack_counts = search.demand, search.master, search.pack_counts
+    best = search.pack_rest(demand)
     chosen, rest = Counter(), list(demand)
     while True:
         whole = np.floor(pack_counts + TOLERANCE).astype(np.int64)
         rounded_down = [(master.packs[i], int(whole[i])) for i in np.flatnonzero(whole)]
         chosen.update(dict(rounded_down))
         rest = uncovered(count_slots(rounded_down, len(rest)), rest)
-        best = min(best, _plan(chosen, pack_rest(rest)), key=_num_packs)
+        best = min(best, _plan(chosen, search.pack_rest(rest)), key=_num_packs)
         if not any(rest) or _num_packs(best) <= target or time.monotonic() >= deadline:
             return _drop_unused(best, demand)
         rest = _round_up(master.packs, pack_counts - whole, chosen, rest)
-        best = min(best, _plan(chosen, pack_rest(rest)), key=_num_packs)
+        best = min(best, _plan(chosen, search.pack_rest(rest)), key=_num_packs)
         if not any(rest):
             return _drop_unused(best, demand)
         master.set_demand(rest)

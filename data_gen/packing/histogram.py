@@ -6,9 +6,11 @@ A histogram is an int64 array `[S]` whose entry `i` counts the sequences of leng
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 
+KNOWN_FOLDER = Path(__file__).parent / "histograms"  # each file says where it comes from
 MAX_COUNT = 2**53  # up to here a count read from JSON as a float is the whole number that was meant
 
 
@@ -83,10 +85,11 @@ def check_arguments(histogram, max_seq_length, max_sequences_per_pack):
     return check_histogram(histogram, max_seq_length), min(int(depth), int(max_seq_length))
 
 
-def load_histogram(path, max_seq_length):
+def load_histogram(path, max_seq_length=None):
     """Read a histogram from JSON with `lengths` and `counts`.
 
-    Lengths over `max_seq_length` are counted at `max_seq_length`, as truncated sequences.
+    Lengths over `max_seq_length` are counted at `max_seq_length`, as truncated sequences; None truncates
+    nothing and takes the longest length for S.
 
     Returns:
         int64 `[S]`.
@@ -104,15 +107,36 @@ def load_histogram(path, max_seq_length):
         raise ValueError(
             f"{path}: `lengths` and `counts` must be equally long. Received: {len(lengths)}, {len(counts)}."
         )
-    counts = check_histogram(counts)
-    histogram = np.zeros(max_seq_length, np.int64)
-    for length, count in zip(lengths, counts.tolist(), strict=True):
-        if count == 0:
-            continue
+    pairs = [
+        (length, count)
+        for length, count in zip(lengths, check_histogram(counts).tolist(), strict=True)
+        if count
+    ]
+    for length, _ in pairs:
         if not isinstance(length, int) or length < 1:
             raise ValueError(f"{path}: every length must be a whole number from 1. Received: {length!r}.")
+    if max_seq_length is None:
+        max_seq_length = max((length for length, _ in pairs), default=0)
+    histogram = np.zeros(max_seq_length, np.int64)
+    for length, count in pairs:
         histogram[min(length, max_seq_length) - 1] += count
     return histogram
+
+
+def known_histogram_names():
+    """The histograms that come with the package: those of the papers, measured GLUE tasks, long articles."""
+    return sorted(path.stem for path in KNOWN_FOLDER.glob("*.json"))
+
+
+def load_known_histogram(name, max_seq_length=None):
+    """Load a histogram that comes with the package, as `load_histogram` does.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if name not in known_histogram_names():
+        raise ValueError(f"`name` must be one of {', '.join(known_histogram_names())}. Received: {name!r}.")
+    return load_histogram(KNOWN_FOLDER / f"{name}.json", max_seq_length)
 
 
 def to_json(histogram):

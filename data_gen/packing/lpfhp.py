@@ -29,6 +29,12 @@ def pack_lpfhp(histogram, max_seq_length, max_sequences_per_pack):
         ValueError: an argument breaks its rule.
     """
     histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    packs = longest_pack_first(histogram, max_seq_length, depth)
+    return make_plan("lpfhp", max_seq_length, max_sequences_per_pack, packs)
+
+
+def longest_pack_first(histogram, max_seq_length, depth):
+    """The packs, of checked arguments: list of `(lengths, count)`; equal packs may come more than once."""
     open_packs = OpenPacks(max_seq_length, depth)
     for length, num_left in descending(histogram):
         while num_left and (space := open_packs.smallest(length)) >= 0:
@@ -44,4 +50,4 @@ def pack_lpfhp(histogram, max_seq_length, max_sequences_per_pack):
         for copies, times in ((repeat, count), (rest, 1)):
             if copies and times:
                 open_packs.push(max_seq_length - copies * length, times, (length,) * copies)
-    return make_plan("lpfhp", max_seq_length, max_sequences_per_pack, open_packs.all_packs())
+    return open_packs.all_packs()

@@ -119,7 +119,7 @@ def make_plan(algorithm, max_seq_length, max_sequences_per_pack, packs, notes=()
     """
     total = Counter()
     for lengths, count in packs:
-        if count and lengths:
+        if count and len(lengths):
             total[tuple(sorted(int(length) for length in lengths))] += int(count)
     strategies = dict(sorted(total.items()))
     return PackingPlan(

@@ -1,0 +1,77 @@
+"""How long the sequences of the GLUE tasks are, measured with our own tokenizer from the task files."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from data_gen.packing.histogram import count_lengths
+from data_gen.settings import InputError
+from data_gen.tokenization import encode_sentences, load_vocab, make_tokenizer
+
+# Folder and the columns of the texts; CoLA has no header, its text is the fourth column.
+TASKS = {
+    "cola": ("CoLA", (3,)),
+    "sst2": ("SST-2", ("sentence",)),
+    "mrpc": ("MRPC", ("#1 String", "#2 String")),
+    "qqp": ("QQP", ("question1", "question2")),
+    "stsb": ("STS-B", ("sentence1", "sentence2")),
+    "mnli": ("MNLI", ("sentence1", "sentence2")),
+    "rte": ("RTE", ("sentence1", "sentence2")),
+    "wnli": ("WNLI", ("sentence1", "sentence2")),
+}
+
+
+def measure_glue(glue_dir, vocab_file, max_seq_length):
+    """Count the lengths of the training sequences of every task that is there.
+
+    Args:
+        glue_dir: Folder with `CoLA/train.tsv`, `SST-2/train.tsv`, ...
+        vocab_file: WordPieces, one a line; text is lower-cased.
+        max_seq_length: S; longer sequences count as S, truncated.
+
+    Returns:
+        Dict from "glue_<task>" to int64 `[S]`.
+
+    Raises:
+        InputError: no task is there, or a file lacks its columns.
+    """
+    tokenizer = make_tokenizer(load_vocab(vocab_file), do_lower_case=True)
+    histograms = {}
+    for task, (folder, columns) in TASKS.items():
+        path = Path(glue_dir) / folder / "train.tsv"
+        if path.exists():
+            texts = read_texts(path, columns)
+            lengths = np.ones(len(texts[0]), np.int64)  # [CLS]
+            for column in texts:
+                lengths += [len(ids) + 1 for ids in encode_sentences(tokenizer, column)]  # [SEP]
+            histograms[f"glue_{task}"] = count_lengths(np.minimum(lengths, max_seq_length), max_seq_length)
+    if not histograms:
+        raise InputError(f"`glue_dir` must hold a task, such as CoLA/train.tsv. Received: {glue_dir}.")
+    return histograms
+
+
+def read_texts(path, columns):
+    """Read columns of a tab-separated file, by name from its header or by position where it has none.
+
+    Quotes are text: GLUE does not quote, and a reader that thinks so swallows lines.
+
+    Returns:
+        One list of str per column.
+
+    Raises:
+        InputError: a column is missing.
+    """
+    with open(path, encoding="utf-8", newline="") as file:
+        lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    if isinstance(columns[0], str):
+        header, *lines = lines
+        if missing := [column for column in columns if column not in header]:
+            raise InputError(f"{path} must have a column {missing[0]!r}. Received: {', '.join(header)}.")
+        columns = [header.index(column) for column in columns]
+    for number, line in enumerate(lines, start=1):
+        if len(line) <= max(columns):
+            raise InputError(
+                f"{path}, record {number}: must have {max(columns) + 1} columns. Received: {line}."
+            )
+    return [[line[column] for line in lines] for column in columns]

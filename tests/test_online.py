@@ -1,0 +1,101 @@
+"""Does online packing lose nothing, keep its age limit, and go on exactly where it stopped?"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_gen.packing.greedy import shuffled_lengths
+from data_gen.packing.histogram import load_known_histogram
+from data_gen.packing.online import POLICIES, OnlinePacker, pack_items
+
+
+def packs_of(ready):
+    numbers, sizes = ready
+    assert len(numbers) == sizes.sum()
+    return [part.tolist() for part in np.split(numbers, np.cumsum(sizes)[:-1])] if len(sizes) else []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(
+    lengths=st.lists(st.integers(1, 16), max_size=120),
+    depth=st.one_of(st.integers(1, 5), st.just("max")),
+    buffer_size=st.integers(1, 20),
+    share=st.sampled_from([0.1, 0.5, 1.0]),
+    step=st.integers(1, 50),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_sequence_leaves_once_in_time_and_in_a_pack_that_holds_it(
+    policy, lengths, depth, buffer_size, share, step
+):
+    packer = OnlinePacker(
+        16, depth, buffer_size=buffer_size, max_age=2 * buffer_size, policy=policy, leaving_share=share
+    )
+    packs = []
+    for arrived in range(1, len(lengths) + 1):
+        for pack in packs_of(packer.add([lengths[arrived - 1]])):
+            assert arrived - 1 - min(pack) <= 2 * buffer_size
+            packs.append(pack)
+        assert len(packer.state()["lengths"]) < buffer_size
+        assert all(arrived - 1 - number <= 2 * buffer_size for number in packer.state()["numbers"])
+    packs += packs_of(packer.flush())
+    assert sorted(number for pack in packs for number in pack) == list(range(len(lengths)))
+    limit = 16 if depth == "max" else depth
+    assert all(sum(lengths[number] for number in pack) <= 16 and len(pack) <= limit for pack in packs)
+
+    again = OnlinePacker(
+        16, depth, buffer_size=buffer_size, max_age=2 * buffer_size, policy=policy, leaving_share=share
+    )
+    in_steps = [
+        p for at in range(0, len(lengths), step) for p in packs_of(again.add(lengths[at : at + step]))
+    ]
+    assert in_steps + packs_of(again.flush()) == packs
+
+
+def test_state_goes_on_bit_for_bit():
+    lengths = np.random.default_rng(1).integers(1, 33, 500)
+    whole = OnlinePacker(32, 4, buffer_size=50)
+    expected = packs_of(whole.add(lengths)) + packs_of(whole.flush())
+    first = OnlinePacker(32, 4, buffer_size=50)
+    packs = packs_of(first.add(lengths[:237]))
+    second = OnlinePacker.from_state(json.loads(json.dumps(first.state())))
+    assert packs + packs_of(second.add(lengths[237:])) + packs_of(second.flush()) == expected
+    assert len(expected) < 400
+
+
+def test_wikipedia_stream_is_packed_to_the_efficiency_asked():
+    lengths = shuffled_lengths(load_known_histogram("wikipedia_512", 512) // 100, seed=0)
+    packer = OnlinePacker(512, "max", buffer_size=10_000)
+    num_packs = len(packer.add(lengths)[1]) + len(packer.flush()[1])
+    assert lengths.sum() / (512 * num_packs) >= 0.995
+
+
+def test_pack_items_gives_the_items_themselves():
+    items = ["aaaaa", "bbb", "cccccc", "dd", "eeee", "ffff"]
+    packs = list(pack_items(items, OnlinePacker(8, "max", buffer_size=4, leaving_share=1.0)))
+    assert packs == [["aaaaa", "bbb"], ["cccccc", "dd"], ["eeee", "ffff"]]
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"buffer_size": 0}, "`buffer_size` must be at least 1. Received: 0"),
+        ({"buffer_size": 9, "max_age": 8}, "`max_age` must be at least buffer_size=9. Received: 8"),
+        ({"max_age": math.nan}, "`max_age` must be at least buffer_size=10000. Received: nan"),
+        ({"policy": "worst_fit"}, "`policy` must be one of best_fit, first_fit. Received: 'worst_fit'"),
+        ({"leaving_share": 0}, "`leaving_share` must be over 0 and at most 1. Received: 0"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        OnlinePacker(8, 2, **settings)
+
+
+def test_a_wrong_length_is_named_and_nothing_taken():
+    packer = OnlinePacker(8, 2)
+    with pytest.raises(ValueError, match=r"every length must be in 1..max_seq_length=8. Received: 9"):
+        packer.add([3, 9])
+    assert packer.state()["lengths"] == []

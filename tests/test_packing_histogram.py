@@ -1,0 +1,83 @@
+"""Do histograms count right, and refuse what is none?"""
+
+import json
+
+import numpy as np
+import pytest
+
+from data_gen.packing.histogram import (
+    check_histogram,
+    count_lengths,
+    known_histogram_names,
+    load_histogram,
+    load_known_histogram,
+    to_json,
+)
+
+
+def test_lengths_are_counted():
+    histogram = count_lengths([3, 1, 3, 4], 5)
+    assert histogram.tolist() == [1, 0, 2, 1, 0]
+    assert histogram.dtype == np.int64
+    assert count_lengths([], 2).tolist() == [0, 0]
+    for wrong in (0, 6):
+        with pytest.raises(
+            ValueError, match=f"every length must be in 1..max_seq_length=5. Received: {wrong}"
+        ):
+            count_lengths([3, wrong], 5)
+
+
+def test_json_round_trip_and_truncation(tmp_path):
+    path = tmp_path / "histogram.json"
+    path.write_text(json.dumps(to_json(np.array([1, 0, 2, 1, 7]))))
+    assert json.loads(path.read_text()) == {"lengths": [1, 3, 4, 5], "counts": [1, 2, 1, 7]}
+    assert load_histogram(path, 5).tolist() == [1, 0, 2, 1, 7]
+    assert load_histogram(path, 3).tolist() == [1, 0, 10]
+    assert load_histogram(path, 7).tolist() == [1, 0, 2, 1, 7, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[]", "must be JSON with `lengths` and `counts`"),
+        ('{"lengths": [1]}', "must be JSON with `lengths` and `counts`"),
+        ("no json", "must be JSON with `lengths` and `counts`"),
+        ('{"lengths": [1, 2], "counts": [1]}', r"must be equally long\. Received: 2, 1"),
+        ('{"lengths": [0], "counts": [1]}', r"must be a whole number from 1\. Received: 0"),
+        ('{"lengths": [1.5], "counts": [1]}', r"must be a whole number from 1\. Received: 1.5"),
+        ('{"lengths": [1], "counts": [0.5]}', r"must hold whole numbers\. Received: 0.5"),
+        ('{"lengths": [1], "counts": [-3]}', "must not be negative"),
+    ],
+)
+def test_a_file_that_is_no_histogram_is_named(tmp_path, text, message):
+    path = tmp_path / "histogram.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_histogram(path, 4)
+
+
+def test_counts_too_large_for_floats_are_refused():
+    assert check_histogram([2**53])[0] == 2**53
+    with pytest.raises(ValueError, match=r"must not count more than 2\*\*53 sequences of a length"):
+        check_histogram([2**53 + 1])
+
+
+@pytest.mark.parametrize(
+    "name, max_seq_length, num_sequences, num_tokens",
+    [
+        ("wikipedia_512", 512, 16_279_552, 4_164_796_173),
+        ("squad_1.1_384", 384, 88_641, 15_249_479),
+        ("glue_cola", 128, 8_551, 96_859),
+        ("articles_2048", 2048, 7_750, None),
+    ],
+)
+def test_known_histograms_have_the_papers_totals(name, max_seq_length, num_sequences, num_tokens):
+    histogram = load_known_histogram(name, max_seq_length)
+    assert histogram.sum() == num_sequences
+    assert num_tokens in (None, histogram @ np.arange(1, max_seq_length + 1))
+    assert name in known_histogram_names()
+
+
+def test_an_unknown_name_is_told_the_known_ones():
+    with pytest.raises(ValueError, match=r"must be one of articles_2048, .*wikipedia_512\. Received: 'c4'"):
+        load_known_histogram("c4", 512)

@@ -1,0 +1,59 @@
+"""Does a plan know its own figures, and notice when it breaks a rule?"""
+
+import json
+
+import numpy as np
+import pytest
+
+from data_gen.packing.column_generation import pack_cghp
+from data_gen.packing.plan import PackingPlan, from_json, make_plan, validate_plan
+
+HISTOGRAM = np.array([0, 2, 2, 1, 2, 0, 0, 0])
+
+
+def test_figures_of_a_plan_by_hand():
+    plan = PackingPlan("any", 8, 3, {(3, 5): 2, (2, 2, 4): 1})
+    assert (plan.num_packs, plan.num_sequences, plan.depth) == (3, 7, 3)
+    assert (plan.num_tokens, plan.num_real_tokens, plan.num_padding) == (24, 24, 0)
+    assert (plan.efficiency, plan.packing_factor) == (1.0, 7 / 3)
+    assert plan.histogram().tolist() == HISTOGRAM.tolist()
+    validate_plan(plan, HISTOGRAM)
+
+
+def test_an_empty_plan_wastes_nothing():
+    plan = make_plan("any", 8, "max", [((), 3), ((5,), 0)])
+    assert plan.strategies == {}
+    assert (plan.efficiency, plan.packing_factor, plan.depth) == (1.0, 1.0, 0)
+    assert (plan.certificate.lower_bound, plan.certificate.gap) == (0, 0.0)
+
+
+def test_equal_packs_are_added_up_in_any_order():
+    plan = make_plan("any", 8, 3, [((5, 3), 1), ((4, 2, 2), 1), ((3, 5), 1)])
+    assert plan.strategies == {(2, 2, 4): 1, (3, 5): 2}
+    assert list(plan.strategies) == [(2, 2, 4), (3, 5)]
+
+
+def test_json_round_trip_keeps_the_proof():
+    plan = pack_cghp(HISTOGRAM, 8, 3)
+    content = json.loads(json.dumps(plan.to_json()))
+    assert from_json(content) == plan
+    assert from_json(content).certificate == plan.certificate
+    assert content["certificate"]["lower_bound"] == 3
+    assert len(plan.dual_values) == 8
+    del content["dual_values"], content["certificate"]  # as older manifests have it
+    assert from_json(content).certificate.lower_bound == 3
+
+
+@pytest.mark.parametrize(
+    "strategies, message",
+    [
+        ({(3, 5): 2, (2, 2): 1}, "length 4 placed -1 times too often"),
+        ({(3, 5): 2, (2, 2, 4): 2}, r"length 2 placed \+2 times too often"),
+        ({(4, 5): 1}, r"at most 8 tokens\. Received: \(4, 5\)"),
+        ({(1, 1, 1, 1): 1}, r"at most 3 sequences\. Received: \(1, 1, 1, 1\)"),
+        ({(3, 5): 0}, r"count from 1\. Received: \(3, 5\): 0"),
+    ],
+)
+def test_a_broken_plan_is_told(strategies, message):
+    with pytest.raises(ValueError, match=message):
+        validate_plan(PackingPlan("any", 8, 3, strategies), HISTOGRAM)
