@@ -221,7 +221,11 @@ class FeatureData:
             if spec.leader == spec.name:
                 columns[_size_name(spec)] = lengths.astype(np.int32)
             if not spec.is_float and flat.size and flat.min() < 0:
-                raise InputError(f"{path}: {spec.name} must not be negative. Received: {flat.min()}.")
+                row = int(np.searchsorted(np.cumsum(num_values), int(np.argmin(flat)), side="right"))
+                raise InputError(
+                    f"{path}, record {number + row}: {spec.name} must not be negative. "
+                    f"Received: {flat.min()}."
+                )
         return columns
 
     def _find_overlong(self, columns, path, number):

@@ -97,7 +97,7 @@ def _sums(ends):
 
 @pytest.mark.parametrize("damage", [flip, truncate, duplicate, swap, drop])
 def test_damaged_files_are_not_packed(tmp_path, original, damage):
-    """The whole command, where a manifest says how many records there must be: whole ones lost are missed."""
+    """The whole command, where a manifest says how many records there must be: lost ones are noticed."""
     path, content, _ = original
     (tmp_path / "manifest.json").write_text('{"files": [{"name": "in.tfrecord", "num_records": 12}]}')
     rng = np.random.default_rng(1)

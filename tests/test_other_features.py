@@ -149,6 +149,7 @@ def test_specs_that_are_none(spec, message):
         ({"atoms": [1, 2], "places": [0.0] * 5, "energy": [0.5]}, r"places must be as long as atoms"),
         ({"atoms": [1] * 31, "places": [0.0] * 93, "energy": [0.5]}, r"atoms must have at most 30 positions"),
         ({"atoms": [1], "places": [0.0] * 3, "energy": [0.5, 1]}, r"energy must have 1 values"),
+        ({"atoms": [-1], "places": [0.0] * 3, "energy": [0.5]}, r"atoms must not be negative\. Received: -1"),
         (
             {"atoms": [1.5], "places": [0.0] * 3, "energy": [0.5]},
             r"atoms must hold int64\. Received: a float_list",

@@ -205,3 +205,36 @@ def test_a_slot_too_many_is_a_label_of_another_sequence(tmp_path):
     moved = arrays({**GRAPHCORE_PACK, schema.GRAPHCORE_NEXT_SENTENCE_LABELS: [0, 1, 0]})
     (sequences,) = read_packed(write_features(tmp_path / "p.tfrecord", moved))
     assert sequences.next_sentence_labels.tolist() == [0, 1]  # a valid pack, which `verify` tells apart
+
+
+def swap_rows(arrays):
+    mask = arrays[schema.GRAPHCORE_INPUT_MASK]
+    mask[0] = np.select([mask[0] == 1, mask[0] == 2], [2, 1], mask[0])
+
+
+DEFECTS = {
+    "drop": lambda arrays: arrays.update({name: values[1:] for name, values in arrays.items()}),
+    "duplicate": lambda arrays: arrays.update({n: np.concatenate([v, v[:1]]) for n, v in arrays.items()}),
+    "token": lambda arrays: np.add.at(arrays[schema.GRAPHCORE_INPUT_IDS], (0, 0), 1),
+    "label": lambda arrays: np.add.at(arrays[schema.GRAPHCORE_MASKED_LM_IDS], (0, 0), 1),
+    "next sentence": lambda arrays: np.bitwise_xor.at(
+        arrays[schema.GRAPHCORE_NEXT_SENTENCE_LABELS], (0, -1), 1
+    ),
+    "sequence index": swap_rows,
+    "position": lambda arrays: np.add.at(arrays[schema.GRAPHCORE_POSITION_IDS], (0, 0), 1),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_every_planted_defect_is_found(tmp_path, input_file, defect):
+    _, path = pack_as("graphcore", input_file, tmp_path / "out")
+    found, _ = read_arrays(path, schema.GRAPHCORE_LENGTHS)
+    full = np.flatnonzero(
+        (found[schema.GRAPHCORE_NEXT_SENTENCE_MASK].sum(axis=1) > 1)
+        & (found[schema.GRAPHCORE_MASKED_LM_MASK][:, 0] > 0)
+    )
+    order = np.concatenate([full, np.setdiff1d(np.arange(len(found[schema.GRAPHCORE_INPUT_IDS])), full)])
+    damaged = {name: values[order] for name, values in found.items()}
+    assert verify(input_file, write_features(tmp_path / "same.tfrecord", damaged)) == 0
+    DEFECTS[defect](damaged)
+    assert verify(input_file, write_features(tmp_path / "bad.tfrecord", damaged)) == 1

@@ -64,7 +64,7 @@ def test_a_mistake_reaches_the_caller(tmp_path, num_workers):
         job.run(make_steps([1, -1, 2]), "square")
 
 
-@pytest.mark.parametrize("num_bytes, expected", [(1000, 1), (2**30, runners.num_cores())])
+@pytest.mark.parametrize("num_bytes, expected", [(1000, 1), (2**31, runners.num_cores())])
 def test_processes_that_pay(num_bytes, expected):
     assert runners.choose_num_workers(0, num_bytes) == expected
     assert runners.choose_num_workers(3, num_bytes) == 3

@@ -6,11 +6,12 @@ tokens are left to `list`, as anybody would; nothing here is slow on purpose.
 
 import random
 
-import tensorflow as tf
-
 from data_gen import schema
 from data_gen.packing.algorithms import ALGORITHMS
 from data_gen.packing.histogram import count_lengths
+from data_gen.quiet_import import import_quietly
+
+tf = import_quietly("tensorflow")
 
 
 def pack_plainly(input_files, output_file, max_seq_length, depth, algorithm="lpfhp", seed=0):
