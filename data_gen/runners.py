@@ -9,7 +9,10 @@ LOCAL = "local"
 RUNNERS = (LOCAL, "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner")
 BYTES_THAT_PAY = 2**29  # starting processes takes as long as packing some hundred megabytes in one
 
-NUM_WORKERS_HELP = "local processes; 0 = as many as pay: one per CPU core, or one alone for an input of less than half a gigabyte"
+NUM_WORKERS_HELP = (
+    "local processes; 0 = as many as pay: one per CPU core, or one alone for an input of less than half a "
+    "gigabyte"
+)
 RUNNER_HELP = (
     "who does the work: local processes, or a runner of Apache Beam (extra `beam`), whose own flags stand in "
     "the environment variable BEAM_OPTIONS"
