@@ -55,6 +55,22 @@ def test_each_sequence_leaves_once_in_time_and_in_a_pack_that_holds_it(
     assert in_steps + packs_of(again.flush()) == packs
 
 
+def test_a_sequence_that_nothing_suits_leaves_by_its_age():
+    # Each 16 fills a pack, so that the 9 is never in one of the fullest: only its age makes it leave.
+    packer = OnlinePacker(16, "max", buffer_size=4, max_age=8, leaving_share=0.25)
+    ages = []
+    for arrived, length in enumerate([9] + [16] * 40):
+        ages += [arrived - min(pack) for pack in packs_of(packer.add([length]))]
+    ages += [40 - min(pack) for pack in packs_of(packer.flush())]
+    assert max(ages) <= 8
+    assert max(ages) == 4
+
+
+def test_packs_stand_by_their_oldest_sequence():
+    packer = OnlinePacker(8, "max", buffer_size=4, leaving_share=1.0)
+    assert packs_of(packer.add([5, 8, 4, 3])) == [[0, 3], [1], [2]]  # by fullness the 8 would be first
+
+
 def test_state_goes_on_bit_for_bit():
     lengths = np.random.default_rng(1).integers(1, 33, 500)
     whole = OnlinePacker(32, 4, buffer_size=50)
