@@ -94,7 +94,7 @@ def test_command(tmp_path, capsys):
         ([], "needs either `input_file` or `histogram`"),
         (["--histogram=x.json", "--input_file=y"], "needs either `input_file` or `histogram`"),
         (["--histogram=/none.json"], "No such file"),
-        (["--histogram=bad.json"], "bad.json must be JSON with `lengths` and `counts`"),
+        (["--histogram=bad.json"], "bad.json: must be JSON with `lengths` and `counts`"),
         (["--histogram=negative.json"], "must not be negative"),
         (["--histogram=empty.json"], "must count a sequence"),
         (["--histogram=wikipedia_512", "--algorithm=nnlshp"], "`algorithm` nnlshp cannot pack these lengths"),

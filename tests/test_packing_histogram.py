@@ -8,6 +8,7 @@ import pytest
 from data_gen.packing.histogram import (
     check_histogram,
     count_lengths,
+    fold,
     known_histogram_names,
     load_histogram,
     load_known_histogram,
@@ -27,6 +28,22 @@ def test_lengths_are_counted():
             count_lengths([3, wrong], 5)
 
 
+@pytest.mark.parametrize(
+    "lengths, message",
+    [
+        ([2.7], r"every length must be a whole number\. Received: 2.7"),
+        ([3, float("nan")], r"every length must be a whole number\. Received: nan"),
+        ([True], r"every length must be a whole number\. Received: True"),
+        ([2**70], r"every length must be in 1..max_seq_length=5\. Received: 1180591620717411303424"),
+        ([[1], [2]], r"`lengths` must have one dimension\. Received shape: \(2, 1\)"),
+        ([[1], 2], r"`lengths` must have one dimension"),
+    ],
+)
+def test_what_is_no_length_is_named(lengths, message):
+    with pytest.raises(ValueError, match=message):
+        count_lengths(lengths, 5)
+
+
 def test_json_round_trip_and_truncation(tmp_path):
     path = tmp_path / "histogram.json"
     path.write_text(json.dumps(to_json(np.array([1, 0, 2, 1, 7]))))
@@ -43,8 +60,17 @@ def test_json_round_trip_and_truncation(tmp_path):
         ('{"lengths": [1]}', "must be JSON with `lengths` and `counts`"),
         ("no json", "must be JSON with `lengths` and `counts`"),
         ('{"lengths": [1, 2], "counts": [1]}', r"must be equally long\. Received: 2, 1"),
-        ('{"lengths": [0], "counts": [1]}', r"must be a whole number from 1\. Received: 0"),
-        ('{"lengths": [1.5], "counts": [1]}', r"must be a whole number from 1\. Received: 1.5"),
+        ('{"lengths": 5, "counts": 3}', r"`lengths` must be a list of numbers\. Received: 5"),
+        ('{"lengths": [1], "counts": null}', r"`counts` must be a list of numbers\. Received: None"),
+        ('{"lengths": [1, 2], "counts": [[1], 2]}', "`histogram` must have one dimension"),
+        ('{"lengths": [1], "counts": [1' + "0" * 5000 + "]}", "must be JSON with `lengths` and `counts`"),
+        ('{"lengths": [0], "counts": [1]}', r"whole number from 1 to 1,048,576\. Received: 0"),
+        ('{"lengths": [1.5], "counts": [1]}', r"whole number from 1 to 1,048,576\. Received: 1.5"),
+        ('{"lengths": [true], "counts": [2]}', r"whole number from 1 to 1,048,576\. Received: True"),
+        ('{"lengths": ["3"], "counts": [2]}', r"whole number from 1 to 1,048,576\. Received: '3'"),
+        ('{"lengths": [[3]], "counts": [2]}', r"whole number from 1 to 1,048,576\. Received: \[3\]"),
+        ('{"lengths": [99999999999999], "counts": [2]}', r"from 1 to 1,048,576\. Received: 99999999999999"),
+        ('{"lengths": [1, 1], "counts": [9007199254740992, 1]}', r"more than 2\*\*53 sequences of a length"),
         ('{"lengths": [1], "counts": [0.5]}', r"must hold whole numbers\. Received: 0.5"),
         ('{"lengths": [1], "counts": [-3]}', "must not be negative"),
     ],
@@ -52,8 +78,23 @@ def test_json_round_trip_and_truncation(tmp_path):
 def test_a_file_that_is_no_histogram_is_named(tmp_path, text, message):
     path = tmp_path / "histogram.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         load_histogram(path, 4)
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_whole_floats_are_lengths_and_counts(tmp_path):
+    path = tmp_path / "histogram.json"
+    path.write_text('{"lengths": [3.0, 0, 1], "counts": [2.0, 0, 5]}')
+    assert load_histogram(path).tolist() == [5, 0, 2]
+
+
+def test_folding_adds_up_without_overflow():
+    assert fold(np.array([1, 2, 3, 4]), 3).tolist() == [1, 2, 7]
+    assert fold(np.array([1, 2]), 4).tolist() == [1, 2, 0, 0]
+    assert fold(np.array([1, 2, 3]), 1).tolist() == [6]
+    with pytest.raises(ValueError, match=r"more than 2\*\*53 sequences of a length\. Received: 184557"):
+        fold(np.full(2050, 2**53), 2)
 
 
 def test_counts_too_large_for_floats_are_refused():

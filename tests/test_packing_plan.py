@@ -52,8 +52,28 @@ def test_json_round_trip_keeps_the_proof():
         ({(4, 5): 1}, r"at most 8 tokens\. Received: \(4, 5\)"),
         ({(1, 1, 1, 1): 1}, r"at most 3 sequences\. Received: \(1, 1, 1, 1\)"),
         ({(3, 5): 0}, r"count from 1\. Received: \(3, 5\): 0"),
+        ({(3, 5): 1.5}, r"count from 1\. Received: \(3, 5\): 1.5"),
+        ({(3, 5): True}, r"count from 1\. Received: \(3, 5\): True"),
+        # An index of -1 or less is that of a long length, and a fraction would be cut off.
+        ({(0,): 1}, r"in 1..max_seq_length=8\. Received: 0 in \(0,\)"),
+        ({(-1,): 1}, r"in 1..max_seq_length=8\. Received: -1 in \(-1,\)"),
+        ({(4, -3, 3): 1}, r"in 1..max_seq_length=8\. Received: -3 in \(4, -3, 3\)"),
+        ({(2.5, 5): 1}, r"in 1..max_seq_length=8\. Received: 2.5 in \(2.5, 5\)"),
     ],
 )
 def test_a_broken_plan_is_told(strategies, message):
     with pytest.raises(ValueError, match=message):
         validate_plan(PackingPlan("any", 8, 3, strategies), HISTOGRAM)
+
+
+@pytest.mark.parametrize(
+    "strategies, message",
+    [
+        ([[[5, 3], 1]], r"the lengths of a strategy must ascend\. Received: \(5, 3\)"),
+        ([[[3, 5], 1], [[3, 5], 1]], r"must list each strategy once\. Received twice: \(3, 5\)"),
+    ],
+)
+def test_json_that_would_lose_packs_is_refused(strategies, message):
+    content = PackingPlan("any", 8, 3, {}).to_json() | {"strategies": strategies}
+    with pytest.raises(ValueError, match=message):
+        from_json(content)

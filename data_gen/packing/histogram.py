@@ -6,32 +6,52 @@ A histogram is an int64 array `[S]` whose entry `i` counts the sequences of leng
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 KNOWN_FOLDER = Path(__file__).parent / "histograms"  # each file says where it comes from
 MAX_COUNT = 2**53  # up to here a count read from JSON as a float is the whole number that was meant
+MAX_LENGTH = 2**20  # a longer one in a file is a slip, which must not ask for all memory
 
 
 def count_lengths(lengths, max_seq_length):
     """Count sequences of each length.
 
     Args:
-        lengths: Integer array `[n]`, each in 1..max_seq_length.
+        lengths: Whole numbers `[n]`, each in 1..max_seq_length.
         max_seq_length: S.
 
     Returns:
         int64 `[S]`.
 
     Raises:
-        ValueError: a length is outside 1..S.
+        ValueError: a length is no whole number or outside 1..S.
     """
-    lengths = np.asarray(lengths)
+    lengths = check_lengths(lengths, max_seq_length)
+    return np.bincount(lengths, minlength=max_seq_length + 1)[1:].astype(np.int64)
+
+
+def check_lengths(lengths, max_seq_length):
+    """Check lengths of sequences, and return them as int64 `[n]`.
+
+    Args:
+        lengths: Whole numbers `[n]`; floats that are whole pass.
+        max_seq_length: S.
+
+    Raises:
+        ValueError: they do not have one dimension, or one is no whole number or outside 1..S.
+    """
+    lengths = _as_array(lengths, "lengths")
+    if lengths.dtype.kind not in "iu":  # integers, of which there may be millions, need no look at each
+        wrong = [length for length in lengths.tolist() if not is_whole(length, floats=True)]
+        if wrong:
+            raise ValueError(f"every length must be a whole number. Received: {wrong[0]!r}.")
     if lengths.size and (lengths.min() < 1 or lengths.max() > max_seq_length):
         wrong = lengths.max() if lengths.max() > max_seq_length else lengths.min()
         raise ValueError(f"every length must be in 1..max_seq_length={max_seq_length}. Received: {wrong}.")
-    return np.bincount(lengths.astype(np.int64), minlength=max_seq_length + 1)[1:].astype(np.int64)
+    return lengths.astype(np.int64)
 
 
 def check_histogram(histogram, max_seq_length=None):
@@ -41,15 +61,13 @@ def check_histogram(histogram, max_seq_length=None):
         ValueError: it is not one-dimensional, not of whole numbers, negative, above 2**53 somewhere, or not
             of length S.
     """
-    counts = np.asarray(histogram)
-    if counts.ndim != 1:
-        raise ValueError(f"`histogram` must have one dimension. Received shape: {counts.shape}.")
+    counts = _as_array(histogram, "histogram")
     if max_seq_length is not None and len(counts) != max_seq_length:
         raise ValueError(
             f"`histogram` must have max_seq_length={max_seq_length} entries, one per length. "
             f"Received: {len(counts)}."
         )
-    wrong = [count for count in counts.tolist() if not _is_whole(count)]
+    wrong = [count for count in counts.tolist() if not is_whole(count, floats=True)]
     if wrong:
         raise ValueError(f"`histogram` must hold whole numbers. Received: {wrong[0]!r}.")
     if counts.size and counts.min() < 0:
@@ -95,32 +113,31 @@ def load_histogram(path, max_seq_length=None):
         int64 `[S]`.
 
     Raises:
-        ValueError: the file is not such JSON, or its numbers are no histogram.
+        ValueError: the file is not such JSON, or its numbers are no histogram; the message names the file.
+        OSError: the file cannot be read.
     """
     try:
-        with open(path) as file:
-            content = json.load(file)
-        lengths, counts = content["lengths"], content["counts"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be JSON with `lengths` and `counts`. Received: {error!r}.") from error
-    if len(lengths) != len(counts):
-        raise ValueError(
-            f"{path}: `lengths` and `counts` must be equally long. Received: {len(lengths)}, {len(counts)}."
-        )
-    pairs = [
-        (length, count)
-        for length, count in zip(lengths, check_histogram(counts).tolist(), strict=True)
-        if count
-    ]
-    for length, _ in pairs:
-        if not isinstance(length, int) or length < 1:
-            raise ValueError(f"{path}: every length must be a whole number from 1. Received: {length!r}.")
-    if max_seq_length is None:
-        max_seq_length = max((length for length, _ in pairs), default=0)
-    histogram = np.zeros(max_seq_length, np.int64)
-    for length, count in pairs:
-        histogram[min(length, max_seq_length) - 1] += count
-    return histogram
+        return _parse_histogram(Path(path).read_bytes(), max_seq_length)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def fold(histogram, max_seq_length):
+    """Count lengths over S at S, as truncated sequences: [1 2 3 4] with S = 3 -> [1 2 7].
+
+    Args:
+        histogram: int64 `[L]`.
+        max_seq_length: S, smaller or larger than L.
+
+    Returns:
+        int64 `[S]`.
+
+    Raises:
+        ValueError: over 2**53 sequences come together at S.
+    """
+    counts = histogram.tolist()  # Python's whole numbers, which do not overflow
+    folded = counts[: max_seq_length - 1] + [0] * (max_seq_length - 1 - len(counts))
+    return check_histogram([*folded, sum(counts[max_seq_length - 1 :])])
 
 
 def known_histogram_names():
@@ -145,7 +162,44 @@ def to_json(histogram):
     return {"lengths": (present + 1).tolist(), "counts": np.asarray(histogram)[present].tolist()}
 
 
-def _is_whole(count):
-    if isinstance(count, bool):
+def is_whole(number, floats=False):
+    """Whether this is a whole number: an integer, not a bool; with `floats` also 2.0, as JSON may have it."""
+    if isinstance(number, bool | np.bool_):
         return False
-    return isinstance(count, int) or (isinstance(count, float) and count.is_integer())
+    is_integer = isinstance(number, int | np.integer)
+    return is_integer or (floats and isinstance(number, float | np.floating) and float(number).is_integer())
+
+
+def _as_array(values, name):
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"`{name}` must have one dimension. Received: {error}") from error
+    if array.ndim != 1:
+        raise ValueError(f"`{name}` must have one dimension. Received shape: {array.shape}.")
+    return array
+
+
+def _parse_histogram(text, max_seq_length):
+    try:
+        content = json.loads(text)
+        lengths, counts = content["lengths"], content["counts"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"must be JSON with `lengths` and `counts`. Received: {error!r}.") from error
+    for name, numbers in (("lengths", lengths), ("counts", counts)):
+        if not isinstance(numbers, list):
+            raise ValueError(f"`{name}` must be a list of numbers. Received: {numbers!r}.")
+    if len(lengths) != len(counts):
+        raise ValueError(
+            f"`lengths` and `counts` must be equally long. Received: {len(lengths)}, {len(counts)}."
+        )
+    total = Counter()
+    for length, count in zip(lengths, check_histogram(counts).tolist(), strict=True):
+        if count:  # a length of 0 that never occurs does no harm
+            if not is_whole(length, floats=True) or not 1 <= length <= MAX_LENGTH:
+                raise ValueError(
+                    f"every length must be a whole number from 1 to {MAX_LENGTH:,}. Received: {length!r}."
+                )
+            total[int(length)] += count
+    histogram = check_histogram([total[length] for length in range(1, max(total, default=0) + 1)])
+    return histogram if max_seq_length is None else fold(histogram, max_seq_length)

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 
 from data_gen.packing.bounds import Certificate, certify
-from data_gen.packing.histogram import check_arguments
+from data_gen.packing.histogram import check_arguments, is_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +128,20 @@ def make_plan(algorithm, max_seq_length, max_sequences_per_pack, packs, notes=()
 
 
 def from_json(content):
-    """The plan that `PackingPlan.to_json` wrote; its certificate is computed anew, not believed."""
-    strategies = {tuple(strategy): count for strategy, count in content["strategies"]}
+    """The plan that `PackingPlan.to_json` wrote; its certificate is computed anew, not believed.
+
+    Raises:
+        ValueError: a strategy is repeated, of which a dict would silently lose one, or its lengths do not
+            ascend.
+    """
+    strategies = {}
+    for lengths, count in content["strategies"]:
+        strategy = tuple(lengths)
+        if list(strategy) != sorted(strategy):
+            raise ValueError(f"the lengths of a strategy must ascend. Received: {strategy}.")
+        if strategy in strategies:
+            raise ValueError(f"`strategies` must list each strategy once. Received twice: {strategy}.")
+        strategies[strategy] = count
     return PackingPlan(
         content["algorithm"],
         content["max_seq_length"],
@@ -145,12 +157,18 @@ def validate_plan(plan, histogram):
 
     Raises:
         ValueError: a length is placed more or less often than the histogram has it, a pack is over S or
-            over the depth, or a count is not positive.
+            over the depth, a length is not a whole number in 1..S, or a count not one from 1.
     """
     histogram, depth = check_arguments(histogram, plan.max_seq_length, plan.max_sequences_per_pack)
     for strategy, count in plan.strategies.items():
-        if count < 1:
-            raise ValueError(f"every strategy must have a count from 1. Received: {strategy}: {count}.")
+        if not is_whole(count) or count < 1:
+            raise ValueError(f"every strategy must have a count from 1. Received: {strategy}: {count!r}.")
+        for length in strategy:  # a length of 0 or less would be counted at the far end of the histogram
+            if not is_whole(length) or not 1 <= length <= plan.max_seq_length:
+                raise ValueError(
+                    f"every length must be a whole number in 1..max_seq_length={plan.max_seq_length}. "
+                    f"Received: {length!r} in {strategy}."
+                )
         if sum(strategy) > plan.max_seq_length:
             raise ValueError(f"a pack must hold at most {plan.max_seq_length} tokens. Received: {strategy}.")
         if len(strategy) > depth:
