@@ -4,6 +4,7 @@ import numpy as np
 
 from data_gen.packing import plan as plans
 from data_gen.packing.algorithms import ALGORITHMS
+from data_gen.settings import InputError
 
 
 def plan_lengths(histogram, algorithm, max_seq_length, depth):
@@ -17,10 +18,16 @@ def plan_lengths(histogram, algorithm, max_seq_length, depth):
 
     Returns:
         Dict of plain JSON for a manifest: `plan`, `num_sequences`, `num_packs`, `efficiency`,
-        `packing_factor`, `depth`, `lower_bound`, `gap` (packs above the bound).
+        `packing_factor`, `depth`, `lower_bound`, `gap` ((packs - lower_bound) / lower_bound).
+
+    Raises:
+        InputError: the algorithm does not scale to this length, depth or number of sequences.
     """
     histogram = np.asarray(histogram, np.int64)
-    plan = ALGORITHMS[algorithm](histogram, max_seq_length, depth)
+    try:
+        plan = ALGORITHMS[algorithm](histogram, max_seq_length, depth)
+    except ValueError as error:
+        raise InputError(f"`algorithm` {algorithm} cannot pack these lengths: {error}") from error
     plans.validate_plan(plan, histogram)
     return {
         "plan": plan.to_json(),

@@ -342,3 +342,11 @@ def test_damaged_input_is_status_2_and_leaves_nothing(tmp_path, input_file, caps
     assert command(*arguments) == 2
     assert "in.tfrecord, record 80: the record is truncated or corrupt" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_algorithm_beyond_its_limits_is_named(tmp_path, input_file, capsys):
+    flags = [f"--input_file={input_file}", f"--output_dir={tmp_path / 'out'}", "--max_seq_length=512"]
+    assert command(*flags, "--algorithm=nnlshp", "--max_sequences_per_pack=7") == 2
+    printed = capsys.readouterr().err
+    assert "`algorithm` nnlshp cannot pack these lengths" in printed and printed.count("\n") == 1
+    assert not (tmp_path / "out").exists()
