@@ -17,8 +17,13 @@ import numpy as np
 from scipy import sparse
 
 from data_gen.packing.histogram import check_arguments
-from data_gen.packing.least_squares import solve_nnls
-from data_gen.packing.nnlshp import checked_strategies, packing_matrix, plan_slots, round_and_repair
+from data_gen.packing.nnlshp import (
+    checked_strategies,
+    least_squares_mix,
+    packing_matrix,
+    plan_slots,
+    round_and_repair,
+)
 
 COVER_WEIGHT = 3e4
 
@@ -52,10 +57,6 @@ def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_itera
         ]
     )
     target = np.concatenate([padding_weights @ histogram, COVER_WEIGHT * histogram])
-    limit = 3 * len(strategies) if max_iterations is None else max_iterations
-    result = solve_nnls(extended, target, limit)
-    notes = []
-    if not result.converged:
-        notes.append(f"Least squares stopped after {limit} iterations; its best mix so far was repaired.")
-    packs = round_and_repair(strategies, np.rint(result.x[: len(strategies)]), histogram)
+    solution, notes = least_squares_mix(extended, target, len(strategies), max_iterations)
+    packs = round_and_repair(strategies, np.rint(solution[: len(strategies)]), histogram)
     return plan_slots("ennlshp", histogram, max_seq_length, max_sequences_per_pack, packs, notes)

@@ -63,22 +63,52 @@ def mix_nnlshp(
         List of `(ascending tuple of slot sizes, count)`, and a list of notes.
     """
     histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    strategies, whole_counts, notes = first_mix(
+        histogram, max_seq_length, depth, offset=offset, weight=weight, max_iterations=max_iterations
+    )
+    return round_and_repair(strategies, whole_counts, histogram), notes
+
+
+def first_mix(
+    histogram, max_seq_length, max_sequences_per_pack, *, offset=OFFSET, weight=WEIGHT, max_iterations=None
+):
+    """The rounded mix before its repair (Efficient Sequence Packing, Section F.4.4).
+
+    Args:
+        As in `pack_nnlshp`.
+
+    Returns:
+        Strategies as from `list_strategies`, float64 `[strategies]` of whole numbers, how often each is used,
+        and a list of notes.
+
+    Raises:
+        ValueError: as `pack_nnlshp`.
+    """
+    histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
     if not (isinstance(offset, int) and offset >= 0):
         raise ValueError(f"`offset` must be a whole number from 0. Received: {offset!r}.")
     if not 0 <= weight <= 1:
         raise ValueError(f"`weight` must be in 0..1. Received: {weight!r}.")
     if not histogram.any():
-        return [], []
+        return np.zeros((0, depth), np.int32), np.zeros(0), []
     strategies = checked_strategies(max_seq_length, depth)
     weights = np.ones(max_seq_length)
     weights[:offset] = weight
     matrix = sparse.diags_array(weights) @ packing_matrix(strategies, max_seq_length)
-    limit = 3 * len(strategies) if max_iterations is None else max_iterations
-    result = solve_nnls(matrix, weights * histogram, limit)
-    notes = []
-    if not result.converged:
-        notes.append(f"Least squares stopped after {limit} iterations; its best mix so far was repaired.")
-    return round_and_repair(strategies, np.rint(result.x), histogram), notes
+    solution, notes = least_squares_mix(matrix, weights * histogram, len(strategies), max_iterations)
+    return strategies, np.rint(solution), notes
+
+
+def least_squares_mix(matrix, target, num_strategies, max_iterations):
+    """Solve for the mix, at most 3 iterations per strategy by default.
+
+    Returns:
+        float64 `[columns of matrix]`, and a list with a note where the iterations ran out.
+    """
+    limit = 3 * num_strategies if max_iterations is None else max_iterations
+    result = solve_nnls(matrix, target, limit)
+    note = f"Least squares stopped after {limit} iterations; its best mix so far was repaired."
+    return result.x, [] if result.converged else [note]
 
 
 def checked_strategies(max_seq_length, depth):
