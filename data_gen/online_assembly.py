@@ -4,34 +4,37 @@ import numpy as np
 
 from data_gen.assemble import assemble_packs
 from data_gen.assignment import Packs
+from data_gen.packing.online import check_waiting
 from data_gen.sequences import concatenate, take, to_offsets
+from data_gen.settings import InputError
 
 
-def pack_stream(parts, packer, spec):
+def pack_stream(parts, packer, spec, waiting=None):
     """Pack sequences as they arrive, with no more of them in memory than the packer's buffer holds.
 
     A pack with more predictions than P is split between two sequences, so nothing is dropped.
 
     Args:
         parts: Iterable of `Sequences`, batch after batch; it may never end.
-        packer: A new `online.OnlinePacker` for the spec's S and K.
+        packer: `online.OnlinePacker` for the spec's S and K.
         spec: `schema.PackSpec`.
+        waiting: For a packer that goes on, the `Sequences` that wait in it, in the order of `packer.waiting`.
 
     Yields:
         Dicts from packed feature name to array `[n, S]`, `[n, P]` or `[n, K]`, as `assemble_packs` returns
         them; at the end of `parts` also what waits.
 
     Raises:
-        ValueError: a sequence is longer than S or has more predictions than P.
+        InputError: a sequence is longer than S or has more predictions than P; it names the record.
+        ValueError: `waiting` is not what waits in the packer.
     """
-    waiting, numbers = None, np.zeros(0, np.int64)  # numbers: of arrival, ascending
-    num_arrived = 0
+    numbers = check_waiting(packer, () if waiting is None else waiting)  # of arrival, ascending
     for part in parts:
-        _check_predictions(part, spec)
+        _check_fits(part, spec)
+        first = packer.num_arrived
         ready = packer.add(part.lengths)
         waiting = part if waiting is None else concatenate([waiting, part])
-        numbers = np.concatenate([numbers, np.arange(num_arrived, num_arrived + len(part))])
-        num_arrived += len(part)
+        numbers = np.concatenate([numbers, np.arange(first, packer.num_arrived)])
         if len(ready[1]):
             yield assemble_packs(waiting, _packs(ready, waiting, numbers, spec), spec)
             is_waiting = ~np.isin(numbers, ready[0])
@@ -85,11 +88,15 @@ def _split_one(num_predictions, limit):
     return sizes
 
 
-def _check_predictions(part, spec):
-    limit = spec.max_predictions_per_pack
-    if len(part) and part.num_predictions.max() > limit:
-        index = int(np.argmax(part.num_predictions))
-        raise ValueError(
-            f"{part.origin(index)}: a sequence must have at most max_predictions_per_pack={limit} "
-            f"predictions. Received: {part.num_predictions[index]}."
-        )
+def _check_fits(part, spec):
+    for name, numbers, what in (
+        ("max_seq_length", part.lengths, "tokens"),
+        ("max_predictions_per_pack", part.num_predictions, "predictions"),
+    ):
+        limit = getattr(spec, name)
+        if len(part) and numbers.max() > limit:
+            index = int(np.argmax(numbers > limit))
+            raise InputError(
+                f"{part.origin(index)}: a sequence must have at most {name}={limit} {what}. "
+                f"Received: {numbers[index]}."
+            )

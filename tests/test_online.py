@@ -95,10 +95,69 @@ def test_pack_items_gives_the_items_themselves():
     assert packs == [["aaaaa", "bbb"], ["cccccc", "dd"], ["eeee", "ffff"]]
 
 
+class CountingPacker(OnlinePacker):
+    """Counts its calls."""
+
+    num_calls = 0
+
+    def add(self, lengths):
+        self.num_calls += 1
+        return super().add(lengths)
+
+
+def test_pack_items_adds_whole_buffers_and_makes_the_same_packs():
+    lengths = np.random.default_rng(1).integers(1, 33, 500).tolist()
+    plain = OnlinePacker(32, 4, buffer_size=50)
+    expected = packs_of(plain.add(lengths)) + packs_of(plain.flush())
+    packer = CountingPacker(32, 4, buffer_size=50)
+    packs = pack_items(enumerate(lengths), packer, length_of=lambda item: item[1])
+    assert [[number for number, _ in pack] for pack in packs] == expected
+    assert packer.num_calls <= 500 / (0.75 * 50) + 1
+
+
+def test_pack_items_goes_on_with_what_waits():
+    lengths = np.random.default_rng(2).integers(1, 33, 300).tolist()
+    whole = OnlinePacker(32, 4, buffer_size=50)
+    expected = packs_of(whole.add(lengths)) + packs_of(whole.flush())
+    first = OnlinePacker(32, 4, buffer_size=50)
+    packs = packs_of(first.add(lengths[:120]))
+    waiting = [(number, lengths[number]) for number in first.waiting.tolist()]
+    rest = enumerate(lengths[120:], start=120)
+    assert len(waiting) > 5
+    for wrong in ((), waiting[1:]):
+        with pytest.raises(ValueError, match=f"that wait in the packer, {len(waiting)} here. Received: "):
+            next(pack_items(rest, first, waiting=wrong))
+    second = OnlinePacker.from_state(first.state())
+    items = pack_items(rest, second, length_of=lambda item: item[1], waiting=waiting)
+    packs += [[number for number, _ in pack] for pack in items]
+    assert packs == expected
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"lengths": [3, 9]}, r"every length must be in 1..max_seq_length=8\. Received: 9"),
+        ({"lengths": [3, 2.5]}, r"every length must be a whole number\. Received: 2.5"),
+        ({"numbers": [0]}, r"as many `numbers` as `lengths`, below buffer_size=4\. Received: 1, 2"),
+        ({"lengths": [1] * 4, "numbers": [0, 1, 2, 3]}, r"below buffer_size=4\. Received: 4, 4"),
+        ({"numbers": [1, 1]}, r"ascend from 0 and be below num_arrived\. .* numbers=\[1, 1\]"),
+        ({"numbers": [-1, 1]}, r"ascend from 0 .* numbers=\[-1, 1\]"),
+        ({"numbers": [0, 1.5]}, r"must be whole, ascend"),
+        ({"num_arrived": 1}, r"below num_arrived\. Received: num_arrived=1"),
+    ],
+)
+def test_a_state_that_none_gives_is_refused(change, message):
+    packer = OnlinePacker(8, 2, buffer_size=4)
+    packer.add([3, 4])
+    with pytest.raises(ValueError, match=message):
+        OnlinePacker.from_state(packer.state() | change)
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"buffer_size": 0}, "`buffer_size` must be at least 1. Received: 0"),
+        ({"buffer_size": 0}, "`buffer_size` must be a whole number of at least 1. Received: 0"),
+        ({"buffer_size": 4.5}, "`buffer_size` must be a whole number of at least 1. Received: 4.5"),
         ({"buffer_size": 9, "max_age": 8}, "`max_age` must be at least buffer_size=9. Received: 8"),
         ({"max_age": math.nan}, "`max_age` must be at least buffer_size=10000. Received: nan"),
         ({"policy": "worst_fit"}, "`policy` must be one of best_fit, first_fit. Received: 'worst_fit'"),
@@ -110,8 +169,15 @@ def test_wrong_settings_are_named(settings, message):
         OnlinePacker(8, 2, **settings)
 
 
+def test_a_fractional_pack_length_is_named():
+    with pytest.raises(ValueError, match=r"`max_seq_length` must be a whole number from 1. Received: 8.0"):
+        OnlinePacker(8.0, 2)
+
+
 def test_a_wrong_length_is_named_and_nothing_taken():
     packer = OnlinePacker(8, 2)
     with pytest.raises(ValueError, match=r"every length must be in 1..max_seq_length=8. Received: 9"):
         packer.add([3, 9])
+    with pytest.raises(ValueError, match=r"every length must be a whole number. Received: 2.7"):
+        packer.add([3, 2.7])
     assert packer.state()["lengths"] == []

@@ -12,6 +12,7 @@ from data_gen.online_assembly import pack_stream, split_by_predictions
 from data_gen.packing.online import OnlinePacker
 from data_gen.schema import PackSpec
 from data_gen.sequences import take
+from data_gen.settings import InputError
 
 S = 24
 SPEC = PackSpec(S, 4, 6)
@@ -55,6 +56,31 @@ def test_too_many_predictions_in_one_sequence(records):
         ValueError, match=r"u.tfrecord, record \d+: .* max_predictions_per_pack=3 predictions"
     ):
         list(pack_stream([load(path)], OnlinePacker(S, 4, buffer_size=16), spec))
+
+
+def test_a_resumed_packer_needs_what_waits_in_it(records):
+    path, _ = records
+    sequences = load(path)
+    parts = [take(sequences, np.arange(i, i + 10)) for i in range(0, 60, 10)]
+    whole = collect(pack_stream(parts, OnlinePacker(S, 4, buffer_size=16), SPEC))
+    packer = OnlinePacker(S, 4, buffer_size=16)
+    stream = pack_stream(parts, packer, SPEC)
+    first = [next(stream), next(stream)]
+    state, at = packer.state(), packer.num_arrived
+    packer = OnlinePacker.from_state(state)
+    with pytest.raises(ValueError, match=r"must be the sequences that wait in the packer, \d+ here\. .* 0"):
+        next(pack_stream(parts[at // 10 :], packer, SPEC))
+    waiting = take(sequences, packer.waiting)
+    rest = list(pack_stream(parts[at // 10 :], packer, SPEC, waiting))
+    for name, values in collect([*first, *rest]).items():
+        np.testing.assert_array_equal(values, whole[name])
+
+
+def test_a_sequence_over_the_pack_is_named(records):
+    path, _ = records
+    spec = PackSpec(8, 4, 6)
+    with pytest.raises(InputError, match=r"u.tfrecord, record \d+: .* at most max_seq_length=8 tokens"):
+        list(pack_stream([load(path)], OnlinePacker(8, 4, buffer_size=16), spec))
 
 
 def test_stage_has_static_shapes_and_loses_nothing(records):

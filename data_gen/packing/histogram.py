@@ -92,15 +92,25 @@ def check_arguments(histogram, max_seq_length, max_sequences_per_pack):
     Raises:
         ValueError: naming the argument, the rule and the value.
     """
-    if not isinstance(max_seq_length, int | np.integer) or max_seq_length < 1:
+    depth = check_limits(max_seq_length, max_sequences_per_pack)
+    return check_histogram(histogram, max_seq_length), depth
+
+
+def check_limits(max_seq_length, max_sequences_per_pack):
+    """Check S and the depth, and return the depth as a whole number: "max" becomes S, which no pack exceeds.
+
+    Raises:
+        ValueError: naming the argument, the rule and the value.
+    """
+    if not is_whole(max_seq_length) or max_seq_length < 1:
         raise ValueError(f"`max_seq_length` must be a whole number from 1. Received: {max_seq_length!r}.")
     depth = max_seq_length if max_sequences_per_pack == "max" else max_sequences_per_pack
-    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
+    if not is_whole(depth) or depth < 1:
         raise ValueError(
             '`max_sequences_per_pack` must be a whole number of at least 1, or "max". '
             f"Received: {max_sequences_per_pack!r}."
         )
-    return check_histogram(histogram, max_seq_length), min(int(depth), int(max_seq_length))
+    return min(int(depth), int(max_seq_length))
 
 
 def load_histogram(path, max_seq_length=None):

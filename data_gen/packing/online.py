@@ -7,10 +7,12 @@ online packing as future work; here it costs about as much as the histogram algo
     S = 8, a buffer of 4 of which half leaves at a time: 5 6 3 4   ->   5 3 leave, 6 and 4 wait for 2 and 4
 """
 
+import itertools
+
 import numpy as np
 
 from data_gen.packing.decreasing import first_fit_decreasing
-from data_gen.packing.histogram import check_arguments
+from data_gen.packing.histogram import check_lengths, check_limits, is_whole
 from data_gen.packing.lpfhp import longest_pack_first
 
 POLICIES = {"best_fit": longest_pack_first, "first_fit": first_fit_decreasing}
@@ -48,9 +50,11 @@ class OnlinePacker:
         Raises:
             ValueError: an argument breaks its rule.
         """
-        _, self._depth = check_arguments([0] * max_seq_length, max_seq_length, max_sequences_per_pack)
-        if buffer_size < 1:
-            raise ValueError(f"`buffer_size` must be at least 1. Received: {buffer_size!r}.")
+        self._depth = check_limits(max_seq_length, max_sequences_per_pack)
+        if not is_whole(buffer_size) or buffer_size < 1:
+            raise ValueError(
+                f"`buffer_size` must be a whole number of at least 1. Received: {buffer_size!r}."
+            )
         max_age = 10 * buffer_size if max_age is None else max_age
         if not max_age >= buffer_size:
             raise ValueError(f"`max_age` must be at least buffer_size={buffer_size}. Received: {max_age!r}.")
@@ -58,7 +62,6 @@ class OnlinePacker:
             raise ValueError(f"`policy` must be one of {', '.join(POLICIES)}. Received: {policy!r}.")
         if not 0 < leaving_share <= 1:
             raise ValueError(f"`leaving_share` must be over 0 and at most 1. Received: {leaving_share!r}.")
-        self._max_seq_length = max_seq_length
         self._buffer_size = buffer_size
         self._max_age = max_age
         self._pack = POLICIES[policy]
@@ -86,14 +89,9 @@ class OnlinePacker:
             each. Packs stand by their oldest sequence.
 
         Raises:
-            ValueError: a length is outside 1..S; nothing has been taken in then.
+            ValueError: a length is no whole number or outside 1..S; nothing has been taken in then.
         """
-        lengths = np.asarray(lengths, np.int64)
-        if lengths.size and (lengths.min() < 1 or lengths.max() > self._max_seq_length):
-            wrong = lengths.max() if lengths.max() > self._max_seq_length else lengths.min()
-            raise ValueError(
-                f"every length must be in 1..max_seq_length={self._max_seq_length}. Received: {wrong}."
-            )
+        lengths = check_lengths(lengths, self.max_seq_length)
         ready = []
         taken = 0
         while taken < len(lengths):
@@ -122,18 +120,57 @@ class OnlinePacker:
 
     @classmethod
     def from_state(cls, state):
-        """A packer that goes on where `state` was taken: the same packs, bit for bit."""
+        """A packer that goes on where `state` was taken: the same packs, bit for bit.
+
+        Raises:
+            ValueError: the state is none that `state` gives.
+        """
         settings = dict(state["settings"])
         packer = cls(settings.pop("max_seq_length"), settings.pop("max_sequences_per_pack"), **settings)
-        packer._lengths = np.array(state["lengths"], np.int64)
-        packer._numbers = np.array(state["numbers"], np.int64)
-        packer._num_arrived = state["num_arrived"]
+        packer._lengths = check_lengths(state["lengths"], packer.max_seq_length)
+        numbers, num_arrived = state["numbers"], state["num_arrived"]
+        if len(numbers) != len(packer._lengths) or len(numbers) >= packer._buffer_size:
+            raise ValueError(
+                f"a state must have as many `numbers` as `lengths`, below buffer_size={packer._buffer_size}. "
+                f"Received: {len(numbers)}, {len(packer._lengths)}."
+            )
+        # a repeated number would give out one sequence twice, a later one that of another
+        ascending = all(map(is_whole, [*numbers, num_arrived])) and all(
+            before < after for before, after in itertools.pairwise([-1, *numbers, num_arrived])
+        )
+        if not ascending:
+            raise ValueError(
+                "the `numbers` of a state must be whole, ascend from 0 and be below num_arrived. "
+                f"Received: num_arrived={num_arrived!r}, numbers={numbers!r:.100}."
+            )
+        packer._numbers = np.array(numbers, np.int64)
+        packer._num_arrived = num_arrived
         return packer
+
+    @property
+    def num_arrived(self):
+        """Sequences taken in so far."""
+        return self._num_arrived
+
+    @property
+    def waiting(self):
+        """Arrival numbers of those waiting, ascending: int64 `[n]`."""
+        return self._numbers.copy()
+
+    @property
+    def room(self):
+        """How many sequences can come before the buffer is full and packs leave, at least 1."""
+        return self._buffer_size - len(self._lengths)
+
+    @property
+    def max_seq_length(self):
+        """S."""
+        return self._settings["max_seq_length"]
 
     def _send(self, at_least):
         """Pack the buffer and send away packs of at least so many sequences, and of all that are too old."""
-        histogram = np.bincount(self._lengths, minlength=self._max_seq_length + 1)
-        packs = self._pack(histogram[1:], self._max_seq_length, self._depth)
+        histogram = np.bincount(self._lengths, minlength=self.max_seq_length + 1)
+        packs = self._pack(histogram[1:], self.max_seq_length, self._depth)
         packs = [(sum(pack), pack, count) for pack, count in packs]
         packs.sort(key=lambda entry: -entry[0])
         slots, sizes, sent = [], [], 0
@@ -153,9 +190,9 @@ class OnlinePacker:
         """Add packs until each length leaves as often as it has sequences that could grow too old."""
         oldest_to_keep = self._num_arrived - self._max_age + self._buffer_size
         overdue = np.bincount(
-            self._lengths[self._numbers < oldest_to_keep], minlength=self._max_seq_length + 1
+            self._lengths[self._numbers < oldest_to_keep], minlength=self.max_seq_length + 1
         )
-        missing = overdue - np.bincount(slots, minlength=self._max_seq_length + 1)
+        missing = overdue - np.bincount(slots, minlength=self.max_seq_length + 1)
         if (missing <= 0).all():
             return
         missing = missing.tolist()
@@ -175,8 +212,8 @@ class OnlinePacker:
             sizes: int64 `[packs]`.
         """
         by_length = np.argsort(self._lengths, kind="stable")  # of equal lengths the oldest first
-        present = np.bincount(self._lengths, minlength=self._max_seq_length + 1)
-        wanted = np.bincount(slots, minlength=self._max_seq_length + 1)
+        present = np.bincount(self._lengths, minlength=self.max_seq_length + 1)
+        wanted = np.bincount(slots, minlength=self.max_seq_length + 1)
         first_present = np.cumsum(present) - present
         first_wanted = np.cumsum(wanted) - wanted
         taken = by_length[np.arange(len(slots)) + np.repeat(first_present - first_wanted, wanted)]
@@ -188,22 +225,55 @@ class OnlinePacker:
         return _by_oldest(numbers, sizes)
 
 
-def pack_items(items, packer, length_of=len):
+def pack_items(items, packer, length_of=len, waiting=()):
     """Pack any iterable of sequences.
+
+    The packer's state, taken when a list is out, is where to go on once the lists of the same buffer are all
+    out; `packer.num_arrived` items have been read then.
 
     Args:
         items: Iterable.
-        packer: A new `OnlinePacker`.
+        packer: `OnlinePacker`.
         length_of: Function from an item to its length.
+        waiting: For a packer that goes on, the items that wait in it, in the order of `packer.waiting`.
 
     Yields:
         Lists of items that share a pack; at the end of `items` also what waits.
+
+    Raises:
+        ValueError: `waiting` is not what waits, or a length breaks its rule.
     """
-    waiting = {}
-    for number, item in enumerate(items):
-        waiting[number] = item
-        yield from _split(packer.add([length_of(item)]), waiting)
-    yield from _split(packer.flush(), waiting)
+    items_by_number = dict(zip(check_waiting(packer, waiting).tolist(), waiting, strict=True))
+    items = iter(items)
+    # as many at a time as fill the buffer: no pack leaves before, and one at a time costs twenty times more
+    while arriving := list(itertools.islice(items, packer.room)):
+        first = packer.num_arrived
+        ready = packer.add([length_of(item) for item in arriving])
+        items_by_number.update(enumerate(arriving, start=first))
+        yield from _split(ready, items_by_number)
+    yield from _split(packer.flush(), items_by_number)
+
+
+def check_waiting(packer, waiting):
+    """Check that whoever feeds a packer has what waits in it.
+
+    Args:
+        packer: `OnlinePacker`.
+        waiting: Whatever has a length: one entry for each sequence that waits.
+
+    Returns:
+        int64 `[n]`, the arrival numbers of the entries.
+
+    Raises:
+        ValueError: there are more or fewer; a new packer has none.
+    """
+    numbers = packer.waiting
+    if len(waiting) != len(numbers):
+        raise ValueError(
+            f"`waiting` must be the sequences that wait in the packer, {len(numbers)} here. "
+            f"Received: {len(waiting)}."
+        )
+    return numbers
 
 
 def _split(ready, waiting):
