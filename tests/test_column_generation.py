@@ -1,11 +1,13 @@
 """Does column generation reach the figures asked, prove them, and stop when told?"""
 
 import math
+import time
+import types
 
 import numpy as np
 import pytest
 
-from data_gen.packing import column_generation, relaxation, slots
+from data_gen.packing import column_generation, diving, relaxation, slots
 from data_gen.packing.column_generation import pack_cghp
 from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.lpfhp import pack_lpfhp
@@ -58,6 +60,70 @@ def test_a_spent_time_limit_leaves_a_whole_plan_and_says_so():
     assert plan.notes == ("Stopped by the time limit of 1e-09 seconds before the gap was met.",)
 
 
+def test_no_note_where_the_gap_is_met_in_spite_of_the_limit():
+    histogram = np.random.default_rng(3).integers(0, 900, 64)
+    plan = pack_cghp(histogram, 64, 3, gap=1.0, time_limit=1e-9)
+    assert plan.certificate.gap <= 1.0
+    assert plan.notes == ()
+
+
+def test_rounding_that_runs_out_of_time_says_so(monkeypatch):
+    histogram = load_known_histogram("wikipedia_512", 512)
+    monkeypatch.setattr(diving, "time", types.SimpleNamespace(monotonic=lambda: math.inf))
+    plan = pack_cghp(histogram, 512, 3)
+    validate_plan(plan, histogram)
+    assert plan.certificate.gap > 1e-6
+    assert plan.notes == ("Stopped by the time limit of 60 seconds before the gap was met.",)
+
+
+def test_the_integer_program_saves_a_pack_and_says_when_it_gives_up(monkeypatch):
+    histogram = [0, 16, 5, 7, 15, 0, 0, 0, 0, 0]
+    plan = pack_cghp(histogram, 10, 5)
+    assert (plan.num_packs, plan.certificate.lower_bound, plan.notes) == (15, 15, ())
+    monkeypatch.setattr(column_generation, "SECONDS", 0.0)
+    plan = pack_cghp(histogram, 10, 5)
+    assert plan.num_packs == 16
+    assert plan.notes == ("The integer program was stopped after 0 seconds.",)
+    monkeypatch.undo()
+    plan = pack_cghp(histogram, 10, 5, time_limit=1e-9)
+    assert plan.notes == ("Stopped by the time limit of 1e-09 seconds before the gap was met.",)
+
+
+def test_packs_that_rounding_of_huge_counts_leaves_over_are_dropped():
+    histogram = np.zeros(12, int)
+    histogram[[1, 3, 6]] = 10**14 + 4, 2 * 10**14 + 4, 10**14 + 6
+    plan = pack_cghp(histogram, 12, 4)
+    validate_plan(plan, histogram)
+    assert plan.num_packs == 150_000_000_000_007  # one more where all are kept
+
+
+def test_pricing_stops_at_the_deadline(monkeypatch):
+    histogram = np.random.default_rng(3).integers(0, 900, 64)
+    search = relaxation.Relaxation(histogram, 3, math.inf)
+    priced = []
+    price = search._price
+
+    def price_until_late(values):
+        priced.append(values)
+        search.master.deadline = -math.inf
+        return price(values)
+
+    monkeypatch.setattr(search, "_price", price_until_late)
+    monkeypatch.setattr(search, "_select", lambda *arguments: [])  # nothing new: smooth less, price again
+    assert search.run(0.0) is False
+    assert len(priced) == 1
+
+
+def test_the_time_limit_holds_for_long_packs():
+    # Few sequences of many lengths: the integer program is tried, and its strategies were all counted.
+    histogram = np.zeros(8192, int)
+    histogram[np.random.default_rng(0).choice(8192, 300, replace=False)] = 1
+    start = time.monotonic()
+    plan = pack_cghp(histogram, 8192, "max", time_limit=0.1)
+    assert time.monotonic() - start < 2.5  # half a second alone; counting took three
+    validate_plan(plan, histogram)
+
+
 @pytest.mark.parametrize(
     "setting, message",
     [
@@ -88,6 +154,7 @@ def test_strategies_are_all_partitions():
     for depth in (1, 2, 5, 11, 40):
         assert len(list_strategies(11, depth)) == count_strategies(11, depth)
     assert count_strategies(512, 3) == 22_102
+    assert 10**6 < count_strategies(8192, 8192, limit=10**6) < 10**8
 
 
 def test_slots_hold_as_many_as_any_assignment():

@@ -1,6 +1,7 @@
 """Are the lower bounds proofs: exact, tight where they should be, and never above the truth?"""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_gen.packing import bounds
+from data_gen.packing.column_generation import pack_cghp
 from data_gen.packing.histogram import count_lengths
 from data_gen.packing.knapsack import best_packs
 from data_gen.packing.lpfhp import pack_lpfhp
@@ -37,10 +39,16 @@ def test_a_certificate_is_proven_again_when_read():
 
 
 def test_float_error_cannot_lift_a_bound():
-    # Three sequences of a third each: 3 * float(1/3) / 1 may round to above one pack, whole numbers do not.
-    histogram = np.array([0, 0, 3, 0, 0, 0, 0, 0, 0])
-    values = bounds.scale_values(np.nextafter(np.arange(1, 10) / 9, 2), 3)
-    assert bounds.dual_bound(histogram, 9, 3, values) == 1
+    # One sequence a pack: as many packs as sequences. In floats the product rounds up by more than half a
+    # pack, the quotient does as well, and the "bound" is one above the truth.
+    num_sequences, value = 2**53 - 3, 13
+    assert math.ceil(float(num_sequences) * value / value) == num_sequences + 1
+    assert bounds.dual_bound([num_sequences], 1, 1, [value]) == num_sequences
+    # Here float values do it: 65 tokens at a fifth of a pack each sum up to 13.000000000000002 packs.
+    histogram, values = [14, 5, 4, 1, 5], [0.2, 0.4, 0.6000000000000001, 0.8, 1.0]
+    assert math.ceil(sum(count * value for count, value in zip(histogram, values, strict=True))) == 14
+    assert bounds.dual_bound(histogram, 5, 4, bounds.scale_values(np.array(values), 4)) == 13
+    assert pack_cghp(histogram, 5, 4).num_packs == 13
 
 
 @pytest.mark.parametrize("values", [[1, 2], [1, -1, 2]])

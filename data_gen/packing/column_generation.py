@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from data_gen.packing.diving import dive
-from data_gen.packing.exact import fewest_packs
+from data_gen.packing.exact import SECONDS, fewest_packs
 from data_gen.packing.histogram import check_arguments
 from data_gen.packing.plan import make_plan
 from data_gen.packing.relaxation import Relaxation
@@ -36,8 +36,9 @@ def pack_cghp(
         max_seq_length: S.
         max_sequences_per_pack: Depth, a whole number from 1, or "max".
         gap: (packs - lower bound) / lower bound that is good enough, from 0.
-        time_limit: Seconds after which the best plan so far is returned, with a note; math.inf for never.
-            Only a plan with that note depends on the speed of the machine.
+        time_limit: Seconds after which the best plan so far is returned, with a note where the gap is not
+            met; math.inf for never. Only a plan that time cut short depends on the speed of the machine.
+            Reading the clock waits for single steps, at S = 8192 a second.
 
     Returns:
         A `PackingPlan` with dual values.
@@ -59,14 +60,23 @@ def pack_cghp(
     in_time = search.run(gap / 2)
     target = search.lower_bound + math.floor(gap * search.lower_bound)
     search.master.deadline = start + time_limit
-    packs = dive(search, target, start + time_limit)
+    packs, dive_in_time = dive(search, target, start + time_limit)
+    in_time = in_time and dive_in_time
+    notes = []
     if _num_packs(packs) > search.lower_bound:
-        exact = fewest_packs(search.demand, search.row_of_slot, depth)
+        left = start + time_limit - time.monotonic()
+        exact, exact_in_time = None, False
+        if left > 0:
+            exact, exact_in_time = fewest_packs(search.demand, search.row_of_slot, depth, min(left, SECONDS))
         packs = min([packs, exact or packs], key=_num_packs)
-
-    notes = (
-        [] if in_time else [f"Stopped by the time limit of {time_limit:g} seconds before the gap was met."]
-    )
+        if not exact_in_time and left > SECONDS:
+            notes.append(f"The integer program was stopped after {SECONDS:g} seconds.")
+        else:
+            in_time = in_time and exact_in_time
+    if not in_time:
+        notes.append(f"Stopped by the time limit of {time_limit:g} seconds before the gap was met.")
+    if _num_packs(packs) <= target:
+        notes = []
     dual_values = np.zeros(max_seq_length, np.int64)
     dual_values[search.lengths - 1] = search.dual_values
     filled = [(search.lengths[list(rows)], count) for rows, count in fill_slots(packs, search.demand)]

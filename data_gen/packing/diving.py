@@ -25,10 +25,13 @@ def dive(search, target, deadline):
         deadline: `time.monotonic()` at which to stop.
 
     Returns:
-        List of `(ascending tuple of rows, count)` that can hold the demand.
+        List of `(ascending tuple of rows, count)` that can hold the demand, and whether it ended before the
+        deadline.
     """
     demand, master, pack_counts = search.demand, search.master, search.pack_counts
-    best = search.pack_rest(demand)
+    best = search.first_plan
+    if time.monotonic() >= deadline:
+        return best, False
     chosen, rest = Counter(), list(demand)
     while True:
         whole = np.floor(pack_counts + TOLERANCE).astype(np.int64)
@@ -36,15 +39,17 @@ def dive(search, target, deadline):
         chosen.update(dict(rounded_down))
         rest = uncovered(count_slots(rounded_down, len(rest)), rest)
         best = min(best, _plan(chosen, search.pack_rest(rest)), key=_num_packs)
-        if not any(rest) or _num_packs(best) <= target or time.monotonic() >= deadline:
-            return _drop_unused(best, demand)
+        if not any(rest) or _num_packs(best) <= target:
+            return _drop_unused(best, demand), True
+        if time.monotonic() >= deadline:
+            return _drop_unused(best, demand), False
         rest = _round_up(master.packs, pack_counts - whole, chosen, rest)
         best = min(best, _plan(chosen, search.pack_rest(rest)), key=_num_packs)
         if not any(rest):
-            return _drop_unused(best, demand)
+            return _drop_unused(best, demand), True
         master.set_demand(rest)
         if not master.solve():
-            return _drop_unused(best, demand)
+            return _drop_unused(best, demand), time.monotonic() < deadline
         pack_counts = master.pack_counts()
 
 

@@ -25,11 +25,12 @@ def fewest_packs(demand, row_of_slot, depth, seconds=SECONDS):
 
     Returns:
         List of `(ascending tuple of rows, count)` that can hold the demand, or None where the case is too
-        large or time ran out.
+        large or time ran out; and whether it did not run out.
     """
     max_seq_length = len(row_of_slot) - 1
-    if sum(demand) > MAX_SEQUENCES or count_strategies(max_seq_length, depth) > MAX_STRATEGIES:
-        return None
+    num_strategies = count_strategies(max_seq_length, depth, limit=MAX_STRATEGIES)
+    if sum(demand) > MAX_SEQUENCES or num_strategies > MAX_STRATEGIES:
+        return None, True
     listed = row_of_slot[list_strategies(max_seq_length, depth)].tolist()
     packs = sorted({tuple(sorted(row for row in pack if row >= 0)) for pack in listed} - {()})
     model = highspy.Highs()
@@ -54,7 +55,7 @@ def fewest_packs(demand, row_of_slot, depth, seconds=SECONDS):
         used = np.flatnonzero(entries).astype(np.int32)
         model.addRow(float(sum(demand[row:])), highspy.kHighsInf, len(used), used, entries[used])
     model.run()
-    if model.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
+    if (status := model.getModelStatus()) != highspy.HighsModelStatus.kOptimal:
+        return None, status != highspy.HighsModelStatus.kTimeLimit
     counts = np.rint(model.getSolution().col_value).astype(int).tolist()
-    return [(pack, count) for pack, count in zip(packs, counts, strict=True) if count]
+    return [(pack, count) for pack, count in zip(packs, counts, strict=True) if count], True

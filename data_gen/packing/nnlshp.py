@@ -113,11 +113,11 @@ def least_squares_mix(matrix, target, num_strategies, max_iterations):
 
 def checked_strategies(max_seq_length, depth):
     """All strategies as in `list_strategies`, if they are not too many; raises ValueError."""
-    if (number := count_strategies(max_seq_length, depth)) > MAX_STRATEGIES:
+    if count_strategies(max_seq_length, depth, MAX_STRATEGIES) > MAX_STRATEGIES:
         raise ValueError(
             "least squares lists all strategies, which must be at most "
             f"{MAX_STRATEGIES:,}; use cghp for such depths. Received: max_seq_length={max_seq_length}, "
-            f"depth={depth} with {number:,} strategies."
+            f"depth={depth}, which have more."
         )
     return list_strategies(max_seq_length, depth)
 

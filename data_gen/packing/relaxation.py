@@ -5,6 +5,8 @@ worth more than one, and these come in, until there are none (Gilmore and Gomory
 1961).
 """
 
+import time
+
 import numpy as np
 
 from data_gen.packing.bounds import lower_bound, scale_values
@@ -32,6 +34,7 @@ class Relaxation:
         lower_bound: The best bound proven so far, a whole number.
         dual_values: int64 `[rows]`, the best values so far.
         pack_counts: float64 `[packs]`, the last solution of the master.
+        first_plan: The plan of LPFHP, list of `(ascending tuple of rows, count)`.
     """
 
     def __init__(self, histogram, depth, deadline):
@@ -50,13 +53,16 @@ class Relaxation:
         self.row_of_slot = np.searchsorted(self.lengths, slots, side="right") - 1
         self._max_new = 10 + len(self.lengths) // 5
         self.master = Master(self.demand, deadline)
-        self.master.add(pack for pack, _ in self.pack_rest(self.demand))
+        self.first_plan = self.pack_rest(self.demand)
+        self.master.add(pack for pack, _ in self.first_plan)
         self.pack_counts = np.zeros(len(self.master.packs))
         self.lower_bound = lower_bound(histogram, self._size, depth)
-        self.dual_values, self._best_ratio = None, 0.0
-        # The length itself is a good first value: it proves the material bound.
+        # The length itself is a good first value: no pack is worth more than S, which proves the material
+        # bound. Nothing is priced here, because nobody has looked at the clock yet.
+        self.dual_values = self.lengths.astype(np.int64)
+        tokens = sum(count * length for count, length in zip(self.demand, self.lengths.tolist(), strict=True))
+        self._best_ratio = tokens / self._size
         self._center = self.lengths / self._size
-        self._price(self._center)
 
     def pack_rest(self, rest):
         """Pack a demand by LPFHP: list of `(ascending tuple of rows, count)`."""
@@ -101,6 +107,8 @@ class Relaxation:
     def _add_packs(self, objective, gap):
         """Add packs that are worth more than one; False where there are none or none are needed.
 
+        True also where time ran out, which the master, asked next, tells.
+
         Packs are looked for at values between those of the master and the best ones known, because the
         master's alone jump about for many rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997).
         Where that finds nothing new, at values nearer to the master's.
@@ -115,6 +123,8 @@ class Relaxation:
                 return True
             if weight == 0:
                 return False
+            if time.monotonic() >= self.master.deadline:
+                return True
             weight = weight / 2 if weight > 0.1 else 0
 
     def _price(self, values):

@@ -5,19 +5,29 @@ S = 8 and depth 3: 1 1 6, 1 2 5, 1 3 4, 1 7, 2 2 4, 2 3 3, 2 6, 3 5, 4 4, 8 (Eff
 Section F.4.1 and Table 4).
 """
 
+import math
+
 import numpy as np
 
 
-def count_strategies(max_seq_length, depth):
+def count_strategies(max_seq_length, depth, limit=math.inf):
     """How many partitions of S into at most `depth` parts there are, exactly.
 
     S = 512: 257 at depth 2, 22,102 at depth 3, about 940 thousand at depth 4.
+
+    Args:
+        max_seq_length: S.
+        depth: Whole number from 1.
+        limit: Where to stop counting: the result is some number above it then. All partitions of 8192 take
+            seconds to count, and their number has 94 digits.
     """
     # Partitions into at most d parts are partitions into parts of at most d.
     ways = [1] + [0] * max_seq_length
     for part in range(1, min(depth, max_seq_length) + 1):
         for total in range(part, max_seq_length + 1):
             ways[total] += ways[total - part]
+        if ways[max_seq_length] > limit:
+            break
     return ways[max_seq_length]
 
 
