@@ -18,7 +18,7 @@ Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minute
 def main(config):
     """Train, evaluate and report one run; returns an exit status."""
     # TensorFlow: not for --help
-    from bert_packed import checkpoint, run_directory, training
+    from bert_packed import checkpoint, run_directory, starting_weights, training
     from bert_packed.pretraining import build_engine, make_hooks, speed_rows
     from bert_packed.run_data import read_data
 
@@ -37,8 +37,8 @@ def main(config):
             state = checkpoint.restore_checkpoint(latest, engine)
             first_step = state["step"]
         elif config.init_checkpoint:
-            used = checkpoint.load_weights(config.init_checkpoint, engine, model_config)
-            print(f"starts from the weights of {used}")
+            found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config)
+            print("\n".join(found.lines()))
         if first_step == config.num_train_steps:
             print(f"the run is complete: {latest} holds all {first_step:,} steps")
             return 0

@@ -109,7 +109,11 @@ class TrainConfig:
     bert_config_file: str = setting(
         "bert-base", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json"
     )
-    init_checkpoint: str = setting("", "checkpoint folder whose weights start this run; empty = random")
+    init_checkpoint: str = setting(
+        "",
+        "local checkpoint whose weights start this run: a folder of ours or Hugging Face's, or a TensorFlow "
+        "checkpoint or SavedModel of google-research/bert; empty = random",
+    )
     train_batch_size: int = setting(32, "packs per optimizer step", minimum=1)
     micro_batch_size: int = setting(
         0,

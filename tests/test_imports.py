@@ -25,7 +25,22 @@ RULES = {
     "bert_packed.optimization": ({"bert_packed.config"}, KERAS),
     "bert_packed.metrics": (set(), set()),
     "bert_packed.modeling": ({"bert_packed.layers"}, KERAS),
-    "bert_packed.engines.tensorflow": (set(), {"tensorflow"}),
+    "bert_packed.engines.variables": (set(), set()),
+    "bert_packed.engines.tensorflow": ({"bert_packed.engines.variables"}, {"tensorflow"}),
+    "bert_packed.foreign_names": (set(), set()),
+    "bert_packed.foreign_checkpoints": (
+        {"bert_packed.config", "bert_packed.foreign_names", "data_gen.settings"},
+        {"numpy", "safetensors", "tensorflow"},
+    ),
+    "bert_packed.starting_weights": (
+        {
+            "bert_packed.checkpoint",
+            "bert_packed.config",
+            "bert_packed.foreign_checkpoints",
+            "data_gen.settings",
+        },
+        set(),
+    ),
     "bert_packed.input_pipeline": (
         {
             "data_gen.schema",
