@@ -4,8 +4,11 @@ Legend: B packs per batch, S pack length, D model width, P predictions per pack,
 V vocabulary.
 """
 
+import dataclasses
+
 import keras
 
+from bert_packed.config import ModelConfig
 from bert_packed.layers import (
     MaskedLanguageModelHead,
     NextSentenceHead,
@@ -44,6 +47,7 @@ class PackedEncoder(keras.layers.Layer):
         return hidden_BSD
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
 class PackedBertForPretraining(keras.Model):
     """Packed BERT with its two pre-training heads.
 
@@ -65,6 +69,7 @@ class PackedBertForPretraining(keras.Model):
     def __init__(self, config, block=TransformerBlock, name="pretraining", **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
+        self.block = block
         self.bert = PackedEncoder(config, block)
         self.predictions = MaskedLanguageModelHead(config)
         self.next_sentence = NextSentenceHead(config)
@@ -77,11 +82,28 @@ class PackedBertForPretraining(keras.Model):
 
     def call(self, batch, training=None):
         hidden_BSD = self.encode(batch, training=training)
+        return self.apply_heads(hidden_BSD, batch["prediction_positions"], batch["cls_positions"])
+
+    def apply_heads(self, hidden_BSD, prediction_positions_BP, cls_positions_BK):
+        """The outputs of `call` from the hidden states of `encode`."""
         table_VD = self.bert.embeddings.word_embeddings_VD
         return {
-            "mlm_logits": self.predictions(hidden_BSD, batch["prediction_positions"], table_VD),
-            "nsp_logits": self.next_sentence(hidden_BSD, batch["cls_positions"]),
+            "mlm_logits": self.predictions(hidden_BSD, prediction_positions_BP, table_VD),
+            "nsp_logits": self.next_sentence(hidden_BSD, cls_positions_BK),
         }
+
+    def get_config(self):
+        """What a `.keras` file needs to make the model again; raises `ValueError` for another block."""
+        if self.block is not TransformerBlock:
+            raise ValueError(f"`block` must be TransformerBlock to be saved. Received: {self.block}.")
+        return {"config": dataclasses.asdict(self.config), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        """The model of `get_config`, with all its variables."""
+        model = cls(ModelConfig(**config["config"]), name=config["name"])
+        model.build()
+        return model
 
     def encode(self, batch, training=None):
         """Hidden states of every token, float `[B, S, D]`."""

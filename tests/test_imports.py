@@ -24,13 +24,17 @@ RULES = {
     "bert_packed.losses": ({"bert_packed.config"}, KERAS),
     "bert_packed.optimization": ({"bert_packed.config"}, KERAS),
     "bert_packed.metrics": (set(), set()),
-    "bert_packed.modeling": ({"bert_packed.layers"}, KERAS),
+    "bert_packed.modeling": ({"bert_packed.config", "bert_packed.layers"}, KERAS),
     "bert_packed.engines.variables": (set(), set()),
     "bert_packed.engines.tensorflow": ({"bert_packed.engines.variables"}, {"tensorflow"}),
     "bert_packed.foreign_names": (set(), set()),
     "bert_packed.foreign_checkpoints": (
         {"bert_packed.config", "bert_packed.foreign_names", "data_gen.settings"},
         {"numpy", "safetensors", "tensorflow"},
+    ),
+    "bert_packed.export_formats": (
+        {"bert_packed.engines.variables", "bert_packed.foreign_names", "data_gen.settings"},
+        {"keras", "numpy", "safetensors", "tensorflow"},
     ),
     "bert_packed.starting_weights": (
         {
@@ -62,6 +66,7 @@ ENTRY_POINTS = (
     "data_gen.create_pretraining_data",
     "data_gen.pack_tfrecords",
     "data_gen.verify_tfrecords",
+    "bert_packed.export",
 )
 ENTRY_LIMIT = 150
 TENSORFLOW_IN_DATA_GEN = "data_gen.records"
