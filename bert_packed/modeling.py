@@ -41,6 +41,10 @@ class PackedEncoder(keras.layers.Layer):
 
     def call(self, token_ids_BS, sequence_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
         hidden_BSD = self.embeddings(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
+        return self.run_blocks(hidden_BSD, sequence_ids_BS, training=training)
+
+    def run_blocks(self, hidden_BSD, sequence_ids_BS, training=None):
+        """The encoder after its embeddings."""
         mask_B1SS = same_sequence(sequence_ids_BS)
         for block in self.blocks:
             hidden_BSD = block(hidden_BSD, mask_B1SS, training=training)
@@ -114,6 +118,16 @@ class PackedBertForPretraining(keras.Model):
             batch["position_ids"],
             training=training,
         )
+
+    def embed(self, batch):
+        """What the encoder blocks start from, float `[B, S, D]`, without dropout."""
+        return self.bert.embeddings(
+            batch["token_ids"], batch["token_type_ids"], batch["position_ids"], training=False
+        )
+
+    def encode_embedded(self, hidden_BSD, batch):
+        """The hidden states of `encode` from those of `embed`, without dropout."""
+        return self.bert.run_blocks(hidden_BSD, batch["sequence_ids"], training=False)
 
 
 def build_pretraining_model(config, seed, block=TransformerBlock):

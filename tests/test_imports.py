@@ -26,6 +26,12 @@ RULES = {
     "bert_packed.metrics": (set(), set()),
     "bert_packed.modeling": ({"bert_packed.config", "bert_packed.layers"}, KERAS),
     "bert_packed.engines.variables": (set(), set()),
+    "bert_packed.engines.functional": (set(), {"keras", "tensorflow", "jax"}),
+    "bert_packed.unpacking": (set(), {"numpy"}),
+    "bert_packed.contamination": (
+        {"bert_packed.engines.functional", "bert_packed.metrics", "bert_packed.unpacking"},
+        {"numpy", "keras"},
+    ),
     "bert_packed.engines.tensorflow": ({"bert_packed.engines.variables"}, {"tensorflow"}),
     "bert_packed.foreign_names": (set(), set()),
     "bert_packed.foreign_checkpoints": (
@@ -67,6 +73,7 @@ ENTRY_POINTS = (
     "data_gen.pack_tfrecords",
     "data_gen.verify_tfrecords",
     "bert_packed.export",
+    "bert_packed.audit",
 )
 ENTRY_LIMIT = 150
 TENSORFLOW_IN_DATA_GEN = "data_gen.records"

@@ -23,7 +23,7 @@ class TensorFlowEngine:
     def __init__(self, model, sums, sum_names, normalizers, optimizer=None, micro_batch_size=None):
         self.model = model
         self.optimizer = optimizer
-        self._sums = sums
+        self.sums = sums
         self._sum_names = sum_names
         self._normalizers = normalizers
         self._micro_batch_size = micro_batch_size
@@ -70,7 +70,7 @@ class TensorFlowEngine:
         return sums
 
     def _eval_step(self, batch):
-        return self._sums(self.model(batch, training=False), batch)
+        return self.sums(self.model(batch, training=False), batch)
 
     def _accumulate(self, batch, training):
         """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
@@ -105,7 +105,7 @@ class TensorFlowEngine:
     def _micro_batch(self, batch, normalizers, training):
         mlm_normalizer, nsp_normalizer = normalizers
         with tf.GradientTape() as tape:
-            sums = self._sums(self.model(batch, training=training), batch)
+            sums = self.sums(self.model(batch, training=training), batch)
             loss = sums["mlm_loss"] / mlm_normalizer + sums["nsp_loss"] / nsp_normalizer
         gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
         # Embedding look-ups give sparse gradients, which a loop cannot carry
