@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 
-from bert_packed.config import TrainConfig, load_model_config
+from bert_packed.config import TrainConfig, ablate, ablations, load_model_config
 from data_gen.command_line import print_table, run, write_json
 
 DESCRIPTION = """
@@ -62,10 +62,12 @@ def _model_config(config, vocab_size):
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
         if getattr(config, name) >= 0
     }
-    return dataclasses.replace(model_config, **rates)
+    return ablate(dataclasses.replace(model_config, **rates), config.ablation)
 
 
 def _announce(config, model_config, data):
+    if ablations(model_config):
+        print(f"ABLATION   {', '.join(ablations(model_config))}: PACKING IS BROKEN ON PURPOSE IN THIS RUN")
     spec, factor = data.spec, data.packing_factor
     sequences = "unknown, no manifest.json beside the records"
     if factor:

@@ -7,6 +7,7 @@ V vocabulary.
 import dataclasses
 
 import keras
+from keras import ops
 
 from bert_packed.config import ModelConfig
 from bert_packed.layers import (
@@ -29,22 +30,31 @@ class PackedEncoder(keras.layers.Layer):
 
     def __init__(self, config, block=TransformerBlock, name="bert", **kwargs):
         super().__init__(name=name, **kwargs)
-        self.hidden_size = config.hidden_size
+        self.config = config
         self.embeddings = PackedEmbeddings(config)
         self.blocks = [block(config, name=f"layer_{i}") for i in range(config.num_hidden_layers)]
 
     def build(self, *_):
         self.embeddings.build()
         for block in self.blocks:
-            block.build((None, None, self.hidden_size))
+            block.build((None, None, self.config.hidden_size))
         self.built = True
 
     def call(self, token_ids_BS, sequence_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
-        hidden_BSD = self.embeddings(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
+        hidden_BSD = self.embed(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
         return self.run_blocks(hidden_BSD, sequence_ids_BS, training=training)
+
+    def embed(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
+        """What the encoder blocks start from, float `[B, S, D]`."""
+        if self.config.ablation_no_position_reset:
+            length = token_ids_BS.shape[1]
+            position_ids_BS = ops.zeros_like(position_ids_BS) + ops.arange(length, dtype="int32")
+        return self.embeddings(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
 
     def run_blocks(self, hidden_BSD, sequence_ids_BS, training=None):
         """The encoder after its embeddings."""
+        if self.config.ablation_no_attention_mask:
+            sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
         mask_B1SS = same_sequence(sequence_ids_BS)
         for block in self.blocks:
             hidden_BSD = block(hidden_BSD, mask_B1SS, training=training)
@@ -121,7 +131,7 @@ class PackedBertForPretraining(keras.Model):
 
     def embed(self, batch):
         """What the encoder blocks start from, float `[B, S, D]`, without dropout."""
-        return self.bert.embeddings(
+        return self.bert.embed(
             batch["token_ids"], batch["token_type_ids"], batch["position_ids"], training=False
         )
 
@@ -130,15 +140,23 @@ class PackedBertForPretraining(keras.Model):
         return self.bert.run_blocks(hidden_BSD, batch["sequence_ids"], training=False)
 
 
-def build_pretraining_model(config, seed, block=TransformerBlock):
+def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32"):
     """A model with all its variables, from a seed.
 
     Args:
         config: `ModelConfig`.
         seed: Whole number; initial weights and dropout follow from it.
         block: Encoder block, see `PackedEncoder`.
+        dtype: Keras policy of every layer: "float32", or "mixed_bfloat16", which computes in bfloat16 from
+            float32 weights; softmax, layer-norm statistics and logits stay float32.
     """
     keras.utils.set_random_seed(seed)
-    model = PackedBertForPretraining(config, block)
-    model.build()
+    before = keras.config.dtype_policy()
+    # The one way to reach every layer, those of other people's blocks too; nothing outside sees it
+    keras.config.set_dtype_policy(dtype)
+    try:
+        model = PackedBertForPretraining(config, block)
+        model.build()
+    finally:
+        keras.config.set_dtype_policy(before)
     return model
