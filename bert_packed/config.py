@@ -186,8 +186,8 @@ class TrainConfig:
     )
     dtype: str = setting(
         "float32",
-        "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm statistics "
-        "and losses stay float32",
+        "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm "
+        "statistics and losses stay float32",
         choices=DTYPES,
     )
     hidden_dropout_prob: float = setting(-1.0, "overrides the model's; -1 = as the model says", maximum=0.99)
