@@ -190,6 +190,9 @@ class TrainConfig:
         "statistics and losses stay float32",
         choices=DTYPES,
     )
+    remat: bool = setting(
+        False, "compute each encoder block again in the backward pass: less memory, more time"
+    )
     hidden_dropout_prob: float = setting(-1.0, "overrides the model's; -1 = as the model says", maximum=0.99)
     attention_probs_dropout_prob: float = setting(
         -1.0, "overrides the model's; -1 = as the model says", maximum=0.99

@@ -5,6 +5,7 @@ V vocabulary.
 """
 
 import dataclasses
+import functools
 
 import keras
 from keras import ops
@@ -15,6 +16,7 @@ from bert_packed.layers import (
     NextSentenceHead,
     PackedEmbeddings,
     TransformerBlock,
+    rematerialised,
     same_sequence,
 )
 
@@ -26,10 +28,12 @@ class PackedEncoder(keras.layers.Layer):
         config: `ModelConfig`.
         block: Function `(config, name)` to an encoder block, a layer called as
             `block(hidden_BSD, mask_B1SS, training=...)`. Other architectures plug in here.
+        remat: Compute each block again in the backward pass instead of keeping its activations.
     """
 
-    def __init__(self, config, block=TransformerBlock, name="bert", **kwargs):
+    def __init__(self, config, block=TransformerBlock, remat=False, name="bert", **kwargs):
         super().__init__(name=name, **kwargs)
+        self.remat = remat
         self.config = config
         self.embeddings = PackedEmbeddings(config)
         self.blocks = [block(config, name=f"layer_{i}") for i in range(config.num_hidden_layers)]
@@ -57,7 +61,8 @@ class PackedEncoder(keras.layers.Layer):
             sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
         mask_B1SS = same_sequence(sequence_ids_BS)
         for block in self.blocks:
-            hidden_BSD = block(hidden_BSD, mask_B1SS, training=training)
+            run = functools.partial(rematerialised, block) if self.remat else block
+            hidden_BSD = run(hidden_BSD, mask_B1SS, training=training)
         return hidden_BSD
 
 
@@ -80,11 +85,11 @@ class PackedBertForPretraining(keras.Model):
     `[B, P, V]`, and `nsp_logits`, float32 `[B, K, 2]`.
     """
 
-    def __init__(self, config, block=TransformerBlock, name="pretraining", **kwargs):
+    def __init__(self, config, block=TransformerBlock, remat=False, name="pretraining", **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
         self.block = block
-        self.bert = PackedEncoder(config, block)
+        self.bert = PackedEncoder(config, block, remat)
         self.predictions = MaskedLanguageModelHead(config)
         self.next_sentence = NextSentenceHead(config)
 
@@ -140,7 +145,7 @@ class PackedBertForPretraining(keras.Model):
         return self.bert.run_blocks(hidden_BSD, batch["sequence_ids"], training=False)
 
 
-def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32"):
+def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32", remat=False):
     """A model with all its variables, from a seed.
 
     Args:
@@ -149,13 +154,14 @@ def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32
         block: Encoder block, see `PackedEncoder`.
         dtype: Keras policy of every layer: "float32", or "mixed_bfloat16", which computes in bfloat16 from
             float32 weights; softmax, layer-norm statistics and logits stay float32.
+        remat: As in `PackedEncoder`.
     """
     keras.utils.set_random_seed(seed)
     before = keras.config.dtype_policy()
     # The one way to reach every layer, those of other people's blocks too; nothing outside sees it
     keras.config.set_dtype_policy(dtype)
     try:
-        model = PackedBertForPretraining(config, block)
+        model = PackedBertForPretraining(config, block, remat)
         model.build()
     finally:
         keras.config.set_dtype_policy(before)

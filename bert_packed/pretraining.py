@@ -22,7 +22,7 @@ def build_engine(config, model_config, data):
         _check_positions(model_config, data.spec)
     next_sentence = not model_config.ablation_no_next_sentence
     return TensorFlowEngine(
-        build_pretraining_model(model_config, config.random_seed, dtype=config.dtype),
+        build_pretraining_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat),
         functools.partial(pretraining_sums, mlm_loss=config.mlm_loss, next_sentence=next_sentence),
         SUM_NAMES,
         functools.partial(normalizers, mlm_loss=config.mlm_loss),
