@@ -149,6 +149,10 @@ def test_layers_do_not_import_one_another():
         assert not imported(MODULES[module]) & (siblings - {module})
 
 
+def test_nobody_imports_inference():
+    assert not [module for module, path in MODULES.items() if "bert_packed.inference" in imported(path)]
+
+
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 def test_nobody_imports_an_entry_point_and_it_is_short(entry_point):
     for module, path in MODULES.items():
