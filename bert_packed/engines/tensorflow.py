@@ -5,6 +5,8 @@ Legend: A micro-batches per step (accumulation), M packs per micro-batch.
 
 import tensorflow as tf
 
+from bert_packed.engines.variables import named_training_state, named_weights
+
 
 class TensorFlowEngine:
     """Compiled train and evaluation steps of a Keras model on one device.
@@ -21,7 +23,7 @@ class TensorFlowEngine:
     def __init__(self, model, sums, sum_names, normalizers, optimizer=None, micro_batch_size=None):
         self.model = model
         self.optimizer = optimizer
-        self._sums = sums
+        self.sums = sums
         self._sum_names = sum_names
         self._normalizers = normalizers
         self._micro_batch_size = micro_batch_size
@@ -62,15 +64,11 @@ class TensorFlowEngine:
 
     def weights(self):
         """The model's weights by path below the model: dict of Keras variables."""
-        return {_below(self.model, weight): weight for weight in self.model.weights}
+        return named_weights(self.model)
 
     def training_state(self):
         """What a resumed run needs besides weights, by path: optimizer and dropout seeds."""
-        weights = {id(weight) for weight in self.model.weights}
-        seeds = [variable for variable in self.model.variables if id(variable) not in weights]
-        # By order: Keras numbers seed generators by how many the process has made, in other models too
-        state = {f"dropout_seed/{number}": seed for number, seed in enumerate(seeds)}
-        return {**state, **{variable.path: variable for variable in self.optimizer.variables}}
+        return named_training_state(self.model, self.optimizer)
 
     def _train_step(self, batch):
         gradients, sums = self._accumulate(batch, training=True)
@@ -78,7 +76,7 @@ class TensorFlowEngine:
         return sums
 
     def _eval_step(self, batch):
-        return self._sums(self.model(batch, training=False), batch)
+        return self.sums(self.model(batch, training=False), batch)
 
     def _accumulate(self, batch, training):
         """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
@@ -113,13 +111,8 @@ class TensorFlowEngine:
     def _micro_batch(self, batch, normalizers, training):
         mlm_normalizer, nsp_normalizer = normalizers
         with tf.GradientTape() as tape:
-            sums = self._sums(self.model(batch, training=training), batch)
+            sums = self.sums(self.model(batch, training=training), batch)
             loss = sums["mlm_loss"] / mlm_normalizer + sums["nsp_loss"] / nsp_normalizer
         gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
         # Embedding look-ups give sparse gradients, which a loop cannot carry
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
-
-
-def _below(model, variable):
-    """A variable's path without the name of the model that owns it."""
-    return variable.path.removeprefix(model.name + "/")

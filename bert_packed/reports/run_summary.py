@@ -1,5 +1,6 @@
 """What a run tells people before, while and after it trains: lines of text and rows of tables."""
 
+from bert_packed.config import ablations
 from bert_packed.metrics_log import LEARNING, read_rows
 from bert_packed.reports.step_cost import describe, estimate_step_seconds
 
@@ -12,7 +13,9 @@ def describe_run(config, model_config, data):
     sequences = "unknown, no manifest.json beside the records"
     if factor:
         sequences = f"{factor * config.train_batch_size:.1f} (packing factor {factor:.3f})"
-    return (
+    broken = ", ".join(ablations(model_config))
+    warning = f"ABLATION   {broken}: PACKING IS BROKEN ON PURPOSE IN THIS RUN\n" if broken else ""
+    return warning + (
         f"model      {config.bert_config_file}: {model_config.num_hidden_layers} layers of width "
         f"{model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
         f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "

@@ -1,0 +1,91 @@
+"""Command line: prove on real packs that a model keeps the sequences of a pack apart."""
+
+import dataclasses
+import functools
+import sys
+
+from bert_packed.config import load_model_config
+from data_gen.command_line import print_table, run
+from data_gen.input_files import find_files
+from data_gen.settings import InputError, check_settings, setting
+
+STATUS_FAILED = 1
+DESCRIPTION = """
+Audits contamination: takes real packs, changes each sequence in turn and reports the largest change and
+gradient that the others see, which must be exactly 0; then compares outputs, losses, accuracies and gradients
+with the same sequences unpacked.
+
+Prints a table. Exit status 0: all within tolerance; 1: not.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditConfig:
+    """Every flag of the command."""
+
+    input_file: str = setting("", "packed TFRecords: comma-separated paths or globs")
+    init_checkpoint: str = setting("", "model to audit: as in run_pretraining.py")
+    bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
+    num_packs: int = setting(8, "packs to audit, the first of the files", minimum=1)
+    mlm_loss: str = setting(
+        "per_sequence", "weight of a prediction, as in training", choices=("per_sequence", "per_token")
+    )
+    tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences", minimum=0)
+    json: str = setting("", "also write the table to this file")
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in ("input_file", "init_checkpoint"):
+            if not getattr(self, name):
+                raise InputError(f"`{name}` must be given. Received: nothing.")
+
+
+def main(config):
+    """Audit and print; returns an exit status."""
+    # TensorFlow and Keras: not for --help
+    from bert_packed import contamination, input_pipeline, starting_weights
+    from bert_packed.engines.tensorflow import TensorFlowEngine
+    from bert_packed.losses import normalizers, pretraining_sums
+    from bert_packed.metrics import SUM_NAMES
+    from bert_packed.modeling import build_pretraining_model
+    from data_gen import records
+
+    files = find_files(config.input_file, "input_file")
+    spec = records.read_pack_spec(files)
+    if config.bert_config_file:
+        model_config = load_model_config(config.bert_config_file)
+    else:
+        model_config = starting_weights.read_config(config.init_checkpoint)
+    dataset = input_pipeline.eval_batches(files, spec, config.num_packs)
+    batch = next(input_pipeline.checked(dataset, files, spec, model_config))
+    num_sequences = int(batch["nsp_weights"].sum())
+    if not contamination.num_neighbours(batch):
+        raise InputError(
+            f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
+            f"Received: {num_sequences} sequences in as many packs."
+        )
+    model = build_pretraining_model(model_config, seed=0)
+    engine = TensorFlowEngine(
+        model,
+        functools.partial(pretraining_sums, mlm_loss=config.mlm_loss),
+        SUM_NAMES,
+        functools.partial(normalizers, mlm_loss=config.mlm_loss),
+        micro_batch_size=int((batch["nsp_weights"].sum(axis=1) > 0).sum()),
+    )
+    found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config)
+    print("\n".join(found.lines()))
+    print(
+        f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one\n"
+    )
+    checks = contamination.audit(engine, batch, config.mlm_loss, config.tolerance)
+    rows = [{**dataclasses.asdict(check), "result": "pass" if check.passed else "FAIL"} for check in checks]
+    print_table(rows, config.json)
+    failed = [check.name for check in checks if not check.passed]
+    print(
+        f"\n{len(failed)} of {len(checks)} checks failed" if failed else f"\nall {len(checks)} checks passed"
+    )
+    return STATUS_FAILED if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, AuditConfig, DESCRIPTION))

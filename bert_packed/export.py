@@ -1,0 +1,101 @@
+"""Command line: write a checkpoint in the form of Hugging Face, Keras or a SavedModel."""
+
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+
+from bert_packed.config import load_model_config
+from data_gen.command_line import run
+from data_gen.schema import PackSpec
+from data_gen.settings import InputError, check_settings, setting
+
+FORMATS = ("hf", "keras", "saved_model")
+DESCRIPTION = """
+Writes a packed BERT in a form that other programs open.
+
+hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR)
+keras        model.keras: import bert_packed.modeling, then keras.saving.load_model
+saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """Every flag of the command."""
+
+    init_checkpoint: str = setting("", "what to export: as in run_pretraining.py")
+    output_dir: str = setting("", "folder to make; it must be missing or empty")
+    format: str = setting("hf", "form to write", choices=FORMATS)
+    bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
+    vocab_file: str = setting("", "hf: WordPieces, to write a tokenizer too; empty = none")
+    do_lower_case: bool = setting(True, "hf: whether that tokenizer removes case and accents")
+    batch_size: int = setting(8, "saved_model: packs per call", minimum=1)
+    max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
+    max_sequences_per_pack: int = setting(3, "saved_model: sequences per pack", minimum=1)
+    max_predictions_per_pack: int = setting(76, "saved_model: masked-LM positions per pack", minimum=1)
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in ("init_checkpoint", "output_dir"):
+            if not getattr(self, name):
+                raise InputError(f"`{name}` must be given. Received: nothing.")
+        if self.vocab_file and self.format != "hf":
+            raise InputError(f"`vocab_file` must be left out unless --format=hf. Received: {self.format}.")
+
+    @property
+    def spec(self):
+        """The static shapes of a SavedModel."""
+        return PackSpec(self.max_seq_length, self.max_sequences_per_pack, self.max_predictions_per_pack)
+
+
+def main(config):
+    """Load, write and say what was left out."""
+    # Keras: not for --help
+    from bert_packed import export_formats, starting_weights
+    from bert_packed.engines.variables import named_weights
+    from bert_packed.modeling import build_pretraining_model
+
+    output = Path(config.output_dir)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"`output_dir` must be missing or empty. Received: {config.output_dir}.")
+    if config.bert_config_file:
+        model_config = load_model_config(config.bert_config_file)
+    else:
+        model_config = starting_weights.read_config(config.init_checkpoint)
+    _check(config, model_config)
+    model = build_pretraining_model(model_config, seed=0)
+    found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config)
+    print("\n".join(found.lines()))
+    partial = output.with_name(output.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    if config.format == "hf":
+        export_formats.write_hugging_face(
+            partial, model, found.missing, config.vocab_file, config.do_lower_case
+        )
+    elif config.format == "keras":
+        export_formats.write_keras(partial, model)
+    else:
+        export_formats.write_saved_model(partial, model, config.spec, config.batch_size)
+    partial.replace(output)
+    print(f"wrote {config.format} to {output}")
+
+
+def _check(config, model_config):
+    if config.format == "saved_model" and config.max_seq_length > model_config.max_position_embeddings:
+        raise InputError(
+            "`max_seq_length` must be at most the model's max_position_embeddings="
+            f"{model_config.max_position_embeddings}. Received: {config.max_seq_length}."
+        )
+    if config.vocab_file:
+        num_lines = len(Path(config.vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
+        if num_lines > model_config.vocab_size:
+            raise InputError(
+                f"`vocab_file` must have at most vocab_size={model_config.vocab_size} lines. "
+                f"Received: {num_lines}."
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, ExportConfig, DESCRIPTION))

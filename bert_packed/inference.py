@@ -1,0 +1,187 @@
+"""Vectors of texts: packed, run in one compiled shape, and given back in the order of the texts.
+
+    encoder = load_encoder("my/model", "my/model/vocab.txt")
+    vectors = encode(encoder, ["one text", "another"])
+
+Legend: B packs per batch, S pack length, D model width, n texts.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from keras import ops
+
+from bert_packed import starting_weights
+from bert_packed.config import ablations, load_model_config
+from bert_packed.engines.functional import compiled
+from bert_packed.engines.variables import named_weights
+from bert_packed.modeling import build_pretraining_model
+from data_gen import tokenization
+from data_gen.assemble import assign_sequences
+from data_gen.packing.histogram import count_lengths
+from data_gen.packing.lpfhp import pack_lpfhp
+from data_gen.settings import InputError
+
+# From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
+POOLINGS = {
+    "mean": lambda hidden: hidden.mean(axis=0),
+    "cls": lambda hidden: hidden[0].copy(),
+    "none": lambda hidden: hidden.copy(),
+}
+NUM_SPECIAL = 2  # [CLS] and [SEP]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextEncoder:
+    """A model ready for texts.
+
+    Attributes:
+        forward: Compiled function from a batch of packs to hidden states `[B, S, D]`.
+        tokenize: Function from a list of texts to a list of lists of ids, special tokens not among them.
+        cls_id, sep_id: Of the vocabulary.
+        max_seq_length: S; longer texts are cut, [CLS] and [SEP] included in the count.
+        batch_size: B.
+        width: D.
+    """
+
+    forward: Callable
+    tokenize: Callable
+    cls_id: int
+    sep_id: int
+    max_seq_length: int
+    batch_size: int
+    width: int
+
+
+def load_encoder(
+    init_checkpoint,
+    vocab_file,
+    bert_config_file="",
+    do_lower_case=True,
+    max_seq_length=None,
+    batch_size=8,
+    dtype="float32",
+):
+    """Load a model for `encode`.
+
+    Args:
+        init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
+        vocab_file: WordPieces, one a line.
+        bert_config_file: The model's shape; "" is as stored with the checkpoint.
+        do_lower_case: Whether text loses case and accents.
+        max_seq_length: S; None is the longest that the model has positions for.
+        batch_size: B, packs computed at once.
+        dtype: "float32" or "mixed_bfloat16".
+
+    Returns:
+        `TextEncoder`.
+
+    Raises:
+        InputError: the checkpoint or vocabulary does not fit, or the model was trained without keeping
+            sequences apart.
+    """
+    stored = bert_config_file and load_model_config(bert_config_file)
+    config = stored or starting_weights.read_config(init_checkpoint)
+    length = max_seq_length or config.max_position_embeddings
+    if not NUM_SPECIAL <= length <= config.max_position_embeddings:
+        raise InputError(
+            f"`max_seq_length` must be from {NUM_SPECIAL} to the model's max_position_embeddings="
+            f"{config.max_position_embeddings}. Received: {length}."
+        )
+    if ablations(config):
+        raise InputError(
+            f"`init_checkpoint` must be of a model that keeps sequences apart. Received: {init_checkpoint}, "
+            f"with {', '.join(ablations(config))}."
+        )
+    vocabulary = tokenization.load_vocab(Path(vocab_file))
+    if len(vocabulary) > config.vocab_size:
+        raise InputError(
+            f"`vocab_file` must have at most vocab_size={config.vocab_size} WordPieces. "
+            f"Received: {len(vocabulary)}."
+        )
+    tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
+    model = build_pretraining_model(config, seed=0, dtype=dtype)
+    starting_weights.load(init_checkpoint, named_weights(model), config)
+
+    def forward(batch):
+        return ops.cast(model.encode(batch, training=False), "float32")
+
+    return TextEncoder(
+        compiled(forward),
+        lambda texts: tokenization.encode_sentences(tokenizer, texts),
+        vocabulary.cls_id,
+        vocabulary.sep_id,
+        length,
+        batch_size,
+        config.hidden_size,
+    )
+
+
+def encode(encoder, texts, pooling="mean"):
+    """The vectors of texts, each as it would be alone.
+
+    Args:
+        encoder: From `load_encoder`.
+        texts: List of str; an empty one is [CLS] [SEP].
+        pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", the hidden state of [CLS]; or
+            "none".
+
+    Returns:
+        float32 `[n, D]` in the order of `texts`; for "none" a list of n arrays `[tokens, D]`.
+
+    Raises:
+        ValueError: `pooling` is none of these.
+    """
+    if pooling not in POOLINGS:
+        raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}. Received: {pooling!r}.")
+    pool = POOLINGS[pooling]
+    room = encoder.max_seq_length - NUM_SPECIAL
+    tokens = [[encoder.cls_id, *ids[:room], encoder.sep_id] for ids in encoder.tokenize(list(texts))]
+    vectors = [None] * len(tokens)
+    for batch, places in pack_tokens(tokens, encoder.max_seq_length, encoder.batch_size):
+        hidden_BSD = np.asarray(encoder.forward(batch))
+        for text, row, start in places:
+            hidden = hidden_BSD[row, start : start + len(tokens[text])]
+            vectors[text] = pool(hidden)
+    if pooling == "none":
+        return vectors
+    return np.stack(vectors) if vectors else np.zeros((0, encoder.width), np.float32)
+
+
+def pack_tokens(tokens, max_seq_length, batch_size):
+    """Pack token lists by longest-pack-first, without limit of depth.
+
+        tokens [[2 5 3] [2 3]], S=6   ->   token_ids     [[2 3 2 5 3 0]]
+                                           sequence_ids  [[1 1 2 2 2 0]]
+                                           position_ids  [[0 1 0 1 2 0]]
+                                           places        [(1, 0, 0) (0, 0, 2)]
+
+    Args:
+        tokens: List of lists of 1 to S ids.
+        max_seq_length: S.
+        batch_size: B; the last batch is filled with empty packs.
+
+    Yields:
+        Dict of int32 arrays `[B, S]` and a list of `(text, row, start)`.
+    """
+    if not tokens:
+        return
+    lengths = np.array([len(ids) for ids in tokens], np.int64)
+    plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, "max")
+    packs = assign_sequences(plan, lengths, seed=0)
+    names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
+    for first in range(0, len(packs), batch_size):
+        batch = {name: np.zeros((batch_size, max_seq_length), np.int32) for name in names}
+        places = []
+        for row, pack in enumerate(range(first, min(first + batch_size, len(packs)))):
+            start = 0
+            for slot, text in enumerate(packs.members[packs.offsets[pack] : packs.offsets[pack + 1]], 1):
+                stop = start + lengths[text]
+                batch["token_ids"][row, start:stop] = tokens[text]
+                batch["sequence_ids"][row, start:stop] = slot
+                batch["position_ids"][row, start:stop] = np.arange(stop - start)
+                places.append((int(text), row, start))
+                start = stop
+        yield batch, places

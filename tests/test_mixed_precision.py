@@ -1,0 +1,85 @@
+"""bfloat16: close to float32, exact between neighbours, never a NaN, and float32 where sums need it."""
+
+import keras
+import numpy as np
+import pytest
+from packs import VOCAB_SIZE, packed_and_unpacked
+from tiny import CONFIG, to_floats
+
+from bert_packed.engines.tensorflow import TensorFlowEngine
+from bert_packed.losses import normalizers, pretraining_sums
+from bert_packed.metrics import SUM_NAMES
+from bert_packed.modeling import build_pretraining_model
+from bert_packed.optimization import Lamb
+
+BF16 = 2.0**-8  # half of the distance from 1 to the next number
+DTYPE = "mixed_bfloat16"
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return packed_and_unpacked()
+
+
+def make_mixed_engine(dtype=DTYPE, **kwargs):
+    return TensorFlowEngine(
+        build_pretraining_model(CONFIG, 1, dtype=dtype),
+        lambda outputs, batch: pretraining_sums(outputs, batch, "per_sequence"),
+        SUM_NAMES,
+        lambda batch: normalizers(batch, "per_sequence"),
+        **kwargs,
+    )
+
+
+def relative(got, want):
+    got, want = (np.asarray(keras.ops.cast(values, "float32")) for values in (got, want))
+    return np.abs(got - want).max() / np.abs(want).max()
+
+
+def test_the_policy_does_not_leak():
+    build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_weights_and_logits_stay_float32(batches):
+    model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    assert keras.backend.standardize_dtype(model.encode(batches[0]).dtype) == "bfloat16"
+    assert {keras.backend.standardize_dtype(v.dtype) for v in model(batches[0]).values()} == {"float32"}
+
+
+def test_packed_equals_unpacked_and_float32(batches):
+    packed, unpacked = batches
+    mixed, exact = make_mixed_engine(), make_mixed_engine("float32")
+    sums = [to_floats(mixed.eval_step(batch)) for batch in (packed, unpacked)]
+    want = to_floats(exact.eval_step(packed))
+    for name in ("mlm_loss", "nsp_loss"):
+        assert sums[0][name] == pytest.approx(sums[1][name], rel=BF16)
+        assert sums[0][name] == pytest.approx(want[name], rel=8 * BF16)
+    assert 0 < relative(mixed.model.encode(packed), exact.model.encode(packed)) < 16 * BF16
+
+
+def test_neighbours_see_exactly_nothing(batches):
+    packed, _ = batches
+    model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    before = np.asarray(keras.ops.cast(model.encode(packed), "float32"))
+    mine = packed["sequence_ids"] == 2
+    assert mine.any()
+    tokens = np.where(mine, packed["token_ids"] % (VOCAB_SIZE - 1) + 1, packed["token_ids"])
+    after = np.asarray(keras.ops.cast(model.encode({**packed, "token_ids": tokens}), "float32"))
+    assert np.array_equal(after[~mine], before[~mine]) and not np.array_equal(after[mine], before[mine])
+
+
+def test_never_a_nan(batches):
+    """Packs that end in padding, an empty pack, and nothing but padding; then two training steps."""
+    packed, _ = batches
+    filled = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in packed.items()}
+    nothing = {name: np.zeros_like(values) for name, values in packed.items()}
+    engine = make_mixed_engine(optimizer=Lamb(0.01), micro_batch_size=5)
+    for batch in (filled, nothing):
+        gradients, sums = engine.gradients(batch)
+        assert all(np.isfinite(gradient.numpy()).all() for gradient in gradients)
+        assert all(np.isfinite(value) for value in to_floats(sums).values())
+    for _ in range(2):
+        assert np.isfinite(to_floats(engine.train_step(filled))["mlm_loss"])
+    assert all(np.isfinite(weight.numpy()).all() for weight in engine.model.weights)
