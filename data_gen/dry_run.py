@@ -1,15 +1,19 @@
 """Should I pack, how deep, and how long? What every choice would cost, without writing a pack."""
 
 import dataclasses
+import itertools
 import os
+import sys
 import time
 
 import numpy as np
+from tqdm import tqdm
 
 from data_gen.packing.algorithms import ALGORITHMS
-from data_gen.packing.histogram import known_histogram_names, load_histogram, load_known_histogram
+from data_gen.packing.histogram import fold
 from data_gen.packing.plan import PackingPlan
 from data_gen.packing_pictures import draw_efficiency, draw_histogram
+from data_gen.read_lengths import read_histogram
 from data_gen.settings import InputError
 
 DEFAULT_FOLDER = "packing_report"
@@ -77,18 +81,20 @@ class Choice:
 def report_choices(config):
     """Try what a `PackConfig` with `dry_run` asks for, and draw it.
 
+    What cannot be tried is told in one line on stderr, beside the progress bar.
+
     Returns:
         Rows of `try_choices`, and the folder with `length_histogram.png` and `efficiency_by_depth.png`.
 
     Raises:
         InputError: the histogram or the records cannot be used.
     """
-    histogram = _read_histogram(config)
-    if not histogram.any():
-        raise InputError(
-            f"`histogram` must count a sequence. Received: {config.histogram}, which counts none."
-        )
-    rows = try_choices(histogram, config.algorithm, config.max_seq_length, config.max_sequences_per_pack)
+    histogram = read_histogram(config.histogram, config.input_file)
+    rows, notes = try_choices(
+        histogram, config.algorithm, config.max_seq_length, config.max_sequences_per_pack
+    )
+    for note in notes:
+        tqdm.write(note, file=sys.stderr)
     folder = config.output_dir or DEFAULT_FOLDER
     os.makedirs(folder, exist_ok=True)
     draw_histogram(histogram, config.max_seq_length, os.path.join(folder, "length_histogram.png"))
@@ -106,74 +112,53 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
         max_sequences_per_pack: Depth; "max" stands for 1 to 8 and max.
 
     Returns:
-        List of dicts, the rows of the table in ascending length and depth. `speed_up` compares the
-        floating-point operations of BERT-base, attention included, with unpacked data of length S. One row
-        is `recommended`: of the lengths that truncate no more than S does, the cheapest, at the smallest
-        depth that is within 0.5 % of its cheapest.
+        List of dicts, the rows of the table in ascending length and depth, without those that the algorithm
+        cannot do; and a list with a sentence about these, if any. `speed_up` compares the floating-point
+        operations of BERT-base, attention included, with unpacked data of length S. One row is
+        `recommended`: of the lengths that truncate no more than S does, the cheapest, at the smallest depth
+        that is within 0.5 % of its cheapest.
+
+    Raises:
+        InputError: the algorithm can do none of the depths at S.
     """
     depths = DEPTHS if max_sequences_per_pack == "max" else (max_sequences_per_pack,)
     lengths = sorted({max(3, int(max_seq_length * factor)) for factor in LENGTH_FACTORS})
-    choices = [_try(histogram, algorithm, length, depth) for length in lengths for depth in depths]
+    choices, failures = [], []
+    for length, depth in tqdm(
+        list(itertools.product(lengths, depths)), desc="dry run", unit=" plans", disable=None
+    ):
+        try:
+            choices.append(_try(histogram, algorithm, length, depth))
+        except ValueError as error:  # an algorithm that does not scale so far
+            failures.append((length, depth, error))
+    if all(choice.plan.max_seq_length != max_seq_length for choice in choices):
+        error = next(error for length, _, error in failures if length == max_seq_length)
+        raise InputError(f"`algorithm` {algorithm} cannot pack these lengths: {error}") from error
     # Unpacked, every sequence is a pack of length S
-    num_sequences = int(histogram.sum())
+    num_sequences = sum(histogram.tolist())
     baseline = num_sequences * max_seq_length * (6 * MODEL_WIDTH + max_seq_length)
     recommended = _recommend(choices, max_seq_length)
-    return [choice.row(choice is recommended, baseline) for choice in choices]
+    rows = [choice.row(choice is recommended, baseline) for choice in choices]
+    return rows, _notes(algorithm, failures)
 
 
-def fold(histogram, max_seq_length):
-    """Count lengths over S at S, as truncated sequences: [1 2 3 4] with S = 3 -> [1 2 7].
-
-    Args:
-        histogram: int64 `[L]`.
-        max_seq_length: S, smaller or larger than L.
-
-    Returns:
-        int64 `[S]`.
-    """
-    folded = np.zeros(max_seq_length, np.int64)
-    kept = min(len(histogram), max_seq_length)
-    folded[:kept] = histogram[:kept]
-    folded[-1] += histogram[kept:].sum()
-    return folded
-
-
-def _read_histogram(config):
-    """All lengths of a histogram or of records, as int64 `[L]`, L the longest."""
-    if config.histogram:
-        return _read_json(config.histogram)
-    from data_gen.input_files import find_files
-    from data_gen.read_unpacked import read_unpacked  # TensorFlow: a histogram needs none
-
-    counts = np.zeros(0, np.int64)
-    for path in find_files(config.input_file, "input_file"):
-        for part in read_unpacked(path):
-            more = np.bincount(part.lengths)[1:]
-            if len(more) > len(counts):
-                counts, more = more, counts
-            counts[: len(more)] += more
-    return counts
-
-
-def _read_json(name):
-    try:
-        if name in known_histogram_names() and not os.path.exists(name):
-            return load_known_histogram(name)
-        return load_histogram(name)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+def _notes(algorithm, failures):
+    if not failures:
+        return []
+    depths = {}
+    for length, depth, _ in failures:
+        depths.setdefault(length, []).append(str(depth))
+    left_out = "; ".join(f"length {length} at depth {', '.join(depths[length])}" for length in depths)
+    return [f"left out, because {algorithm} cannot do it: {left_out}. First error: {failures[0][2]}"]
 
 
 def _try(histogram, algorithm, max_seq_length, depth):
     folded = fold(histogram, max_seq_length)
     start = time.perf_counter()
-    try:
-        plan = ALGORITHMS[algorithm](folded, max_seq_length, depth)
-    except ValueError as error:  # an algorithm that does not scale so far
-        raise InputError(f"`algorithm` {algorithm} cannot pack these lengths: {error}") from error
+    plan = ALGORITHMS[algorithm](folded, max_seq_length, depth)
     seconds = time.perf_counter() - start
-    squares = np.arange(1, max_seq_length + 1, dtype=np.float64) ** 2
-    return Choice(plan, seconds, int(histogram[max_seq_length:].sum()), int(np.dot(folded, squares)))
+    squares = np.arange(1, max_seq_length + 1, dtype=np.float64) ** 2  # no overflow
+    return Choice(plan, seconds, sum(histogram[max_seq_length:].tolist()), int(np.dot(folded, squares)))
 
 
 def _recommend(choices, max_seq_length):

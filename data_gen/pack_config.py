@@ -82,6 +82,8 @@ class PackConfig:
             raise InputError(f"`histogram` must be given with --dry_run only. Received: {self.histogram!r}.")
         if self.dry_run and bool(self.histogram) == bool(self.input_file):
             raise InputError("`dry_run` needs either `input_file` or `histogram`. Received: both or none.")
+        if self.dry_run:
+            self._check_dry_run()
         if self.input_file and not self.output_dir and not self.dry_run:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
         if self.features:
@@ -94,6 +96,16 @@ class PackConfig:
             if getattr(self, name) not in allowed:
                 raise InputError(
                     f"`{name}` must be {' or '.join(allowed)} with --features. "
+                    f"Received: {getattr(self, name)!r}."
+                )
+
+    def _check_dry_run(self):
+        # Those of how packs are written may stand: a dry run is the same command with one flag more. These
+        # would change the answer, and a dry run does not follow them.
+        for name, only in (("features", ""), ("overlong", "error"), ("max_predictions_per_pack", 0)):
+            if getattr(self, name) != only:
+                raise InputError(
+                    f"`{name}` must be left out with --dry_run, which cannot follow it. "
                     f"Received: {getattr(self, name)!r}."
                 )
 

@@ -1,5 +1,6 @@
-"""The two pictures of a dry run: how long the sequences are, and what depth buys."""
+"""How long the sequences are and what depth buys, as pictures."""
 
+import math
 import os
 
 import numpy as np
@@ -14,19 +15,13 @@ def draw_histogram(histogram, max_seq_length, path):
         path: PNG to write.
     """
     figure, axes = _new_figure()
-    lengths = np.arange(1, len(histogram) + 1)
-    axes.bar(lengths, histogram, width=1.0, color="tab:blue")
+    num_sequences = sum(histogram.tolist())
+    clipped = np.minimum(np.arange(1.0, len(histogram) + 1), max_seq_length)
+    padding = 1 - np.dot(histogram, clipped) / (num_sequences * max_seq_length)
+    plot_lengths(axes, histogram)
     axes.axvline(max_seq_length, color="tab:red", linewidth=1, label=f"length {max_seq_length}")
-    clipped = np.minimum(lengths, max_seq_length)
-    padding = 1 - np.dot(histogram, clipped) / (histogram.sum() * max_seq_length)
-    axes.set(
-        xlabel="tokens in a sequence",
-        ylabel="sequences",
-        title=f"{histogram.sum():,} sequences; {padding:.1%} of the tokens are padding without packing",
-    )
-    if histogram.max() > 50 * max(np.median(histogram[histogram > 0]), 1):
-        axes.set_yscale("log")  # one bar of truncated sequences would flatten all others
-    axes.legend()
+    axes.set(title=f"{num_sequences:,} sequences; {padding:.1%} of the tokens are padding without packing")
+    axes.legend(loc="upper right")  # "best" looks at every length for a free place
     _save(figure, path)
 
 
@@ -38,24 +33,56 @@ def draw_efficiency(rows, path):
         path: PNG to write.
     """
     figure, axes = _new_figure()
-    for length in sorted({row["max_seq_length"] for row in rows}):
-        of_length = [row for row in rows if row["max_seq_length"] == length]
-        depths = [str(row["max_sequences_per_pack"]) for row in of_length]
-        axes.plot(
-            depths, [100 * row["efficiency"] for row in of_length], marker="o", label=f"{length} tokens"
-        )
+    points = {}
     for row in rows:
-        if row["recommended"]:
-            point = (str(row["max_sequences_per_pack"]), 100 * row["efficiency"])
-            axes.plot(*point, "o", markersize=14, fillstyle="none", color="black", label="recommended")
-    axes.set(
-        xlabel="most sequences in a pack",
-        ylabel="efficiency: tokens that are not padding, %",
-        title=f"Efficiency by depth, {rows[0]['algorithm']}",
+        points.setdefault(f"{row['max_seq_length']} tokens", {})[row["max_sequences_per_pack"]] = row[
+            "efficiency"
+        ]
+    recommended = next(row for row in rows if row["recommended"])
+    positions = plot_efficiency(axes, points)
+    axes.plot(
+        positions[recommended["max_sequences_per_pack"]],
+        100 * recommended["efficiency"],
+        "o",
+        markersize=14,
+        fillstyle="none",
+        color="black",
+        label="recommended",
     )
-    axes.grid(alpha=0.3)
-    axes.legend()
+    axes.set(title=f"Efficiency by depth, {rows[0]['algorithm']}")
+    axes.legend(loc="lower right")
     _save(figure, path)
+
+
+def plot_lengths(axes, histogram):
+    """Plot a histogram, int64 `[L]`, as one outline: a bar for each of many lengths takes minutes."""
+    axes.stairs(histogram, np.arange(len(histogram) + 1) + 0.5, fill=True, color="tab:blue")
+    axes.set(xlabel="tokens in a sequence", ylabel="sequences")
+    if histogram.max() > 50 * max(np.median(histogram[histogram > 0]), 1):
+        axes.set_yscale("log")  # one bar of truncated sequences would flatten all others
+
+
+def plot_efficiency(axes, points):
+    """Plot efficiency by depth.
+
+    Args:
+        axes: Of matplotlib.
+        points: Dict from the label of a line to a dict from depth, a whole number or "max", to efficiency in
+            0..1; a line may lack depths.
+
+    Returns:
+        Dict from depth to where it stands on the x axis.
+    """
+    depths = {depth for line in points.values() for depth in line}
+    ordered = sorted(depths, key=lambda depth: math.inf if depth == "max" else depth)
+    positions = {depth: index for index, depth in enumerate(ordered)}
+    for label, line in points.items():
+        places = [positions[depth] for depth in line]
+        axes.plot(places, [100 * efficiency for efficiency in line.values()], marker="o", label=label)
+    axes.set_xticks(range(len(ordered)), [str(depth) for depth in ordered])
+    axes.set(xlabel="most sequences in a pack", ylabel="efficiency: tokens that are not padding, %")
+    axes.grid(alpha=0.3)
+    return positions
 
 
 def _new_figure():

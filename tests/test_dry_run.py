@@ -1,14 +1,18 @@
 """The dry run: rows for every choice, lengths folded, a recommendation that truncates nothing, pictures."""
 
 import json
+import time
 
 import numpy as np
 import pytest
 
 from data_gen import command_line, pack_tfrecords
-from data_gen.dry_run import DEPTHS, fold, try_choices
+from data_gen.dry_run import DEPTHS, try_choices
 from data_gen.pack_config import PackConfig
-from data_gen.packing.histogram import load_known_histogram
+from data_gen.packing import nnlshp
+from data_gen.packing.histogram import fold, load_known_histogram
+from data_gen.packing_pictures import draw_histogram
+from data_gen.settings import InputError
 
 FIELDS = (
     "algorithm",
@@ -29,16 +33,10 @@ def run(*arguments):
     return command_line.run(pack_tfrecords.main, PackConfig, pack_tfrecords.DESCRIPTION, argv)
 
 
-def test_fold():
-    counts = np.array([1, 2, 3, 4])
-    np.testing.assert_array_equal(fold(counts, 3), [1, 2, 7])
-    np.testing.assert_array_equal(fold(counts, 4), counts)
-    np.testing.assert_array_equal(fold(counts, 6), [1, 2, 3, 4, 0, 0])
-
-
 def test_every_length_and_depth_has_a_row():
     histogram = np.array([0, 3, 5, 2, 4, 1, 0, 2, 9])  # one length above S = 8
-    rows = try_choices(histogram, "cghp", 8, "max")
+    rows, notes = try_choices(histogram, "cghp", 8, "max")
+    assert notes == []
     choices = [(row["max_seq_length"], row["max_sequences_per_pack"]) for row in rows]
     assert choices == [(length, depth) for length in (3, 4, 8, 16) for depth in DEPTHS]
     for row in rows:
@@ -55,7 +53,14 @@ def test_every_length_and_depth_has_a_row():
 
 
 def test_wikipedia_is_packed_at_depth_three():
-    rows = try_choices(load_known_histogram("wikipedia_512"), "lpfhp", 512, "max")
+    rows, _ = try_choices(load_known_histogram("wikipedia_512"), "cghp", 512, 3)
+    (best,) = (row for row in rows if row["recommended"])
+    assert (best["max_seq_length"], best["max_sequences_per_pack"]) == (512, 3)
+    assert (best["packs"], best["lower_bound"]) == (8_143_837, 8_143_829)
+
+
+def test_wikipedia_needs_more_depth_with_lpfhp():
+    rows, _ = try_choices(load_known_histogram("wikipedia_512"), "lpfhp", 512, "max")
     (best,) = (row for row in rows if row["recommended"])
     assert (best["algorithm"], best["max_seq_length"]) == ("lpfhp", 512)
     # LPFHP wastes more at small depths than cghp: 16 and no limit are near 8, and 8 within half a percent
@@ -64,6 +69,31 @@ def test_wikipedia_is_packed_at_depth_three():
     assert best["packs"] <= 8_138_483 * 1.005
     unpacked = by_depth[1]
     assert unpacked["speed_up"] == 1 and unpacked["packs"] == 16_279_552
+
+
+def test_what_an_algorithm_cannot_do_is_left_out_and_told(monkeypatch):
+    monkeypatch.setattr(nnlshp, "MAX_STRATEGIES", 29)
+    rows, notes = try_choices(np.array([0, 3, 5, 2, 4, 1, 0, 2]), "nnlshp", 8, "max")
+    tried = [(row["max_seq_length"], row["max_sequences_per_pack"]) for row in rows]
+    assert tried == [(length, depth) for length in (3, 4, 8, 16) for depth in DEPTHS][: 27 + 2]
+    (note,) = notes
+    assert "nnlshp cannot do it: length 16 at depth 3, 4, 5, 6, 7, 8, max. First error: least squares" in note
+
+
+def test_an_outlier_does_not_make_drawing_slow(tmp_path):
+    histogram = np.zeros(50_000, np.int64)
+    histogram[[3, 50, 49_999]] = 2**53  # and their sum passes 64 bits in no place
+    start = time.perf_counter()
+    draw_histogram(histogram, 512, tmp_path / "histogram.png")
+    assert time.perf_counter() - start < 20  # a bar for each length took minutes
+    assert (tmp_path / "histogram.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_counts_whose_sum_passes_64_bits():
+    rows, _ = try_choices(np.full(12, 2**51), "lpfhp", 16, 1)
+    assert [row["packs"] for row in rows if row["max_seq_length"] == 16] == [12 * 2**51]
+    with pytest.raises(InputError, match=r"must not count more than 2\*\*53 sequences of a length"):
+        try_choices(np.full(12, 2**53), "lpfhp", 8, 1)
 
 
 def test_command(tmp_path, capsys):
@@ -97,7 +127,18 @@ def test_command(tmp_path, capsys):
         (["--histogram=bad.json"], "bad.json: must be JSON with `lengths` and `counts`"),
         (["--histogram=negative.json"], "must not be negative"),
         (["--histogram=empty.json"], "must count a sequence"),
-        (["--histogram=wikipedia_512", "--algorithm=nnlshp"], "`algorithm` nnlshp cannot pack these lengths"),
+        (
+            ["--histogram=wikipedia_512", "--algorithm=nnlshp", "--max_sequences_per_pack=20"],
+            "`algorithm` nnlshp cannot pack these lengths",
+        ),
+        (
+            ["--histogram=wikipedia_512", "--overlong=drop"],
+            "`overlong` must be left out with --dry_run, which cannot follow it. Received: 'drop'",
+        ),
+        (
+            ["--input_file=x", "--features=a:int:9"],
+            "`features` must be left out with --dry_run, which cannot follow it. Received: 'a:int:9'",
+        ),
         (["--histogram=wikipedia_512", "--algorithm=tetris"], "`algorithm` must be one of"),
         (["--histogram=wikipedia_512", "--max_sequences_per_pack=0"], "at least 1, or the word max"),
     ],

@@ -2,9 +2,10 @@
 
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
+from data_gen.dry_run import DEPTHS
 from data_gen.packing.algorithms import ALGORITHMS
+from data_gen.packing_pictures import plot_efficiency, plot_lengths
 
-DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, "max")
 DRAWN = ("spfhp", "lpfhp", "cghp")
 
 
@@ -20,13 +21,13 @@ def draw_efficiency_by_depth(histogram, max_seq_length, path, depths=DEPTHS, alg
     """
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.fill_between(range(1, max_seq_length + 1), histogram, step="mid")
-    left.set(xlabel="length in tokens", ylabel="sequences", title="Lengths", yscale="log")
+    plot_lengths(left, histogram)
+    left.set(title="Lengths", yscale="log")
+    points = {}
     for name in algorithms:
-        efficiency = [100 * ALGORITHMS[name](histogram, max_seq_length, depth).efficiency for depth in depths]
-        right.plot(range(len(depths)), efficiency, marker="o", label=name)
-    right.set_xticks(range(len(depths)), [str(depth) for depth in depths])
-    right.set(xlabel="most sequences per pack", ylabel="efficiency in %", title="Efficiency by depth")
-    right.grid(alpha=0.3)
-    right.legend()
+        plans = {depth: ALGORITHMS[name](histogram, max_seq_length, depth) for depth in depths}
+        points[name] = {depth: plan.efficiency for depth, plan in plans.items()}
+    plot_efficiency(right, points)
+    right.set(title="Efficiency by depth")
+    right.legend(loc="lower right")
     figure.savefig(path, dpi=110, format="png")

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from data_gen.packing.diving import dive
+from data_gen.packing.diving import dive, num_packs
 from data_gen.packing.exact import SECONDS, fewest_packs
 from data_gen.packing.histogram import check_arguments
 from data_gen.packing.plan import make_plan
@@ -63,19 +63,19 @@ def pack_cghp(
     packs, dive_in_time = dive(search, target, start + time_limit)
     in_time = in_time and dive_in_time
     notes = []
-    if _num_packs(packs) > search.lower_bound:
+    if num_packs(packs) > search.lower_bound:
         left = start + time_limit - time.monotonic()
         exact, exact_in_time = None, False
         if left > 0:
             exact, exact_in_time = fewest_packs(search.demand, search.row_of_slot, depth, min(left, SECONDS))
-        packs = min([packs, exact or packs], key=_num_packs)
+        packs = min([packs, exact or packs], key=num_packs)
         if not exact_in_time and left > SECONDS:
             notes.append(f"The integer program was stopped after {SECONDS:g} seconds.")
         else:
             in_time = in_time and exact_in_time
     if not in_time:
         notes.append(f"Stopped by the time limit of {time_limit:g} seconds before the gap was met.")
-    if _num_packs(packs) <= target:
+    if num_packs(packs) <= target:
         notes = []
     dual_values = np.zeros(max_seq_length, np.int64)
     dual_values[search.lengths - 1] = search.dual_values
@@ -88,7 +88,3 @@ def pack_cghp(
         notes,
         dual_values.tolist(),
     )
-
-
-def _num_packs(packs):
-    return sum(count for _, count in packs)

@@ -38,13 +38,13 @@ def dive(search, target, deadline):
         rounded_down = [(master.packs[i], int(whole[i])) for i in np.flatnonzero(whole)]
         chosen.update(dict(rounded_down))
         rest = uncovered(count_slots(rounded_down, len(rest)), rest)
-        best = min(best, _plan(chosen, search.pack_rest(rest)), key=_num_packs)
-        if not any(rest) or _num_packs(best) <= target:
+        best = min(best, _plan(chosen, search.pack_rest(rest)), key=num_packs)
+        if not any(rest) or num_packs(best) <= target:
             return _drop_unused(best, demand), True
         if time.monotonic() >= deadline:
             return _drop_unused(best, demand), False
         rest = _round_up(master.packs, pack_counts - whole, chosen, rest)
-        best = min(best, _plan(chosen, search.pack_rest(rest)), key=_num_packs)
+        best = min(best, _plan(chosen, search.pack_rest(rest)), key=num_packs)
         if not any(rest):
             return _drop_unused(best, demand), True
         master.set_demand(rest)
@@ -94,5 +94,6 @@ def _plan(chosen, more):
     return [*chosen.items(), *more]
 
 
-def _num_packs(plan):
+def num_packs(plan):
+    """Packs of a list of `(pack, count)`."""
     return sum(count for _, count in plan)
