@@ -51,10 +51,17 @@ def test_float_error_cannot_lift_a_bound():
     assert pack_cghp(histogram, 5, 4).num_packs == 13
 
 
-@pytest.mark.parametrize("values", [[1, 2], [1, -1, 2]])
+@pytest.mark.parametrize("values", [[1, 2], [1, -1, 2], [1, 1.9, 2], [1, "1", 2], [1, 2**70, 2]])
 def test_wrong_dual_values_are_refused(values):
     with pytest.raises(ValueError, match="`dual_values` must be 3 whole numbers from 0"):
         bounds.dual_bound([1, 1, 1], 3, 2, values)
+
+
+def test_values_of_long_packs_are_summed_to_the_depth_that_lengths_allow():
+    histogram = np.zeros(4096, int)
+    histogram[2047] = 4
+    values = np.where(histogram, 2**50, 0)
+    assert bounds.dual_bound(histogram, 4096, "max", values) == 2
 
 
 def test_values_that_would_overflow_are_refused():

@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from data_gen.packing.histogram import check_arguments
-from data_gen.packing.knapsack import best_packs
+from data_gen.packing.histogram import check_arguments, is_whole
+from data_gen.packing.knapsack import VALUE_BITS, best_packs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +127,16 @@ def dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values):
         ValueError: the values are not `[S]` or negative, or their sums would overflow 64 bits.
     """
     counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    rule = f"`dual_values` must be {max_seq_length} whole numbers from 0 and below 2**{VALUE_BITS}."
+    for value in dual_values:
+        if not is_whole(value) or not 0 <= value < 2**VALUE_BITS:
+            raise ValueError(f"{rule} Received: {value!r}.")
     values = np.asarray(dual_values, np.int64)
-    if values.shape != (max_seq_length,) or values.min() < 0:
-        raise ValueError(f"`dual_values` must be {max_seq_length} whole numbers from 0.")
+    if values.shape != (max_seq_length,):
+        raise ValueError(f"{rule} Received: {len(dual_values)}.")
+    if not counts.any():
+        return 0
+    depth = min(depth, max_seq_length // (int(np.flatnonzero(counts)[0]) + 1))  # no pack holds more
     # A slot takes a shorter sequence as well, and only lengths that occur: the most valuable pack then
     # holds real sequences, and values of absent lengths do not matter.
     slot_values = np.maximum.accumulate(np.concatenate([[0], np.where(counts > 0, values, 0)]))
