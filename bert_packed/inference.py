@@ -19,7 +19,7 @@ from bert_packed.engines.functional import compiled
 from bert_packed.engines.variables import named_weights
 from bert_packed.modeling import build_pretraining_model
 from data_gen import tokenization
-from data_gen.assemble import assign_sequences
+from data_gen.assignment import assign_sequences
 from data_gen.packing.histogram import count_lengths
 from data_gen.packing.lpfhp import pack_lpfhp
 from data_gen.settings import InputError
