@@ -88,7 +88,9 @@ def eval_batches(files, spec, batch_size):
     return packs.map(decode, 2).map(lambda batch, sources: (fill(batch), sources)).prefetch(2)
 
 
-def online_batches(files, spec, batch_size, num_epochs=None, buffer_size=10_000, policy="best_fit"):
+def online_batches(
+    files, spec, batch_size, num_epochs=None, buffer_size=10_000, max_age=None, policy="best_fit"
+):
     """Batches of unpacked records, packed while they are read: for streams that no plan can be made for.
 
     The same files give the same batches, so `skip` resumes. Sequences arrive in the order of the files; the
@@ -100,11 +102,27 @@ def online_batches(files, spec, batch_size, num_epochs=None, buffer_size=10_000,
         batch_size: B.
         num_epochs: Times that the files are read; None for ever. The last batch of a finite stream is filled
             with empty packs.
-        buffer_size, policy: As in `packing.online.OnlinePacker`.
+        buffer_size, max_age, policy: As in `packing.online.OnlinePacker`.
 
     Returns:
         `tf.data.Dataset` of dicts of int32 and float32 tensors `[B, ...]` of static shape.
+
+    Raises:
+        ValueError: there is no file, or a setting of the packer breaks its rule.
     """
+    if not files:
+        raise ValueError("`files` must name at least one file. Received: none.")  # else an endless wait
+
+    def make_packer():
+        return OnlinePacker(
+            spec.max_seq_length,
+            spec.max_sequences_per_pack,
+            buffer_size=buffer_size,
+            max_age=max_age,
+            policy=policy,
+        )
+
+    make_packer()  # a wrong setting shows here, and not as an error of TensorFlow at the first batch
 
     def parts():
         epochs = itertools.count() if num_epochs is None else range(num_epochs)
@@ -113,10 +131,7 @@ def online_batches(files, spec, batch_size, num_epochs=None, buffer_size=10_000,
                 yield from read_unpacked(path)
 
     def packs():
-        packer = OnlinePacker(
-            spec.max_seq_length, spec.max_sequences_per_pack, buffer_size=buffer_size, policy=policy
-        )
-        for features in pack_stream(parts(), packer, spec):
+        for features in pack_stream(parts(), make_packer(), spec):
             yield {BATCH_NAMES[name]: values for name, values in features.items()}
 
     signature = {

@@ -97,6 +97,14 @@ def test_stage_has_static_shapes_and_loses_nothing(records):
     assert found == expected + expected
 
 
+def test_stage_refuses_at_once_what_it_cannot_do(records):
+    path, _ = records
+    with pytest.raises(ValueError, match="`files` must name at least one file"):
+        online_batches([], SPEC, batch_size=5)
+    with pytest.raises(ValueError, match="`max_age` must be at least buffer_size=16"):
+        online_batches([path], SPEC, batch_size=5, buffer_size=16, max_age=3)
+
+
 def test_endless_stage_resumes(records):
     path, _ = records
     dataset = online_batches([path], SPEC, batch_size=5, buffer_size=16)

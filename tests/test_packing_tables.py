@@ -137,3 +137,14 @@ def test_benchmark_builds_the_published_formulation():
             slots[slot - 1] += count
     assert (slots >= histogram).all()
     assert packing_benchmark.articles(10**9).sum() == 10**9
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "must have a line"), (b"sentence\tlabel\n\xff\t1\n", "must be UTF-8")]
+)
+def test_damaged_task_files_are_named(tmp_path, content, message):
+    path = tmp_path / "train.tsv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_texts(path, ("sentence",))
+    assert str(path) in str(caught.value)

@@ -60,10 +60,15 @@ def read_texts(path, columns):
         One list of str per column.
 
     Raises:
-        InputError: a column is missing.
+        InputError: the file is empty or no UTF-8, or a column is missing.
     """
-    with open(path, encoding="utf-8", newline="") as file:
-        lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
+    if not lines:
+        raise InputError(f"{path} must have a line. Received: an empty file.")
     if isinstance(columns[0], str):
         header, *lines = lines
         if missing := [column for column in columns if column not in header]:
