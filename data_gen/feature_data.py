@@ -145,7 +145,7 @@ class FeatureData:
             "packing_factor": int(counts.sum()) / num_packs,
             "depth": max(map(len, strategies)),
             "lower_bound": bound,
-            "gap": num_packs - bound,
+            "gap": (num_packs - bound) / bound,
         }
 
     def assemble(self, columns, packs, spec):

@@ -12,6 +12,8 @@ import dataclasses
 import re
 
 EACH = "each"
+ADDED_SUFFIXES = ("_sequence_ids", "_position_ids")  # what packs receive for each feature with a capacity
+RESERVED_NAMES = {"slots", "file_indices", "record_numbers"}  # columns of ours beside those of the features
 _ENTRY = re.compile(
     r"(?P<name>[^:,=]+):(?P<type>int|float)(\*(?P<width>[1-9]\d*))?:(?P<size>each|[1-9]\d*|=.+)"
 )
@@ -51,6 +53,9 @@ def parse_features(text):
             raise ValueError(f"such that ={leader} names a feature before it that has a capacity")
         capacity = 0 if not leader else int(size) if leader == name else specs[leader].capacity
         specs[name] = FeatureSpec(name, match["type"] == "float", int(match["width"] or 1), leader, capacity)
+    added = {f"{spec.leader}{suffix}" for spec in specs.values() if spec.leader for suffix in ADDED_SUFFIXES}
+    if taken := sorted(specs.keys() & (added | RESERVED_NAMES)):
+        raise ValueError(f"features of names that packing does not use itself, and not {taken[0]!r}")
     if not any(spec.leader for spec in specs.values()):
         raise ValueError("such that one feature has a capacity")
     return tuple(specs.values())

@@ -58,9 +58,9 @@ def open_output_dir(path, overwrite=False, identity=None):
                 write_records(output.path("packed-00000-of-00001.tfrecord"), records)
                 output.write_manifest(manifest)
 
-    After an error nothing of the block is left. After a kill, `.incomplete` is left: the next run of equal
-    identity finds it as it was, any other removes it. The manifest comes last, so a directory with a
-    manifest is complete.
+    After an error nothing of the block is left, unless its files are on their way to their names: then the
+    same run goes on with that. After a kill, `.incomplete` is left: the next run of equal identity finds it
+    as it was, any other removes it. The manifest comes last, so a directory with a manifest is complete.
 
     Args:
         path: Directory; made where it is missing.
@@ -83,14 +83,16 @@ def open_output_dir(path, overwrite=False, identity=None):
     with _lock(final):
         folder = os.path.join(final, INCOMPLETE_NAME)
         # of a run that was killed: a living one would hold the lock
-        if not _is_of(folder, identity):
-            _discard(folder)
-        is_publishing = files.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
+        is_same = _is_of(folder, identity)
+        is_publishing = is_same and _is_publishing(folder)
         in_use = [name for name in files.list_names(final) if name != INCOMPLETE_NAME]
         if in_use and not overwrite and not is_publishing:
+            # before anything is removed: the rest of a half-published run may be in `.incomplete`
             raise InputError(
                 f"`output_dir` must be empty unless --overwrite. Received: {final}, which holds {in_use[0]}."
             )
+        if not is_same:
+            _discard(folder)
         try:
             _prepare(folder, identity)
             manifest = (read_manifest(folder) or read_manifest(final)) if is_publishing else None
@@ -98,7 +100,9 @@ def open_output_dir(path, overwrite=False, identity=None):
             _publish(folder, final)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error is the one to report
-                _discard(folder)
+                # Once files move, the old ones are gone: the same command must find the new ones to finish
+                if not _is_publishing(folder):
+                    _discard(folder)
             if is_new:
                 _remove_if_empty(final)
             raise
@@ -128,6 +132,11 @@ def refuse_own_input(input_files, directory):
     for path in input_files:
         if os.path.dirname(os.path.realpath(path)) == directory:
             raise InputError(f"`output_dir` must not be the directory of an input file. Received: {path}.")
+
+
+def _is_publishing(folder):
+    """Whether the files in `.incomplete` are complete and on their way to their names."""
+    return files.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
 
 
 def _is_of(folder, identity):

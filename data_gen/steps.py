@@ -63,8 +63,13 @@ class Job:
         return self
 
     def __exit__(self, kind, *exception):
-        if self._pool is not None:
-            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if self._pool is None:
+            return
+        if kind is not None:
+            # A worker that went on would write its step into the folder of whoever comes next
+            for process in list((self._pool._processes or {}).values()):
+                process.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, steps, title, unit="steps", release=None):
         """Do the steps that are not done yet.

@@ -4,7 +4,7 @@ import importlib.metadata
 import platform
 
 # What the bytes of the records depend on.
-PACKAGES = ("bert_packed", "numpy", "scipy", "tensorflow", "tokenizers", "sentencex")
+PACKAGES = ("bert_packed", "numpy", "scipy", "highspy", "tensorflow", "tokenizers", "sentencex")
 
 
 def versions():

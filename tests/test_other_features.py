@@ -127,6 +127,8 @@ def test_long_lengths_are_told_apart_in_steps(tmp_path):
         ("a", "NAME:int|float[*N]:CAPACITY|=NAME|each, comma-separated, and not 'a'"),
         ("a:int:0", "and not 'a:int:0'"),
         ("a:int:4,a:int:5", "different names, and not 'a' twice"),
+        ("a:int:4,slots:int:each", "names that packing does not use itself, and not 'slots'"),
+        ("a:int:4,a_sequence_ids:int:=a", "does not use itself, and not 'a_sequence_ids'"),
         ("a:int:=b,b:int:4", "=b names a feature before it"),
         ("a:int:each", "one feature has a capacity"),
     ],

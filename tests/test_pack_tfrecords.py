@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from unpacked_records import list_packed, list_unpacked, make_features, write_features
 
-from data_gen import records, sample_data, schema
+from data_gen import files, records, sample_data, schema
 from data_gen.command_line import run
 from data_gen.output import open_output_dir, read_manifest
 from data_gen.pack_config import PackConfig
@@ -350,3 +350,31 @@ def test_an_algorithm_beyond_its_limits_is_named(tmp_path, input_file, capsys):
     printed = capsys.readouterr().err
     assert "`algorithm` nnlshp cannot pack these lengths" in printed and printed.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_an_error_while_files_move_loses_nothing(tmp_path, input_file, monkeypatch):
+    """Interrupted between two renames: another command is refused and removes nothing, the same ends it."""
+    out = tmp_path / "out"
+    pack(config(input_file, out, num_shards=3))
+    replace, moved = files.replace, []
+
+    def interrupted(source, target):
+        if Path(target).parent == out and Path(target).suffix == ".tfrecord":
+            moved.append(target)
+            if len(moved) == 2:
+                raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr("data_gen.output.files.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pack(config(input_file, out, num_shards=3, seed=5, overwrite=True))
+    monkeypatch.undo()
+    assert read_manifest(out) is None
+    before = sorted(out.rglob("*"))
+    with pytest.raises(InputError, match="must be empty unless --overwrite"):
+        pack(config(input_file, out, num_shards=3, seed=6))
+    assert sorted(out.rglob("*")) == before
+    finished = pack(config(input_file, out, num_shards=3, seed=5))
+    expected = pack(config(input_file, tmp_path / "other", num_shards=3, seed=5))
+    assert finished["files"] == expected["files"] == read_manifest(out)["files"]
+    assert all(records.file_sha256(out / entry["name"]) == entry["sha256"] for entry in finished["files"])
