@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from bert_packed.engines.variables import named_weights
 from bert_packed.foreign_names import tensor_names
+from data_gen import schema
 from data_gen.settings import InputError
 
 KERAS_FILE = "model.keras"
@@ -67,7 +68,7 @@ def write_saved_model(folder, model, spec, batch_size):
     | signature | inputs, int32 |
     |---|---|
     | `packed` | those of `PackedBertForPretraining` |
-    | `unpacked`, and `serving_default` | `input_ids`, `input_mask` (1 = token, 0 = padding), `segment_ids`, `[B, S]`; `masked_lm_positions` `[B, P]` |
+    | `unpacked`, and `serving_default` | `input_ids`, `input_mask` (1 = token, 0 = padding), sentence A/B, `[B, S]`; `masked_lm_positions` `[B, P]` |
 
     Both return float32 `hidden_states` `[B, S, D]`, `mlm_logits` `[B, P, V]`, and `nsp_logits`: `[B, K, 2]`,
     unpacked `[B, 1, 2]`. The unpacked names are google-research/bert's.
@@ -99,7 +100,7 @@ def write_saved_model(folder, model, spec, batch_size):
             {
                 "token_ids": batch["input_ids"],
                 "sequence_ids": sequence_ids_BS,
-                "token_type_ids": batch["segment_ids"],
+                "token_type_ids": batch[schema.SEGMENT_IDS],
                 "position_ids": tf.range(spec.max_seq_length)[None] * sequence_ids_BS,
                 "prediction_positions": batch["masked_lm_positions"],
                 "cls_positions": tf.zeros((batch_size, 1), tf.int32),
@@ -107,7 +108,7 @@ def write_saved_model(folder, model, spec, batch_size):
         )
 
     by_sequence = (spec.max_seq_length, ("token_ids", "sequence_ids", "token_type_ids", "position_ids"))
-    by_token = (spec.max_seq_length, ("input_ids", "input_mask", "segment_ids"))
+    by_token = (spec.max_seq_length, (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS))
     packed_inputs = _specs(
         batch_size,
         by_sequence,

@@ -44,7 +44,12 @@ RULES = {
         {"numpy", "safetensors", "tensorflow"},
     ),
     "bert_packed.export_formats": (
-        {"bert_packed.engines.variables", "bert_packed.foreign_names", "data_gen.settings"},
+        {
+            "bert_packed.engines.variables",
+            "bert_packed.foreign_names",
+            "data_gen.schema",
+            "data_gen.settings",
+        },
         {"keras", "numpy", "safetensors", "tensorflow"},
     ),
     "bert_packed.starting_weights": (
