@@ -7,6 +7,8 @@ P predictions per pack, K sequences per pack, Q = P or K positions to gather, V 
 import keras
 from keras import ops
 
+from bert_packed.dropout import Dropout
+
 MASKED_SCORE = -1e9  # exp(MASKED_SCORE - anything a score can be) is exactly 0 in float32 and bfloat16
 
 
@@ -73,32 +75,6 @@ def initializer(config):
 def layer_norm(config):
     """Layer normalization under the name that the optimizer's exclusions look for."""
     return keras.layers.LayerNormalization(epsilon=config.layer_norm_eps, name="LayerNorm")
-
-
-class GivenSeed(keras.random.SeedGenerator):
-    """A seed that was drawn before: the same dropout whenever it is asked for."""
-
-    def __init__(self, seed):
-        # Not the parent's, which would make a variable
-        self._seed = seed
-
-    def next(self, ordered=True):
-        return self._seed
-
-
-class Dropout(keras.layers.Dropout):
-    """Dropout that takes a seed drawn elsewhere while `given_seed` is set.
-
-    A block that is computed again for its gradient must drop the same units again; its own generator would
-    have moved on by then.
-    """
-
-    given_seed = None
-
-    def call(self, inputs, training=False):
-        if self.given_seed is None:
-            return super().call(inputs, training=training)
-        return keras.random.dropout(inputs, self.rate, seed=GivenSeed(self.given_seed))
 
 
 class PackedEmbeddings(keras.layers.Layer):

@@ -25,7 +25,8 @@ RULES = {
         {"numpy", "google"},  # TensorFlow comes through quiet_import
     ),
     "bert_packed.config": ({"data_gen.settings"}, set()),
-    "bert_packed.layers": ({"bert_packed.config"}, KERAS),
+    "bert_packed.dropout": (set(), {"keras", "numpy"}),
+    "bert_packed.layers": ({"bert_packed.config", "bert_packed.dropout"}, KERAS),
     "bert_packed.losses": ({"bert_packed.config"}, KERAS),
     "bert_packed.optimization": ({"bert_packed.config"}, KERAS),
     "bert_packed.metrics": (set(), set()),
