@@ -137,8 +137,7 @@ def encode(encoder, texts, pooling="mean"):
     if pooling not in POOLINGS:
         raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}. Received: {pooling!r}.")
     pool = POOLINGS[pooling]
-    room = encoder.max_seq_length - NUM_SPECIAL
-    tokens = [[encoder.cls_id, *ids[:room], encoder.sep_id] for ids in encoder.tokenize(list(texts))]
+    tokens = _tokens(encoder, texts)
     vectors = [None] * len(tokens)
     for batch, places in pack_tokens(tokens, encoder.max_seq_length, encoder.batch_size):
         hidden_BSD = np.asarray(encoder.forward(batch))
@@ -148,6 +147,12 @@ def encode(encoder, texts, pooling="mean"):
     if pooling == "none":
         return vectors
     return np.stack(vectors) if vectors else np.zeros((0, encoder.width), np.float32)
+
+
+def packing_factor(encoder, texts):
+    """Mean texts per pack when `encode` packs these texts."""
+    tokens = _tokens(encoder, texts)
+    return len(tokens) / len(_assign(tokens, encoder.max_seq_length))
 
 
 def pack_tokens(tokens, max_seq_length, batch_size):
@@ -168,9 +173,7 @@ def pack_tokens(tokens, max_seq_length, batch_size):
     """
     if not tokens:
         return
-    lengths = np.array([len(ids) for ids in tokens], np.int64)
-    plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, "max")
-    packs = assign_sequences(plan, lengths, seed=0)
+    packs = _assign(tokens, max_seq_length)
     names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
     for first in range(0, len(packs), batch_size):
         batch = {name: np.zeros((batch_size, max_seq_length), np.int32) for name in names}
@@ -178,10 +181,23 @@ def pack_tokens(tokens, max_seq_length, batch_size):
         for row, pack in enumerate(range(first, min(first + batch_size, len(packs)))):
             start = 0
             for slot, text in enumerate(packs.members[packs.offsets[pack] : packs.offsets[pack + 1]], 1):
-                stop = start + lengths[text]
+                stop = start + len(tokens[text])
                 batch["token_ids"][row, start:stop] = tokens[text]
                 batch["sequence_ids"][row, start:stop] = slot
                 batch["position_ids"][row, start:stop] = np.arange(stop - start)
                 places.append((int(text), row, start))
                 start = stop
         yield batch, places
+
+
+def _tokens(encoder, texts):
+    """A list of ids per text, [CLS] and [SEP] included, at most S of them."""
+    room = encoder.max_seq_length - NUM_SPECIAL
+    return [[encoder.cls_id, *ids[:room], encoder.sep_id] for ids in encoder.tokenize(list(texts))]
+
+
+def _assign(tokens, max_seq_length):
+    """Which texts share a pack: longest-pack-first, without limit of depth."""
+    lengths = np.array([len(ids) for ids in tokens], np.int64)
+    plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, "max")
+    return assign_sequences(plan, lengths, seed=0)

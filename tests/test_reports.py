@@ -41,8 +41,8 @@ def test_comparison_reports_the_ratio_of_sequences_per_second():
     rows = compare([contender("unpacked", 1.0), contender("packed", 2.0)], num_repeats=3)
     assert [row["data"] for row in rows] == ["unpacked", "packed"]
     # one step each to compile, then in turns
-    order = [0, 0, 1, 0]
-    assert calls == [(name, batch) for batch in order for name in ("unpacked", "packed")]
+    names, turns = ["unpacked", "packed"], [(0, 1), (0, 1), (1, -1), (0, 1)]
+    assert calls == [(name, batch) for batch, order in turns for name in names[::order]]
     for row in rows:
         expected = 4 * row["packing_factor"] / row["seconds_per_step"]
         assert row["sequences_per_second"] == pytest.approx(expected)

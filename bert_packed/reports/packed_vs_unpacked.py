@@ -1,9 +1,11 @@
 """How much faster packed data trains: both programs measured on this machine, in this run."""
 
 import dataclasses
+import functools
 import statistics
-import time
 from collections.abc import Callable
+
+from bert_packed.reports.turns import time_in_turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +39,8 @@ def compare(contenders, num_repeats=5):
         List of dicts for a table: `data`, `packing_factor`, `seconds_per_step` (median),
         `sequences_per_second`, `speed_up` over the baseline.
     """
-    seconds = {contender.name: [] for contender in contenders}
-    for contender in contenders:
-        _timed_step(contender, 0)  # compile
-    for repeat in range(num_repeats):
-        for contender in contenders:
-            seconds[contender.name].append(_timed_step(contender, repeat))
+    ways = {contender.name: functools.partial(_step, contender) for contender in contenders}
+    seconds = time_in_turns(ways, num_repeats)
     rows = []
     for contender in contenders:
         median = statistics.median(seconds[contender.name])
@@ -58,8 +56,6 @@ def compare(contenders, num_repeats=5):
     return [{**row, "speed_up": row["sequences_per_second"] / baseline} for row in rows]
 
 
-def _timed_step(contender, repeat):
-    start = time.perf_counter()
+def _step(contender, repeat):
     sums = contender.step(contender.batches[repeat % len(contender.batches)])
     float(sums["num_sequences"])  # wait for the device
-    return time.perf_counter() - start

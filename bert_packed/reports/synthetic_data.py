@@ -14,18 +14,6 @@ MIN_LENGTH = 12
 BATCH = 2048
 
 
-def write_sequences(folder, num_sequences, max_seq_length, num_files=4, seed=0):
-    """Write unpacked records into `folder`; returns the paths."""
-    os.makedirs(folder, exist_ok=True)
-    paths = []
-    for index in range(num_files):
-        rng = np.random.default_rng((seed, index))
-        count = num_sequences * (index + 1) // num_files - num_sequences * index // num_files
-        paths.append(os.path.join(folder, f"sequences-{index:05d}-of-{num_files:05d}.tfrecord"))
-        records.write_records(paths[-1], _serialize(rng, count, max_seq_length))
-    return paths
-
-
 def draw_lengths(rng, num_sequences, max_seq_length):
     """Random lengths: many full, the others spread over all."""
     spread = (rng.beta(1.2, 1.2, num_sequences) * max_seq_length).astype(np.int64)
@@ -33,12 +21,32 @@ def draw_lengths(rng, num_sequences, max_seq_length):
     return np.where(rng.random(num_sequences) < FULL_RATE, max_seq_length, spread)
 
 
-def _serialize(rng, num_sequences, max_seq_length):
+def write_sequences(folder, num_sequences, max_seq_length, num_files=4, seed=0, draw=draw_lengths):
+    """Write unpacked records into `folder`; returns the paths.
+
+    Args:
+        folder: Made where it is missing.
+        num_sequences, max_seq_length: How many, and the most tokens in one.
+        num_files: Files to spread them over.
+        seed: Whole number.
+        draw: Function `(rng, num_sequences, max_seq_length)` to int64 lengths.
+    """
+    os.makedirs(folder, exist_ok=True)
+    paths = []
+    for index in range(num_files):
+        rng = np.random.default_rng((seed, index))
+        count = num_sequences * (index + 1) // num_files - num_sequences * index // num_files
+        paths.append(os.path.join(folder, f"sequences-{index:05d}-of-{num_files:05d}.tfrecord"))
+        records.write_records(paths[-1], _serialize(rng, count, max_seq_length, draw))
+    return paths
+
+
+def _serialize(rng, num_sequences, max_seq_length, draw):
     room = schema.default_predictions(max_seq_length)
     columns = np.arange(max_seq_length)
     for start in range(0, num_sequences, BATCH):
         size = min(BATCH, num_sequences - start)
-        lengths = draw_lengths(rng, size, max_seq_length)[:, None]
+        lengths = draw(rng, size, max_seq_length)[:, None]
         is_token = columns < lengths
         num_predictions = np.clip(np.round(0.15 * lengths).astype(np.int64), 1, room)
         is_used = np.arange(room) < num_predictions

@@ -1,0 +1,123 @@
+"""Command line: vectors of texts per second, packed, against padded batches of ours and of torch.
+
+python -m bert_packed.reports.inference_benchmark --init_checkpoint=FOLDER --vocab_file=FOLDER/vocab.txt
+"""
+
+import dataclasses
+import functools
+import itertools
+import statistics
+import sys
+from pathlib import Path
+
+from data_gen.command_line import print_table, run
+from data_gen.settings import InputError, check_settings, setting
+
+VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
+DESCRIPTION = """
+Measures, in turns, how many texts a second become vectors, tokenizing included: packed
+(bert_packed.inference), and with --reference by transformers on torch, in batches padded to max_seq_length
+and to the longest text of each batch. The vectors must agree.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """Every flag of the command; checks itself, raises `InputError`."""
+
+    init_checkpoint: str = setting("", "Hugging Face folder of a BERT, its tokenizer included")
+    vocab_file: str = setting("", "its WordPieces, one a line")
+    text_file: str = setting("", "texts, one a line; empty = the embedded sample corpus, a text a document")
+    num_texts: int = setting(512, "texts to take, the first ones", minimum=1)
+    max_seq_length: int = setting(512, "tokens per pack; longer texts are cut", minimum=16)
+    batch_size: int = setting(8, "packs, or rows, at once", minimum=1)
+    repeats: int = setting(7, "timed passes of each way over the texts", minimum=1)
+    reference: bool = setting(False, "also measure transformers on torch (extra `reference`)")
+    json: str = setting("", "also write the printed table to this file, as JSON")
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in ("init_checkpoint", "vocab_file"):
+            if not getattr(self, name):
+                raise InputError(f"`{name}` must be given. Received: nothing.")
+
+
+def main(config):
+    """Measure, and print the table."""
+    # TensorFlow and Keras: not for --help
+    from bert_packed import inference
+    from bert_packed.reports.data_benchmark import cpu_name
+    from bert_packed.reports.turns import median_ratio, time_in_turns
+
+    texts = _read_texts(config)
+    encoder = inference.load_encoder(
+        config.init_checkpoint,
+        config.vocab_file,
+        max_seq_length=config.max_seq_length,
+        batch_size=config.batch_size,
+    )
+    ways = {"packed": functools.partial(inference.encode, encoder, texts)}
+    if config.reference:
+        ways.update(_torch_ways(config, texts))
+    _check_agreement(ways)
+    factor = inference.packing_factor(encoder, texts)
+    seconds = time_in_turns({name: lambda _, way=way: way() for name, way in ways.items()}, config.repeats)
+    rows = [
+        {
+            "way": name,
+            "texts/s": len(texts) / statistics.median(times),
+            "packed / this": median_ratio(times, seconds["packed"]),
+            "of the packing factor": median_ratio(times, seconds["packed"]) / factor,
+        }
+        for name, times in seconds.items()
+    ]
+    print(f"CPU: {cpu_name()}")
+    print_table(rows, config.json)
+    print(f"\n{len(texts):,} texts, packing factor {factor:.3f}")
+
+
+def _read_texts(config):
+    if config.text_file:
+        with open(config.text_file, encoding="utf-8") as file:
+            lines = (line.strip() for line in file)
+            texts = list(itertools.islice((line for line in lines if line), config.num_texts))
+    else:
+        from data_gen.sample_corpus import read_sample_documents
+
+        documents = itertools.islice(read_sample_documents(), config.num_texts)
+        texts = [" ".join(sentences) for sentences in documents]
+    if not texts:
+        raise InputError(f"`text_file` must hold a text. Received: none in {config.text_file}.")
+    return texts
+
+
+def _torch_ways(config, texts):
+    from bert_packed.reports.torch_reference import TorchEncoder
+
+    if not Path(config.init_checkpoint, "config.json").is_file():
+        raise InputError(
+            "`init_checkpoint` must be a Hugging Face folder with --reference, as bert_packed.export writes. "
+            f"Received: {config.init_checkpoint}."
+        )
+    return {
+        f"transformers, padded to {name}": functools.partial(
+            TorchEncoder(config.init_checkpoint, config.max_seq_length, config.batch_size, padding).encode,
+            texts,
+        )
+        for name, padding in ((config.max_seq_length, "max_length"), ("the longest", "longest"))
+    }
+
+
+def _check_agreement(ways):
+    packed, *others = [way() for way in ways.values()]
+    for name, vectors in zip(list(ways)[1:], others, strict=True):
+        difference = abs(packed - vectors).max() / abs(vectors).max()
+        if not difference < VECTOR_TOLERANCE:
+            raise InputError(
+                f"`reference` must give our vectors, to {VECTOR_TOLERANCE} of the largest. Received: "
+                f"{difference:.2g}, {name}."
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, BenchmarkConfig, DESCRIPTION))

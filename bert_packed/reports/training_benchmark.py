@@ -1,0 +1,159 @@
+"""Command line: what packing costs a training step, and what it gains against padded rows, ours and torch's.
+
+python -m bert_packed.reports.training_benchmark --bert_config_file=bert-mini --batch_size=8
+"""
+
+import dataclasses
+import functools
+import statistics
+import sys
+import tempfile
+
+from data_gen.command_line import print_table, run
+from data_gen.settings import InputError, check_settings, setting
+
+LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
+DESCRIPTION = """
+Measures training steps in turns: a BERT that knows nothing of packs (plain), the packed BERT at the same
+shape (packed), the packed BERT on one sequence a row (unpacked) and, with --reference, BertForPreTraining of
+transformers on torch with the same weights and rows.
+
+Prints medians, real tokens per second, and the overhead of packing. Dropout is on, as in training.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """Every flag of the command; checks itself, raises `InputError`."""
+
+    bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
+    batch_size: int = setting(8, "packs, or rows, a step", minimum=1)
+    max_seq_length: int = setting(512, "tokens per pack", minimum=16)
+    max_sequences_per_pack: int = setting(3, "most sequences in a pack", minimum=1)
+    input_file: str = setting(
+        "", "unpacked TFRecords to pack; empty = random tokens, as long as the papers' Wikipedia sequences"
+    )
+    repeats: int = setting(15, "timed steps of each way", minimum=1)
+    reference: bool = setting(False, "also measure transformers on torch (extra `reference`)")
+    json: str = setting("", "also write the printed table to this file, as JSON")
+
+    def __post_init__(self):
+        check_settings(self)
+
+
+def main(config):
+    """Measure, and print the table."""
+    # TensorFlow and Keras: not for --help
+    from bert_packed.config import load_model_config
+    from bert_packed.reports.benchmark_batches import make_batches
+    from bert_packed.reports.data_benchmark import cpu_name
+    from bert_packed.reports.turns import median_ratio, time_in_turns
+
+    model_config = load_model_config(config.bert_config_file)
+    with tempfile.TemporaryDirectory() as folder:
+        packed, unpacked = make_batches(
+            folder,
+            config.input_file,
+            config.max_seq_length,
+            config.max_sequences_per_pack,
+            config.batch_size,
+            2,
+            model_config,
+        )
+    ways = {**_our_ways(model_config, packed, unpacked)}
+    if config.reference:
+        ways["transformers"] = _torch_way(model_config, unpacked)
+    seconds = time_in_turns(ways, config.repeats)
+    rows = []
+    for name, times in seconds.items():
+        data = packed if name == "packed" else unpacked
+        median = statistics.median(times)
+        rows.append(
+            {
+                "way": name,
+                "s/step": median,
+                # the plain model takes packs for single sequences: its steps are only there to be timed
+                "real tokens/s": None
+                if name == "plain"
+                else config.batch_size * data.tokens_per_row / median,
+                "step time, plain = 1": median_ratio(times, seconds["plain"]),
+            }
+        )
+    print(f"CPU: {cpu_name()}")
+    print_table(rows, config.json)
+    factor = packed.sequences_per_row
+    print(f"\npacking factor {factor:.3f}")
+    overhead = median_ratio(seconds["packed"], seconds["plain"]) - 1
+    print(f"overhead of packing {overhead:+.2%} of the step")
+    for name in list(seconds)[2:]:
+        # of times next to each other, which a slow minute changes alike
+        gain = (
+            median_ratio(seconds[name], seconds["packed"]) * packed.tokens_per_row / unpacked.tokens_per_row
+        )
+        print(f"packed / {name}: {gain:.2f} times the tokens/s, {gain / factor:.2f} x the packing factor")
+
+
+def _our_ways(model_config, packed, unpacked):
+    from bert_packed.config import TrainConfig
+    from bert_packed.engines.tensorflow import TensorFlowEngine
+    from bert_packed.losses import normalizers, pretraining_sums
+    from bert_packed.metrics import SUM_NAMES
+    from bert_packed.modeling import build_pretraining_model
+    from bert_packed.optimization import build_optimizer
+    from bert_packed.reports import plain_bert
+
+    recipe = TrainConfig(input_file="-", output_dir="-")
+    plain_model = plain_bert.PlainBert(model_config)
+    plain_model.build()
+    plain = TensorFlowEngine(
+        plain_model,
+        plain_bert.plain_sums,
+        plain_bert.SUM_NAMES,
+        plain_bert.plain_normalizers,
+        build_optimizer(recipe),
+    )
+
+    def our_engine():
+        return TensorFlowEngine(
+            build_pretraining_model(model_config, seed=0),
+            functools.partial(pretraining_sums, mlm_loss=recipe.mlm_loss),
+            SUM_NAMES,
+            functools.partial(normalizers, mlm_loss=recipe.mlm_loss),
+            build_optimizer(recipe),
+        )
+
+    def way(engine, data):
+        def step(repeat):
+            batch = data.batches[repeat % len(data.batches)]
+            float(engine.train_step(batch)["num_sequences"])  # wait for the device
+
+        return step
+
+    return {
+        "plain": way(plain, packed),
+        "packed": way(our_engine(), packed),
+        "unpacked": way(our_engine(), unpacked),
+    }
+
+
+def _torch_way(model_config, unpacked):
+    """Steps of transformers, after a check that it computes the same loss from the same weights and rows."""
+    from bert_packed.losses import normalizers, pretraining_sums
+    from bert_packed.modeling import build_pretraining_model
+    from bert_packed.reports.torch_reference import TorchTraining, copy_model
+
+    model = build_pretraining_model(model_config, seed=0)
+    training = TorchTraining(copy_model(model), learning_rate=1e-4, weight_decay=0.01, max_grad_norm=1.0)
+    inputs = [training.inputs(batch) for batch in unpacked.batches]
+    batch = unpacked.batches[0]
+    sums = pretraining_sums(model(batch, training=False), batch, "per_token")
+    mlm_normalizer, nsp_normalizer = normalizers(batch, "per_token")
+    ours = float(sums["mlm_loss"] / mlm_normalizer + sums["nsp_loss"] / nsp_normalizer)
+    theirs = training.loss(inputs[0])
+    if abs(ours - theirs) > LOSS_TOLERANCE * abs(theirs):
+        raise InputError(f"`reference` must compute our loss, {ours}. Received: {theirs}.")
+    return lambda repeat: training.step(inputs[repeat % len(inputs)])
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, BenchmarkConfig, DESCRIPTION))
