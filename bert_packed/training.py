@@ -3,16 +3,15 @@
 Model, optimizer, loss and data arrive as arguments; one call of the engine is one compiled step.
 """
 
-import contextlib
 import dataclasses
 import math
-import signal
 import time
 from collections.abc import Callable, Iterable
 
 from tqdm import tqdm
 
 from bert_packed.metrics import add_sums, means
+from bert_packed.stop_request import StopRequest
 from data_gen.settings import InputError
 
 
@@ -33,27 +32,6 @@ class Hooks:
     evaluate: Callable[[int], None] | None
     save: Callable[[int, dict], None]
     learning_rate: Callable[[int], float]
-
-
-class StopRequest:
-    """Notes SIGTERM and SIGINT while the loop runs; a second SIGINT interrupts at once."""
-
-    def __init__(self):
-        self.signal = None
-
-    @contextlib.contextmanager
-    def watching(self):
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number, _):
-        if number == signal.SIGINT and self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = number
 
 
 @dataclasses.dataclass
