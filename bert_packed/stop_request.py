@@ -15,10 +15,10 @@ GRACE = 1.0  # seconds; schedulers and shells may send what is meant as one sign
 class StopRequest:
     """Notes the first SIGTERM or SIGINT while the loop runs; a second, `GRACE` later, ends the process.
 
-    A step is one call into compiled code, of hours for a large model on a CPU, and Python's handlers wait until
-    it returns. The second signal must not: Python's C handler writes every signal's number into a socket, and
-    a thread, which runs beside the compiled code, counts them. Whatever a run writes appears whole or not at
-    all, so that it may end at any time.
+    A step is one call into compiled code, of hours for a large model on a CPU, and Python's handlers wait
+    until it returns. The second signal must not: Python's C handler writes every signal's number into a
+    socket, and a thread, which runs beside the compiled code, counts them. Whatever a run writes appears
+    whole or not at all, so that it may end at any time.
 
     Attributes:
         signal: Number of the first signal, or None.
