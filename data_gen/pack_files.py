@@ -129,8 +129,8 @@ def _pack_inputs(config, paths, output, job):
 
     shards = _cut_shards(planned["num_packs"], config.num_shards, data.pack_tokens)
     parts = [part for shard in shards for part in shard]
-    sorted_runs = _sort_runs(data, runs, totals, strategies, parts, config.seed, output, job)
-    work = PackWork(data, strategies, sorted_runs, config.seed)
+    sorted_runs = _sort_runs(data, runs, totals, strategies, parts, config.random_seed, output, job)
+    work = PackWork(data, strategies, sorted_runs, config.random_seed)
     steps = [Step(f"measure-{p.index:06d}", measure_part, (work, p), p.last - p.first) for p in parts]
     is_limited = config.max_sequences_per_pack != "max"
     depth = config.max_sequences_per_pack if is_limited else planned["depth"]
@@ -141,7 +141,6 @@ def _pack_inputs(config, paths, output, job):
         "versions": versions(),
         "histogram": histograms.to_json(totals[1:]),
         **planned,
-        "seed": config.seed,
         "spec": dataclasses.asdict(spec),
         **vocabulary,
         "num_records": sum(result["entry"]["num_records"] for result in read),

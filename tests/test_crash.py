@@ -143,7 +143,7 @@ def test_other_settings_or_inputs_begin_anew(tmp_path, jobs):
     folder = tmp_path / "out"
     assert finish(start(function, config_class(output_dir=str(folder), **settings), fatal_change=25)) != 0
     assert (folder / INCOMPLETE_NAME).exists()
-    other = (function, config_class, {**settings, "seed": 99})
+    other = (function, config_class, {**settings, "random_seed": 99})
     assert complete(other, folder) == complete(other, tmp_path / "fresh")
 
     folder = tmp_path / "out2"
