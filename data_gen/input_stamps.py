@@ -39,7 +39,5 @@ def _check(stamps, inodes):
     for path, size, time in stamps:
         now_size, now_time = files.size_and_time(path)
         if (now_size, now_time, files.inode(path)) != (size, time, inodes[path]):
-            raise InputError(
-                f"{path} must stay as it is while it is read. Received: a file of {now_size} bytes in place "
-                f"of one of {size}, or changed since."
-            )
+            received = f"{now_size} bytes, before {size}" if now_size != size else "a change, or another file"
+            raise InputError(f"{path} must stay as it is while it is read. Received: {received}.")
