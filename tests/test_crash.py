@@ -19,8 +19,10 @@ from data_gen.tokenization import SPECIAL_TOKENS
 S = 64
 NUM_KILLS = 3
 NUM_SLOW_KILLS = 50
-# Whom the kills are for, in turns: None for a process without workers, otherwise see `kill_after`
-VICTIMS = (None, "group", None, "process", None, "worker", None, None)
+# Whom some of every 16 kills are for in a run with two workers, see `kill_after`; the others are of runs
+# without workers, which start in a tenth of the time
+VICTIMS = {1: "group", 6: "process", 11: "worker"}
+TURNS = 16
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def kill_at_random_moments(tmp_path, job, num_kills, seed):
     while num_killed < num_kills:
         folder = tmp_path / f"out-{number}"
         number += 1
-        victim = VICTIMS[num_killed % len(VICTIMS)]
+        victim = VICTIMS.get(num_killed % TURNS)
         num_workers = 2 if victim else 1
         config = config_class(output_dir=str(folder), **{**settings, "num_workers": num_workers})
         process = start(function, config)
