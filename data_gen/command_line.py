@@ -163,4 +163,6 @@ def _find_flagfiles(arguments):
 
 
 def _one_line(error):
-    return " ".join(str(error).split())
+    """What an error says, and the notes on it, without line breaks."""
+    notes = getattr(error, "__notes__", [])
+    return " ".join("; ".join([str(error) or type(error).__name__, *notes]).split())

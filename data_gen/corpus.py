@@ -16,9 +16,11 @@ from pathlib import Path
 
 import sentencex
 
+from data_gen import files, progress
 from data_gen.settings import InputError
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+LINES_BETWEEN = 64  # looks at how far the reading is
 
 
 def read_documents(paths):
@@ -89,12 +91,15 @@ def _is_json(path):
 
 def _read_lines(path):
     """Yield (line number from 1, stripped text) of a plain or gzipped file."""
-    number = 0
-    open_file = gzip.open if Path(path).suffix.lower() == ".gz" else open
+    number = place = 0
+    is_gzip = Path(path).suffix.lower() == ".gz"
     try:
-        with open_file(path, "rb") as file:
+        with files.open_file(path) as raw, gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file:
             # Decoding line by line, rather than through the file object, tells which line is at fault.
             for number, line in enumerate(file, 1):
+                if number % LINES_BETWEEN == 0:
+                    before, place = place, raw.tell()
+                    progress.advance(place - before)
                 # utf-8-sig: Windows editors open a file with a byte order mark
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
     except UnicodeDecodeError as error:

@@ -4,10 +4,7 @@ import dataclasses
 
 from data_gen import schema
 from data_gen.runners import LOCAL, RUNNER_HELP, RUNNERS
-from data_gen.settings import InputError, check_settings, setting
-
-# What neither the records nor their manifest depend on.
-NEUTRAL_SETTINGS = ("output_dir", "num_workers", "runner", "overwrite", "json")
+from data_gen.settings import InputError, check_settings, result_settings, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +17,7 @@ class CreateConfig:
         "or JSON lines (.json, .jsonl, .ndjson) with `text`, each line of it a paragraph, or `paragraphs`; "
         "also .gz; empty = the embedded sample corpus",
     )
-    output_dir: str = setting("", "where the records, vocab.txt and manifest.json go")
+    output_dir: str = setting("", "where the records, vocab.txt and manifest.json go", changeable=True)
     vocab_file: str = setting("", "vocabulary, one WordPiece a line; empty = train one on the input")
     vocab_size: int = setting(8192, "WordPieces of a vocabulary trained here", minimum=10)
     do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
@@ -51,8 +48,10 @@ class CreateConfig:
     runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     num_shards: int = setting(8, "files of the train split; fewer where there are fewer documents", minimum=1)
     provenance: bool = setting(False, "also write which document each record comes from, one index a file")
-    overwrite: bool = setting(False, "replace the data files of an output directory that is in use")
-    json: str = setting("", "also write the printed table to this file, as JSON")
+    overwrite: bool = setting(
+        False, "replace the data files of an output directory that is in use", transient=True
+    )
+    json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
 
     def __post_init__(self):
         check_settings(self)
@@ -75,7 +74,7 @@ class CreateConfig:
 
     def resolved(self):
         """The settings that the result depends on, as a dict, with P in place of 0."""
-        settings = dataclasses.asdict(self)
-        settings["max_predictions_per_seq"] = self.num_prediction_slots
-        without = (*NEUTRAL_SETTINGS, "vocab_size") if self.vocab_file else NEUTRAL_SETTINGS
-        return {name: value for name, value in settings.items() if name not in without}
+        settings = {**result_settings(self), "max_predictions_per_seq": self.num_prediction_slots}
+        if self.vocab_file:
+            del settings["vocab_size"]
+        return settings

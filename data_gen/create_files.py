@@ -1,5 +1,6 @@
 """How text becomes files of unpacked records: the steps of `create_steps.py`, in order, and the manifest."""
 
+import dataclasses
 import hashlib
 import logging
 import os
@@ -22,20 +23,40 @@ from data_gen.create_steps import (
     write_shard,
 )
 from data_gen.input_files import find_files
+from data_gen.input_stamps import stamp_files, unchanged
 from data_gen.instances import InstanceRules
 from data_gen.output import open_output_dir, refuse_own_input
 from data_gen.packing import histogram as histograms
 from data_gen.provenance import provenance_path
 from data_gen.runners import check_runner, num_cores
-from data_gen.sample_corpus import NAME, read_sample_documents
+from data_gen.sample_corpus import NAME, PACKAGES, read_sample_documents
 from data_gen.settings import InputError
 from data_gen.shuffle import shuffle_places
 from data_gen.steps import Job, Step
-from data_gen.versions import versions
+from data_gen.versions import code_sha256, versions
 
 VOCAB_NAME = "vocab.txt"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One input.
+
+    Attributes:
+        name: Path, or the name of the embedded corpus.
+        documents: Iterable of lists of sentences, as often as is wanted.
+        stamps: List of its stamp (`input_stamps.py`); empty for the embedded corpus.
+        size: Bytes, or characters of the embedded corpus.
+        sha256: Of the embedded corpus; None where whoever reads the file finds it.
+    """
+
+    name: str
+    documents: object
+    stamps: list
+    size: int
+    sha256: str | None = None
 
 
 def create(config):
@@ -53,7 +74,7 @@ def create(config):
             settings: Dict of the settings that the records depend on.
             versions: Dict of those of the packages that made them.
             vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how it is applied.
-            inputs: List of {name, sha256, num_documents}. Documents are numbered through all of them.
+            inputs: List of {path, sha256, num_documents}. Documents are numbered through all of them.
             splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
                 histogram, files: list of {name, num_records, sha256}}.
 
@@ -65,13 +86,18 @@ def create(config):
     paths = find_files(config.input_file, "input_file") if config.input_file else []
     refuse_own_input(paths, config.output_dir)
     vocab_file = _find_vocab_file(config)
-    read = [*paths, vocab_file] if vocab_file else paths
-    stamps = [[path, *files.size_and_time(path)] for path in read]
-    identity = {"settings": config.resolved(), "inputs": stamps, "versions": versions()}
+    stamps, vocab_stamps = stamp_files(paths), stamp_files([vocab_file] if vocab_file else [])
+    identity = {
+        "settings": config.resolved(),
+        "inputs": stamps or versions(PACKAGES),  # whose documentation is the embedded corpus
+        "vocabulary": vocab_stamps,
+        "versions": versions(),
+        "code": code_sha256(),
+    }
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
             with Job(output.work_folder, config.num_workers or num_cores(), config.runner) as job:
-                manifest = _create_from(config, paths, vocab_file, output, job)
+                manifest = _create_from(config, stamps, vocab_stamps, output, job)
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
@@ -164,12 +190,12 @@ def plan_shards(config, num_documents, output, corpus_dir):
     return shards, {split: len(documents) for split, documents in splits.items()}
 
 
-def _create_from(config, paths, vocab_file, output, job):
+def _create_from(config, stamps, vocab_stamps, output, job):
     """All steps; returns the manifest."""
-    sources, inputs = _open_documents(paths)
-    vocabulary = _make_vocabulary(config, vocab_file, sources, output, job)
-    corpus_dir, counts = _make_corpus(config, sources, output, job)
-    num_documents = sum(counts)
+    sources = _open_sources(stamps)
+    vocabulary = _make_vocabulary(config, vocab_stamps, sources, output, job)
+    corpus_dir, inputs = _make_corpus(config, sources, output, job)
+    num_documents = sum(entry["num_documents"] for entry in inputs)
     if not num_documents:
         raise InputError(f"`input_file` must hold a word. Received: {config.input_file}.")
     shards, split_sizes = plan_shards(config, num_documents, output, corpus_dir)
@@ -182,7 +208,7 @@ def _create_from(config, paths, vocab_file, output, job):
         "vocab_size": len(vocabulary),
         "vocab_sha256": records.file_sha256(output.path(VOCAB_NAME)),
         "do_lower_case": config.do_lower_case,
-        "inputs": [{**entry, "num_documents": count} for entry, count in zip(inputs, counts, strict=True)],
+        "inputs": inputs,
         "splits": {
             split: _describe_split(shards, written, split, num_documents)
             for split, num_documents in split_sizes.items()
@@ -190,15 +216,14 @@ def _create_from(config, paths, vocab_file, output, job):
     }
 
 
-def _open_documents(paths):
-    """The documents of each input, which can be iterated again, and the manifest's list of inputs."""
-    if paths:
-        inputs = [{"name": os.path.basename(path), "sha256": records.file_sha256(path)} for path in paths]
-        return [TextDocuments((path,)) for path in paths], inputs
+def _open_sources(stamps):
+    """The inputs: list of `Source`; the embedded corpus without a stamp."""
+    if stamps:
+        return [Source(stamp[0], TextDocuments((stamp[0],)), [stamp], stamp[1]) for stamp in stamps]
     progress = tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None)
     documents = list(progress)  # some megabytes, and parsing again would take longer than all the rest
     text = "\n\n".join("\n".join(document) for document in documents)
-    return [documents], [{"name": NAME, "sha256": hashlib.sha256(text.encode()).hexdigest()}]
+    return [Source(NAME, documents, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
 
 
 def _find_vocab_file(config):
@@ -213,31 +238,36 @@ def _find_vocab_file(config):
     return paths[0]
 
 
-def _make_vocabulary(config, vocab_file, sources, output, job):
+def _make_vocabulary(config, vocab_stamps, sources, output, job):
     """Copy or train `vocab.txt`: `Vocabulary`."""
     path = output.path(VOCAB_NAME)
-    if vocab_file:
+    if vocab_stamps:
         with (
-            files.open_file(vocab_file) as source,
+            unchanged(vocab_stamps),
+            files.open_file(vocab_stamps[0][0]) as source,
             files.write_whole(path) as partial,
             files.open_file(partial, "wb") as target,
         ):
             shutil.copyfileobj(source, target)
     else:
-        documents = sources[0] if len(sources) == 1 else TextDocuments(tuple(s.paths[0] for s in sources))
-        work = (documents, config.vocab_size, config.do_lower_case, path)
-        job.run([Step("vocabulary", train_vocabulary, work)], "train vocabulary")
+        stamps = [stamp for source in sources for stamp in source.stamps]
+        documents = TextDocuments(tuple(s.name for s in sources)) if stamps else sources[0].documents
+        work = (documents, stamps, config.vocab_size, config.do_lower_case, path)
+        # the text is read twice
+        step = Step("vocabulary", train_vocabulary, work, 2 * sum(source.size for source in sources))
+        job.run([step], "train vocabulary", "B")
     return tokenization.load_vocab(path)
 
 
 def _make_corpus(config, sources, output, job):
-    """Tokenize all inputs: folder of the `TokenCorpus`, and the number of documents of each input."""
+    """Tokenize all inputs: folder of the `TokenCorpus`, and the manifest's list of inputs."""
     steps, parts = [], []
-    for index, documents in enumerate(sources):
+    for index, source in enumerate(sources):
         parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))
-        work = TokenizeWork(documents, output.path(VOCAB_NAME), config.do_lower_case, parts[-1])
-        steps.append(Step(f"tokenize-{index:06d}", tokenize, work))
-    counts = job.run(steps, "tokenize", "files")
+        vocab_path = output.path(VOCAB_NAME)
+        work = TokenizeWork(source.documents, source.stamps, vocab_path, config.do_lower_case, parts[-1])
+        steps.append(Step(f"tokenize-{index:06d}", tokenize, work, source.size))
+    found = job.run(steps, "tokenize", "B")
     corpus_dir = os.path.join(output.work_folder, "corpus")
 
     def release(step):
@@ -245,7 +275,15 @@ def _make_corpus(config, sources, output, job):
             files.remove_folder(part)
 
     job.run([Step("join", join, (parts, corpus_dir))], "join", release=release)
-    return corpus_dir, counts
+    inputs = [
+        {
+            "path": source.name,
+            "sha256": source.sha256 or tokenized["sha256"],
+            "num_documents": tokenized["num_documents"],
+        }
+        for source, tokenized in zip(sources, found, strict=True)
+    ]
+    return corpus_dir, inputs
 
 
 def _describe_split(shards, written, split, num_documents):

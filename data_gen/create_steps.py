@@ -9,8 +9,9 @@ import os
 
 import numpy as np
 
-from data_gen import files, records, tokenization
+from data_gen import files, progress, records, tokenization
 from data_gen.example_bytes import serialize_examples
+from data_gen.input_stamps import unchanged
 from data_gen.instances import InstanceRules, collect_instances, draw_instances, to_features
 from data_gen.packing import histogram as histograms
 from data_gen.provenance import write_index
@@ -33,11 +34,13 @@ class TokenizeWork:
 
     Attributes:
         documents: Iterable of lists of sentences, and can be pickled.
+        stamps: List of what `stamp_files` found: the files that they are read from; at most one.
         vocab_path, do_lower_case: How.
         folder: Where the arrays go.
     """
 
     documents: object
+    stamps: list
     vocab_path: str
     do_lower_case: bool
     folder: str
@@ -74,18 +77,30 @@ class Shard:
 
 
 def train_vocabulary(work):
-    """Train a vocabulary on (documents, size, lower case) and write it to (path)."""
-    documents, vocab_size, do_lower_case, path = work
-    vocabulary = tokenization.train_vocab(documents, vocab_size, do_lower_case)
+    """Train a vocabulary on (documents, stamps of their files, size, lower case) and write it to (path)."""
+    documents, stamps, vocab_size, do_lower_case, path = work
+    with unchanged(stamps):
+        vocabulary = tokenization.train_vocab(documents, vocab_size, do_lower_case)
     with files.write_whole(path) as partial:
         tokenization.save_vocab(vocabulary, partial)
 
 
 def tokenize(work):
-    """Tokenize documents into a folder: int, how many have a WordPiece."""
+    """Tokenize documents into a folder.
+
+    Returns:
+        Dict: `num_documents`, those that have a WordPiece; `sha256` of their file, None without one.
+
+    Raises:
+        InputError: the text cannot be used, or the file changes meanwhile.
+    """
     files.make_folder(work.folder)
     tokenizer = tokenization.make_tokenizer(tokenization.load_vocab(work.vocab_path), work.do_lower_case)
-    return encode_documents(work.documents, tokenizer, work.folder).num_documents
+    with unchanged(work.stamps):
+        corpus = encode_documents(work.documents, tokenizer, work.folder)
+        # with the block's promise: of what was read
+        checksums = [records.file_sha256(path) for path, _, _ in work.stamps]
+    return {"num_documents": corpus.num_documents, "sha256": checksums[0] if checksums else None}
 
 
 def join(work):
@@ -127,7 +142,8 @@ def write_shard(shard):
 
 def save_documents(corpus_dir, split, documents):
     """Note the documents of a split, int64 `[d]`, ascending, beside the corpus."""
-    with files.open_file(_documents_path(corpus_dir, split), "wb") as file:
+    path = _documents_path(corpus_dir, split)
+    with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
         file.write(np.asarray(documents, np.int64).tobytes())
 
 
@@ -161,6 +177,7 @@ def _draw_batches(shard, split_index):
             if num_tokens >= SHUFFLE_TOKENS:
                 yield collect_instances(held), origins
                 held, origins, num_tokens = [], [], 0
+        progress.advance(last - first)
     if held:
         yield collect_instances(held), origins
 

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from data_gen import records
+from data_gen import progress, records
 from data_gen.feature_spec import FeatureSpec
 from data_gen.length_plan import plan_lengths
 from data_gen.sequences import range_indices, to_offsets
@@ -99,6 +99,7 @@ class FeatureData:
                 columns = take_rows(columns, self.LAYOUT, np.flatnonzero(~is_overlong))
             yield columns, len(batch), {"dropped": int(is_overlong.sum())}
             number += len(batch)
+            progress.advance(records.batch_bytes(batch))
 
     def lengths(self, columns):
         """The class of each sequence, which is its length where it has but one: int `[n]`."""

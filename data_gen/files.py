@@ -4,12 +4,16 @@ Paths are text. Local files never pay for TensorFlow, which is imported at the f
 """
 
 import contextlib
+import errno
 import functools
 import glob
 import os
 import shutil
+import uuid
 
 from data_gen.quiet_import import import_quietly
+
+PARTIAL_SUFFIX = ".partial"  # of a file that is not complete, or never became so
 
 
 def is_remote(path):
@@ -34,16 +38,30 @@ def write_whole(path):
     Yields:
         The path to write to. When the block ends well it is on the disk and renamed; otherwise removed.
     """
-    partial = f"{path}.{os.getpid()}.partial"  # two processes never write to one
+    # Two processes never write to one, on whichever machines: numbers of processes repeat among machines
+    partial = f"{path}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
     try:
         yield partial
         if not is_remote(path):
             _flush_to_disk(partial)  # or a power cut could leave the name without the content
         replace(partial, path)
+        if not is_remote(path):
+            flush_folder(os.path.dirname(path))
     except BaseException:
         with contextlib.suppress(OSError):
             remove(partial)
         raise
+
+
+def flush_folder(path):
+    """Have the names in a folder on the disk, "" for the current one; an object store needs no telling."""
+    if is_remote(path):
+        return
+    try:
+        _flush_to_disk(path or ".")
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such call
+            raise
 
 
 def replace(source, target):
@@ -113,6 +131,11 @@ def size_and_time(path):
         return int(found.length), int(found.mtime_nsec)
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns
+
+
+def inode(path):
+    """The number of a file in its file system, another one where it was replaced; 0 for URLs."""
+    return 0 if is_remote(path) else os.stat(path).st_ino
 
 
 def read_text(path):

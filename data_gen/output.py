@@ -1,12 +1,13 @@
 """How a command's files appear in its output directory: all of them when complete, or none.
 
-Until then they are in `.incomplete`, with a note of the run that makes them. After an error nothing of it is
-left; a run that was killed leaves it, and the same run takes it up again.
+Until then they are in `.incomplete`, with a note of the run that makes them. A user's mistake leaves
+nothing of it. A run that was killed, or failed for another reason, leaves it, and the same one goes on.
 """
 
 import contextlib
 import fcntl
 import json
+import logging
 import os
 
 from data_gen import files
@@ -19,6 +20,8 @@ IDENTITY_NAME = "identity.json"  # within that: which run this is
 PUBLISH_NAME = "publish.json"  # and which names it is about to publish
 OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with these:
 OWN_NAMES = (MANIFEST_NAME, "vocab.txt")
+
+logger = logging.getLogger(__name__)
 
 
 class OutputDir:
@@ -58,9 +61,10 @@ def open_output_dir(path, overwrite=False, identity=None):
                 write_records(output.path("packed-00000-of-00001.tfrecord"), records)
                 output.write_manifest(manifest)
 
-    After an error nothing of the block is left, unless its files are on their way to their names: then the
-    same run goes on with that. After a kill, `.incomplete` is left: the next run of equal identity finds it
-    as it was, any other removes it. The manifest comes last, so a directory with a manifest is complete.
+    After a user's mistake or Ctrl-C nothing of the block is left, unless its files are on their way to their
+    names: then the same run goes on with that. After a kill or another error, such as a full disk,
+    `.incomplete` is left: the next run of equal identity finds it as it was, any other removes it. The
+    manifest comes last, so a directory with a manifest is complete.
 
     Args:
         path: Directory; made where it is missing.
@@ -74,6 +78,7 @@ def open_output_dir(path, overwrite=False, identity=None):
     Raises:
         InputError: the directory is in use and not to be overwritten, another run writes to it, or it is
             a file.
+        What the block raises, with a note that the same command continues where that is so.
     """
     final = os.fspath(path)
     if files.is_file(final):
@@ -92,17 +97,19 @@ def open_output_dir(path, overwrite=False, identity=None):
                 f"`output_dir` must be empty unless --overwrite. Received: {final}, which holds {in_use[0]}."
             )
         if not is_same:
+            _say_what_differs(folder, identity)
             _discard(folder)
         try:
             _prepare(folder, identity)
             manifest = (read_manifest(folder) or read_manifest(final)) if is_publishing else None
             yield OutputDir(folder, manifest)
             _publish(folder, final)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(OSError):  # the first error is the one to report
-                # Once files move, the old ones are gone: the same command must find the new ones to finish
-                if not _is_publishing(folder):
+                if not _is_to_continue(folder, identity, error):
                     _discard(folder)
+                else:
+                    error.add_note(f"the same command continues with what is in {folder}")
             if is_new:
                 _remove_if_empty(final)
             raise
@@ -139,23 +146,45 @@ def _is_publishing(folder):
     return files.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
 
 
+def _is_to_continue(folder, identity, error):
+    """Whether the same command shall find `.incomplete` again after an error of this one."""
+    if _is_publishing(folder):
+        return True  # the old files may be gone already
+    return _is_of(folder, identity) and not isinstance(error, InputError | KeyboardInterrupt)
+
+
 def _is_of(folder, identity):
     """Whether `.incomplete` is that of a run with this identity."""
-    path = os.path.join(folder, WORK_NAME, IDENTITY_NAME)
-    if identity is None or not files.exists(path):
-        return False
-    return files.read_text(path) == _identity_text(identity)
+    return identity is not None and _read_identity(folder) == json.loads(json.dumps(identity))
 
 
-def _identity_text(identity):
-    return json.dumps(identity, sort_keys=True) + "\n"
+def _read_identity(folder):
+    """The identity of the run that `.incomplete` is of, or None."""
+    try:
+        return json.loads(files.read_text(os.path.join(folder, WORK_NAME, IDENTITY_NAME)))
+    except FileNotFoundError:
+        return None
+
+
+def _say_what_differs(folder, identity):
+    """Log why an unfinished run is not continued."""
+    found = _read_identity(folder)
+    if found is None or identity is None:
+        return
+    wanted = json.loads(json.dumps(identity))
+    names = [name for name in wanted | found if wanted.get(name) != found.get(name)]
+    logger.warning("%s is of a run with other %s: starting over", folder, ", ".join(names))
 
 
 def _prepare(folder, identity):
     work = os.path.join(folder, WORK_NAME)
     files.make_folder(work)
+    for place in (folder, work):  # what killed steps left: room on the disk
+        for name in files.list_names(place):
+            if name.endswith(files.PARTIAL_SUFFIX):
+                files.remove(os.path.join(place, name))
     if identity is not None:
-        files.write_text(os.path.join(work, IDENTITY_NAME), _identity_text(identity))
+        files.write_text(os.path.join(work, IDENTITY_NAME), json.dumps(identity, sort_keys=True) + "\n")
 
 
 def _publish(folder, final):
@@ -163,7 +192,7 @@ def _publish(folder, final):
     plan = os.path.join(folder, WORK_NAME, PUBLISH_NAME)
     if not files.exists(plan):
         names = [name for name in files.list_names(folder) if name != WORK_NAME]
-        names = [name for name in names if not name.endswith(".partial")]  # of a step that was killed
+        names = [name for name in names if not name.endswith(files.PARTIAL_SUFFIX)]  # of a killed step
         files.write_text(plan, json.dumps(sorted(names, key=_manifest_last)))
     names = json.loads(files.read_text(plan))
     left = [name for name in names if files.exists(os.path.join(folder, name))]
@@ -174,7 +203,10 @@ def _publish(folder, final):
             if name == MANIFEST_NAME or name not in names:
                 files.remove(os.path.join(final, name))
     for name in left:
+        if name == MANIFEST_NAME:
+            files.flush_folder(final)  # or a power cut could keep the manifest's name and lose another
         files.replace(os.path.join(folder, name), os.path.join(final, name))
+    files.flush_folder(final)
     _discard(folder)
 
 

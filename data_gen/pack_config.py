@@ -7,10 +7,7 @@ from data_gen.overlong import OVERLONG_CHOICES
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 from data_gen.schema import FORMAT_NAMES, PACKED
-from data_gen.settings import InputError, check_settings, parse_depth, setting
-
-# What neither the packs nor their manifest depend on.
-NEUTRAL_SETTINGS = ("output_dir", "num_workers", "runner", "overwrite", "json", "dry_run", "histogram")
+from data_gen.settings import InputError, check_settings, parse_depth, result_settings, setting
 
 
 def _parse_features(text):
@@ -30,7 +27,9 @@ class PackConfig:
         "empty = the embedded sample corpus",
     )
     output_dir: str = setting(
-        "", "where the packs and manifest.json go; empty = sample_data/packed_LENGTH, for the sample corpus"
+        "",
+        "where the packs and manifest.json go; empty = sample_data/packed_LENGTH, for the sample corpus",
+        changeable=True,
     )
     features: str = setting(
         "",
@@ -52,7 +51,7 @@ class PackConfig:
         choices=OVERLONG_CHOICES,
     )
     num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
-    seed: int = setting(12345, "seed of the assignment of sequences to packs", minimum=0)
+    random_seed: int = setting(12345, "seed of the assignment of sequences to packs", minimum=0)
     output_format: str = setting(
         PACKED,
         "layout of the packs: packed is this package's, graphcore that of Graphcore's BERT (docs/formats.md)",
@@ -63,18 +62,22 @@ class PackConfig:
     )
     num_workers: int = setting(0, NUM_WORKERS_HELP, minimum=0, changeable=True)
     runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
-    overwrite: bool = setting(False, "replace the data files of an output directory that is in use")
+    overwrite: bool = setting(
+        False, "replace the data files of an output directory that is in use", transient=True
+    )
     dry_run: bool = setting(
         False,
         "write no packs: print what lengths and depths would give, recommend one, and draw both as PNG into "
         "output_dir (default: packing_report)",
+        transient=True,
     )
     histogram: str = setting(
         "",
         "with --dry_run, in place of input_file: JSON with `lengths` and `counts`, or the name of one that "
         "comes with the package, as wikipedia_512",
+        transient=True,
     )
-    json: str = setting("", "also write the printed table to this file, as JSON")
+    json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
 
     def __post_init__(self):
         check_settings(self)
@@ -111,5 +114,4 @@ class PackConfig:
 
     def resolved(self):
         """The settings that the result depends on, as a dict."""
-        settings = dataclasses.asdict(self)
-        return {name: value for name, value in settings.items() if name not in NEUTRAL_SETTINGS}
+        return result_settings(self)

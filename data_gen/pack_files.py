@@ -15,6 +15,7 @@ from data_gen.feature_data import FeatureData
 from data_gen.feature_spec import parse_features
 from data_gen.input_files import find_files
 from data_gen.input_manifest import read_input_manifests
+from data_gen.input_stamps import stamp_files
 from data_gen.output import open_output_dir, refuse_own_input
 from data_gen.pack_steps import (
     RUN_TOKENS,
@@ -34,7 +35,7 @@ from data_gen.provenance import provenance_path
 from data_gen.runners import check_runner, choose_num_workers
 from data_gen.settings import InputError
 from data_gen.steps import Job, Step
-from data_gen.versions import versions
+from data_gen.versions import code_sha256, versions
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +59,19 @@ def pack(config):
     check_runner(config.runner, config.num_workers)
     paths = find_files(config.input_file, "input_file")
     refuse_own_input(paths, config.output_dir)
-    stamps = [[path, *files.size_and_time(path)] for path in paths]
-    identity = {"settings": config.resolved(), "inputs": stamps, "versions": versions()}
+    stamps, promises = stamp_files(paths), read_input_manifests(paths)
+    identity = {
+        "settings": config.resolved(),
+        "inputs": stamps,
+        "input manifests": promises,
+        "versions": versions(),
+        "code": code_sha256(),
+    }
     num_workers = choose_num_workers(config.num_workers, sum(size for _, size, _ in stamps))
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
             with Job(output.work_folder, num_workers, config.runner) as job:
-                manifest = _pack_inputs(config, paths, output, job)
+                manifest = _pack_inputs(config, stamps, promises, output, job)
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
@@ -115,11 +122,11 @@ def make_data(config, vocab_size):
     )
 
 
-def _pack_inputs(config, paths, output, job):
+def _pack_inputs(config, stamps, promises, output, job):
     """All steps; returns the manifest."""
-    vocabulary, promised = read_input_manifests(paths)
+    vocabulary, promised = promises
     data = make_data(config, vocabulary.get("vocab_size"))
-    read, runs = _read_inputs(data, paths, promised, output, job)
+    read, runs = _read_inputs(data, stamps, promised, output, job)
     totals = sum((np.array(histogram) for _, histogram in runs), np.zeros(data.num_lengths, np.int64))
     if not totals.sum():
         raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
@@ -129,8 +136,8 @@ def _pack_inputs(config, paths, output, job):
 
     shards = _cut_shards(planned["num_packs"], config.num_shards, data.pack_tokens)
     parts = [part for shard in shards for part in shard]
-    sorted_runs = _sort_runs(data, runs, totals, strategies, parts, config.seed, output, job)
-    work = PackWork(data, strategies, sorted_runs, config.seed)
+    sorted_runs = _sort_runs(data, runs, totals, strategies, parts, config.random_seed, output, job)
+    work = PackWork(data, strategies, sorted_runs, config.random_seed)
     steps = [Step(f"measure-{p.index:06d}", measure_part, (work, p), p.last - p.first) for p in parts]
     is_limited = config.max_sequences_per_pack != "max"
     depth = config.max_sequences_per_pack if is_limited else planned["depth"]
@@ -141,7 +148,6 @@ def _pack_inputs(config, paths, output, job):
         "versions": versions(),
         "histogram": histograms.to_json(totals[1:]),
         **planned,
-        "seed": config.seed,
         "spec": dataclasses.asdict(spec),
         **vocabulary,
         "num_records": sum(result["entry"]["num_records"] for result in read),
@@ -151,12 +157,13 @@ def _pack_inputs(config, paths, output, job):
     }
 
 
-def _read_inputs(data, paths, promised, output, job):
+def _read_inputs(data, stamps, promised, output, job):
     """Read all files: list of the results of `read_file`, and list of [path, histogram] of all runs."""
     steps = []
-    for index, path in enumerate(paths):
-        work = ReadWork(data, path, index, promised.get(path), output.work_folder)
-        steps.append(Step(f"read-{index:06d}", read_file, work, files.size_and_time(path)[0]))
+    for index, stamp in enumerate(stamps):
+        path, size, _ = stamp
+        work = ReadWork(data, stamp, index, promised.get(path), output.work_folder)
+        steps.append(Step(f"read-{index:06d}", read_file, work, size))
     read = job.run(steps, "read sequences", "B")
     return read, [run for result in read for run in result["runs"]]
 

@@ -13,10 +13,11 @@ import os
 
 import numpy as np
 
-from data_gen import files, records
+from data_gen import files, progress, records
 from data_gen.assignment import PackOrder, choose_slots, fill_packs, find_parts
 from data_gen.example_bytes import serialize_examples
 from data_gen.input_manifest import check_num_records
+from data_gen.input_stamps import unchanged
 from data_gen.provenance import write_provenance
 from data_gen.spill import Column, join_rows, read_spill, take_rows, write_spill
 
@@ -32,13 +33,13 @@ class ReadWork:
 
     Attributes:
         data: What the records are, such as `BertData`.
-        path, file_index: The file, and its number among the inputs.
+        stamp, file_index: The file, as `stamp_files` found it, and its number among the inputs.
         num_records: That it must hold; None where nobody says.
         folder: Where the runs go.
     """
 
     data: object
-    path: str
+    stamp: list
     file_index: int
     num_records: int | None
     folder: str
@@ -121,7 +122,21 @@ def read_file(work):
     Returns:
         Dict with the entry of the manifest, `path`, `num_records`, `sha256`; `num_overlong`, dict; and
         `runs`, list of [path, histogram `[num_lengths]`].
+
+    Raises:
+        InputError: a record cannot be used, or the file changes meanwhile.
     """
+    path = work.stamp[0]
+    with unchanged([work.stamp]):
+        num_records, num_overlong, runs = _read_runs(work, path)
+        checksum = records.file_sha256(path)  # with the block's promise: of what was read
+    check_num_records(path, num_records, work.num_records)
+    entry = {"path": path, "num_records": num_records, "sha256": checksum}
+    return {"entry": entry, "num_overlong": num_overlong, "runs": runs}
+
+
+def _read_runs(work, path):
+    """Write the runs of a file: number of its records, dict of those overlong, and list as in `read_file`."""
     runs, held, num_records, num_overlong = [], [], 0, {}
 
     def flush():
@@ -131,11 +146,11 @@ def read_file(work):
         held.clear()
         columns["file_indices"] = np.full(len(columns["file_indices"]), work.file_index, np.int32)
         lengths = work.data.lengths(columns)
-        path = os.path.join(work.folder, f"run-{work.file_index:05d}-{len(runs):05d}.spill")
-        write_spill(path, columns, work.data.LAYOUT, [len(lengths)])
-        runs.append([path, np.bincount(lengths, minlength=work.data.num_lengths).tolist()])
+        run = os.path.join(work.folder, f"run-{work.file_index:05d}-{len(runs):05d}.spill")
+        write_spill(run, columns, work.data.LAYOUT, [len(lengths)])
+        runs.append([run, np.bincount(lengths, minlength=work.data.num_lengths).tolist()])
 
-    for columns, num_read, overlong in work.data.read(work.path):
+    for columns, num_read, overlong in work.data.read(path):
         num_records += num_read
         for name, count in overlong.items():
             num_overlong[name] = num_overlong.get(name, 0) + count
@@ -146,9 +161,7 @@ def read_file(work):
         if num_tokens >= RUN_TOKENS or sum(len(part["record_numbers"]) for part in held) >= RUN_ROWS:
             flush()
     flush()
-    check_num_records(work.path, num_records, work.num_records)
-    entry = {"path": work.path, "num_records": num_records, "sha256": records.file_sha256(work.path)}
-    return {"entry": entry, "num_overlong": num_overlong, "runs": runs}
+    return num_records, num_overlong, runs
 
 
 def sort_run(work):
@@ -195,6 +208,7 @@ def write_shard(work):
                 some = packs.part(start, min(start + PACKS_AT_ONCE, len(packs)))
                 arrays = work.pack_work.data.assemble(columns, some, work.spec)
                 yield from serialize_examples(arrays)
+                progress.advance(len(some))
 
     entry = records.write_file(work.path, serialize())
     if work.provenance:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_gen import records, schema
+from data_gen import progress, records, schema
 from data_gen.sequences import INT32_MAX, make_sequences
 from data_gen.settings import InputError
 
@@ -30,6 +30,7 @@ def read_unpacked(path):
         features = records.parse_examples(batch, lengths, path, number)
         yield _to_sequences(features, path, number)
         number += len(batch)
+        progress.advance(records.batch_bytes(batch))
 
 
 def refuse(bad, values, rule, path, first_record, error=InputError):

@@ -75,6 +75,11 @@ def read_records(path):
         yield from batch.numpy()
 
 
+def batch_bytes(batch):
+    """Bytes that records, a string tensor `[n]`, take in a file: int."""
+    return FRAME_BYTES * len(batch) + int(tf.reduce_sum(tf.strings.length(batch)))
+
+
 def count_records(path):
     """Number of records in one file; raises as `read_batches`."""
     return sum(len(batch) for batch in read_batches(path))

@@ -47,6 +47,7 @@ def setting(
         changeable: True where a stopped run may continue with another value, because the result does not
             depend on it.
         transient: True where it says how to call a command, not what it makes: left out of resolved flags.
+            What is transient is changeable too.
 
     Returns:
         A dataclass field.
@@ -54,6 +55,12 @@ def setting(
     rules = {"help": help, "minimum": minimum, "maximum": maximum, "choices": choices, "parse": parse}
     rules |= {"changeable": changeable or transient, "transient": transient}
     return dataclasses.field(default=default, metadata=rules)
+
+
+def result_settings(config):
+    """The settings of a config that its result depends on, as a dict: those that are not changeable."""
+    fields = [field for field in dataclasses.fields(config) if not field.metadata["changeable"]]
+    return {field.name: getattr(config, field.name) for field in fields}
 
 
 def check_settings(config):

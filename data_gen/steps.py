@@ -18,10 +18,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_gen import files
+from data_gen import files, progress
 from data_gen.runners import LOCAL
 
 STATUS_ORPHANED = 1
+SECONDS_BETWEEN_LOOKS = 0.5  # at what the workers have done
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Step:
         name: Unique in its job, and a file name.
         function: Function of a module, from `argument` to a result that is plain JSON.
         argument: Anything that can be pickled.
-        size: How much of the progress bar it is.
+        size: How much of the progress bar it is; `progress.advance` moves the bar within the step.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Job:
         self._num_workers = num_workers
         self._runner = runner
         self._pool = None
+        self._counter = None
 
     def __enter__(self):
         return self
@@ -96,41 +98,46 @@ class Job:
             else:
                 results[step.name] = note["result"]
         total = sum(step.size for step in steps)
-        with tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as progress:
+        with tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as bar:
             for step in steps:
                 if step.name in results:
                     release(step)
-                    progress.update(step.size)
-            for step, result in self._do(left):
+                    bar.update(step.size)
+            for step, result in self._do(left, bar):
                 results[step.name] = result
                 release(step)
-                progress.update(step.size)
         return [results[step.name] for step in steps]
 
-    def _do(self, steps):
-        """Do steps in any order: yields (step, result)."""
+    def _do(self, steps, bar):
+        """Do steps in any order and move the bar: yields (step, result)."""
         if self._runner != LOCAL and steps:
             from data_gen.beam_runner import run_pipeline  # an extra; its import takes seconds
 
             work = [(step, self._work_folder) for step in steps]
             run_pipeline(self._runner, do_step, work, self._work_folder)
-            yield from ((step, self._read_note(step)["result"]) for step in steps)
+            for step in steps:
+                bar.update(step.size)  # machines far away tell of no more than what is complete
+                yield step, self._read_note(step)["result"]
             return
         if min(self._num_workers, len(steps)) <= 1:
-            yield from ((step, do_step((step, self._work_folder))) for step in steps)
+            with progress.following(bar.update):
+                yield from ((step, do_step((step, self._work_folder))) for step in steps)
             return
         if self._pool is None:
             # Spawned, not forked: TensorFlow's and the tokenizer's threads do not survive a fork.
             context = multiprocessing.get_context("spawn")
-            self._pool = futures.ProcessPoolExecutor(self._num_workers, context, _prepare_worker)
-        running = {self._pool.submit(do_step, (step, self._work_folder)): step for step in steps}
+            self._counter = context.Value("q", 0)
+            self._pool = futures.ProcessPoolExecutor(
+                self._num_workers, context, _prepare_worker, (self._counter,)
+            )
         try:
-            for future in futures.as_completed(running):
-                yield running[future], future.result()
+            with _shown(self._counter, bar):
+                running = {self._pool.submit(do_step, (step, self._work_folder)): step for step in steps}
+                for future in futures.as_completed(running):
+                    yield running[future], future.result()
         except futures.process.BrokenProcessPool as error:
             raise OSError(
-                "a worker process ended without a word, as when the system is out of memory; "
-                "the same command continues where this one stopped"
+                "a worker process ended without a word, as when the system is out of memory"
             ) from error
 
     def _read_note(self, step):
@@ -144,7 +151,8 @@ def do_step(work):
     """Do one (step, work folder) and note its result, which is returned."""
     step, work_folder = work
     # what a reader of the note will find: tuples as lists, keys as text
-    note = json.dumps({"result": step.function(step.argument)})
+    with progress.step(step.size):
+        note = json.dumps({"result": step.function(step.argument)})
     files.write_text(_note_path(work_folder, step), note)
     return json.loads(note)["result"]
 
@@ -153,11 +161,44 @@ def _note_path(work_folder, step):
     return os.path.join(work_folder, f"{step.name}.done")
 
 
-def _prepare_worker():
-    """Leave Ctrl-C to the parent, which reports it once, and end with the parent.
+@contextlib.contextmanager
+def _shown(counter, bar):
+    """Move the bar by what the workers add to a counter during the block."""
+    number = counter.get_obj()  # without its lock, which a killed worker may never have given back
+    shown = number.value
 
-    Without the latter, the workers of a killed run would go on writing beside those of the next.
+    def show():
+        nonlocal shown
+        now = number.value
+        bar.update(now - shown)
+        shown = now
+
+    def look():
+        while not is_over.wait(SECONDS_BETWEEN_LOOKS):
+            show()
+
+    is_over = threading.Event()
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        looking.join()
+        show()
+
+
+def _prepare_worker(counter):
+    """Leave Ctrl-C to the parent, which reports it once, end with the parent, and count what is done.
+
+    Without the second, the workers of a killed run would go on writing beside those of the next.
     """
+
+    def add(amount):
+        with counter.get_lock():
+            counter.get_obj().value += amount
+
+    progress.follow(add)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -109,7 +109,11 @@ def open_corpus(folder):
 @contextlib.contextmanager
 def _open_for_writing(folder):
     with contextlib.ExitStack() as stack:
-        yield {name: stack.enter_context(files.open_file(os.path.join(folder, name), "wb")) for name in FILES}
+        columns = {}
+        for name in FILES:
+            partial = stack.enter_context(files.write_whole(os.path.join(folder, name)))
+            columns[name] = stack.enter_context(files.open_file(partial, "wb"))
+        yield columns
 
 
 @functools.cache

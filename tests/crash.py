@@ -1,8 +1,9 @@
-"""Runs a command in a process of its own and kills it: at a chosen change of a file, or after a while.
+"""Runs a command in a process of its own and kills it, or a worker: at a chosen change of a file, or later.
 
 Processes come from multiprocessing's fork server, which has TensorFlow imported already.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -29,11 +30,34 @@ def finish(process):
     return process.exitcode
 
 
-def kill_after(process, seconds):
-    """Kill a process after some seconds, unless it ends before; returns whether it was killed."""
+def kill_after(process, seconds, whom="process"):
+    """Kill a process after some seconds, unless it ends before.
+
+    Args:
+        process: From `start`.
+        seconds: How long it may run.
+        whom: "process" for it alone, "group" for its workers as well, "worker" for one of these alone.
+
+    Returns:
+        Whether it did not end well.
+    """
     process.join(seconds)
-    process.kill()
-    return finish(process) == -signal.SIGKILL
+    victims = find_workers(process.pid)[:1] if whom == "worker" else [process.pid]
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            (os.killpg if whom == "group" else os.kill)(pid, signal.SIGKILL)
+    return finish(process) != 0
+
+
+def find_workers(pid):
+    """Process ids of the workers of a process that runs `Job`."""
+    found = []
+    for children in Path("/proc").glob(f"{pid}/task/*/children"):
+        with contextlib.suppress(OSError):  # a thread or a process that has just ended
+            for child in children.read_text().split():
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    return found
 
 
 def all_bytes(folder):
@@ -43,6 +67,7 @@ def all_bytes(folder):
 
 
 def _run(function, config, fatal_change):
+    os.setpgrp()  # for those who kill the whole group
     if fatal_change is not None:
         _die_at(fatal_change)
     function(config)

@@ -19,6 +19,10 @@ from data_gen.tokenization import SPECIAL_TOKENS
 S = 64
 NUM_KILLS = 3
 NUM_SLOW_KILLS = 50
+# Whom some of every 16 kills are for in a run with two workers, see `kill_after`; the others are of runs
+# without workers, which start in a tenth of the time
+VICTIMS = {1: "group", 6: "process", 11: "worker"}
+TURNS = 16
 
 
 @pytest.fixture
@@ -98,16 +102,22 @@ def test_killed_at_many_random_moments(tmp_path, jobs, name):
 
 def kill_at_random_moments(tmp_path, job, num_kills, seed):
     function, config_class, settings = job
-    began = time.monotonic()
-    expected = complete(job, tmp_path / "whole")
-    duration = time.monotonic() - began
+    durations = {}
+    for num_workers in (1, 2):
+        began = time.monotonic()
+        folder = tmp_path / f"whole-{num_workers}"
+        expected = complete((function, config_class, {**settings, "num_workers": num_workers}), folder)
+        durations[num_workers] = time.monotonic() - began
     rng = np.random.default_rng(seed)
     num_killed = number = 0
     while num_killed < num_kills:
         folder = tmp_path / f"out-{number}"
         number += 1
-        process = start(function, config_class(output_dir=str(folder), **settings))
-        num_killed += kill_after(process, rng.uniform(0, duration))
+        victim = VICTIMS.get(num_killed % TURNS)
+        num_workers = 2 if victim else 1
+        config = config_class(output_dir=str(folder), **{**settings, "num_workers": num_workers})
+        process = start(function, config)
+        num_killed += kill_after(process, rng.uniform(0, durations[num_workers]), victim or "process")
         if folder.exists():
             continue_and_compare(job, folder, expected)
         assert number < 20 * num_kills  # else the moments are past the end, and nothing is tested
@@ -143,7 +153,7 @@ def test_other_settings_or_inputs_begin_anew(tmp_path, jobs):
     folder = tmp_path / "out"
     assert finish(start(function, config_class(output_dir=str(folder), **settings), fatal_change=25)) != 0
     assert (folder / INCOMPLETE_NAME).exists()
-    other = (function, config_class, {**settings, "seed": 99})
+    other = (function, config_class, {**settings, "random_seed": 99})
     assert complete(other, folder) == complete(other, tmp_path / "fresh")
 
     folder = tmp_path / "out2"

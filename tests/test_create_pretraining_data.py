@@ -162,7 +162,7 @@ def test_the_sample_corpus_is_the_input_where_none_is_given(tmp_path, monkeypatc
     monkeypatch.setattr(create_files, "read_sample_documents", lambda: iter(documents))
     config = CreateConfig(output_dir=str(tmp_path / "out"), vocab_size=100, max_seq_length=16, num_workers=1)
     manifest = create_files.create(config)
-    assert manifest["inputs"][0]["name"] == "embedded sample corpus"
+    assert manifest["inputs"][0]["path"] == "embedded sample corpus"
     assert manifest["splits"]["train"]["num_documents"] == 2
     assert manifest["splits"]["train"]["num_sequences"] >= 20  # two documents, ten passes
 
@@ -173,7 +173,7 @@ def test_files_and_formats_mix(text, tmp_path):
     )
     pattern = f"{text[0]},{tmp_path}/more.*"
     manifest = create_files.create(make_config(text, tmp_path / "out", input_file=pattern))
-    assert [entry["name"] for entry in manifest["inputs"]] == ["more.jsonl.gz", "text.txt"]
+    assert [entry["path"] for entry in manifest["inputs"]] == [str(tmp_path / "more.jsonl.gz"), str(text[0])]
     assert manifest["splits"]["train"]["num_documents"] == NUM_DOCUMENTS + 2
 
 
@@ -255,14 +255,14 @@ def test_eval_needs_a_second_document(text, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_worker_that_fails_leaves_nothing(text, tmp_path, monkeypatch):
+def test_a_worker_that_fails_leaves_no_record(text, tmp_path, monkeypatch):
     def fail(shard):
         raise OSError("no space left")
 
     monkeypatch.setattr(create_files, "write_shard", fail)
     with pytest.raises(OSError, match="no space"):
         create_files.create(make_config(text, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".incomplete"]
 
 
 def test_overwrite_replaces_the_records(text, tmp_path):

@@ -17,7 +17,11 @@ RULES = {
     "data_gen.example_bytes": ({"data_gen.schema"}, {"numpy"}),
     "data_gen.shuffle": (set(), {"numpy"}),
     "data_gen.assignment": ({"data_gen.sequences", "data_gen.shuffle"}, {"numpy"}),
-    "data_gen.steps": ({"data_gen.files", "data_gen.runners", "data_gen.beam_runner"}, {"tqdm"}),
+    "data_gen.progress": (set(), set()),
+    "data_gen.steps": (
+        {"data_gen.files", "data_gen.progress", "data_gen.runners", "data_gen.beam_runner"},
+        {"tqdm"},
+    ),
     "data_gen.packing.*": ({"data_gen.packing.*"}, {"numpy", "scipy", "highspy"}),
     "data_gen.sequences": (set(), {"numpy"}),
     "data_gen.records": (

@@ -103,7 +103,7 @@ def test_manifest_describes_the_packs(tmp_path, input_file):
 
 def test_same_seed_same_bytes(tmp_path, input_file):
     hashes = [
-        [entry["sha256"] for entry in pack(config(input_file, tmp_path / name, seed=seed))["files"]]
+        [entry["sha256"] for entry in pack(config(input_file, tmp_path / name, random_seed=seed))["files"]]
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     assert hashes[0] == hashes[1] != hashes[2]
@@ -367,14 +367,14 @@ def test_an_error_while_files_move_loses_nothing(tmp_path, input_file, monkeypat
 
     monkeypatch.setattr("data_gen.output.files.replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pack(config(input_file, out, num_shards=3, seed=5, overwrite=True))
+        pack(config(input_file, out, num_shards=3, random_seed=5, overwrite=True))
     monkeypatch.undo()
     assert read_manifest(out) is None
     before = sorted(out.rglob("*"))
     with pytest.raises(InputError, match="must be empty unless --overwrite"):
-        pack(config(input_file, out, num_shards=3, seed=6))
+        pack(config(input_file, out, num_shards=3, random_seed=6))
     assert sorted(out.rglob("*")) == before
-    finished = pack(config(input_file, out, num_shards=3, seed=5))
-    expected = pack(config(input_file, tmp_path / "other", num_shards=3, seed=5))
+    finished = pack(config(input_file, out, num_shards=3, random_seed=5))
+    expected = pack(config(input_file, tmp_path / "other", num_shards=3, random_seed=5))
     assert finished["files"] == expected["files"] == read_manifest(out)["files"]
     assert all(records.file_sha256(out / entry["name"]) == entry["sha256"] for entry in finished["files"])

@@ -5,7 +5,12 @@ import math
 
 import pytest
 
-from data_gen.settings import InputError, check_settings, parse_depth, setting
+from data_gen.create_config import CreateConfig
+from data_gen.pack_config import PackConfig
+from data_gen.settings import InputError, check_settings, parse_depth, result_settings, setting
+
+# How a command is called; the result depends on none of it
+CALLS = {"output_dir", "num_workers", "runner", "overwrite", "json"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,20 @@ def test_bad_values_are_named(name, value, rule):
     with pytest.raises(InputError) as caught:
         Example(**{name: value})
     assert str(caught.value) == f"`{name}` must be {rule}. Received: {value!r}."
+
+
+@pytest.mark.parametrize(
+    ("config", "others"),
+    [
+        (PackConfig(), CALLS | {"dry_run", "histogram"}),
+        (CreateConfig(output_dir="out"), CALLS),
+        (CreateConfig(output_dir="out", vocab_file="vocab.txt"), CALLS | {"vocab_size"}),
+    ],
+)
+def test_manifests_keep_the_settings_that_the_result_depends_on(config, others):
+    names = {field.name for field in dataclasses.fields(config)}
+    assert set(config.resolved()) == names - others
+    assert others - {"vocab_size"} == names - set(result_settings(config))
 
 
 def test_parse_depth():

@@ -1,0 +1,65 @@
+"""The sizes of runs and parts, which bound the memory, leave no trace in the packs."""
+
+import numpy as np
+import pytest
+from crash import all_bytes
+from unpacked_records import make_features, write_features
+
+from data_gen import pack_files, pack_steps, records
+from data_gen.pack_config import PackConfig
+from data_gen.pack_files import pack
+from data_gen.spill import read_spill
+
+S = 16
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """Runs and parts of some packs; dict that is filled with how many of them there were."""
+    found = {"runs of a file": [], "parts": [], "runs of a part": []}
+    read, sort, measure = pack_files.read_file, pack_files.sort_run, pack_files.measure_part
+    read_batches = records.read_batches
+
+    def count_runs(work):
+        result = read(work)
+        found["runs of a file"].append(len(result["runs"]))
+        return result
+
+    def count_parts(work):
+        sort(work)
+        found["parts"].append(len(np.load(work.limits)) - 1)
+
+    def count_owners(work_and_part):
+        work, part = work_and_part
+        layout = {**work.data.LAYOUT, **pack_steps.SLOTS}
+        pieces = [read_spill(path, layout, part.index) for path in work.sorted_runs]
+        found["runs of a part"].append(sum(len(piece["slots"]) > 0 for piece in pieces))
+        return measure(work_and_part)
+
+    for module in (pack_files, pack_steps):
+        monkeypatch.setattr(module, "RUN_TOKENS", 20 * S)
+    # a run is of whole batches
+    monkeypatch.setattr(records, "read_batches", lambda path, batch_size=16: read_batches(path, batch_size))
+    monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
+    monkeypatch.setattr(pack_files, "read_file", count_runs)
+    monkeypatch.setattr(pack_files, "sort_run", count_parts)
+    monkeypatch.setattr(pack_files, "measure_part", count_owners)
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, {"features": f"input_ids:int:{3 * S}"}])
+def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, changes, monkeypatch):
+    """Several runs of each file and several parts of each shard: in production, some million tokens each."""
+    rng = np.random.default_rng(0)
+    for seed, name in enumerate("ab"):
+        features = make_features(rng.integers(2, S + 1, 100), S, seed)
+        write_features(tmp_path / f"{name}.tfrecord", features)
+    settings = {"input_file": f"{tmp_path}/?.tfrecord", "max_seq_length": S, "num_shards": 2, **changes}
+    settings |= {"provenance": True, "num_workers": 1}
+    pack(PackConfig(output_dir=str(tmp_path / "small"), **settings))
+    assert min(groups["runs of a file"]) >= 3
+    assert min(groups["parts"]) >= 6  # three of each shard
+    assert max(groups["runs of a part"]) >= 4  # which are of both files
+    monkeypatch.undo()
+    pack(PackConfig(output_dir=str(tmp_path / "whole"), **settings))
+    assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")
