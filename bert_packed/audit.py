@@ -5,6 +5,7 @@ import functools
 import sys
 
 from bert_packed.config import load_model_config
+from bert_packed.engines import choose_backend, make_engine
 from data_gen.command_line import print_table, run
 from data_gen.input_files import find_files
 from data_gen.settings import InputError, check_settings, setting
@@ -42,9 +43,9 @@ class AuditConfig:
 
 def main(config):
     """Audit and print; returns an exit status."""
+    choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed import contamination, input_pipeline, starting_weights
-    from bert_packed.engines.tensorflow import TensorFlowEngine
     from bert_packed.losses import normalizers, pretraining_sums
     from bert_packed.metrics import SUM_NAMES
     from bert_packed.modeling import build_pretraining_model
@@ -65,7 +66,7 @@ def main(config):
             f"Received: {num_sequences} sequences in as many packs."
         )
     model = build_pretraining_model(model_config, seed=0)
-    engine = TensorFlowEngine(
+    engine = make_engine(
         model,
         functools.partial(pretraining_sums, mlm_loss=config.mlm_loss),
         SUM_NAMES,

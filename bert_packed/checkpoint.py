@@ -183,8 +183,13 @@ def _save(variables, path):
 
 
 def _to_numpy(variables):
+    """Arrays of variables, whole numbers as int64: for step and seeds each backend has a type of its own."""
+    arrays = {name: variable.numpy() for name, variable in variables.items()}
+    dtypes = {
+        name: np.int64 if values.dtype.kind in "iu" else values.dtype for name, values in arrays.items()
+    }
     # Not ascontiguousarray, which would turn the scalar step count into an array of one
-    return {name: np.array(variable.numpy(), order="C") for name, variable in variables.items()}
+    return {name: np.array(values, dtypes[name], order="C") for name, values in arrays.items()}
 
 
 def _flush_to_disk(path):
