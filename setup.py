@@ -29,7 +29,7 @@ BEAM_REQUIRES = [
 ]
 
 JAX_REQUIRES = [
-    "jax>=0.5",  # the second backend: KERAS_BACKEND=jax; for an accelerator install its own extra, jax[cuda12]
+    "jax>=0.7",  # the second backend, KERAS_BACKEND=jax; accelerators need its own extras, as jax[cuda13]
 ]
 
 REFERENCE_REQUIRES = [

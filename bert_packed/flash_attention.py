@@ -1,4 +1,4 @@
-"""Attention by the platform's fused kernel, which compares sequence ids tile by tile and holds no S x S array.
+"""Attention by the platform's fused kernel: sequence ids compared tile by tile, and no S x S array.
 
 The kernels are JAX's own, written in Pallas: one for GPUs, one for TPUs. Both compute the scores of a tile
 of queries and keys at a time, forward and backward, so memory grows with S where the dense mask and scores

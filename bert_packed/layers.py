@@ -142,9 +142,9 @@ class SelfAttention(keras.layers.Layer):
 
     Args:
         config: `ModelConfig`.
-        attend: Function `(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)` to float `[B, S, N, H]`, a fused
-            kernel without dropout, from queries that are scaled already. None for dense scores. The layer is
-            then called with the sequence ids, int32 `[B, S]`, in the place of the mask.
+        attend: None for dense scores, or a fused kernel: function `(query_BSNH, key_BSNH, value_BSNH,
+            sequence_ids_BS)` to float `[B, S, N, H]`, without dropout, from queries that are scaled already.
+            The layer is then called with those ids, int32 `[B, S]`, in the place of the mask.
     """
 
     def __init__(self, config, name="attention", attend=None, **kwargs):
