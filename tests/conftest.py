@@ -8,11 +8,12 @@ from hypothesis import settings
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 if os.environ.get("KERAS_BACKEND") == "jax":
-    # Tests make the same tiny programs again and again, and JAX compiles each operation outside of one by
-    # itself: kept for this run of pytest and the commands that it starts
+    # Tiny programs compile for longer than they run, the same ones again and again, and outside of one JAX
+    # compiles each operation by itself: little optimised, and kept for this run of pytest and its commands
     COMPILED = tempfile.TemporaryDirectory()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")

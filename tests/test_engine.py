@@ -10,6 +10,8 @@ from tiny import make_engine, to_floats
 
 from bert_packed.optimization import EXCLUDED_FROM_DECAY, Lamb
 
+pytestmark = pytest.mark.both_backends
+
 
 def training_engine(micro_batch_size=None):
     optimizer = Lamb(0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)

@@ -14,6 +14,7 @@ from bert_packed.optimization import Lamb
 
 BF16 = 2.0**-8  # half of the distance from 1 to the next number
 DTYPE = "mixed_bfloat16"
+pytestmark = pytest.mark.both_backends
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from bert_packed.metrics import means
 from bert_packed.modeling import build_pretraining_model
 
 MLM_LOSSES = ("per_sequence", "per_token")
+pytestmark = pytest.mark.both_backends
 
 
 def sequence_rows(batch, values, ids):

@@ -14,6 +14,7 @@ from bert_packed.modeling import build_pretraining_model
 from bert_packed.optimization import Lamb
 
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+pytestmark = pytest.mark.both_backends
 
 
 def make_remat_engine(remat, config, **kwargs):

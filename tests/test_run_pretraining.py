@@ -1,6 +1,7 @@
 """The training command as a user runs it: results, resuming after kill -9 and SIGTERM, and mistakes."""
 
 import csv
+import importlib.util
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from data_gen import command_line, records, schema
 from data_gen.example_bytes import serialize_examples
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.both_backends
 TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second")
 
 
@@ -324,10 +326,14 @@ def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys
         assert not (tmp_path / "run").exists()
 
 
-def test_another_backend_is_refused(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
+def test_a_backend_that_is_not_supported_or_not_installed_is_refused(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
     assert run(*arguments(data, tmp_path / "run")) == 2
-    assert "KERAS_BACKEND must be tensorflow" in capsys.readouterr().err
+    assert "KERAS_BACKEND must be one of tensorflow, jax. Received: torch." in capsys.readouterr().err
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(*arguments(data, tmp_path / "run")) == 2
+    assert "KERAS_BACKEND=jax needs `pip install -e '.[jax]'`" in capsys.readouterr().err
 
 
 def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path, capsys):
