@@ -16,7 +16,6 @@ from data_gen import command_line
 from data_gen.settings import InputError
 
 SINGLE = [name for name, fields in ABLATIONS.items() if len(fields) == 1]
-pytestmark = pytest.mark.both_backends
 
 
 @pytest.fixture(scope="module")

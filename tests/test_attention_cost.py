@@ -3,13 +3,10 @@
 import json
 
 import numpy as np
-import pytest
 from tiny import CONFIG
 
 from bert_packed.reports.attention_cost import DESCRIPTION, CostConfig, main, make_inputs, make_programs
 from data_gen.command_line import run
-
-pytestmark = pytest.mark.both_backends
 
 
 def test_the_programs_differ_in_the_mask_alone():

@@ -16,7 +16,6 @@ from bert_packed.optimization import Lamb
 from data_gen.settings import InputError
 
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1)
-pytestmark = pytest.mark.both_backends
 
 
 def training_engine(config=WITH_DROPOUT, seed=1):

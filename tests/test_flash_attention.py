@@ -16,7 +16,6 @@ from data_gen import command_line
 from data_gen.settings import InputError
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
-pytestmark = pytest.mark.both_backends
 
 LENGTH = 256  # two tiles
 WITH_DROPOUT = dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.1)
@@ -112,6 +111,7 @@ def test_a_kernel_lowers_at_the_shapes_of_bert_base(platform, dtype):
     assert ("tpu_custom_call" if platform == "tpu" else "xla.gpu.triton") in program
 
 
+@pytest.mark.both_backends
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 @pytest.mark.parametrize("remat", [False, True])
 def test_a_model_with_the_kernel_equals_the_dense_model(remat):

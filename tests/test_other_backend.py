@@ -21,7 +21,6 @@ from bert_packed.config import TrainConfig
 from data_gen import command_line
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
-pytestmark = pytest.mark.both_backends
 
 HERE = Path(__file__).resolve().parent
 OTHER = {"tensorflow": "jax", "jax": "tensorflow"}[keras.backend.backend()]

@@ -12,7 +12,6 @@ from bert_packed.metrics import means
 from bert_packed.modeling import build_pretraining_model
 
 MLM_LOSSES = ("per_sequence", "per_token")
-pytestmark = pytest.mark.both_backends
 
 
 def sequence_rows(batch, values, ids):
@@ -44,6 +43,7 @@ def assert_gradients_equal(model, got, want):
         assert np.abs(one - other).max() <= 1e-5 * scale, variable.path
 
 
+@pytest.mark.both_backends
 def test_hidden_states_and_logits(batches):
     model = build_pretraining_model(CONFIG, seed=1)
     pairs = [(np.asarray(model.encode(batch)), batch["sequence_ids"], batch) for batch in batches]
@@ -62,6 +62,7 @@ def test_hidden_states_and_logits(batches):
             np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
 def test_losses_and_accuracies(batches, mlm_loss):
     engine = make_engine(mlm_loss)
@@ -72,6 +73,7 @@ def test_losses_and_accuracies(batches, mlm_loss):
     assert means(packed, mlm_loss) == pytest.approx(means(unpacked, mlm_loss), rel=1e-5)
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
 def test_loss_of_each_sequence(batches, mlm_loss):
     """Per-sequence losses one by one: silence all predictions but one sequence's."""
@@ -97,6 +99,7 @@ def test_loss_of_each_sequence(batches, mlm_loss):
     np.testing.assert_allclose(np.sum(losses[0], axis=0), (total["mlm_loss"], total["nsp_loss"]), rtol=1e-5)
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
 def test_all_gradients(batches, mlm_loss):
     packed, unpacked = batches
@@ -106,6 +109,7 @@ def test_all_gradients(batches, mlm_loss):
     assert_gradients_equal(engine.model, got, want)
 
 
+@pytest.mark.both_backends
 def test_neighbours_see_nothing(batches):
     """New tokens in one sequence leave the others' hidden states untouched, bit for bit."""
     packed, _ = batches
@@ -124,6 +128,7 @@ def test_neighbours_see_nothing(batches):
     assert changed_slots == 10
 
 
+@pytest.mark.both_backends
 def test_cross_gradient_is_exactly_zero(batches):
     """The gradient of one sequence's outputs by its neighbours' embeddings is 0, not small."""
     packed, _ = batches
@@ -148,7 +153,7 @@ def test_cross_gradient_is_exactly_zero(batches):
 
 
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
-@pytest.mark.parametrize("micro_batch_size", [1, 5, 10])
+@pytest.mark.parametrize("micro_batch_size", [1, pytest.param(5, marks=pytest.mark.both_backends), 10])
 def test_micro_batches_equal_one(batches, mlm_loss, micro_batch_size):
     packed, _ = batches
     doubled = {name: np.concatenate([values, values[::-1]]) for name, values in packed.items()}
@@ -159,6 +164,7 @@ def test_micro_batches_equal_one(batches, mlm_loss, micro_batch_size):
     assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
 
 
+@pytest.mark.both_backends
 def test_empty_packs_change_nothing(batches):
     packed, _ = batches
     engine = make_engine()

@@ -14,7 +14,6 @@ from bert_packed.modeling import build_pretraining_model
 from bert_packed.optimization import Lamb
 
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
-pytestmark = pytest.mark.both_backends
 
 
 def make_remat_engine(remat, config, **kwargs):
@@ -28,7 +27,7 @@ def make_remat_engine(remat, config, **kwargs):
 
 
 @pytest.mark.parametrize("config", [CONFIG, WITH_DROPOUT], ids=["sound", "dropout"])
-@pytest.mark.parametrize("micro_batch_size", [5, 1])
+@pytest.mark.parametrize("micro_batch_size", [5, pytest.param(1, marks=pytest.mark.both_backends)])
 def test_gradients_are_the_same(config, micro_batch_size):
     packed, _ = packed_and_unpacked()
     plain, again = (make_remat_engine(r, config, micro_batch_size=micro_batch_size) for r in (False, True))
@@ -43,18 +42,21 @@ def test_gradients_are_the_same(config, micro_batch_size):
     assert seeds[0] == seeds[1]
 
 
+@pytest.mark.both_backends
 def test_dropout_is_in_the_comparison():
     packed, _ = packed_and_unpacked()
     sums = [make_remat_engine(True, c).gradients(packed)[1]["mlm_loss"] for c in (CONFIG, WITH_DROPOUT)]
     assert abs(float(sums[0]) - float(sums[1])) > 1e-3
 
 
+@pytest.mark.both_backends
 def test_compiled_steps_are_the_same():
     packed, _ = packed_and_unpacked()
     engines = [make_remat_engine(r, WITH_DROPOUT, optimizer=Lamb(0.01)) for r in (False, True)]
     for engine in engines:
         engine.train_step(packed)
         assert engine.num_train_traces == 1
-    plain, again = ([weight.numpy() for weight in engine.model.weights] for engine in engines)
-    for one, other in zip(plain, again, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
+    for one, other in zip(*(engine.model.weights for engine in engines), strict=True):
+        # Key biases: of a gradient that is 0 but for rounding, LAMB makes a step of any direction
+        if not one.path.endswith("key/bias"):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-4, err_msg=one.path)
