@@ -29,7 +29,7 @@ BEAM_REQUIRES = [
 ]
 
 JAX_REQUIRES = [
-    "jax>=0.7",  # the second backend, KERAS_BACKEND=jax; accelerators need its own extras, as jax[cuda13]
+    "jax>=0.10,<1",  # the second backend, KERAS_BACKEND=jax; for accelerators see its own extras
 ]
 
 REFERENCE_REQUIRES = [

@@ -170,6 +170,11 @@ class SelfAttention(keras.layers.Layer):
         query_BSNH = self._split_heads(self.query(hidden_BSD)) * self.head_width**-0.5
         key_BSNH = self._split_heads(self.key(hidden_BSD))
         value_BSNH = self._split_heads(self.value(hidden_BSD))
+        if self.attend is not None and training and self.attention_dropout.rate > 0:
+            raise ValueError(
+                "`attend` must be None to train with dropout of attention. Received: "
+                f"attention_probs_dropout_prob={self.attention_dropout.rate}."
+            )
         if self.attend is None:
             context_BSNH = self._attend_densely(query_BSNH, key_BSNH, value_BSNH, mask_B1SS, training)
         else:

@@ -6,16 +6,18 @@ import functools
 import keras
 import numpy as np
 import pytest
-from packs import packed_and_unpacked
+from packs import packed_and_unpacked, random_packs, write_packs
 from tiny import CONFIG, make_engine, write_data
 
 import run_pretraining
-from bert_packed import flash_attention
+from bert_packed import audit, checkpoint, flash_attention
 from bert_packed.config import TrainConfig
+from bert_packed.layers import SelfAttention
 from data_gen import command_line
 from data_gen.settings import InputError
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 
 LENGTH = 256  # two tiles
 WITH_DROPOUT = dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.1)
@@ -112,7 +114,7 @@ def test_a_kernel_lowers_at_the_shapes_of_bert_base(platform, dtype):
 
 
 @pytest.mark.both_backends
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+@needs_jax
 @pytest.mark.parametrize("remat", [False, True])
 def test_a_model_with_the_kernel_equals_the_dense_model(remat):
     config = dataclasses.replace(CONFIG, max_position_embeddings=LENGTH)
@@ -157,6 +159,14 @@ def test_what_the_kernel_cannot_do_is_refused_or_left_to_the_dense_path(
     assert (reason in chosen.description) == (platform in ("gpu", "tpu"))
 
 
+def test_dropout_is_never_left_out_silently():
+    layer = SelfAttention(WITH_DROPOUT, attend=lambda query, key, value, ids: value)
+    hidden, ids = np.zeros((1, 4, 16), np.float32), np.ones((1, 4), np.int32)
+    assert layer(hidden, ids, training=False).shape == (1, 4, 16)
+    with pytest.raises(ValueError, match="Received: attention_probs_dropout_prob=0.1"):
+        layer(hidden, ids, training=True)
+
+
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_the_kernel_is_taken_where_it_can_do_the_work(monkeypatch, platform):
     monkeypatch.setattr(flash_attention, "_kernel_name", lambda: platform)
@@ -164,6 +174,29 @@ def test_the_kernel_is_taken_where_it_can_do_the_work(monkeypatch, platform):
         chosen = flash_attention.choose_attention(attention, CONFIG, 512)
         assert chosen.attend is flash_attention.KERNELS[platform] and "flash" in chosen.description
     assert flash_attention.choose_attention("dense", CONFIG, 512).attend is None
+
+
+@pytest.mark.both_backends
+@needs_jax
+def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
+    """From packs on disk to the table, compiled; and one that leaks fails."""
+    kernel = functools.partial(flash_attention.attend_on_gpu, interpret=True)
+    monkeypatch.setattr(flash_attention, "_kernel_name", lambda: "gpu")
+    config = dataclasses.replace(WITH_DROPOUT, max_position_embeddings=LENGTH, num_hidden_layers=1)
+    rng = np.random.default_rng(0)
+    write_packs(tmp_path / "packs.tfrecord", random_packs(rng, 2, LENGTH), LENGTH, num_predictions=99)
+    checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
+    flags = {
+        "input_file": f"{tmp_path}/*.tfrecord",
+        "init_checkpoint": tmp_path / "model",
+        "num_packs": 2,
+        "attention": "flash",
+    }
+    command = ["audit", *(f"--{name}={value}" for name, value in flags.items())]
+    for attend, status in ((kernel, 0), (lambda q, k, v, ids: kernel(q, k, v, ids * 0), 1)):
+        monkeypatch.setitem(flash_attention.KERNELS, "gpu", attend)
+        assert command_line.run(audit.main, audit.AuditConfig, "", command) == status
+        assert "attention: flash: the fused GPU kernel" in capsys.readouterr().out
 
 
 def test_the_command_says_what_it_took_and_refuses_what_it_cannot(tmp_path, capsys):
