@@ -62,7 +62,6 @@ def test_hidden_states_and_logits(batches):
             np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
 
 
-@pytest.mark.both_backends
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
 def test_losses_and_accuracies(batches, mlm_loss):
     engine = make_engine(mlm_loss)
@@ -73,7 +72,6 @@ def test_losses_and_accuracies(batches, mlm_loss):
     assert means(packed, mlm_loss) == pytest.approx(means(unpacked, mlm_loss), rel=1e-5)
 
 
-@pytest.mark.both_backends
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
 def test_loss_of_each_sequence(batches, mlm_loss):
     """Per-sequence losses one by one: silence all predictions but one sequence's."""

@@ -163,7 +163,8 @@ def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_p
     command = arguments(data, folder, save_checkpoints_steps=1000)
     process = start(*command)
     # during the compilation, which holds the first step back for seconds
-    while not (folder / "run.json").exists():
+    record = folder / "run.json"
+    while not (record.exists() and "segments" in json.loads(record.read_text())):
         time.sleep(0.02)
     time.sleep(0.5)
     process.terminate()
