@@ -1,11 +1,11 @@
 """Command line: pre-train a packed BERT."""
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 
 from bert_packed.config import TrainConfig, ablate, load_model_config
+from bert_packed.engines import choose_backend
 from data_gen.command_line import print_table, run, write_json
 from data_gen.settings import InputError
 
@@ -20,9 +20,10 @@ Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minute
 
 def main(config):
     """Train, evaluate and report one run; returns an exit status."""
-    _use_tensorflow()
+    backend = choose_backend()
     # TensorFlow: not for --help
     from bert_packed import checkpoint, run_directory, starting_weights, training
+    from bert_packed.flash_attention import choose_attention
     from bert_packed.pretraining import build_engine, make_hooks, speed_rows
     from bert_packed.reports.run_summary import describe_cost, describe_run
     from bert_packed.run_data import check_fits, read_data
@@ -37,7 +38,8 @@ def main(config):
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
     with run_directory.locked(config.output_dir) as folder:
         latest = run_directory.find_checkpoint(folder, config, facts)
-        print(describe_run(config, model_config, data))
+        attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
+        print(describe_run(config, model_config, data, attention.description))
         engine = build_engine(config, model_config, data)
         first_step, state = 0, None
         if latest:
@@ -57,19 +59,14 @@ def main(config):
         hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, _show_row)
         if first_step == config.num_train_steps:
             print(f"the run is complete: {latest} holds all {first_step:,} steps")
+        else:
+            run_directory.record_segment(folder, first_step, backend)
         stopped_by = training.train(engine, config, hooks, first_step, state)
         if stopped_by:
             print("stopped after saving; the same command continues", file=sys.stderr)
             return 128 + stopped_by
         _report(config, folder, engine, speed_rows(config, model_config, data, engine))
     return 0
-
-
-def _use_tensorflow():
-    """Choose the backend before Keras is imported, whatever `keras.json` says."""
-    backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    if backend != "tensorflow":
-        raise InputError(f"KERAS_BACKEND must be tensorflow for run_pretraining.py. Received: {backend}.")
 
 
 def _check_outside(init_checkpoint, folder):

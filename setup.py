@@ -28,6 +28,10 @@ BEAM_REQUIRES = [
     "apache-beam>=2.69,<3",  # data generation on more than one machine; the first for Python 3.11 to 3.13
 ]
 
+JAX_REQUIRES = [
+    "jax>=0.10,<1",  # the second backend, KERAS_BACKEND=jax; for accelerators see its own extras
+]
+
 REFERENCE_REQUIRES = [
     "torch>=2.4",  # runs the reference; the CPU wheel is enough, see docs/checkpoints.md
     "transformers>=4.44",  # the reference model that ours must equal, and the reader of our exports
@@ -44,5 +48,10 @@ setup(
     package_data={"data_gen.packing": ["histograms/*.json"]},
     py_modules=["run_pretraining"],
     install_requires=INSTALL_REQUIRES,
-    extras_require={"test": TEST_REQUIRES, "beam": BEAM_REQUIRES, "reference": REFERENCE_REQUIRES},
+    extras_require={
+        "test": TEST_REQUIRES,
+        "beam": BEAM_REQUIRES,
+        "jax": JAX_REQUIRES,
+        "reference": REFERENCE_REQUIRES,
+    },
 )

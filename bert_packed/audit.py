@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import sys
 
-from bert_packed.config import load_model_config
+from bert_packed.config import ATTENTIONS, load_model_config
+from bert_packed.engines import choose_backend, make_engine
 from data_gen.command_line import print_table, run
 from data_gen.input_files import find_files
 from data_gen.settings import InputError, check_settings, setting
@@ -30,6 +31,9 @@ class AuditConfig:
     mlm_loss: str = setting(
         "per_sequence", "weight of a prediction, as in training", choices=("per_sequence", "per_token")
     )
+    attention: str = setting(
+        "dense", "as in run_pretraining.py, without dropout of attention", choices=ATTENTIONS
+    )
     tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences", minimum=0)
     json: str = setting("", "also write the table to this file")
 
@@ -42,9 +46,10 @@ class AuditConfig:
 
 def main(config):
     """Audit and print; returns an exit status."""
+    choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed import contamination, input_pipeline, starting_weights
-    from bert_packed.engines.tensorflow import TensorFlowEngine
+    from bert_packed.flash_attention import choose_attention
     from bert_packed.losses import normalizers, pretraining_sums
     from bert_packed.metrics import SUM_NAMES
     from bert_packed.modeling import build_pretraining_model
@@ -64,8 +69,10 @@ def main(config):
             f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
             f"Received: {num_sequences} sequences in as many packs."
         )
-    model = build_pretraining_model(model_config, seed=0)
-    engine = TensorFlowEngine(
+    without_dropout = dataclasses.replace(model_config, attention_probs_dropout_prob=0.0)
+    attention = choose_attention(config.attention, without_dropout, spec.max_seq_length)
+    model = build_pretraining_model(model_config, seed=0, attend=attention.attend)
+    engine = make_engine(
         model,
         functools.partial(pretraining_sums, mlm_loss=config.mlm_loss),
         SUM_NAMES,
@@ -75,7 +82,8 @@ def main(config):
     found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config)
     print("\n".join(found.lines()))
     print(
-        f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one\n"
+        f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "
+        f"attention: {attention.description}\n"
     )
     checks = contamination.audit(engine, batch, config.mlm_loss, config.tolerance)
     rows = [{**dataclasses.asdict(check), "result": "pass" if check.passed else "FAIL"} for check in checks]

@@ -183,8 +183,14 @@ def _save(variables, path):
 
 
 def _to_numpy(variables):
-    # Not ascontiguousarray, which would turn the scalar step count into an array of one
-    return {name: np.array(variable.numpy(), order="C") for name, variable in variables.items()}
+    """Arrays of variables, whole numbers as int64: for step and seeds each backend has a type of its own."""
+    arrays = {}
+    for name, variable in variables.items():
+        values = variable.numpy()
+        dtype = np.int64 if values.dtype.kind in "iu" else values.dtype
+        # Not ascontiguousarray, which would turn the scalar step count into an array of one
+        arrays[name] = np.array(values, dtype, order="C")
+    return arrays
 
 
 def _flush_to_disk(path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from data_gen.settings import InputError, check_settings, setting
 
 DTYPES = ("float32", "mixed_bfloat16")
+ATTENTIONS = ("auto", "dense", "flash")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 SHAPE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -194,6 +195,12 @@ class TrainConfig:
         "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm "
         "statistics and losses stay float32",
         choices=DTYPES,
+    )
+    attention: str = setting(
+        "auto",
+        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax and without attention "
+        "dropout; auto takes it where it can",
+        choices=ATTENTIONS,
     )
     remat: bool = setting(
         False, "compute each encoder block again in the backward pass: less memory, more time"

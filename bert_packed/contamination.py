@@ -51,7 +51,8 @@ def audit(engine, batch, mlm_loss, tolerance=1e-5, compile=compiled):
         batch: Dict of NumPy arrays of packs, one of which at least holds several sequences.
         mlm_loss: "per_sequence" or "per_token", as the engine's.
         tolerance: Of the checks against unpacked sequences.
-        compile: Function from a function to its compiled form, by default what trains: XLA.
+        compile: Function from a function and the model that it reads to its compiled form, by default what
+            trains: XLA.
 
     Returns:
         List of `Check`.
@@ -59,9 +60,9 @@ def audit(engine, batch, mlm_loss, tolerance=1e-5, compile=compiled):
     used_rows = np.flatnonzero(np.asarray(batch["nsp_weights"]).any(axis=1))
     packs = {name: np.asarray(values)[used_rows] for name, values in batch.items()}
     unpacked, slots = unpack(packs, multiple=len(used_rows))
-    forward = compile(functools.partial(_forward, engine.model))
-    cross_gradient = compile(functools.partial(_cross_gradient, engine))
-    gradients = compile(functools.partial(engine.gradients, training=False))
+    forward = compile(functools.partial(_forward, engine.model), engine.model)
+    cross_gradient = compile(functools.partial(_cross_gradient, engine), engine.model)
+    gradients = compile(functools.partial(engine.gradients, training=False), engine.model)
     return [
         *_neighbours_outputs(forward, engine.model.config.vocab_size, packs),
         *_neighbours_gradients(cross_gradient, packs),

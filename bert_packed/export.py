@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from bert_packed.config import load_model_config
+from bert_packed.engines import choose_backend
 from data_gen.command_line import run
 from data_gen.schema import PackSpec
 from data_gen.settings import InputError, check_settings, setting
@@ -51,6 +52,11 @@ class ExportConfig:
 
 def main(config):
     """Load, write and say what was left out."""
+    backend = choose_backend()
+    if config.format == "saved_model" and backend != "tensorflow":
+        raise InputError(
+            f"`format` must not be saved_model unless KERAS_BACKEND=tensorflow. Received: {backend}."
+        )
     # Keras: not for --help
     from bert_packed import export_formats, starting_weights
     from bert_packed.engines.variables import named_weights

@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 from bert_packed.engines.variables import named_weights
 from bert_packed.foreign_names import tensor_names
 from data_gen import schema
-from data_gen.settings import InputError
 
 KERAS_FILE = "model.keras"
 
@@ -75,18 +74,11 @@ def write_saved_model(folder, model, spec, batch_size):
 
     Args:
         folder: Existing folder.
-        model: `PackedBertForPretraining`.
+        model: `PackedBertForPretraining`, made under the TensorFlow backend.
         spec: `schema.PackSpec`: S, K and P.
         batch_size: B.
 
-    Raises:
-        InputError: the Keras backend is not TensorFlow.
     """  # noqa: E501  a table row is longer than a line of code
-    if keras.backend.backend() != "tensorflow":
-        raise InputError(
-            "`format` must not be saved_model unless KERAS_BACKEND=tensorflow. "
-            f"Received: {keras.backend.backend()}."
-        )
     import tensorflow as tf
 
     def packed(batch):

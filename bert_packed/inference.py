@@ -109,7 +109,7 @@ def load_encoder(
         return ops.cast(model.encode(batch, training=False), "float32")
 
     return TextEncoder(
-        compiled(forward),
+        compiled(forward, model),
         lambda texts: tokenization.encode_sentences(tokenizer, texts),
         vocabulary.cls_id,
         vocabulary.sep_id,

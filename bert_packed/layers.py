@@ -114,10 +114,18 @@ class PackedEmbeddings(keras.layers.Layer):
 
 
 class SelfAttention(keras.layers.Layer):
-    """Multi-head attention inside each sequence, with residual and layer norm after it."""
+    """Multi-head attention inside each sequence, with residual and layer norm after it.
 
-    def __init__(self, config, name="attention", **kwargs):
+    Args:
+        config: `ModelConfig`.
+        attend: None for dense scores, or a fused kernel: function `(query_BSNH, key_BSNH, value_BSNH,
+            sequence_ids_BS)` to float `[B, S, N, H]`, without dropout, from queries that are scaled already.
+            The layer is then called with those ids, int32 `[B, S]`, in the place of the mask.
+    """
+
+    def __init__(self, config, name="attention", attend=None, **kwargs):
         super().__init__(name=name, **kwargs)
+        self.attend = attend
         self.num_heads = config.num_attention_heads
         self.head_width = config.hidden_size // config.num_attention_heads
         self.query = dense(config.hidden_size, config, "query")
@@ -138,14 +146,25 @@ class SelfAttention(keras.layers.Layer):
         query_BSNH = self._split_heads(self.query(hidden_BSD)) * self.head_width**-0.5
         key_BSNH = self._split_heads(self.key(hidden_BSD))
         value_BSNH = self._split_heads(self.value(hidden_BSD))
+        if self.attend is not None and training and self.attention_dropout.rate > 0:
+            raise ValueError(
+                "`attend` must be None to train with dropout of attention. Received: "
+                f"attention_probs_dropout_prob={self.attention_dropout.rate}."
+            )
+        if self.attend is None:
+            context_BSNH = self._attend_densely(query_BSNH, key_BSNH, value_BSNH, mask_B1SS, training)
+        else:
+            context_BSNH = self.attend(query_BSNH, key_BSNH, value_BSNH, mask_B1SS)
+        context_BSD = ops.reshape(context_BSNH, ops.shape(hidden_BSD))
+        return self.norm(hidden_BSD + self.dropout(self.output_dense(context_BSD), training=training))
+
+    def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, mask_B1SS, training):
         scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
         # Not scores * mask: a score of 0 keeps a share of the softmax, and neighbours would leak in
         scores_BNSS = ops.where(mask_B1SS, ops.cast(scores_BNSS, "float32"), MASKED_SCORE)
         probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
         probs_BNSS = self.attention_dropout(probs_BNSS, training=training)
-        context_BSNH = ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
-        context_BSD = ops.reshape(context_BSNH, ops.shape(hidden_BSD))
-        return self.norm(hidden_BSD + self.dropout(self.output_dense(context_BSD), training=training))
+        return ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
 
     def _split_heads(self, hidden_BSD):
         batch, length = ops.shape(hidden_BSD)[:2]
@@ -176,11 +195,16 @@ class FeedForward(keras.layers.Layer):
 
 
 class TransformerBlock(keras.layers.Layer):
-    """One encoder block: attention inside each sequence, then the feed-forward network."""
+    """One encoder block: attention inside each sequence, then the feed-forward network.
 
-    def __init__(self, config, name, **kwargs):
+    Args:
+        config: `ModelConfig`.
+        attend: As in `SelfAttention`.
+    """
+
+    def __init__(self, config, name, attend=None, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.attention = SelfAttention(config)
+        self.attention = SelfAttention(config, attend=attend)
         self.feed_forward = FeedForward(config)
 
     @property

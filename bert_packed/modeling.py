@@ -29,14 +29,17 @@ class PackedEncoder(keras.layers.Layer):
         block: Function `(config, name)` to an encoder block, a layer called as
             `block(hidden_BSD, mask_B1SS, training=...)`. Other architectures plug in here.
         remat: Compute each block again in the backward pass instead of keeping its activations.
+        attend: As in `layers.SelfAttention`, for every block; None for the dense mask.
     """
 
-    def __init__(self, config, block=TransformerBlock, remat=False, name="bert", **kwargs):
+    def __init__(self, config, block=TransformerBlock, remat=False, attend=None, name="bert", **kwargs):
         super().__init__(name=name, **kwargs)
         self.remat = remat
+        self.attend = attend
         self.config = config
         self.embeddings = PackedEmbeddings(config)
-        self.blocks = [block(config, name=f"layer_{i}") for i in range(config.num_hidden_layers)]
+        given = {} if attend is None else {"attend": attend}  # a block of another kind knows nothing of it
+        self.blocks = [block(config, name=f"layer_{i}", **given) for i in range(config.num_hidden_layers)]
 
     def build(self, *_):
         self.embeddings.build()
@@ -59,7 +62,8 @@ class PackedEncoder(keras.layers.Layer):
         """The encoder after its embeddings."""
         if self.config.ablation_no_attention_mask:
             sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
-        mask_B1SS = same_sequence(sequence_ids_BS)
+        # A fused kernel compares the ids itself: the S x S mask is what it is there to avoid
+        mask_B1SS = same_sequence(sequence_ids_BS) if self.attend is None else sequence_ids_BS
         for block in self.blocks:
             run = functools.partial(rematerialised, block) if self.remat else block
             hidden_BSD = run(hidden_BSD, mask_B1SS, training=training)
@@ -85,11 +89,13 @@ class PackedBertForPretraining(keras.Model):
     `[B, P, V]`, and `nsp_logits`, float32 `[B, K, 2]`.
     """
 
-    def __init__(self, config, block=TransformerBlock, remat=False, name="pretraining", **kwargs):
+    def __init__(
+        self, config, block=TransformerBlock, remat=False, attend=None, name="pretraining", **kwargs
+    ):
         super().__init__(name=name, **kwargs)
         self.config = config
         self.block = block
-        self.bert = PackedEncoder(config, block, remat)
+        self.bert = PackedEncoder(config, block, remat, attend)
         self.predictions = MaskedLanguageModelHead(config)
         self.next_sentence = NextSentenceHead(config)
 
@@ -145,7 +151,7 @@ class PackedBertForPretraining(keras.Model):
         return self.bert.run_blocks(hidden_BSD, batch["sequence_ids"], training=False)
 
 
-def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32", remat=False):
+def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32", remat=False, attend=None):
     """A model with all its variables, from a seed.
 
     Args:
@@ -154,14 +160,14 @@ def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32
         block: Encoder block, see `PackedEncoder`.
         dtype: Keras policy of every layer: "float32", or "mixed_bfloat16", which computes in bfloat16 from
             float32 weights; softmax, layer-norm statistics and logits stay float32.
-        remat: As in `PackedEncoder`.
+        remat, attend: As in `PackedEncoder`.
     """
     keras.utils.set_random_seed(seed)
     before = keras.config.dtype_policy()
     # The one way to reach every layer, those of other people's blocks too; nothing outside sees it
     keras.config.set_dtype_policy(dtype)
     try:
-        model = PackedBertForPretraining(config, block, remat)
+        model = PackedBertForPretraining(config, block, remat, attend)
         model.build()
     finally:
         keras.config.set_dtype_policy(before)

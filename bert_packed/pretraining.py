@@ -4,7 +4,8 @@ import functools
 import itertools
 
 from bert_packed import checkpoint, input_pipeline, metrics_log, training
-from bert_packed.engines.tensorflow import TensorFlowEngine
+from bert_packed.engines import make_engine
+from bert_packed.flash_attention import choose_attention
 from bert_packed.losses import normalizers, pretraining_sums
 from bert_packed.metrics import SUM_NAMES, means
 from bert_packed.modeling import build_pretraining_model
@@ -21,8 +22,12 @@ def build_engine(config, model_config, data):
     if model_config.ablation_no_position_reset:
         _check_positions(model_config, data.train.spec)
     next_sentence = not model_config.ablation_no_next_sentence
-    return TensorFlowEngine(
-        build_pretraining_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat),
+    attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
+    model = build_pretraining_model(
+        model_config, config.random_seed, dtype=config.dtype, remat=config.remat, attend=attention.attend
+    )
+    return make_engine(
+        model,
         functools.partial(pretraining_sums, mlm_loss=config.mlm_loss, next_sentence=next_sentence),
         SUM_NAMES,
         functools.partial(normalizers, mlm_loss=config.mlm_loss),

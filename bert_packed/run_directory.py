@@ -115,6 +115,18 @@ def start_run(folder, config, facts):
     (folder / FLAGFILE).write_text(to_flagfile(config))
 
 
+def record_segment(folder, first_step, backend):
+    """Write down that a process trains on from a step, and by which backend: a run may change it in between.
+
+    `run.json` then holds, for a run that was stopped at step 700 and went on under JAX,
+
+        "segments": [{"first_step": 0, "backend": "tensorflow"}, {"first_step": 700, "backend": "jax"}]
+    """
+    run = _read_run(folder)
+    segments = [*run.get("segments", []), {"first_step": first_step, "backend": backend}]
+    write_json(folder / RUN_FILE, {**run, "segments": segments})
+
+
 def remove_partial(folder):
     """Remove checkpoints that a kill left half-written or half-removed."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):

@@ -21,7 +21,7 @@ MLM_LOSS, NSP_LOSS = "unpacked: mlm_loss", "unpacked: nsp_loss"
 
 def failed(engine, batch, mlm_loss="per_sequence"):
     """Names of the checks that fail, uncompiled: a tiny model compiles for longer than it runs."""
-    checks = contamination.audit(engine, batch, mlm_loss, compile=lambda function: function)
+    checks = contamination.audit(engine, batch, mlm_loss, compile=lambda function, _: function)
     return [check.name for check in checks if not check.passed]
 
 
@@ -169,7 +169,7 @@ def test_command_passes(on_disk, capsys):
 
 
 def test_command_fails(on_disk, capsys, monkeypatch):
-    uncompiled = functools.partial(contamination.audit, compile=lambda function: function)
+    uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
     monkeypatch.setattr(contamination, "audit", uncompiled)
     monkeypatch.setattr("bert_packed.losses.pretraining_sums", lambda o, b, mlm_loss: per_pack_mean(o, b))
     assert run_audit(on_disk) == audit.STATUS_FAILED == 1

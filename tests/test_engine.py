@@ -10,6 +10,8 @@ from tiny import make_engine, to_floats
 
 from bert_packed.optimization import EXCLUDED_FROM_DECAY, Lamb
 
+pytestmark = pytest.mark.both_backends
+
 
 def training_engine(micro_batch_size=None):
     optimizer = Lamb(0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
@@ -33,10 +35,17 @@ def test_one_trace_and_every_step_counted(batches, micro_batch_size):
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
 
 
+def program_of(engine, batch):
+    """The training step's program as XLA's text."""
+    if keras.backend.backend() == "jax":
+        return engine.compiled_train_step.lower(engine.state(), batch).as_text(dialect="hlo")
+    return engine.compiled_train_step.experimental_get_compiler_ir(batch)(stage="hlo")
+
+
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 def test_no_dynamic_dimension_in_the_program(batches, micro_batch_size):
     engine = training_engine(micro_batch_size)
-    program = engine.compiled_train_step.experimental_get_compiler_ir(batches[0])(stage="hlo")
+    program = program_of(engine, batches[0])
     assert "ENTRY" in program
     assert micro_batch_size is None or "while" in program
     assert re.findall(r"\[[^\]]*<=[^\]]*\]", program) == []
@@ -50,6 +59,7 @@ def test_compiled_step_equals_the_plain_gradient(batches):
     before = [variable.numpy() for variable in plain.model.trainable_variables]
     compiled.train_step(batches[0])
     gradients, _ = plain.gradients(batches[0])
+    gradients = [np.asarray(gradient) for gradient in gradients]
     variables = zip(compiled.model.trainable_variables, before, gradients, strict=True)
     for variable, start, gradient in variables:
         scale = max(np.abs(gradient).max(), 1e-1)

@@ -20,6 +20,10 @@ from bert_packed.optimization import Lamb
 from data_gen.command_line import run
 from data_gen.tokenization import SPECIAL_TOKENS
 
+pytestmark = pytest.mark.both_backends
+needs_tensorflow = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="a SavedModel is written by the TensorFlow backend"
+)
 SHAPES = {
     "batch_size": 5,
     "max_seq_length": MAX_SEQ_LENGTH,
@@ -74,7 +78,7 @@ def test_a_trained_checkpoint_opens_in_transformers(trained, batches, tmp_path):
     )
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     packed, unpacked = batches
-    outputs = {name: values.numpy() for name, values in model(packed).items()}
+    outputs = {name: np.asarray(values) for name, values in model(packed).items()}
     sequence = 0
     for row in range(5):
         for slot in range(int(packed["sequence_ids"][row].max())):
@@ -128,16 +132,15 @@ def test_tokenizer(trained, tmp_path):
     assert tokenizer("Packed Café")["input_ids"] == [2, 5, 6, 7, 3]
 
 
-# Keras 3.15 reads TensorFlow variables in a way that NumPy 2 warns of
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_keras(trained, batches, tmp_path):
     model, folder = trained
     assert run_export(init_checkpoint=folder, output_dir=tmp_path / "keras", format="keras") == 0
     other = keras.saving.load_model(tmp_path / "keras" / "model.keras")
     for name, values in other(batches[0]).items():
-        np.testing.assert_array_equal(values.numpy(), model(batches[0])[name].numpy())
+        np.testing.assert_array_equal(np.asarray(values), np.asarray(model(batches[0])[name]))
 
 
+@needs_tensorflow
 def test_saved_model(trained, batches, tmp_path):
     model, folder = trained
     output = tmp_path / "saved"
@@ -165,6 +168,13 @@ def test_saved_model(trained, batches, tmp_path):
         assert_close(got["nsp_logits"], want["nsp_logits"])
 
 
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="other backends refuse it")
+def test_saved_model_under_another_backend_is_refused(trained, tmp_path, capsys):
+    assert run_export(init_checkpoint=trained[1], output_dir=tmp_path / "saved", format="saved_model") == 2
+    assert "must not be saved_model unless KERAS_BACKEND=tensorflow. Received:" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -172,7 +182,9 @@ def test_saved_model(trained, batches, tmp_path):
         ({"init_checkpoint": "{full}"}, "`init_checkpoint` must be a folder"),
         ({"init_checkpoint": ""}, "`init_checkpoint` must be given"),
         ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
-        ({"format": "saved_model"}, "`max_seq_length` must be at most the model's"),
+        pytest.param(
+            {"format": "saved_model"}, "`max_seq_length` must be at most the model's", marks=needs_tensorflow
+        ),
         ({"format": "keras", "vocab_file": "v"}, "`vocab_file` must be left out"),
         ({"vocab_file": "{long}"}, "`vocab_file` must have at most vocab_size=31 lines. Received: 32"),
     ],

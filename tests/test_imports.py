@@ -36,6 +36,8 @@ RULES = {
     "bert_packed.metrics": (set(), set()),
     "bert_packed.modeling": ({"bert_packed.config", "bert_packed.layers"}, KERAS),
     "bert_packed.engines.variables": (set(), set()),
+    "bert_packed.flash_attention": ({"data_gen.settings"}, {"keras", "jax"}),
+    "bert_packed.engines": ({"data_gen.quiet_import", "data_gen.settings"}, {"keras"}),
     "bert_packed.engines.functional": (set(), {"keras", "tensorflow", "jax"}),
     "bert_packed.unpacking": (set(), {"numpy"}),
     "bert_packed.contamination": (
@@ -43,6 +45,7 @@ RULES = {
         {"numpy", "keras"},
     ),
     "bert_packed.engines.tensorflow": ({"bert_packed.engines.variables"}, {"tensorflow"}),
+    "bert_packed.engines.jax": ({"bert_packed.engines.variables"}, {"jax"}),
     "bert_packed.foreign_names": (set(), set()),
     "bert_packed.foreign_checkpoints": (
         {"bert_packed.config", "bert_packed.foreign_names", "data_gen.settings"},

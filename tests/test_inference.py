@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 from test_reference import import_reference, minilm_folder, reference_minilm
@@ -12,6 +13,7 @@ from bert_packed.config import ablate
 from data_gen.settings import InputError
 from data_gen.tokenization import SPECIAL_TOKENS
 
+pytestmark = pytest.mark.both_backends
 WORDS = [f"w{number}" for number in range(26)]
 TEXTS = [" ".join(WORDS[start : start + length]) for start, length in enumerate([3, 0, 9, 1, 22, 5, 2, 8, 4])]
 
@@ -56,6 +58,8 @@ def test_poolings_are_of_the_tokens(encoder):
 
 
 def test_one_compilation(encoder):
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("counts the traces of a tf.function")
     inference.encode(encoder, TEXTS)
     inference.encode(encoder, TEXTS[:1])
     assert encoder.forward.experimental_get_tracing_count() == 1

@@ -11,6 +11,8 @@ from tiny import CONFIG
 from bert_packed.layers import activation, gather_tokens, same_sequence
 from bert_packed.modeling import build_pretraining_model
 
+pytestmark = pytest.mark.both_backends
+
 
 def test_mask_is_block_diagonal():
     ids = np.array([[1, 1, 2, 2, 2, 0]], np.int32)

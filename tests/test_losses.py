@@ -10,6 +10,8 @@ from scipy.special import log_softmax
 from bert_packed.losses import normalizers, prediction_weights, pretraining_sums
 from bert_packed.metrics import SUM_NAMES, add_sums, means
 
+pytestmark = pytest.mark.both_backends
+
 
 @pytest.fixture(scope="module")
 def packed():

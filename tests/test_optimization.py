@@ -19,6 +19,7 @@ from bert_packed.optimization import (
 )
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "lamb_tfa_golden.json").read_text())
+pytestmark = pytest.mark.both_backends
 
 
 def make_variable(path, value):

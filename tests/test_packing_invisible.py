@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from keras import ops
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
+from bert_packed.engines.functional import gradient
 from bert_packed.layers import same_sequence
 from bert_packed.metrics import means
 from bert_packed.modeling import build_pretraining_model
@@ -33,7 +34,7 @@ def batches():
 def assert_gradients_equal(model, got, want):
     """Design decision 4: within 1e-5 of the tensor's largest gradient; key biases within 1e-6 of zero."""
     for variable, one, other in zip(model.trainable_variables, got, want, strict=True):
-        one, other = one.numpy(), other.numpy()
+        one, other = np.asarray(one), np.asarray(other)
         if variable.path.endswith("key/bias"):
             assert np.abs(one).max() <= 1e-6 and np.abs(other).max() <= 1e-6, variable.path
             continue
@@ -42,17 +43,18 @@ def assert_gradients_equal(model, got, want):
         assert np.abs(one - other).max() <= 1e-5 * scale, variable.path
 
 
+@pytest.mark.both_backends
 def test_hidden_states_and_logits(batches):
     model = build_pretraining_model(CONFIG, seed=1)
-    pairs = [(model.encode(batch).numpy(), batch["sequence_ids"], batch) for batch in batches]
+    pairs = [(np.asarray(model.encode(batch)), batch["sequence_ids"], batch) for batch in batches]
     outputs = [model(batch) for batch in batches]
     kinds = [("mlm_logits", "prediction_sequences")]
     compared = [[sequence_rows(batch, hidden, ids) for hidden, ids, batch in pairs]]
     compared += [
-        [sequence_rows(b, o[logits].numpy(), b[ids]) for o, b in zip(outputs, batches, strict=True)]
+        [sequence_rows(b, np.asarray(o[logits]), b[ids]) for o, b in zip(outputs, batches, strict=True)]
         for logits, ids in kinds
     ]
-    nsp = [o["nsp_logits"].numpy()[b["nsp_weights"] > 0] for o, b in zip(outputs, batches, strict=True)]
+    nsp = [np.asarray(o["nsp_logits"])[b["nsp_weights"] > 0] for o, b in zip(outputs, batches, strict=True)]
     np.testing.assert_allclose(*nsp, atol=1e-5 * np.abs(nsp[1]).max())
     for got, want in compared[0], [[x for x in side if len(x)] for side in compared[1]]:
         assert len(got) == len(want) >= 10
@@ -95,6 +97,7 @@ def test_loss_of_each_sequence(batches, mlm_loss):
     np.testing.assert_allclose(np.sum(losses[0], axis=0), (total["mlm_loss"], total["nsp_loss"]), rtol=1e-5)
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
 def test_all_gradients(batches, mlm_loss):
     packed, unpacked = batches
@@ -104,24 +107,26 @@ def test_all_gradients(batches, mlm_loss):
     assert_gradients_equal(engine.model, got, want)
 
 
+@pytest.mark.both_backends
 def test_neighbours_see_nothing(batches):
     """New tokens in one sequence leave the others' hidden states untouched, bit for bit."""
     packed, _ = batches
     model = build_pretraining_model(CONFIG, seed=1)
-    before = model.encode(packed).numpy()
+    before = np.asarray(model.encode(packed))
     changed_slots = 0
     for row in range(4):
         for slot in range(1, int(packed["sequence_ids"][row].max()) + 1):
             mine = packed["sequence_ids"] == slot
             mine[np.arange(len(mine)) != row] = False
             tokens = np.where(mine, packed["token_ids"] % (VOCAB_SIZE - 1) + 1, packed["token_ids"])
-            after = model.encode({**packed, "token_ids": tokens}).numpy()
+            after = np.asarray(model.encode({**packed, "token_ids": tokens}))
             assert np.array_equal(after[~mine], before[~mine])
             assert np.abs(after[mine] - before[mine]).max() > 1e-3
             changed_slots += 1
     assert changed_slots == 10
 
 
+@pytest.mark.both_backends
 def test_cross_gradient_is_exactly_zero(batches):
     """The gradient of one sequence's outputs by its neighbours' embeddings is 0, not small."""
     packed, _ = batches
@@ -132,21 +137,21 @@ def test_cross_gradient_is_exactly_zero(batches):
     for row, slot in ((0, 1), (0, 3), (1, 2), (3, 2)):
         mine = np.zeros(ids.shape, np.float32)
         mine[row] = ids[row] == slot
-        with tf.GradientTape() as tape:
-            tape.watch(embedded)
-            hidden = embedded
+
+        def target(hidden, mine=mine):
             for block in encoder.blocks:
                 hidden = block(hidden, same_sequence(ids))
             # Weighted, since layer norm makes a plain sum of outputs constant
             weights = np.linspace(-1, 1, hidden.shape[-1], dtype=np.float32)
-            target = tf.reduce_sum(hidden * weights * mine[..., None])
-        gradient = tape.gradient(target, embedded).numpy()
-        assert np.abs(gradient[mine > 0]).max() > 1e-3
-        assert np.all(gradient[mine == 0] == 0)
+            return ops.sum(hidden * weights * mine[..., None])
+
+        found = np.asarray(gradient(target)(embedded))
+        assert np.abs(found[mine > 0]).max() > 1e-3
+        assert np.all(found[mine == 0] == 0)
 
 
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
-@pytest.mark.parametrize("micro_batch_size", [1, 5, 10])
+@pytest.mark.parametrize("micro_batch_size", [1, pytest.param(5, marks=pytest.mark.both_backends), 10])
 def test_micro_batches_equal_one(batches, mlm_loss, micro_batch_size):
     packed, _ = batches
     doubled = {name: np.concatenate([values, values[::-1]]) for name, values in packed.items()}
@@ -157,6 +162,7 @@ def test_micro_batches_equal_one(batches, mlm_loss, micro_batch_size):
     assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
 
 
+@pytest.mark.both_backends
 def test_empty_packs_change_nothing(batches):
     packed, _ = batches
     engine = make_engine()
@@ -166,4 +172,4 @@ def test_empty_packs_change_nothing(batches):
     nothing = {name: np.zeros_like(values) for name, values in packed.items()}
     gradients, sums = engine.gradients(nothing)
     assert float(sums["num_sequences"]) == 0
-    assert all(np.all(gradient.numpy() == 0) for gradient in gradients)
+    assert all(np.all(np.asarray(values) == 0) for values in gradients)

@@ -1,6 +1,7 @@
 """The training command as a user runs it: results, resuming after kill -9 and SIGTERM, and mistakes."""
 
 import csv
+import importlib.util
 import json
 import os
 import shutil
@@ -136,7 +137,7 @@ def test_complete_run_says_so_and_reports(data, uninterrupted, tmp_path, capsys)
     assert [row["step"] for row in json.loads(report.read_text())["metrics"]] == [24, 24]
 
 
-@pytest.mark.parametrize("step", [5, 15])
+@pytest.mark.parametrize("step", [5, pytest.param(15, marks=pytest.mark.both_backends)])
 def test_killed_run_continues_bit_for_bit(data, uninterrupted, tmp_path, step):
     # One process each: the very start of a process must not matter either
     folder = tmp_path / "killed"
@@ -155,13 +156,15 @@ def test_killed_run_continues_bit_for_bit(data, uninterrupted, tmp_path, step):
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.both_backends
 def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_path):
     folder = tmp_path / "stopped"
     # No checkpoint is due before the end: the one found is the signal's
     command = arguments(data, folder, save_checkpoints_steps=1000)
     process = start(*command)
     # during the compilation, which holds the first step back for seconds
-    while not (folder / "run.json").exists():
+    record = folder / "run.json"
+    while not (record.exists() and "segments" in json.loads(record.read_text())):
         time.sleep(0.02)
     time.sleep(0.5)
     process.terminate()
@@ -324,10 +327,14 @@ def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys
         assert not (tmp_path / "run").exists()
 
 
-def test_another_backend_is_refused(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
+def test_a_backend_that_is_not_supported_or_not_installed_is_refused(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
     assert run(*arguments(data, tmp_path / "run")) == 2
-    assert "KERAS_BACKEND must be tensorflow" in capsys.readouterr().err
+    assert "KERAS_BACKEND must be one of tensorflow, jax. Received: torch." in capsys.readouterr().err
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(*arguments(data, tmp_path / "run")) == 2
+    assert "KERAS_BACKEND=jax needs `pip install -e '.[jax]'`" in capsys.readouterr().err
 
 
 def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path, capsys):

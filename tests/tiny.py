@@ -7,8 +7,8 @@ import json
 import numpy as np
 from packs import VOCAB_SIZE, random_packs, write_packs
 
+from bert_packed import engines
 from bert_packed.config import ModelConfig
-from bert_packed.engines.tensorflow import TensorFlowEngine
 from bert_packed.losses import normalizers, pretraining_sums
 from bert_packed.metrics import SUM_NAMES
 from bert_packed.modeling import build_pretraining_model
@@ -27,10 +27,10 @@ CONFIG = ModelConfig(
 )
 
 
-def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, **kwargs):
-    """An engine around a new tiny model."""
-    return TensorFlowEngine(
-        build_pretraining_model(config, seed),
+def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, build=None, **kwargs):
+    """An engine around a new tiny model; `build` has further arguments of `build_pretraining_model`."""
+    return engines.make_engine(
+        build_pretraining_model(config, seed, **(build or {})),
         functools.partial(pretraining_sums, mlm_loss=mlm_loss),
         SUM_NAMES,
         functools.partial(normalizers, mlm_loss=mlm_loss),

@@ -7,8 +7,8 @@ from bert_packed.reports.step_cost import describe, estimate_step_seconds
 LONG_STEP_SECONDS = 30
 
 
-def describe_run(config, model_config, data):
-    """Model, data and step of a run, with the sequences to expect in a step: lines of text."""
+def describe_run(config, model_config, data, attention):
+    """Model, attention, data and step of a run, with the sequences to expect in a step: lines of text."""
     spec, factor = data.train.spec, data.train.packing_factor
     sequences = "unknown, no manifest.json beside the records"
     if factor:
@@ -18,6 +18,7 @@ def describe_run(config, model_config, data):
     return warning + (
         f"model      {config.bert_config_file}: {model_config.num_hidden_layers} layers of width "
         f"{model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
+        f"attention  {attention}\n"
         f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
         f"{spec.max_sequences_per_pack} sequences and {spec.max_predictions_per_pack} predictions each\n"
         f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "

@@ -7,7 +7,9 @@ V vocabulary, L encoder blocks.
 import time
 
 import numpy as np
-import tensorflow as tf
+from keras import ops
+
+from bert_packed.engines.functional import compiled
 
 MATMUL_SIZE = 1024
 # Measured against real steps of bert-tiny to bert-base: element-wise work, softmax and the update come on
@@ -33,13 +35,13 @@ def measured_flops_per_second(repeats=10):
 
     The best, not the median: other programs slow some of these milliseconds down, but not a whole run.
     """
-    product = tf.function(lambda a: tf.matmul(a, a), jit_compile=True)
-    matrix = tf.constant(np.full((MATMUL_SIZE, MATMUL_SIZE), 1e-3, np.float32))
+    product = compiled(lambda a: ops.matmul(a, a))
+    matrix = ops.convert_to_tensor(np.full((MATMUL_SIZE, MATMUL_SIZE), 1e-3, np.float32))
     product(matrix)
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        product(matrix).numpy()
+        ops.convert_to_numpy(product(matrix))
         seconds.append(time.perf_counter() - start)
     return 2 * MATMUL_SIZE**3 / min(seconds)
 
