@@ -8,12 +8,13 @@ from data_gen import records
 from data_gen.pack_config import PackConfig
 from data_gen.pack_files import pack
 from data_gen.read_unpacked import read_unpacked
+from data_gen.record_frames import FRAME_BYTES
 from data_gen.sequences import concatenate
 from data_gen.settings import InputError
 from data_gen.verify_files import digest_sequences
 
 S = 16
-FRAME = records.FRAME_BYTES
+FRAME = FRAME_BYTES
 # over five kinds of damage: 1,000
 MANY = pytest.mark.parametrize("num_trials", [15, pytest.param(200, marks=pytest.mark.slow)])
 
