@@ -53,7 +53,10 @@ def _read_options(runner):
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):  # argparse prints its usage, and then exits
-            options = PipelineOptions(shlex.split(text), runner=runner)
+            words = shlex.split(text)
+            if words and not words[0].startswith("-"):
+                raise ValueError(f"{words[0]} is none")
+            options = PipelineOptions(words, runner=runner)
             found = options.get_all_options(retain_unknown_options=True)
             unknown = found.keys() - PipelineOptions([]).get_all_options().keys()
         # the job server of a cluster may have flags that Beam does not know here; this process has none

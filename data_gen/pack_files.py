@@ -157,7 +157,7 @@ def _read_inputs(data, paths, promised, output, job):
     """Read all files: list of the results of `read_file`, and list of [path, sequences] of all runs."""
     steps = []
     for index, path in enumerate(paths):
-        work = ReadWork(data, path, index, promised.get(path), output.work_folder)
+        work = ReadWork(data, path, index, promised.get(path, {}), output.work_folder)
         steps.append(Step(f"read-{index:06d}", read_file, work, files.size_and_time(path)[0]))
     read = job.run(steps, "read sequences", "B")
     return read, [run for result in read for run in result["runs"]]

@@ -16,7 +16,7 @@ import numpy as np
 from data_gen import records
 from data_gen.assignment import PackOrder, choose_slots, fill_packs
 from data_gen.example_bytes import serialize_examples
-from data_gen.input_manifest import check_num_records
+from data_gen.input_manifest import check_promises
 from data_gen.provenance import open_provenance
 from data_gen.spill import Column, join_rows, read_array, read_spill, take_rows, write_array, write_spill
 
@@ -33,14 +33,14 @@ class ReadWork:
     Attributes:
         data: What the records are, such as `BertData`.
         path, file_index: The file, and its number among the inputs.
-        num_records: That it must hold; None where nobody says.
+        promised: What it must be, as `read_input_manifests` returns it.
         folder: Where the runs go.
     """
 
     data: object
     path: str
     file_index: int
-    num_records: int | None
+    promised: dict
     folder: str
 
 
@@ -150,8 +150,9 @@ def read_file(work):
             flush()
             num_bytes = 0
     flush()
-    check_num_records(work.path, num_records, work.num_records)
-    entry = {"path": work.path, "num_records": num_records, "sha256": records.file_sha256(work.path)}
+    sha256 = records.file_sha256(work.path)
+    check_promises(work.promised, work.path, num_records, sha256)
+    entry = {"path": work.path, "num_records": num_records, "sha256": sha256}
     return {"entry": entry, "num_overlong": num_overlong, "runs": runs}
 
 

@@ -144,7 +144,8 @@ def find_sources(path, record_number):
         if isinstance(error, InputError):
             raise
         raise InputError(f"{index_path} must be an index of --provenance. Received: {error}.") from error
-    paths = [entry.get("path") for entry in (read_manifest(folder) or {}).get("inputs", [])]
+    inputs = (read_manifest(folder) or {}).get("inputs", [])
+    paths = [entry["path"] for entry in inputs if isinstance(entry, dict) and "path" in entry]
     if max(file_indices) >= len(paths):
         raise InputError(
             f"{folder} must hold the manifest.json that was written with {index_path}. "

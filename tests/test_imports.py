@@ -89,6 +89,7 @@ ENTRY_POINTS = (
     "data_gen.create_pretraining_data",
     "data_gen.pack_tfrecords",
     "data_gen.verify_tfrecords",
+    "data_gen.find_sources",
     "bert_packed.export",
     "bert_packed.audit",
 )

@@ -100,7 +100,7 @@ def packing_rows(config, folder):
             rates[way] = max(rates[way], rate)
             growths[way].append(growth)
     rows = _rows("pack from file to file", "sequences", rates)
-    for row, way in zip(rows, ways, strict=True):
+    for row, way in zip(rows, rates, strict=True):
         for name, found in zip(MEMORY_COLUMNS, zip(*growths[way], strict=True), strict=True):
             row[name] = NOT_MEASURED if None in found else max(found) / 2**20
     return rows
