@@ -57,7 +57,7 @@ class BatchSizes:
     def look_ahead(self):
         """Halve `size` as often as the next batch needs it; returns whether that was at all."""
         before = self.size
-        self._ahead.extend(itertools.islice(self._sizes, self.size - len(self._ahead)))
+        self._ahead.extend(itertools.islice(self._sizes, max(0, self.size - len(self._ahead))))
         while self.size > 1 and self._next_bytes() > self._most_bytes:
             self.size //= 2
         return self.size < before

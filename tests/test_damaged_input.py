@@ -22,7 +22,7 @@ NUM_RECORDS = 12
 
 
 def many(quick, slow):
-    """Trials of each kind of damage: some in the quick suite, and in the slow one enough for thousands."""
+    """Trials of each kind of damage: some in the quick suite, in the slow one more than a thousand in all."""
     return pytest.mark.parametrize("num_trials", [quick, pytest.param(slow, marks=pytest.mark.slow)])
 
 
@@ -109,7 +109,7 @@ class Original:
             file.write(content)
 
     def whole_records(self, content):
-        """The digests of a file that consists of whole records of the original, in order; None for any other."""
+        """The digests of a file of whole records of the original, in order; None for any other file."""
         found, place = [], 0
         while place < len(content):
             for frame, digest in zip(self.frames, self.digests, strict=True):
@@ -141,7 +141,7 @@ def check_error(error, path):
     assert path in str(error) and "\n" not in str(error)
 
 
-@many(40, 400)
+@many(12, 60)
 @pytest.mark.parametrize("damage", DAMAGES + RECORD_DAMAGES, ids=lambda damage: damage.__name__)
 def test_reading_damaged_bytes(original, damage, num_trials):
     """Exactly the sequences of the records that are whole, each as often and where it stands; else an error.
@@ -163,7 +163,7 @@ def test_reading_damaged_bytes(original, damage, num_trials):
     assert num_whole > num_trials * 0.7 if damage in RECORD_DAMAGES else num_whole < num_trials * 0.3
 
 
-@many(20, 100)
+@many(8, 40)
 @pytest.mark.parametrize("damage", DAMAGES + RECORD_DAMAGES, ids=lambda damage: damage.__name__)
 def test_the_whole_command_on_damaged_bytes(tmp_path, original, damage, num_trials):
     """Where a manifest says what the file was, any other is an error, and nothing is written."""
@@ -189,7 +189,7 @@ def test_the_whole_command_on_damaged_bytes(tmp_path, original, damage, num_tria
     assert num_errors > num_trials * 0.6
 
 
-@many(5, 40)
+@many(2, 10)
 @pytest.mark.parametrize("damage", RECORD_DAMAGES, ids=lambda damage: damage.__name__)
 def test_the_whole_command_without_a_manifest(tmp_path, original, damage, num_trials):
     """The packs hold exactly the sequences that the file holds."""
@@ -211,7 +211,7 @@ def test_the_whole_command_without_a_manifest(tmp_path, original, damage, num_tr
         assert sorted(packed) == sorted(expected)
 
 
-@many(30, 300)
+@many(10, 75)
 @pytest.mark.parametrize("damage", [flip, swap, duplicate, drop], ids=lambda damage: damage.__name__)
 def test_damaged_content_with_right_checksums(original, damage, num_trials):
     """Damage from before the checksums were made: an error, or a sequence that the rules of a record allow.

@@ -124,7 +124,7 @@ def replace_index(shard):
 def flip_index(shard):
     path = Path(provenance_path(shard))
     content = bytearray(path.read_bytes())
-    content[60] ^= 255
+    content[80] ^= 255  # behind the header, in the first array
     path.write_bytes(content)
 
 

@@ -81,8 +81,8 @@ def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
         num_read.clear()
         read_spill(tmp_path / "x.spill", LAYOUT, 3, {"sizes"})
         sums.append(sum(num_read))
-    assert sums[0] < 100  # one row, and where it lies
-    assert sums[1] - sums[0] >= 499 * 4
+    assert sums[0] < 150  # one row, and where it lies
+    assert sums[1] - sums[0] > 499 * 3
 
 
 def test_rows_are_taken_by_number_in_pieces(monkeypatch):
