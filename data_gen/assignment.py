@@ -1,12 +1,16 @@
 """Which pack each sequence goes to, found for any part of the data alone.
 
-A plan says how often each strategy is used, a shuffle (`shuffle.py`) in which order the packs stand. All
-slots for sequences of one length are numbered in the order of the packs, all sequences of that length in the
-order of the input, and a second shuffle puts the one into the other:
+A plan says how often each strategy is used, a shuffle (`shuffle.py`) in which order the packs stand. The
+slots for sequences of one length are numbered strategy by strategy, before the packs are shuffled, and all
+sequences of that length in the order of the input; a second shuffle puts the one into the other:
 
-    packs            (3 5) (3) (3 5) ...        plan {(3 5): 2, (3): 1}, shuffled
-    slots of 3        0     1   2               sequences of length 3: the first gets slot 2, ...
-    slots of 5          0         1
+    packs of the plan     (3 5) (3 5) (3)        plan {(3 5): 2, (3): 1}
+    slots of 3             0     1     2         sequences of length 3: the first gets slot 2, ...
+    slots of 5               0     1
+    places in the output   2     0     1         shuffled
+
+Both shuffles can be undone for any few numbers. So the pack of a slot, and the slots of a pack, are found
+from the plan alone, without a table that grows with the data.
 
 So the assignment depends on plan, order of the input, and seed, and on nothing else: not on shards, passes
 or processes. "Length" is the plan's word; any whole number that tells kinds of sequences apart will do.
@@ -16,11 +20,10 @@ import dataclasses
 
 import numpy as np
 
-from data_gen.sequences import range_indices, to_offsets
-from data_gen.shuffle import shuffle_places
+from data_gen.sequences import range_indices, rank_in_groups, to_offsets
+from data_gen.shuffle import find_items, shuffle_places
 
 SHUFFLE_PACKS, SHUFFLE_SEQUENCES = 1, 2
-PACKS_AT_ONCE = 2**20  # a few dozen megabytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +61,20 @@ class PackOrder:
         depths = [len(strategy) for strategy in strategies]
         self._lengths = np.array([length for strategy in strategies for length in strategy], np.int64)
         self._offsets = to_offsets(depths)
-        self._ends = np.cumsum(np.array(list(strategies.values()), np.int64))
+        counts = np.array(list(strategies.values()), np.int64)
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
         self._seed = seed
+        # A strategy may hold a length several times: its slots of that length are numbered pack after pack.
+        # One entry for each strategy and each of its lengths, ascending by length, then by strategy:
+        pairs = self._lengths * len(depths) + np.repeat(np.arange(len(depths)), depths)
+        pairs, self._entries, self._times = np.unique(pairs, return_inverse=True, return_counts=True)
+        self._turns = rank_in_groups(self._entries)
+        self._entry_lengths, self._entry_strategies = np.divmod(pairs, max(1, len(depths)))
+        self._entry_ends = np.cumsum(self._times * counts[self._entry_strategies])
+        self._entry_starts = self._entry_ends - self._times * counts[self._entry_strategies]
+        first_entries = np.searchsorted(self._entry_lengths, self._entry_lengths)
+        self._number_starts = self._entry_starts - self._entry_starts[first_entries]
 
     @property
     def num_packs(self):
@@ -70,31 +85,33 @@ class PackOrder:
 
         Returns:
             int64 `[num_slots]`: the length that each slot is for, pack after pack, ascending within each;
+            int64 `[num_slots]`: its number among those for its length;
             and int64 `[last - first]`: slots of each pack.
         """
         places = shuffle_places(np.arange(first, last), self.num_packs, (self._seed, SHUFFLE_PACKS))
         strategies = np.searchsorted(self._ends, places, side="right")
         depths = np.diff(self._offsets)[strategies]
-        return self._lengths[range_indices(self._offsets[strategies], depths)], depths
+        chosen = range_indices(self._offsets[strategies], depths)
+        entries = self._entries[chosen]
+        repeats = np.repeat(places - self._starts[strategies], depths)
+        numbers = self._number_starts[entries] + repeats * self._times[entries] + self._turns[chosen]
+        return self._lengths[chosen], numbers, depths
 
-    def count_slots(self, limits, num_lengths):
-        """How many slots of each length stand before each of some packs.
+    def find_packs(self, lengths, slots):
+        """The packs that some slots belong to: `slots` undone.
 
         Args:
-            limits: Int array `[m]`, ascending pack numbers.
-            num_lengths: Lengths are below it.
+            lengths, slots: Int arrays `[n]`: what each slot is for, and its number among those.
 
         Returns:
-            int64 `[m, num_lengths]`.
+            int64 `[n]`, places in the shuffled order.
         """
-        counts = np.zeros((len(limits), num_lengths), np.int64)
-        before, total = 0, np.zeros(num_lengths, np.int64)
-        for row, limit in enumerate(limits):
-            for first in range(before, limit, PACKS_AT_ONCE):
-                lengths, _ = self.slots(first, min(first + PACKS_AT_ONCE, limit))
-                total += np.bincount(lengths, minlength=num_lengths)
-            counts[row], before = total, limit
-        return counts
+        first_entries = np.searchsorted(self._entry_lengths, lengths)
+        numbers = np.asarray(slots) + self._entry_starts[first_entries]
+        entries = np.searchsorted(self._entry_ends, numbers, side="right")
+        repeats = (numbers - self._entry_starts[entries]) // self._times[entries]
+        places = self._starts[self._entry_strategies[entries]] + repeats
+        return find_items(places, self.num_packs, (self._seed, SHUFFLE_PACKS))
 
 
 def choose_slots(lengths, first_ranks, totals, seed):
@@ -116,30 +133,14 @@ def choose_slots(lengths, first_ranks, totals, seed):
     return shuffle_places(ranks, np.asarray(totals)[lengths], (seed, SHUFFLE_SEQUENCES, lengths))
 
 
-def find_parts(lengths, slots, limits):
-    """The part of the packs in which each slot lies.
-
-    Args:
-        lengths, slots: Int arrays `[n]`.
-        limits: int64 `[num_parts + 1, num_lengths]`: slots before each part, from `PackOrder.count_slots`.
-
-    Returns:
-        int64 `[n]`.
-    """
-    # one search for all lengths: those of each length follow one another, far apart
-    stride = int(limits.max(initial=0)) + 1
-    ends = limits[1:] + stride * np.arange(limits.shape[1])
-    num_parts = len(limits) - 1
-    return np.searchsorted(ends.T.reshape(-1), slots + stride * lengths, side="right") - num_parts * lengths
-
-
-def fill_packs(slot_lengths, depths, lengths, slots):
+def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
     """Put sequences into the slots of packs that follow one another.
 
-        slot_lengths [3 5 3], depths [2 1], lengths [3 5 3], slots [9 4 8]   ->   packs {2, 1}, {0}
+        slot_lengths [3 5 3], slot_numbers [9 4 8], depths [2 1]
+        lengths      [3 5 3], slots        [8 4 9]                  ->   packs {2, 1}, {0}
 
     Args:
-        slot_lengths, depths: Of these packs, from `PackOrder.slots`.
+        slot_lengths, slot_numbers, depths: Of these packs, from `PackOrder.slots`.
         lengths, slots: Int arrays `[n]`, of all sequences that belong into them.
 
     Returns:
@@ -149,9 +150,10 @@ def fill_packs(slot_lengths, depths, lengths, slots):
         ValueError: the sequences are not those that the slots are for.
     """
     by_length = np.lexsort((slots, lengths))
-    slots_by_length = np.argsort(slot_lengths, kind="stable")
-    if not np.array_equal(np.asarray(lengths)[by_length], slot_lengths[slots_by_length]):
-        raise ValueError("`plan` must be one for the lengths of these sequences.")
+    slots_by_length = np.lexsort((slot_numbers, slot_lengths))
+    for mine, wanted in ((lengths, slot_lengths), (slots, slot_numbers)):
+        if not np.array_equal(np.asarray(mine)[by_length], wanted[slots_by_length]):
+            raise ValueError("`plan` must be one for the lengths of these sequences.")
     members = np.empty(len(lengths), np.int64)
     members[slots_by_length] = by_length
     return Packs(members, to_offsets(depths))
@@ -177,8 +179,7 @@ def assign_sequences(plan, lengths, seed):
         ValueError: the plan is not one for these lengths.
     """
     order = PackOrder(plan.strategies, seed)
-    slot_lengths, depths = order.slots(0, order.num_packs)
     lengths = np.asarray(lengths, np.int64)
     totals = np.bincount(lengths)
     slots = choose_slots(lengths, np.zeros_like(totals), totals, seed)
-    return fill_packs(slot_lengths, depths, lengths, slots)
+    return fill_packs(*order.slots(0, order.num_packs), lengths, slots)

@@ -1,5 +1,7 @@
 """How steps run on Apache Beam: an element each, their results in a folder that all machines share."""
 
+import contextlib
+import io
 import os
 import shlex
 
@@ -10,6 +12,7 @@ from data_gen import files
 from data_gen.settings import InputError
 
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
+BUG = ".bug"  # suffix of the note of an error that no user made
 
 
 def run_pipeline(runner, function, elements, work_folder):
@@ -23,16 +26,57 @@ def run_pipeline(runner, function, elements, work_folder):
         work_folder: Folder that all machines see.
 
     Raises:
+        InputError: `BEAM_OPTIONS` cannot be used.
         InputError, OSError: what the function raised first, in the order of the elements.
+        OSError: the runner failed.
     """
-    options = PipelineOptions(shlex.split(os.environ.get(OPTIONS_VARIABLE, "")), runner=runner)
+    options = _read_options(runner)
     folder = os.path.join(work_folder, "errors")
     files.remove_folder(folder)
     files.make_folder(folder)
     numbered = [(function, folder, number, element) for number, element in enumerate(elements)]
-    with beam.Pipeline(options=options) as pipeline:
-        # without the reshuffle Beam would fuse everything into the one step that makes the list
-        _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
+    try:
+        with beam.Pipeline(options=options) as pipeline:
+            # without the reshuffle Beam would fuse everything into the one step that makes the list
+            _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
+    except Exception as error:  # every runner has errors of its own
+        if any(name.endswith(BUG) for name in files.list_names(folder)):
+            raise  # ours: the traceback is wanted
+        _raise_noted(folder)
+        raise OSError(f"{runner} failed: {type(error).__name__}: {_last_line(error)}") from error
+    _raise_noted(folder)
+
+
+def _read_options(runner):
+    """The runner's options, all of them parsed; raises `InputError`."""
+    text = os.environ.get(OPTIONS_VARIABLE, "")
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):  # argparse prints its usage, and then exits
+            words = shlex.split(text)
+            if words and not words[0].startswith("-"):
+                raise ValueError(f"{words[0]} is none")
+            options = PipelineOptions(words, runner=runner)
+            found = options.get_all_options(retain_unknown_options=True)
+            unknown = found.keys() - PipelineOptions([]).get_all_options().keys()
+        # the job server of a cluster may have flags that Beam does not know here; this process has none
+        if unknown and runner == "DirectRunner":
+            raise ValueError(f"--{min(unknown)} is none")
+    except (ValueError, TypeError, SystemExit) as error:
+        reason = _last_line(complaint.getvalue()).partition("error: ")[2] or _last_line(error)
+        raise InputError(
+            f"`{OPTIONS_VARIABLE}` must be flags of {runner}: {reason}. Received: {text!r}."
+        ) from error
+    return options
+
+
+def _last_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].rstrip(".") if lines else ""
+
+
+def _raise_noted(folder):
+    """Raise the first mistake that a step has noted, if any."""
     for name in files.list_names(folder):
         kind, message = files.read_text(os.path.join(folder, name)).split("\n", 1)
         raise {"input": InputError, "system": OSError}[kind](message)
@@ -46,3 +90,6 @@ def _apply(numbered):
     except (InputError, OSError) as error:
         kind = "input" if isinstance(error, InputError) else "system"
         files.write_text(os.path.join(folder, f"{number:09d}"), f"{kind}\n{error}")
+    except Exception as error:
+        files.write_text(os.path.join(folder, f"{number:09d}{BUG}"), f"{error}")
+        raise

@@ -1,6 +1,7 @@
 """What packing must know of BERT's records: how they are read, held, measured and assembled."""
 
 import dataclasses
+import math
 
 from data_gen import schema
 from data_gen.assemble import assemble_packs, count_predictions
@@ -11,7 +12,7 @@ from data_gen.read_unpacked import read_unpacked
 from data_gen.record_formats import FORMATS, default_room
 from data_gen.sequences import Sequences, to_offsets
 from data_gen.settings import InputError
-from data_gen.spill import Column
+from data_gen.spill import Column, row_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +51,10 @@ class BertData:
         """Lengths are below it."""
         return self.max_seq_length + 1
 
-    @property
-    def pack_tokens(self):
-        """Tokens that a pack has room for."""
-        return self.max_seq_length
+    def pack_bytes(self, depth):
+        """About how many bytes the columns of a full pack take, which holds `depth` sequences."""
+        num_predictions = schema.default_predictions(self.max_seq_length)
+        return 5 * self.max_seq_length + 8 * num_predictions + math.ceil(depth * row_bytes(self.LAYOUT))
 
     def read(self, path):
         """Read, check and fit one file.

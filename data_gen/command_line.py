@@ -65,6 +65,8 @@ def parse(config_class, argv):
         raise InputError(f"every argument must be a flag, --name=value. Received: {extra[0]!r}.")
     names = [field.name for field in dataclasses.fields(config_class)]
     config = config_class(**{name: values[name].value for name in names})
+    if hasattr(config, "check_given"):  # some mistakes are only seen here: a default may have been given
+        config.check_given({name for name in names if values[name].present})
     if os.path.isdir(getattr(config, "json", "")):  # now, not when the work is done
         raise InputError(f"`json` must be a file to write. Received: {config.json!r}, a directory.")
     return config

@@ -18,7 +18,7 @@ from data_gen.feature_spec import FeatureSpec
 from data_gen.length_plan import plan_lengths
 from data_gen.sequences import range_indices, to_offsets
 from data_gen.settings import InputError
-from data_gen.spill import Column, take_rows
+from data_gen.spill import Column, row_bytes, take_rows
 from data_gen.vector_packing import NAME, lower_bound, pack_vectors
 
 MAX_CLASSES = 2**14  # combinations of lengths that a plan tells apart; more are rounded up
@@ -75,10 +75,13 @@ class FeatureData:
         """Classes are below it."""
         return math.prod(self._steps)
 
-    @property
-    def pack_tokens(self):
-        """Values that a pack has room for."""
-        return sum(spec.capacity * spec.width for spec in self.features)
+    def pack_bytes(self, depth):
+        """How many bytes the columns of a full pack take, which holds `depth` sequences."""
+        layout = self.LAYOUT
+        sized = (
+            spec.capacity * spec.width * np.dtype(layout[spec.name].dtype).itemsize for spec in self.features
+        )
+        return sum(sized) + math.ceil(depth * row_bytes(layout))
 
     def read(self, path):
         """Read and check one file; yields as `BertData.read`."""

@@ -1,4 +1,4 @@
-"""What the manifests beside the input files promise: their vocabulary and their numbers of records."""
+"""What the manifests beside the input files promise: their vocabulary, numbers of records and checksums."""
 
 import os
 
@@ -20,13 +20,13 @@ def read_input_manifests(files):
         files: List of paths.
 
     Returns:
-        Dict with those of `VOCABULARY_KEYS` that are known, and dict from path to its promised number of
-        records.
+        Dict with those of `VOCABULARY_KEYS` that are known, and dict from path to what is promised of it:
+        dict with `num_records` and `sha256`, where they are known.
 
     Raises:
         InputError: two directories have different vocabularies.
     """
-    vocabulary, known_from, num_records = {}, None, {}
+    vocabulary, known_from, promised = {}, None, {}
     for directory in sorted({os.path.dirname(path) or "." for path in files}):
         manifest = read_manifest(directory)
         if manifest is None:
@@ -40,16 +40,30 @@ def read_input_manifests(files):
         if known_from is None:
             vocabulary, known_from = found, directory
         for entry in _listed_files(manifest):
-            num_records[os.path.join(directory, entry["name"])] = entry["num_records"]
-    return vocabulary, {path: num_records[_key(path)] for path in files if _key(path) in num_records}
+            kept = {key: entry[key] for key in ("num_records", "sha256") if entry.get(key)}
+            promised[os.path.join(directory, entry["name"])] = kept
+    return vocabulary, {path: promised[_key(path)] for path in files if _key(path) in promised}
 
 
-def check_num_records(path, received, promised):
-    """Raise `InputError` where a file has another number of records than was promised; None = nobody did."""
-    if promised is not None and promised != received:
-        raise InputError(
-            f"{path} must hold {promised} records, as the manifest.json beside it says. Received: {received}."
-        )
+def check_promises(promised, path, num_records, sha256):
+    """Raise `InputError` where a file is not what the manifest beside it says.
+
+    The number of records finds files that lost whole ones, or have some twice, which their own checksums
+    cannot tell; the checksum of the file finds all else.
+
+    Args:
+        promised: Of this file, as `read_input_manifests` returns it.
+        path, num_records, sha256: The file, and what it is.
+    """
+    for rule, wanted, received in (
+        ("hold {} records", promised.get("num_records"), num_records),
+        ("have the SHA-256 {}", promised.get("sha256"), sha256),
+    ):
+        if wanted not in (None, received):
+            raise InputError(
+                f"{path} must {rule.format(wanted)}, as the manifest.json beside it says. "
+                f"Received: {received}."
+            )
 
 
 def check_vocabulary(sequences, vocab_size):
@@ -81,4 +95,6 @@ def _key(path):
 def _listed_files(manifest):
     """The file entries of a manifest, of packs or of splits."""
     groups = [manifest, *manifest.get("splits", {}).values()]
-    return [entry for group in groups for entry in group.get("files", [])]
+    entries = [entry for group in groups for entry in group.get("files", [])]
+    # another program's manifest.json promises nothing that we know of
+    return [entry for entry in entries if isinstance(entry, dict) and "name" in entry]

@@ -9,6 +9,9 @@ from data_gen.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 from data_gen.schema import FORMAT_NAMES, PACKED
 from data_gen.settings import InputError, check_settings, parse_depth, result_settings, setting
 
+# What only BERT's records have
+BERT_SETTINGS = ("max_seq_length", "max_predictions_per_pack")
+
 
 def _parse_features(text):
     """Check a SPEC and keep it as text."""
@@ -33,8 +36,8 @@ class PackConfig:
     )
     features: str = setting(
         "",
-        "features of records that are not BERT's, such as inputs:int:512,targets:int:114; "
-        "see docs/other_features.md; empty = BERT's",
+        "features of records that are not BERT's, such as inputs:int:512,targets:int:114, which say how long "
+        "packs are; see docs/other_features.md; empty = BERT's",
         parse=_parse_features,
     )
     max_seq_length: int = setting(512, "tokens per pack", minimum=3)  # [CLS], a token, [SEP]
@@ -92,9 +95,30 @@ class PackConfig:
         if self.features:
             self._check_other_features()
 
+    def check_given(self, names):
+        """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
+        if self.features:
+            self._refuse_unused(name for name in self._unused_with_features() if name in names)
+
+    def _unused_with_features(self):
+        """The settings that mean nothing with `features`; several capacities have one packer of their own."""
+        capacities = [spec for spec in parse_features(self.features) if spec.leader == spec.name]
+        return (*BERT_SETTINGS, "algorithm") if len(capacities) > 1 else BERT_SETTINGS
+
+    def _refuse_unused(self, names):
+        for name in names:
+            why = " of several capacities" if name == "algorithm" else ""
+            raise InputError(
+                f"`{name}` must be left out with --features{why}, which cannot follow it. "
+                f"Received: {getattr(self, name)!r}."
+            )
+
     def _check_other_features(self):
         if not self.input_file:
             raise InputError("`input_file` must be given with --features. Received: ''.")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        unused = self._unused_with_features()
+        self._refuse_unused(name for name in unused if getattr(self, name) != defaults[name])
         for name, allowed in (("overlong", ("error", "drop")), ("output_format", (PACKED,))):
             if getattr(self, name) not in allowed:
                 raise InputError(
@@ -114,4 +138,5 @@ class PackConfig:
 
     def resolved(self):
         """The settings that the result depends on, as a dict."""
-        return result_settings(self)
+        unused = self._unused_with_features() if self.features else ()
+        return {name: value for name, value in result_settings(self).items() if name not in unused}

@@ -9,7 +9,6 @@ import time
 import numpy as np
 
 from data_gen import files
-from data_gen.assignment import PackOrder
 from data_gen.bert_data import BertData
 from data_gen.feature_data import FeatureData
 from data_gen.feature_spec import parse_features
@@ -18,12 +17,13 @@ from data_gen.input_manifest import read_input_manifests
 from data_gen.input_stamps import stamp_files
 from data_gen.output import open_output_dir, refuse_own_input
 from data_gen.pack_steps import (
-    RUN_TOKENS,
+    RUN_BYTES,
     PackWork,
     Part,
     ReadWork,
     ShardWork,
     SortWork,
+    histogram_path,
     measure_part,
     read_file,
     sort_run,
@@ -34,6 +34,7 @@ from data_gen.packing import plan as plans
 from data_gen.provenance import provenance_path
 from data_gen.runners import check_runner, choose_num_workers
 from data_gen.settings import InputError
+from data_gen.spill import read_array, write_array
 from data_gen.steps import Job, Step
 from data_gen.versions import code_sha256, versions
 
@@ -127,14 +128,15 @@ def _pack_inputs(config, stamps, promises, output, job):
     vocabulary, promised = promises
     data = make_data(config, vocabulary.get("vocab_size"))
     read, runs = _read_inputs(data, stamps, promised, output, job)
-    totals = sum((np.array(histogram) for _, histogram in runs), np.zeros(data.num_lengths, np.int64))
+    totals = _count_lengths(data, runs)
     if not totals.sum():
         raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
     arguments = (data, totals.tolist(), config.algorithm, config.max_sequences_per_pack)
     (planned,) = job.run([Step("plan", make_plan, arguments)], "plan")
     strategies = {tuple(strategy): count for strategy, count in planned["plan"]["strategies"]}
 
-    shards = _cut_shards(planned["num_packs"], config.num_shards, data.pack_tokens)
+    packs_per_part = max(1, RUN_BYTES // data.pack_bytes(planned["packing_factor"]))
+    shards = _cut_shards(planned["num_packs"], config.num_shards, packs_per_part)
     parts = [part for shard in shards for part in shard]
     sorted_runs = _sort_runs(data, runs, totals, strategies, parts, config.random_seed, output, job)
     work = PackWork(data, strategies, sorted_runs, config.random_seed)
@@ -158,17 +160,26 @@ def _pack_inputs(config, stamps, promises, output, job):
 
 
 def _read_inputs(data, stamps, promised, output, job):
-    """Read all files: list of the results of `read_file`, and list of [path, histogram] of all runs."""
+    """Read all files: list of the results of `read_file`, and list of [path, sequences] of all runs."""
     steps = []
     for index, stamp in enumerate(stamps):
         path, size, _ = stamp
-        work = ReadWork(data, stamp, index, promised.get(path), output.work_folder)
+        work = ReadWork(data, stamp, index, promised.get(path, {}), output.work_folder)
         steps.append(Step(f"read-{index:06d}", read_file, work, size))
     read = job.run(steps, "read sequences", "B")
     return read, [run for result in read for run in result["runs"]]
 
 
-def _cut_shards(num_packs, num_shards, pack_tokens):
+def _count_lengths(data, runs):
+    """Sequences of each length in all runs: int64 `[num_lengths]`."""
+    totals = np.zeros(data.num_lengths, np.int64)
+    for path, _ in runs:
+        lengths, counts = read_array(histogram_path(path))
+        totals[lengths] += counts
+    return totals
+
+
+def _cut_shards(num_packs, num_shards, packs_per_part):
     """Cut packs into shards, about equally large and none empty, and these into parts.
 
     Returns:
@@ -176,7 +187,6 @@ def _cut_shards(num_packs, num_shards, pack_tokens):
     """
     num_shards = min(num_shards, num_packs)
     limits = [num_packs * shard // num_shards for shard in range(num_shards + 1)]
-    packs_per_part = max(1, RUN_TOKENS // pack_tokens)
     shards, index = [], 0
     for first, last in itertools.pairwise(limits):
         starts = range(first, last, packs_per_part)
@@ -189,17 +199,17 @@ def _cut_shards(num_packs, num_shards, pack_tokens):
 
 def _sort_runs(data, runs, totals, strategies, parts, seed, output, job):
     """Sort all runs by part: tuple of paths."""
-    limits_path = os.path.join(output.work_folder, "limits.npy")
-    order = PackOrder(strategies, seed)
-    limits = order.count_slots([0, *(part.last for part in parts)], data.num_lengths)
-    with files.write_whole(limits_path) as partial, files.open_file(partial, "wb") as file:
-        np.save(file, limits)
+    part_ends = np.array([part.last for part in parts], np.int64)
     steps, before = [], np.zeros_like(totals)
-    for number, (path, histogram) in enumerate(runs):
+    for number, (path, num_sequences) in enumerate(runs):
+        # on the disk: one array a run in memory would grow with lengths times sequences
+        lengths, counts = read_array(histogram_path(path))
+        ranks = os.path.join(output.work_folder, f"ranks-{number:06d}.npy")
+        write_array(ranks, np.stack([lengths, before[lengths], totals[lengths]]))
+        before[lengths] += counts
         target = os.path.join(output.work_folder, f"sorted-{number:06d}.spill")
-        work = SortWork(data, path, target, before, totals, limits_path, seed)
-        steps.append(Step(f"sort-{number:06d}", sort_run, work, int(sum(histogram))))
-        before = before + np.array(histogram)
+        work = SortWork(data, path, target, ranks, strategies, part_ends, seed)
+        steps.append(Step(f"sort-{number:06d}", sort_run, work, num_sequences))
 
     def release(step):
         if files.exists(step.argument.run):

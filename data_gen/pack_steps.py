@@ -3,9 +3,9 @@
     input files ──► runs ──► sorted runs ──► parts ──► shards
                read     sort             measure, write
 
-A *run* is a few million tokens of one input file, as columns on the disk (`spill.py`). A *part* is as many
-packs that follow one another; a shard is made of whole parts. Sorting cuts each run into the sequences of
-each part, so that writing a part reads one piece of every run, and nothing else.
+A *run* is some megabytes of sequences of one input file, as columns on the disk (`spill.py`). A *part* is as
+large: packs that follow one another; a shard is made of whole parts. Sorting cuts each run into the sequences
+of each part, so that writing a part reads one piece of every run, and nothing else.
 """
 
 import dataclasses
@@ -13,17 +13,17 @@ import os
 
 import numpy as np
 
-from data_gen import files, progress, records
-from data_gen.assignment import PackOrder, choose_slots, fill_packs, find_parts
+from data_gen import progress, records
+from data_gen.assignment import PackOrder, choose_slots, fill_packs
 from data_gen.example_bytes import serialize_examples
-from data_gen.input_manifest import check_num_records
+from data_gen.input_manifest import check_promises
 from data_gen.input_stamps import unchanged
-from data_gen.provenance import write_provenance
-from data_gen.spill import Column, join_rows, read_spill, take_rows, write_spill
+from data_gen.provenance import open_provenance
+from data_gen.spill import Column, join_rows, read_array, read_spill, take_rows, write_array, write_spill
 
-RUN_TOKENS = 2**23  # of a run and of a part: 40 MB of BERT's columns, some hundred while they are joined
-RUN_ROWS = 2**20  # likewise, for data of next to no tokens
+RUN_BYTES = 2**25  # of a run and of a part, as columns; two or three times that while they are joined and cut
 PACKS_AT_ONCE = 512  # gathered and encoded together: 512 packs of S=512 take about 10 MB
+ASSEMBLED_BYTES = 2**21  # likewise, of the columns that go into them: four times that as arrays of int64
 SLOTS = {"slots": Column("<i8")}  # what sorting adds to the columns
 
 
@@ -34,14 +34,14 @@ class ReadWork:
     Attributes:
         data: What the records are, such as `BertData`.
         stamp, file_index: The file, as `stamp_files` found it, and its number among the inputs.
-        num_records: That it must hold; None where nobody says.
+        promised: What it must be, as `read_input_manifests` returns it.
         folder: Where the runs go.
     """
 
     data: object
     stamp: list
     file_index: int
-    num_records: int | None
+    promised: dict
     folder: str
 
 
@@ -52,17 +52,19 @@ class SortWork:
     Attributes:
         data: As in `ReadWork`.
         run, sorted_run: Paths: from, to.
-        first_ranks, totals: Int arrays `[num_lengths]`: sequences of each length before the run, and in all.
-        limits: Path of the array of slots before each part, `[num_parts + 1, num_lengths]`.
+        ranks: Path of an int array `[3, m]`: the lengths in the run, and how many sequences of each there are
+            before the run, and in all.
+        strategies: Of the plan, with counts.
+        part_ends: Int array `[num_parts]`: the first pack after each part.
         seed: Of the assignment.
     """
 
     data: object
     run: str
     sorted_run: str
-    first_ranks: np.ndarray
-    totals: np.ndarray
-    limits: str
+    ranks: str
+    strategies: dict
+    part_ends: np.ndarray
     seed: int
 
 
@@ -121,7 +123,7 @@ def read_file(work):
 
     Returns:
         Dict with the entry of the manifest, `path`, `num_records`, `sha256`; `num_overlong`, dict; and
-        `runs`, list of [path, histogram `[num_lengths]`].
+        `runs`, list of [path, number of sequences]. Beside each run is its histogram, see `histogram_path`.
 
     Raises:
         InputError: a record cannot be used, or the file changes meanwhile.
@@ -130,14 +132,14 @@ def read_file(work):
     with unchanged([work.stamp]):
         num_records, num_overlong, runs = _read_runs(work, path)
         checksum = records.file_sha256(path)  # with the block's promise: of what was read
-    check_num_records(path, num_records, work.num_records)
+    check_promises(work.promised, path, num_records, checksum)
     entry = {"path": path, "num_records": num_records, "sha256": checksum}
     return {"entry": entry, "num_overlong": num_overlong, "runs": runs}
 
 
 def _read_runs(work, path):
     """Write the runs of a file: number of its records, dict of those overlong, and list as in `read_file`."""
-    runs, held, num_records, num_overlong = [], [], 0, {}
+    runs, held, num_bytes, num_records, num_overlong = [], [], 0, 0, {}
 
     def flush():
         if not held:
@@ -148,7 +150,8 @@ def _read_runs(work, path):
         lengths = work.data.lengths(columns)
         run = os.path.join(work.folder, f"run-{work.file_index:05d}-{len(runs):05d}.spill")
         write_spill(run, columns, work.data.LAYOUT, [len(lengths)])
-        runs.append([run, np.bincount(lengths, minlength=work.data.num_lengths).tolist()])
+        write_array(histogram_path(run), np.stack(np.unique(lengths, return_counts=True)))
+        runs.append([run, len(lengths)])
 
     for columns, num_read, overlong in work.data.read(path):
         num_records += num_read
@@ -157,9 +160,10 @@ def _read_runs(work, path):
         if not len(columns["record_numbers"]):
             continue
         held.append(columns)
-        num_tokens = sum(_num_values(part) for part in held)
-        if num_tokens >= RUN_TOKENS or sum(len(part["record_numbers"]) for part in held) >= RUN_ROWS:
+        num_bytes += sum(values.nbytes for values in columns.values())
+        if num_bytes >= RUN_BYTES:
             flush()
+            num_bytes = 0
     flush()
     return num_records, num_overlong, runs
 
@@ -168,14 +172,21 @@ def sort_run(work):
     """Give each sequence of a run its slot, and write the run in the order of the parts."""
     columns = dict(read_spill(work.run, work.data.LAYOUT))
     lengths = work.data.lengths(columns)
-    slots = choose_slots(lengths, work.first_ranks, work.totals, work.seed)
-    with files.open_file(work.limits) as file:
-        limits = np.load(file)
-    parts = find_parts(lengths, slots, limits)
+    known, *numbers = read_array(work.ranks)
+    first_ranks, totals = np.zeros((2, work.data.num_lengths), np.int64)
+    first_ranks[known], totals[known] = numbers
+    slots = choose_slots(lengths, first_ranks, totals, work.seed)
+    packs = PackOrder(work.strategies, work.seed).find_packs(lengths, slots)
+    parts = np.searchsorted(work.part_ends, packs, side="right")
     columns["slots"] = slots
     layout = {**work.data.LAYOUT, **SLOTS}
     columns = take_rows(columns, layout, np.argsort(parts, kind="stable"))
-    write_spill(work.sorted_run, columns, layout, np.bincount(parts, minlength=len(limits) - 1))
+    write_spill(work.sorted_run, columns, layout, np.bincount(parts, minlength=len(work.part_ends)))
+
+
+def histogram_path(run):
+    """Where the histogram of a run is: int array `[2, m]`, lengths and how many sequences have each."""
+    return f"{run}.histogram.npy"
 
 
 def measure_part(work_and_part):
@@ -191,29 +202,25 @@ def write_shard(work):
     Returns:
         The manifest's entry of the file: dict `name`, `num_records`, `sha256`.
     """
-    origins = []
+    size = ASSEMBLED_BYTES // work.pack_work.data.pack_bytes(work.spec.max_sequences_per_pack)
+    size = min(max(size, 1), PACKS_AT_ONCE)
 
-    def serialize():
+    def serialize(provenance):
         for part in work.parts:
             columns, packs = _read_part(work.pack_work, part)
-            if work.provenance:
-                origins.append(
-                    (
-                        np.diff(packs.offsets),
-                        columns["file_indices"][packs.members],
-                        columns["record_numbers"][packs.members],
-                    )
-                )
-            for start in range(0, len(packs), PACKS_AT_ONCE):
-                some = packs.part(start, min(start + PACKS_AT_ONCE, len(packs)))
+            if provenance is not None:
+                files_of, numbers = columns["file_indices"], columns["record_numbers"]
+                provenance.add(np.diff(packs.offsets), files_of[packs.members], numbers[packs.members])
+            for start in range(0, len(packs), size):
+                some = packs.part(start, min(start + size, len(packs)))
                 arrays = work.pack_work.data.assemble(columns, some, work.spec)
                 yield from serialize_examples(arrays)
                 progress.advance(len(some))
 
-    entry = records.write_file(work.path, serialize())
-    if work.provenance:
-        write_provenance(work.provenance, origins)
-    return entry.to_json()
+    if not work.provenance:
+        return records.write_file(work.path, serialize(None)).to_json()
+    with open_provenance(work.provenance) as provenance:
+        return records.write_file(work.path, serialize(provenance)).to_json()
 
 
 def _read_part(work, part, names=None):
@@ -222,10 +229,5 @@ def _read_part(work, part, names=None):
     wanted = None if names is None else {"slots", *names}
     pieces = [read_spill(path, layout, part.index, wanted) for path in work.sorted_runs]
     columns = join_rows(pieces, pieces[0])
-    slot_lengths, depths = PackOrder(work.strategies, work.seed).slots(part.first, part.last)
-    packs = fill_packs(slot_lengths, depths, work.data.lengths(columns), columns["slots"])
-    return columns, packs
-
-
-def _num_values(columns):
-    return sum(values.size for values in columns.values())
+    wanted_slots = PackOrder(work.strategies, work.seed).slots(part.first, part.last)
+    return columns, fill_packs(*wanted_slots, work.data.lengths(columns), columns["slots"])

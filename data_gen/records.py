@@ -3,6 +3,7 @@
 The one place in `data_gen` that imports TensorFlow. Record numbers count from 1, in messages too.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -13,13 +14,14 @@ from google.protobuf.message import DecodeError
 
 from data_gen import files, schema
 from data_gen.quiet_import import import_quietly
+from data_gen.record_frames import FRAME_BYTES, BatchSizes
 from data_gen.settings import InputError
 
 tf = import_quietly("tensorflow")
 
 READ_BATCH = 1024  # records; a batch of S=512 decodes to about 20 MB
+READ_BYTES = 2**23  # of a batch as well: numbers of one byte decode to eight times that
 HASH_BYTES = 2**20  # read at once
-FRAME_BYTES = 16  # around each record: its length (8), and two checksums (4 each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +42,21 @@ class FileEntry:
         return dataclasses.asdict(self)
 
 
-def read_batches(path, batch_size=READ_BATCH):
+def read_batches(path, batch_size=READ_BATCH, batch_bytes=READ_BYTES):
     """Read the records of one file in batches.
+
+    Args:
+        path: TFRecord file.
+        batch_size: Most records of a batch.
+        batch_bytes: Most bytes of a batch, its largest record not counted, so that a record of any size can
+            be read.
 
     Yields:
         String tensors `[n]`, n <= batch_size, one serialized record each, in the order of the file.
 
     Raises:
         InputError: the file is empty, is no TFRecord file, or has a corrupt or truncated record.
-        OSError: it cannot be opened.
+        OSError: it cannot be opened or read; the message names it.
     """
     path = os.fspath(path)
     with files.open_file(path):
@@ -56,14 +64,10 @@ def read_batches(path, batch_size=READ_BATCH):
     if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
     num_records, num_bytes = 0, 0
-    dataset = tf.data.TFRecordDataset(path).batch(batch_size)
-    try:
-        for batch in dataset:
-            num_records += len(batch)
-            num_bytes += FRAME_BYTES * len(batch) + int(tf.reduce_sum(tf.strings.length(batch)))
-            yield batch
-    except tf.errors.DataLossError as error:
-        raise InputError(_describe_damage(path)) from error
+    for batch in _read_within(path, batch_size, batch_bytes):
+        num_records += len(batch)
+        num_bytes += FRAME_BYTES * len(batch) + int(tf.reduce_sum(tf.strings.length(batch)))
+        yield batch
     if num_bytes != size:
         # TensorFlow takes a file that ends within a record's header for a complete one
         raise InputError(_damage(path, num_records))
@@ -291,6 +295,34 @@ def common_lengths(lengths, kinds, path):
     return sizes
 
 
+def _read_within(path, batch_size, batch_bytes):
+    """Batches of one file, each within `batch_bytes`: yields string tensors; raises as `read_batches`."""
+    sizes = BatchSizes(path, batch_size, batch_bytes)
+    num_read, batches = 0, None
+    while True:
+        # TensorFlow batches by number alone
+        if sizes.look_ahead() or batches is None:
+            dataset = tf.data.TFRecordDataset(path).skip(num_read).batch(sizes.size)
+            batches = _name_errors(dataset, path)
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+        num_read += len(batch)
+        sizes.advance(len(batch))
+
+
+def _name_errors(dataset, path):
+    """The batches of a dataset, TensorFlow's errors as ours: `InputError` for damage, otherwise `OSError`."""
+    try:
+        yield from dataset
+    except tf.errors.DataLossError as error:
+        raise InputError(_describe_damage(path)) from error
+    except tf.errors.OpError as error:
+        kinds = {tf.errors.NotFoundError: FileNotFoundError, tf.errors.PermissionDeniedError: PermissionError}
+        raise kinds.get(type(error), OSError)(f"{path}: {error.message}") from error
+
+
 def _features(record, path, number):
     try:
         return tf.train.Example.FromString(record).features.feature
@@ -327,11 +359,9 @@ def _spec_text(spec):
 def _describe_damage(path):
     """The message for a file that TensorFlow cannot read to its end."""
     num_good = 0
-    try:
+    with contextlib.suppress(tf.errors.OpError):  # expected: the point is how many came before it
         for _ in tf.data.TFRecordDataset(path):
             num_good += 1
-    except tf.errors.DataLossError:
-        pass  # expected: the point is how many came before it
     return _damage(path, num_good)
 
 

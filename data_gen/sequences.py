@@ -155,3 +155,12 @@ def to_offsets(lengths):
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def rank_in_groups(groups):
+    """How many entries of its group stand before each entry: groups [1 0 1 1] -> [0 0 1 2], int64."""
+    order = np.argsort(groups, kind="stable")
+    sizes = np.unique(groups, return_counts=True)[1]
+    ranks = np.empty(len(groups), np.int64)
+    ranks[order] = range_indices(np.zeros(len(sizes)), sizes)
+    return ranks

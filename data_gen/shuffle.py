@@ -27,34 +27,60 @@ def shuffle_places(items, num_items, key):
     Returns:
         int64 `[m]`, each in 0..num_items-1.
     """
-    items = np.asarray(items, np.uint64)
-    sizes = np.broadcast_to(np.asarray(num_items, np.uint64), items.shape)
+    return _walk(_move, items, num_items, key)
+
+
+def find_items(places, num_items, key):
+    """The items at some places of a shuffle: `shuffle_places` undone; the same arguments, and int64 `[m]`.
+
+    places [3 0 4 1 2] of the shuffle above   ->   [0 1 2 3 4]
+    """
+    return _walk(_move_back, places, num_items, key)
+
+
+def _walk(move, cells, num_items, key):
+    """Move cells until each is one of the items, of which there may be fewer than cells."""
+    cells = np.asarray(cells, np.uint64)
+    sizes = np.broadcast_to(np.asarray(num_items, np.uint64), cells.shape)
     num_rows = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)
     num_rows = np.maximum(num_rows, np.uint64(1))
     num_columns = (sizes + num_rows - np.uint64(1)) // num_rows
     num_columns = np.maximum(num_columns, np.uint64(1))
-    mixed_key = np.zeros(items.shape, np.uint64)
+    mixed_key = np.zeros(cells.shape, np.uint64)
     for part in key:
         mixed_key = _mix(mixed_key ^ np.asarray(part, np.uint64))
-    places = _move(items, num_rows, num_columns, mixed_key)
-    outside = np.flatnonzero(places >= sizes)
+    moved = move(cells, num_rows, num_columns, mixed_key)
+    outside = np.flatnonzero(moved >= sizes)
     while len(outside):
-        again = _move(places[outside], num_rows[outside], num_columns[outside], mixed_key[outside])
-        places[outside] = again
+        again = move(moved[outside], num_rows[outside], num_columns[outside], mixed_key[outside])
+        moved[outside] = again
         outside = outside[again >= sizes[outside]]
-    return places.astype(np.int64)
+    return moved.astype(np.int64)
 
 
 def _move(cells, num_rows, num_columns, key):
     rows, columns = cells // num_columns, cells % num_columns
     for turn in range(NUM_ROUNDS):
-        salt = np.uint64(turn * int(GOLDEN) % 2**64)
-        hashed = _mix(key ^ _mix((rows if turn % 2 else columns) + salt))
         if turn % 2:
-            columns = (columns + hashed % num_columns) % num_columns
+            columns = (columns + _hash(key, rows, turn) % num_columns) % num_columns
         else:
-            rows = (rows + hashed % num_rows) % num_rows
+            rows = (rows + _hash(key, columns, turn) % num_rows) % num_rows
     return rows * num_columns + columns
+
+
+def _move_back(cells, num_rows, num_columns, key):
+    rows, columns = cells // num_columns, cells % num_columns
+    for turn in reversed(range(NUM_ROUNDS)):
+        if turn % 2:
+            columns = (columns + num_columns - _hash(key, rows, turn) % num_columns) % num_columns
+        else:
+            rows = (rows + num_rows - _hash(key, columns, turn) % num_rows) % num_rows
+    return rows * num_columns + columns
+
+
+def _hash(key, values, turn):
+    salt = np.uint64(turn * int(GOLDEN) % 2**64)
+    return _mix(key ^ _mix(values + salt))
 
 
 def _mix(values):

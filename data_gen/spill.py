@@ -5,7 +5,8 @@ Two rows in two groups, with layout {"lengths": int32, "tokens": int32 of "lengt
     lengths  [3 2]           a value a row
     tokens   [7 8 9 5 6]     as many values a row as `lengths` says
 
-A group is read without reading the others: three numbers in front of the columns say where it lies.
+A group is read without reading the others, nor where they lie: a table in front of the columns has a line of
+two or three numbers for each group, and only the two lines around it are read.
 """
 
 import dataclasses
@@ -15,6 +16,8 @@ import numpy as np
 
 from data_gen import files
 from data_gen.sequences import range_indices, to_offsets
+
+VALUES_AT_ONCE = 2**20  # gathered by index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +43,7 @@ def take_rows(columns, layout, rows):
         if column.sizes:
             sizes = columns[column.sizes]
             starts = to_offsets(sizes)[:-1]
-            rows_of_values = range_indices(starts[rows], sizes[rows])
-            taken[name] = values.reshape(-1, column.width)[rows_of_values].reshape(-1)
+            taken[name] = _take_ranges(values.reshape(-1, column.width), starts[rows], sizes[rows])
         else:
             taken[name] = values.reshape(-1, column.width)[rows].reshape(-1)
     return taken
@@ -52,6 +54,24 @@ def join_rows(parts, layout):
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in layout}
+
+
+def row_bytes(layout):
+    """Bytes of a row in the columns that have one entry a row."""
+    columns = (column for column in layout.values() if not column.sizes)
+    return sum(np.dtype(column.dtype).itemsize * column.width for column in columns)
+
+
+def write_array(path, array):
+    """Write one array to a file that appears when complete."""
+    with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
+        np.save(file, array)
+
+
+def read_array(path):
+    """Read what `write_array` wrote."""
+    with files.open_file(path) as file:
+        return np.load(file)
 
 
 def write_spill(path, columns, layout, group_sizes):
@@ -69,11 +89,12 @@ def write_spill(path, columns, layout, group_sizes):
     for sizes in {column.sizes for column in layout.values()} - {""}:
         starts[sizes] = to_offsets(columns[sizes])[group_offsets]
     names = sorted(starts)
-    header = json.dumps([names, len(group_sizes)]).encode()
+    totals = [int(starts[name][-1]) for name in names]
+    header = json.dumps([names, totals, len(group_sizes)]).encode()
     with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
         file.write(len(header).to_bytes(8, "little"))
         file.write(header)
-        file.write(np.stack([starts[name] for name in names]).astype("<i8").tobytes())
+        file.write(np.stack([starts[name] for name in names], axis=1).astype("<i8").tobytes())
         for name, column in layout.items():
             file.write(np.ascontiguousarray(columns[name], column.dtype).tobytes())
 
@@ -93,17 +114,36 @@ def read_spill(path, layout, group=None, names=None):
     columns = {}
     with files.open_file(path) as file:
         header_bytes = int.from_bytes(file.read(8), "little")
-        sizes_names, num_groups = json.loads(file.read(header_bytes))
-        num_starts = len(sizes_names) * (num_groups + 1)
-        starts = np.frombuffer(file.read(8 * num_starts), "<i8").reshape(len(sizes_names), -1)
-        place = 8 + header_bytes + 8 * num_starts
+        sizes_names, totals, num_groups = json.loads(file.read(header_bytes))
+        place, line_bytes = 8 + header_bytes, 8 * len(sizes_names)
+        firsts, lasts = np.zeros(len(totals), np.int64), totals
+        if group is not None:
+            file.seek(place + line_bytes * group)
+            firsts, lasts = np.frombuffer(file.read(2 * line_bytes), "<i8").reshape(2, -1)
+        place += line_bytes * (num_groups + 1)
         for name, column in layout.items():
-            offsets = starts[sizes_names.index(column.sizes)]
-            first, last = (0, offsets[-1]) if group is None else offsets[group : group + 2]
+            counted = sizes_names.index(column.sizes)
+            first, last = int(firsts[counted]), int(lasts[counted])
             entry_bytes = np.dtype(column.dtype).itemsize * column.width
             if names is None or name in names:
-                file.seek(place + int(first) * entry_bytes)
-                content = file.read(int(last - first) * entry_bytes)
-                columns[name] = np.frombuffer(content, column.dtype)
-            place += int(offsets[-1]) * entry_bytes
+                file.seek(place + first * entry_bytes)
+                columns[name] = np.frombuffer(file.read((last - first) * entry_bytes), column.dtype)
+            place += totals[counted] * entry_bytes
     return columns
+
+
+def _take_ranges(values, starts, sizes):
+    """Rows of `values [n, width]` in many ranges, one after the other, flat.
+
+    The indices of all rows at once would take several times the room of the values.
+    """
+    ends = to_offsets(sizes)
+    taken = np.empty((ends[-1], values.shape[1]), values.dtype)
+    first = 0
+    while first < len(starts):
+        last = int(np.searchsorted(ends, ends[first] + VALUES_AT_ONCE, side="right")) - 1
+        last = max(last, first + 1)
+        indices = range_indices(starts[first:last], sizes[first:last])
+        np.take(values, indices, axis=0, out=taken[ends[first] : ends[last]])
+        first = last
+    return taken.reshape(-1)

@@ -116,8 +116,14 @@ class Job:
             work = [(step, self._work_folder) for step in steps]
             run_pipeline(self._runner, do_step, work, self._work_folder)
             for step in steps:
+                note = self._read_note(step)
+                if note is None:
+                    raise OSError(
+                        f"{_note_path(self._work_folder, step)} is missing after {self._runner} has ended: "
+                        "all its machines must see `output_dir` under one name"
+                    )
                 bar.update(step.size)  # machines far away tell of no more than what is complete
-                yield step, self._read_note(step)["result"]
+                yield step, note["result"]
             return
         if min(self._num_workers, len(steps)) <= 1:
             with progress.following(bar.update):

@@ -1,19 +1,21 @@
 """Whether packs hold exactly the sequences of their inputs: a comparison of multisets of digests."""
 
 import dataclasses
+import functools
 import hashlib
 import os
 
 import numpy as np
 from tqdm import tqdm
 
+from data_gen.multiset import BucketSums, group_buckets, hold
 from data_gen.output import read_manifest
 from data_gen.overlong import fit_lengths
 from data_gen.read_packed import LayoutError, read_packed
 from data_gen.read_unpacked import read_unpacked
 from data_gen.record_formats import FORMATS, find_common_format
 from data_gen.records import read_pack_spec
-from data_gen.sequences import range_indices, to_offsets
+from data_gen.sequences import range_indices, rank_in_groups, to_offsets
 from data_gen.settings import InputError
 
 DIGEST_BYTES = 16  # chance of one collision among 10^9 sequences: 10^-21
@@ -45,24 +47,12 @@ class Comparison:
         return not self.differences
 
 
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """The sequences of one side: digests uint64 `[n, 2]`, and where each comes from."""
-
-    digests: np.ndarray
-    lengths: np.ndarray
-    record_numbers: np.ndarray
-    paths: np.ndarray
-
-    def describe(self, index):
-        return f"{self.paths[index]}, record {self.record_numbers[index]} ({self.lengths[index]} tokens)"
-
-
 def compare_files(input_files, packed_files, overlong):
     """Compare the sequences of unpacked and packed files.
 
     Two sequences are the same where tokens, A/B, prediction positions and labels, and the next-sentence
-    label all are.
+    label all are. Memory does not grow with their number (`multiset.py`); where they differ the files are
+    read again, once for each two million sequences in buckets that do.
 
     Args:
         input_files, packed_files: Lists of paths.
@@ -80,19 +70,32 @@ def compare_files(input_files, packed_files, overlong):
         # Under "error" packing would have refused them: here they count as missing.
         return part if overlong == "error" else fit_lengths(part, spec.max_seq_length, overlong)[0]
 
-    inputs = _read_side(input_files, lambda path: map(fit, read_unpacked(path)), "reading inputs")
-    try:
-        packs = _read_side(packed_files, read_packed, "reading packs")
-    except LayoutError as error:
-        return Comparison(len(inputs.digests), 0, 0, 0, (str(error),), malformed=True)
-    missing, unexpected = unmatched(inputs.digests, packs.digests)
-    differences = [
-        *(f"in the inputs, not in the packs: {inputs.describe(i)}" for i in missing[:NUM_SHOWN]),
-        *(f"in the packs, not in the inputs: {packs.describe(i)}" for i in unexpected[:NUM_SHOWN]),
-    ]
-    return Comparison(
-        len(inputs.digests), len(packs.digests), len(missing), len(unexpected), tuple(differences)
+    sides = (
+        (input_files, functools.partial(_read, input_files, lambda path: map(fit, read_unpacked(path)))),
+        (packed_files, functools.partial(_read, packed_files, read_packed)),
     )
+    sums = [BucketSums(), BucketSums()]
+    try:
+        for total, (_, read), title in zip(sums, sides, ("reading inputs", "reading packs"), strict=True):
+            for digests, _ in read(title):
+                total.add(digests)
+    except LayoutError as error:
+        return Comparison(int(sums[0].counts.sum()), 0, 0, 0, (str(error),), malformed=True)
+
+    found = ([], []), [0, 0]
+    for group in group_buckets(sums[0].find_different(sums[1]), sums[0].counts + sums[1].counts):
+        held = [hold(read("looking for differences"), group) for _, read in sides]
+        unmatched_rows = unmatched(*(side.digests for side in held))
+        for side, (rows, content) in enumerate(zip(unmatched_rows, held, strict=True)):
+            found[1][side] += len(rows)
+            found[0][side].extend(content.origins[rows[:NUM_SHOWN]].tolist())
+    words = ("in the inputs, not in the packs", "in the packs, not in the inputs")
+    differences = [
+        f"{word}: {paths[file]}, record {record} ({length} tokens)"
+        for word, origins, (paths, _) in zip(words, found[0], sides, strict=True)
+        for file, record, length in sorted(origins)[:NUM_SHOWN]
+    ]
+    return Comparison(*(int(total.counts.sum()) for total in sums), *found[1], tuple(differences))
 
 
 def find_overlong(packed_files):
@@ -131,8 +134,8 @@ def unmatched(left, right):
     left_counts = np.bincount(left_groups, minlength=is_new.sum())
     right_counts = np.bincount(right_groups, minlength=is_new.sum())
     return (
-        np.flatnonzero(_ranks(left_groups, left_counts) >= right_counts[left_groups]),
-        np.flatnonzero(_ranks(right_groups, right_counts) >= left_counts[right_groups]),
+        np.flatnonzero(rank_in_groups(left_groups) >= right_counts[left_groups]),
+        np.flatnonzero(rank_in_groups(right_groups) >= left_counts[right_groups]),
     )
 
 
@@ -164,25 +167,11 @@ def digest_sequences(sequences):
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
-def _read_side(files, read, title):
-    columns = []
+def _read(paths, read, title):
+    """Read one side: yields digests uint64 `[n, 2]`, and origins int64 `[n, 3]` as in `multiset.Held`."""
     with tqdm(desc=title, unit=" sequences", disable=None) as progress:
-        for path in files:
+        for number, path in enumerate(paths):
             for part in read(path):
-                columns.append(
-                    (
-                        digest_sequences(part),
-                        part.lengths,
-                        part.record_numbers,
-                        np.full(len(part), path, object),
-                    )
-                )
+                origins = np.stack([np.full(len(part), number), part.record_numbers, part.lengths], axis=1)
+                yield digest_sequences(part), origins
                 progress.update(len(part))
-    return _Side(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-
-
-def _ranks(groups, counts):
-    """How many entries of its group stand before each entry: groups [1 0 1 1] -> [0 0 1 2]."""
-    ranks = np.empty(len(groups), np.int64)
-    ranks[np.argsort(groups, kind="stable")] = range_indices(np.zeros(len(counts)), counts)
-    return ranks

@@ -1,14 +1,16 @@
 """Each sequence has one slot of its own length, whoever computes it; each shuffle is a permutation."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.assignment import PackOrder, assign_sequences, choose_slots, fill_packs, find_parts
+from data_gen.assignment import PackOrder, assign_sequences, choose_slots, fill_packs
 from data_gen.packing.histogram import count_lengths
 from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.shuffle import shuffle_places
+from data_gen.shuffle import find_items, shuffle_places
 
 S = 12
 
@@ -18,6 +20,7 @@ S = 12
 def test_a_shuffle_is_a_permutation(num_items, key):
     places = shuffle_places(np.arange(num_items), num_items, (key,))
     assert sorted(places) == list(range(num_items))
+    assert find_items(places, num_items, (key,)).tolist() == list(range(num_items))
 
 
 def test_a_shuffle_can_be_asked_in_any_pieces():
@@ -62,15 +65,13 @@ def test_parts_and_runs_do_not_matter(num_parts, run_length):
 
     order = PackOrder(plan.strategies, 5)
     ends = np.arange(num_parts + 1) * order.num_packs // num_parts
-    limits = order.count_slots(ends, S + 1)
     totals = np.bincount(lengths, minlength=S + 1)
-    assert limits[-1].tolist() == totals.tolist()
     slots, parts = np.empty(200, np.int64), np.empty(200, np.int64)
     before = np.zeros(S + 1, np.int64)
     for start in range(0, 200, run_length):
         run = slice(start, start + run_length)
         slots[run] = choose_slots(lengths[run], before, totals, 5)
-        parts[run] = find_parts(lengths[run], slots[run], limits)
+        parts[run] = np.searchsorted(ends[1:], order.find_packs(lengths[run], slots[run]), side="right")
         before = before + np.bincount(lengths[run], minlength=S + 1)
     members = []
     for part in range(num_parts):
@@ -82,6 +83,31 @@ def test_parts_and_runs_do_not_matter(num_parts, run_length):
     assert np.mean(np.diff(expected.offsets) > 1) > 0.3
 
 
+@given(
+    st.dictionaries(
+        st.lists(st.integers(0, 5), min_size=1, max_size=4).map(lambda lengths: tuple(sorted(lengths))),
+        st.integers(1, 9),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_pack_of_a_slot_is_found_without_a_table(strategies, seed):
+    order = PackOrder(strategies, seed)
+    slot_lengths, slot_numbers, depths = order.slots(0, order.num_packs)
+    for length in set(slot_lengths.tolist()):
+        numbers = slot_numbers[slot_lengths == length]
+        assert sorted(numbers.tolist()) == list(range(len(numbers)))
+    packs = np.repeat(np.arange(order.num_packs), depths)
+    assert order.find_packs(slot_lengths, slot_numbers).tolist() == packs.tolist()
+    held = Counter(tuple(part.tolist()) for part in np.split(slot_lengths, np.cumsum(depths)[:-1]))
+    assert held == Counter(strategies)
+
+
 def test_fill_packs_example():
-    packs = fill_packs(np.array([3, 5, 3]), np.array([2, 1]), np.array([3, 5, 3]), np.array([9, 4, 8]))
+    lengths, slots = np.array([3, 5, 3]), np.array([8, 4, 9])
+    packs = fill_packs(np.array([3, 5, 3]), np.array([9, 4, 8]), np.array([2, 1]), lengths, slots)
     assert packs.members.tolist() == [2, 1, 0] and packs.offsets.tolist() == [0, 2, 3]
+    with pytest.raises(ValueError, match="must be one for the lengths"):
+        fill_packs(np.array([3, 5, 3]), np.array([9, 4, 7]), np.array([2, 1]), lengths, slots)

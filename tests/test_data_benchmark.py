@@ -1,6 +1,7 @@
 """The benchmark compares ways that do the same, and its table can be read by programs."""
 
 import json
+import sys
 
 import numpy as np
 import tensorflow as tf
@@ -57,5 +58,9 @@ def test_the_command_prints_and_writes_a_table(tmp_path, capsys):
     rows = json.loads((tmp_path / "table.json").read_text())
     assert next(row["way"] for row in rows if row["unit"] == "sequences") == "one Example at a time"
     assert all(row["per second"] > 0 for row in rows)
+    for row in rows:
+        memory = [row["MiB, largest process"], row["MiB, all processes"]]
+        is_measured = row["unit"] == "sequences" and sys.platform.startswith("linux")
+        assert (0 < memory[0] <= memory[1]) if is_measured else memory == ["not measured"] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
     assert capsys.readouterr().out.startswith("CPU: ")

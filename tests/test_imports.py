@@ -14,6 +14,7 @@ RULES = {
     "data_gen.schema": (set(), set()),
     "data_gen.quiet_import": (set(), set()),
     "data_gen.files": ({"data_gen.quiet_import"}, set()),
+    "data_gen.record_frames": ({"data_gen.files"}, set()),
     "data_gen.example_bytes": ({"data_gen.schema"}, {"numpy"}),
     "data_gen.shuffle": (set(), {"numpy"}),
     "data_gen.assignment": ({"data_gen.sequences", "data_gen.shuffle"}, {"numpy"}),
@@ -25,7 +26,13 @@ RULES = {
     "data_gen.packing.*": ({"data_gen.packing.*"}, {"numpy", "scipy", "highspy"}),
     "data_gen.sequences": (set(), {"numpy"}),
     "data_gen.records": (
-        {"data_gen.files", "data_gen.schema", "data_gen.settings", "data_gen.quiet_import"},
+        {
+            "data_gen.files",
+            "data_gen.quiet_import",
+            "data_gen.record_frames",
+            "data_gen.schema",
+            "data_gen.settings",
+        },
         {"numpy", "google"},  # TensorFlow comes through quiet_import
     ),
     "bert_packed.config": ({"data_gen.settings"}, set()),
@@ -91,6 +98,7 @@ ENTRY_POINTS = (
     "data_gen.create_pretraining_data",
     "data_gen.pack_tfrecords",
     "data_gen.verify_tfrecords",
+    "data_gen.find_sources",
     "bert_packed.export",
     "bert_packed.audit",
 )

@@ -1,15 +1,21 @@
 """Records of any features are packed without a loss, each feature within its capacity."""
 
+import pickle
 from collections import Counter
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from data_gen import pack_files, pack_steps
+from data_gen.command_line import run
+from data_gen.feature_data import FeatureData
 from data_gen.feature_spec import parse_features
 from data_gen.pack_config import PackConfig
 from data_gen.pack_files import metrics_row, pack
+from data_gen.pack_tfrecords import DESCRIPTION, main
 from data_gen.settings import InputError
+from data_gen.steps import Job
 from data_gen.vector_packing import lower_bound, pack_vectors
 
 PAIRS = "inputs:int:40,targets:int:12"
@@ -163,6 +169,84 @@ def test_records_that_do_not_fit(tmp_path, sequence, message):
     with pytest.raises(InputError, match=rf"in\.tfrecord, record 1: .*{message}|{message}"):
         pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=MOLECULES))
     assert not (tmp_path / "out").exists()
+
+
+ONE = "inputs:int:40"
+
+
+@pytest.mark.parametrize(
+    ("spec", "flag", "message"),
+    [
+        (ONE, "--max_seq_length=64", "`max_seq_length` must be left out with --features"),
+        (ONE, "--max_seq_length=512", "`max_seq_length` must be left out with --features"),  # the default
+        (ONE, "--max_predictions_per_pack=9", "`max_predictions_per_pack` must be left out with --features"),
+        (PAIRS, "--algorithm=lpfhp", "`algorithm` must be left out with --features of several capacities"),
+        (PAIRS, "--algorithm=cghp", "`algorithm` must be left out with --features of several capacities"),
+        (ONE, "--overlong=truncate", "`overlong` must be error or drop with --features"),
+        (ONE, "--output_format=graphcore", "`output_format` must be packed with --features"),
+    ],
+)
+def test_flags_that_features_cannot_follow(tmp_path, capsys, spec, flag, message):
+    argv = ["p.py", "--input_file=x", f"--output_dir={tmp_path / 'out'}", f"--features={spec}", flag]
+    assert run(main, PackConfig, DESCRIPTION, argv) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Received: " in error and error.count("\n") == 1
+
+
+def test_settings_that_features_cannot_follow_are_refused_and_not_recorded():
+    with pytest.raises(InputError, match="`algorithm` must be left out"):
+        PackConfig(input_file="x", output_dir="y", features=PAIRS, algorithm="lpfhp")
+    assert "max_seq_length" not in PackConfig(input_file="x", output_dir="y", features=ONE).resolved()
+    one = PackConfig(input_file="x", output_dir="y", features=ONE, algorithm="lpfhp").resolved()
+    assert one["algorithm"] == "lpfhp"  # with one capacity every algorithm is at hand
+
+
+def make_labelled(rng, count=100):
+    vectors = rng.random((count, 5000)).astype(np.float32)
+    return [{"ids": rng.integers(1, 99, 3), "vector": vector} for vector in vectors]
+
+
+def test_features_of_one_a_sequence_count_as_data(tmp_path, monkeypatch):
+    """Their bytes cut runs and parts: else long vectors beside short texts would be held as a whole."""
+    data = FeatureData(parse_features("ids:int:64,vector:float*5000:each"), "error")
+    assert data.pack_bytes(10) - data.pack_bytes(0) == 10 * (20_000 + 4 + 4 + 8)
+    monkeypatch.setattr(pack_steps, "RUN_BYTES", 2**18)
+    monkeypatch.setattr(pack_files, "RUN_BYTES", 2**18)
+    sequences = make_labelled(np.random.default_rng(0))
+    path = write(tmp_path / "in.tfrecord", sequences)
+    sizes = watch_steps(monkeypatch)
+    settings = {"features": "ids:int:64,vector:float*5000:each", "num_shards": 1}
+    pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), num_workers=1, **settings))
+    assert sum(name.startswith("measure-") for name in sizes) >= 5  # a pack is more than a part may be
+    packs = read_packs(tmp_path / "out", ["ids", "vector"], [("ids", 1), (None, 5000)])
+    assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
+
+
+def watch_steps(monkeypatch):
+    """How many bytes each step's argument takes, which the parent holds for all steps at once."""
+    sizes, run_steps = {}, Job.run
+
+    def run_and_measure(job, steps, *rest):
+        sizes.update((step.name, len(pickle.dumps(step.argument))) for step in steps)
+        return run_steps(job, steps, *rest)
+
+    monkeypatch.setattr(Job, "run", run_and_measure)
+    return sizes
+
+
+def test_nothing_grows_with_capacities_times_sequences(tmp_path, monkeypatch):
+    """Of 15,876 classes a table of numbers would take 127 kB for every run and every part."""
+    monkeypatch.setattr(pack_steps, "RUN_BYTES", 2**14)
+    monkeypatch.setattr(pack_files, "RUN_BYTES", 2**14)
+    for number in range(4):
+        write(tmp_path / f"in-{number}.tfrecord", make_pairs(np.random.default_rng(number), 40))
+    sizes = watch_steps(monkeypatch)
+    spec = "inputs:int:4000,targets:int:4000"
+    assert FeatureData(parse_features(spec), "error").num_lengths == 15_876
+    path = f"{tmp_path}/in-*.tfrecord"
+    pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=spec, num_workers=1))
+    sorting = [size for name, size in sizes.items() if name.startswith("sort-")]
+    assert len(sorting) >= 4 and max(sorting) < 20_000
 
 
 def test_vectors_are_packed_within_all_capacities():

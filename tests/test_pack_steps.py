@@ -27,7 +27,7 @@ def groups(monkeypatch):
 
     def count_parts(work):
         sort(work)
-        found["parts"].append(len(np.load(work.limits)) - 1)
+        found["parts"].append(len(work.part_ends))
 
     def count_owners(work_and_part):
         work, part = work_and_part
@@ -37,7 +37,7 @@ def groups(monkeypatch):
         return measure(work_and_part)
 
     for module in (pack_files, pack_steps):
-        monkeypatch.setattr(module, "RUN_TOKENS", 20 * S)
+        monkeypatch.setattr(module, "RUN_BYTES", 80 * S)
     # a run is of whole batches
     monkeypatch.setattr(records, "read_batches", lambda path, batch_size=16: read_batches(path, batch_size))
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
@@ -47,14 +47,14 @@ def groups(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("changes", [{}, {"features": f"input_ids:int:{3 * S}"}])
+@pytest.mark.parametrize("changes", [{"max_seq_length": S}, {"features": f"input_ids:int:{3 * S}"}])
 def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, changes, monkeypatch):
-    """Several runs of each file and several parts of each shard: in production, some million tokens each."""
+    """Several runs of each file and several parts of each shard: in production, 32 MiB each."""
     rng = np.random.default_rng(0)
     for seed, name in enumerate("ab"):
         features = make_features(rng.integers(2, S + 1, 100), S, seed)
         write_features(tmp_path / f"{name}.tfrecord", features)
-    settings = {"input_file": f"{tmp_path}/?.tfrecord", "max_seq_length": S, "num_shards": 2, **changes}
+    settings = {"input_file": f"{tmp_path}/?.tfrecord", "num_shards": 2, **changes}
     settings |= {"provenance": True, "num_workers": 1}
     pack(PackConfig(output_dir=str(tmp_path / "small"), **settings))
     assert min(groups["runs of a file"]) >= 3

@@ -1,5 +1,8 @@
 """Every sequence of a pack can be traced to its input record, and every record to its document."""
 
+import io
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +10,14 @@ import pytest
 import tensorflow as tf
 from unpacked_records import list_packed, list_unpacked, make_features, write_features
 
-from data_gen import records, schema
+from data_gen import files, provenance, records, schema
+from data_gen.command_line import run
 from data_gen.create_config import CreateConfig
 from data_gen.create_files import create
+from data_gen.find_sources import DESCRIPTION, SourcesConfig, main
 from data_gen.pack_config import PackConfig
 from data_gen.pack_files import pack
-from data_gen.provenance import find_sources, provenance_path
+from data_gen.provenance import find_sources, open_provenance, provenance_path
 from data_gen.settings import InputError
 from data_gen.tokenization import SPECIAL_TOKENS
 
@@ -61,6 +66,97 @@ def test_without_an_index_there_is_an_error(tmp_path):
         InputError, match=r"must be packed with --provenance\. Received: no .*a\.provenance\.npz"
     ):
         find_sources(path, 1)
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """A file of packs with its index, both with two inputs; the index in pieces of three numbers."""
+    (tmp_path / "manifest.json").write_text('{"inputs": [{"path": "a"}, {"path": "b"}]}')
+    with open_provenance(provenance_path(tmp_path / "x.tfrecord")) as index:
+        index.add(np.array([2, 1]), np.array([0, 1, 0]), np.array([7, 300, 9]))
+        index.add(np.array([1, 3]), np.array([1, 1, 0, 0]), np.array([1, 2, 3, 4]))
+    return tmp_path / "x.tfrecord"
+
+
+def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
+    with np.load(provenance_path(shard)) as index:
+        found = {name: (index[name].dtype, index[name].tolist()) for name in index.files}
+    assert found == {
+        "pack_offsets": (np.uint8, [0, 2, 3, 4, 7]),
+        "file_indices": (np.uint8, [0, 1, 0, 1, 1, 0, 0]),
+        "record_numbers": (np.uint16, [7, 300, 9, 1, 2, 3, 4]),
+    }
+    monkeypatch.setattr(provenance, "VALUES_AT_ONCE", 2)
+    for folder in (tmp_path, "ram://provenance"):
+        files.make_folder(str(folder))
+        path = f"{folder}/y.provenance.npz"
+        with open_provenance(path) as index:
+            index.add(
+                np.array([2, 1, 1, 3]), np.array([0, 1, 0, 1, 1, 0, 0]), np.array([7, 300, 9, 1, 2, 3, 4])
+            )
+        with files.open_file(path) as file, np.load(io.BytesIO(file.read())) as index:
+            assert {name: (index[name].dtype, index[name].tolist()) for name in index.files} == found
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npz", ".npz"]
+    assert (tmp_path / "y.provenance.npz").read_bytes() == Path(provenance_path(shard)).read_bytes()
+    assert find_sources(shard, 4) == [("b", 2), ("a", 3), ("a", 4)]
+    assert find_sources(shard, 1) == [("a", 7), ("b", 300)]
+
+
+def test_the_command_prints_the_sources(shard, capsys):
+    argv = ["find_sources.py", f"--packed_file={shard}", "--record_number=1", f"--json={shard}.json"]
+    assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+    assert json.loads(Path(f"{shard}.json").read_text()) == [
+        {"slot": 1, "input file": "a", "record": 7},
+        {"slot": 2, "input file": "b", "record": 300},
+    ]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["2", "b", "300"]
+
+
+def cut_index(shard):
+    path = Path(provenance_path(shard))
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def replace_index(shard):
+    np.savez(provenance_path(shard), other=np.zeros(3))
+
+
+def flip_index(shard):
+    path = Path(provenance_path(shard))
+    content = bytearray(path.read_bytes())
+    content[80] ^= 255  # behind the header, in the first array
+    path.write_bytes(content)
+
+
+def lose_manifest(shard):
+    (shard.parent / "manifest.json").unlink()
+
+
+def replace_manifest(shard):
+    (shard.parent / "manifest.json").write_text('{"inputs": ["a", "b"]}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "flags", "message"),
+    [
+        (cut_index, [], r"x\.provenance\.npz must be an index of --provenance"),
+        (replace_index, [], r"x\.provenance\.npz must be an index of --provenance"),
+        (flip_index, [], r"x\.provenance\.npz must be an index of --provenance"),
+        (lose_manifest, [], r"must hold the manifest\.json .* Received: 0 inputs"),
+        (replace_manifest, [], r"must hold the manifest\.json .* Received: 0 inputs"),
+        (None, ["--record_number=5"], r"x\.tfrecord must have the record\. Received: 5 of 4"),
+        (None, ["--record_number=0"], "`record_number` must be at least 1"),
+        (None, ["--packed_file="], "`packed_file` must be given"),
+        (None, ["--packed_file=/nowhere.tfrecord"], "must be packed with --provenance"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(shard, capsys, damage, flags, message):
+    if damage:
+        damage(shard)
+    argv = ["find_sources.py", f"--packed_file={shard}", *flags]
+    assert run(main, SourcesConfig, DESCRIPTION, argv) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(message, error), error
 
 
 def test_every_record_names_its_document(tmp_path):

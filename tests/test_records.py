@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from unpacked_records import list_unpacked, load, make_features, write_features
 
-from data_gen import records, schema
+from data_gen import record_frames, records, schema
 from data_gen.example_bytes import encode_varints, serialize_examples
 from data_gen.input_files import find_files
 from data_gen.read_packed import LayoutError, read_packed
@@ -91,6 +91,62 @@ def test_batches_follow_one_another(tmp_path):
         batch.numpy().tolist() for batch in records.read_batches(tmp_path / "x.tfrecord", batch_size=3)
     ]
     assert batches == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], [b"6"]]
+
+
+def test_batches_are_bounded_by_bytes(tmp_path):
+    """The largest record of a batch does not count: any can be read. Order and content do not change."""
+    path = tmp_path / "x.tfrecord"
+    sizes = [*[10] * 50, 5000, *[10] * 50, *[400] * 30, *[10] * 50]
+    serialized = [bytes([i % 256]) * size for i, size in enumerate(sizes)]
+    records.write_records(path, serialized)
+    batches = [batch.numpy().tolist() for batch in records.read_batches(path, 64, batch_bytes=1000)]
+    assert [record for batch in batches for record in batch] == serialized
+    assert len(batches[0]) == 64  # 5,000 and 63 small ones
+    for batch in batches:
+        assert sum(map(len, batch)) - max(map(len, batch)) <= 1000
+    assert max(len(batch) for batch in batches if len(batch[0]) == 400) > 1
+    one_by_one = [len(batch) for batch in records.read_batches(path, 64, batch_bytes=0)]
+    assert one_by_one == [1] * len(sizes)
+
+
+def test_sizes_are_read_from_headers(tmp_path, monkeypatch):
+    sizes = [3, 0, 500, 7, 90, 1]
+    records.write_records(tmp_path / "x.tfrecord", [b"x" * size for size in sizes])
+    for read_ahead in (8, 64, 2**20):  # headers are found across and beyond the pieces that are read
+        monkeypatch.setattr(record_frames, "READ_AHEAD", read_ahead)
+        assert list(record_frames.record_sizes(tmp_path / "x.tfrecord")) == sizes
+    content = bytearray((tmp_path / "x.tfrecord").read_bytes())
+    content[19 + 7] = 255  # of the second record's length
+    (tmp_path / "x.tfrecord").write_bytes(content)
+    assert list(record_frames.record_sizes(tmp_path / "x.tfrecord")) == sizes[:1]
+    with pytest.raises(InputError, match=r"x\.tfrecord, record 2: the record is truncated or corrupt"):
+        list(records.read_batches(tmp_path / "x.tfrecord", batch_bytes=100))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (tf.errors.NotFoundError, FileNotFoundError),
+        (tf.errors.PermissionDeniedError, PermissionError),
+        (tf.errors.UnavailableError, OSError),
+        (tf.errors.UnimplementedError, OSError),
+    ],
+)
+def test_errors_of_tensorflow_name_the_file(unpacked, monkeypatch, error, kind):
+    class Failing:
+        def skip(self, count):
+            return self
+
+        def batch(self, size):
+            return self
+
+        def __iter__(self):
+            raise error(None, None, "as the store says")
+
+    monkeypatch.setattr(records.tf.data, "TFRecordDataset", lambda path: Failing())
+    with pytest.raises(kind, match=r"in\.tfrecord: as the store says") as found:
+        list(records.read_batches(unpacked))
+    assert not isinstance(found.value, InputError)
 
 
 def test_unpacked_records_are_read_in_columns(tmp_path):

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from data_gen import files
+from data_gen import files, spill
 from data_gen.spill import Column, join_rows, read_spill, take_rows, write_spill
 
 LAYOUT = {
@@ -47,6 +47,51 @@ def test_groups_and_whole_come_back(tmp_path, folder):
     assert_equal(join_rows(parts, LAYOUT), columns)
     some = read_spill(f"{folder}/x.spill", LAYOUT, 2, {"tokens"})
     assert list(some) == ["tokens"] and np.array_equal(some["tokens"], parts[2]["tokens"])
+
+
+def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
+    """A sorted run may have ten thousand groups, and each of as many parts reads one of every run."""
+    num_read = []
+
+    class Counting:
+        def __init__(self, file):
+            self._file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            self._file.close()
+
+        def seek(self, place):
+            return self._file.seek(place)
+
+        def read(self, size):
+            num_read.append(size)
+            return self._file.read(size)
+
+    columns = make_columns(num_rows=2000)
+    open_file = files.open_file
+    monkeypatch.setattr(files, "open_file", lambda path, mode="rb": Counting(open_file(path, mode)))
+    sums = []
+    for num_groups in (2000, 4):
+        with monkeypatch.context() as plainly:
+            plainly.setattr(files, "open_file", open_file)
+            write_spill(tmp_path / "x.spill", columns, LAYOUT, [2000 // num_groups] * num_groups)
+        num_read.clear()
+        read_spill(tmp_path / "x.spill", LAYOUT, 3, {"sizes"})
+        sums.append(sum(num_read))
+    assert sums[0] < 150  # one row, and where it lies
+    assert sums[1] - sums[0] > 499 * 3
+
+
+def test_rows_are_taken_by_number_in_pieces(monkeypatch):
+    columns = make_columns(num_rows=50)
+    rows = np.random.default_rng(1).permutation(50)
+    whole = take_rows(columns, LAYOUT, rows)
+    for values_at_once in (1, 7):
+        monkeypatch.setattr(spill, "VALUES_AT_ONCE", values_at_once)
+        assert_equal(take_rows(columns, LAYOUT, rows), whole)
 
 
 def test_rows_are_taken_by_number():

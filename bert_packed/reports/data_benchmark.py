@@ -3,26 +3,31 @@
     python -m bert_packed.reports.data_benchmark --json=data_benchmark.json
 
 Every way is measured `--repeats` times, in turns, and its best time stands in the table: other programs slow
-single runs down, but none makes one faster.
+single runs down, but none makes one faster. Memory is above the imports, at the peak of each process: of the
+process that takes most, and the sum over the one that packs and its workers. The largest of all runs stands
+in the table; "not measured" where the system does not tell, which is everywhere but on Linux.
 """
 
 import dataclasses
 import multiprocessing
 import os
-import resource
 import shutil
 import sys
 import tempfile
 import time
 from concurrent import futures
 
+from bert_packed.reports.peak_memory import MemoryWatch
 from data_gen.command_line import print_table, run
 from data_gen.settings import check_settings, setting
 
 DESCRIPTION = """
 Measures packing on synthetic records: encoding packs as TFRecords, and the whole of pack_tfrecords, against
-the straightforward way of one Example at a time. Prints the CPU, a table, and the peak memory.
+the straightforward way of one Example at a time. Prints the CPU, and a table with the peak memory above the
+imports: of the process that takes most, and summed over all.
 """
+NOT_MEASURED = "not measured"
+MEMORY_COLUMNS = ("MiB, largest process", "MiB, all processes")
 PACKS_PER_ROUND = 512  # encoded at once, as pack_tfrecords does
 
 
@@ -36,6 +41,7 @@ class BenchmarkConfig:
     num_workers: int = setting(2, "processes of the parallel way", minimum=1)
     repeats: int = setting(3, "measurements of each way, of which the best counts", minimum=1)
     plain: bool = setting(True, "also measure the straightforward way, which holds all data in memory")
+    encoding: bool = setting(True, "also measure encoding alone, without files to read")
     work_dir: str = setting("", "folder for the data, removed at the end; empty = a temporary one")
     json: str = setting("", "also write the printed table to this file, as JSON")
 
@@ -47,7 +53,8 @@ def main(config):
     """Measure, and print the table."""
     folder = tempfile.mkdtemp(prefix="data_benchmark_", dir=config.work_dir or None)
     try:
-        rows = [*encoding_rows(config), *packing_rows(config, folder)]
+        rows = encoding_rows(config) if config.encoding else []
+        rows += packing_rows(config, folder)
     finally:
         shutil.rmtree(folder)
     print(f"CPU: {cpu_name()}, {os.cpu_count()} cores")
@@ -83,17 +90,20 @@ def packing_rows(config, folder):
     ways = [("pack_tfrecords", 1), ("pack_tfrecords", config.num_workers)]
     if config.plain:
         ways.insert(0, ("one Example at a time", 1))
-    rates, memory = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
+    rates, growths = dict.fromkeys(ways, 0.0), {way: [] for way in ways}
     context = multiprocessing.get_context("spawn")
     for _ in range(config.repeats):
         for way in rates:
             # a process for each: its peak memory is its own
             with futures.ProcessPoolExecutor(1, context) as pool:
-                rate, mebibytes = pool.submit(_measure_packing, way, paths, folder, config).result()
+                rate, *growth = pool.submit(_measure_packing, way, paths, folder, config).result()
             rates[way] = max(rates[way], rate)
-            memory[way] = max(memory[way], mebibytes)
+            growths[way].append(growth)
     rows = _rows("pack from file to file", "sequences", rates)
-    return [{**row, "MiB": memory[way]} for row, way in zip(rows, memory, strict=True)]
+    for row, way in zip(rows, rates, strict=True):
+        for name, found in zip(MEMORY_COLUMNS, zip(*growths[way], strict=True), strict=True):
+            row[name] = NOT_MEASURED if None in found else max(found) / 2**20
+    return rows
 
 
 def cpu_name():
@@ -105,15 +115,8 @@ def cpu_name():
         return "unknown"
 
 
-def peak_memory():
-    """Largest resident memory of this process, or of one of its children that has ended, in MiB."""
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    peak = max(usage.ru_maxrss for usage in usages)
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-
 def _measure_packing(way, paths, folder, config):
-    """Pack once, in a fresh process: sequences per second, and the peak memory above the imports in MiB."""
+    """Pack once, in a fresh process: sequences per second, and the growths that `MemoryWatch` found."""
     from bert_packed.reports.plain_packing import pack_plainly
     from data_gen.pack_config import PackConfig
     from data_gen.pack_files import pack
@@ -121,27 +124,27 @@ def _measure_packing(way, paths, folder, config):
     name, num_workers = way
     output = os.path.join(folder, "output")
     os.makedirs(output)
-    imports = peak_memory()
     start = time.perf_counter()
-    if name == "pack_tfrecords":
-        pack(
-            PackConfig(
-                input_file=",".join(paths),
-                output_dir=output,
-                max_seq_length=config.max_seq_length,
-                max_sequences_per_pack=config.max_sequences_per_pack,
-                algorithm="lpfhp",
-                num_workers=num_workers,
+    with MemoryWatch() as watch:
+        if name == "pack_tfrecords":
+            pack(
+                PackConfig(
+                    input_file=",".join(paths),
+                    output_dir=output,
+                    max_seq_length=config.max_seq_length,
+                    max_sequences_per_pack=config.max_sequences_per_pack,
+                    algorithm="lpfhp",
+                    num_workers=num_workers,
+                )
             )
-        )
-    else:
-        target = os.path.join(output, "packs.tfrecord")
-        # one file of several: this way is as slow for few sequences as for many
-        pack_plainly(paths[:1], target, config.max_seq_length, config.max_sequences_per_pack)
+        else:
+            target = os.path.join(output, "packs.tfrecord")
+            # one file of several: this way is as slow for few sequences as for many
+            pack_plainly(paths[:1], target, config.max_seq_length, config.max_sequences_per_pack)
     seconds = time.perf_counter() - start
     shutil.rmtree(output)
     num_sequences = config.num_sequences / (1 if name == "pack_tfrecords" else len(paths))
-    return num_sequences / seconds, peak_memory() - imports
+    return num_sequences / seconds, watch.largest_growth, watch.total_growth
 
 
 def _rows(work, unit, rates):
@@ -154,7 +157,7 @@ def _rows(work, unit, rates):
             "unit": unit,
             "per second": rate,
             "times the first": rate / slowest,
-            "MiB": None,
+            **dict.fromkeys(MEMORY_COLUMNS, NOT_MEASURED),
         }
         for (name, processes), rate in rates.items()
     ]
