@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import sys
 
-from bert_packed.config import ATTENTIONS, load_model_config
+from bert_packed.config import ATTENTIONS, ablations, load_model_config
 from bert_packed.engines import choose_backend, make_engine
 from data_gen.command_line import print_table, run
 from data_gen.input_files import find_files
@@ -86,6 +86,10 @@ def main(config):
         f"attention: {attention.description}\n"
     )
     checks = contamination.audit(engine, batch, config.mlm_loss, config.tolerance)
+    # The only trace of a model that was trained without next-sentence loss
+    checks.append(
+        contamination.Check("settings: ablations of the checkpoint", len(ablations(model_config)), 0)
+    )
     rows = [{**dataclasses.asdict(check), "result": "pass" if check.passed else "FAIL"} for check in checks]
     print_table(rows, config.json)
     failed = [check.name for check in checks if not check.passed]

@@ -10,6 +10,7 @@ from packs import packed_and_unpacked, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, write_data
 
 from bert_packed import audit, checkpoint, contamination, modeling
+from bert_packed.config import ablate
 from bert_packed.losses import pretraining_sums
 from bert_packed.unpacking import unpack
 from data_gen.command_line import run
@@ -174,6 +175,15 @@ def test_command_fails(on_disk, capsys, monkeypatch):
     monkeypatch.setattr("bert_packed.losses.pretraining_sums", lambda o, b, mlm_loss: per_pack_mean(o, b))
     assert run_audit(on_disk) == audit.STATUS_FAILED == 1
     assert "checks failed" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, capsys):
+    """Without next-sentence loss the weights alone look sound."""
+    config = ablate(CONFIG, "no_next_sentence")
+    checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
+    assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == audit.STATUS_FAILED
+    failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
+    assert len(failed) == 1 and failed[0].startswith("settings: ablations of the checkpoint")
 
 
 def test_packs_of_one_are_refused(on_disk, tmp_path, capsys):
