@@ -10,6 +10,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from bert_packed.engines import choose_backend
 from data_gen.command_line import print_table, run
 from data_gen.settings import InputError, check_settings, setting
 
@@ -44,6 +45,7 @@ class BenchmarkConfig:
 
 def main(config):
     """Measure, and print the table."""
+    choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed import inference
     from bert_packed.reports.data_benchmark import cpu_name

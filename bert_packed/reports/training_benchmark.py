@@ -9,6 +9,7 @@ import statistics
 import sys
 import tempfile
 
+from bert_packed.engines import choose_backend, make_engine
 from data_gen.command_line import print_table, run
 from data_gen.settings import InputError, check_settings, setting
 
@@ -43,6 +44,7 @@ class BenchmarkConfig:
 
 def main(config):
     """Measure, and print the table."""
+    choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.config import load_model_config
     from bert_packed.reports.benchmark_batches import make_batches
@@ -95,7 +97,6 @@ def main(config):
 
 def _our_ways(model_config, packed, unpacked):
     from bert_packed.config import TrainConfig
-    from bert_packed.engines.tensorflow import TensorFlowEngine
     from bert_packed.losses import normalizers, pretraining_sums
     from bert_packed.metrics import SUM_NAMES
     from bert_packed.modeling import build_pretraining_model
@@ -105,7 +106,7 @@ def _our_ways(model_config, packed, unpacked):
     recipe = TrainConfig(input_file="-", output_dir="-")
     plain_model = plain_bert.PlainBert(model_config)
     plain_model.build()
-    plain = TensorFlowEngine(
+    plain = make_engine(
         plain_model,
         plain_bert.plain_sums,
         plain_bert.SUM_NAMES,
@@ -114,7 +115,7 @@ def _our_ways(model_config, packed, unpacked):
     )
 
     def our_engine():
-        return TensorFlowEngine(
+        return make_engine(
             build_pretraining_model(model_config, seed=0),
             functools.partial(pretraining_sums, mlm_loss=recipe.mlm_loss),
             SUM_NAMES,
