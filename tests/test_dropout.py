@@ -8,6 +8,8 @@ from keras import ops
 from bert_packed.dropout import Dropout, keep_mask, mix32
 from bert_packed.engines.functional import compiled
 
+pytestmark = pytest.mark.both_backends  # the formula's test on each: they drop the same units
+
 
 def mask_of(shape, rate, seed=7, counter=0):
     return np.asarray(keep_mask(shape, rate, np.array([seed, counter])))
