@@ -76,8 +76,8 @@ def test_ids_are_unique(tmp_path):
     path = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?")]), (CONTEXT, [entry("1", "?")]))
     with pytest.raises(
         InputError,
-        match=r"article 1, paragraph 2, question 1: every question must have its own id. Received: '1', which "
-        r"article 1, paragraph 1, question 1 has too",
+        match=r"article 1, paragraph 2, question 1: every question must have its own id. Received: '1', "
+        r"which article 1, paragraph 1, question 1 has too",
     ):
         read_squad(path, for_training=False)
 
