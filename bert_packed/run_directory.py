@@ -16,7 +16,11 @@ from data_gen.settings import InputError
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
-OWN_FILES = (RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv")
+OWN_FILES = (
+    *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
+    # Of fine-tuning
+    *("vocab.txt", "predictions.json", "nbest_predictions.json", "null_odds.json", "predictions.tsv"),
+)
 EVENTS_FOLDER = "tensorboard"
 
 
