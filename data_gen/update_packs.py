@@ -73,8 +73,11 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
     limit = len(lengths) if depth == "max" else depth
     updates = []
     for groups in _draw(_endless_packs(plan, lengths, seed), num_updates, batch_size):
-        if max(map(len, groups)) > limit:
-            groups = _pack_anew(pack, np.concatenate(groups), lengths, max_seq_length, depth, seed)
+        members = np.concatenate(groups)
+        is_too_deep = max(map(len, groups)) > limit
+        if is_too_deep or len(groups) > -(-lengths[members].sum() // max_seq_length):
+            anew = _pack_anew(pack, members, lengths, max_seq_length, depth, seed)
+            groups = anew if is_too_deep or len(anew) < len(groups) else groups
         updates.append(Packs(np.concatenate(groups), to_offsets([len(group) for group in groups])))
     deepest = max(int(np.diff(packs.offsets).max()) for packs in updates)
     return Updates(updates, PackSpec(max_seq_length, deepest, 0), max(map(len, updates)))
