@@ -10,7 +10,7 @@ from data_gen.glue import TASK_NAMES
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.settings import InputError, check_settings, parse_depth, setting
 
-SAMPLE_EPOCHS, SAMPLE_RATE = 90.0, 2e-3  # a random tiny model, learning a few questions by heart
+SAMPLE_EPOCHS, SAMPLE_RATE = 120.0, 2e-3  # a random tiny model, learning a few questions by heart
 
 
 @dataclasses.dataclass(frozen=True)
