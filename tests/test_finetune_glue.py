@@ -77,7 +77,7 @@ def test_packed_equals_unpacked(data, tmp_path, task, score):
         found[depth] = (losses_of(out), json.loads(json_file.read_text()))
     (packed, scores), (unpacked, unpacked_scores) = found["max"], found[1]
     np.testing.assert_allclose(packed, unpacked, rtol=1e-3)
-    assert len(packed) == 6 and packed[-1] < 0.5 * packed[0]
+    assert len(packed) == 6 and packed[-1] < 0.8 * packed[0]
     assert scores == pytest.approx(unpacked_scores, abs=1e-3)
     assert scores[score] > 0.8  # one word tells
     with (tmp_path / "depth_max" / "predictions.tsv").open() as file:
