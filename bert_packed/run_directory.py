@@ -161,7 +161,8 @@ def _differences(before, config, facts):
             if old != new:
                 found.append(f"{name} of the {kind} {old!r} -> {new!r}")
     for argument, entries in facts["inputs"].items():
-        old, new = ({e["path"]: e["sha256"] for e in side} for side in (before["inputs"][argument], entries))
+        sides = (before["inputs"].get(argument, []), entries)  # none: another command's run
+        old, new = ({e["path"]: e["sha256"] for e in side} for side in sides)
         for path in sorted(old.keys() | new.keys()):
             if old.get(path) != new.get(path):
                 found.append(

@@ -108,6 +108,12 @@ def test_a_stopped_run_continues_bit_for_bit(packed, tmp_path, capsys):
     assert (folder / "predictions.json").read_bytes() == (stopped / "predictions.json").read_bytes()
     assert command(**{**flags, "output_dir": stopped, "learning_rate": 0.02}) == 2
     assert "learning_rate 0.01 -> 0.02" in capsys.readouterr().err
+    record = json.loads((stopped / "run.json").read_text())
+    (stopped / "run.json").write_text(json.dumps({**record, "inputs": {"input_file": []}}))
+    assert command(**{**flags, "output_dir": stopped}) == 2  # another command's run
+    assert (
+        "a run must continue as it was, unless --overwrite. Received: train_file" in capsys.readouterr().err
+    )
 
 
 def test_prediction_alone_finds_model_and_vocabulary(data, packed, tmp_path):
