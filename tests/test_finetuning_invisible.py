@@ -117,7 +117,7 @@ def test_large_logits_stay_finite():
 
 
 def test_neighbours_have_no_gradient_in_a_loss():
-    """Exactly 0, not small: what multiplying logits by 0 and 1 would break."""
+    """Exactly 0, not small."""
     packed, _ = batches_of("answers")
     rng = np.random.default_rng(0)
     values = {

@@ -99,7 +99,8 @@ def test_a_stopped_run_continues_bit_for_bit(packed, tmp_path, capsys):
     for name in ("checkpoint-4", "checkpoint-6"):
         shutil.rmtree(stopped / name)
     assert command(**{**flags, "output_dir": stopped}) == 0
-    assert "continues from" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "continues from" in text and "compiled   1 training program" in text
     for name in ("model.safetensors", "training.safetensors"):
         one, other = (load_file(path / "checkpoint-6" / name) for path in (folder, stopped))
         assert one.keys() == other.keys()
