@@ -124,7 +124,7 @@ def _describe(path, questions, windows):
     """What a file gave and what was left out or cut, in lines."""
     counts = {
         **questions.num_skipped,
-        "contexts without a word": windows.num_empty,
+        "questions whose context has no word": windows.num_empty,
         "questions cut to max_query_length": windows.num_truncated,
     }
     warnings = "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
