@@ -147,12 +147,21 @@ def find_checkpoint(path):
     return newest[0]
 
 
-def _assign(path, variables):
-    """Assign every tensor of a file to the variable of its name; both must match exactly."""
+def read_weights(folder):
+    """The tensors of a checkpoint folder by name: dict of arrays; raises `InputError`."""
+    return _read_tensors(Path(folder) / WEIGHTS)
+
+
+def _read_tensors(path):
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
         raise InputError(f"{path} must be a complete safetensors file. Received: {error}.") from error
+
+
+def _assign(path, variables):
+    """Assign every tensor of a file to the variable of its name; both must match exactly."""
+    tensors = _read_tensors(path)
     missing = sorted(variables.keys() - tensors.keys()) + sorted(tensors.keys() - variables.keys())
     if missing:
         where = "the file" if missing[0] in variables else "the model"

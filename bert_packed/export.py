@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert_packed.config import load_model_config
 from bert_packed.engines import choose_backend
+from bert_packed.foreign_names import PRETRAINING
 from data_gen.command_line import run
 from data_gen.schema import PackSpec
 from data_gen.settings import InputError, check_settings, setting
@@ -15,7 +16,8 @@ FORMATS = ("hf", "keras", "saved_model")
 DESCRIPTION = """
 Writes a packed BERT in a form that other programs open.
 
-hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR)
+hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
+             a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification
 keras        model.keras: import bert_packed.modeling, then keras.saving.load_model
 saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`
 """
@@ -60,7 +62,7 @@ def main(config):
     # Keras: not for --help
     from bert_packed import export_formats, starting_weights
     from bert_packed.engines.variables import named_weights
-    from bert_packed.modeling import build_pretraining_model
+    from bert_packed.finetuning_models import build_model
 
     output = Path(config.output_dir)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -70,8 +72,11 @@ def main(config):
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
     _check(config, model_config)
-    model = build_pretraining_model(model_config, seed=0)
-    found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config)
+    head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
+    if head != PRETRAINING and config.format != "hf":
+        raise InputError(f"`format` must be hf for a model with a head of {head}. Received: {config.format}.")
+    model = build_model(head, model_config, num_outputs, seed=0)
+    found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

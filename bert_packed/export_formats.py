@@ -14,18 +14,23 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bert_packed.engines.variables import named_weights
-from bert_packed.foreign_names import tensor_names
+from bert_packed.foreign_names import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING, tensor_names
 from data_gen import schema
 
 KERAS_FILE = "model.keras"
+ARCHITECTURES = {
+    PRETRAINING: "BertForPreTraining",
+    QUESTION_ANSWERING: "BertForQuestionAnswering",
+    CLASSIFICATION: "BertForSequenceClassification",
+}
 
 
 def write_hugging_face(folder, model, missing=(), vocab_file="", do_lower_case=True):
-    """Write `config.json` and `model.safetensors` for `transformers.BertForPreTraining`.
+    """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 
     Args:
         folder: Existing folder.
-        model: `PackedBertForPretraining`.
+        model: `PackedBertForPretraining`, `PackedBertForQuestionAnswering` or `PackedBertForClassification`.
         missing: Our names of tensors to leave out, because they were never trained: transformers then says
             that they are new.
         vocab_file: WordPieces, one a line, to write a tokenizer too; "" for none.
@@ -33,7 +38,7 @@ def write_hugging_face(folder, model, missing=(), vocab_file="", do_lower_case=T
     """
     folder, weights = Path(folder), named_weights(model)
     tensors = {}
-    for row in tensor_names(model.config.num_hidden_layers):
+    for row in tensor_names(model.config.num_hidden_layers, model.head):
         if row.ours not in missing:
             values = weights[row.ours].numpy().astype(np.float32)
             tensors[row.hugging_face] = np.ascontiguousarray(
@@ -42,13 +47,16 @@ def write_hugging_face(folder, model, missing=(), vocab_file="", do_lower_case=T
     # Without the format, transformers refuses the file
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "architectures": ["BertForPreTraining"],
+        "architectures": [ARCHITECTURES[model.head]],
         "model_type": "bert",
         "pad_token_id": 0,
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
         **dataclasses.asdict(model.config),
     }
+    if model.head == CLASSIFICATION:
+        # transformers takes one label for a number to predict
+        config["num_labels"] = model.classification.classifier.units
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     if vocab_file:
         shutil.copyfile(vocab_file, folder / "vocab.txt")

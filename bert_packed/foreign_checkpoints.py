@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from bert_packed.config import load_model_config
-from bert_packed.foreign_names import tensor_names
+from bert_packed.foreign_names import PRETRAINING, tensor_names
 from data_gen.settings import InputError
 
 HUGGING_FACE_WEIGHTS, HUGGING_FACE_CONFIG = "model.safetensors", "config.json"
@@ -53,7 +53,7 @@ def is_hugging_face(folder):
         return (Path(folder) / HUGGING_FACE_CONFIG).is_file()
 
 
-def read_hugging_face(folder):
+def read_hugging_face(folder, head=PRETRAINING):
     """Read `config.json` and `model.safetensors` of a BERT with any heads.
 
     Names may lack the prefix `bert.` (a bare `BertModel`), and layer norms may be `gamma` and `beta` as in
@@ -61,6 +61,7 @@ def read_hugging_face(folder):
 
     Args:
         folder: Local folder.
+        head: Which of `foreign_names.HEADS` our model has; tensors of others are unused.
 
     Returns:
         `ForeignCheckpoint`.
@@ -88,7 +89,7 @@ def read_hugging_face(folder):
     _check_tied(path, stored, by_full_name)
     table = {
         row.hugging_face: (row.ours, row.hugging_face_transposed)
-        for row in tensor_names(config.num_hidden_layers)
+        for row in tensor_names(config.num_hidden_layers, head)
     }
     known = {name: table[full] for full, name in by_full_name.items() if full in table}
     # The tied matrix is used, as the word embeddings that it equals
@@ -117,12 +118,13 @@ def find_google(path):
     return found[0].with_suffix("") if found else None
 
 
-def read_google(prefix, num_hidden_layers):
+def read_google(prefix, num_hidden_layers, head=PRETRAINING):
     """Read a TensorFlow checkpoint of google-research/bert, with any heads.
 
     Args:
         prefix: From `find_google`.
         num_hidden_layers: Of our model; further layers are unused.
+        head: As in `read_hugging_face`.
 
     Returns:
         `ForeignCheckpoint`; `bert_config.json` is looked for beside the checkpoint and, for a SavedModel,
@@ -138,7 +140,8 @@ def read_google(prefix, num_hidden_layers):
         None,
     )
     config = load_model_config(str(config_file)) if config_file else None
-    table = {row.google: (row.ours, row.google_transposed) for row in tensor_names(num_hidden_layers)}
+    rows = tensor_names(num_hidden_layers, head)
+    table = {row.google: (row.ours, row.google_transposed) for row in rows}
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         stored = reader.get_variable_to_shape_map()
@@ -178,3 +181,28 @@ def _check_tied(path, stored, by_full_name):
                     f"{path} must hold {by_full_name[one]} equal to {by_full_name[other]}: the two are one "
                     "tensor here. Received: two different ones."
                 )
+
+
+def stored_shapes(path):
+    """Shapes of a foreign checkpoint's tensors by their names there; `path` as in `find_google`.
+
+    Of a damaged file there are none: whoever reads the tensors says what is wrong.
+    """
+    if is_hugging_face(path):
+        return safetensors_shapes(Path(path) / HUGGING_FACE_WEIGHTS)
+    import tensorflow as tf
+
+    try:
+        reader = tf.train.load_checkpoint(str(find_google(path)))
+        return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError):
+        return {}
+
+
+def safetensors_shapes(path):
+    """Shapes of the tensors of a safetensors file by name; none of a damaged one."""
+    try:
+        with safe_open(path, "numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        return {}

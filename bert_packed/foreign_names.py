@@ -9,14 +9,28 @@
 
 import dataclasses
 
+# Which heads a model has: those of pre-training, answer spans, or one label for every sequence
+HEADS = PRETRAINING, QUESTION_ANSWERING, CLASSIFICATION = (
+    "pretraining",
+    "question_answering",
+    "classification",
+)
+# What tells a head apart from the others, in our names
+HEAD_KERNELS = {
+    PRETRAINING: "next_sentence/classifier/kernel",
+    QUESTION_ANSWERING: "question_answering/output/kernel",
+    CLASSIFICATION: "classification/classifier/kernel",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorName:
-    """One tensor of a BERT with its pre-training heads.
+    """One tensor of a BERT with its heads.
 
     Attributes:
         ours: Name in our checkpoints, the path of the Keras variable.
-        hugging_face: Name in `model.safetensors` of `transformers.BertForPreTraining`.
+        hugging_face: Name in `model.safetensors` of `transformers.BertForPreTraining`,
+            `BertForQuestionAnswering` or `BertForSequenceClassification`.
         google: Name of the variable in google-research/bert.
         hugging_face_transposed, google_transposed: The stored matrix is the transpose of ours.
     """
@@ -28,8 +42,8 @@ class TensorName:
     google_transposed: bool = False
 
 
-def tensor_names(num_hidden_layers):
-    """The table for a number of layers: list of `TensorName`, every tensor of our model once."""
+def tensor_names(num_hidden_layers, head=PRETRAINING):
+    """The table for a number of layers and one of `HEADS`: list of `TensorName`, every tensor once."""
     table = [
         TensorName(f"bert/embeddings/{name}", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
         for name in ("word_embeddings", "token_type_embeddings", "position_embeddings")
@@ -37,17 +51,32 @@ def tensor_names(num_hidden_layers):
     table += _norm("bert/embeddings", "bert.embeddings", "bert/embeddings")
     for i in range(num_hidden_layers):
         table += _block(f"bert/layer_{i}", f"bert.encoder.layer.{i}", f"bert/encoder/layer_{i}")
-    table += _dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense")
+    return table + _HEAD_ROWS[head]()
+
+
+def _pretraining_rows():
+    rows = _dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense")
     head = "cls/predictions"
-    table += _dense("predictions/transform", "cls.predictions.transform.dense", f"{head}/transform/dense")
-    table += _norm("predictions", "cls.predictions.transform", f"{head}/transform")
-    table.append(TensorName("predictions/output_bias", "cls.predictions.bias", f"{head}/output_bias"))
-    ours, theirs, google = "next_sentence/classifier", "cls.seq_relationship", "cls/seq_relationship"
-    table += [
-        TensorName(f"{ours}/kernel", f"{theirs}.weight", f"{google}/output_weights", True, True),
-        TensorName(f"{ours}/bias", f"{theirs}.bias", f"{google}/output_bias"),
-    ]
-    return table
+    rows += _dense("predictions/transform", "cls.predictions.transform.dense", f"{head}/transform/dense")
+    rows += _norm("predictions", "cls.predictions.transform", f"{head}/transform")
+    rows.append(TensorName("predictions/output_bias", "cls.predictions.bias", f"{head}/output_bias"))
+    return rows + _output("next_sentence/classifier", "cls.seq_relationship", "cls/seq_relationship/")
+
+
+def _question_answering_rows():
+    return _output("question_answering/output", "qa_outputs", "cls/squad/")
+
+
+def _classification_rows():
+    rows = _dense("classification/pooler", "bert.pooler.dense", "bert/pooler/dense")
+    return rows + _output("classification/classifier", "classifier", "")
+
+
+_HEAD_ROWS = {
+    PRETRAINING: _pretraining_rows,
+    QUESTION_ANSWERING: _question_answering_rows,
+    CLASSIFICATION: _classification_rows,
+}
 
 
 def _block(ours, hugging_face, google):
@@ -80,4 +109,12 @@ def _norm(ours, hugging_face, google):
     return [
         TensorName(f"{ours}/{norm}/gamma", f"{hugging_face}.{norm}.weight", f"{google}/{norm}/gamma"),
         TensorName(f"{ours}/{norm}/beta", f"{hugging_face}.{norm}.bias", f"{google}/{norm}/beta"),
+    ]
+
+
+def _output(ours, hugging_face, google):
+    """A head's last layer, which Google stores as outputs × inputs too."""
+    return [
+        TensorName(f"{ours}/kernel", f"{hugging_face}.weight", f"{google}output_weights", True, True),
+        TensorName(f"{ours}/bias", f"{hugging_face}.bias", f"{google}output_bias"),
     ]

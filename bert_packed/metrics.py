@@ -15,7 +15,7 @@ SUM_NAMES = (
 
 def add_sums(total, sums):
     """Add one step's sums to a running total (both dicts of floats; an empty total is zero)."""
-    return {name: total.get(name, 0.0) + float(sums[name]) for name in SUM_NAMES}
+    return {name: total.get(name, 0.0) + float(value) for name, value in sums.items()}
 
 
 def means(sums, mlm_loss):

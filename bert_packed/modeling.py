@@ -89,6 +89,8 @@ class PackedBertForPretraining(keras.Model):
     `[B, P, V]`, and `nsp_logits`, float32 `[B, K, 2]`.
     """
 
+    head = "pretraining"  # of `foreign_names.HEADS`
+
     def __init__(
         self, config, block=TransformerBlock, remat=False, attend=None, name="pretraining", **kwargs
     ):
@@ -162,12 +164,22 @@ def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32
             float32 weights; softmax, layer-norm statistics and logits stay float32.
         remat, attend: As in `PackedEncoder`.
     """
+    return build_seeded(lambda: PackedBertForPretraining(config, block, remat, attend), seed, dtype)
+
+
+def build_seeded(make_model, seed, dtype="float32"):
+    """A model with all its variables, from a seed.
+
+    Args:
+        make_model: Function to a Keras model, not yet built.
+        seed, dtype: As in `build_pretraining_model`.
+    """
     keras.utils.set_random_seed(seed)
     before = keras.config.dtype_policy()
     # The one way to reach every layer, those of other people's blocks too; nothing outside sees it
     keras.config.set_dtype_policy(dtype)
     try:
-        model = PackedBertForPretraining(config, block, remat, attend)
+        model = make_model()
         model.build()
     finally:
         keras.config.set_dtype_policy(before)

@@ -29,6 +29,8 @@ class Lamb(keras.optimizers.Optimizer):
         global_clipnorm: Gradients are scaled to at most this global norm; None for never.
     """
 
+    corrects_bias = True
+
     def __init__(
         self,
         learning_rate=0.001,
@@ -83,9 +85,10 @@ class Lamb(keras.optimizers.Optimizer):
         new_velocity = velocity * beta_2 + ops.square(gradient) * (1 - beta_2)
         self.assign(momentum, new_momentum)
         self.assign(velocity, new_velocity)
-        corrected_momentum = new_momentum / (1 - ops.power(beta_1, step))
-        corrected_velocity = new_velocity / (1 - ops.power(beta_2, step))
-        update = corrected_momentum / (ops.sqrt(corrected_velocity) + self.epsilon)
+        if self.corrects_bias:
+            new_momentum = new_momentum / (1 - ops.power(beta_1, step))
+            new_velocity = new_velocity / (1 - ops.power(beta_2, step))
+        update = new_momentum / (ops.sqrt(new_velocity) + self.epsilon)
         if self._decays[index]:
             update = update + self.weight_decay_rate * ops.convert_to_tensor(variable)
         if self._adapts[index]:
@@ -106,6 +109,29 @@ class Lamb(keras.optimizers.Optimizer):
             "exclude_from_weight_decay": self.exclude_from_weight_decay_patterns,
             "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation_patterns,
         }
+
+
+class AdamWeightDecay(Lamb):
+    """Adam with weight decay beside it (Loshchilov and Hutter 2017): LAMB without the trust ratio.
+
+        w = w - learning_rate * (m / (sqrt(v) + epsilon) + weight_decay * w)
+
+    Args:
+        corrects_bias: Whether the moments are corrected for their zero start. google-research/bert's
+            `AdamWeightDecayOptimizer` does not, which makes its first steps larger by up to
+            (1 - beta_1) / sqrt(1 - beta_2), about 3, and its fine-tuning of small data less stable.
+        Others: As of `Lamb`.
+    """
+
+    def __init__(self, learning_rate=0.001, corrects_bias=True, name="adam_weight_decay", **kwargs):
+        super().__init__(learning_rate, name=name, **kwargs)
+        self.corrects_bias = corrects_bias
+
+    def adapts(self, variable):
+        return False
+
+    def get_config(self):
+        return {**super().get_config(), "corrects_bias": self.corrects_bias}
 
 
 class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):

@@ -78,6 +78,7 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         evaluate=evaluate,
         save=save,
         learning_rate=lambda step: float(schedule(step)),
+        means=functools.partial(means, mlm_loss=config.mlm_loss),
     )
 
 

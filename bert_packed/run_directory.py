@@ -16,7 +16,11 @@ from data_gen.settings import InputError
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
-OWN_FILES = (RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv")
+OWN_FILES = (
+    *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
+    # Of fine-tuning
+    *("vocab.txt", "predictions.json", "nbest_predictions.json", "null_odds.json", "predictions.tsv"),
+)
 EVENTS_FOLDER = "tensorboard"
 
 
@@ -169,7 +173,8 @@ def _differences(before, config, facts):
             if old != new:
                 found.append(f"{name} of the {kind} {old!r} -> {new!r}")
     for argument, entries in facts["inputs"].items():
-        old, new = ({e["path"]: e["sha256"] for e in side} for side in (before["inputs"][argument], entries))
+        sides = (before["inputs"].get(argument, []), entries)  # none: another command's run
+        old, new = ({e["path"]: e["sha256"] for e in side} for side in sides)
         for path in sorted(old.keys() | new.keys()):
             if old.get(path) != new.get(path):
                 found.append(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bert_packed import checkpoint, foreign_checkpoints
 from bert_packed.config import load_model_config
+from bert_packed.foreign_names import HEAD_KERNELS, HEADS, PRETRAINING, tensor_names
 from data_gen.settings import InputError
 
 # What no tensor's shape tells, and what would silently change every output
@@ -44,7 +45,7 @@ class StartingWeights:
         return lines
 
 
-def load(path, weights, model_config):
+def load(path, weights, model_config, head=PRETRAINING):
     """Put a checkpoint's weights into a model.
 
     The encoder (`bert/...`) must be complete; heads that the checkpoint lacks keep their initial values.
@@ -54,6 +55,8 @@ def load(path, weights, model_config):
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
         model_config: `ModelConfig` of the model.
+        head: Which of `foreign_names.HEADS` the model has. A checkpoint of ours with another one may start
+            the model of a fine-tuning; pre-training takes its own.
 
     Returns:
         `StartingWeights`.
@@ -62,7 +65,9 @@ def load(path, weights, model_config):
         InputError: there is no checkpoint, it is damaged, or it is another model's (naming the first tensor
             or setting that differs). The model is then as it was.
     """
-    found = _read_foreign(path, model_config.num_hidden_layers)
+    found = _read_foreign(path, model_config.num_hidden_layers, head)
+    if found is None and head != PRETRAINING and stored_head(path)[0] != head:
+        found = _read_ours(path, head)
     if found is None:
         folder = checkpoint.load_weights(path, weights, model_config)
         return StartingWeights(folder, len(weights), [], [])
@@ -94,11 +99,46 @@ def read_config(path):
     raise InputError(f"`init_checkpoint` must hold {config_names}. Received: {path}.")
 
 
-def _read_foreign(path, num_hidden_layers):
+def stored_head(path):
+    """Which head a checkpoint has, and how many outputs: `(one of HEADS, number)`; `path` as in `load`.
+
+    One without any head, as a bare encoder, counts as of pre-training.
+    """
+    if foreign_checkpoints.is_hugging_face(path) or foreign_checkpoints.find_google(path):
+        shapes = foreign_checkpoints.stored_shapes(path)
+    else:
+        shapes = foreign_checkpoints.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
+    for head in reversed(HEADS):
+        ours = HEAD_KERNELS[head].removesuffix("kernel") + "bias"
+        row = next(row for row in tensor_names(0, head) if row.ours == ours)
+        for name in (row.ours, row.hugging_face, row.google):
+            if name in shapes:
+                return head, shapes[name][0]
+    return PRETRAINING, 2
+
+
+def _read_foreign(path, num_hidden_layers, head):
     if foreign_checkpoints.is_hugging_face(path):
-        return foreign_checkpoints.read_hugging_face(path)
+        return foreign_checkpoints.read_hugging_face(path, head)
     prefix = foreign_checkpoints.find_google(path)
-    return foreign_checkpoints.read_google(prefix, num_hidden_layers) if prefix else None
+    return foreign_checkpoints.read_google(prefix, num_hidden_layers, head) if prefix else None
+
+
+def _read_ours(path, head):
+    """A checkpoint of ours with another head, what both have in common under this head's names."""
+    folder = checkpoint.find_checkpoint(path)
+    config = load_model_config(str(folder / checkpoint.MODEL_CONFIG))
+    wanted = {row.hugging_face: row.ours for row in tensor_names(config.num_hidden_layers, head)}
+    theirs = tensor_names(config.num_hidden_layers, stored_head(path)[0])
+    names = {row.ours: wanted[row.hugging_face] for row in theirs if row.hugging_face in wanted}
+    stored = checkpoint.read_weights(folder)
+    return foreign_checkpoints.ForeignCheckpoint(
+        folder,
+        {ours: stored[name] for name, ours in names.items() if name in stored},
+        sorted(name for name in stored if name not in names),
+        config,
+        {ours: name for name, ours in names.items()},
+    )
 
 
 def _check_config(found, model_config):

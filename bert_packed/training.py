@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from tqdm import tqdm
 
-from bert_packed.metrics import add_sums, means
+from bert_packed.metrics import add_sums
 from bert_packed.stop_request import StopRequest
 from data_gen.settings import InputError
 
@@ -25,6 +25,7 @@ class Hooks:
         evaluate: With a step; None for no evaluation.
         save: With a step and the loop's own state.
         learning_rate: From a step's index, from 0, to its rate.
+        means: From sums over steps to the figures of a row.
     """
 
     batches: Callable[[int], Iterable]
@@ -32,6 +33,7 @@ class Hooks:
     evaluate: Callable[[int], None] | None
     save: Callable[[int, dict], None]
     learning_rate: Callable[[int], float]
+    means: Callable[[dict], dict]
 
 
 @dataclasses.dataclass
@@ -56,12 +58,12 @@ class LogInterval:
             self.num_sequences += sums["num_sequences"]
             self.num_tokens += sums["num_tokens"]
 
-    def row(self, step, mlm_loss, learning_rate):
+    def row(self, step, means, learning_rate):
         """The row of the log that ends the interval at `step`."""
         timed = self.seconds > 0
         return {
             "step": step,
-            **means(self.sums, mlm_loss),
+            **means(self.sums),
             "learning_rate": learning_rate,
             "sequences_per_second": self.num_sequences / self.seconds if timed else None,
             "tokens_per_second": self.num_tokens / self.seconds if timed else None,
@@ -77,7 +79,7 @@ def train(engine, config, hooks, first_step=0, state=None):
 
     Args:
         engine: Engine with `train_step(batch)`.
-        config: `TrainConfig`.
+        config: `TrainConfig`, or what else has its numbers of steps.
         hooks: `Hooks`.
         first_step: Steps taken before; the data continue there.
         state: What `hooks.save` was given with that step; None at the start.
@@ -105,7 +107,7 @@ def train(engine, config, hooks, first_step=0, state=None):
             bar.update()
             is_last = step == config.num_train_steps
             if is_last or step % config.log_steps == 0:
-                row = interval.row(step, config.mlm_loss, hooks.learning_rate(step - 1))
+                row = interval.row(step, hooks.means, hooks.learning_rate(step - 1))
                 hooks.log(row)
                 bar.set_postfix_str(_short(row))
                 interval = LogInterval({})
@@ -144,11 +146,12 @@ def _is_every(step, steps):
 
 
 def _check_finite(sums, step):
-    if not math.isfinite(sums["mlm_loss"] + sums["nsp_loss"]):
+    losses = {name: value for name, value in sums.items() if name.endswith("loss")}
+    if not math.isfinite(sum(losses.values())):
+        received = ", ".join(f"{name} {value}" for name, value in losses.items())
         raise InputError(
-            f"the loss must stay finite; lower `learning_rate` or `max_grad_norm` and continue from the last "
-            f"checkpoint in a new `output_dir`. Received: {sums['mlm_loss']} (masked LM), {sums['nsp_loss']} "
-            f"(next sentence) at step {step}."
+            "the loss must stay finite; lower `learning_rate` or `max_grad_norm` and continue from the last "
+            f"checkpoint in a new `output_dir`. Received: {received} at step {step}."
         )
 
 
@@ -159,4 +162,9 @@ def _progress_bar(config, first_step):
 def _short(row):
     speed = row["sequences_per_second"]
     rates = f" {speed:.1f} seq/s {row['tokens_per_second']:,.0f} tokens/s" if speed else ""
-    return f"loss {row['loss']:.3f} mlm {row['mlm_accuracy']:.3f} nsp {row['nsp_accuracy']:.3f}{rates}"
+    accuracies = "".join(
+        f" {name.removesuffix('_accuracy')} {value:.3f}"
+        for name, value in row.items()
+        if name.endswith("accuracy") and "token" not in name
+    )
+    return f"loss {row['loss']:.3f}{accuracies}{rates}"

@@ -72,10 +72,35 @@ RULES = {
             "bert_packed.checkpoint",
             "bert_packed.config",
             "bert_packed.foreign_checkpoints",
+            "bert_packed.foreign_names",
             "data_gen.settings",
         },
         set(),
     ),
+    "data_gen.squad": ({"data_gen.settings"}, set()),
+    "data_gen.squad_windows": ({"data_gen.sequences", "data_gen.tokenization"}, {"numpy"}),
+    "data_gen.glue": ({"data_gen.sequences", "data_gen.settings", "data_gen.tokenization"}, {"numpy"}),
+    "data_gen.update_packs": (
+        {
+            "data_gen.assemble",
+            "data_gen.assignment",
+            "data_gen.packing.*",
+            "data_gen.schema",
+            "data_gen.sequences",
+        },
+        {"numpy"},
+    ),
+    "bert_packed.finetuning_losses": ({"bert_packed.layers"}, KERAS),
+    "bert_packed.finetuning_models": (
+        {"bert_packed.foreign_names", "bert_packed.layers", "bert_packed.modeling"},
+        KERAS,
+    ),
+    "bert_packed.finetuning_batches": (
+        {"data_gen.schema", "data_gen.sequences", "data_gen.update_packs"},
+        {"numpy", "tqdm"},
+    ),
+    "bert_packed.glue_metrics": (set(), {"numpy", "scipy"}),
+    "bert_packed.squad_predictions": ({"data_gen.command_line"}, {"numpy"}),
     "bert_packed.input_pipeline": (
         {
             "data_gen.schema",
@@ -95,6 +120,8 @@ RULES = {
 }
 ENTRY_POINTS = (
     "run_pretraining",
+    "run_squad",
+    "bert_packed.finetune_glue",
     "data_gen.create_pretraining_data",
     "data_gen.pack_tfrecords",
     "data_gen.verify_tfrecords",

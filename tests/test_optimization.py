@@ -12,6 +12,7 @@ from bert_packed.config import ModelConfig, TrainConfig
 from bert_packed.modeling import build_pretraining_model
 from bert_packed.optimization import (
     EXCLUDED_FROM_DECAY,
+    AdamWeightDecay,
     Lamb,
     WarmupPolynomialDecay,
     build_optimizer,
@@ -122,3 +123,32 @@ def test_packed_step_moves_moments_like_p_steps():
     packed.apply([gradient], [corrected])
     for one, other in zip(single.variables[2:], packed.variables[2:], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("corrects_bias", [True, False])
+def test_adam_with_weight_decay_equals_a_loop(corrects_bias):
+    rng = np.random.default_rng(0)
+    values = {"dense/kernel": rng.normal(size=(3, 2)), "dense/bias": rng.normal(size=2)}
+    variables = {name: make_variable(name, value) for name, value in values.items()}
+    optimizer = AdamWeightDecay(
+        0.05,
+        corrects_bias,
+        beta_1=0.8,
+        beta_2=0.9,
+        weight_decay_rate=0.3,
+        exclude_from_weight_decay=EXCLUDED_FROM_DECAY,
+    )
+    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in values.items()}
+    for step in range(1, 6):
+        gradients = {name: rng.normal(size=value.shape) for name, value in values.items()}
+        optimizer.apply([np.float32(gradient) for gradient in gradients.values()], variables.values())
+        for name, gradient in gradients.items():
+            m, v = moments[name]
+            m, v = 0.8 * m + 0.2 * gradient, 0.9 * v + 0.1 * gradient**2
+            moments[name] = m, v
+            scale = (1 - 0.8**step, 1 - 0.9**step) if corrects_bias else (1, 1)
+            decay = 0.0 if name.endswith("bias") else 0.3
+            values[name] = values[name] - 0.05 * (
+                m / scale[0] / (np.sqrt(v / scale[1]) + 1e-6) + decay * values[name]
+            )
+            np.testing.assert_allclose(variables[name].numpy(), values[name], rtol=1e-5, atol=1e-6)

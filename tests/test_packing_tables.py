@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_packed.reports import packing_benchmark, packing_tables
-from bert_packed.reports.glue_lengths import measure_glue, read_texts
+from bert_packed.reports.glue_lengths import measure_glue
 from bert_packed.reports.packing_figures import (
     GLUE,
     KNOWN_DIFFERENCES,
@@ -18,6 +18,7 @@ from bert_packed.reports.packing_figures import (
 )
 from bert_packed.reports.packing_tables import TablesConfig, agrees, compare_with_print, write_markdown
 from data_gen.command_line import run
+from data_gen.glue import read_columns
 from data_gen.packing.histogram import load_known_histogram
 from data_gen.settings import InputError
 from data_gen.tokenization import SPECIAL_TOKENS
@@ -113,7 +114,7 @@ def test_glue_lengths_count_special_tokens_and_keep_quotes(tmp_path):
     with pytest.raises(InputError, match=r"must hold a task, such as CoLA/train.tsv"):
         measure_glue(tmp_path / "RTE", vocab, 8)
     with pytest.raises(InputError, match=r"must have a column 'question1'\. Received: index, sentence1"):
-        read_texts(tmp_path / "RTE" / "train.tsv", ("question1", "question2"))
+        read_columns(tmp_path / "RTE" / "train.tsv", ("question1", "question2"))
 
 
 def test_picture_is_a_png(tmp_path):
@@ -146,5 +147,5 @@ def test_damaged_task_files_are_named(tmp_path, content, message):
     path = tmp_path / "train.tsv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
-        read_texts(path, ("sentence",))
+        read_columns(path, ("sentence",))
     assert str(path) in str(caught.value)

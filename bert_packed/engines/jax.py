@@ -3,7 +3,7 @@
 Between steps the values live in the Keras variables, as under TensorFlow; the program takes them as its first
 argument and writes the new ones over the old.
 
-Legend: A micro-batches per step (accumulation), M packs per micro-batch.
+Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
 
 import jax
@@ -17,20 +17,35 @@ class JaxEngine:
 
     Args:
         model: Keras model called with a batch dict, returning a dict of logits.
-        sums: Function `(outputs, batch)` to a dict of float32 scalar sums with `mlm_loss` and `nsp_loss`.
+        sums: Function `(outputs, batch)` to a dict of float32 scalar sums, the losses among them.
         sum_names: Keys of that dict.
-        normalizers: Function from the step's whole batch to the masked-LM and next-sentence denominators.
+        normalizers: Function from the step's whole batch to the denominators of the losses, in their order.
         optimizer: Keras optimizer; None for evaluation only.
         micro_batch_size: M, packs computed at once; None for the whole batch.
+        loss_names: Which of the sums are losses.
+        skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
+            one: the number of rounds of its loop follows from the data.
     """
 
-    def __init__(self, model, sums, sum_names, normalizers, optimizer=None, micro_batch_size=None):
+    def __init__(
+        self,
+        model,
+        sums,
+        sum_names,
+        normalizers,
+        optimizer=None,
+        micro_batch_size=None,
+        loss_names=("mlm_loss", "nsp_loss"),
+        skips_empty=False,
+    ):
         self.model = model
         self.optimizer = optimizer
         self.sums = sums
         self._sum_names = sum_names
         self._normalizers = normalizers
         self._micro_batch_size = micro_batch_size
+        self._loss_names = loss_names
+        self._skips_empty = skips_empty
         self._num_train_traces = 0
         if optimizer is not None:
             optimizer.build(model.trainable_variables)
@@ -131,28 +146,33 @@ class JaxEngine:
             for name, values in batch.items()
         }
 
-        def add_part(totals, part):
+        def add_part(index, totals):
+            part = {name: values[index] for name, values in parts.items()}
             gradients, sums, other = totals
             new_gradients, new_sums, other = self._micro_batch(trainable, other, part, normalizers, training)
             gradients = [total + new for total, new in zip(gradients, new_gradients, strict=True)]
-            return (gradients, {name: sums[name] + new_sums[name] for name in sums}, other), None
+            return gradients, {name: sums[name] + new_sums[name] for name in sums}, other
 
         zeros = [jnp.zeros_like(values) for values in trainable]
         no_sums = {name: jnp.zeros(()) for name in self._sum_names}
-        totals, _ = jax.lax.scan(add_part, (zeros, no_sums, list(other)), parts)
-        return totals
+        num_used = _num_used(parts["sequence_ids"]) if self._skips_empty else size // micro
+        return jax.lax.fori_loop(0, num_used, add_part, (zeros, no_sums, list(other)))
 
     def _micro_batch(self, trainable, other, batch, normalizers, training):
-        mlm_normalizer, nsp_normalizer = normalizers
-
         def loss(trainable):
             outputs, new_other = self.model.stateless_call(trainable, other, batch, training=training)
             sums = self.sums(outputs, batch)
-            loss = sums["mlm_loss"] / mlm_normalizer + sums["nsp_loss"] / nsp_normalizer
-            return loss, (sums, list(new_other))
+            losses = zip(self._loss_names, normalizers, strict=True)
+            return sum(sums[name] / normalizer for name, normalizer in losses), (sums, list(new_other))
 
         gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
         return gradients, sums, new_other
+
+
+def _num_used(sequence_ids_AMS):
+    """Micro-batches up to the last that holds a sequence: int32 scalar."""
+    is_used_A = jnp.any(sequence_ids_AMS > 0, axis=(1, 2))
+    return jnp.max(jnp.arange(1, is_used_A.shape[0] + 1) * is_used_A)
 
 
 def _assign(variables, values):

@@ -1,6 +1,6 @@
 """One training step as one XLA program on TensorFlow: forward, loss, accumulation, LAMB.
 
-Legend: A micro-batches per step (accumulation), M packs per micro-batch.
+Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
 
 import tensorflow as tf
@@ -13,20 +13,35 @@ class TensorFlowEngine:
 
     Args:
         model: Keras model called with a batch dict, returning a dict of logits.
-        sums: Function `(outputs, batch)` to a dict of float32 scalar sums with `mlm_loss` and `nsp_loss`.
+        sums: Function `(outputs, batch)` to a dict of float32 scalar sums, the losses among them.
         sum_names: Keys of that dict.
-        normalizers: Function from the step's whole batch to the masked-LM and next-sentence denominators.
+        normalizers: Function from the step's whole batch to the denominators of the losses, in their order.
         optimizer: Keras optimizer; None for evaluation only.
         micro_batch_size: M, packs computed at once; None for the whole batch.
+        loss_names: Which of the sums are losses.
+        skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
+            one: the number of rounds of its loop follows from the data.
     """
 
-    def __init__(self, model, sums, sum_names, normalizers, optimizer=None, micro_batch_size=None):
+    def __init__(
+        self,
+        model,
+        sums,
+        sum_names,
+        normalizers,
+        optimizer=None,
+        micro_batch_size=None,
+        loss_names=("mlm_loss", "nsp_loss"),
+        skips_empty=False,
+    ):
         self.model = model
         self.optimizer = optimizer
         self.sums = sums
         self._sum_names = sum_names
         self._normalizers = normalizers
         self._micro_batch_size = micro_batch_size
+        self._loss_names = loss_names
+        self._skips_empty = skips_empty
         if optimizer is not None:
             optimizer.build(model.trainable_variables)
         self.compiled_train_step = tf.function(self._train_step, jit_compile=True, reduce_retracing=False)
@@ -103,16 +118,23 @@ class TensorFlowEngine:
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
         no_sums = dict.fromkeys(self._sum_names, tf.zeros(()))
         num_parts = size // micro
+        num_used = _num_used(parts["sequence_ids"]) if self._skips_empty else num_parts
         _, gradients, sums = tf.while_loop(
-            lambda index, *_: index < num_parts, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
+            lambda index, *_: index < num_used, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
         )
         return gradients, sums
 
     def _micro_batch(self, batch, normalizers, training):
-        mlm_normalizer, nsp_normalizer = normalizers
         with tf.GradientTape() as tape:
             sums = self.sums(self.model(batch, training=training), batch)
-            loss = sums["mlm_loss"] / mlm_normalizer + sums["nsp_loss"] / nsp_normalizer
+            losses = zip(self._loss_names, normalizers, strict=True)
+            loss = tf.add_n([sums[name] / normalizer for name, normalizer in losses])
         gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
         # Embedding look-ups give sparse gradients, which a loop cannot carry
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
+
+
+def _num_used(sequence_ids_AMS):
+    """Micro-batches up to the last that holds a sequence: int32 scalar."""
+    is_used_A = tf.reduce_any(sequence_ids_AMS > 0, axis=(1, 2))
+    return tf.reduce_max(tf.range(1, is_used_A.shape[0] + 1) * tf.cast(is_used_A, tf.int32))

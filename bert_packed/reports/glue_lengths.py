@@ -1,10 +1,10 @@
 """How long the sequences of the GLUE tasks are, measured with our own tokenizer from the task files."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 
+from data_gen.glue import read_columns
 from data_gen.packing.histogram import count_lengths
 from data_gen.settings import InputError
 from data_gen.tokenization import encode_sentences, load_vocab, make_tokenizer
@@ -41,7 +41,7 @@ def measure_glue(glue_dir, vocab_file, max_seq_length):
     for task, (folder, columns) in TASKS.items():
         path = Path(glue_dir) / folder / "train.tsv"
         if path.exists():
-            texts = read_texts(path, columns)
+            texts = read_columns(path, columns)
             lengths = np.ones(len(texts[0]), np.int64)  # [CLS]
             for column in texts:
                 lengths += [len(ids) + 1 for ids in encode_sentences(tokenizer, column)]  # [SEP]
@@ -49,34 +49,3 @@ def measure_glue(glue_dir, vocab_file, max_seq_length):
     if not histograms:
         raise InputError(f"`glue_dir` must hold a task, such as CoLA/train.tsv. Received: {glue_dir}.")
     return histograms
-
-
-def read_texts(path, columns):
-    """Read columns of a tab-separated file, by name from its header or by position where it has none.
-
-    Quotes are text: GLUE does not quote, and a reader that thinks so swallows lines.
-
-    Returns:
-        One list of str per column.
-
-    Raises:
-        InputError: the file is empty or no UTF-8, or a column is missing.
-    """
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
-    if not lines:
-        raise InputError(f"{path} must have a line. Received: an empty file.")
-    if isinstance(columns[0], str):
-        header, *lines = lines
-        if missing := [column for column in columns if column not in header]:
-            raise InputError(f"{path} must have a column {missing[0]!r}. Received: {', '.join(header)}.")
-        columns = [header.index(column) for column in columns]
-    for number, line in enumerate(lines, start=1):
-        if len(line) <= max(columns):
-            raise InputError(
-                f"{path}, record {number}: must have {max(columns) + 1} columns. Received: {line}."
-            )
-    return [[line[column] for line in lines] for column in columns]

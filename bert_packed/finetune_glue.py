@@ -1,0 +1,111 @@
+"""Command line: fine-tune a packed BERT on a GLUE task, and score it with the task's own metrics."""
+
+import sys
+from pathlib import Path
+
+from bert_packed.engines import choose_backend
+from bert_packed.finetuning_config import GlueConfig
+from data_gen.command_line import print_table, run, write_json
+from data_gen.files import write_text
+from data_gen.glue import TASKS, make_glue_sequences, read_glue
+
+PREDICTIONS_FILE = "predictions.tsv"
+DESCRIPTION = """
+Fine-tunes a packed BERT on texts or pairs of texts: the classes of CoLA, SST-2, MRPC, RTE and WNLI, the
+number of STS-B.
+
+DATA_DIR holds the official train.tsv and dev.tsv. OUTPUT_DIR receives checkpoints, metrics.csv and, from
+dev.tsv, predictions.tsv. The same command continues a stopped run. Every step takes train_batch_size
+sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
+"""
+
+
+def main(config):
+    """Train, predict and score; returns an exit status."""
+    choose_backend()
+    # TensorFlow: not for --help
+    from bert_packed import finetuning, run_directory
+    from bert_packed.finetuning_batches import LabelledSequences
+
+    task = TASKS[config.task_name]
+    vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
+    model_config = finetuning.read_model_config(config, len(vocabulary))
+    objective = _objective(task)
+
+    def read(name):
+        path = str(Path(config.data_dir) / name)
+        examples = read_glue(path, task)
+        sequences, num_cut = make_glue_sequences(
+            examples.texts, tokenizer, vocabulary, config.max_seq_length, path
+        )
+        warning = f"\n  warning: {num_cut:,} cut to max_seq_length" if num_cut else ""
+        print(f"{path}: {len(sequences):,} examples{warning}", flush=True)
+        return path, LabelledSequences(sequences, {"labels": examples.labels})
+
+    # Before training: a mistake in it would show after hours
+    held_out = read("dev.tsv")[1] if config.do_eval else None
+    with run_directory.locked(config.output_dir) as folder:
+        if config.do_train:
+            path, data = read("train.tsv")
+            model, stopped_by = finetuning.fine_tune(
+                config,
+                model_config,
+                objective,
+                data,
+                {"train.tsv": [path]},
+                vocab_path,
+                folder,
+                print,
+                _show_row,
+            )
+            if stopped_by:
+                print("stopped after saving; the same command continues", file=sys.stderr)
+                return 128 + stopped_by
+        else:
+            model = finetuning.load_model(config, model_config, objective, print)
+        if config.do_eval:
+            _evaluate(config, task, model, held_out, folder)
+    return 0
+
+
+def _objective(task):
+    from bert_packed import finetuning_losses as losses
+    from bert_packed.finetuning import Objective
+    from bert_packed.foreign_names import CLASSIFICATION
+
+    if task.classes:
+        return Objective(CLASSIFICATION, len(task.classes), losses.class_sums, losses.CLASS_SUM_NAMES)
+    return Objective(CLASSIFICATION, 1, losses.number_sums, losses.NUMBER_SUM_NAMES)
+
+
+def _evaluate(config, task, model, data, folder):
+    """Predict every example, write the predictions and print the task's scores."""
+    import numpy as np
+
+    from bert_packed import finetuning
+    from bert_packed.glue_metrics import METRICS
+
+    outputs, num_packs = finetuning.predict_packed(config, model, data.sequences)
+    logits = np.stack(outputs["logits"])
+    predicted = logits.argmax(axis=1) if task.classes else logits[:, 0]
+    shown = [task.classes[value] if task.classes else f"{value:.6g}" for value in predicted.tolist()]
+    lines = [f"{index}\t{value}\n" for index, value in enumerate(shown)]
+    write_text(str(folder / PREDICTIONS_FILE), "index\tprediction\n" + "".join(lines))
+    print(f"predicted  {len(predicted):,} examples in {num_packs:,} packs")
+    true = data.labels["labels"]
+    scores = {name: METRICS[name](predicted, true) for name in task.metrics}
+    print_table([{"score": name, "value": value} for name, value in scores.items()])
+    if config.json:
+        write_json(config.json, scores)
+
+
+def _show_row(row):
+    """Print a row of the log where no progress bar shows it: in a batch job's file."""
+    from bert_packed.reports.run_summary import describe_row
+
+    if not sys.stderr.isatty():
+        print(describe_row(row), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, GlueConfig, DESCRIPTION))

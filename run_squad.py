@@ -1,0 +1,143 @@
+"""Command line: fine-tune a packed BERT on SQuAD, answer questions with it, score the answers."""
+
+import dataclasses
+import sys
+
+from bert_packed.engines import choose_backend
+from bert_packed.finetuning_config import SquadConfig
+from data_gen.command_line import print_table, run, write_json
+
+DESCRIPTION = """
+Fine-tunes a packed BERT to find answers in texts, and answers questions: SQuAD v1.1 and v2.0.
+
+OUTPUT_DIR receives checkpoints, metrics.csv, predictions.json, nbest_predictions.json and, for v2.0,
+null_odds.json. The same command continues a stopped run. Every step takes train_batch_size sequences, the
+same ones whether they are packed or not (--max_sequences_per_pack=1).
+
+Without train_file and predict_file it learns a few questions about this project by heart:
+--flagfile=squad.flags takes about two minutes on two cores.
+"""
+
+
+def main(config):
+    """Train, predict and score; returns an exit status."""
+    choose_backend()
+    # TensorFlow: not for --help
+    from bert_packed import finetuning, finetuning_losses, run_directory
+    from bert_packed.foreign_names import QUESTION_ANSWERING
+    from data_gen.squad import read_squad
+
+    config = config.resolved()
+    if config.is_sample:
+        from data_gen.sample_questions import build_missing
+
+        questions_file, vocab_file = build_missing(config.do_lower_case)
+        config = dataclasses.replace(
+            config,
+            train_file=questions_file,
+            predict_file=questions_file,
+            vocab_file=config.vocab_file or vocab_file,
+            bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
+        )
+    vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
+    model_config = finetuning.read_model_config(config, len(vocabulary))
+
+    def windows_of(path, for_training):
+        from data_gen.squad_windows import make_windows
+
+        questions = read_squad(path, for_training, config.version_2_with_negative, config.skip_bad_answers)
+        sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
+        windows = make_windows(questions, tokenizer, vocabulary, *sizes, path)
+        print(_describe(path, questions, windows), flush=True)
+        finetuning.check_sequences(windows.sequences, path)
+        return questions, windows
+
+    objective = finetuning.Objective(
+        QUESTION_ANSWERING, 2, finetuning_losses.answer_sums, finetuning_losses.ANSWER_SUM_NAMES
+    )
+    # Both files are read before training: a mistake in the second would show after hours
+    held_out = windows_of(config.predict_file, False) if config.do_predict else None
+    with run_directory.locked(config.output_dir) as folder:
+        if config.do_train:
+            _, windows = windows_of(config.train_file, True)
+            model, stopped_by = finetuning.fine_tune(
+                config,
+                model_config,
+                objective,
+                _training_data(windows),
+                {"train_file": [config.train_file]},
+                vocab_path,
+                folder,
+                print,
+                _show_row,
+            )
+            if stopped_by:
+                print("stopped after saving; the same command continues", file=sys.stderr)
+                return 128 + stopped_by
+        else:
+            model = finetuning.load_model(config, model_config, objective, print)
+        if config.do_predict:
+            _predict(config, model, *held_out, folder)
+    return 0
+
+
+def _training_data(windows):
+    from bert_packed.finetuning_batches import LabelledSequences
+
+    names = ("start_positions", "end_positions")
+    labels = {name: windows.answer_spans[:, column] for column, name in enumerate(names)}
+    return LabelledSequences(windows.sequences, labels, names)
+
+
+def _predict(config, model, questions, windows, folder):
+    """Answer every question, write the answers, and score them where the file has the right ones."""
+    from bert_packed import finetuning, squad_eval, squad_predictions
+
+    outputs, num_packs = finetuning.predict_packed(config, model, windows.sequences)
+    logits = list(zip(outputs["start_logits"], outputs["end_logits"], strict=True))
+    predictions = squad_predictions.extract(
+        questions,
+        windows,
+        logits,
+        config.n_best_size,
+        config.max_answer_length,
+        config.version_2_with_negative,
+        config.null_score_diff_threshold,
+    )
+    squad_predictions.write(folder, predictions)
+    counts = f"{len(predictions.answers):,} answers from {len(logits):,} windows in {num_packs:,} packs"
+    print(f"predicted  {counts}")
+    if not any(question.answers for question in questions.questions):
+        return
+    scores = squad_eval.score(
+        questions.questions, predictions.answers, version_2=config.version_2_with_negative or None
+    )
+    print_table([{"score": name, "value": value} for name, value in scores.items()])
+    if config.json:
+        write_json(config.json, scores)
+
+
+def _describe(path, questions, windows):
+    """What a file gave and what was left out or cut, in lines."""
+    counts = {
+        **questions.num_skipped,
+        "questions whose context has no word": windows.num_empty,
+        "questions cut to max_query_length": windows.num_truncated,
+    }
+    warnings = "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
+    return (
+        f"{path}: {len(questions.questions):,} questions, {len(questions.contexts):,} contexts, "
+        f"{len(windows.windows):,} windows{warnings}"
+    )
+
+
+def _show_row(row):
+    """Print a row of the log where no progress bar shows it: in a batch job's file."""
+    from bert_packed.reports.run_summary import describe_row
+
+    if not sys.stderr.isatty():
+        print(describe_row(row), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, SquadConfig, DESCRIPTION))

@@ -1,0 +1,44 @@
+"""Small fine-tuning batches for tests: the same sequences packed and unpacked, labels drawn at random."""
+
+import numpy as np
+from packs import batch_of, random_sequence
+
+LENGTHS = [[3, 9, 4, 8], [5, 6, 10], [20], [2, 17], [1]]
+MAX_SEQ_LENGTH, NUM_SLOTS = 24, 4
+
+
+def packed_and_unpacked(seed=0):
+    """Two batches of eleven sequences with `start_positions`, `end_positions`, `labels` and `scores`."""
+    rng = np.random.default_rng(seed)
+    packs, targets = [], []
+    for lengths in LENGTHS:
+        packs.append([random_sequence(rng, length) for length in lengths])
+        targets.append(
+            [
+                (*sorted(rng.integers(0, length, 2).tolist()), int(rng.integers(3)), float(rng.normal()))
+                for length in lengths
+            ]
+        )
+    single = [[sequence] for pack in packs for sequence in pack]
+    single_targets = [[target] for pack in targets for target in pack]
+    return _batch(packs, targets, NUM_SLOTS), _batch(single, single_targets, 1)
+
+
+def _batch(packs, targets, num_slots):
+    batch = batch_of(packs, MAX_SEQ_LENGTH, num_slots, num_predictions=12)
+    shape = (len(packs), num_slots)
+    found = {
+        "start_positions": np.zeros(shape, np.int32),
+        "end_positions": np.zeros(shape, np.int32),
+        "labels": np.zeros(shape, np.int32),
+        "scores": np.zeros(shape, np.float32),
+    }
+    for row, pack in enumerate(targets):
+        for slot, (start, end, label, score) in enumerate(pack):
+            first = batch["cls_positions"][row, slot]
+            found["start_positions"][row, slot] = first + start
+            found["end_positions"][row, slot] = first + end
+            found["labels"][row, slot] = label
+            found["scores"][row, slot] = score
+    names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids", "cls_positions")
+    return {**{name: batch[name] for name in names}, "slot_weights": batch["nsp_weights"], **found}

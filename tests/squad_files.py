@@ -1,0 +1,57 @@
+"""Small SQuAD files for tests."""
+
+import json
+
+CONTEXT = (
+    "Ada Lovelace wrote the first program in 1843. The program computes Bernoulli numbers, not prime numbers."
+)
+
+
+def entry(identifier, question, answer=None, context=CONTEXT, start=None, **more):
+    """One `qas` entry whose answer stands where it is found first, or at `start`."""
+    answers = []
+    if answer is not None:
+        answers = [{"text": answer, "answer_start": context.find(answer) if start is None else start}]
+    return {"id": identifier, "question": question, "answers": answers, **more}
+
+
+def content(*paragraphs, version="1.1"):
+    """A file's content from `(context, entries)`."""
+    return {
+        "version": version,
+        "data": [{"title": "t", "paragraphs": [{"context": c, "qas": list(q)} for c, q in paragraphs]}],
+    }
+
+
+def write(path, *paragraphs, version="1.1"):
+    """Write a file; returns its path as text."""
+    path.write_text(json.dumps(content(*paragraphs, version=version)))
+    return str(path)
+
+
+QUESTIONS = (
+    (
+        CONTEXT,
+        (
+            entry("q1", "Who wrote the first program?", "Ada Lovelace"),
+            entry("q2", "When was the first program written?", "1843"),
+            entry("q3", "What does it compute?", "Bernoulli numbers"),
+        ),
+    ),
+    (
+        "A pack holds several sequences. Padding stands last, and no sequence sees its neighbour.",
+        tuple(
+            entry(
+                identifier,
+                question,
+                answer,
+                "A pack holds several sequences. Padding stands last, and no sequence sees its neighbour.",
+            )
+            for identifier, question, answer in (
+                ("q4", "What does a pack hold?", "several sequences"),
+                ("q5", "Where does padding stand?", "last"),
+                ("q6", "What does no sequence see?", "its neighbour"),
+            )
+        ),
+    ),
+)
