@@ -27,6 +27,8 @@ WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
     "bert_config.json",
     "state.json",
 )
+# What a model may start with otherwise than the checkpoint was trained
+TRAINING_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 NAME = re.compile(r"checkpoint-(\d+)")
 PARTIAL_SUFFIX = ".partial"
 
@@ -112,13 +114,14 @@ def load_weights(path, weights, model_config):
         Path of the checkpoint used.
 
     Raises:
-        InputError: there is no checkpoint, or it is another model's (naming the first tensor that differs).
+        InputError: there is no checkpoint, or it is another model's, naming the first setting or tensor that
+            differs; a model trained under an ablation is another one.
     """
     folder = find_checkpoint(path)
     if (folder / MODEL_CONFIG).is_file():
         theirs = load_model_config(str(folder / MODEL_CONFIG))
-        sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "hidden_act")
-        for name in sizes:
+        names = [field.name for field in dataclasses.fields(theirs) if field.name not in TRAINING_FIELDS]
+        for name in names:
             if getattr(theirs, name) != getattr(model_config, name):
                 raise InputError(
                     f"{folder} holds another model: {name} must be {getattr(model_config, name)}. "

@@ -129,6 +129,9 @@ def load_model_config(name_or_path, vocab_size=None):
 
 
 def _from_json(path, content):
+    # RoBERTa's tensors have BERT's names and shapes, but its positions start at 2
+    if content.get("model_type", "bert") != "bert":
+        raise InputError(f"{path}: model_type must be bert. Received: {content['model_type']}.")
     if content.get("position_embedding_type", "absolute") != "absolute" or content.get("is_decoder"):
         raise InputError(f"{path} must describe an encoder with absolute positions. Received: {content}.")
     missing = [name for name in SHAPE_FIELDS if name not in content]

@@ -1,5 +1,8 @@
 """Dropout by a hash of the unit's index: cheap, and the same units on every backend."""
 
+import functools
+import operator
+
 import keras
 import numpy as np
 from keras import ops
@@ -29,8 +32,8 @@ def keep_mask(shape, rate, seed):
     """Which units stay.
 
     Unit i stays where `mix32(a * i + b) >= rate * 2**32`; an odd a and a b follow from the seed. For one seed
-    these are distinct 32-bit numbers, mixed; another seed steps through them in another stride, so that no
-    two masks are shifted copies of each other.
+    these are distinct 32-bit numbers, mixed; another seed steps through them in another stride, so that masks
+    are not shifted copies of one another, as those of a counter without a stride would be.
 
     Args:
         shape: Of the result; beyond 2**32 units the mask repeats.
@@ -45,7 +48,7 @@ def keep_mask(shape, rate, seed):
     start = mix32(stride + seed[1])
     odd_stride = ops.bitwise_or(stride, _word(1))
     width = shape[-1]
-    num_rows = int(np.prod(shape[:-1], dtype=np.int64))
+    num_rows = functools.reduce(operator.mul, shape[:-1], 1)  # a tensor where the batch is of any size
     # From rows and columns: one range over all units would pass int32
     rows = ops.cast(ops.arange(num_rows, dtype="int32"), "uint32")[:, None]
     columns = ops.cast(ops.arange(width, dtype="int32"), "uint32")

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from bert_packed.config import load_model_config
+from bert_packed.config import ablations, load_model_config
 from bert_packed.engines import choose_backend
 from bert_packed.foreign_names import PRETRAINING
 from data_gen.command_line import run
@@ -64,7 +64,9 @@ def main(config):
     from bert_packed.engines.variables import named_weights
     from bert_packed.finetuning_models import build_model
 
-    output = Path(config.output_dir)
+    output = Path(config.output_dir).resolve()
+    if output == Path.cwd():  # it is moved into place: the caller's shell would stay in a removed folder
+        raise InputError(f"`output_dir` must not be the current folder. Received: {config.output_dir}.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"`output_dir` must be missing or empty. Received: {config.output_dir}.")
     if config.bert_config_file:
@@ -78,6 +80,11 @@ def main(config):
     model = build_model(head, model_config, num_outputs, seed=0)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))
+    if ablations(model_config):
+        print(
+            f"WARNING: this model was trained with --ablation={','.join(ablations(model_config))}; other "
+            "programs know nothing of that"
+        )
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -90,7 +97,7 @@ def main(config):
     else:
         export_formats.write_saved_model(partial, model, config.spec, config.batch_size)
     partial.replace(output)
-    print(f"wrote {config.format} to {output}")
+    print(f"wrote {config.format} to {config.output_dir}")
 
 
 def _check(config, model_config):

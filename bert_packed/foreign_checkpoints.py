@@ -87,6 +87,8 @@ def read_hugging_face(folder, head=PRETRAINING):
             raise InputError(f"{path} must hold each tensor once. Received: {by_full_name[full]} and {name}.")
         by_full_name[full] = name
     _check_tied(path, stored, by_full_name)
+    if OUTPUT_BIAS not in by_full_name and TIED_BIAS in by_full_name:
+        by_full_name[OUTPUT_BIAS] = by_full_name.pop(TIED_BIAS)
     table = {
         row.hugging_face: (row.ours, row.hugging_face_transposed)
         for row in tensor_names(config.num_hidden_layers, head)
@@ -107,7 +109,7 @@ def find_google(path):
         InputError: the folder holds several checkpoints; the prefix must be given.
     """
     path = Path(path)
-    if path.with_name(path.name + ".index").is_file():
+    if Path(f"{path}.index").is_file():
         return path
     found = sorted(path.glob("*.index")) or sorted(path.glob("variables/*.index"))
     if len(found) > 1:

@@ -7,6 +7,7 @@ Legend: B packs per batch, S pack length, D model width, n texts.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from bert_packed import starting_weights
-from bert_packed.config import ablations, load_model_config
+from bert_packed.config import DTYPES, ablations, load_model_config
 from bert_packed.engines.functional import compiled
 from bert_packed.engines.variables import named_weights
 from bert_packed.modeling import build_pretraining_model
@@ -31,6 +32,7 @@ POOLINGS = {
     "none": lambda hidden: hidden.copy(),
 }
 NUM_SPECIAL = 2  # [CLS] and [SEP]
+TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,7 @@ def load_encoder(
     init_checkpoint,
     vocab_file,
     bert_config_file="",
-    do_lower_case=True,
+    do_lower_case=None,
     max_seq_length=None,
     batch_size=8,
     dtype="float32",
@@ -70,7 +72,8 @@ def load_encoder(
         init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
         vocab_file: WordPieces, one a line.
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
-        do_lower_case: Whether text loses case and accents.
+        do_lower_case: Whether text loses case and accents; None is as a Hugging Face folder's
+            `tokenizer_config.json` says, else True.
         max_seq_length: S; None is the longest that the model has positions for.
         batch_size: B, packs computed at once.
         dtype: "float32" or "mixed_bfloat16".
@@ -84,7 +87,11 @@ def load_encoder(
     """
     stored = bert_config_file and load_model_config(bert_config_file)
     config = stored or starting_weights.read_config(init_checkpoint)
-    length = max_seq_length or config.max_position_embeddings
+    length = config.max_position_embeddings if max_seq_length is None else max_seq_length
+    if dtype not in DTYPES:
+        raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
+    if not (isinstance(batch_size, int) and batch_size >= 1):
+        raise InputError(f"`batch_size` must be a whole number of at least 1. Received: {batch_size!r}.")
     if not NUM_SPECIAL <= length <= config.max_position_embeddings:
         raise InputError(
             f"`max_seq_length` must be from {NUM_SPECIAL} to the model's max_position_embeddings="
@@ -101,6 +108,8 @@ def load_encoder(
             f"`vocab_file` must have at most vocab_size={config.vocab_size} WordPieces. "
             f"Received: {len(vocabulary)}."
         )
+    if do_lower_case is None:
+        do_lower_case = _stored_lower_case(Path(init_checkpoint) / TOKENIZER_CONFIG)
     tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
     model = build_pretraining_model(config, seed=0, dtype=dtype)
     starting_weights.load(init_checkpoint, named_weights(model), config)
@@ -119,7 +128,7 @@ def load_encoder(
     )
 
 
-def encode(encoder, texts, pooling="mean"):
+def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
     """The vectors of texts, each as it would be alone.
 
     Args:
@@ -127,19 +136,24 @@ def encode(encoder, texts, pooling="mean"):
         texts: List of str; an empty one is [CLS] [SEP].
         pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", the hidden state of [CLS]; or
             "none".
+        max_sequences_per_pack: Texts per pack, at most; "max" for as many as fit, 1 for padded rows.
 
     Returns:
         float32 `[n, D]` in the order of `texts`; for "none" a list of n arrays `[tokens, D]`.
 
     Raises:
-        ValueError: `pooling` is none of these.
+        ValueError: `pooling` is none of these, or `texts` is a single str.
     """
+    if isinstance(texts, str):  # which would be a list of its characters
+        raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
     if pooling not in POOLINGS:
         raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}. Received: {pooling!r}.")
     pool = POOLINGS[pooling]
     tokens = _tokens(encoder, texts)
     vectors = [None] * len(tokens)
-    for batch, places in pack_tokens(tokens, encoder.max_seq_length, encoder.batch_size):
+    for batch, places in pack_tokens(
+        tokens, encoder.max_seq_length, encoder.batch_size, max_sequences_per_pack
+    ):
         hidden_BSD = np.asarray(encoder.forward(batch))
         for text, row, start in places:
             hidden = hidden_BSD[row, start : start + len(tokens[text])]
@@ -150,13 +164,13 @@ def encode(encoder, texts, pooling="mean"):
 
 
 def packing_factor(encoder, texts):
-    """Mean texts per pack when `encode` packs these texts."""
+    """Mean texts per pack when `encode` packs these texts; 1 for none."""
     tokens = _tokens(encoder, texts)
-    return len(tokens) / len(_assign(tokens, encoder.max_seq_length))
+    return len(tokens) / len(_assign(tokens, encoder.max_seq_length)) if tokens else 1.0
 
 
-def pack_tokens(tokens, max_seq_length, batch_size):
-    """Pack token lists by longest-pack-first, without limit of depth.
+def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"):
+    """Pack token lists by longest-pack-first.
 
         tokens [[2 5 3] [2 3]], S=6   ->   token_ids     [[2 3 2 5 3 0]]
                                            sequence_ids  [[1 1 2 2 2 0]]
@@ -167,13 +181,14 @@ def pack_tokens(tokens, max_seq_length, batch_size):
         tokens: List of lists of 1 to S ids.
         max_seq_length: S.
         batch_size: B; the last batch is filled with empty packs.
+        max_sequences_per_pack: K, or "max" for no limit.
 
     Yields:
         Dict of int32 arrays `[B, S]` and a list of `(text, row, start)`.
     """
     if not tokens:
         return
-    packs = _assign(tokens, max_seq_length)
+    packs = _assign(tokens, max_seq_length, max_sequences_per_pack)
     names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
     for first in range(0, len(packs), batch_size):
         batch = {name: np.zeros((batch_size, max_seq_length), np.int32) for name in names}
@@ -190,14 +205,24 @@ def pack_tokens(tokens, max_seq_length, batch_size):
         yield batch, places
 
 
+def _stored_lower_case(path):
+    """`do_lower_case` of a Hugging Face tokenizer's settings; True where there are none."""
+    if not path.is_file():
+        return True
+    try:
+        return bool(json.loads(path.read_text()).get("do_lower_case", True))
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise InputError(f"{path} must hold a JSON object. Received: {error}.") from error
+
+
 def _tokens(encoder, texts):
     """A list of ids per text, [CLS] and [SEP] included, at most S of them."""
     room = encoder.max_seq_length - NUM_SPECIAL
     return [[encoder.cls_id, *ids[:room], encoder.sep_id] for ids in encoder.tokenize(list(texts))]
 
 
-def _assign(tokens, max_seq_length):
-    """Which texts share a pack: longest-pack-first, without limit of depth."""
+def _assign(tokens, max_seq_length, max_sequences_per_pack="max"):
+    """Which texts share a pack: longest-pack-first."""
     lengths = np.array([len(ids) for ids in tokens], np.int64)
-    plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, "max")
+    plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, max_sequences_per_pack)
     return assign_sequences(plan, lengths, seed=0)

@@ -81,6 +81,20 @@ def test_kept_units_are_scaled_and_dropped_ones_are_0():
     assert layer.compute_output_shape((2, 3)) == (2, 3)
 
 
+def test_a_batch_of_any_size():
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("only TensorFlow traces with unknown sizes")
+    import tensorflow as tf
+
+    layer = Dropout(0.5, seed=3)
+    layer.given_seed = np.array([1, 2])
+    signature = [tf.TensorSpec((None, 4), tf.float32)]
+    run = tf.function(lambda values: layer(values, training=True), input_signature=signature)
+    for size in (3, 5):
+        kept = np.asarray(run(np.ones((size, 4), np.float32))) != 0
+        np.testing.assert_array_equal(kept, mask_of((size, 4), 0.5, 1, 2))
+
+
 def test_every_call_drops_others_and_no_call_outside_training_drops():
     layer = Dropout(0.5, seed=3)
     values = np.ones((64, 64), np.float32)

@@ -14,6 +14,7 @@ from test_starting_weights import make_tensors, write_hugging_face
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed import checkpoint, export, starting_weights
+from bert_packed.config import ablate
 from bert_packed.engines.variables import named_weights
 from bert_packed.modeling import build_pretraining_model
 from bert_packed.optimization import Lamb
@@ -181,6 +182,8 @@ def test_saved_model_under_another_backend_is_refused(trained, tmp_path, capsys)
         ({"output_dir": "{full}"}, "`output_dir` must be missing or empty"),
         ({"init_checkpoint": "{full}"}, "`init_checkpoint` must be a folder"),
         ({"init_checkpoint": ""}, "`init_checkpoint` must be given"),
+        ({"init_checkpoint": "."}, "`init_checkpoint` must hold bert_config.json"),
+        ({"output_dir": "."}, "`output_dir` must not be the current folder"),
         ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
         pytest.param(
             {"format": "saved_model"}, "`max_seq_length` must be at most the model's", marks=needs_tensorflow
@@ -189,7 +192,9 @@ def test_saved_model_under_another_backend_is_refused(trained, tmp_path, capsys)
         ({"vocab_file": "{long}"}, "`vocab_file` must have at most vocab_size=31 lines. Received: 32"),
     ],
 )
-def test_mistakes(trained, tmp_path, capsys, flags, message):
+def test_mistakes(trained, tmp_path, capsys, monkeypatch, flags, message):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     full, long = tmp_path / "full", tmp_path / "long.txt"
     full.mkdir()
     (full / "notes").touch()
@@ -198,6 +203,13 @@ def test_mistakes(trained, tmp_path, capsys, flags, message):
     assert run_export(**{name: str(v).format(full=full, long=long) for name, v in flags.items()}) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_an_ablation_is_told(tmp_path, capsys):
+    config = ablate(CONFIG, "no_attention_mask")
+    checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
+    assert run_export(init_checkpoint=tmp_path / "model", output_dir=tmp_path / "hf") == 0
+    assert "WARNING: this model was trained with --ablation=no_attention_mask" in capsys.readouterr().out
 
 
 def test_config_names_the_architecture(trained, tmp_path):

@@ -1,6 +1,8 @@
 """Texts get the vectors that they have alone, in their order, from one compiled shape."""
 
 import dataclasses
+import functools
+import shutil
 
 import keras
 import numpy as np
@@ -70,12 +72,44 @@ def test_long_text_is_cut_and_no_text_is_fine(encoder):
     assert inference.encode(encoder, []).shape == (0, 16)
 
 
+def test_depth_1_is_padded_rows_and_gives_the_same(encoder):
+    tokens = [[2, *ids, 3] for ids in encoder.tokenize(TEXTS)]
+    batches = list(inference.pack_tokens(tokens, MAX_SEQ_LENGTH, 2, 1))
+    assert max(batch["sequence_ids"].max() for batch, _ in batches) == 1
+    want = inference.encode(encoder, TEXTS)
+    got = inference.encode(encoder, TEXTS, max_sequences_per_pack=1)
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+    assert inference.packing_factor(encoder, TEXTS) > 2 and inference.packing_factor(encoder, []) == 1
+
+
+def test_case_is_as_the_tokenizers_settings_say(model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    load = functools.partial(inference.load_encoder, tmp_path, tmp_path / "vocab.txt")
+    known, unknown = load().tokenize(["w1"]), load(do_lower_case=False).tokenize(["W1"])
+    assert load().tokenize(["W1"]) == known != unknown
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert load().tokenize(["W1"]) == unknown
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(InputError, match=r"tokenizer_config\.json must hold a JSON object"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 0), ("batch_size", -1), ("max_seq_length", 0), ("dtype", "fp16")]
+)
+def test_wrong_settings_are_named(model_folder, name, value):
+    with pytest.raises(InputError, match=f"`{name}` must be .*Received: '?{value}'?"):
+        inference.load_encoder(model_folder, model_folder / "vocab.txt", **{name: value})
+
+
 def test_mistakes(model_folder, encoder, tmp_path):
     vocab = model_folder / "vocab.txt"
     with pytest.raises(InputError, match=r"`max_seq_length` must be from 2 to .*=24\. Received: 25"):
         inference.load_encoder(model_folder, vocab, max_seq_length=25)
     with pytest.raises(ValueError, match="`pooling` must be one of mean, cls, none"):
         inference.encode(encoder, TEXTS, "max")
+    with pytest.raises(ValueError, match=r"`texts` must be a list of str\. Received: 'w1 w2'"):
+        inference.encode(encoder, "w1 w2")
     (tmp_path / "vocab.txt").write_text(vocab.read_text() + "one more\n")
     with pytest.raises(InputError, match=r"at most vocab_size=31 WordPieces\. Received: 32"):
         inference.load_encoder(model_folder, tmp_path / "vocab.txt")

@@ -14,7 +14,7 @@ from bert_packed import export
 from bert_packed.engines.variables import named_weights
 from bert_packed.losses import normalizers, pretraining_sums
 from bert_packed.reports import inference_benchmark, plain_bert, training_benchmark
-from bert_packed.reports.turns import median_ratio, time_in_turns
+from bert_packed.reports.turns import median_ratio, quartiles, time_in_turns
 from data_gen.command_line import run
 from data_gen.settings import InputError
 
@@ -37,6 +37,11 @@ def test_turns_warm_up_once_and_turn_the_order_round():
 def test_ratio_is_of_neighbouring_times():
     # the machine slows down threefold in the middle: the ratio stays
     assert median_ratio([2, 6, 2], [1, 3, 1]) == 2
+
+
+def test_quartiles():
+    assert quartiles([4, 1, 3, 2, 5]) == [2, 3, 4]
+    assert quartiles([7]) == [7, 7, 7]
 
 
 def our_path(plain_path):
@@ -129,7 +134,7 @@ def test_inference_benchmark(tmp_path, model_folder, capsys):  # noqa: F811
     module = inference_benchmark
     assert run(module.main, module.BenchmarkConfig, module.DESCRIPTION, argv) == 0
     rows = json.loads((tmp_path / "table.json").read_text())
-    names = ["packed", "transformers, padded to 24", "transformers, padded to the longest"]
+    names = ["packed", "padded", "transformers, padded to 24", "transformers, padded to the longest"]
     assert [row["way"] for row in rows] == names
     assert all(row["texts/s"] > 0 for row in rows)
     assert rows[0]["packed / this"] == 1

@@ -130,6 +130,34 @@ def test_hugging_face(tmp_path, weights):
     assert "bert.embeddings.position_ids, qa_outputs.weight" in "\n".join(found.lines())
 
 
+def test_output_bias_beside_the_tied_matrix_only(tmp_path, weights):
+    ours, theirs, _ = make_tensors()
+    theirs["cls.predictions.decoder.bias"] = theirs.pop("cls.predictions.bias")
+    found = starting_weights.load(write_hugging_face(tmp_path, theirs), weights, ONE_LAYER)
+    assert_loaded(weights, ours)
+    assert (found.unused, found.missing) == ([], [])
+
+
+def test_another_architecture_with_the_same_names_is_refused(tmp_path, weights):
+    """RoBERTa's tensors fit; its positions start at 2."""
+    _, theirs, _ = make_tensors()
+    write_hugging_face(tmp_path, theirs)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "roberta"}))
+    with pytest.raises(InputError, match=r"config\.json: model_type must be bert\. Received: roberta"):
+        starting_weights.load(tmp_path, weights, ONE_LAYER)
+
+
+@pytest.mark.parametrize("change", [{"layer_norm_eps": 1e-3}, {"ablation_no_attention_mask": True}])
+def test_settings_of_our_own_checkpoint_must_be_the_models(tmp_path, weights, change):
+    checkpoint.save_weights(tmp_path, weights, ONE_LAYER)
+    (name,) = change
+    with pytest.raises(InputError, match=f"holds another model: {name} must be {change[name]}"):
+        starting_weights.load(tmp_path, weights, dataclasses.replace(ONE_LAYER, **change))
+    other = dataclasses.replace(ONE_LAYER, hidden_dropout_prob=0.3)
+    assert starting_weights.load(tmp_path, weights, other).num_used == len(weights)
+
+
 def test_bare_encoder_of_the_oldest_form(tmp_path, weights):
     """Without `bert.`, with gamma and beta, in half precision; heads keep their initial values, by name."""
     ours, theirs, _ = make_tensors()

@@ -16,7 +16,7 @@ from data_gen.settings import InputError, check_settings, setting
 
 VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
 DESCRIPTION = """
-Measures, in turns, how many texts a second become vectors, tokenizing included: packed
+Measures, in turns, how many texts a second become vectors, tokenizing included: packed and one text a row
 (bert_packed.inference), and with --reference by transformers on torch, in batches padded to max_seq_length
 and to the longest text of each batch. The vectors must agree.
 """
@@ -58,7 +58,10 @@ def main(config):
         max_seq_length=config.max_seq_length,
         batch_size=config.batch_size,
     )
-    ways = {"packed": functools.partial(inference.encode, encoder, texts)}
+    ways = {
+        "packed": functools.partial(inference.encode, encoder, texts),
+        "padded": functools.partial(inference.encode, encoder, texts, max_sequences_per_pack=1),
+    }
     if config.reference:
         ways.update(_torch_ways(config, texts))
     _check_agreement(ways)

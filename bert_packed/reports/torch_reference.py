@@ -27,8 +27,13 @@ def import_torch():
             f"`reference` needs torch and transformers: pip install -e '.[reference]'. Received: {error}."
         ) from error
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(_num_cores())
     return torch, transformers
+
+
+def _num_cores():
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def copy_model(model):

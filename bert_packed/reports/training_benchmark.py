@@ -49,7 +49,7 @@ def main(config):
     from bert_packed.config import load_model_config
     from bert_packed.reports.benchmark_batches import make_batches
     from bert_packed.reports.data_benchmark import cpu_name
-    from bert_packed.reports.turns import median_ratio, time_in_turns
+    from bert_packed.reports.turns import median_ratio, quartiles, ratios, time_in_turns
 
     model_config = load_model_config(config.bert_config_file)
     with tempfile.TemporaryDirectory() as folder:
@@ -85,8 +85,8 @@ def main(config):
     print_table(rows, config.json)
     factor = packed.sequences_per_row
     print(f"\npacking factor {factor:.3f}")
-    overhead = median_ratio(seconds["packed"], seconds["plain"]) - 1
-    print(f"overhead of packing {overhead:+.2%} of the step")
+    low, overhead, high = (value - 1 for value in quartiles(ratios(seconds["packed"], seconds["plain"])))
+    print(f"overhead of packing {overhead:+.2%} of the step, quartiles {low:+.2%} and {high:+.2%}")
     for name in list(seconds)[2:]:
         # of times next to each other, which a slow minute changes alike
         gain = (

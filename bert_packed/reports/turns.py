@@ -29,6 +29,18 @@ def time_in_turns(ways, num_repeats):
     return seconds
 
 
+def ratios(seconds, baseline):
+    """`seconds / baseline` of every repeat: two times taken one after the other. List of float."""
+    return [ours / theirs for ours, theirs in zip(seconds, baseline, strict=True)]
+
+
 def median_ratio(seconds, baseline):
-    """Median over repeats of `seconds / baseline`: each ratio is of two times taken one after the other."""
-    return statistics.median(ours / theirs for ours, theirs in zip(seconds, baseline, strict=True))
+    """Median of `ratios`."""
+    return statistics.median(ratios(seconds, baseline))
+
+
+def quartiles(values):
+    """Lower quartile, median and upper quartile; of a single value three times that value."""
+    if len(values) == 1:
+        return [values[0]] * 3
+    return statistics.quantiles(values, n=4, method="inclusive")
