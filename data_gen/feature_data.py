@@ -58,17 +58,17 @@ class FeatureData:
     def LAYOUT(self):  # noqa: N802 - the name that every kind of data has
         """Columns of a sequence on the disk."""
         layout = {"file_indices": Column("<i4"), "record_numbers": Column("<i8")}
-        layout |= {_size_name(spec): Column("<i4") for spec in self.leaders}
+        layout |= {_size_name(spec.name): Column("<i4") for spec in self.leaders}
         for spec in self.features:
             dtype = "<f4" if spec.is_float else "<i8"
-            sizes = f"{spec.leader} length" if spec.leader else ""
+            sizes = _size_name(spec.leader) if spec.leader else ""
             layout[spec.name] = Column(dtype, sizes, spec.width)
         return layout
 
     @property
     def MEASURED(self):  # noqa: N802
         """The columns that `lengths` and `measure` need."""
-        return tuple(_size_name(spec) for spec in self.leaders)
+        return tuple(_size_name(spec.name) for spec in self.leaders)
 
     @property
     def num_lengths(self):
@@ -108,7 +108,7 @@ class FeatureData:
         """The class of each sequence, which is its length where it has but one: int `[n]`."""
         classes = np.zeros(len(columns[self.MEASURED[0]]), np.int64)
         for spec, grain, steps in zip(self.leaders, self._grains, self._steps, strict=True):
-            classes = classes * steps + -(-columns[_size_name(spec)].astype(np.int64) // grain)
+            classes = classes * steps + -(-columns[_size_name(spec.name)].astype(np.int64) // grain)
         return classes
 
     def measure(self, columns, packs):
@@ -165,7 +165,7 @@ class FeatureData:
             if not feature.leader:
                 out[owners, slots] = values[packs.members]
             else:
-                sizes = columns[f"{feature.leader} length"]
+                sizes = columns[_size_name(feature.leader)]
                 lengths = sizes[packs.members].astype(np.int64)
                 ends = to_offsets(lengths)
                 starts = ends[:-1] - np.repeat(ends[packs.offsets[:-1]], depths)
@@ -206,7 +206,7 @@ class FeatureData:
         for spec in self.features:
             flat, num_values = values[spec.name]
             lengths = num_values // spec.width
-            wanted = columns[f"{spec.leader} length"] if spec.leader != spec.name and spec.leader else lengths
+            wanted = columns[_size_name(spec.leader)] if spec.leader not in ("", spec.name) else lengths
             rule = f"have {spec.width} values at each position"
             wrong = num_values % spec.width != 0
             if not spec.leader:
@@ -223,7 +223,7 @@ class FeatureData:
                 )
             columns[spec.name] = flat
             if spec.leader == spec.name:
-                columns[_size_name(spec)] = lengths.astype(np.int32)
+                columns[_size_name(spec.name)] = lengths.astype(np.int32)
             if not spec.is_float and flat.size and flat.min() < 0:
                 row = int(np.searchsorted(np.cumsum(num_values), int(np.argmin(flat)), side="right"))
                 raise InputError(
@@ -235,7 +235,7 @@ class FeatureData:
     def _find_overlong(self, columns, path, number):
         is_overlong = np.zeros(len(columns["record_numbers"]), bool)
         for spec in self.leaders:
-            lengths = columns[_size_name(spec)]
+            lengths = columns[_size_name(spec.name)]
             is_over = lengths > spec.capacity
             if is_over.any() and self.overlong == "error":
                 row = int(np.argmax(is_over))
@@ -247,5 +247,5 @@ class FeatureData:
         return is_overlong
 
 
-def _size_name(spec):
-    return f"{spec.name} length"  # with a space, which no feature's name in a SPEC can end in by accident
+def _size_name(name):
+    return f"{name}:length"  # of the lengths' column; the colon keeps it apart from any name in a SPEC

@@ -115,6 +115,26 @@ def test_nothing_is_lost(tmp_path, spec, make, widths, depth):
     assert row["packs"] == len(packs) and 60 < row["efficiency %"] <= 100
 
 
+def test_no_name_of_a_feature_is_taken_for_a_column_of_ours(tmp_path):
+    """Labels that are not the lengths, in features called what a column of lengths might be called."""
+    rng = np.random.default_rng(2)
+    sequences = [
+        {"audio": rng.integers(1, 99, size), "audio length": [size - 2], "audio_length": [size + 2]}
+        for size in rng.integers(3, 17, 40)
+    ]
+    sequences = [{name: np.array(values) for name, values in sequence.items()} for sequence in sequences]
+    path = write(tmp_path / "in.tfrecord", sequences)
+    spec = "audio:int:16,audio length:int:each,audio_length:int:each"
+    pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=spec))
+    packs = read_packs(tmp_path / "out", list(sequences[0]), [("audio", 1), (None, 1), (None, 1)])
+    assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
+    # a SPEC cannot name the columns that packing adds
+    data = FeatureData(parse_features(spec), "error")
+    for name in data.LAYOUT.keys() - {"audio", "audio length", "audio_length"}:
+        with pytest.raises(ValueError, match="NAME:int|names that packing does not use"):
+            parse_features(f"{name}:int:4")
+
+
 def test_long_lengths_are_told_apart_in_steps(tmp_path):
     rng = np.random.default_rng(1)
     lengths = zip(rng.integers(1, 3001, 40), rng.integers(0, 401, 40), strict=True)
