@@ -131,7 +131,7 @@ def test_no_name_of_a_feature_is_taken_for_a_column_of_ours(tmp_path):
     # a SPEC cannot name the columns that packing adds
     data = FeatureData(parse_features(spec), "error")
     for name in data.LAYOUT.keys() - {"audio", "audio length", "audio_length"}:
-        with pytest.raises(ValueError, match="NAME:int|names that packing does not use"):
+        with pytest.raises(ValueError, match=r"NAME:int|names that packing does not use"):
             parse_features(f"{name}:int:4")
 
 

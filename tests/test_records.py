@@ -210,6 +210,17 @@ def test_find_files_sorts_and_joins_patterns(tmp_path):
     ]
 
 
+def test_a_glob_leaves_our_own_indexes_out(tmp_path):
+    for name in ("train-0.tfrecord", "train-0.provenance.npz", "train-1"):
+        (tmp_path / name).write_text("x")
+    found = find_files(f"{tmp_path}/train-*", "input_file")
+    assert found == [f"{tmp_path}/train-0.tfrecord", f"{tmp_path}/train-1"]
+    index = f"{tmp_path}/train-0.provenance.npz"
+    assert find_files(index, "input_file") == [index]  # the mistake of who names it shows when it is read
+    with pytest.raises(InputError, match="must match at least one file"):
+        find_files(f"{tmp_path}/*.npz", "input_file")
+
+
 def test_find_files_refuses_nothing_and_empty_files(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(
