@@ -115,11 +115,15 @@ def open_output_dir(path, overwrite=False, identity=None):
             raise
 
 
-def read_manifest(directory):
+def read_manifest(directory, any_json=False):
     """The `manifest.json` of a directory as a dict, or None where it has none.
 
+    Args:
+        directory: Path.
+        any_json: Whether it may be another program's: JSON that is no object counts as none then.
+
     Raises:
-        InputError: the file is not a JSON object.
+        InputError: the file is not JSON, or not an object without `any_json`.
     """
     path = os.path.join(directory, MANIFEST_NAME)
     try:
@@ -129,6 +133,8 @@ def read_manifest(directory):
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} must be JSON. Received: {error}.") from error
     if not isinstance(content, dict):
+        if any_json:
+            return None
         raise InputError(f"{path} must be a JSON object. Received: {type(content).__name__}.")
     return content
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from data_gen.multiset import BucketSums, group_buckets, hold
 from data_gen.output import read_manifest
-from data_gen.overlong import fit_lengths
+from data_gen.overlong import OVERLONG_CHOICES, fit_lengths
 from data_gen.read_packed import LayoutError, read_packed
 from data_gen.read_unpacked import read_unpacked
 from data_gen.record_formats import FORMATS, find_common_format
@@ -106,8 +106,10 @@ def find_overlong(packed_files):
     """
     found = {}
     for directory in sorted({os.path.dirname(path) or "." for path in packed_files}):
-        manifest = read_manifest(directory) or {}
-        found[manifest.get("settings", {}).get("overlong", "error")] = directory
+        settings = (read_manifest(directory, any_json=True) or {}).get("settings")
+        overlong = settings.get("overlong") if isinstance(settings, dict) else None
+        # another program's manifest.json says nothing of it
+        found[overlong if overlong in OVERLONG_CHOICES else OVERLONG_CHOICES[0]] = directory
     if len(found) > 1:
         raise InputError(f"packs must be made with one --overlong. Received: {found}.")
     return next(iter(found))
