@@ -74,7 +74,7 @@ def create(config):
             settings: Dict of the settings that the records depend on.
             versions: Dict of those of the packages that made them.
             vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how it is applied.
-            inputs: List of {path, sha256, num_documents}. Documents are numbered through all of them.
+            inputs: List of {path, sha256, num_documents}, those without a WordPiece not counted.
             splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
                 histogram, files: list of {name, num_records, sha256}}.
 
