@@ -16,6 +16,7 @@ import numpy as np
 from data_gen import progress, records
 from data_gen.feature_spec import FeatureSpec
 from data_gen.length_plan import plan_lengths
+from data_gen.packing import histogram as histograms
 from data_gen.sequences import range_indices, to_offsets
 from data_gen.settings import InputError
 from data_gen.spill import Column, row_bytes, take_rows
@@ -111,6 +112,28 @@ class FeatureData:
             classes = classes * steps + -(-columns[_size_name(spec.name)].astype(np.int64) // grain)
         return classes
 
+    def describe_lengths(self, histogram):
+        """What the manifest says of the lengths: with several, the classes that strategies consist of.
+
+            grains [5 1], capacities [512 114]     class 168 = 1 * 115 + 53: a length of 1..5, and one of 53
+                                                   classes [168], lengths [[5, 53]]
+
+        Returns:
+            Dict of plain JSON: `lengths` and `counts` of those that occur. With several capacities `lengths`
+            are lists in the order of `features`, rounded up to multiples of `grains`, and at most the
+            capacity; `classes` are their numbers in the plan's strategies.
+        """
+        if len(self.leaders) == 1:
+            return histograms.to_json(histogram[1:])
+        classes = np.flatnonzero(histogram)
+        return {
+            "features": [spec.name for spec in self.leaders],
+            "grains": list(self._grains),
+            "classes": classes.tolist(),
+            "lengths": self._rounded_lengths(classes).tolist(),
+            "counts": np.asarray(histogram)[classes].tolist(),
+        }
+
     def measure(self, columns, packs):
         """Nothing beyond what the plan knows."""
         return 0
@@ -129,10 +152,9 @@ class FeatureData:
             return plan_lengths(histogram[1:], algorithm, self.leaders[0].capacity, depth)
         classes = np.flatnonzero(histogram)
         counts = np.asarray(histogram)[classes]
-        steps = np.stack(np.unravel_index(classes, self._steps), axis=1)
         grains, capacities = np.array(self._grains), np.array([spec.capacity for spec in self.leaders])
-        sizes = np.minimum(steps * grains, capacities)  # a length rounded up may pass its capacity
-        least = np.where(steps > 0, (steps - 1) * grains + 1, 0)
+        sizes = self._rounded_lengths(classes)
+        least = np.where(sizes > 0, (-(-sizes // grains) - 1) * grains + 1, 0)
         most = int(counts.sum()) if depth == "max" else depth
         strategies = pack_vectors(sizes, counts, capacities, most)
         num_packs, bound = sum(strategies.values()), lower_bound(least, counts, capacities, most)
@@ -196,6 +218,12 @@ class FeatureData:
     def _steps(self):
         pairs = zip(self.leaders, self._grains, strict=True)
         return tuple(-(-spec.capacity // grain) + 1 for spec, grain in pairs)
+
+    def _rounded_lengths(self, classes):
+        """The longest sequence of each class: int `[n, number of leaders]`."""
+        steps = np.stack(np.unravel_index(classes, self._steps), axis=1)
+        # a length rounded up may pass its capacity
+        return np.minimum(steps * np.array(self._grains), [spec.capacity for spec in self.leaders])
 
     def _to_columns(self, values, path, number):
         num_rows = len(next(iter(values.values()))[1])

@@ -29,7 +29,6 @@ from data_gen.pack_steps import (
     sort_run,
     write_shard,
 )
-from data_gen.packing import histogram as histograms
 from data_gen.packing import plan as plans
 from data_gen.provenance import provenance_path
 from data_gen.runners import check_runner, choose_num_workers
@@ -148,7 +147,7 @@ def _pack_inputs(config, stamps, promises, output, job):
         "kind": "packed",
         "settings": config.resolved(),
         "versions": versions(),
-        "histogram": histograms.to_json(totals[1:]),
+        "histogram": data.describe_lengths(totals),
         **planned,
         "spec": dataclasses.asdict(spec),
         **vocabulary,

@@ -142,9 +142,26 @@ def test_long_lengths_are_told_apart_in_steps(tmp_path):
     path = write(tmp_path / "in.tfrecord", sequences)
     spec = "audio:float*2:3000,text:int:400"
     config = PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=spec, num_shards=1)
-    pack(config)
+    manifest = pack(config)
     packs = list(read_packs(tmp_path / "out", ["audio", "text"], [("audio", 2), ("text", 1)]))
     assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
+    # which the manifest tells: the packs of the plan, in lengths, are those that were written
+    histogram = manifest["histogram"]
+    assert (histogram["features"], histogram["grains"]) == (["audio", "text"], [24, 4])
+
+    def round_up(length, grain, capacity):
+        return min(-(-length // grain) * grain, capacity)
+
+    def sizes_of(sequence):
+        return round_up(len(sequence[0]) // 2, 24, 3000), round_up(len(sequence[1]), 4, 400)
+
+    lengths_of = dict(zip(histogram["classes"], map(tuple, histogram["lengths"]), strict=True))
+    counts = Counter(sizes_of(sequence) for found, _ in packs for sequence in found)
+    assert counts == dict(zip(lengths_of.values(), histogram["counts"], strict=True))
+    planned = Counter()
+    for classes, count in manifest["plan"]["strategies"]:
+        planned[tuple(sorted(lengths_of[number] for number in classes))] += count
+    assert planned == Counter(tuple(sorted(map(sizes_of, found))) for found, _ in packs)
 
 
 @pytest.mark.parametrize(
