@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_gen import pack_files, pack_steps
+from data_gen import pack_steps
 from data_gen.command_line import run
 from data_gen.feature_data import FeatureData
 from data_gen.feature_spec import parse_features
@@ -248,7 +248,6 @@ def test_features_of_one_a_sequence_count_as_data(tmp_path, monkeypatch):
     data = FeatureData(parse_features("ids:int:64,vector:float*5000:each"), "error")
     assert data.pack_bytes(10) - data.pack_bytes(0) == 10 * (20_000 + 4 + 4 + 8)
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 2**18)
-    monkeypatch.setattr(pack_files, "RUN_BYTES", 2**18)
     sequences = make_labelled(np.random.default_rng(0))
     path = write(tmp_path / "in.tfrecord", sequences)
     sizes = watch_steps(monkeypatch)
@@ -274,7 +273,6 @@ def watch_steps(monkeypatch):
 def test_nothing_grows_with_capacities_times_sequences(tmp_path, monkeypatch):
     """Of 15,876 classes a table of numbers would take 127 kB for every run and every part."""
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 2**14)
-    monkeypatch.setattr(pack_files, "RUN_BYTES", 2**14)
     for number in range(4):
         write(tmp_path / f"in-{number}.tfrecord", make_pairs(np.random.default_rng(number), 40))
     sizes = watch_steps(monkeypatch)
