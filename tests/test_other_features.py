@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_gen import pack_steps
+from data_gen import pack_steps, verify_tfrecords
 from data_gen.command_line import run
 from data_gen.feature_data import FeatureData
 from data_gen.feature_spec import parse_features
@@ -113,6 +113,18 @@ def test_nothing_is_lost(tmp_path, spec, make, widths, depth):
     assert len({tuple(sorted(shapes.items())) for _, shapes in packs}) == 1
     row = metrics_row(manifest)
     assert row["packs"] == len(packs) and 60 < row["efficiency %"] <= 100
+
+
+def test_packs_of_other_features_have_no_verifier_and_that_is_said(tmp_path, capsys):
+    path = write(tmp_path / "in.tfrecord", make_pairs(np.random.default_rng(0), 5))
+    out = tmp_path / "out"
+    pack(PackConfig(input_file=path, output_dir=str(out), features=PAIRS, num_shards=1))
+    argv = ["v.py", f"--input_file={path}", f"--packed_file={out}/*.tfrecord"]
+    assert run(verify_tfrecords.main, verify_tfrecords.VerifyConfig, verify_tfrecords.DESCRIPTION, argv) == 2
+    assert capsys.readouterr().err == (
+        "v.py: error: `packed_file` must be packs of BERT's records: those of --features have no verifier. "
+        f"Received: {out}/packed-00000-of-00001.tfrecord.\n"
+    )
 
 
 def test_no_name_of_a_feature_is_taken_for_a_column_of_ours(tmp_path):

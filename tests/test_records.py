@@ -99,13 +99,13 @@ def test_batches_are_bounded_by_bytes(tmp_path):
     sizes = [*[10] * 50, 5000, *[10] * 50, *[400] * 30, *[10] * 50]
     serialized = [bytes([i % 256]) * size for i, size in enumerate(sizes)]
     records.write_records(path, serialized)
-    batches = [batch.numpy().tolist() for batch in records.read_batches(path, 64, batch_bytes=1000)]
+    batches = [batch.numpy().tolist() for batch in records.read_batches(path, 64, max_bytes=1000)]
     assert [record for batch in batches for record in batch] == serialized
     assert len(batches[0]) == 64  # 5,000 and 63 small ones
     for batch in batches:
         assert sum(map(len, batch)) - max(map(len, batch)) <= 1000
     assert max(len(batch) for batch in batches if len(batch[0]) == 400) > 1
-    one_by_one = [len(batch) for batch in records.read_batches(path, 64, batch_bytes=0)]
+    one_by_one = [len(batch) for batch in records.read_batches(path, 64, max_bytes=0)]
     assert one_by_one == [1] * len(sizes)
 
 
@@ -120,7 +120,7 @@ def test_sizes_are_read_from_headers(tmp_path, monkeypatch):
     (tmp_path / "x.tfrecord").write_bytes(content)
     assert list(record_frames.record_sizes(tmp_path / "x.tfrecord")) == sizes[:1]
     with pytest.raises(InputError, match=r"x\.tfrecord, record 2: the record is truncated or corrupt"):
-        list(records.read_batches(tmp_path / "x.tfrecord", batch_bytes=100))
+        list(records.read_batches(tmp_path / "x.tfrecord", max_bytes=100))
 
 
 @pytest.mark.parametrize(
