@@ -1,6 +1,7 @@
 """How steps run on Apache Beam: an element each, their results in a folder that all machines share."""
 
 import contextlib
+import importlib
 import io
 import os
 import shlex
@@ -20,7 +21,8 @@ def run_pipeline(runner, function, elements, work_folder):
 
     Args:
         runner: Name of a Beam runner. Its own options are in the environment variable `BEAM_OPTIONS`, as
-            `--flink_master=host:8081 --parallelism=64`.
+            `--flink_master=host:8081 --parallelism=64`. Those after a lone `--` are a job server's, which
+            Beam does not know here: they are passed on unchecked.
         function: Function of a module.
         elements: List of what can be pickled.
         work_folder: Folder that all machines see.
@@ -30,13 +32,13 @@ def run_pipeline(runner, function, elements, work_folder):
         InputError, OSError: what the function raised first, in the order of the elements.
         OSError: the runner failed.
     """
-    options = _read_options(runner)
+    pipeline = _make_pipeline(runner)
     folder = os.path.join(work_folder, "errors")
     files.remove_folder(folder)
     files.make_folder(folder)
     numbered = [(function, folder, number, element) for number, element in enumerate(elements)]
     try:
-        with beam.Pipeline(options=options) as pipeline:
+        with pipeline:
             # without the reshuffle Beam would fuse everything into the one step that makes the list
             _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
     except Exception as error:  # every runner has errors of its own
@@ -47,27 +49,44 @@ def run_pipeline(runner, function, elements, work_folder):
     _raise_noted(folder)
 
 
-def _read_options(runner):
-    """The runner's options, all of them parsed; raises `InputError`."""
+def _make_pipeline(runner):
+    """A pipeline with the runner's options, all of them checked; raises `InputError`."""
+    if runner == "DataflowRunner":
+        _check_dataflow()
     text = os.environ.get(OPTIONS_VARIABLE, "")
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):  # argparse prints its usage, and then exits
             words = shlex.split(text)
-            if words and not words[0].startswith("-"):
-                raise ValueError(f"{words[0]} is none")
-            options = PipelineOptions(words, runner=runner)
-            found = options.get_all_options(retain_unknown_options=True)
-            unknown = found.keys() - PipelineOptions([]).get_all_options().keys()
-        # the job server of a cluster may have flags that Beam does not know here; this process has none
-        if unknown and runner == "DirectRunner":
-            raise ValueError(f"--{min(unknown)} is none")
+            end = words.index("--") if "--" in words else len(words)
+            for word in (words[:1], words[end + 1 : end + 2]):
+                if word and not word[0].startswith("-"):
+                    raise ValueError(f"{word[0]} is none")
+            if words[end + 1 :] and runner == "DirectRunner":
+                raise ValueError(f"{words[end + 1]} is for a job server, which {runner} has not")
+            known = PipelineOptions([]).get_all_options().keys()
+            options = PipelineOptions(words[:end], runner=runner)
+            unknown = options.get_all_options(retain_unknown_options=True).keys() - known
+            if unknown:  # Beam would drop it with a warning
+                raise ValueError(f"--{min(unknown)} is none")
+            # its check of what the runner cannot do without is a ValueError too
+            return beam.Pipeline(options=PipelineOptions(words[:end] + words[end + 1 :], runner=runner))
     except (ValueError, TypeError, SystemExit) as error:
         reason = _last_line(complaint.getvalue()).partition("error: ")[2] or _last_line(error)
         raise InputError(
             f"`{OPTIONS_VARIABLE}` must be flags of {runner}: {reason}. Received: {text!r}."
         ) from error
-    return options
+
+
+def _check_dataflow():
+    """Raise `InputError` where Beam was installed without what Dataflow needs."""
+    try:
+        importlib.import_module("apache_beam.runners.dataflow.internal.apiclient")
+    except ImportError as error:
+        raise InputError(
+            "`runner` DataflowRunner must have Google Cloud's part of Beam: pip install 'apache-beam[gcp]'. "
+            f"Received: {error}."
+        ) from error
 
 
 def _last_line(error):

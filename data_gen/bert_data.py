@@ -8,6 +8,7 @@ from data_gen.assemble import assemble_packs, count_predictions
 from data_gen.input_manifest import check_vocabulary
 from data_gen.length_plan import plan_lengths
 from data_gen.overlong import fit_lengths
+from data_gen.packing import histogram as histograms
 from data_gen.read_unpacked import read_unpacked
 from data_gen.record_formats import FORMATS, default_room
 from data_gen.sequences import Sequences, to_offsets
@@ -73,6 +74,10 @@ class BertData:
     def lengths(self, columns):
         """What a plan is made for: int `[n]`, each from 1 and below `num_lengths`."""
         return columns["lengths"]
+
+    def describe_lengths(self, histogram):
+        """What the manifest says of a histogram `[num_lengths]`: the `lengths` that occur, and `counts`."""
+        return histograms.to_json(histogram[1:])
 
     def measure(self, columns, packs):
         """The most predictions in any of some packs."""

@@ -49,8 +49,8 @@ def run(main, config_class, description, argv=None):
     except (InputError, OSError, MemoryError) as error:
         print(f"{program}: error: {_one_line(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"{program}: {'; '.join(['interrupted', *getattr(error, '__notes__', [])])}", file=sys.stderr)
         return STATUS_INTERRUPTED
 
 

@@ -30,8 +30,8 @@ def read_documents(paths):
         paths: Iterable of paths.
 
     Yields:
-        Non-empty list of sentences (str, stripped, not empty), one list a document. A document never
-        continues into the next file.
+        List of sentences (str, stripped, not empty), one list a document; empty where a JSON document has
+        no text, so that documents are numbered as they stand in the file. None continues into the next file.
 
     Raises:
         InputError: naming the file and, where there is one, the line: not UTF-8, not gzip, not JSON,
@@ -41,7 +41,7 @@ def read_documents(paths):
         read = _read_json_lines if _is_json(path) else _read_sentence_lines
         num_documents = 0
         for document in read(path):
-            num_documents += 1
+            num_documents += bool(document)
             yield document
         if not num_documents:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
@@ -55,6 +55,22 @@ class TextDocuments:
 
     def __iter__(self):
         return read_documents(self.paths)
+
+
+def find_line(path, number):
+    """The line, from 1, where a document of a text file begins; None where the file has not so many.
+
+    Args:
+        path: As in `read_documents`.
+        number: Of the document in its file, from 1.
+    """
+    is_json, found, before = _is_json(path), 0, ""
+    for line_number, line in _read_lines(path):
+        found += bool(line) and (is_json or not before)
+        if found == number:
+            return line_number
+        before = line
+    return None
 
 
 def split_sentences(paragraph, language="en"):
@@ -130,9 +146,7 @@ def _read_json_lines(path):
         except (ValueError, RecursionError) as error:  # also a number or a nesting beyond Python's limits
             raise InputError(f"{place}: must be a JSON object. Received: {error}.") from error
         paragraphs = [_without_lone_surrogates(paragraph) for paragraph in _paragraphs(content, place)]
-        sentences = [s for paragraph in paragraphs for s in split_sentences(paragraph)]
-        if sentences:
-            yield sentences
+        yield [s for paragraph in paragraphs for s in split_sentences(paragraph)]
 
 
 def _without_lone_surrogates(text):

@@ -3,7 +3,7 @@
 import dataclasses
 
 from data_gen import schema
-from data_gen.runners import LOCAL, RUNNER_HELP, RUNNERS
+from data_gen.runners import LOCAL, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
 from data_gen.settings import InputError, check_settings, result_settings, setting
 
 
@@ -44,7 +44,7 @@ class CreateConfig:
         minimum=0.0,
         maximum=0.5,
     )
-    num_workers: int = setting(0, "local processes; 0 = one per CPU core", minimum=0, changeable=True)
+    num_workers: int = setting(0, TEXT_WORKERS_HELP, minimum=0, changeable=True)
     runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     num_shards: int = setting(8, "files of the train split; fewer where there are fewer documents", minimum=1)
     provenance: bool = setting(False, "also write which document each record comes from, one index a file")

@@ -28,7 +28,7 @@ from data_gen.instances import InstanceRules
 from data_gen.output import open_output_dir, refuse_own_input
 from data_gen.packing import histogram as histograms
 from data_gen.provenance import provenance_path
-from data_gen.runners import check_runner, num_cores
+from data_gen.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers
 from data_gen.sample_corpus import NAME, PACKAGES, read_sample_documents
 from data_gen.settings import InputError
 from data_gen.shuffle import shuffle_places
@@ -74,7 +74,7 @@ def create(config):
             settings: Dict of the settings that the records depend on.
             versions: Dict of those of the packages that made them.
             vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how it is applied.
-            inputs: List of {path, sha256, num_documents}. Documents are numbered through all of them.
+            inputs: List of {path, sha256, num_documents}, those without a WordPiece not counted.
             splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
                 histogram, files: list of {name, num_records, sha256}}.
 
@@ -96,8 +96,11 @@ def create(config):
     }
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
-            with Job(output.work_folder, config.num_workers or num_cores(), config.runner) as job:
-                manifest = _create_from(config, stamps, vocab_stamps, output, job)
+            sources = _open_sources(stamps)
+            size = sum(source.size for source in sources)
+            num_workers = choose_num_workers(config.num_workers, size, TEXT_BYTES_THAT_PAY)
+            with Job(output.work_folder, num_workers, config.runner) as job:
+                manifest = _create_from(config, sources, vocab_stamps, output, job)
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
@@ -190,9 +193,8 @@ def plan_shards(config, num_documents, output, corpus_dir):
     return shards, {split: len(documents) for split, documents in splits.items()}
 
 
-def _create_from(config, stamps, vocab_stamps, output, job):
+def _create_from(config, sources, vocab_stamps, output, job):
     """All steps; returns the manifest."""
-    sources = _open_sources(stamps)
     vocabulary = _make_vocabulary(config, vocab_stamps, sources, output, job)
     corpus_dir, inputs = _make_corpus(config, sources, output, job)
     num_documents = sum(entry["num_documents"] for entry in inputs)

@@ -14,10 +14,10 @@ from data_gen.example_bytes import serialize_examples
 from data_gen.input_stamps import unchanged
 from data_gen.instances import InstanceRules, collect_instances, draw_instances, to_features
 from data_gen.packing import histogram as histograms
-from data_gen.provenance import write_index
+from data_gen.provenance import DOCUMENT_COLUMNS, open_index
 from data_gen.sequences import take
 from data_gen.shuffle import shuffle_places
-from data_gen.token_corpus import encode_documents, join_corpora, open_corpus
+from data_gen.token_corpus import encode_documents, join_corpora, open_corpus, open_origins
 
 SPLITS = ("train", "eval")
 WRITE_BATCH = 1024  # sequences encoded at once; 1024 of S=512 take about 12 MB
@@ -119,24 +119,28 @@ def write_shard(shard):
     split_index = SPLITS.index(shard.split)
     rules = shard.rules
     histogram = np.zeros(rules.max_seq_length, np.int64)
-    origins = []
 
-    def serialize():
+    def serialize(index):
         for number, (sequences, its_origins) in enumerate(_draw_batches(shard, split_index)):
             key = (shard.seed, split_index, number, shard.index, SHUFFLE_SHARD)
             order = np.random.default_rng(key).permutation(len(sequences))
-            if shard.provenance:
-                origins.append(np.array(its_origins, np.int64)[order])
+            if index is not None:
+                duplicates, documents = np.array(its_origins, np.int64)[order].T
+                text_files, numbers = open_origins(shard.corpus_dir)  # anew: see PAIRS_PER_MAPPING
+                index["file_indices"].add(text_files[documents])
+                index["document_numbers"].add(numbers[documents])
+                index["duplicates"].add(duplicates)
             histogram[:] += histograms.count_lengths(sequences.lengths, rules.max_seq_length)
             for start in range(0, len(order), WRITE_BATCH):
                 batch = take(sequences, order[start : start + WRITE_BATCH])
                 features = to_features(batch, rules.max_seq_length, rules.max_predictions_per_seq)
                 yield from serialize_examples(features)
 
-    entry = records.write_file(shard.path, serialize())
     if shard.provenance:
-        duplicates, documents = np.concatenate([*origins, np.zeros((0, 2), np.int64)]).T
-        write_index(shard.provenance, duplicates=duplicates, document_numbers=documents)
+        with open_index(shard.provenance, DOCUMENT_COLUMNS) as index:
+            entry = records.write_file(shard.path, serialize(index))
+    else:
+        entry = records.write_file(shard.path, serialize(None))
     return {"entry": entry.to_json(), "histogram": histogram.tolist()}
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from data_gen import progress, records
 from data_gen.feature_spec import FeatureSpec
 from data_gen.length_plan import plan_lengths
+from data_gen.packing import histogram as histograms
 from data_gen.sequences import range_indices, to_offsets
 from data_gen.settings import InputError
 from data_gen.spill import Column, row_bytes, take_rows
@@ -58,17 +59,17 @@ class FeatureData:
     def LAYOUT(self):  # noqa: N802 - the name that every kind of data has
         """Columns of a sequence on the disk."""
         layout = {"file_indices": Column("<i4"), "record_numbers": Column("<i8")}
-        layout |= {_size_name(spec): Column("<i4") for spec in self.leaders}
+        layout |= {_size_name(spec.name): Column("<i4") for spec in self.leaders}
         for spec in self.features:
             dtype = "<f4" if spec.is_float else "<i8"
-            sizes = f"{spec.leader} length" if spec.leader else ""
+            sizes = _size_name(spec.leader) if spec.leader else ""
             layout[spec.name] = Column(dtype, sizes, spec.width)
         return layout
 
     @property
     def MEASURED(self):  # noqa: N802
         """The columns that `lengths` and `measure` need."""
-        return tuple(_size_name(spec) for spec in self.leaders)
+        return tuple(_size_name(spec.name) for spec in self.leaders)
 
     @property
     def num_lengths(self):
@@ -108,8 +109,30 @@ class FeatureData:
         """The class of each sequence, which is its length where it has but one: int `[n]`."""
         classes = np.zeros(len(columns[self.MEASURED[0]]), np.int64)
         for spec, grain, steps in zip(self.leaders, self._grains, self._steps, strict=True):
-            classes = classes * steps + -(-columns[_size_name(spec)].astype(np.int64) // grain)
+            classes = classes * steps + -(-columns[_size_name(spec.name)].astype(np.int64) // grain)
         return classes
+
+    def describe_lengths(self, histogram):
+        """What the manifest says of the lengths: with several, the classes that strategies consist of.
+
+            grains [5 1], capacities [512 114]     class 168 = 1 * 115 + 53: a length of 1..5, and one of 53
+                                                   classes [168], lengths [[5, 53]]
+
+        Returns:
+            Dict of plain JSON: `lengths` and `counts` of those that occur. With several capacities `lengths`
+            are lists in the order of `features`, rounded up to multiples of `grains`, and at most the
+            capacity; `classes` are their numbers in the plan's strategies.
+        """
+        if len(self.leaders) == 1:
+            return histograms.to_json(histogram[1:])
+        classes = np.flatnonzero(histogram)
+        return {
+            "features": [spec.name for spec in self.leaders],
+            "grains": list(self._grains),
+            "classes": classes.tolist(),
+            "lengths": self._rounded_lengths(classes).tolist(),
+            "counts": np.asarray(histogram)[classes].tolist(),
+        }
 
     def measure(self, columns, packs):
         """Nothing beyond what the plan knows."""
@@ -129,10 +152,9 @@ class FeatureData:
             return plan_lengths(histogram[1:], algorithm, self.leaders[0].capacity, depth)
         classes = np.flatnonzero(histogram)
         counts = np.asarray(histogram)[classes]
-        steps = np.stack(np.unravel_index(classes, self._steps), axis=1)
         grains, capacities = np.array(self._grains), np.array([spec.capacity for spec in self.leaders])
-        sizes = np.minimum(steps * grains, capacities)  # a length rounded up may pass its capacity
-        least = np.where(steps > 0, (steps - 1) * grains + 1, 0)
+        sizes = self._rounded_lengths(classes)
+        least = np.where(sizes > 0, (-(-sizes // grains) - 1) * grains + 1, 0)
         most = int(counts.sum()) if depth == "max" else depth
         strategies = pack_vectors(sizes, counts, capacities, most)
         num_packs, bound = sum(strategies.values()), lower_bound(least, counts, capacities, most)
@@ -165,7 +187,7 @@ class FeatureData:
             if not feature.leader:
                 out[owners, slots] = values[packs.members]
             else:
-                sizes = columns[f"{feature.leader} length"]
+                sizes = columns[_size_name(feature.leader)]
                 lengths = sizes[packs.members].astype(np.int64)
                 ends = to_offsets(lengths)
                 starts = ends[:-1] - np.repeat(ends[packs.offsets[:-1]], depths)
@@ -197,6 +219,12 @@ class FeatureData:
         pairs = zip(self.leaders, self._grains, strict=True)
         return tuple(-(-spec.capacity // grain) + 1 for spec, grain in pairs)
 
+    def _rounded_lengths(self, classes):
+        """The longest sequence of each class: int `[n, number of leaders]`."""
+        steps = np.stack(np.unravel_index(classes, self._steps), axis=1)
+        # a length rounded up may pass its capacity
+        return np.minimum(steps * np.array(self._grains), [spec.capacity for spec in self.leaders])
+
     def _to_columns(self, values, path, number):
         num_rows = len(next(iter(values.values()))[1])
         columns = {
@@ -206,7 +234,7 @@ class FeatureData:
         for spec in self.features:
             flat, num_values = values[spec.name]
             lengths = num_values // spec.width
-            wanted = columns[f"{spec.leader} length"] if spec.leader != spec.name and spec.leader else lengths
+            wanted = columns[_size_name(spec.leader)] if spec.leader not in ("", spec.name) else lengths
             rule = f"have {spec.width} values at each position"
             wrong = num_values % spec.width != 0
             if not spec.leader:
@@ -223,7 +251,7 @@ class FeatureData:
                 )
             columns[spec.name] = flat
             if spec.leader == spec.name:
-                columns[_size_name(spec)] = lengths.astype(np.int32)
+                columns[_size_name(spec.name)] = lengths.astype(np.int32)
             if not spec.is_float and flat.size and flat.min() < 0:
                 row = int(np.searchsorted(np.cumsum(num_values), int(np.argmin(flat)), side="right"))
                 raise InputError(
@@ -235,7 +263,7 @@ class FeatureData:
     def _find_overlong(self, columns, path, number):
         is_overlong = np.zeros(len(columns["record_numbers"]), bool)
         for spec in self.leaders:
-            lengths = columns[_size_name(spec)]
+            lengths = columns[_size_name(spec.name)]
             is_over = lengths > spec.capacity
             if is_over.any() and self.overlong == "error":
                 row = int(np.argmax(is_over))
@@ -247,5 +275,5 @@ class FeatureData:
         return is_overlong
 
 
-def _size_name(spec):
-    return f"{spec.name} length"  # with a space, which no feature's name in a SPEC can end in by accident
+def _size_name(name):
+    return f"{name}:length"  # of the lengths' column; the colon keeps it apart from any name in a SPEC

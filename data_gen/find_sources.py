@@ -1,6 +1,8 @@
-"""Command line: which input records the sequences of one pack come from."""
+"""Command line: which input records, and which documents, the sequences of one pack come from."""
 
 import dataclasses
+import functools
+import hashlib
 import sys
 
 from data_gen.command_line import print_table, run
@@ -8,7 +10,9 @@ from data_gen.settings import InputError, check_settings, setting
 
 DESCRIPTION = """
 Traces a pack to its sources: prints the input file and record of each of its sequences, slot after slot.
-The packs must have been made with pack_tfrecords.py --provenance.
+The packs must have been made with pack_tfrecords.py --provenance. Where the input records were made with
+create_pretraining_data.py --provenance, and are still there, it also prints each one's text file and the
+document's number in it, from 1; and the line where that begins, if the text is there as it was.
 """
 
 
@@ -28,13 +32,37 @@ class SourcesConfig:
 
 def main(config):
     """Look the pack up, and print a row for each of its sequences."""
-    from data_gen.provenance import find_sources  # NumPy: not for --help
+    from data_gen.provenance import find_documents, find_sources  # NumPy: not for --help
 
     sources = find_sources(config.packed_file, config.record_number)
     rows = [
         {"slot": slot, "input file": path, "record": number} for slot, (path, number) in enumerate(sources, 1)
     ]
+    documents = find_documents(sources)
+    if any(documents):
+        for row, document in zip(rows, documents, strict=True):
+            row["text file"] = document.path if document else ""
+            row["document"] = document.number if document else ""
+            row["line"] = (find_line_of(document) if document else None) or ""
     print_table(rows, config.json)
+
+
+@functools.cache
+def find_line_of(document):
+    """The line where a `Document` begins; None where its text is not here, or not as it was."""
+    from data_gen import corpus, files
+
+    if not files.is_file(document.path) or _sha256(document.path) != document.sha256:
+        return None
+    return corpus.find_line(document.path, document.number)
+
+
+@functools.cache
+def _sha256(path):
+    from data_gen import files
+
+    with files.open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ from data_gen.output import read_manifest
 from data_gen.settings import InputError
 
 # Keys of a manifest that say which vocabulary the token ids belong to; packs inherit them.
-VOCABULARY_KEYS = ("vocab_size", "vocab_sha256", "do_lower_case")
+VOCABULARY_KEYS = {"vocab_size": int, "vocab_sha256": str, "do_lower_case": bool}
+FILE_KEYS = {"num_records": int, "sha256": str}  # and what the entry of a file promises
 
 
 def read_input_manifests(files):
     """Read the manifests of the directories that hold `files`.
 
-    Files from elsewhere have none, and then nothing is promised.
+    Files from elsewhere have none, or another program's, and then nothing is promised.
 
     Args:
         files: List of paths.
@@ -28,10 +29,10 @@ def read_input_manifests(files):
     """
     vocabulary, known_from, promised = {}, None, {}
     for directory in sorted({os.path.dirname(path) or "." for path in files}):
-        manifest = read_manifest(directory)
+        manifest = read_manifest(directory, any_json=True)
         if manifest is None:
             continue
-        found = {key: manifest[key] for key in VOCABULARY_KEYS if key in manifest}
+        found = _known(manifest, VOCABULARY_KEYS)
         if known_from is not None and found != vocabulary:
             raise InputError(
                 f"all inputs must have one vocabulary. Received: {known_from}: {vocabulary}; "
@@ -40,8 +41,7 @@ def read_input_manifests(files):
         if known_from is None:
             vocabulary, known_from = found, directory
         for entry in _listed_files(manifest):
-            kept = {key: entry[key] for key in ("num_records", "sha256") if entry.get(key)}
-            promised[os.path.join(directory, entry["name"])] = kept
+            promised[os.path.join(directory, entry["name"])] = _known(entry, FILE_KEYS)
     return vocabulary, {path: promised[_key(path)] for path in files if _key(path) in promised}
 
 
@@ -92,9 +92,15 @@ def _key(path):
     return os.path.join(os.path.dirname(path) or ".", os.path.basename(path))
 
 
+def _known(content, kinds):
+    """What an object says under keys of ours, in the type that we write; the rest is another program's."""
+    return {key: content[key] for key, kind in kinds.items() if type(content.get(key)) is kind}
+
+
 def _listed_files(manifest):
-    """The file entries of a manifest, of packs or of splits."""
-    groups = [manifest, *manifest.get("splits", {}).values()]
-    entries = [entry for group in groups for entry in group.get("files", [])]
-    # another program's manifest.json promises nothing that we know of
-    return [entry for entry in entries if isinstance(entry, dict) and "name" in entry]
+    """The file entries of a manifest, of packs or of splits; any JSON that is none of ours has none."""
+    splits = manifest.get("splits")
+    groups = [manifest, *(splits.values() if isinstance(splits, dict) else [])]
+    lists = [group.get("files") for group in groups if isinstance(group, dict)]
+    entries = [entry for found in lists if isinstance(found, list) for entry in found]
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)]

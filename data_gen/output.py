@@ -1,7 +1,8 @@
 """How a command's files appear in its output directory: all of them when complete, or none.
 
 Until then they are in `.incomplete`, with a note of the run that makes them. A user's mistake leaves
-nothing of it. A run that was killed, or failed for another reason, leaves it, and the same one goes on.
+nothing of it. A run that was killed, interrupted, or failed for another reason, leaves it, and the same one
+goes on.
 """
 
 import contextlib
@@ -61,8 +62,8 @@ def open_output_dir(path, overwrite=False, identity=None):
                 write_records(output.path("packed-00000-of-00001.tfrecord"), records)
                 output.write_manifest(manifest)
 
-    After a user's mistake or Ctrl-C nothing of the block is left, unless its files are on their way to their
-    names: then the same run goes on with that. After a kill or another error, such as a full disk,
+    After a user's mistake nothing of the block is left, unless its files are on their way to their names:
+    then the same run goes on with that. After a kill, Ctrl-C or another error, such as a full disk,
     `.incomplete` is left: the next run of equal identity finds it as it was, any other removes it. The
     manifest comes last, so a directory with a manifest is complete.
 
@@ -115,11 +116,15 @@ def open_output_dir(path, overwrite=False, identity=None):
             raise
 
 
-def read_manifest(directory):
+def read_manifest(directory, any_json=False):
     """The `manifest.json` of a directory as a dict, or None where it has none.
 
+    Args:
+        directory: Path.
+        any_json: Whether it may be another program's: JSON that is no object counts as none then.
+
     Raises:
-        InputError: the file is not a JSON object.
+        InputError: the file is not JSON, or not an object without `any_json`.
     """
     path = os.path.join(directory, MANIFEST_NAME)
     try:
@@ -129,6 +134,8 @@ def read_manifest(directory):
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} must be JSON. Received: {error}.") from error
     if not isinstance(content, dict):
+        if any_json:
+            return None
         raise InputError(f"{path} must be a JSON object. Received: {type(content).__name__}.")
     return content
 
@@ -150,7 +157,7 @@ def _is_to_continue(folder, identity, error):
     """Whether the same command shall find `.incomplete` again after an error of this one."""
     if _is_publishing(folder):
         return True  # the old files may be gone already
-    return _is_of(folder, identity) and not isinstance(error, InputError | KeyboardInterrupt)
+    return _is_of(folder, identity) and not isinstance(error, InputError)
 
 
 def _is_of(folder, identity):

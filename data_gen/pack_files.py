@@ -17,19 +17,19 @@ from data_gen.input_manifest import read_input_manifests
 from data_gen.input_stamps import stamp_files
 from data_gen.output import open_output_dir, refuse_own_input
 from data_gen.pack_steps import (
-    RUN_BYTES,
     PackWork,
     Part,
     ReadWork,
     ShardWork,
     SortWork,
+    choose_run_bytes,
     histogram_path,
     measure_part,
     read_file,
     sort_run,
+    sorted_run_path,
     write_shard,
 )
-from data_gen.packing import histogram as histograms
 from data_gen.packing import plan as plans
 from data_gen.provenance import provenance_path
 from data_gen.runners import check_runner, choose_num_workers
@@ -127,7 +127,8 @@ def _pack_inputs(config, stamps, promises, output, job):
     """All steps; returns the manifest."""
     vocabulary, promised = promises
     data = make_data(config, vocabulary.get("vocab_size"))
-    read, runs = _read_inputs(data, stamps, promised, output, job)
+    run_bytes = choose_run_bytes(sum(size for _, size, _ in stamps))
+    read, runs = _read_inputs(data, stamps, promised, run_bytes, output, job)
     totals = _count_lengths(data, runs)
     if not totals.sum():
         raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
@@ -135,11 +136,11 @@ def _pack_inputs(config, stamps, promises, output, job):
     (planned,) = job.run([Step("plan", make_plan, arguments)], "plan")
     strategies = {tuple(strategy): count for strategy, count in planned["plan"]["strategies"]}
 
-    packs_per_part = max(1, RUN_BYTES // data.pack_bytes(planned["packing_factor"]))
+    packs_per_part = max(1, run_bytes // data.pack_bytes(planned["packing_factor"]))
     shards = _cut_shards(planned["num_packs"], config.num_shards, packs_per_part)
     parts = [part for shard in shards for part in shard]
-    sorted_runs = _sort_runs(data, runs, totals, strategies, parts, config.random_seed, output, job)
-    work = PackWork(data, strategies, sorted_runs, config.random_seed)
+    _sort_runs(data, runs, totals, strategies, parts, config.random_seed, output, job)
+    work = PackWork(data, strategies, output.work_folder, len(runs), config.random_seed)
     steps = [Step(f"measure-{p.index:06d}", measure_part, (work, p), p.last - p.first) for p in parts]
     is_limited = config.max_sequences_per_pack != "max"
     depth = config.max_sequences_per_pack if is_limited else planned["depth"]
@@ -148,7 +149,7 @@ def _pack_inputs(config, stamps, promises, output, job):
         "kind": "packed",
         "settings": config.resolved(),
         "versions": versions(),
-        "histogram": histograms.to_json(totals[1:]),
+        "histogram": data.describe_lengths(totals),
         **planned,
         "spec": dataclasses.asdict(spec),
         **vocabulary,
@@ -159,12 +160,12 @@ def _pack_inputs(config, stamps, promises, output, job):
     }
 
 
-def _read_inputs(data, stamps, promised, output, job):
+def _read_inputs(data, stamps, promised, run_bytes, output, job):
     """Read all files: list of the results of `read_file`, and list of [path, sequences] of all runs."""
     steps = []
     for index, stamp in enumerate(stamps):
         path, size, _ = stamp
-        work = ReadWork(data, stamp, index, promised.get(path, {}), output.work_folder)
+        work = ReadWork(data, stamp, index, promised.get(path, {}), output.work_folder, run_bytes)
         steps.append(Step(f"read-{index:06d}", read_file, work, size))
     read = job.run(steps, "read sequences", "B")
     return read, [run for result in read for run in result["runs"]]
@@ -198,8 +199,9 @@ def _cut_shards(num_packs, num_shards, packs_per_part):
 
 
 def _sort_runs(data, runs, totals, strategies, parts, seed, output, job):
-    """Sort all runs by part: tuple of paths."""
-    part_ends = np.array([part.last for part in parts], np.int64)
+    """Sort all runs by part, each to its `sorted_run_path`."""
+    part_ends = os.path.join(output.work_folder, "part-ends.npy")
+    write_array(part_ends, np.array([part.last for part in parts], np.int64))
     steps, before = [], np.zeros_like(totals)
     for number, (path, num_sequences) in enumerate(runs):
         # on the disk: one array a run in memory would grow with lengths times sequences
@@ -207,7 +209,7 @@ def _sort_runs(data, runs, totals, strategies, parts, seed, output, job):
         ranks = os.path.join(output.work_folder, f"ranks-{number:06d}.npy")
         write_array(ranks, np.stack([lengths, before[lengths], totals[lengths]]))
         before[lengths] += counts
-        target = os.path.join(output.work_folder, f"sorted-{number:06d}.spill")
+        target = sorted_run_path(output.work_folder, number)
         work = SortWork(data, path, target, ranks, strategies, part_ends, seed)
         steps.append(Step(f"sort-{number:06d}", sort_run, work, num_sequences))
 
@@ -216,7 +218,6 @@ def _sort_runs(data, runs, totals, strategies, parts, seed, output, job):
             files.remove(step.argument.run)
 
     job.run(steps, "sort sequences", "sequences", release)
-    return tuple(step.argument.sorted_run for step in steps)
 
 
 def _write_shards(config, work, shards, spec, output, job):

@@ -21,7 +21,10 @@ from data_gen.input_stamps import unchanged
 from data_gen.provenance import open_provenance
 from data_gen.spill import Column, join_rows, read_array, read_spill, take_rows, write_array, write_spill
 
-RUN_BYTES = 2**25  # of a run and of a part, as columns; two or three times that while they are joined and cut
+# Of a run and of a part, as columns; two or three times that while they are joined and cut. Every part reads
+# a piece of every run, so that their number counts squared: they grow with the input, up to what fits easily.
+RUN_BYTES, MAX_RUN_BYTES = 2**25, 2**27
+NUM_RUNS = 2**10  # about so many, as long as their size allows
 PACKS_AT_ONCE = 512  # gathered and encoded together: 512 packs of S=512 take about 10 MB
 ASSEMBLED_BYTES = 2**21  # likewise, of the columns that go into them: four times that as arrays of int64
 SLOTS = {"slots": Column("<i8")}  # what sorting adds to the columns
@@ -36,6 +39,7 @@ class ReadWork:
         stamp, file_index: The file, as `stamp_files` found it, and its number among the inputs.
         promised: What it must be, as `read_input_manifests` returns it.
         folder: Where the runs go.
+        run_bytes: Of a run, from `choose_run_bytes`.
     """
 
     data: object
@@ -43,6 +47,7 @@ class ReadWork:
     file_index: int
     promised: dict
     folder: str
+    run_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ class SortWork:
         ranks: Path of an int array `[3, m]`: the lengths in the run, and how many sequences of each there are
             before the run, and in all.
         strategies: Of the plan, with counts.
-        part_ends: Int array `[num_parts]`: the first pack after each part.
+        part_ends: Path of an int array `[num_parts]`: the first pack after each part.
         seed: Of the assignment.
     """
 
@@ -64,7 +69,7 @@ class SortWork:
     sorted_run: str
     ranks: str
     strategies: dict
-    part_ends: np.ndarray
+    part_ends: str
     seed: int
 
 
@@ -89,14 +94,21 @@ class PackWork:
     Attributes:
         data: As in `ReadWork`.
         strategies: Of the plan, with counts.
-        sorted_runs: Tuple of paths.
+        folder: Where the sorted runs are.
+        num_runs: Their number.
         seed: Of the assignment.
     """
 
     data: object
     strategies: dict
-    sorted_runs: tuple[str, ...]
+    folder: str
+    num_runs: int
     seed: int
+
+    @property
+    def sorted_runs(self):
+        """Their paths: made here, because Apache Beam sends every part its own copy of this object."""
+        return [sorted_run_path(self.folder, number) for number in range(self.num_runs)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +128,16 @@ class ShardWork:
     path: str
     spec: object
     provenance: str
+
+
+def choose_run_bytes(num_bytes):
+    """Bytes of a run and of a part for an input of `num_bytes`: of nothing else, so that any run agrees."""
+    return min(max(num_bytes // NUM_RUNS, RUN_BYTES), MAX_RUN_BYTES)
+
+
+def sorted_run_path(folder, number):
+    """Where a run is once it is sorted."""
+    return os.path.join(folder, f"sorted-{number:06d}.spill")
 
 
 def read_file(work):
@@ -161,7 +183,7 @@ def _read_runs(work, path):
             continue
         held.append(columns)
         num_bytes += sum(values.nbytes for values in columns.values())
-        if num_bytes >= RUN_BYTES:
+        if num_bytes >= work.run_bytes:
             flush()
             num_bytes = 0
     flush()
@@ -177,11 +199,12 @@ def sort_run(work):
     first_ranks[known], totals[known] = numbers
     slots = choose_slots(lengths, first_ranks, totals, work.seed)
     packs = PackOrder(work.strategies, work.seed).find_packs(lengths, slots)
-    parts = np.searchsorted(work.part_ends, packs, side="right")
+    part_ends = read_array(work.part_ends)
+    parts = np.searchsorted(part_ends, packs, side="right")
     columns["slots"] = slots
     layout = {**work.data.LAYOUT, **SLOTS}
     columns = take_rows(columns, layout, np.argsort(parts, kind="stable"))
-    write_spill(work.sorted_run, columns, layout, np.bincount(parts, minlength=len(work.part_ends)))
+    write_spill(work.sorted_run, columns, layout, np.bincount(parts, minlength=len(part_ends)))
 
 
 def histogram_path(run):

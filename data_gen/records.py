@@ -42,13 +42,13 @@ class FileEntry:
         return dataclasses.asdict(self)
 
 
-def read_batches(path, batch_size=READ_BATCH, batch_bytes=READ_BYTES):
+def read_batches(path, batch_size=READ_BATCH, max_bytes=READ_BYTES):
     """Read the records of one file in batches.
 
     Args:
         path: TFRecord file.
         batch_size: Most records of a batch.
-        batch_bytes: Most bytes of a batch, its largest record not counted, so that a record of any size can
+        max_bytes: Most bytes of a batch, its largest record not counted, so that a record of any size can
             be read.
 
     Yields:
@@ -64,9 +64,9 @@ def read_batches(path, batch_size=READ_BATCH, batch_bytes=READ_BYTES):
     if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
     num_records, num_bytes = 0, 0
-    for batch in _read_within(path, batch_size, batch_bytes):
+    for batch in _read_within(path, batch_size, max_bytes):
         num_records += len(batch)
-        num_bytes += FRAME_BYTES * len(batch) + int(tf.reduce_sum(tf.strings.length(batch)))
+        num_bytes += batch_bytes(batch)
         yield batch
     if num_bytes != size:
         # TensorFlow takes a file that ends within a record's header for a complete one
@@ -110,7 +110,8 @@ def write_records(path, serialized):
                 writer.write(record)
                 num_records += 1
     except tf.errors.OpError as error:
-        raise OSError(f"{path}: {error.message}") from error
+        # which begins with the path too, where the system refuses to write
+        raise OSError(f"{path}: {error.message.removeprefix(f'{path};').strip()}") from error
     return FileEntry(os.path.basename(path), num_records, file_sha256(path))
 
 
@@ -295,9 +296,9 @@ def common_lengths(lengths, kinds, path):
     return sizes
 
 
-def _read_within(path, batch_size, batch_bytes):
-    """Batches of one file, each within `batch_bytes`: yields string tensors; raises as `read_batches`."""
-    sizes = BatchSizes(path, batch_size, batch_bytes)
+def _read_within(path, batch_size, max_bytes):
+    """Batches of one file, each within `max_bytes`: yields string tensors; raises as `read_batches`."""
+    sizes = BatchSizes(path, batch_size, max_bytes)
     num_read, batches = 0, None
     while True:
         # TensorFlow batches by number alone

@@ -7,11 +7,16 @@ from data_gen.settings import InputError
 
 LOCAL = "local"
 RUNNERS = (LOCAL, "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner")
-BYTES_THAT_PAY = 2**29  # starting processes takes as long as packing some hundred megabytes in one
+# Starting processes takes as long as one alone needs for so much: of records to pack, of text to make them of
+BYTES_THAT_PAY = 2**29
+TEXT_BYTES_THAT_PAY = 2**24
 
 NUM_WORKERS_HELP = (
     "local processes; 0 = as many as pay: one per CPU core, or one alone for an input of less than half a "
     "gigabyte"
+)
+TEXT_WORKERS_HELP = (
+    "local processes; 0 = as many as pay: one per CPU core, or one alone for less than 16 MiB of text"
 )
 RUNNER_HELP = (
     "who does the work: local processes, or a runner of Apache Beam (extra `beam`), whose own flags stand in "
@@ -19,16 +24,17 @@ RUNNER_HELP = (
 )
 
 
-def choose_num_workers(num_workers, num_bytes):
+def choose_num_workers(num_workers, num_bytes, bytes_that_pay=BYTES_THAT_PAY):
     """The number of processes for `--num_workers`, where 0 = as many as pay.
 
     Args:
         num_workers: The setting.
         num_bytes: Size of the input.
+        bytes_that_pay: Up to here one process is as fast.
     """
     if num_workers:
         return num_workers
-    return num_cores() if num_bytes > BYTES_THAT_PAY else 1
+    return num_cores() if num_bytes > bytes_that_pay else 1
 
 
 def num_cores():

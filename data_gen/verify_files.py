@@ -8,13 +8,14 @@ import os
 import numpy as np
 from tqdm import tqdm
 
+from data_gen.feature_spec import ADDED_SUFFIXES
 from data_gen.multiset import BucketSums, group_buckets, hold
 from data_gen.output import read_manifest
-from data_gen.overlong import fit_lengths
+from data_gen.overlong import OVERLONG_CHOICES, fit_lengths
 from data_gen.read_packed import LayoutError, read_packed
 from data_gen.read_unpacked import read_unpacked
 from data_gen.record_formats import FORMATS, find_common_format
-from data_gen.records import read_pack_spec
+from data_gen.records import feature_names, first_record, read_pack_spec
 from data_gen.sequences import range_indices, rank_in_groups, to_offsets
 from data_gen.settings import InputError
 
@@ -64,6 +65,7 @@ def compare_files(input_files, packed_files, overlong):
     Raises:
         InputError: a file cannot be read as what it should be.
     """
+    _refuse_other_features(packed_files)
     spec = read_pack_spec(packed_files, kinds=FORMATS[find_common_format(packed_files)].lengths)
 
     def fit(part):
@@ -106,8 +108,10 @@ def find_overlong(packed_files):
     """
     found = {}
     for directory in sorted({os.path.dirname(path) or "." for path in packed_files}):
-        manifest = read_manifest(directory) or {}
-        found[manifest.get("settings", {}).get("overlong", "error")] = directory
+        settings = (read_manifest(directory, any_json=True) or {}).get("settings")
+        overlong = settings.get("overlong") if isinstance(settings, dict) else None
+        # another program's manifest.json says nothing of it
+        found[overlong if overlong in OVERLONG_CHOICES else OVERLONG_CHOICES[0]] = directory
     if len(found) > 1:
         raise InputError(f"packs must be made with one --overlong. Received: {found}.")
     return next(iter(found))
@@ -165,6 +169,17 @@ def digest_sequences(sequences):
         digests.append(hashlib.blake2b(content[start:end], digest_size=DIGEST_BYTES).digest())
         start = end
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
+
+
+def _refuse_other_features(packed_files):
+    """Raise `InputError` for packs that were made with `--features`."""
+    for path in packed_files:
+        names = feature_names(first_record(path), path, 1)
+        if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # which no layout of BERT's has
+            raise InputError(
+                "`packed_file` must be packs of BERT's records: those of --features have no verifier. "
+                f"Received: {path}."
+            )
 
 
 def _read(paths, read, title):

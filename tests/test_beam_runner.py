@@ -27,6 +27,17 @@ def fail(number):
     return number
 
 
+def mistake(runner, options, tmp_path, capsys, monkeypatch):
+    """The one line of packing with this runner and these options."""
+    monkeypatch.setenv("BEAM_OPTIONS", options)
+    path = write_features(tmp_path / "in.tfrecord", make_features([5, 6], 16))
+    flags = {"input_file": path, "output_dir": tmp_path / "out", "max_seq_length": 16, "runner": runner}
+    assert run(main, PackConfig, DESCRIPTION, ["p.py", *(f"--{k}={v}" for k, v in flags.items())]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("p.py: error: ")]
+    assert not (tmp_path / "out").exists()
+    return line
+
+
 @needs_beam
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -40,20 +51,45 @@ def fail(number):
     ],
 )
 def test_options_that_are_none(tmp_path, capsys, monkeypatch, options, message):
-    monkeypatch.setenv("BEAM_OPTIONS", options)
-    path = write_features(tmp_path / "in.tfrecord", make_features([5, 6], 16))
-    flags = {
-        "input_file": path,
-        "output_dir": tmp_path / "out",
-        "max_seq_length": 16,
-        "runner": "DirectRunner",
-    }
-    assert run(main, PackConfig, DESCRIPTION, ["p.py", *(f"--{k}={v}" for k, v in flags.items())]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("p.py: error: ")]
-    (line,) = lines
+    line = mistake("DirectRunner", options, tmp_path, capsys, monkeypatch)
     assert line.startswith("p.py: error: `BEAM_OPTIONS` must be flags of DirectRunner: ") and message in line
     assert line.endswith(f"Received: {options!r}.")
-    assert not (tmp_path / "out").exists()
+
+
+@needs_beam
+@pytest.mark.parametrize("runner", ["FlinkRunner", "SparkRunner"])
+def test_a_misspelt_option_of_a_cluster_is_an_error(tmp_path, capsys, monkeypatch, runner):
+    line = mistake(runner, "--parallelism=2 --flink_masterr=host:1", tmp_path, capsys, monkeypatch)
+    assert f"must be flags of {runner}: --flink_masterr is none. Received: " in line
+
+
+@needs_beam
+def test_what_a_runner_cannot_do_without_is_a_mistake_in_its_options(tmp_path, capsys, monkeypatch):
+    from data_gen import beam_runner
+
+    monkeypatch.setattr(beam_runner, "_check_dataflow", lambda: None)
+    options = "--project=p --temp_location=gs://b/tmp --staging_location=gs://b/tmp"
+    line = mistake("DataflowRunner", options, tmp_path, capsys, monkeypatch)
+    assert "must be flags of DataflowRunner: Missing required option: region. Received: " in line
+
+
+@needs_beam
+@pytest.mark.skipif(importlib.util.find_spec("apitools") is not None, reason="apache-beam[gcp] is installed")
+def test_dataflow_that_is_not_installed(tmp_path, capsys, monkeypatch):
+    line = mistake("DataflowRunner", "", tmp_path, capsys, monkeypatch)
+    assert "pip install 'apache-beam[gcp]'. Received: " in line
+
+
+@needs_beam
+def test_options_of_a_job_server_are_passed_on_after_a_lone_dash(monkeypatch):
+    from data_gen import beam_runner
+
+    monkeypatch.setenv("BEAM_OPTIONS", "--parallelism=2 -- --of_the_server=7")
+    options = beam_runner._make_pipeline("FlinkRunner")._options
+    found = options.get_all_options(retain_unknown_options=True)
+    assert (found["parallelism"], found["of_the_server"]) == (2, "7")
+    with pytest.raises(InputError, match="--of_the_server=7 is for a job server, which DirectRunner has not"):
+        beam_runner._make_pipeline("DirectRunner")
 
 
 @needs_beam

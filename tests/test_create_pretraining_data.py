@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_gen import create_files, records, schema
+from data_gen import create_files, records, runners, schema
 from data_gen.command_line import run
 from data_gen.create_config import CreateConfig
 from data_gen.create_pretraining_data import DESCRIPTION, main
 from data_gen.packing.histogram import to_json
 from data_gen.settings import InputError
+from data_gen.steps import Job
 from data_gen.tokenization import SPECIAL_TOKENS
 
 NUM_DOCUMENTS = 30
@@ -292,13 +292,14 @@ def test_help_and_interrupt(tmp_path):
     # parsing the sample corpus takes seconds: time to interrupt
     run_dir = tmp_path / "out"
     process = subprocess.Popen([*program, f"--output_dir={run_dir}"], stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not (run_dir / ".incomplete").exists():
+    begun = run_dir / ".incomplete" / "work" / "identity.json"
+    while process.poll() is None and not begun.exists():
         pass
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    assert "interrupted" in error and "Traceback" not in error
-    assert not os.path.exists(run_dir)
+    assert "interrupted; the same command continues" in error and "Traceback" not in error
+    assert begun.exists()
 
 
 @pytest.mark.slow
@@ -311,3 +312,21 @@ def test_real_text_has_berts_mean_length(tmp_path):
     (row,) = create_files.summarize(create_files.create(config))
     # google-research/bert's rules in a plain loop give 423 for the whole text
     assert 400 < row["mean length"] < 460
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(2**24, [1]), (10, [runners.num_cores()])], ids=["little", "much"]
+)
+def test_processes_are_started_where_they_pay(text, tmp_path, monkeypatch, limit, expected):
+    found = []
+
+    class WatchedJob(Job):
+        def __init__(self, work_folder, num_workers, runner):
+            found.append(num_workers)
+            super().__init__(work_folder, 1, runner)
+
+    monkeypatch.setattr(create_files, "Job", WatchedJob)
+    assert create_files.TEXT_BYTES_THAT_PAY == 2**24
+    monkeypatch.setattr(create_files, "TEXT_BYTES_THAT_PAY", limit)
+    create_files.create(make_config(text, tmp_path / "out", num_workers=0))
+    assert found == expected

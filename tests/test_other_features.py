@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_gen import pack_files, pack_steps
+from data_gen import pack_steps, verify_tfrecords
 from data_gen.command_line import run
 from data_gen.feature_data import FeatureData
 from data_gen.feature_spec import parse_features
@@ -115,6 +115,38 @@ def test_nothing_is_lost(tmp_path, spec, make, widths, depth):
     assert row["packs"] == len(packs) and 60 < row["efficiency %"] <= 100
 
 
+def test_packs_of_other_features_have_no_verifier_and_that_is_said(tmp_path, capsys):
+    path = write(tmp_path / "in.tfrecord", make_pairs(np.random.default_rng(0), 5))
+    out = tmp_path / "out"
+    pack(PackConfig(input_file=path, output_dir=str(out), features=PAIRS, num_shards=1))
+    argv = ["v.py", f"--input_file={path}", f"--packed_file={out}/*.tfrecord"]
+    assert run(verify_tfrecords.main, verify_tfrecords.VerifyConfig, verify_tfrecords.DESCRIPTION, argv) == 2
+    assert capsys.readouterr().err == (
+        "v.py: error: `packed_file` must be packs of BERT's records: those of --features have no verifier. "
+        f"Received: {out}/packed-00000-of-00001.tfrecord.\n"
+    )
+
+
+def test_no_name_of_a_feature_is_taken_for_a_column_of_ours(tmp_path):
+    """Labels that are not the lengths, in features called what a column of lengths might be called."""
+    rng = np.random.default_rng(2)
+    sequences = [
+        {"audio": rng.integers(1, 99, size), "audio length": [size - 2], "audio_length": [size + 2]}
+        for size in rng.integers(3, 17, 40)
+    ]
+    sequences = [{name: np.array(values) for name, values in sequence.items()} for sequence in sequences]
+    path = write(tmp_path / "in.tfrecord", sequences)
+    spec = "audio:int:16,audio length:int:each,audio_length:int:each"
+    pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=spec))
+    packs = read_packs(tmp_path / "out", list(sequences[0]), [("audio", 1), (None, 1), (None, 1)])
+    assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
+    # a SPEC cannot name the columns that packing adds
+    data = FeatureData(parse_features(spec), "error")
+    for name in data.LAYOUT.keys() - {"audio", "audio length", "audio_length"}:
+        with pytest.raises(ValueError, match=r"NAME:int|names that packing does not use"):
+            parse_features(f"{name}:int:4")
+
+
 def test_long_lengths_are_told_apart_in_steps(tmp_path):
     rng = np.random.default_rng(1)
     lengths = zip(rng.integers(1, 3001, 40), rng.integers(0, 401, 40), strict=True)
@@ -122,9 +154,26 @@ def test_long_lengths_are_told_apart_in_steps(tmp_path):
     path = write(tmp_path / "in.tfrecord", sequences)
     spec = "audio:float*2:3000,text:int:400"
     config = PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=spec, num_shards=1)
-    pack(config)
+    manifest = pack(config)
     packs = list(read_packs(tmp_path / "out", ["audio", "text"], [("audio", 2), ("text", 1)]))
     assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
+    # which the manifest tells: the packs of the plan, in lengths, are those that were written
+    histogram = manifest["histogram"]
+    assert (histogram["features"], histogram["grains"]) == (["audio", "text"], [24, 4])
+
+    def round_up(length, grain, capacity):
+        return min(-(-length // grain) * grain, capacity)
+
+    def sizes_of(sequence):
+        return round_up(len(sequence[0]) // 2, 24, 3000), round_up(len(sequence[1]), 4, 400)
+
+    lengths_of = dict(zip(histogram["classes"], map(tuple, histogram["lengths"]), strict=True))
+    counts = Counter(sizes_of(sequence) for found, _ in packs for sequence in found)
+    assert counts == dict(zip(lengths_of.values(), histogram["counts"], strict=True))
+    planned = Counter()
+    for classes, count in manifest["plan"]["strategies"]:
+        planned[tuple(sorted(lengths_of[number] for number in classes))] += count
+    assert planned == Counter(tuple(sorted(map(sizes_of, found))) for found, _ in packs)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +260,6 @@ def test_features_of_one_a_sequence_count_as_data(tmp_path, monkeypatch):
     data = FeatureData(parse_features("ids:int:64,vector:float*5000:each"), "error")
     assert data.pack_bytes(10) - data.pack_bytes(0) == 10 * (20_000 + 4 + 4 + 8)
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 2**18)
-    monkeypatch.setattr(pack_files, "RUN_BYTES", 2**18)
     sequences = make_labelled(np.random.default_rng(0))
     path = write(tmp_path / "in.tfrecord", sequences)
     sizes = watch_steps(monkeypatch)
@@ -237,7 +285,6 @@ def watch_steps(monkeypatch):
 def test_nothing_grows_with_capacities_times_sequences(tmp_path, monkeypatch):
     """Of 15,876 classes a table of numbers would take 127 kB for every run and every part."""
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 2**14)
-    monkeypatch.setattr(pack_files, "RUN_BYTES", 2**14)
     for number in range(4):
         write(tmp_path / f"in-{number}.tfrecord", make_pairs(np.random.default_rng(number), 40))
     sizes = watch_steps(monkeypatch)

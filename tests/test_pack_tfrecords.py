@@ -17,6 +17,7 @@ from data_gen.pack_tfrecords import DESCRIPTION, main
 from data_gen.packing.algorithms import ALGORITHM_NAMES
 from data_gen.packing.plan import from_json, validate_plan
 from data_gen.settings import InputError
+from data_gen.verify_files import find_overlong
 
 S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
@@ -184,6 +185,27 @@ def test_file_that_lost_whole_records_is_noticed(tmp_path, input_file):
     write_manifest(tmp_path, splits={"train": {"files": [entry]}})
     with pytest.raises(InputError, match=r"in\.tfrecord must hold 81 records.*Received: 80"):
         pack(config(input_file, tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1],
+        {"files": 12},
+        {"files": ["a", {"name": 3, "sha256": "x"}, {"name": "in.tfrecord", "num_records": "3"}]},
+        {"splits": ["train"]},
+        {"splits": {"train": [1]}},
+        {"vocab_size": "many", "settings": 5},
+    ],
+)
+def test_another_programs_manifest_promises_nothing(tmp_path, input_file, content):
+    text = json.dumps(content)
+    (tmp_path / "manifest.json").write_text(text)
+    manifest = pack(config(input_file, tmp_path / "out"))
+    assert manifest["num_sequences"] == 80 and "vocab_size" not in manifest
+    (tmp_path / "out" / "manifest.json").write_text(text)
+    packed = [str(path) for path in (tmp_path / "out").glob("*.tfrecord")]
+    assert find_overlong(packed) == "error"
 
 
 def test_broken_manifest_beside_the_input(tmp_path, input_file):

@@ -163,8 +163,9 @@ def test_every_record_names_its_document(tmp_path):
     words = [f"doc{i}" for i in range(20)]
     (tmp_path / "words.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
     for name, some in (("a", words[:12]), ("b", words[12:])):
-        text = "\n\n".join("\n".join([f"{word} {word} {word}"] * 5) for word in some)
-        (tmp_path / f"{name}.txt").write_text(text)
+        documents = ["\n".join([f"{word} {word} {word}"] * 5) for word in some]
+        documents[2] = "\u200b\n\u200b"  # no WordPiece: dropped, but counted
+        (tmp_path / f"{name}.txt").write_text("\n" + "\n\n".join(documents))
     config = CreateConfig(
         input_file=f"{tmp_path}/a.txt,{tmp_path}/b.txt",
         vocab_file=f"{tmp_path}/words.txt",
@@ -175,14 +176,16 @@ def test_every_record_names_its_document(tmp_path):
         provenance=True,
     )
     manifest = create(config)
-    assert [entry["num_documents"] for entry in manifest["inputs"]] == [12, 8]
-    num_records = 0
+    assert [entry["num_documents"] for entry in manifest["inputs"]] == [11, 7]
+    num_records, seen = 0, set()
     for entry in manifest["splits"]["train"]["files"]:
         path = str(tmp_path / "out" / entry["name"])
         with np.load(provenance_path(path)) as index:
             documents, duplicates = index["document_numbers"], index["duplicates"]
+            text_files = index["file_indices"]
         assert len(documents) == entry["num_records"] and set(duplicates) <= set(range(10))
-        for record, document in zip(records.read_records(path), documents, strict=True):
+        origins = zip(text_files.tolist(), documents.tolist(), strict=True)
+        for record, (text_file, document) in zip(records.read_records(path), origins, strict=True):
             lengths = records.feature_lengths(record, path, 1, [schema.INPUT_IDS])
             assert lengths[schema.INPUT_IDS] == S
             features = tf.train.Example.FromString(record).features.feature
@@ -193,6 +196,75 @@ def test_every_record_names_its_document(tmp_path):
                 features[schema.MASKED_LM_POSITIONS].int64_list.value, labels, weights, strict=True
             ):
                 ids[position] = label if weight else ids[position]
-            assert ids[1] - len(SPECIAL_TOKENS) == document  # sentence A is of the document
+            word = ids[1] - len(SPECIAL_TOKENS)  # sentence A is of the document
+            assert word == (12 if text_file else 0) + document - 1
+            seen.add((text_file, document))
             num_records += 1
     assert num_records == manifest["splits"]["train"]["num_sequences"]
+    numbers = {0: {*range(1, 13)} - {3}, 1: {*range(1, 9)} - {3}}
+    assert seen == {(text_file, number) for text_file in numbers for number in numbers[text_file]}
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """Packs of instances of two texts, both with an index: (a shard, its folder)."""
+    words = [f"w{i}" for i in range(6)]
+    (tmp_path / "words.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    (tmp_path / "a.txt").write_text("\n\nw0 w0\nw0\n\n\n\u200b\n\n \nw1 w1\nw1\n")
+    lines = [{"text": "w2 w2"}, {"text": ""}, {"text": " \n "}, {"paragraphs": ["w3 w3", "w3"]}]
+    (tmp_path / "b.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
+    text = {"input_file": f"{tmp_path}/[ab].*", "vocab_file": f"{tmp_path}/words.txt", "dupe_factor": 2}
+    create(CreateConfig(output_dir=str(tmp_path / "in"), **text, **common))
+    pack(PackConfig(input_file=f"{tmp_path}/in/train-*", output_dir=str(tmp_path / "out"), **common))
+    return str(tmp_path / "out" / "packed-00000-of-00001.tfrecord"), tmp_path
+
+
+def rows_of(shard):
+    """The table of every pack of a shard, and the first word of each sequence."""
+    (spec, (batch,)) = records.read_pack_spec([shard]), records.read_batches(shard)
+    sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
+    sequences = list_packed(records.parse_examples(batch, sizes, shard, 1))
+    rows = []
+    for number in range(1, len(batch) + 1):
+        argv = ["f.py", f"--packed_file={shard}", f"--record_number={number}", f"--json={shard}.json"]
+        assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+        rows += json.loads(Path(f"{shard}.json").read_text())
+    assert len(rows) == len(sequences) > 4
+    return rows, sequences
+
+
+def test_a_pack_is_traced_to_file_document_and_line(traced):
+    shard, folder = traced
+    rows, sequences = rows_of(shard)
+    expected = {
+        "w0": (f"{folder}/a.txt", 1, 3),
+        "w1": (f"{folder}/a.txt", 3, 10),
+        "w2": (f"{folder}/b.jsonl", 1, 1),
+        "w3": (f"{folder}/b.jsonl", 4, 7),
+    }
+    words = (folder / "words.txt").read_text().split()
+    found = set()
+    for row, sequence in zip(rows, sequences, strict=True):
+        tokens, _, predictions, _ = sequence
+        original = dict(enumerate(tokens)) | dict(predictions)
+        word = words[original[1]]
+        assert (row["text file"], row["document"], row["line"]) == expected[word]
+        found.add(word)
+    assert found == set(expected)
+
+
+def test_a_text_that_changed_has_no_lines_and_lost_instances_no_documents(traced):
+    shard, folder = traced
+    (folder / "a.txt").write_text("other")
+    (folder / "b.jsonl").unlink()
+    rows, _ = rows_of(shard)
+    assert {row["line"] for row in rows} == {""} and {row["document"] for row in rows} == {1, 3, 4}
+    index = folder / "in" / "train-00000-of-00001.provenance.npz"
+    with np.load(index) as content:
+        np.savez(index, **{name: content[name][:1] for name in content.files})
+    with pytest.raises(InputError, match="must be of the instances that were packed"):
+        rows = [provenance.find_documents(find_sources(shard, number)) for number in (1, 2)]
+    index.unlink()
+    rows, _ = rows_of(shard)
+    assert {tuple(row) for row in rows} == {("slot", "input file", "record")}

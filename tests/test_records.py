@@ -99,13 +99,13 @@ def test_batches_are_bounded_by_bytes(tmp_path):
     sizes = [*[10] * 50, 5000, *[10] * 50, *[400] * 30, *[10] * 50]
     serialized = [bytes([i % 256]) * size for i, size in enumerate(sizes)]
     records.write_records(path, serialized)
-    batches = [batch.numpy().tolist() for batch in records.read_batches(path, 64, batch_bytes=1000)]
+    batches = [batch.numpy().tolist() for batch in records.read_batches(path, 64, max_bytes=1000)]
     assert [record for batch in batches for record in batch] == serialized
     assert len(batches[0]) == 64  # 5,000 and 63 small ones
     for batch in batches:
         assert sum(map(len, batch)) - max(map(len, batch)) <= 1000
     assert max(len(batch) for batch in batches if len(batch[0]) == 400) > 1
-    one_by_one = [len(batch) for batch in records.read_batches(path, 64, batch_bytes=0)]
+    one_by_one = [len(batch) for batch in records.read_batches(path, 64, max_bytes=0)]
     assert one_by_one == [1] * len(sizes)
 
 
@@ -120,7 +120,7 @@ def test_sizes_are_read_from_headers(tmp_path, monkeypatch):
     (tmp_path / "x.tfrecord").write_bytes(content)
     assert list(record_frames.record_sizes(tmp_path / "x.tfrecord")) == sizes[:1]
     with pytest.raises(InputError, match=r"x\.tfrecord, record 2: the record is truncated or corrupt"):
-        list(records.read_batches(tmp_path / "x.tfrecord", batch_bytes=100))
+        list(records.read_batches(tmp_path / "x.tfrecord", max_bytes=100))
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,17 @@ def test_find_files_sorts_and_joins_patterns(tmp_path):
         "b.txt",
         "c[1].txt",
     ]
+
+
+def test_a_glob_leaves_our_own_indexes_out(tmp_path):
+    for name in ("train-0.tfrecord", "train-0.provenance.npz", "train-1"):
+        (tmp_path / name).write_text("x")
+    found = find_files(f"{tmp_path}/train-*", "input_file")
+    assert found == [f"{tmp_path}/train-0.tfrecord", f"{tmp_path}/train-1"]
+    index = f"{tmp_path}/train-0.provenance.npz"
+    assert find_files(index, "input_file") == [index]  # the mistake of who names it shows when it is read
+    with pytest.raises(InputError, match="must match at least one file"):
+        find_files(f"{tmp_path}/*.npz", "input_file")
 
 
 def test_find_files_refuses_nothing_and_empty_files(tmp_path):
