@@ -4,7 +4,7 @@ from setuptools import find_packages, setup
 
 INSTALL_REQUIRES = [
     "tensorflow>=2.18,<3",  # default Keras backend, XLA, TFRecords and tf.data
-    "keras>=3.8,<4",  # model, losses and optimizer in keras.ops: one code for TensorFlow and JAX
+    "keras>=3.9,<4",  # model, losses and optimizer in keras.ops: one code for TensorFlow and JAX
     "numpy>=1.26",  # plans, assembly and every array outside the graph
     "scipy>=1.12",  # sparse matrices and the NNLS of the packing algorithms
     "highspy>=1.9",  # HiGHS with its model kept between the rounds of column generation

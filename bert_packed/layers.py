@@ -62,9 +62,9 @@ def activation(name):
     }[name]
 
 
-def dense(width, config, name):
-    """A linear layer with BERT's initial weights: truncated normal, zero bias."""
-    return keras.layers.Dense(width, kernel_initializer=initializer(config), name=name)
+def dense(width, config, name, dtype=None):
+    """A linear layer with BERT's initial weights: truncated normal, zero bias; None is the policy's dtype."""
+    return keras.layers.Dense(width, kernel_initializer=initializer(config), name=name, dtype=dtype)
 
 
 def initializer(config):
@@ -266,7 +266,7 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         self.transform.build(shape)
         self.norm.build(shape)
         self.output_bias_V = self.add_weight(
-            shape=(self.config.vocab_size,), initializer="zeros", name="output_bias"
+            shape=(self.config.vocab_size,), initializer="zeros", name="output_bias", autocast=False
         )
         self.built = True
 
@@ -274,9 +274,10 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         """Float32 logits `[B, P, V]` at int32 positions `[B, P]`; unused slots hold position 0."""
         gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
         gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
-        table_VD = ops.cast(word_embeddings_VD, gathered_BPD.dtype)
+        # Widened before the product, not after: its sums would be rounded to bfloat16 in between
+        gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, word_embeddings_VD))
         logits_BPV = ops.einsum("bpd,vd->bpv", gathered_BPD, table_VD)
-        return ops.cast(logits_BPV, "float32") + ops.cast(self.output_bias_V, "float32")
+        return logits_BPV + self.output_bias_V
 
 
 class NextSentenceHead(keras.layers.Layer):
@@ -285,7 +286,7 @@ class NextSentenceHead(keras.layers.Layer):
     def __init__(self, config, name="next_sentence", **kwargs):
         super().__init__(name=name, **kwargs)
         self.pooler = dense(config.hidden_size, config, "pooler")
-        self.classifier = dense(2, config, "classifier")
+        self.classifier = dense(2, config, "classifier", dtype="float32")
 
     def build(self, hidden_shape, *_):
         self.pooler.build(hidden_shape)
@@ -295,4 +296,4 @@ class NextSentenceHead(keras.layers.Layer):
     def call(self, hidden_BSD, positions_BK):
         """Float32 logits `[B, K, 2]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
         pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
-        return ops.cast(self.classifier(pooled_BKD), "float32")
+        return self.classifier(pooled_BKD)

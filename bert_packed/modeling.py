@@ -161,7 +161,7 @@ def build_pretraining_model(config, seed, block=TransformerBlock, dtype="float32
         seed: Whole number; initial weights and dropout follow from it.
         block: Encoder block, see `PackedEncoder`.
         dtype: Keras policy of every layer: "float32", or "mixed_bfloat16", which computes in bfloat16 from
-            float32 weights; softmax, layer-norm statistics and logits stay float32.
+            float32 weights; softmax, layer-norm statistics and logits stay float32, unrounded.
         remat, attend: As in `PackedEncoder`.
     """
     return build_seeded(lambda: PackedBertForPretraining(config, block, remat, attend), seed, dtype)

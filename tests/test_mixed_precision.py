@@ -37,6 +37,35 @@ def relative(got, want):
     return np.abs(got - want).max() / np.abs(want).max()
 
 
+def operations_of(model, batch):
+    """Kind, inputs and outputs, each a shape and a dtype, of every operation of a forward pass."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        yield from operations_of_jaxpr(jax.make_jaxpr(model)(batch).jaxpr)
+        return
+    import tensorflow as tf
+
+    for operation in tf.function(model).get_concrete_function(batch).graph.get_operations():
+        sides = operation.inputs, operation.outputs
+        yield operation.type.lower(), *([(tuple(v.shape), v.dtype.name) for v in side] for side in sides)
+
+
+def operations_of_jaxpr(jaxpr):
+    from jax.extend.core import jaxprs_in_params
+
+    for equation in jaxpr.eqns:
+        inner = list(jaxprs_in_params(equation.params))
+        for part in inner:
+            yield from operations_of_jaxpr(part)
+        if not inner:
+            sides = equation.invars, equation.outvars
+            yield (
+                equation.primitive.name,
+                *([(v.aval.shape, v.aval.dtype.name) for v in side] for side in sides),
+            )
+
+
 def test_the_policy_does_not_leak():
     build_pretraining_model(CONFIG, 1, dtype=DTYPE)
     assert keras.config.dtype_policy().name == "float32"
@@ -47,6 +76,35 @@ def test_weights_and_logits_stay_float32(batches):
     assert {weight.dtype for weight in model.weights} == {"float32"}
     assert keras.backend.standardize_dtype(model.encode(batches[0]).dtype) == "bfloat16"
     assert {keras.backend.standardize_dtype(v.dtype) for v in model(batches[0]).values()} == {"float32"}
+
+
+def test_softmax_and_layer_norm_compute_in_float32(batches):
+    operations = list(operations_of(build_pretraining_model(CONFIG, 1, dtype=DTYPE), batches[0]))
+    assert "bfloat16" in {dtype for _, inputs, _ in operations for _, dtype in inputs}
+    num_layers = CONFIG.num_hidden_layers
+    for kinds, count in (({"exp", "softmax"}, num_layers), ({"rsqrt"}, 2 + 2 * num_layers)):
+        found = [inputs for kind, inputs, _ in operations if kind in kinds]
+        assert len(found) == count
+        assert {dtype for inputs in found for _, dtype in inputs} == {"float32"}
+
+
+def test_logits_are_never_rounded(batches):
+    """Neither by the product that makes them nor by the bias."""
+    packed, _ = batches
+    model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    results = [result for _, _, outputs in operations_of(model, packed) for result in outputs]
+    for shape in ((*packed["prediction_ids"].shape, VOCAB_SIZE), (*packed["cls_positions"].shape, 2)):
+        dtypes = [dtype for of, dtype in results if of == shape]
+        assert len(dtypes) > 1 and set(dtypes) == {"float32"}
+
+
+def test_the_output_bias_is_not_rounded(batches):
+    model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    before = np.asarray(model(batches[0])["mlm_logits"])
+    bias = 1 + np.arange(VOCAB_SIZE, dtype="float32") / 1000
+    model.predictions.output_bias_V.assign(bias)
+    after = np.asarray(model(batches[0])["mlm_logits"])
+    np.testing.assert_allclose(after - before, np.broadcast_to(bias, before.shape), rtol=1e-5)
 
 
 def test_packed_equals_unpacked_and_float32(batches):

@@ -1,7 +1,9 @@
 """Rematerialised blocks give the same losses and gradients, dropout included."""
 
 import dataclasses
+import re
 
+import keras
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
@@ -13,6 +15,8 @@ from bert_packed.metrics import SUM_NAMES
 from bert_packed.modeling import build_pretraining_model
 from bert_packed.optimization import Lamb
 
+# Queries, keys, values, scores, context, its output, and both layers of the feed-forward network
+PRODUCTS_PER_BLOCK = 8
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
 
 
@@ -60,3 +64,38 @@ def test_compiled_steps_are_the_same():
         # Key biases: of a gradient that is 0 but for rounding, LAMB makes a step of any direction
         if not one.path.endswith("key/bias"):
             np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-4, err_msg=one.path)
+
+
+def optimised_program(engine, batch):
+    """What XLA made of the training step, as text."""
+    if keras.backend.backend() == "jax":
+        return engine.compiled_train_step.lower(engine.state(), batch).compile().as_text()
+    return engine.compiled_train_step.experimental_get_compiler_ir(batch)(stage="optimized_hlo")
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize("micro_batch_size", [None, 1])
+def test_compiled_steps_compute_each_block_again(micro_batch_size):
+    """In the optimised program: XLA can merge what is computed again with the first time, for nothing."""
+    packed, _ = packed_and_unpacked()
+    counts = []
+    for remat in (False, True):
+        engine = make_remat_engine(
+            remat, WITH_DROPOUT, optimizer=Lamb(0.01), micro_batch_size=micro_batch_size
+        )
+        counts.append(len(re.findall(r" dot\(", optimised_program(engine, packed))))
+    assert counts[1] - counts[0] == PRODUCTS_PER_BLOCK * CONFIG.num_hidden_layers
+
+
+@pytest.mark.both_backends
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+def test_compiled_steps_need_less_memory():
+    packed, _ = packed_and_unpacked()
+    many = {name: np.tile(values, (8, *[1] * (values.ndim - 1))) for name, values in packed.items()}
+    config = dataclasses.replace(WITH_DROPOUT, num_hidden_layers=6)
+    sizes = []
+    for remat in (False, True):
+        engine = make_remat_engine(remat, config, optimizer=Lamb(0.01))
+        program = engine.compiled_train_step.lower(engine.state(), many).compile()
+        sizes.append(program.memory_analysis().temp_size_in_bytes)
+    assert sizes[1] < sizes[0] / 2

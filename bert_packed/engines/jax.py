@@ -50,9 +50,12 @@ class JaxEngine:
         if optimizer is not None:
             optimizer.build(model.trainable_variables)
         # Donated: a second copy of weights and moments would be half of the memory of a large model
-        self.compiled_train_step = jax.jit(self._train_step, donate_argnums=0)
+        options = _compiler_options(jax.default_backend())
+        self.compiled_train_step = jax.jit(self._train_step, donate_argnums=0, compiler_options=options)
         self.compiled_eval_step = jax.jit(self._eval_step)
-        self._compiled_gradients = jax.jit(self._accumulate, static_argnames="training")
+        self._compiled_gradients = jax.jit(
+            self._accumulate, static_argnames="training", compiler_options=options
+        )
 
     @property
     def num_train_traces(self):
@@ -167,6 +170,15 @@ class JaxEngine:
 
         gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
         return gradients, sums, new_other
+
+
+def _compiler_options(platform):
+    """Options of XLA that keep rematerialised blocks apart from the first computation of them: dict.
+
+    On the CPU, XLA drops the barriers around what is computed again before it merges equal computations, and
+    so keeps every activation after all. GPU and TPU drop them late enough, and cannot do without that.
+    """
+    return {"xla_disable_hlo_passes": "cse_barrier_expander"} if platform == "cpu" else {}
 
 
 def _num_used(sequence_ids_AMS):
