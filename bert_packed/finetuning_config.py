@@ -9,6 +9,7 @@ from bert_packed.config import DTYPES, MODEL_SIZES
 from data_gen.glue import TASK_NAMES
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.settings import InputError, check_settings, parse_depth, setting
+from data_gen.update_packs import check_depth
 
 SAMPLE_EPOCHS, SAMPLE_RATE = 120.0, 2e-3  # a random tiny model, learning a few questions by heart
 
@@ -81,6 +82,7 @@ class FinetuneConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if getattr(self, name) < 0 and getattr(self, name) != -1:
                 raise InputError(f"`{name}` must be at least 0, or -1. Received: {getattr(self, name)}.")
+        check_depth(self.packing_algorithm, self.max_seq_length, self.max_sequences_per_pack)
         if not self.do_train and not self.init_checkpoint:
             raise InputError("`init_checkpoint` must be given unless --do_train. Received: nothing.")
 

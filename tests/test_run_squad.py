@@ -159,6 +159,10 @@ def test_version_2(data, packed, tmp_path):
             "`max_seq_length` must have at most the model's max_position_embeddings=48. Received: 64",
         ),
         ({"max_sequences_per_pack": 0}, "must be a whole number of at least 1, or the word max"),
+        (
+            {"packing_algorithm": "nnlshp", "max_seq_length": 384},
+            "`max_sequences_per_pack` must be lower for packing_algorithm=nnlshp",
+        ),
         ({"train_file": "missing.json"}, "missing.json"),
     ],
 )
