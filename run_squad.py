@@ -29,18 +29,25 @@ def main(config):
 
     config = config.resolved()
     if config.is_sample:
-        from data_gen.sample_questions import build_missing
+        from data_gen.sample_questions import QUESTIONS_FILE, build_missing
 
-        questions_file, vocab_file = build_missing(config.do_lower_case)
+        # A checkpoint's ids mean the WordPieces of its own vocabulary
+        own_vocab = "" if config.vocab_file or config.init_checkpoint else build_missing(config.do_lower_case)
         config = dataclasses.replace(
             config,
-            train_file=questions_file,
-            predict_file=questions_file,
-            vocab_file=config.vocab_file or vocab_file,
+            train_file=str(QUESTIONS_FILE),
+            predict_file=str(QUESTIONS_FILE),
+            vocab_file=config.vocab_file or own_vocab,
             bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
         )
     vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
+    print(
+        finetuning.describe_vocabulary(
+            vocab_path, len(vocabulary), model_config, bool(config.init_checkpoint)
+        ),
+        flush=True,
+    )
 
     def windows_of(path, for_training):
         from data_gen.squad_windows import make_windows

@@ -30,6 +30,12 @@ def main(config):
     task = TASKS[config.task_name]
     vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
+    print(
+        finetuning.describe_vocabulary(
+            vocab_path, len(vocabulary), model_config, bool(config.init_checkpoint)
+        ),
+        flush=True,
+    )
     objective = _objective(task)
 
     def read(name):

@@ -20,6 +20,7 @@ from data_gen.settings import InputError
 from data_gen.update_packs import pack_all, plan_updates
 
 VOCAB_FILE = "vocab.txt"
+MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as accelerators like it
 SPEED_COLUMNS = ("learning_rate", "sequences_per_second", "tokens_per_second")
 
 
@@ -86,11 +87,18 @@ def read_model_config(config, vocabulary_size=None):
 
 
 def find_vocab(config):
-    """The vocabulary file of a config: its own, or the one beside its checkpoint; raises `InputError`."""
+    """The vocabulary file of a config: its own, or the one of its checkpoint; raises `InputError`.
+
+    That lies in `init_checkpoint`. It lies beside it only where that is one of a run's checkpoints or the
+    prefix of a TensorFlow checkpoint: what lies beside a whole model is of another one.
+    """
     if config.vocab_file:
         return Path(config.vocab_file)
-    start = Path(config.init_checkpoint or ".")
-    for folder in (start, start.parent) if config.init_checkpoint else ():
+    start = Path(config.init_checkpoint)
+    folders = [start] if config.init_checkpoint else []
+    if folders and (checkpoint.NAME.fullmatch(start.name) or Path(f"{start}.index").is_file()):
+        folders.append(start.parent)
+    for folder in folders:
         if (folder / VOCAB_FILE).is_file():
             return folder / VOCAB_FILE
     raise InputError(
@@ -104,6 +112,31 @@ def load_tokenizer(config):
     path = find_vocab(config)
     vocabulary = tokenization.load_vocab(path)
     return path, vocabulary, tokenization.make_tokenizer(vocabulary, config.do_lower_case)
+
+
+def describe_vocabulary(path, size, model_config, has_checkpoint):
+    """Which vocabulary is used, in a line.
+
+    Args:
+        path: Vocabulary.
+        size: Its WordPieces.
+        model_config: `ModelConfig`.
+        has_checkpoint: Whether the model's embeddings were learned for some vocabulary already.
+
+    Raises:
+        InputError: they were learned for a larger one. A model whose rows were rounded up to a multiple of 8
+            passes, and so does one that starts at random.
+    """
+    line = f"vocabulary {path}, {size:,} WordPieces"
+    num_more = model_config.vocab_size - size
+    if not num_more:
+        return line
+    if has_checkpoint and (num_more > MOST_PADDING or model_config.vocab_size % 8):
+        raise InputError(
+            f"`vocab_file` must be the one that `init_checkpoint` was trained with, of its "
+            f"vocab_size={model_config.vocab_size}. Received: {path}, of {size}."
+        )
+    return f"{line}; the model has {num_more:,} more rows, which no text uses"
 
 
 def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder, tell, show_row):

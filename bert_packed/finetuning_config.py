@@ -29,7 +29,9 @@ class FinetuneConfig:
         f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json; empty = as stored with "
         "init_checkpoint",
     )
-    vocab_file: str = setting("", "WordPieces, one a line; empty = vocab.txt beside init_checkpoint")
+    vocab_file: str = setting(
+        "", "WordPieces, one a line; empty = vocab.txt in init_checkpoint, or beside a checkpoint-N or prefix"
+    )
     do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
     do_train: bool = setting(True, "whether to train; false takes init_checkpoint as it is", changeable=True)
     max_seq_length: int = setting(384, "tokens of a pack, and most of a sequence", minimum=8)
@@ -103,7 +105,9 @@ class SquadConfig(FinetuneConfig):
     )
     do_predict: bool = setting(True, "whether to answer the questions of predict_file", changeable=True)
     learning_rate: float = setting(
-        0.0, f"peak learning rate; 0 = 5e-5, on the project's own questions {SAMPLE_RATE:g}", minimum=0
+        0.0,
+        f"peak learning rate; 0 = 5e-5, on the project's own questions from random {SAMPLE_RATE:g}",
+        minimum=0,
     )
     num_train_epochs: float = setting(
         0.0,
@@ -142,7 +146,8 @@ class SquadConfig(FinetuneConfig):
 
     def resolved(self):
         """The config with the values that its zeros stand for."""
-        rate, epochs = (SAMPLE_RATE, SAMPLE_EPOCHS) if self.is_sample else (5e-5, 2.0)
+        rate = SAMPLE_RATE if self.is_sample and not self.init_checkpoint else 5e-5
+        epochs = SAMPLE_EPOCHS if self.is_sample else 2.0
         return dataclasses.replace(
             self,
             learning_rate=self.learning_rate or rate,

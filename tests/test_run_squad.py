@@ -12,10 +12,11 @@ from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
 import run_squad
-from bert_packed import squad_eval
+from bert_packed import finetuning, squad_eval
 from bert_packed.finetuning_config import SquadConfig
 from data_gen import tokenization
 from data_gen.command_line import run
+from data_gen.settings import InputError
 from data_gen.squad import read_squad
 
 LENGTH = 48
@@ -126,6 +127,45 @@ def test_prediction_alone_finds_model_and_vocabulary(data, packed, tmp_path):
     assert command(**flags) == 0
     got = (tmp_path / "out" / "predictions.json").read_bytes()
     assert got == (folder / "predictions.json").read_bytes()
+
+
+def test_the_vocabulary_is_the_checkpoints(packed, tmp_path):
+    """What lies beside a whole model is another one's; beside a run's checkpoint it is the run's."""
+    _, folder, _ = packed
+    model = tmp_path / "model"
+    shutil.copytree(folder / "checkpoint-6", model)
+    (tmp_path / "vocab.txt").write_text("another")
+    config = SquadConfig(output_dir="x", init_checkpoint=str(model))
+    with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab.txt"):
+        finetuning.find_vocab(config)
+    for start in (folder, folder / "checkpoint-6"):
+        config = SquadConfig(output_dir="x", init_checkpoint=str(start))
+        assert finetuning.find_vocab(config) == folder / "vocab.txt"
+    (tmp_path / "bert_model.ckpt.index").touch()
+    config = SquadConfig(output_dir="x", init_checkpoint=str(tmp_path / "bert_model.ckpt"))
+    assert finetuning.find_vocab(config) == tmp_path / "vocab.txt"
+
+
+def test_own_questions_take_the_checkpoints_vocabulary(packed, tmp_path, capsys, monkeypatch):
+    _, folder, _ = packed
+    monkeypatch.chdir(tmp_path)
+    flags = {"max_seq_length": LENGTH, "max_query_length": 16, "doc_stride": 16, "num_train_epochs": 0.1}
+    assert command(**flags, init_checkpoint=folder, output_dir=tmp_path / "run", do_predict="false") == 0
+    assert f"vocabulary {folder / 'vocab.txt'}, " in capsys.readouterr().out
+    assert not list(tmp_path.glob("sample_data"))  # none was trained
+    assert "--learning_rate=5e-05" in (tmp_path / "run" / "resolved.flags").read_text()
+
+
+def test_a_vocabulary_that_is_not_the_checkpoints_is_an_error():
+    model = dataclasses.replace(CONFIG, vocab_size=30528)
+    assert finetuning.describe_vocabulary("v", 30528, model, True) == "vocabulary v, 30,528 WordPieces"
+    padded = finetuning.describe_vocabulary("v", 30522, model, True)
+    assert padded.endswith("30,522 WordPieces; the model has 6 more rows, which no text uses")
+    for size, rows in ((8192, 30528), (30520, 30522)):
+        model = dataclasses.replace(CONFIG, vocab_size=rows)
+        with pytest.raises(InputError, match=rf"of its vocab_size={rows}. Received: v, of {size}"):
+            finetuning.describe_vocabulary("v", size, model, True)
+        assert "more rows" in finetuning.describe_vocabulary("v", size, model, False)
 
 
 def test_version_2(data, packed, tmp_path):
