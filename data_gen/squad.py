@@ -8,10 +8,12 @@ v2.0 adds `is_impossible`: the question then has no answer in its context.
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 from data_gen.settings import InputError
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write them; no tokenizer reads them
 WHERE_NAMES = ("article", "paragraph", "question", "answer")
 
 
@@ -180,6 +182,11 @@ def _field(path, content, name, kind, where, default=None):
     if not isinstance(value, kind) or isinstance(value, bool):
         names = {list: "a list", str: "text", int: "a whole number"}
         raise InputError(f"{place}: {name!r} must be {names[kind]}. Received: {value!r:.80}.")
+    if kind is str and (found := LONE_SURROGATE.search(value)):
+        raise InputError(
+            f"{place}: {name!r} must be Unicode text. Received: {found[0]!a} at character {found.start()}, "
+            "half of a character."
+        )
     return value
 
 

@@ -72,6 +72,24 @@ def test_bad_files(tmp_path, text, message):
         read_squad(path, for_training=False)
 
 
+@pytest.mark.parametrize("place", ["context", "question", "answer"])
+def test_half_characters_are_named_and_whole_ones_read(tmp_path, place):
+    def text(name):
+        return "ab\ud800c" if name == place else "ab\U0001f600c"
+
+    path = write(
+        tmp_path / "a.json", (text("context"), [entry("1", text("question"), text("answer"), start=0)])
+    )
+    with pytest.raises(
+        InputError, match=r"must be Unicode text. Received: '\\ud800' at character 2"
+    ) as error:
+        read_squad(path, for_training=False)
+    str(error.value).encode()
+    place = "none"
+    path = write(tmp_path / "a.json", (text("context"), [entry("1", text("question"), "ab", start=0)]))
+    assert read_squad(path, for_training=True).contexts == ("ab\U0001f600c",)
+
+
 def test_ids_are_unique(tmp_path):
     path = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?")]), (CONTEXT, [entry("1", "?")]))
     with pytest.raises(
