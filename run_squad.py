@@ -49,6 +49,9 @@ def main(config):
         flush=True,
     )
 
+    if not config.do_train:
+        finetuning.check_as_trained(config, vocab_path)
+
     def windows_of(path, for_training):
         from data_gen.squad_windows import make_windows
 
@@ -83,6 +86,7 @@ def main(config):
                 return 128 + stopped_by
         else:
             model = finetuning.load_model(config, model_config, objective, print)
+            finetuning.write_flags(config, folder)
         if config.do_predict:
             _predict(config, model, *held_out, folder)
     return 0

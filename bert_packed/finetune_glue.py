@@ -36,6 +36,8 @@ def main(config):
         ),
         flush=True,
     )
+    if not config.do_train:
+        finetuning.check_as_trained(config, vocab_path)
     objective = _objective(task)
 
     def read(name):
@@ -69,6 +71,7 @@ def main(config):
                 return 128 + stopped_by
         else:
             model = finetuning.load_model(config, model_config, objective, print)
+            finetuning.write_flags(config, folder)
         if config.do_eval:
             _evaluate(config, task, model, held_out, folder)
     return 0

@@ -15,8 +15,11 @@ from bert_packed.finetuning_losses import LOSS_NAMES, means, normalizers
 from bert_packed.finetuning_models import build_model
 from bert_packed.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay, Lamb, WarmupPolynomialDecay
 from data_gen import tokenization
+from data_gen.command_line import to_flagfile
+from data_gen.files import write_text
 from data_gen.records import file_sha256
 from data_gen.settings import InputError
+from data_gen.squad import load_json
 from data_gen.update_packs import pack_all, plan_updates
 
 VOCAB_FILE = "vocab.txt"
@@ -206,6 +209,39 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     if engine.num_train_traces:
         tell(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
+
+
+def check_as_trained(config, vocab_path):
+    """Check that a model which is used without training reads texts as it did in the run that trained it.
+
+    Only runs of ours tell, by their `run.json`.
+
+    Raises:
+        InputError: `do_lower_case` or the vocabulary differs.
+    """
+    start = Path(config.init_checkpoint)
+    path = (start.parent if checkpoint.NAME.fullmatch(start.name) else start) / run_directory.RUN_FILE
+    if not path.is_file():
+        return
+    run = load_json(path)
+    do_lower_case = run.get("flags", {}).get("do_lower_case", config.do_lower_case)
+    if do_lower_case != config.do_lower_case:
+        raise InputError(
+            f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
+            f"Received: {config.do_lower_case}."
+        )
+    checksum = file_sha256(vocab_path)
+    if run.get("data", {}).get("vocab_sha256", checksum) != checksum:
+        raise InputError(
+            f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
+            f"Received: {vocab_path}, another one."
+        )
+
+
+def write_flags(config, folder):
+    """Write down the flags of a run without training, unless the folder holds a training, with its own."""
+    if not (folder / run_directory.RUN_FILE).exists():
+        write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
 
 
 def load_model(config, model_config, objective, tell):

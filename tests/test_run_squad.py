@@ -127,6 +127,7 @@ def test_prediction_alone_finds_model_and_vocabulary(data, packed, tmp_path):
     assert command(**flags) == 0
     got = (tmp_path / "out" / "predictions.json").read_bytes()
     assert got == (folder / "predictions.json").read_bytes()
+    assert f"--init_checkpoint={folder}\n" in (tmp_path / "out" / "resolved.flags").read_text()
 
 
 def test_the_vocabulary_is_the_checkpoints(packed, tmp_path):
@@ -166,6 +167,26 @@ def test_a_vocabulary_that_is_not_the_checkpoints_is_an_error():
         with pytest.raises(InputError, match=rf"of its vocab_size={rows}. Received: v, of {size}"):
             finetuning.describe_vocabulary("v", size, model, True)
         assert "more rows" in finetuning.describe_vocabulary("v", size, model, False)
+
+
+def test_prediction_reads_texts_as_the_training_did(data, packed, tmp_path, capsys):
+    _, folder, _ = packed
+    other = tmp_path / "vocab.txt"
+    *words, last, before = data["vocab_file"].read_text().splitlines()
+    other.write_text("".join(f"{word}\n" for word in (*words, before, last)))
+    sizes = {
+        name: data[name] for name in ("predict_file", "max_seq_length", "doc_stride", "max_query_length")
+    }
+    for start in (folder, folder / "checkpoint-6"):
+        flags = {**sizes, "init_checkpoint": start, "do_train": "false", "output_dir": tmp_path / "out"}
+        for change, message in (
+            ({"do_lower_case": "false"}, "`do_lower_case` must be as in the training"),
+            ({"vocab_file": other}, "`vocab_file` must be the one that `init_checkpoint` was trained with"),
+        ):
+            assert command(**flags, **change) == 2
+            error = capsys.readouterr().err
+            assert message in error and len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_version_2(data, packed, tmp_path):
