@@ -118,11 +118,12 @@ def _predict(config, model, questions, windows, folder):
     squad_predictions.write(folder, predictions)
     counts = f"{len(predictions.answers):,} answers from {len(logits):,} windows in {num_packs:,} packs"
     print(f"predicted  {counts}")
-    if not any(question.answers for question in questions.questions):
+    if not squad_eval.has_truths(questions.questions):
         return
-    scores = squad_eval.score(
-        questions.questions, predictions.answers, version_2=config.version_2_with_negative or None
-    )
+    version_2 = config.version_2_with_negative or None
+    for line in squad_eval.warnings_about(questions.questions, predictions.answers, version_2):
+        print(f"  warning: {line}")
+    scores = squad_eval.score(questions.questions, predictions.answers, version_2=version_2)
     print_table([{"score": name, "value": value} for name, value in scores.items()])
     if config.json:
         write_json(config.json, scores)

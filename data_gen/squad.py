@@ -25,7 +25,8 @@ class Question:
         id: As in the file.
         text: The question.
         context_index: Index into `QuestionSet.contexts`.
-        answers: Tuple of `(text, start)`, start a character of the context; () where there is none.
+        answers: Tuple of `(text, start)`, start a character of the context; () where there is none. Scores go
+            by them even where the question `is_impossible`, as in the official script; training does not.
         is_impossible: v2.0: the context does not answer it.
     """
 
@@ -77,7 +78,7 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
             context = _field(path, paragraph, "context", str, where)
             contexts.append(context)
             for number, entry in enumerate(_field(path, paragraph, "qas", list, where), 1):
-                question = _question(path, entry, (*where, number), len(contexts) - 1)
+                question = _question(path, entry, (*where, number), len(contexts) - 1, for_training)
                 _check_id(path, question.id, (*where, number), ids)
                 if for_training:
                     _check_trainable(path, question, version_2_with_negative)
@@ -115,7 +116,7 @@ def load_json(path):
         raise InputError(f"{path} must be JSON of a sensible depth. Received: too many brackets.") from error
 
 
-def _question(path, entry, where, context_index):
+def _question(path, entry, where, context_index, for_training):
     identifier = _field(path, entry, "id", str, where)
     is_impossible = entry.get("is_impossible", False)
     if not isinstance(is_impossible, bool):
@@ -134,7 +135,7 @@ def _question(path, entry, where, context_index):
         identifier,
         _field(path, entry, "question", str, where),
         context_index,
-        () if is_impossible else tuple(answers),
+        () if is_impossible and for_training else tuple(answers),
         is_impossible,
     )
 
