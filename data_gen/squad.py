@@ -10,6 +10,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from unicodedata import category
 
 from data_gen.settings import InputError
 
@@ -164,12 +165,17 @@ def _misplaced(question, context):
     if not question.answers:
         return ""
     text, start = question.answers[0]
-    if not text.strip():
-        return "an empty answer"
+    if not any(map(_is_visible, text)):
+        return f"an empty answer, {text!a}" if text else "an empty answer"
     found = context[max(start, 0) : max(start, 0) + len(text)]
     if start < 0 or found != text:
         return f"answer {text!r} at answer_start {start}, where the context has {found!r}"
     return ""
+
+
+def _is_visible(character):
+    """Whether BERT's tokenizer makes anything of a character: it drops controls, format marks and spaces."""
+    return category(character)[0] not in "CZ" and character != "\ufffd"
 
 
 def _field(path, content, name, kind, where, default=None):

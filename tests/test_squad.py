@@ -3,6 +3,7 @@
 import pytest
 from squad_files import CONTEXT, QUESTIONS, entry, write
 
+from data_gen import tokenization
 from data_gen.settings import InputError
 from data_gen.squad import read_squad
 
@@ -122,3 +123,20 @@ def test_answers_that_are_not_in_their_context(tmp_path):
     assert [question.id for question in found.questions] == ["1"]
     assert found.num_skipped == {"answers not in their context": 4}
     assert len(read_squad(path, for_training=False).questions) == 5
+
+
+@pytest.mark.parametrize("answer", ["\u200b", "\u00a0\u200e", "\x00", "\ufffd"])
+def test_answers_that_no_token_stands_for_are_bad(tmp_path, answer):
+    context = f"one {answer} two"
+    path = write(
+        tmp_path / "a.json",
+        (context, [entry("1", "?", "two", context), entry("2", "?", answer, context)]),
+    )
+    with pytest.raises(InputError, match=r"question 2: an answer must stand .* an empty answer"):
+        read_squad(path, for_training=True)
+    found = read_squad(path, for_training=True, skip_bad_answers=True)
+    assert [question.id for question in found.questions] == ["1"]
+    assert found.num_skipped == {"answers not in their context": 1}
+    # The tokenizer indeed makes nothing of it
+    vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, "one", "two"))
+    assert tokenization.encode_sentences(tokenization.make_tokenizer(vocabulary, True), [answer]) == [[]]
