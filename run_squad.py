@@ -59,7 +59,8 @@ def main(config):
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
         windows = make_windows(questions, tokenizer, vocabulary, *sizes, path)
         print(_describe(path, questions, windows), flush=True)
-        finetuning.check_sequences(windows.sequences, path)
+        if for_training:
+            finetuning.check_sequences(windows.sequences, path)
         return questions, windows
 
     objective = finetuning.Objective(
@@ -104,8 +105,10 @@ def _predict(config, model, questions, windows, folder):
     """Answer every question, write the answers, and score them where the file has the right ones."""
     from bert_packed import finetuning, squad_eval, squad_predictions
 
-    outputs, num_packs = finetuning.predict_packed(config, model, windows.sequences)
-    logits = list(zip(outputs["start_logits"], outputs["end_logits"], strict=True))
+    logits, num_packs = [], 0
+    if len(windows.sequences):  # else no context has a word: every answer is ""
+        outputs, num_packs = finetuning.predict_packed(config, model, windows.sequences)
+        logits = list(zip(outputs["start_logits"], outputs["end_logits"], strict=True))
     predictions = squad_predictions.extract(
         questions,
         windows,

@@ -234,6 +234,19 @@ def test_mistakes_are_one_line(data, tmp_path, capsys, change, message):
     assert not list(tmp_path.rglob("checkpoint-*"))
 
 
+def test_contexts_without_a_word_are_answered_with_nothing(packed, tmp_path, capsys):
+    _, folder, _ = packed
+    path = write(tmp_path / "a.json", (" \u200b", [entry("1", "Who?"), entry("2", "When?")]))
+    flags = {"init_checkpoint": folder, "predict_file": path, "do_train": "false"}
+    flags |= {"max_seq_length": LENGTH, "max_query_length": 16, "output_dir": tmp_path / "out"}
+    assert command(**flags) == 0
+    assert json.loads((tmp_path / "out" / "predictions.json").read_text()) == {"1": "", "2": ""}
+    assert "warning: 2 questions whose context has no word" in capsys.readouterr().out
+    flags = {**flags, "do_train": "true", "do_predict": "false", "train_file": path}
+    assert command(**flags) == 2  # no answer to learn
+    assert "must have an answer to train on" in capsys.readouterr().err
+
+
 def test_bad_answers_are_an_error_unless_skipped(data, tmp_path, capsys):
     path = write(
         tmp_path / "bad.json",
