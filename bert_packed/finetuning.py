@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import keras
+
 from bert_packed import checkpoint, metrics_log, run_directory, starting_weights, training
 from bert_packed.config import ablations, load_model_config
 from bert_packed.engines import make_engine
@@ -165,6 +167,7 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     steps = LoopSteps(
         config.num_train_steps(len(data.sequences)), config.log_steps, config.save_checkpoints_steps
     )
+    tell(f"plan       {steps.num_train_steps:,} steps of {config.train_batch_size} sequences")
     updates = plan_updates(
         data.sequences.lengths,
         steps.num_train_steps,
@@ -193,6 +196,8 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         run_directory.start_run(folder, config, facts)
         (folder / VOCAB_FILE).write_bytes(vocab_text)
     run_directory.remove_partial(folder)
+    if first_step < steps.num_train_steps:
+        run_directory.record_segment(folder, first_step, keras.backend.backend())
     tell(_describe_steps(config, data, updates, steps))
     log = metrics_log.MetricsLog(folder / "metrics.csv", _columns(objective), first_step)
     hooks = training.Hooks(

@@ -9,6 +9,7 @@ from bert_packed.config import DTYPES, MODEL_SIZES
 from data_gen.glue import TASK_NAMES
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.settings import InputError, check_settings, parse_depth, setting
+from data_gen.squad import check_files
 from data_gen.update_packs import check_depth
 
 SAMPLE_EPOCHS, SAMPLE_RATE = 120.0, 2e-3  # a random tiny model, learning a few questions by heart
@@ -84,6 +85,7 @@ class FinetuneConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if getattr(self, name) < 0 and getattr(self, name) != -1:
                 raise InputError(f"`{name}` must be at least 0, or -1. Received: {getattr(self, name)}.")
+        check_files(self, ["vocab_file"])
         check_depth(self.packing_algorithm, self.max_seq_length, self.max_sequences_per_pack)
         if not self.do_train and not self.init_checkpoint:
             raise InputError("`init_checkpoint` must be given unless --do_train. Received: nothing.")
@@ -133,9 +135,11 @@ class SquadConfig(FinetuneConfig):
                 "`max_seq_length` must be at least max_query_length + 4. Received: "
                 f"max_seq_length={self.max_seq_length}, max_query_length={self.max_query_length}."
             )
+        used = (("do_train", "train_file"), ("do_predict", "predict_file"))
+        check_files(self, [name for task, name in used if getattr(self, task)])
         if self.is_sample:
             return
-        for task, name in (("do_train", "train_file"), ("do_predict", "predict_file")):
+        for task, name in used:
             if getattr(self, task) and not getattr(self, name):
                 raise InputError(f"`{name}` must be given unless --{task}=false. Received: nothing.")
 

@@ -11,7 +11,7 @@ import sys
 
 from data_gen.command_line import print_table, run, write_json
 from data_gen.settings import InputError, check_settings, setting
-from data_gen.squad import load_json, read_squad
+from data_gen.squad import check_files, load_json, read_squad
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -39,6 +39,7 @@ class EvalConfig:
         for name in ("data_file", "prediction_file"):
             if not getattr(self, name):
                 raise InputError(f"`{name}` must be given. Received: nothing.")
+        check_files(self, ["data_file", "prediction_file", "na_prob_file"])
 
 
 def normalize_answer(text):

@@ -117,6 +117,18 @@ def load_json(path):
         raise InputError(f"{path} must be JSON of a sensible depth. Received: too many brackets.") from error
 
 
+def check_files(config, names):
+    """Check that the files which some flags of a config name are there; empty flags pass.
+
+    Raises:
+        InputError: naming the first flag whose file is missing, or is a folder.
+    """
+    for name in names:
+        path = getattr(config, name)
+        if path and (not Path(path).exists() or Path(path).is_dir()):
+            raise InputError(f"`{name}` must be an existing file. Received: {path}.")
+
+
 def _question(path, entry, where, context_index, for_training):
     identifier = _field(path, entry, "id", str, where)
     is_impossible = entry.get("is_impossible", False)

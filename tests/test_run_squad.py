@@ -101,6 +101,9 @@ def test_a_stopped_run_continues_bit_for_bit(packed, tmp_path, capsys):
         shutil.rmtree(stopped / name)
     assert command(**{**flags, "output_dir": stopped}) == 0
     text = capsys.readouterr().out
+    segments = json.loads((stopped / "run.json").read_text())["segments"]
+    assert [segment["first_step"] for segment in segments] == [0, 2]
+    assert "plan       6 steps of 4 sequences" in text
     assert "continues from" in text and "compiled   1 training program" in text
     for name in ("model.safetensors", "training.safetensors"):
         one, other = (load_file(path / "checkpoint-6" / name) for path in (folder, stopped))
@@ -224,7 +227,9 @@ def test_version_2(data, packed, tmp_path):
             {"packing_algorithm": "nnlshp", "max_seq_length": 384},
             "`max_sequences_per_pack` must be lower for packing_algorithm=nnlshp",
         ),
-        ({"train_file": "missing.json"}, "missing.json"),
+        ({"train_file": "missing.json"}, "`train_file` must be an existing file. Received: missing.json"),
+        ({"predict_file": "."}, "`predict_file` must be an existing file. Received: ."),
+        ({"vocab_file": "missing.txt"}, "`vocab_file` must be an existing file. Received: missing.txt"),
     ],
 )
 def test_mistakes_are_one_line(data, tmp_path, capsys, change, message):

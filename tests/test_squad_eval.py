@@ -155,6 +155,8 @@ def test_command_on_bad_input(tmp_path, capsys):
     predictions.write_text("{}")
     assert command(data_file=data, prediction_file=predictions, na_prob_file=predictions) == 2
     assert "`na_prob_file` must be left out for v1.1 data" in capsys.readouterr().err
+    assert command(data_file=tmp_path / "none.json", prediction_file=predictions) == 2
+    assert "`data_file` must be an existing file. Received: " in capsys.readouterr().err
     assert command(data_file=data) == 2
     assert "`prediction_file` must be given" in capsys.readouterr().err
 
