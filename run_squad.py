@@ -42,15 +42,7 @@ def main(config):
         )
     vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
-    print(
-        finetuning.describe_vocabulary(
-            vocab_path, len(vocabulary), model_config, bool(config.init_checkpoint)
-        ),
-        flush=True,
-    )
-
-    if not config.do_train:
-        finetuning.check_as_trained(config, vocab_path)
+    finetuning.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
 
     def windows_of(path, for_training):
         from data_gen.squad_windows import make_windows
@@ -80,7 +72,7 @@ def main(config):
                 vocab_path,
                 folder,
                 print,
-                _show_row,
+                finetuning.show_row,
             )
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
@@ -144,14 +136,6 @@ def _describe(path, questions, windows):
         f"{path}: {len(questions.questions):,} questions, {len(questions.contexts):,} contexts, "
         f"{len(windows.windows):,} windows{warnings}"
     )
-
-
-def _show_row(row):
-    """Print a row of the log where no progress bar shows it: in a batch job's file."""
-    from bert_packed.reports.run_summary import describe_row
-
-    if not sys.stderr.isatty():
-        print(describe_row(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bert_packed.finetuning_batches import predict, train_batches
 from bert_packed.finetuning_losses import LOSS_NAMES, means, normalizers
 from bert_packed.finetuning_models import build_model
 from bert_packed.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay, Lamb, WarmupPolynomialDecay
+from bert_packed.reports.run_summary import describe_row
 from data_gen import tokenization
 from data_gen.command_line import to_flagfile
 from data_gen.files import write_text
@@ -216,6 +218,23 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     return engine.model, stopped_by
 
 
+def check_vocabulary(config, path, size, model_config, tell):
+    """Tell which vocabulary is used, once it is found to be the model's.
+
+    Args:
+        config: `FinetuneConfig`.
+        path, size: Of the vocabulary.
+        model_config: `ModelConfig`.
+        tell: Called with a line.
+
+    Raises:
+        InputError: as `describe_vocabulary` and, without training, `check_as_trained`.
+    """
+    tell(describe_vocabulary(path, size, model_config, bool(config.init_checkpoint)))
+    if not config.do_train:
+        check_as_trained(config, path)
+
+
 def check_as_trained(config, vocab_path):
     """Check that a model which is used without training reads texts as it did in the run that trained it.
 
@@ -290,6 +309,12 @@ def predict_packed(config, model, sequences):
     )
     forward = compiled(lambda batch: model(batch, training=False), model)
     return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
+
+
+def show_row(row):
+    """Print a row of the log where no progress bar shows it: in a batch job's file."""
+    if not sys.stderr.isatty():
+        print(describe_row(row), flush=True)
 
 
 def check_sequences(sequences, what):
