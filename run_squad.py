@@ -29,18 +29,20 @@ def main(config):
 
     config = config.resolved()
     if config.is_sample:
-        from data_gen.sample_questions import build_missing
+        from data_gen.sample_questions import QUESTIONS_FILE, build_missing
 
-        questions_file, vocab_file = build_missing(config.do_lower_case)
+        # A checkpoint's ids mean the WordPieces of its own vocabulary
+        own_vocab = "" if config.vocab_file or config.init_checkpoint else build_missing(config.do_lower_case)
         config = dataclasses.replace(
             config,
-            train_file=questions_file,
-            predict_file=questions_file,
-            vocab_file=config.vocab_file or vocab_file,
+            train_file=str(QUESTIONS_FILE),
+            predict_file=str(QUESTIONS_FILE),
+            vocab_file=config.vocab_file or own_vocab,
             bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
         )
     vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
+    finetuning.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
 
     def windows_of(path, for_training):
         from data_gen.squad_windows import make_windows
@@ -49,7 +51,8 @@ def main(config):
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
         windows = make_windows(questions, tokenizer, vocabulary, *sizes, path)
         print(_describe(path, questions, windows), flush=True)
-        finetuning.check_sequences(windows.sequences, path)
+        if for_training:
+            finetuning.check_sequences(windows.sequences, path)
         return questions, windows
 
     objective = finetuning.Objective(
@@ -69,13 +72,14 @@ def main(config):
                 vocab_path,
                 folder,
                 print,
-                _show_row,
+                finetuning.show_row,
             )
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
                 return 128 + stopped_by
         else:
             model = finetuning.load_model(config, model_config, objective, print)
+            finetuning.write_flags(config, folder)
         if config.do_predict:
             _predict(config, model, *held_out, folder)
     return 0
@@ -93,8 +97,10 @@ def _predict(config, model, questions, windows, folder):
     """Answer every question, write the answers, and score them where the file has the right ones."""
     from bert_packed import finetuning, squad_eval, squad_predictions
 
-    outputs, num_packs = finetuning.predict_packed(config, model, windows.sequences)
-    logits = list(zip(outputs["start_logits"], outputs["end_logits"], strict=True))
+    logits, num_packs = [], 0
+    if len(windows.sequences):  # else no context has a word: every answer is ""
+        outputs, num_packs = finetuning.predict_packed(config, model, windows.sequences)
+        logits = list(zip(outputs["start_logits"], outputs["end_logits"], strict=True))
     predictions = squad_predictions.extract(
         questions,
         windows,
@@ -107,11 +113,12 @@ def _predict(config, model, questions, windows, folder):
     squad_predictions.write(folder, predictions)
     counts = f"{len(predictions.answers):,} answers from {len(logits):,} windows in {num_packs:,} packs"
     print(f"predicted  {counts}")
-    if not any(question.answers for question in questions.questions):
+    if not squad_eval.has_truths(questions.questions):
         return
-    scores = squad_eval.score(
-        questions.questions, predictions.answers, version_2=config.version_2_with_negative or None
-    )
+    version_2 = config.version_2_with_negative or None
+    for line in squad_eval.warnings_about(questions.questions, predictions.answers, version_2):
+        print(f"  warning: {line}")
+    scores = squad_eval.score(questions.questions, predictions.answers, version_2=version_2)
     print_table([{"score": name, "value": value} for name, value in scores.items()])
     if config.json:
         write_json(config.json, scores)
@@ -129,14 +136,6 @@ def _describe(path, questions, windows):
         f"{path}: {len(questions.questions):,} questions, {len(questions.contexts):,} contexts, "
         f"{len(windows.windows):,} windows{warnings}"
     )
-
-
-def _show_row(row):
-    """Print a row of the log where no progress bar shows it: in a batch job's file."""
-    from bert_packed.reports.run_summary import describe_row
-
-    if not sys.stderr.isatty():
-        print(describe_row(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def main(config):
     task = TASKS[config.task_name]
     vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
+    finetuning.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
     objective = _objective(task)
 
     def read(name):
@@ -56,13 +57,14 @@ def main(config):
                 vocab_path,
                 folder,
                 print,
-                _show_row,
+                finetuning.show_row,
             )
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
                 return 128 + stopped_by
         else:
             model = finetuning.load_model(config, model_config, objective, print)
+            finetuning.write_flags(config, folder)
         if config.do_eval:
             _evaluate(config, task, model, held_out, folder)
     return 0
@@ -97,14 +99,6 @@ def _evaluate(config, task, model, data, folder):
     print_table([{"score": name, "value": value} for name, value in scores.items()])
     if config.json:
         write_json(config.json, scores)
-
-
-def _show_row(row):
-    """Print a row of the log where no progress bar shows it: in a batch job's file."""
-    from bert_packed.reports.run_summary import describe_row
-
-    if not sys.stderr.isatty():
-        print(describe_row(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import keras
 
 from bert_packed import checkpoint, metrics_log, run_directory, starting_weights, training
 from bert_packed.config import ablations, load_model_config
@@ -14,12 +17,17 @@ from bert_packed.finetuning_batches import predict, train_batches
 from bert_packed.finetuning_losses import LOSS_NAMES, means, normalizers
 from bert_packed.finetuning_models import build_model
 from bert_packed.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay, Lamb, WarmupPolynomialDecay
+from bert_packed.reports.run_summary import describe_row
 from data_gen import tokenization
+from data_gen.command_line import to_flagfile
+from data_gen.files import write_text
 from data_gen.records import file_sha256
 from data_gen.settings import InputError
+from data_gen.squad import load_json
 from data_gen.update_packs import pack_all, plan_updates
 
 VOCAB_FILE = "vocab.txt"
+MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as accelerators like it
 SPEED_COLUMNS = ("learning_rate", "sequences_per_second", "tokens_per_second")
 
 
@@ -86,11 +94,18 @@ def read_model_config(config, vocabulary_size=None):
 
 
 def find_vocab(config):
-    """The vocabulary file of a config: its own, or the one beside its checkpoint; raises `InputError`."""
+    """The vocabulary file of a config: its own, or the one of its checkpoint; raises `InputError`.
+
+    That lies in `init_checkpoint`. It lies beside it only where that is one of a run's checkpoints or the
+    prefix of a TensorFlow checkpoint: what lies beside a whole model is of another one.
+    """
     if config.vocab_file:
         return Path(config.vocab_file)
-    start = Path(config.init_checkpoint or ".")
-    for folder in (start, start.parent) if config.init_checkpoint else ():
+    start = Path(config.init_checkpoint)
+    folders = [start] if config.init_checkpoint else []
+    if folders and (checkpoint.NAME.fullmatch(start.name) or Path(f"{start}.index").is_file()):
+        folders.append(start.parent)
+    for folder in folders:
         if (folder / VOCAB_FILE).is_file():
             return folder / VOCAB_FILE
     raise InputError(
@@ -104,6 +119,31 @@ def load_tokenizer(config):
     path = find_vocab(config)
     vocabulary = tokenization.load_vocab(path)
     return path, vocabulary, tokenization.make_tokenizer(vocabulary, config.do_lower_case)
+
+
+def describe_vocabulary(path, size, model_config, has_checkpoint):
+    """Which vocabulary is used, in a line.
+
+    Args:
+        path: Vocabulary.
+        size: Its WordPieces.
+        model_config: `ModelConfig`.
+        has_checkpoint: Whether the model's embeddings were learned for some vocabulary already.
+
+    Raises:
+        InputError: they were learned for a larger one. A model whose rows were rounded up to a multiple of 8
+            passes, and so does one that starts at random.
+    """
+    line = f"vocabulary {path}, {size:,} WordPieces"
+    num_more = model_config.vocab_size - size
+    if not num_more:
+        return line
+    if has_checkpoint and (num_more > MOST_PADDING or model_config.vocab_size % 8):
+        raise InputError(
+            f"`vocab_file` must be the one that `init_checkpoint` was trained with, of its "
+            f"vocab_size={model_config.vocab_size}. Received: {path}, of {size}."
+        )
+    return f"{line}; the model has {num_more:,} more rows, which no text uses"
 
 
 def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder, tell, show_row):
@@ -129,6 +169,7 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     steps = LoopSteps(
         config.num_train_steps(len(data.sequences)), config.log_steps, config.save_checkpoints_steps
     )
+    tell(f"plan       {steps.num_train_steps:,} steps of {config.train_batch_size} sequences")
     updates = plan_updates(
         data.sequences.lengths,
         steps.num_train_steps,
@@ -157,6 +198,8 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         run_directory.start_run(folder, config, facts)
         (folder / VOCAB_FILE).write_bytes(vocab_text)
     run_directory.remove_partial(folder)
+    if first_step < steps.num_train_steps:
+        run_directory.record_segment(folder, first_step, keras.backend.backend())
     tell(_describe_steps(config, data, updates, steps))
     log = metrics_log.MetricsLog(folder / "metrics.csv", _columns(objective), first_step)
     hooks = training.Hooks(
@@ -173,6 +216,56 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     if engine.num_train_traces:
         tell(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
+
+
+def check_vocabulary(config, path, size, model_config, tell):
+    """Tell which vocabulary is used, once it is found to be the model's.
+
+    Args:
+        config: `FinetuneConfig`.
+        path, size: Of the vocabulary.
+        model_config: `ModelConfig`.
+        tell: Called with a line.
+
+    Raises:
+        InputError: as `describe_vocabulary` and, without training, `check_as_trained`.
+    """
+    tell(describe_vocabulary(path, size, model_config, bool(config.init_checkpoint)))
+    if not config.do_train:
+        check_as_trained(config, path)
+
+
+def check_as_trained(config, vocab_path):
+    """Check that a model which is used without training reads texts as it did in the run that trained it.
+
+    Only runs of ours tell, by their `run.json`.
+
+    Raises:
+        InputError: `do_lower_case` or the vocabulary differs.
+    """
+    start = Path(config.init_checkpoint)
+    path = (start.parent if checkpoint.NAME.fullmatch(start.name) else start) / run_directory.RUN_FILE
+    if not path.is_file():
+        return
+    run = load_json(path)
+    do_lower_case = run.get("flags", {}).get("do_lower_case", config.do_lower_case)
+    if do_lower_case != config.do_lower_case:
+        raise InputError(
+            f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
+            f"Received: {config.do_lower_case}."
+        )
+    checksum = file_sha256(vocab_path)
+    if run.get("data", {}).get("vocab_sha256", checksum) != checksum:
+        raise InputError(
+            f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
+            f"Received: {vocab_path}, another one."
+        )
+
+
+def write_flags(config, folder):
+    """Write down the flags of a run without training, unless the folder holds a training, with its own."""
+    if not (folder / run_directory.RUN_FILE).exists():
+        write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
 
 
 def load_model(config, model_config, objective, tell):
@@ -216,6 +309,12 @@ def predict_packed(config, model, sequences):
     )
     forward = compiled(lambda batch: model(batch, training=False), model)
     return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
+
+
+def show_row(row):
+    """Print a row of the log where no progress bar shows it: in a batch job's file."""
+    if not sys.stderr.isatty():
+        print(describe_row(row), flush=True)
 
 
 def check_sequences(sequences, what):

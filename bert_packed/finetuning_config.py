@@ -9,6 +9,8 @@ from bert_packed.config import DTYPES, MODEL_SIZES
 from data_gen.glue import TASK_NAMES
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.settings import InputError, check_settings, parse_depth, setting
+from data_gen.squad import check_files
+from data_gen.update_packs import check_depth
 
 SAMPLE_EPOCHS, SAMPLE_RATE = 120.0, 2e-3  # a random tiny model, learning a few questions by heart
 
@@ -28,7 +30,9 @@ class FinetuneConfig:
         f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json; empty = as stored with "
         "init_checkpoint",
     )
-    vocab_file: str = setting("", "WordPieces, one a line; empty = vocab.txt beside init_checkpoint")
+    vocab_file: str = setting(
+        "", "WordPieces, one a line; empty = vocab.txt in init_checkpoint, or beside a checkpoint-N or prefix"
+    )
     do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
     do_train: bool = setting(True, "whether to train; false takes init_checkpoint as it is", changeable=True)
     max_seq_length: int = setting(384, "tokens of a pack, and most of a sequence", minimum=8)
@@ -81,6 +85,8 @@ class FinetuneConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if getattr(self, name) < 0 and getattr(self, name) != -1:
                 raise InputError(f"`{name}` must be at least 0, or -1. Received: {getattr(self, name)}.")
+        check_files(self, ["vocab_file"])
+        check_depth(self.packing_algorithm, self.max_seq_length, self.max_sequences_per_pack)
         if not self.do_train and not self.init_checkpoint:
             raise InputError("`init_checkpoint` must be given unless --do_train. Received: nothing.")
 
@@ -101,7 +107,9 @@ class SquadConfig(FinetuneConfig):
     )
     do_predict: bool = setting(True, "whether to answer the questions of predict_file", changeable=True)
     learning_rate: float = setting(
-        0.0, f"peak learning rate; 0 = 5e-5, on the project's own questions {SAMPLE_RATE:g}", minimum=0
+        0.0,
+        f"peak learning rate; 0 = 5e-5, on the project's own questions from random {SAMPLE_RATE:g}",
+        minimum=0,
     )
     num_train_epochs: float = setting(
         0.0,
@@ -127,9 +135,11 @@ class SquadConfig(FinetuneConfig):
                 "`max_seq_length` must be at least max_query_length + 4. Received: "
                 f"max_seq_length={self.max_seq_length}, max_query_length={self.max_query_length}."
             )
+        used = (("do_train", "train_file"), ("do_predict", "predict_file"))
+        check_files(self, [name for task, name in used if getattr(self, task)])
         if self.is_sample:
             return
-        for task, name in (("do_train", "train_file"), ("do_predict", "predict_file")):
+        for task, name in used:
             if getattr(self, task) and not getattr(self, name):
                 raise InputError(f"`{name}` must be given unless --{task}=false. Received: nothing.")
 
@@ -140,7 +150,8 @@ class SquadConfig(FinetuneConfig):
 
     def resolved(self):
         """The config with the values that its zeros stand for."""
-        rate, epochs = (SAMPLE_RATE, SAMPLE_EPOCHS) if self.is_sample else (5e-5, 2.0)
+        rate = SAMPLE_RATE if self.is_sample and not self.init_checkpoint else 5e-5
+        epochs = SAMPLE_EPOCHS if self.is_sample else 2.0
         return dataclasses.replace(
             self,
             learning_rate=self.learning_rate or rate,

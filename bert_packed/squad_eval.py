@@ -11,7 +11,7 @@ import sys
 
 from data_gen.command_line import print_table, run, write_json
 from data_gen.settings import InputError, check_settings, setting
-from data_gen.squad import load_json, read_squad
+from data_gen.squad import check_files, load_json, read_squad
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -39,6 +39,7 @@ class EvalConfig:
         for name in ("data_file", "prediction_file"):
             if not getattr(self, name):
                 raise InputError(f"`{name}` must be given. Received: nothing.")
+        check_files(self, ["data_file", "prediction_file", "na_prob_file"])
 
 
 def normalize_answer(text):
@@ -70,15 +71,21 @@ def f1(prediction, truth, empty_matches=False):
 
 
 def is_version_2(questions):
-    """Whether questions are v2.0's: any of them without an answer."""
-    return any(question.is_impossible or not question.answers for question in questions)
+    """Whether questions are v2.0's: any of them says that it is impossible."""
+    return any(question.is_impossible for question in questions)
+
+
+def has_truths(questions):
+    """Whether there is anything to score by: an answer, or a question that has none by `is_impossible`."""
+    return any(question.answers or question.is_impossible for question in questions)
 
 
 def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=None):
     """Score predictions.
 
     Args:
-        questions: List of `squad.Question` with all their right answers.
+        questions: List of `squad.Question` with all their right answers. As v1.1, those without any do not
+            count; at least one has some. As v2.0, "" is right for them.
         predictions: Dict from id to answer; questions that are not in it count 0.
         na_probs: v2.0: dict from id to how likely the question has no answer; a missing one is 0.
         na_prob_thresh: Above it a question is taken to have none.
@@ -90,6 +97,8 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
         and their thresholds.
     """
     version_2 = is_version_2(questions) if version_2 is None else version_2
+    if not version_2:
+        questions = [question for question in questions if question.answers]
     raw = {}
     for question in questions:
         truths = _truths(question, version_2)
@@ -104,7 +113,7 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
         )
     if not version_2:
         return _means(raw, list(raw))
-    has_answer = {question.id: _truths(question, True) != [""] for question in questions}
+    has_answer = {question.id: bool(question.answers) for question in questions}
     answered = {identifier for identifier, answer in predictions.items() if identifier in raw}
     probs = na_probs or {}
     final = {
@@ -161,12 +170,19 @@ def _best_threshold(scores, predictions, na_probs, has_answer):
     return 100.0 * best / len(scores), threshold
 
 
-def warnings_about(questions, predictions):
-    """What is odd about predictions: list of lines."""
+def warnings_about(questions, predictions, version_2=None):
+    """What is odd about questions and predictions: list of lines; `version_2` as in `score`."""
+    version_2 = is_version_2(questions) if version_2 is None else version_2
+    unanswered = [] if version_2 else [question.id for question in questions if not question.answers]
     ids = {question.id for question in questions}
     missing = [question.id for question in questions if question.id not in predictions]
     unknown = [identifier for identifier in predictions if identifier not in ids]
     lines = []
+    if unanswered:
+        lines.append(
+            f"{len(unanswered)} of {len(ids)} questions have no answer, without is_impossible, and do not "
+            f"count, as {unanswered[0]}"
+        )
     if missing:
         lines.append(f"{len(missing)} of {len(ids)} questions without prediction count 0, as {missing[0]}")
     if unknown:
@@ -192,6 +208,10 @@ def main(config):
     questions = read_squad(config.data_file, for_training=False).questions
     predictions = read_predictions(config.prediction_file)
     version_2 = is_version_2(questions)
+    if not has_truths(questions):
+        raise InputError(
+            f"`data_file` must hold answers, or is_impossible. Received: {config.data_file}, without any."
+        )
     na_probs = None
     if config.na_prob_file:
         if not version_2:

@@ -19,7 +19,7 @@ def build_missing(do_lower_case=True):
         do_lower_case: As in `tokenization.make_tokenizer`.
 
     Returns:
-        Paths of the questions and of the vocabulary.
+        Path of the vocabulary.
     """
     folder = os.path.join(SAMPLE_DIR, "uncased" if do_lower_case else "cased")
     path = os.path.join(folder, "vocab.txt")
@@ -31,4 +31,4 @@ def build_missing(do_lower_case=True):
         os.makedirs(folder, exist_ok=True)
         tokenization.save_vocab(vocabulary, f"{path}.partial")
         os.replace(f"{path}.partial", path)  # a killed training leaves no half vocabulary
-    return str(QUESTIONS_FILE), path
+    return path

@@ -8,10 +8,13 @@ v2.0 adds `is_impossible`: the question then has no answer in its context.
 
 import dataclasses
 import json
+import re
 from pathlib import Path
+from unicodedata import category
 
 from data_gen.settings import InputError
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write them; no tokenizer reads them
 WHERE_NAMES = ("article", "paragraph", "question", "answer")
 
 
@@ -23,7 +26,8 @@ class Question:
         id: As in the file.
         text: The question.
         context_index: Index into `QuestionSet.contexts`.
-        answers: Tuple of `(text, start)`, start a character of the context; () where there is none.
+        answers: Tuple of `(text, start)`, start a character of the context; () where there is none. Scores go
+            by them even where the question `is_impossible`, as in the official script; training does not.
         is_impossible: v2.0: the context does not answer it.
     """
 
@@ -75,7 +79,7 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
             context = _field(path, paragraph, "context", str, where)
             contexts.append(context)
             for number, entry in enumerate(_field(path, paragraph, "qas", list, where), 1):
-                question = _question(path, entry, (*where, number), len(contexts) - 1)
+                question = _question(path, entry, (*where, number), len(contexts) - 1, for_training)
                 _check_id(path, question.id, (*where, number), ids)
                 if for_training:
                     _check_trainable(path, question, version_2_with_negative)
@@ -113,7 +117,19 @@ def load_json(path):
         raise InputError(f"{path} must be JSON of a sensible depth. Received: too many brackets.") from error
 
 
-def _question(path, entry, where, context_index):
+def check_files(config, names):
+    """Check that the files which some flags of a config name are there; empty flags pass.
+
+    Raises:
+        InputError: naming the first flag whose file is missing, or is a folder.
+    """
+    for name in names:
+        path = getattr(config, name)
+        if path and (not Path(path).exists() or Path(path).is_dir()):
+            raise InputError(f"`{name}` must be an existing file. Received: {path}.")
+
+
+def _question(path, entry, where, context_index, for_training):
     identifier = _field(path, entry, "id", str, where)
     is_impossible = entry.get("is_impossible", False)
     if not isinstance(is_impossible, bool):
@@ -132,7 +148,7 @@ def _question(path, entry, where, context_index):
         identifier,
         _field(path, entry, "question", str, where),
         context_index,
-        () if is_impossible else tuple(answers),
+        () if is_impossible and for_training else tuple(answers),
         is_impossible,
     )
 
@@ -161,12 +177,17 @@ def _misplaced(question, context):
     if not question.answers:
         return ""
     text, start = question.answers[0]
-    if not text.strip():
-        return "an empty answer"
+    if not any(map(_is_visible, text)):
+        return f"an empty answer, {text!a}" if text else "an empty answer"
     found = context[max(start, 0) : max(start, 0) + len(text)]
     if start < 0 or found != text:
         return f"answer {text!r} at answer_start {start}, where the context has {found!r}"
     return ""
+
+
+def _is_visible(character):
+    """Whether BERT's tokenizer makes anything of a character: it drops controls, format marks and spaces."""
+    return category(character)[0] not in "CZ" and character != "\ufffd"
 
 
 def _field(path, content, name, kind, where, default=None):
@@ -180,6 +201,11 @@ def _field(path, content, name, kind, where, default=None):
     if not isinstance(value, kind) or isinstance(value, bool):
         names = {list: "a list", str: "text", int: "a whole number"}
         raise InputError(f"{place}: {name!r} must be {names[kind]}. Received: {value!r:.80}.")
+    if kind is str and (found := LONE_SURROGATE.search(value)):
+        raise InputError(
+            f"{place}: {name!r} must be Unicode text. Received: {found[0]!a} at character {found.start()}, "
+            "half of a character."
+        )
     return value
 
 

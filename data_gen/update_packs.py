@@ -8,8 +8,10 @@ says how many sequences a step has: exactly that many are drawn, and then packed
     step 1              {7} {2 5 1}
     step 2              {8} and packs of the next epoch
 
-Which sequences a step has follows from the packs of unlimited depth, whatever the depth asked for: an
-unpacked run and a packed one see the same sequences in the same steps.
+Which sequences a step has follows from the packs that one fixed algorithm makes without a limit of depth: an
+unpacked run and a packed one, and those of any algorithm, see the same sequences in the same steps. The
+algorithm and the depth asked for then pack a step's sequences anew, where its packs are too deep or may not
+be the fewest.
 """
 
 import dataclasses
@@ -18,10 +20,15 @@ import numpy as np
 
 from data_gen.assemble import assemble_packs
 from data_gen.assignment import Packs, assign_sequences
-from data_gen.packing.algorithms import ALGORITHMS
+from data_gen.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from data_gen.packing.histogram import count_lengths
+from data_gen.packing.nnlshp import MAX_STRATEGIES
+from data_gen.packing.strategies import count_strategies
 from data_gen.schema import PackSpec
 from data_gen.sequences import to_offsets
+from data_gen.settings import InputError
+
+LEAST_SQUARES = ("nnlshp", "ennlshp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +60,17 @@ class Updates:
         return sum(len(packs.members) for packs in self.packs)
 
 
+def check_depth(algorithm, max_seq_length, depth):
+    """Raises `InputError` where an algorithm cannot pack to a depth: least squares lists every strategy."""
+    most = max_seq_length if depth == "max" else depth
+    if algorithm in LEAST_SQUARES and count_strategies(max_seq_length, most, MAX_STRATEGIES) > MAX_STRATEGIES:
+        raise InputError(
+            f"`max_sequences_per_pack` must be lower for packing_algorithm={algorithm}, which lists all "
+            f"strategies, at most {MAX_STRATEGIES:,}. Received: {depth} for max_seq_length={max_seq_length}, "
+            "which has more."
+        )
+
+
 def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algorithm, seed):
     """Plan all steps of a run.
 
@@ -62,14 +80,15 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
         batch_size: Sequences of each step; an epoch's rest is filled from the next epoch.
         max_seq_length: S.
         depth: Most sequences per pack, or "max".
-        algorithm: Key of `algorithms.ALGORITHMS`.
+        algorithm: Key of `algorithms.ALGORITHMS`, one that passes `check_depth`.
         seed: Whole number below 2**32; the epochs are shuffled by it.
 
     Returns:
         `Updates`.
     """
     pack = ALGORITHMS[algorithm]
-    plan = pack(count_lengths(lengths, max_seq_length), max_seq_length, "max")
+    draw = ALGORITHMS[DEFAULT_ALGORITHM]  # not every algorithm can do without a limit of depth
+    plan = draw(count_lengths(lengths, max_seq_length), max_seq_length, "max")
     limit = len(lengths) if depth == "max" else depth
     updates = []
     for groups in _draw(_endless_packs(plan, lengths, seed), num_updates, batch_size):

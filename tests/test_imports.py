@@ -87,6 +87,7 @@ RULES = {
             "data_gen.packing.*",
             "data_gen.schema",
             "data_gen.sequences",
+            "data_gen.settings",
         },
         {"numpy"},
     ),

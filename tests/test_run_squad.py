@@ -12,10 +12,11 @@ from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
 import run_squad
-from bert_packed import squad_eval
+from bert_packed import finetuning, squad_eval
 from bert_packed.finetuning_config import SquadConfig
 from data_gen import tokenization
 from data_gen.command_line import run
+from data_gen.settings import InputError
 from data_gen.squad import read_squad
 
 LENGTH = 48
@@ -100,6 +101,9 @@ def test_a_stopped_run_continues_bit_for_bit(packed, tmp_path, capsys):
         shutil.rmtree(stopped / name)
     assert command(**{**flags, "output_dir": stopped}) == 0
     text = capsys.readouterr().out
+    segments = json.loads((stopped / "run.json").read_text())["segments"]
+    assert [segment["first_step"] for segment in segments] == [0, 2]
+    assert "plan       6 steps of 4 sequences" in text
     assert "continues from" in text and "compiled   1 training program" in text
     for name in ("model.safetensors", "training.safetensors"):
         one, other = (load_file(path / "checkpoint-6" / name) for path in (folder, stopped))
@@ -126,6 +130,66 @@ def test_prediction_alone_finds_model_and_vocabulary(data, packed, tmp_path):
     assert command(**flags) == 0
     got = (tmp_path / "out" / "predictions.json").read_bytes()
     assert got == (folder / "predictions.json").read_bytes()
+    assert f"--init_checkpoint={folder}\n" in (tmp_path / "out" / "resolved.flags").read_text()
+
+
+def test_the_vocabulary_is_the_checkpoints(packed, tmp_path):
+    """What lies beside a whole model is another one's; beside a run's checkpoint it is the run's."""
+    _, folder, _ = packed
+    model = tmp_path / "model"
+    shutil.copytree(folder / "checkpoint-6", model)
+    (tmp_path / "vocab.txt").write_text("another")
+    config = SquadConfig(output_dir="x", init_checkpoint=str(model))
+    with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab.txt"):
+        finetuning.find_vocab(config)
+    for start in (folder, folder / "checkpoint-6"):
+        config = SquadConfig(output_dir="x", init_checkpoint=str(start))
+        assert finetuning.find_vocab(config) == folder / "vocab.txt"
+    (tmp_path / "bert_model.ckpt.index").touch()
+    config = SquadConfig(output_dir="x", init_checkpoint=str(tmp_path / "bert_model.ckpt"))
+    assert finetuning.find_vocab(config) == tmp_path / "vocab.txt"
+
+
+def test_own_questions_take_the_checkpoints_vocabulary(packed, tmp_path, capsys, monkeypatch):
+    _, folder, _ = packed
+    monkeypatch.chdir(tmp_path)
+    flags = {"max_seq_length": LENGTH, "max_query_length": 16, "doc_stride": 16, "num_train_epochs": 0.1}
+    assert command(**flags, init_checkpoint=folder, output_dir=tmp_path / "run", do_predict="false") == 0
+    assert f"vocabulary {folder / 'vocab.txt'}, " in capsys.readouterr().out
+    assert not list(tmp_path.glob("sample_data"))  # none was trained
+    assert "--learning_rate=5e-05" in (tmp_path / "run" / "resolved.flags").read_text()
+
+
+def test_a_vocabulary_that_is_not_the_checkpoints_is_an_error():
+    model = dataclasses.replace(CONFIG, vocab_size=30528)
+    assert finetuning.describe_vocabulary("v", 30528, model, True) == "vocabulary v, 30,528 WordPieces"
+    padded = finetuning.describe_vocabulary("v", 30522, model, True)
+    assert padded.endswith("30,522 WordPieces; the model has 6 more rows, which no text uses")
+    for size, rows in ((8192, 30528), (30520, 30522)):
+        model = dataclasses.replace(CONFIG, vocab_size=rows)
+        with pytest.raises(InputError, match=rf"of its vocab_size={rows}. Received: v, of {size}"):
+            finetuning.describe_vocabulary("v", size, model, True)
+        assert "more rows" in finetuning.describe_vocabulary("v", size, model, False)
+
+
+def test_prediction_reads_texts_as_the_training_did(data, packed, tmp_path, capsys):
+    _, folder, _ = packed
+    other = tmp_path / "vocab.txt"
+    *words, last, before = data["vocab_file"].read_text().splitlines()
+    other.write_text("".join(f"{word}\n" for word in (*words, before, last)))
+    sizes = {
+        name: data[name] for name in ("predict_file", "max_seq_length", "doc_stride", "max_query_length")
+    }
+    for start in (folder, folder / "checkpoint-6"):
+        flags = {**sizes, "init_checkpoint": start, "do_train": "false", "output_dir": tmp_path / "out"}
+        for change, message in (
+            ({"do_lower_case": "false"}, "`do_lower_case` must be as in the training"),
+            ({"vocab_file": other}, "`vocab_file` must be the one that `init_checkpoint` was trained with"),
+        ):
+            assert command(**flags, **change) == 2
+            error = capsys.readouterr().err
+            assert message in error and len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_version_2(data, packed, tmp_path):
@@ -159,7 +223,13 @@ def test_version_2(data, packed, tmp_path):
             "`max_seq_length` must have at most the model's max_position_embeddings=48. Received: 64",
         ),
         ({"max_sequences_per_pack": 0}, "must be a whole number of at least 1, or the word max"),
-        ({"train_file": "missing.json"}, "missing.json"),
+        (
+            {"packing_algorithm": "nnlshp", "max_seq_length": 384},
+            "`max_sequences_per_pack` must be lower for packing_algorithm=nnlshp",
+        ),
+        ({"train_file": "missing.json"}, "`train_file` must be an existing file. Received: missing.json"),
+        ({"predict_file": "."}, "`predict_file` must be an existing file. Received: ."),
+        ({"vocab_file": "missing.txt"}, "`vocab_file` must be an existing file. Received: missing.txt"),
     ],
 )
 def test_mistakes_are_one_line(data, tmp_path, capsys, change, message):
@@ -167,6 +237,19 @@ def test_mistakes_are_one_line(data, tmp_path, capsys, change, message):
     error = capsys.readouterr().err
     assert message in error and len(error.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_contexts_without_a_word_are_answered_with_nothing(packed, tmp_path, capsys):
+    _, folder, _ = packed
+    path = write(tmp_path / "a.json", (" \u200b", [entry("1", "Who?"), entry("2", "When?")]))
+    flags = {"init_checkpoint": folder, "predict_file": path, "do_train": "false"}
+    flags |= {"max_seq_length": LENGTH, "max_query_length": 16, "output_dir": tmp_path / "out"}
+    assert command(**flags) == 0
+    assert json.loads((tmp_path / "out" / "predictions.json").read_text()) == {"1": "", "2": ""}
+    assert "warning: 2 questions whose context has no word" in capsys.readouterr().out
+    flags = {**flags, "do_train": "true", "do_predict": "false", "train_file": path}
+    assert command(**flags) == 2  # no answer to learn
+    assert "must have an answer to train on" in capsys.readouterr().err
 
 
 def test_bad_answers_are_an_error_unless_skipped(data, tmp_path, capsys):

@@ -3,6 +3,7 @@
 import pytest
 from squad_files import CONTEXT, QUESTIONS, entry, write
 
+from data_gen import tokenization
 from data_gen.settings import InputError
 from data_gen.squad import read_squad
 
@@ -72,6 +73,24 @@ def test_bad_files(tmp_path, text, message):
         read_squad(path, for_training=False)
 
 
+@pytest.mark.parametrize("place", ["context", "question", "answer"])
+def test_half_characters_are_named_and_whole_ones_read(tmp_path, place):
+    def text(name):
+        return "ab\ud800c" if name == place else "ab\U0001f600c"
+
+    path = write(
+        tmp_path / "a.json", (text("context"), [entry("1", text("question"), text("answer"), start=0)])
+    )
+    with pytest.raises(
+        InputError, match=r"must be Unicode text. Received: '\\ud800' at character 2"
+    ) as error:
+        read_squad(path, for_training=False)
+    str(error.value).encode()
+    place = "none"
+    path = write(tmp_path / "a.json", (text("context"), [entry("1", text("question"), "ab", start=0)]))
+    assert read_squad(path, for_training=True).contexts == ("ab\U0001f600c",)
+
+
 def test_ids_are_unique(tmp_path):
     path = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?")]), (CONTEXT, [entry("1", "?")]))
     with pytest.raises(
@@ -104,3 +123,20 @@ def test_answers_that_are_not_in_their_context(tmp_path):
     assert [question.id for question in found.questions] == ["1"]
     assert found.num_skipped == {"answers not in their context": 4}
     assert len(read_squad(path, for_training=False).questions) == 5
+
+
+@pytest.mark.parametrize("answer", ["\u200b", "\u00a0\u200e", "\x00", "\ufffd"])
+def test_answers_that_no_token_stands_for_are_bad(tmp_path, answer):
+    context = f"one {answer} two"
+    path = write(
+        tmp_path / "a.json",
+        (context, [entry("1", "?", "two", context), entry("2", "?", answer, context)]),
+    )
+    with pytest.raises(InputError, match=r"question 2: an answer must stand .* an empty answer"):
+        read_squad(path, for_training=True)
+    found = read_squad(path, for_training=True, skip_bad_answers=True)
+    assert [question.id for question in found.questions] == ["1"]
+    assert found.num_skipped == {"answers not in their context": 1}
+    # The tokenizer indeed makes nothing of it
+    vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, "one", "two"))
+    assert tokenization.encode_sentences(tokenization.make_tokenizer(vocabulary, True), [answer]) == [[]]

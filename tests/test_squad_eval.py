@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from squad_files import QUESTIONS, entry, write
+from squad_files import CONTEXT, QUESTIONS, entry, write
 
 from bert_packed import squad_eval
 from bert_packed.squad_eval import exact_match, f1, normalize_answer, score
@@ -86,6 +86,39 @@ def test_v2_thresholds():
     assert score(questions, missing, probs, na_prob_thresh=0.5)["exact_match"] == 75.0
 
 
+def test_v2_has_answer_by_the_list_of_answers():
+    """As in the official script, also where an answer is but an article, or is_impossible says otherwise."""
+    article = question("1", "The")
+    listed = Question("2", "?", 0, (("cat", 0),), True)
+    scores = score([article, listed, question("3")], {"1": "", "2": "cat", "3": "dog"}, {"1": 5.0})
+    assert (scores["HasAns_total"], scores["NoAns_total"]) == (2, 1)
+    # Above the threshold: taken to have no answer, which the list contradicts
+    assert (scores["HasAns_exact_match"], scores["NoAns_exact_match"]) == (50.0, 0.0)
+
+
+def test_impossible_questions_keep_listed_answers_for_scores_only(tmp_path):
+    path = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?", "1843", is_impossible=True)]))
+    assert read_squad(path, False).questions[0].answers == (("1843", CONTEXT.find("1843")),)
+    assert read_squad(path, True, version_2_with_negative=True).questions[0].answers == ()
+
+
+def test_v1_questions_without_answer_are_told_and_do_not_count(tmp_path, capsys):
+    questions = [question("1", "cat"), Question("2", "?", 0, (), False)]
+    assert score(questions, {"1": "cat", "2": "dog"}) == {"exact_match": 100.0, "f1": 100.0, "total": 1}
+    told = "1 of 2 questions have no answer, without is_impossible, and do not count, as 2"
+    assert squad_eval.warnings_about(questions, {"1": "cat", "2": "dog"}) == [told]
+    assert squad_eval.warnings_about(questions, {"1": "cat", "2": "dog"}, version_2=True) == []
+    data = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?")]))
+    (tmp_path / "p.json").write_text('{"1": "x"}')
+    assert command(data_file=data, prediction_file=tmp_path / "p.json") == 2
+    assert "`data_file` must hold answers, or is_impossible" in capsys.readouterr().err
+
+
+def test_impossible_questions_alone_can_be_scored():
+    assert squad_eval.has_truths([question("1")])
+    assert score([question("1")], {"1": ""})["NoAns_f1"] == 100.0
+
+
 def command(**flags):
     return run(
         squad_eval.main,
@@ -122,6 +155,8 @@ def test_command_on_bad_input(tmp_path, capsys):
     predictions.write_text("{}")
     assert command(data_file=data, prediction_file=predictions, na_prob_file=predictions) == 2
     assert "`na_prob_file` must be left out for v1.1 data" in capsys.readouterr().err
+    assert command(data_file=tmp_path / "none.json", prediction_file=predictions) == 2
+    assert "`data_file` must be an existing file. Received: " in capsys.readouterr().err
     assert command(data_file=data) == 2
     assert "`prediction_file` must be given" in capsys.readouterr().err
 

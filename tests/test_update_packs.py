@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from data_gen.packing.algorithms import ALGORITHM_NAMES
 from data_gen.sequences import make_sequences
-from data_gen.update_packs import assemble_filled, by_slot, pack_all, plan_updates
+from data_gen.settings import InputError
+from data_gen.update_packs import assemble_filled, by_slot, check_depth, pack_all, plan_updates
 
 LENGTHS = np.random.default_rng(0).integers(3, 16, 101).astype(np.int64)
 
@@ -49,6 +51,24 @@ def test_packed_and_unpacked_runs_see_the_same_sequences_in_each_step():
     assert packed.packing_factor > shallow.packing_factor > unpacked.packing_factor == 1
     assert unpacked.num_packs == 16
     assert step_members(packed) != step_members(plan("max", seed=4))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+def test_every_algorithm_packs_long_sequences_and_sees_the_same_ones(algorithm):
+    lengths = np.random.default_rng(2).integers(60, 200, 24).astype(np.int64)
+    check_depth(algorithm, 384, 3)
+    updates = plan_updates(lengths, 3, 8, 384, 3, algorithm, 0)
+    unpacked = plan_updates(lengths, 3, 8, 384, 1, "cghp", 0)
+    assert step_members(updates) == step_members(unpacked)
+    assert updates.spec.max_sequences_per_pack <= 3 and updates.packing_factor > 1
+    assert sorted(pack_all(lengths, 384, 3, algorithm)[0].members.tolist()) == list(range(24))
+
+
+@pytest.mark.parametrize("algorithm", ["nnlshp", "ennlshp"])
+def test_depths_that_least_squares_cannot_list_are_refused(algorithm):
+    for depth in ("max", 20):
+        with pytest.raises(InputError, match=f"`max_sequences_per_pack` must be lower .* Received: {depth}"):
+            check_depth(algorithm, 384, depth)
 
 
 def test_longer_runs_begin_alike():
