@@ -16,7 +16,7 @@ class AnswerHead(keras.layers.Layer):
 
     def __init__(self, config, name=QUESTION_ANSWERING, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.output_dense = dense(2, config, "output")
+        self.output_dense = dense(2, config, "output", dtype="float32")
 
     def build(self, hidden_shape):
         self.output_dense.build(hidden_shape)
@@ -24,7 +24,7 @@ class AnswerHead(keras.layers.Layer):
 
     def call(self, hidden_BSD):
         """Float `[B, S, D]` to two float32 `[B, S]`: logits of starts and of ends."""
-        logits_BS2 = ops.cast(self.output_dense(hidden_BSD), "float32")
+        logits_BS2 = self.output_dense(hidden_BSD)
         return logits_BS2[..., 0], logits_BS2[..., 1]
 
 
@@ -34,7 +34,7 @@ class ClassificationHead(keras.layers.Layer):
     def __init__(self, config, num_classes, name=CLASSIFICATION, **kwargs):
         super().__init__(name=name, **kwargs)
         self.pooler = dense(config.hidden_size, config, "pooler")
-        self.classifier = dense(num_classes, config, "classifier")
+        self.classifier = dense(num_classes, config, "classifier", dtype="float32")
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def build(self, hidden_shape, *_):
@@ -45,7 +45,7 @@ class ClassificationHead(keras.layers.Layer):
     def call(self, hidden_BSD, positions_BK, training=None):
         """Float32 logits `[B, K, C]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
         pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
-        return ops.cast(self.classifier(self.dropout(pooled_BKD, training=training)), "float32")
+        return self.classifier(self.dropout(pooled_BKD, training=training))
 
 
 class PackedBertForQuestionAnswering(keras.Model):
