@@ -114,11 +114,23 @@ def write_json(path, content):
     partial.replace(path)
 
 
+class _StandardError(logging.StreamHandler):
+    """Writes to the standard error of the moment: a program that calls `run` may replace it in between."""
+
+    @property
+    def stream(self):
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _):
+        """Nothing to keep: the parent sets what it found when it was made."""
+
+
 def _show_log():
     """Show what library code logs, such as a job's summary, on standard error."""
     logger = logging.getLogger("data_gen")
     if not logger.handlers:
-        handler = logging.StreamHandler()
+        handler = _StandardError()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

@@ -182,7 +182,7 @@ def test_saved_model_under_another_backend_is_refused(trained, tmp_path, capsys)
         ({"output_dir": "{full}"}, "`output_dir` must be missing or empty"),
         ({"init_checkpoint": "{full}"}, "`init_checkpoint` must be a folder"),
         ({"init_checkpoint": ""}, "`init_checkpoint` must be given"),
-        ({"init_checkpoint": "."}, "`init_checkpoint` must hold bert_config.json"),
+        ({"init_checkpoint": "."}, "`init_checkpoint` must be a folder"),
         ({"output_dir": "."}, "`output_dir` must not be the current folder"),
         ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
         pytest.param(

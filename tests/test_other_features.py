@@ -120,6 +120,7 @@ def test_packs_of_other_features_have_no_verifier_and_that_is_said(tmp_path, cap
     out = tmp_path / "out"
     pack(PackConfig(input_file=path, output_dir=str(out), features=PAIRS, num_shards=1))
     argv = ["v.py", f"--input_file={path}", f"--packed_file={out}/*.tfrecord"]
+    capsys.readouterr()  # the summary, shown where a command has run before
     assert run(verify_tfrecords.main, verify_tfrecords.VerifyConfig, verify_tfrecords.DESCRIPTION, argv) == 2
     assert capsys.readouterr().err == (
         "v.py: error: `packed_file` must be packs of BERT's records: those of --features have no verifier. "
