@@ -68,3 +68,12 @@ def test_a_compiled_function_sees_new_weights():
     after = np.asarray(forward(packed))
     assert np.abs(after - before).max() > 1e-2
     np.testing.assert_allclose(after, np.asarray(model.encode(packed)), atol=1e-5)
+
+
+def test_gradients_inside_another_program_are_the_same():
+    """As the audit takes them: the engine's own program cannot be part of one, its options belong to a whole."""
+    engine = training_engine()
+    want, _ = engine.gradients(batch_at(0), training=False)
+    got = compiled(lambda batch: engine.gradients(batch, training=False)[0], engine.model)(batch_at(0))
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6 * float(np.abs(other).max()) + 1e-9)

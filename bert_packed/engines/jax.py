@@ -93,10 +93,12 @@ class JaxEngine:
     def gradients(self, batch, training=True):
         """Normalised gradients and sums of a batch, one per trainable variable."""
         state = self.state()
-        # Compiled: operation by operation, JAX would compile each of them by itself
-        gradients, sums, other = self._compiled_gradients(
-            state["trainable"], state["other"], batch, training=training
-        )
+        values = state["trainable"], state["other"], batch
+        # Compiled: operation by operation, JAX would compile each of them by itself. Not inside another
+        # program, such as the audit's, which decides on its own compilation
+        is_traced = any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves(values))
+        compute = self._accumulate if is_traced else self._compiled_gradients
+        gradients, sums, other = compute(*values, training=training)
         if training:  # without dropout no seed has moved, and who compiles this must not assign
             _assign(self.model.non_trainable_variables, other)
         return gradients, sums
