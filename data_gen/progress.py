@@ -36,7 +36,7 @@ _now = _Now()
 
 def follow(tell):
     """From now on call `tell` with how much more is done, in the unit of the steps' sizes; None: nobody."""
-    _now.tell = tell
+    _now.tell, _now.next_time = tell, 0.0
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """From text to files: every record follows from the seed, splits never mix, mistakes end in one line."""
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -295,8 +296,15 @@ def test_help_and_interrupt(tmp_path):
     begun = run_dir / ".incomplete" / "work" / "identity.json"
     while process.poll() is None and not begun.exists():
         pass
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    try:
+        for _ in range(3):
+            # Again, as a user would: Python drops an interrupt that falls into a callback of its own imports
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, error = process.communicate(timeout=30)
+                break
+    finally:
+        process.kill()
     assert process.returncode == 130, error
     assert "interrupted; the same command continues" in error and "Traceback" not in error
     assert begun.exists()

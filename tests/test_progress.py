@@ -87,6 +87,15 @@ def test_a_step_that_fails_tells_no_more_than_it_did(monkeypatch):
     assert found == [3]
 
 
+def test_a_new_listener_is_told_at_once():
+    """What was told another before does not count."""
+    for _ in range(2):
+        found = []
+        with progress.following(found.append), progress.step(10):
+            progress.advance(3)
+            assert found == [3]
+
+
 def test_telling_is_rare():
     found = []
     with progress.following(found.append), progress.step(10_000):
