@@ -61,25 +61,16 @@ def main(config):
     # Both files are read before training: a mistake in the second would show after hours
     held_out = windows_of(config.predict_file, False) if config.do_predict else None
     with run_directory.locked(config.output_dir) as folder:
-        if config.do_train:
+
+        def read_training():
             _, windows = windows_of(config.train_file, True)
-            model, stopped_by = finetuning.fine_tune(
-                config,
-                model_config,
-                objective,
-                _training_data(windows),
-                {"train_file": [config.train_file]},
-                vocab_path,
-                folder,
-                print,
-                finetuning.show_row,
-            )
-            if stopped_by:
-                print("stopped after saving; the same command continues", file=sys.stderr)
-                return 128 + stopped_by
-        else:
-            model = finetuning.load_model(config, model_config, objective, print)
-            finetuning.write_flags(config, folder)
+            return _training_data(windows), {"train_file": [config.train_file]}
+
+        model, stopped_by = finetuning.train_or_load(
+            config, model_config, objective, read_training, vocab_path, folder
+        )
+        if stopped_by:
+            return 128 + stopped_by
         if config.do_predict:
             _predict(config, model, *held_out, folder)
     return 0

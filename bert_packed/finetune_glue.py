@@ -46,25 +46,16 @@ def main(config):
     # Before training: a mistake in it would show after hours
     held_out = read("dev.tsv")[1] if config.do_eval else None
     with run_directory.locked(config.output_dir) as folder:
-        if config.do_train:
+
+        def read_training():
             path, data = read("train.tsv")
-            model, stopped_by = finetuning.fine_tune(
-                config,
-                model_config,
-                objective,
-                data,
-                {"train.tsv": [path]},
-                vocab_path,
-                folder,
-                print,
-                finetuning.show_row,
-            )
-            if stopped_by:
-                print("stopped after saving; the same command continues", file=sys.stderr)
-                return 128 + stopped_by
-        else:
-            model = finetuning.load_model(config, model_config, objective, print)
-            finetuning.write_flags(config, folder)
+            return data, {"train.tsv": [path]}
+
+        model, stopped_by = finetuning.train_or_load(
+            config, model_config, objective, read_training, vocab_path, folder
+        )
+        if stopped_by:
+            return 128 + stopped_by
         if config.do_eval:
             _evaluate(config, task, model, held_out, folder)
     return 0

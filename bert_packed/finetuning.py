@@ -268,6 +268,27 @@ def write_flags(config, folder):
         write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
 
 
+def train_or_load(config, model_config, objective, read_training, vocab_path, folder):
+    """The model of a command: trained with `--do_train`, else as its checkpoint has it.
+
+    Args:
+        config, model_config, objective, vocab_path, folder: As in `fine_tune`.
+        read_training: Function to `data` and `inputs` of `fine_tune`; called only to train.
+
+    Returns:
+        As of `fine_tune`.
+    """
+    if not config.do_train:
+        model = load_model(config, model_config, objective, print)
+        write_flags(config, folder)
+        return model, None
+    data, inputs = read_training()
+    found = fine_tune(config, model_config, objective, data, inputs, vocab_path, folder, print, show_row)
+    if found[1]:
+        print("stopped after saving; the same command continues", file=sys.stderr)
+    return found
+
+
 def load_model(config, model_config, objective, tell):
     """The model of a config as its checkpoint has it, without training.
 

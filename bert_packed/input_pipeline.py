@@ -16,7 +16,7 @@ from data_gen.packing.online import OnlinePacker
 from data_gen.read_unpacked import read_unpacked
 from data_gen.settings import InputError
 
-# Names in a record -> names in model code; `segment_ids` means two things in the field, so it stops here
+# Names in a record -> names in model code: the record's name of A/B means two things in the field
 BATCH_NAMES = {
     schema.INPUT_IDS: "token_ids",
     schema.INPUT_MASK: "sequence_ids",

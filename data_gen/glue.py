@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from data_gen.sequences import make_sequences
+from data_gen.sequences import make_unlabelled
 from data_gen.settings import InputError
 from data_gen.tokenization import encode_sentences
 
@@ -117,14 +117,10 @@ def make_glue_sequences(texts, tokenizer, vocabulary, max_seq_length, path=""):
             tokens.extend((*part[:size], vocabulary.sep_id))
             type_ids.extend([number] * (size + 1))
         lengths.append(1 + sum(sizes) + len(sizes))
-    sequences = make_sequences(
+    sequences = make_unlabelled(
         tokens,
         type_ids,
         lengths,
-        prediction_positions=[],
-        prediction_ids=[],
-        num_predictions=np.zeros(len(lengths), np.int64),
-        next_sentence_labels=np.zeros(len(lengths)),
         record_numbers=np.arange(1, len(lengths) + 1),
         path=str(path),
     )

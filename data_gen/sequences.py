@@ -92,6 +92,21 @@ def make_sequences(
     )
 
 
+def make_unlabelled(tokens, token_type_ids, lengths, record_numbers, path):
+    """`make_sequences` of inputs that have neither predictions nor a next-sentence label."""
+    return make_sequences(
+        tokens,
+        token_type_ids,
+        lengths,
+        prediction_positions=[],
+        prediction_ids=[],
+        num_predictions=np.zeros(len(lengths), np.int64),
+        next_sentence_labels=np.zeros(len(lengths)),
+        record_numbers=record_numbers,
+        path=path,
+    )
+
+
 def concatenate(parts):
     """Join `Sequences`, at least one, in the order given."""
     files = tuple(dict.fromkeys(path for part in parts for path in part.files))

@@ -17,7 +17,7 @@ from unicodedata import category
 
 import numpy as np
 
-from data_gen.sequences import Sequences, make_sequences
+from data_gen.sequences import Sequences, make_unlabelled
 from data_gen.tokenization import encode_sentences
 
 NUM_SPECIAL = 3  # [CLS], and [SEP] after question and window
@@ -98,14 +98,10 @@ def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride
             windows.append(Window(index, len(head), start, size, is_best))
             spans.append(_span_in_window(answer, start, size, len(head)))
     return Windows(
-        make_sequences(
+        make_unlabelled(
             tokens,
             type_ids,
             lengths,
-            prediction_positions=[],
-            prediction_ids=[],
-            num_predictions=np.zeros(len(lengths), np.int64),
-            next_sentence_labels=np.zeros(len(lengths)),
             record_numbers=np.array([window.question_index + 1 for window in windows], np.int64),
             path=str(path),
         ),

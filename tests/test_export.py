@@ -1,15 +1,14 @@
 """Exports give elsewhere what the model gives here, and a checkpoint trained here opens in transformers."""
 
 import dataclasses
-import functools
 import json
-import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from packs import packed_and_unpacked
+from test_reference import import_reference
 from test_starting_weights import make_tensors, write_hugging_face
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
@@ -54,16 +53,6 @@ def batches():
     return packed_and_unpacked(7)
 
 
-@functools.cache
-def import_transformers():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch = pytest.importorskip("torch", reason="pip install -e '.[reference]'")
-        transformers = pytest.importorskip("transformers", reason="pip install -e '.[reference]'")
-    transformers.logging.set_verbosity_error()
-    return torch, transformers
-
-
 def assert_close(got, want):
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape
@@ -71,7 +60,7 @@ def assert_close(got, want):
 
 
 def test_a_trained_checkpoint_opens_in_transformers(trained, batches, tmp_path):
-    torch, transformers = import_transformers()
+    torch, transformers = import_reference()
     model, folder = trained
     assert run_export(init_checkpoint=folder, output_dir=tmp_path / "hf", format="hf") == 0
     reference, info = transformers.BertForPreTraining.from_pretrained(
@@ -124,7 +113,7 @@ def test_what_was_never_trained_is_not_exported(tmp_path):
 
 
 def test_tokenizer(trained, tmp_path):
-    _, transformers = import_transformers()
+    _, transformers = import_reference()
     vocabulary = [*SPECIAL_TOKENS, "pack", "##ed", "cafe"]
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     flags = {"init_checkpoint": trained[1], "output_dir": tmp_path / "hf"}

@@ -9,8 +9,7 @@ import tensorflow as tf
 from unpacked_records import list_unpacked, load, make_features, write_features
 
 from data_gen import record_frames, records, schema
-from data_gen.example_bytes import encode_varints, serialize_examples
-from data_gen.input_files import find_files
+from data_gen.example_bytes import serialize_examples
 from data_gen.read_packed import LayoutError, read_packed
 from data_gen.read_unpacked import read_unpacked
 from data_gen.sequences import concatenate, range_indices, take
@@ -34,37 +33,6 @@ def example(features):
 @pytest.fixture
 def unpacked(tmp_path):
     return write_features(tmp_path / "in.tfrecord", make_features([5, 8, 2, 7, 8], 8))
-
-
-@pytest.mark.parametrize("largest", [1, 127, 128, 16383, 16384, 2**16 - 1, 2**16, 2**21, 2**31 - 1, 2**40])
-def test_serialization_equals_tensorflow(largest):
-    values = np.random.default_rng(0).integers(0, largest, (20, 9), endpoint=True)
-    values[3, 2] = largest
-    features = {
-        "input_ids": values,
-        "next_sentence_labels": values[:, :1] % 2,
-        "masked_lm_weights": values[:, :3] % 2,
-    }
-    expected = [example({name: column[row] for name, column in features.items()}) for row in range(20)]
-    assert serialize_examples(features) == expected
-
-
-def test_serialization_does_not_depend_on_the_order_of_features():
-    features = make_features([3, 4], 5)
-    turned = dict(reversed(features.items()))
-    assert serialize_examples(features) == serialize_examples(turned)
-
-
-def test_serialization_refuses_negative_numbers_and_ragged_batches():
-    with pytest.raises(ValueError, match=r"must not be negative\. Received: -3"):
-        serialize_examples({"input_ids": np.array([[1, -3]])})
-    with pytest.raises(ValueError, match=r"shape \[n, length\]"):
-        serialize_examples({"input_ids": np.zeros((2, 3)), "input_mask": np.zeros((1, 3))})
-
-
-def test_varints():
-    content, ends = encode_varints(np.array([[1, 300], [5, 7]]))
-    assert list(content) == [1, 172, 2, 5, 7] and ends.tolist() == [3, 5]
 
 
 def test_written_file_is_read_back(tmp_path):
@@ -196,40 +164,6 @@ def test_range_indices():
 
 
 # Files
-
-
-def test_find_files_sorts_and_joins_patterns(tmp_path):
-    for name in ("b.txt", "a.txt", "c[1].txt", "other"):
-        (tmp_path / name).write_text("x")
-    (tmp_path / "folder.txt").mkdir()
-    pattern = f"{tmp_path}/*.txt, {tmp_path}/a.txt,{tmp_path}/c[1].txt"
-    assert [path.rsplit("/", 1)[1] for path in find_files(pattern, "input_file")] == [
-        "a.txt",
-        "b.txt",
-        "c[1].txt",
-    ]
-
-
-def test_a_glob_leaves_our_own_indexes_out(tmp_path):
-    for name in ("train-0.tfrecord", "train-0.provenance.npz", "train-1"):
-        (tmp_path / name).write_text("x")
-    found = find_files(f"{tmp_path}/train-*", "input_file")
-    assert found == [f"{tmp_path}/train-0.tfrecord", f"{tmp_path}/train-1"]
-    index = f"{tmp_path}/train-0.provenance.npz"
-    assert find_files(index, "input_file") == [index]  # the mistake of who names it shows when it is read
-    with pytest.raises(InputError, match="must match at least one file"):
-        find_files(f"{tmp_path}/*.npz", "input_file")
-
-
-def test_find_files_refuses_nothing_and_empty_files(tmp_path):
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(
-        InputError, match=r"`input_file` must match at least one file\. Received: '.*none-\*'"
-    ):
-        find_files(f"{tmp_path}/a.txt,{tmp_path}/none-*", "input_file")
-    (tmp_path / "b.txt").touch()
-    with pytest.raises(InputError, match=r"b\.txt, which is empty"):
-        find_files(f"{tmp_path}/*", "input_file")
 
 
 @pytest.mark.parametrize("content", [b"some text, longer than a header", b"\x1f\x8b" + bytes(50), b"short"])
