@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from finetuning_batches import packed_and_unpacked
 from safetensors.numpy import load_file
-from test_export import assert_close, import_transformers, run_export
+from test_export import assert_close, run_export
+from test_reference import import_reference
 from test_starting_weights import write_google, write_hugging_face
 from tiny import CONFIG
 
@@ -85,7 +86,7 @@ def test_google_names(head, tmp_path):
 
 @pytest.mark.parametrize("head", CLASSES)
 def test_transformers_computes_the_same(head, tmp_path):
-    torch, transformers = import_transformers()
+    torch, transformers = import_reference()
     model = make_model(head)
     save(tmp_path / "ours", model)
     assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
@@ -118,7 +119,7 @@ def test_transformers_computes_the_same(head, tmp_path):
 
 def test_a_head_of_transformers_is_read(tmp_path):
     """The other way: a model that transformers made answers here as it does there."""
-    torch, transformers = import_transformers()
+    torch, transformers = import_reference()
     torch.manual_seed(0)
     config = transformers.BertConfig(
         **{name: value for name, value in dataclasses.asdict(CONFIG).items() if "ablation" not in name}
