@@ -6,6 +6,7 @@ Legend: B packs per batch, S pack length, K sequences per pack, C classes.
 from keras import ops
 
 from bert_packed.layers import MASKED_SCORE
+from bert_packed.losses import nll_and_right
 
 LOSS_NAMES = ("loss",)
 COUNT_NAMES = ("num_sequences", "num_tokens")
@@ -76,12 +77,11 @@ def class_sums(outputs, batch):
     Returns:
         Dict of float32 scalars, keys `CLASS_SUM_NAMES`.
     """
-    labels_BK, weights_BK = batch["labels"], batch["slot_weights"]
-    nll_BK = ops.sparse_categorical_crossentropy(labels_BK, outputs["logits"], from_logits=True)
-    right_BK = ops.equal(ops.argmax(outputs["logits"], axis=-1), ops.cast(labels_BK, "int32"))
+    weights_BK = batch["slot_weights"]
+    nll_BK, right_BK = nll_and_right(outputs["logits"], batch["labels"])
     return {
         "loss": ops.sum(nll_BK * weights_BK),
-        "correct": ops.sum(ops.cast(right_BK, "float32") * weights_BK),
+        "correct": ops.sum(right_BK * weights_BK),
         **_counts(batch),
     }
 

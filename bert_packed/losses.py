@@ -56,14 +56,8 @@ def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
     """
     sequences_BP, nsp_weights_BK = batch["prediction_sequences"], batch["nsp_weights"]
     num_slots = nsp_weights_BK.shape[1]
-    nll_BP = ops.sparse_categorical_crossentropy(
-        batch["prediction_ids"], outputs["mlm_logits"], from_logits=True
-    )
-    nsp_nll_BK = ops.sparse_categorical_crossentropy(
-        batch["nsp_labels"], outputs["nsp_logits"], from_logits=True
-    )
-    right_BP = _right(outputs["mlm_logits"], batch["prediction_ids"])
-    nsp_right_BK = _right(outputs["nsp_logits"], batch["nsp_labels"])
+    nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
+    nsp_nll_BK, nsp_right_BK = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"])
     share_BP = prediction_weights(sequences_BP, num_slots, "per_sequence")
     used_BP = prediction_weights(sequences_BP, num_slots, "per_token")
     loss_weights_BP = share_BP if mlm_loss == "per_sequence" else used_BP
@@ -79,6 +73,30 @@ def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
         "num_sequences": ops.sum(nsp_weights_BK),
         "num_tokens": ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32")),
     }
+
+
+def nll_and_right(logits, labels):
+    """Negative log-likelihood of the labels, and 1 where no logit is larger than the label's.
+
+    Written out for the sake of logits over a vocabulary, the largest array of a step: the label's logit is
+    picked by comparison, which XLA fuses into the passes of the softmax, where `argmax`, a gather and its
+    gradient would be passes of their own.
+
+        logits [[1 3 2]], label [1]   ->   nll [log(e + e^3 + e^2) - 3], right [1]
+
+    Args:
+        logits: float32 `[..., C]`.
+        labels: Whole numbers 0..C-1, of any dtype, `[...]`.
+
+    Returns:
+        Two float32 `[...]`.
+    """
+    classes_C = ops.arange(logits.shape[-1], dtype="int32")
+    is_label = ops.equal(ops.cast(labels, "int32")[..., None], classes_C)
+    label_logits = ops.sum(ops.where(is_label, logits, 0.0), axis=-1)
+    largest = ops.stop_gradient(ops.max(logits, axis=-1))
+    log_sum = ops.log(ops.sum(ops.exp(logits - largest[..., None]), axis=-1)) + largest
+    return log_sum - label_logits, ops.cast(label_logits >= largest, "float32")
 
 
 def normalizers(batch, mlm_loss):
@@ -104,8 +122,3 @@ def _belongs(prediction_sequences_BP, num_slots):
     """float32 `[B, P, K]`: 1 where prediction p is of sequence k + 1."""
     slots_K = ops.arange(1, num_slots + 1, dtype="float32")
     return ops.cast(ops.equal(prediction_sequences_BP[:, :, None], slots_K), "float32")
-
-
-def _right(logits, labels):
-    """float32, 1 where the largest logit is the label's."""
-    return ops.cast(ops.equal(ops.argmax(logits, axis=-1), ops.cast(labels, "int32")), "float32")

@@ -4,10 +4,12 @@ import functools
 
 import numpy as np
 import pytest
+from keras import ops
 from packs import packed_and_unpacked
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
-from bert_packed.losses import normalizers, prediction_weights, pretraining_sums
+from bert_packed.engines.functional import gradient
+from bert_packed.losses import nll_and_right, normalizers, prediction_weights, pretraining_sums
 from bert_packed.metrics import SUM_NAMES, add_sums, means
 
 pytestmark = pytest.mark.both_backends
@@ -101,3 +103,25 @@ def test_sums_add_up_over_micro_batches(packed, outputs, mlm_loss):
 
 def test_means_of_nothing_are_zero():
     assert set(means(dict.fromkeys(SUM_NAMES, 0.0), "per_token").values()) == {0.0}
+
+
+def test_nll_is_that_of_a_softmax_and_so_is_its_gradient():
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(2, 5, 7)).astype(np.float32)
+    logits[0, 0] += 1e4  # exp of it is no float32
+    logits[0, 1, 3] = 1e4
+    labels = rng.integers(0, 7, (2, 5))
+    labels[0, 2], labels[0, 3] = logits[0, 2].argmax(), logits[0, 3].argmin()
+    nll, right = nll_and_right(ops.convert_to_tensor(logits), labels)
+    one_hot = np.eye(7)[labels]
+    want = -np.sum(log_softmax(logits.astype(np.float64), axis=-1) * one_hot, axis=-1)
+    np.testing.assert_allclose(nll, want, rtol=1e-5, atol=1e-3)  # 1e4 in float32 is known to 1e-3
+    np.testing.assert_array_equal(right, logits.argmax(-1) == labels)
+    assert right[0, 2] == 1
+    assert right[0, 3] == 0
+    found = gradient(lambda values: ops.sum(nll_and_right(values, labels)[0]))(ops.convert_to_tensor(logits))
+    np.testing.assert_allclose(found, softmax(logits.astype(np.float64), axis=-1) - one_hot, atol=1e-3)
+    rest = np.s_[1]  # without the large ones
+    np.testing.assert_allclose(
+        found[rest], softmax(logits[rest], axis=-1) - one_hot[rest], rtol=1e-4, atol=1e-6
+    )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import keras
 import numpy as np
 import pytest
 from packs import batch_of, random_sequence
@@ -14,7 +15,7 @@ from bert_packed import export
 from bert_packed.engines.variables import named_weights
 from bert_packed.losses import normalizers, pretraining_sums
 from bert_packed.reports import inference_benchmark, plain_bert, training_benchmark
-from bert_packed.reports.turns import median_ratio, quartiles, time_in_turns
+from bert_packed.reports.turns import median_interval, median_ratio, quartiles, time_in_turns
 from data_gen.command_line import run
 from data_gen.settings import InputError
 
@@ -42,6 +43,20 @@ def test_ratio_is_of_neighbouring_times():
 def test_quartiles():
     assert quartiles([4, 1, 3, 2, 5]) == [2, 3, 4]
     assert quartiles([7]) == [7, 7, 7]
+
+
+def test_median_interval():
+    # of 25 values the 8th and the 18th: the table of every textbook for the sign test
+    assert median_interval(list(range(24, -1, -1))) == (7, 17)
+    assert median_interval(list(range(6))) == (0, 5)
+    assert median_interval([3]) == (3, 3)
+
+
+def test_median_interval_holds_the_median_as_often_as_it_says():
+    samples = np.random.default_rng(0).exponential(size=(2000, 30))
+    intervals = [median_interval(list(sample)) for sample in samples]
+    share = np.mean([low <= np.log(2) <= high for low, high in intervals])
+    assert 0.94 < share < 0.97
 
 
 def our_path(plain_path):
@@ -92,6 +107,7 @@ def run_training_benchmark(tmp_path, config_file, *more):
     return {row["way"]: row for row in json.loads((tmp_path / "table.json").read_text())}
 
 
+@pytest.mark.both_backends
 def test_training_benchmark(tmp_path, tiny_config_file, capsys):
     rows = run_training_benchmark(tmp_path, tiny_config_file)
     assert list(rows) == ["plain", "packed", "unpacked"]
@@ -101,6 +117,7 @@ def test_training_benchmark(tmp_path, tiny_config_file, capsys):
     factor = float(printed.split("packing factor ")[1].split()[0])
     assert 1.2 < factor < 3
     assert "overhead of packing" in printed
+    assert ("by XLA's count" in printed) == (keras.backend.backend() == "jax")
 
 
 def test_training_benchmark_against_the_reference(tmp_path, tiny_config_file, capsys):

@@ -86,6 +86,14 @@ class JaxEngine:
             _assign(variables, state[kind])
         return sums
 
+    def count_train_step(self, batch):
+        """What XLA counts in the compiled training step: dict with `flops` and `bytes accessed`.
+
+        Compiles the step once more, for these shapes; nothing is computed.
+        """
+        counts = self.compiled_train_step.lower(self.state(), batch).compile().cost_analysis()
+        return {name: counts[name] for name in ("flops", "bytes accessed")}
+
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update."""
         return self.compiled_eval_step(self.state(), batch)

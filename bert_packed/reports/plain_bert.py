@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from bert_packed.layers import MaskedLanguageModelHead, PackedEmbeddings, TransformerBlock, dense
+from bert_packed.losses import nll_and_right
 
 SUM_NAMES = ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct", "num_predictions", "num_sequences")
 
@@ -79,15 +80,13 @@ def plain_sums(outputs, batch):
     """
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
     nsp_labels_B = batch["nsp_labels"][:, 0]
-    nll_BP = ops.sparse_categorical_crossentropy(
-        batch["prediction_ids"], outputs["mlm_logits"], from_logits=True
-    )
-    nsp_nll_B = ops.sparse_categorical_crossentropy(nsp_labels_B, outputs["nsp_logits"], from_logits=True)
+    nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
+    nsp_nll_B, nsp_right_B = nll_and_right(outputs["nsp_logits"], nsp_labels_B)
     return {
         "mlm_loss": ops.sum(nll_BP * used_BP),
         "nsp_loss": ops.sum(nsp_nll_B),
-        "mlm_correct": ops.sum(_right(outputs["mlm_logits"], batch["prediction_ids"]) * used_BP),
-        "nsp_correct": ops.sum(_right(outputs["nsp_logits"], nsp_labels_B)),
+        "mlm_correct": ops.sum(right_BP * used_BP),
+        "nsp_correct": ops.sum(nsp_right_B),
         "num_predictions": ops.sum(used_BP),
         "num_sequences": ops.cast(nsp_labels_B.shape[0], "float32"),
     }
@@ -97,7 +96,3 @@ def plain_normalizers(batch):
     """The denominators: the number of predictions, and of rows."""
     used = ops.sum(ops.cast(batch["prediction_sequences"] > 0, "float32"))
     return ops.maximum(used, 1.0), float(batch["nsp_labels"].shape[0])
-
-
-def _right(logits, labels):
-    return ops.cast(ops.equal(ops.argmax(logits, axis=-1), ops.cast(labels, "int32")), "float32")

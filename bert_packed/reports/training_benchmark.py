@@ -19,7 +19,8 @@ Measures training steps in turns: a BERT that knows nothing of packs (plain), th
 shape (packed), the packed BERT on one sequence a row (unpacked) and, with --reference, BertForPreTraining of
 transformers on torch with the same weights and rows.
 
-Prints medians, real tokens per second, and the overhead of packing. Dropout is on, as in training.
+Prints medians, real tokens per second, and the overhead of packing. Dropout is on, as in training. Under
+KERAS_BACKEND=jax also what XLA counts in each program, which no noise of the machine changes.
 """
 
 
@@ -44,12 +45,18 @@ class BenchmarkConfig:
 
 def main(config):
     """Measure, and print the table."""
-    choose_backend()
+    backend = choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.config import load_model_config
     from bert_packed.reports.benchmark_batches import make_batches
     from bert_packed.reports.data_benchmark import cpu_name
-    from bert_packed.reports.turns import median_ratio, quartiles, ratios, time_in_turns
+    from bert_packed.reports.turns import (
+        median_interval,
+        median_ratio,
+        quartiles,
+        ratios,
+        time_in_turns,
+    )
 
     model_config = load_model_config(config.bert_config_file)
     with tempfile.TemporaryDirectory() as folder:
@@ -62,22 +69,22 @@ def main(config):
             2,
             model_config,
         )
-    ways = {**_our_ways(model_config, packed, unpacked)}
+    engines = _our_engines(model_config)
+    data = {"plain": packed, "packed": packed, "unpacked": unpacked}
+    ways = {name: _way(engine, data[name]) for name, engine in engines.items()}
     if config.reference:
         ways["transformers"] = _torch_way(model_config, unpacked)
     seconds = time_in_turns(ways, config.repeats)
     rows = []
     for name, times in seconds.items():
-        data = packed if name == "packed" else unpacked
+        tokens_per_row = data.get(name, unpacked).tokens_per_row
         median = statistics.median(times)
         rows.append(
             {
                 "way": name,
                 "s/step": median,
                 # the plain model takes packs for single sequences: its steps are only there to be timed
-                "real tokens/s": None
-                if name == "plain"
-                else config.batch_size * data.tokens_per_row / median,
+                "real tokens/s": None if name == "plain" else config.batch_size * tokens_per_row / median,
                 "step time, plain = 1": median_ratio(times, seconds["plain"]),
             }
         )
@@ -85,8 +92,13 @@ def main(config):
     print_table(rows, config.json)
     factor = packed.sequences_per_row
     print(f"\npacking factor {factor:.3f}")
-    low, overhead, high = (value - 1 for value in quartiles(ratios(seconds["packed"], seconds["plain"])))
+    found = [ratio - 1 for ratio in ratios(seconds["packed"], seconds["plain"])]
+    low, overhead, high = quartiles(found)
     print(f"overhead of packing {overhead:+.2%} of the step, quartiles {low:+.2%} and {high:+.2%}")
+    low, high = median_interval(found)
+    print(f"  its median is between {low:+.2%} and {high:+.2%}, with a confidence of 95 %")
+    if backend == "jax":  # TensorFlow does not tell
+        _print_counts(engines, data)
     for name in list(seconds)[2:]:
         # of times next to each other, which a slow minute changes alike
         gain = (
@@ -95,7 +107,17 @@ def main(config):
         print(f"packed / {name}: {gain:.2f} times the tokens/s, {gain / factor:.2f} x the packing factor")
 
 
-def _our_ways(model_config, packed, unpacked):
+def _print_counts(engines, data):
+    """What packing adds to the operations and to the bytes moved."""
+    counts = {name: engines[name].count_train_step(data[name].batches[0]) for name in ("plain", "packed")}
+    added = {key: counts["packed"][key] / counts["plain"][key] - 1 for key in counts["plain"]}
+    print(
+        f"  by XLA's count packing adds {added['flops']:+.3%} of the operations and "
+        f"{added['bytes accessed']:+.3%} of the bytes"
+    )
+
+
+def _our_engines(model_config):
     from bert_packed.config import TrainConfig
     from bert_packed.losses import normalizers, pretraining_sums
     from bert_packed.metrics import SUM_NAMES
@@ -123,18 +145,15 @@ def _our_ways(model_config, packed, unpacked):
             build_optimizer(recipe),
         )
 
-    def way(engine, data):
-        def step(repeat):
-            batch = data.batches[repeat % len(data.batches)]
-            float(engine.train_step(batch)["num_sequences"])  # wait for the device
+    return {"plain": plain, "packed": our_engine(), "unpacked": our_engine()}
 
-        return step
 
-    return {
-        "plain": way(plain, packed),
-        "packed": way(our_engine(), packed),
-        "unpacked": way(our_engine(), unpacked),
-    }
+def _way(engine, data):
+    def step(repeat):
+        batch = data.batches[repeat % len(data.batches)]
+        float(engine.train_step(batch)["num_sequences"])  # wait for the device
+
+    return step
 
 
 def _torch_way(model_config, unpacked):

@@ -3,6 +3,8 @@
 import statistics
 import time
 
+from scipy.stats import binom
+
 
 def time_in_turns(ways, num_repeats):
     """Time functions one after the other, again and again.
@@ -44,3 +46,19 @@ def quartiles(values):
     if len(values) == 1:
         return [values[0]] * 3
     return statistics.quantiles(values, n=4, method="inclusive")
+
+
+def median_interval(values, confidence=0.95):
+    """Where the median of endlessly many repeats lies, by the ranks of the values alone: a pair.
+
+    However the values are spread, half of them are expected below their median, so how many of n are is
+    binomial. Of five values or fewer, none are far enough apart, and the pair is the least and the largest.
+
+    Args:
+        values: List of float, independent.
+        confidence: Share of such pairs that hold the median.
+    """
+    ranked = sorted(values)
+    num_outside = int(binom.ppf((1 - confidence) / 2, len(ranked), 0.5))
+    low = max(num_outside - 1, 0)
+    return ranked[low], ranked[-1 - low]
