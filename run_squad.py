@@ -5,14 +5,15 @@ import sys
 
 from bert_packed.engines import choose_backend
 from bert_packed.finetuning_config import SquadConfig
-from data_gen.command_line import print_table, run, write_json
+from data_gen.command_line import run
 
 DESCRIPTION = """
 Fine-tunes a packed BERT to find answers in texts, and answers questions: SQuAD v1.1 and v2.0.
 
-OUTPUT_DIR receives checkpoints, metrics.csv, predictions.json, nbest_predictions.json and, for v2.0,
-null_odds.json. The same command continues a stopped run. Every step takes train_batch_size sequences, the
-same ones whether they are packed or not (--max_sequences_per_pack=1).
+OUTPUT_DIR receives checkpoints, metrics.csv, predictions.json, nbest_predictions.json, for v2.0
+null_odds.json, and eval_results.json where PREDICT_FILE has the right answers. The same command continues a
+stopped run. Every step takes train_batch_size sequences, the same ones whether they are packed or not
+(--max_sequences_per_pack=1).
 
 Without train_file and predict_file it learns a few questions about this project by heart:
 --flagfile=squad.flags takes about two minutes on two cores.
@@ -105,14 +106,13 @@ def _predict(config, model, questions, windows, folder):
     counts = f"{len(predictions.answers):,} answers from {len(logits):,} windows in {num_packs:,} packs"
     print(f"predicted  {counts}")
     if not squad_eval.has_truths(questions.questions):
+        finetuning.tell_scores(config, {}, folder)
         return
     version_2 = config.version_2_with_negative or None
     for line in squad_eval.warnings_about(questions.questions, predictions.answers, version_2):
         print(f"  warning: {line}")
     scores = squad_eval.score(questions.questions, predictions.answers, version_2=version_2)
-    print_table([{"score": name, "value": value} for name, value in scores.items()])
-    if config.json:
-        write_json(config.json, scores)
+    finetuning.tell_scores(config, scores, folder)
 
 
 def _describe(path, questions, windows):

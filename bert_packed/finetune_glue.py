@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bert_packed.engines import choose_backend
 from bert_packed.finetuning_config import GlueConfig
-from data_gen.command_line import print_table, run, write_json
+from data_gen.command_line import run
 from data_gen.files import write_text
 from data_gen.glue import TASKS, make_glue_sequences, read_glue
 
@@ -15,8 +15,8 @@ Fine-tunes a packed BERT on texts or pairs of texts: the classes of CoLA, SST-2,
 number of STS-B.
 
 DATA_DIR holds the official train.tsv and dev.tsv. OUTPUT_DIR receives checkpoints, metrics.csv and, from
-dev.tsv, predictions.tsv. The same command continues a stopped run. Every step takes train_batch_size
-sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
+dev.tsv, predictions.tsv and eval_results.json. The same command continues a stopped run. Every step takes
+train_batch_size sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
 """
 
 
@@ -87,9 +87,7 @@ def _evaluate(config, task, model, data, folder):
     print(f"predicted  {len(predicted):,} examples in {num_packs:,} packs")
     true = data.labels["labels"]
     scores = {name: METRICS[name](predicted, true) for name in task.metrics}
-    print_table([{"score": name, "value": value} for name, value in scores.items()])
-    if config.json:
-        write_json(config.json, scores)
+    finetuning.tell_scores(config, scores, folder)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from bert_packed.finetuning_models import build_model
 from bert_packed.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay, Lamb, WarmupPolynomialDecay
 from bert_packed.reports.run_summary import describe_row
 from data_gen import tokenization
-from data_gen.command_line import to_flagfile
+from data_gen.command_line import print_table, to_flagfile, write_json
 from data_gen.files import write_text
 from data_gen.records import file_sha256
 from data_gen.settings import InputError
@@ -317,6 +317,24 @@ def load_weights(config, model_config, objective, model, tell, folder=None):
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, objective.head)
     tell("\n".join(found.lines()))
     return found
+
+
+def tell_scores(config, scores, folder):
+    """Print the scores of a run and write them to its folder, and to `--json` where given.
+
+    Args:
+        config: `FinetuneConfig`.
+        scores: Dict of float; empty where there is nothing to score against: what an earlier prediction in
+            this folder scored is then removed.
+        folder: Output directory.
+    """
+    path = folder / run_directory.SCORES_FILE
+    if not scores:
+        path.unlink(missing_ok=True)
+        return
+    print_table([{"score": name, "value": value} for name, value in scores.items()])
+    for target in (path, *([config.json] if config.json else [])):
+        write_json(target, scores)
 
 
 def predict_packed(config, model, sequences):

@@ -16,10 +16,12 @@ from data_gen.settings import InputError
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
+SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples name it
 OWN_FILES = (
     *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
     # Of fine-tuning
-    *("vocab.txt", "predictions.json", "nbest_predictions.json", "null_odds.json", "predictions.tsv"),
+    *("vocab.txt", SCORES_FILE, "predictions.tsv"),
+    *("predictions.json", "nbest_predictions.json", "null_odds.json"),
 )
 EVENTS_FOLDER = "tensorboard"
 

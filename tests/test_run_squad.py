@@ -74,6 +74,7 @@ def test_a_run_writes_answers_and_scores(data, packed):
     answers = json.loads((folder / "predictions.json").read_text())
     assert list(answers) == [question.id for question in questions]
     assert scores == squad_eval.score(questions, answers)
+    assert scores == json.loads((folder / "eval_results.json").read_text())
     assert scores["f1"] > 0
     nbest = json.loads((folder / "nbest_predictions.json").read_text())
     assert all(len(nbest[name]) == 20 and nbest[name][0]["text"] == answers[name] for name in answers)

@@ -1,0 +1,130 @@
+"""Command line: fine-tuning runs packed against the same runs unpacked, their scores and their speed.
+
+python -m bert_packed.reports.finetuning_comparison --packed='my/packed-*' --unpacked='my/unpacked-*'
+"""
+
+import dataclasses
+import glob
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from bert_packed.engines import choose_backend
+from data_gen.command_line import print_table, run
+from data_gen.settings import InputError, check_settings, setting
+
+DESCRIPTION = """
+Compares the output directories of run_squad.py or finetune_glue that differ in --random_seed and in
+--max_sequences_per_pack only: of each score the mean, the least and the most over the runs, and the wall
+time of a training step, packed / unpacked.
+
+The time of a step is the median of the rows of all runs of a kind: measure on a machine that does little
+else, or take the runs in turns.
+"""
+MAY_DIFFER = ("output_dir", "json", "random_seed", "max_sequences_per_pack")
+SPEED = "sequences_per_second"
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonConfig:
+    """Every flag of the command; checks itself, raises `InputError`."""
+
+    packed: str = setting("", "output directories of packed runs, a pattern")
+    unpacked: str = setting("", "output directories of the unpacked runs, a pattern")
+    json: str = setting("", "also write the printed table to this file, as JSON")
+
+    def __post_init__(self):
+        check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """What a run left in its output directory.
+
+    Attributes:
+        folder: Output directory.
+        flags: Dict of its flags.
+        scores: Dict from score to float.
+        speeds: Sequences per second, one a row of the training log.
+    """
+
+    folder: Path
+    flags: dict
+    scores: dict
+    speeds: list[float]
+
+
+def main(config):
+    """Read the runs, check that they compare, print the table."""
+    choose_backend()
+    packed, unpacked = (read_runs(name, getattr(config, name)) for name in ("packed", "unpacked"))
+    check_comparable([*packed, *unpacked])
+    rows = [
+        {"score": score, **_spread("packed", packed, score), **_spread("unpacked", unpacked, score)}
+        for score in packed[0].scores
+    ]
+    print_table(rows, config.json)
+    fast, slow = (statistics.median(s for one in runs for s in one.speeds) for runs in (packed, unpacked))
+    print(f"\n{len(packed)} packed and {len(unpacked)} unpacked runs")
+    print(
+        f"sequences/s {fast:.3f} packed, {slow:.3f} unpacked; wall time of a step packed / unpacked "
+        f"{slow / fast:.3f}"
+    )
+
+
+def read_runs(argument, pattern):
+    """The runs of a pattern, sorted: list of `FinishedRun`; raises `InputError`."""
+    folders = [Path(path) for path in sorted(glob.glob(pattern)) if Path(path).is_dir()]
+    if not folders:
+        raise InputError(f"`{argument}` must match output directories. Received: {pattern}.")
+    return [_read_run(argument, folder) for folder in folders]
+
+
+def check_comparable(runs):
+    """Raise `InputError` unless the runs differ in `MAY_DIFFER` only and have the same scores."""
+    first = runs[0]
+    for other in runs[1:]:
+        for name in sorted((first.flags.keys() | other.flags.keys()) - set(MAY_DIFFER)):
+            want, got = first.flags.get(name), other.flags.get(name)
+            if got != want:
+                raise InputError(
+                    f"{other.folder}: `{name}` must be that of {first.folder}, {want!r}. Received: {got!r}."
+                )
+        if other.scores.keys() != first.scores.keys():
+            raise InputError(
+                f"{other.folder}: its scores must be those of {first.folder}, {', '.join(first.scores)}. "
+                f"Received: {', '.join(other.scores)}."
+            )
+
+
+def _spread(kind, runs, score):
+    """Mean, least and most of a score over runs, as columns of a table."""
+    values = [one.scores[score] for one in runs]
+    return {kind: statistics.fmean(values), f"{kind}, least": min(values), f"{kind}, most": max(values)}
+
+
+def _read_run(argument, folder):
+    # TensorBoard and Keras: not for --help
+    from bert_packed.metrics_log import read_rows
+    from bert_packed.run_directory import RUN_FILE, SCORES_FILE
+
+    found = {}
+    for name in (RUN_FILE, SCORES_FILE):
+        try:
+            found[name] = json.loads((folder / name).read_text())
+        except FileNotFoundError as error:
+            raise InputError(
+                f"`{argument}` must match runs that trained and were scored. Received: {folder}, without "
+                f"{name}."
+            ) from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{folder / name} must be complete JSON. Received: {error}.") from error
+    speeds = [float(row[SPEED]) for row in read_rows(folder / "metrics.csv") if row.get(SPEED)]
+    if not speeds:
+        raise InputError(f"{folder / 'metrics.csv'} must hold a row with {SPEED}. Received: none.")
+    return FinishedRun(folder, found[RUN_FILE]["flags"], found[SCORES_FILE], speeds)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, ComparisonConfig, DESCRIPTION))
