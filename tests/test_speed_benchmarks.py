@@ -14,7 +14,7 @@ from tiny import CONFIG, make_engine
 from bert_packed import export
 from bert_packed.engines.variables import named_weights
 from bert_packed.losses import normalizers, pretraining_sums
-from bert_packed.reports import inference_benchmark, plain_bert, training_benchmark
+from bert_packed.reports import inference_benchmark, plain_bert, step_memory, training_benchmark
 from bert_packed.reports.turns import median_interval, median_ratio, quartiles, time_in_turns
 from data_gen.command_line import run
 from data_gen.settings import InputError
@@ -162,3 +162,17 @@ def test_inference_benchmark_notices_other_vectors():
     ways = {"packed": lambda: np.ones((2, 3)), "theirs": lambda: np.full((2, 3), 1.001)}
     with pytest.raises(InputError, match=r"must give our vectors.*theirs"):
         inference_benchmark._check_agreement(ways)
+
+
+@pytest.mark.both_backends
+def test_step_memory(tmp_path, tiny_config_file, capsys):
+    flags = {"bert_config_file": tiny_config_file, "max_seq_length": 64, "batch_size": 4}
+    flags |= {"micro_batch_size": 2, "json": tmp_path / "table.json"}
+    argv = ["step_memory", *(f"--{name}={value}" for name, value in flags.items()), "--remat"]
+    assert run(step_memory.main, step_memory.MemoryConfig, step_memory.DESCRIPTION, argv) == 0
+    (row,) = json.loads((tmp_path / "table.json").read_text())
+    assert row["remat"] == "true"
+    assert (row.get("temporaries, MiB", 0) > 0) == (keras.backend.backend() == "jax")
+    argv.append("--micro_batch_size=3")
+    assert run(step_memory.main, step_memory.MemoryConfig, step_memory.DESCRIPTION, argv) == 2
+    assert "`micro_batch_size` must divide batch_size=4. Received: 3" in capsys.readouterr().err

@@ -87,12 +87,14 @@ class JaxEngine:
         return sums
 
     def count_train_step(self, batch):
-        """What XLA counts in the compiled training step: dict with `flops` and `bytes accessed`.
+        """What XLA counts in a compiled training step: dict of `flops`, `bytes accessed`, `temporary bytes`.
 
         Compiles the step once more, for these shapes; nothing is computed.
         """
-        counts = self.compiled_train_step.lower(self.state(), batch).compile().cost_analysis()
-        return {name: counts[name] for name in ("flops", "bytes accessed")}
+        program = self.compiled_train_step.lower(self.state(), batch).compile()
+        counts = program.cost_analysis()
+        temporary = program.memory_analysis().temp_size_in_bytes
+        return {**{name: counts[name] for name in ("flops", "bytes accessed")}, "temporary bytes": temporary}
 
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update."""

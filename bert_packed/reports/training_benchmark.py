@@ -4,7 +4,6 @@ python -m bert_packed.reports.training_benchmark --bert_config_file=bert-mini --
 """
 
 import dataclasses
-import functools
 import statistics
 import sys
 import tempfile
@@ -118,14 +117,10 @@ def _print_counts(engines, data):
 
 
 def _our_engines(model_config):
-    from bert_packed.config import TrainConfig
-    from bert_packed.losses import normalizers, pretraining_sums
-    from bert_packed.metrics import SUM_NAMES
-    from bert_packed.modeling import build_pretraining_model
     from bert_packed.optimization import build_optimizer
     from bert_packed.reports import plain_bert
+    from bert_packed.reports.benchmark_engine import RECIPE, build_engine
 
-    recipe = TrainConfig(input_file="-", output_dir="-")
     plain_model = plain_bert.PlainBert(model_config)
     plain_model.build()
     plain = make_engine(
@@ -133,19 +128,9 @@ def _our_engines(model_config):
         plain_bert.plain_sums,
         plain_bert.SUM_NAMES,
         plain_bert.plain_normalizers,
-        build_optimizer(recipe),
+        build_optimizer(RECIPE),
     )
-
-    def our_engine():
-        return make_engine(
-            build_pretraining_model(model_config, seed=0),
-            functools.partial(pretraining_sums, mlm_loss=recipe.mlm_loss),
-            SUM_NAMES,
-            functools.partial(normalizers, mlm_loss=recipe.mlm_loss),
-            build_optimizer(recipe),
-        )
-
-    return {"plain": plain, "packed": our_engine(), "unpacked": our_engine()}
+    return {"plain": plain, "packed": build_engine(model_config), "unpacked": build_engine(model_config)}
 
 
 def _way(engine, data):
