@@ -24,7 +24,7 @@ def main(config):
     """Train, predict and score; returns an exit status."""
     choose_backend()
     # TensorFlow: not for --help
-    from bert_packed import finetuning, finetuning_losses, run_directory
+    from bert_packed import finetuning, finetuning_losses, finetuning_vocabulary, run_directory
     from bert_packed.foreign_names import QUESTION_ANSWERING
     from data_gen.squad import read_squad
 
@@ -41,9 +41,9 @@ def main(config):
             vocab_file=config.vocab_file or own_vocab,
             bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
         )
-    vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
+    vocab_path, vocabulary, tokenizer = finetuning_vocabulary.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
-    finetuning.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    finetuning_vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
 
     def windows_of(path, for_training):
         from data_gen.squad_windows import make_windows

@@ -24,13 +24,13 @@ def main(config):
     """Train, predict and score; returns an exit status."""
     choose_backend()
     # TensorFlow: not for --help
-    from bert_packed import finetuning, run_directory
+    from bert_packed import finetuning, finetuning_vocabulary, run_directory
     from bert_packed.finetuning_batches import LabelledSequences
 
     task = TASKS[config.task_name]
-    vocab_path, vocabulary, tokenizer = finetuning.load_tokenizer(config)
+    vocab_path, vocabulary, tokenizer = finetuning_vocabulary.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
-    finetuning.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    finetuning_vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
     objective = _objective(task)
 
     def read(name):

@@ -16,18 +16,15 @@ from bert_packed.engines.variables import named_weights
 from bert_packed.finetuning_batches import predict, train_batches
 from bert_packed.finetuning_losses import LOSS_NAMES, means, normalizers
 from bert_packed.finetuning_models import build_model
+from bert_packed.finetuning_vocabulary import VOCAB_FILE
 from bert_packed.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay, Lamb, WarmupPolynomialDecay
 from bert_packed.reports.run_summary import describe_row
-from data_gen import tokenization
 from data_gen.command_line import print_table, to_flagfile, write_json
 from data_gen.files import write_text
 from data_gen.records import file_sha256
 from data_gen.settings import InputError
-from data_gen.squad import load_json
 from data_gen.update_packs import pack_all, plan_updates
 
-VOCAB_FILE = "vocab.txt"
-MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as accelerators like it
 SPEED_COLUMNS = ("learning_rate", "sequences_per_second", "tokens_per_second")
 
 
@@ -93,59 +90,6 @@ def read_model_config(config, vocabulary_size=None):
     return dataclasses.replace(found, **rates)
 
 
-def find_vocab(config):
-    """The vocabulary file of a config: its own, or the one of its checkpoint; raises `InputError`.
-
-    That lies in `init_checkpoint`. It lies beside it only where that is one of a run's checkpoints or the
-    prefix of a TensorFlow checkpoint: what lies beside a whole model is of another one.
-    """
-    if config.vocab_file:
-        return Path(config.vocab_file)
-    start = Path(config.init_checkpoint)
-    folders = [start] if config.init_checkpoint else []
-    if folders and (checkpoint.NAME.fullmatch(start.name) or Path(f"{start}.index").is_file()):
-        folders.append(start.parent)
-    for folder in folders:
-        if (folder / VOCAB_FILE).is_file():
-            return folder / VOCAB_FILE
-    raise InputError(
-        f"`vocab_file` must be given where no {VOCAB_FILE} is beside `init_checkpoint`. Received: nothing, "
-        f"and init_checkpoint={config.init_checkpoint!r}."
-    )
-
-
-def load_tokenizer(config):
-    """The vocabulary's path, the vocabulary and the tokenizer of a config; raises `InputError`."""
-    path = find_vocab(config)
-    vocabulary = tokenization.load_vocab(path)
-    return path, vocabulary, tokenization.make_tokenizer(vocabulary, config.do_lower_case)
-
-
-def describe_vocabulary(path, size, model_config, has_checkpoint):
-    """Which vocabulary is used, in a line.
-
-    Args:
-        path: Vocabulary.
-        size: Its WordPieces.
-        model_config: `ModelConfig`.
-        has_checkpoint: Whether the model's embeddings were learned for some vocabulary already.
-
-    Raises:
-        InputError: they were learned for a larger one. A model whose rows were rounded up to a multiple of 8
-            passes, and so does one that starts at random.
-    """
-    line = f"vocabulary {path}, {size:,} WordPieces"
-    num_more = model_config.vocab_size - size
-    if not num_more:
-        return line
-    if has_checkpoint and (num_more > MOST_PADDING or model_config.vocab_size % 8):
-        raise InputError(
-            f"`vocab_file` must be the one that `init_checkpoint` was trained with, of its "
-            f"vocab_size={model_config.vocab_size}. Received: {path}, of {size}."
-        )
-    return f"{line}; the model has {num_more:,} more rows, which no text uses"
-
-
 def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder, tell, show_row):
     """Train a run, from its start or from where it stopped.
 
@@ -195,7 +139,7 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         tell(f"continues from {latest}")
     else:
         load_weights(config, model_config, objective, engine.model, tell, folder)
-        run_directory.start_run(folder, config, facts)
+        run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
         (folder / VOCAB_FILE).write_bytes(vocab_text)
     run_directory.remove_partial(folder)
     if first_step < steps.num_train_steps:
@@ -216,50 +160,6 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     if engine.num_train_traces:
         tell(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
-
-
-def check_vocabulary(config, path, size, model_config, tell):
-    """Tell which vocabulary is used, once it is found to be the model's.
-
-    Args:
-        config: `FinetuneConfig`.
-        path, size: Of the vocabulary.
-        model_config: `ModelConfig`.
-        tell: Called with a line.
-
-    Raises:
-        InputError: as `describe_vocabulary` and, without training, `check_as_trained`.
-    """
-    tell(describe_vocabulary(path, size, model_config, bool(config.init_checkpoint)))
-    if not config.do_train:
-        check_as_trained(config, path)
-
-
-def check_as_trained(config, vocab_path):
-    """Check that a model which is used without training reads texts as it did in the run that trained it.
-
-    Only runs of ours tell, by their `run.json`.
-
-    Raises:
-        InputError: `do_lower_case` or the vocabulary differs.
-    """
-    start = Path(config.init_checkpoint)
-    path = (start.parent if checkpoint.NAME.fullmatch(start.name) else start) / run_directory.RUN_FILE
-    if not path.is_file():
-        return
-    run = load_json(path)
-    do_lower_case = run.get("flags", {}).get("do_lower_case", config.do_lower_case)
-    if do_lower_case != config.do_lower_case:
-        raise InputError(
-            f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
-            f"Received: {config.do_lower_case}."
-        )
-    checksum = file_sha256(vocab_path)
-    if run.get("data", {}).get("vocab_sha256", checksum) != checksum:
-        raise InputError(
-            f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
-            f"Received: {vocab_path}, another one."
-        )
 
 
 def write_flags(config, folder):

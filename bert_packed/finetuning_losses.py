@@ -60,7 +60,7 @@ def answer_sums(outputs, batch):
         own_BKS = own_logits(logits_BS, batch["sequence_ids"], weights_BK.shape[1])
         chosen_BK = ops.take_along_axis(logits_BS, positions_BK, axis=1)
         nll_BK = ops.logsumexp(own_BKS, axis=-1) - chosen_BK
-        right_BK = ops.equal(ops.argmax(own_BKS, axis=-1), ops.cast(positions_BK, "int32"))
+        right_BK = chosen_BK >= ops.max(own_BKS, axis=-1)
         # An unused slot has a huge loss, but a finite one: times 0 it is 0, and so is its gradient
         loss = loss + ops.sum(nll_BK * weights_BK) / 2
         sums[f"{name}_correct"] = ops.sum(ops.cast(right_BK, "float32") * weights_BK)

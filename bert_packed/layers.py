@@ -276,11 +276,11 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
         # Widened before the product, not after: its sums would be rounded to bfloat16 in between
         gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, word_embeddings_VD))
-        # One product of all predictions, not one a pack: the table's gradient would be B tables, then summed
+        # One product of the predictions of all packs: of one a pack, the table's gradient would be B tables
         _, num_predictions, width = gathered_BPD.shape
-        logits_RV = ops.matmul(ops.reshape(gathered_BPD, (-1, width)), ops.transpose(table_VD))
-        logits_RV = logits_RV + self.output_bias_V
-        return ops.reshape(logits_RV, (-1, num_predictions, table_VD.shape[0]))
+        logits = ops.matmul(ops.reshape(gathered_BPD, (-1, width)), ops.transpose(table_VD))  # [B * P, V]
+        logits = logits + self.output_bias_V
+        return ops.reshape(logits, (-1, num_predictions, table_VD.shape[0]))
 
 
 class NextSentenceHead(keras.layers.Layer):

@@ -3,7 +3,8 @@
 Nothing here divides by a batch: sums and counts leave, and one division ends the step (`metrics.py`), so
 that micro-batches and replicas add up exactly.
 
-Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, V vocabulary.
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, V vocabulary,
+C classes.
 """
 
 from keras import ops
@@ -95,8 +96,9 @@ def nll_and_right(logits, labels):
     is_label = ops.equal(ops.cast(labels, "int32")[..., None], classes_C)
     label_logits = ops.sum(ops.where(is_label, logits, 0.0), axis=-1)
     largest = ops.stop_gradient(ops.max(logits, axis=-1))
-    log_sum = ops.log(ops.sum(ops.exp(logits - largest[..., None]), axis=-1)) + largest
-    return log_sum - label_logits, ops.cast(label_logits >= largest, "float32")
+    # The label's distance from the largest first: added to the logarithm, a large logit would round it away
+    nll = ops.log(ops.sum(ops.exp(logits - largest[..., None]), axis=-1)) - (label_logits - largest)
+    return nll, ops.cast(label_logits >= largest, "float32")
 
 
 def normalizers(batch, mlm_loss):

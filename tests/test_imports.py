@@ -91,7 +91,7 @@ RULES = {
         },
         {"numpy"},
     ),
-    "bert_packed.finetuning_losses": ({"bert_packed.layers"}, KERAS),
+    "bert_packed.finetuning_losses": ({"bert_packed.layers", "bert_packed.losses"}, KERAS),
     "bert_packed.finetuning_models": (
         {"bert_packed.foreign_names", "bert_packed.layers", "bert_packed.modeling"},
         KERAS,

@@ -12,7 +12,7 @@ from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
 import run_squad
-from bert_packed import finetuning, squad_eval
+from bert_packed import finetuning_vocabulary, squad_eval
 from bert_packed.finetuning_config import SquadConfig
 from data_gen import tokenization
 from data_gen.command_line import run
@@ -142,13 +142,13 @@ def test_the_vocabulary_is_the_checkpoints(packed, tmp_path):
     (tmp_path / "vocab.txt").write_text("another")
     config = SquadConfig(output_dir="x", init_checkpoint=str(model))
     with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab.txt"):
-        finetuning.find_vocab(config)
+        finetuning_vocabulary.find_vocab(config)
     for start in (folder, folder / "checkpoint-6"):
         config = SquadConfig(output_dir="x", init_checkpoint=str(start))
-        assert finetuning.find_vocab(config) == folder / "vocab.txt"
+        assert finetuning_vocabulary.find_vocab(config) == folder / "vocab.txt"
     (tmp_path / "bert_model.ckpt.index").touch()
     config = SquadConfig(output_dir="x", init_checkpoint=str(tmp_path / "bert_model.ckpt"))
-    assert finetuning.find_vocab(config) == tmp_path / "vocab.txt"
+    assert finetuning_vocabulary.find_vocab(config) == tmp_path / "vocab.txt"
 
 
 def test_own_questions_take_the_checkpoints_vocabulary(packed, tmp_path, capsys, monkeypatch):
@@ -163,14 +163,15 @@ def test_own_questions_take_the_checkpoints_vocabulary(packed, tmp_path, capsys,
 
 def test_a_vocabulary_that_is_not_the_checkpoints_is_an_error():
     model = dataclasses.replace(CONFIG, vocab_size=30528)
-    assert finetuning.describe_vocabulary("v", 30528, model, True) == "vocabulary v, 30,528 WordPieces"
-    padded = finetuning.describe_vocabulary("v", 30522, model, True)
+    describe = finetuning_vocabulary.describe_vocabulary
+    assert describe("v", 30528, model, True) == "vocabulary v, 30,528 WordPieces"
+    padded = describe("v", 30522, model, True)
     assert padded.endswith("30,522 WordPieces; the model has 6 more rows, which no text uses")
     for size, rows in ((8192, 30528), (30520, 30522)):
         model = dataclasses.replace(CONFIG, vocab_size=rows)
         with pytest.raises(InputError, match=rf"of its vocab_size={rows}. Received: v, of {size}"):
-            finetuning.describe_vocabulary("v", size, model, True)
-        assert "more rows" in finetuning.describe_vocabulary("v", size, model, False)
+            describe("v", size, model, True)
+        assert "more rows" in describe("v", size, model, False)
 
 
 def test_prediction_reads_texts_as_the_training_did(data, packed, tmp_path, capsys):

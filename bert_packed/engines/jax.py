@@ -89,7 +89,8 @@ class JaxEngine:
     def count_train_step(self, batch):
         """What XLA counts in a compiled training step: dict of `flops`, `bytes accessed`, `temporary bytes`.
 
-        Compiles the step once more, for these shapes; nothing is computed.
+        Compiles the step once more, for these shapes; nothing is computed. XLA counts the body of a loop
+        once, so operations and bytes are of one micro-batch.
         """
         program = self.compiled_train_step.lower(self.state(), batch).compile()
         counts = program.cost_analysis()

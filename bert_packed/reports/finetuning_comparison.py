@@ -22,7 +22,12 @@ time of a training step, packed / unpacked.
 The time of a step is the median of the rows of all runs of a kind: measure on a machine that does little
 else, or take the runs in turns.
 """
-MAY_DIFFER = ("output_dir", "json", "random_seed", "max_sequences_per_pack")
+DEPTH = "max_sequences_per_pack"
+# Flags on which neither scores nor the time of a step depend, besides those that are compared
+MAY_DIFFER = (
+    *("output_dir", "json", "overwrite", "random_seed", DEPTH),
+    *("log_steps", "save_checkpoints_steps", "keep_checkpoint_max", "predict_batch_size"),
+)
 SPEED = "sequences_per_second"
 
 
@@ -45,12 +50,16 @@ class FinishedRun:
     Attributes:
         folder: Output directory.
         flags: Dict of its flags.
+        origin: Dict from `inputs` and `backends` to what the run read and ran on.
+        packing_factor: Mean sequences per pack; None where the run does not tell.
         scores: Dict from score to float.
         speeds: Sequences per second, one a row of the training log.
     """
 
     folder: Path
     flags: dict
+    origin: dict
+    packing_factor: float | None
     scores: dict
     speeds: list[float]
 
@@ -59,14 +68,16 @@ def main(config):
     """Read the runs, check that they compare, print the table."""
     choose_backend()
     packed, unpacked = (read_runs(name, getattr(config, name)) for name in ("packed", "unpacked"))
-    check_comparable([*packed, *unpacked])
+    check_comparable(packed, unpacked)
     rows = [
         {"score": score, **_spread("packed", packed, score), **_spread("unpacked", unpacked, score)}
         for score in packed[0].scores
     ]
     print_table(rows, config.json)
     fast, slow = (statistics.median(s for one in runs for s in one.speeds) for runs in (packed, unpacked))
-    print(f"\n{len(packed)} packed and {len(unpacked)} unpacked runs")
+    factors = [one.packing_factor for one in packed if one.packing_factor]
+    factor = f", packing factor {statistics.fmean(factors):.3f}" if factors else ""
+    print(f"\n{len(packed)} seeds{factor}")
     print(
         f"sequences/s {fast:.3f} packed, {slow:.3f} unpacked; wall time of a step packed / unpacked "
         f"{slow / fast:.3f}"
@@ -77,25 +88,40 @@ def read_runs(argument, pattern):
     """The runs of a pattern, sorted: list of `FinishedRun`; raises `InputError`."""
     folders = [Path(path) for path in sorted(glob.glob(pattern)) if Path(path).is_dir()]
     if not folders:
-        raise InputError(f"`{argument}` must match output directories. Received: {pattern}.")
+        raise InputError(f"`{argument}` must match output directories. Received: {pattern or 'nothing'}.")
     return [_read_run(argument, folder) for folder in folders]
 
 
-def check_comparable(runs):
-    """Raise `InputError` unless the runs differ in `MAY_DIFFER` only and have the same scores."""
-    first = runs[0]
-    for other in runs[1:]:
-        for name in sorted((first.flags.keys() | other.flags.keys()) - set(MAY_DIFFER)):
-            want, got = first.flags.get(name), other.flags.get(name)
-            if got != want:
+def check_comparable(packed, unpacked):
+    """Raise `InputError` unless the runs are what they are called and differ in `MAY_DIFFER` only."""
+    for argument, runs in (("packed", packed), ("unpacked", unpacked)):
+        for one in runs:
+            depth = one.flags.get(DEPTH)
+            if (depth == 1) != (argument == "unpacked"):
+                rule = "1" if argument == "unpacked" else "more than 1"
                 raise InputError(
-                    f"{other.folder}: `{name}` must be that of {first.folder}, {want!r}. Received: {got!r}."
+                    f"`{argument}` must match runs whose {DEPTH} is {rule}. Received: {one.folder}, "
+                    f"of {depth!r}."
                 )
-        if other.scores.keys() != first.scores.keys():
-            raise InputError(
-                f"{other.folder}: its scores must be those of {first.folder}, {', '.join(first.scores)}. "
-                f"Received: {', '.join(other.scores)}."
-            )
+    seeds = [sorted(one.flags["random_seed"] for one in runs) for runs in (packed, unpacked)]
+    if seeds[0] != seeds[1]:
+        raise InputError(
+            f"`unpacked` must match runs of the random_seed of `packed`, {seeds[0]}. Received: {seeds[1]}."
+        )
+    first = packed[0]
+    for other in [*packed[1:], *unpacked]:
+        for name in sorted((first.flags.keys() | other.flags.keys()) - set(MAY_DIFFER)):
+            _check_same(name, first, other, first.flags.get(name), other.flags.get(name))
+        for name in first.origin:
+            _check_same(name, first, other, first.origin[name], other.origin[name])
+        _check_same("scores", first, other, list(first.scores), list(other.scores))
+
+
+def _check_same(name, first, other, want, got):
+    if got != want:
+        raise InputError(
+            f"{other.folder}: `{name}` must be that of {first.folder}, {want!r}. Received: {got!r}."
+        )
 
 
 def _spread(kind, runs, score):
@@ -120,10 +146,32 @@ def _read_run(argument, folder):
             ) from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{folder / name} must be complete JSON. Received: {error}.") from error
-    speeds = [float(row[SPEED]) for row in read_rows(folder / "metrics.csv") if row.get(SPEED)]
+    try:
+        speeds = [float(row[SPEED]) for row in read_rows(folder / "metrics.csv") if row.get(SPEED)]
+        finished = _finished_run(folder, found[RUN_FILE], found[SCORES_FILE], speeds)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"`{argument}` must match output directories of fine-tuning. Received: {folder}, whose "
+            f"{RUN_FILE}, {SCORES_FILE} or metrics.csv is another program's ({error!r})."
+        ) from error
     if not speeds:
         raise InputError(f"{folder / 'metrics.csv'} must hold a row with {SPEED}. Received: none.")
-    return FinishedRun(folder, found[RUN_FILE]["flags"], found[SCORES_FILE], speeds)
+    return finished
+
+
+def _finished_run(folder, record, scores, speeds):
+    checksums = {name: [entry["sha256"] for entry in files] for name, files in record["inputs"].items()}
+    return FinishedRun(
+        folder=folder,
+        flags={**record["flags"], "random_seed": int(record["flags"]["random_seed"])},
+        origin={
+            "inputs": checksums,
+            "backends": sorted({segment["backend"] for segment in record["segments"]}),
+        },
+        packing_factor=record.get("packing_factor"),
+        scores={name: float(value) for name, value in scores.items()},
+        speeds=speeds,
+    )
 
 
 if __name__ == "__main__":

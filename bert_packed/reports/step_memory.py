@@ -13,10 +13,11 @@ from data_gen.command_line import print_table, run
 from data_gen.settings import InputError, check_settings, setting
 
 NUM_STEPS = 2
+DEPTH = 3  # sequences in a pack, as in the papers
 MEBIBYTE = 2**20
 DESCRIPTION = """
-Takes two training steps on random tokens and prints how far the process grew above its imports and its data:
-the compiler, the model, the optimizer and the step. A process grows only once: run the command again for
+Takes two training steps on random tokens and prints how far the process grew above what was resident before:
+by the compiler, the model, the optimizer and the step. A process grows only once: run the command again for
 another setting.
 
 Under KERAS_BACKEND=jax also the temporaries of the compiled step as XLA counts them: what it holds besides
@@ -53,7 +54,7 @@ def main(config):
     from bert_packed.reports.benchmark_engine import build_engine
 
     model_config = load_model_config(config.bert_config_file)
-    sizes = (config.max_seq_length, 3, config.batch_size, NUM_STEPS)
+    sizes = (config.max_seq_length, DEPTH, config.batch_size, NUM_STEPS)
     with tempfile.TemporaryDirectory() as folder:
         packed, _ = make_batches(folder, "", *sizes, model_config)
     with MemoryWatch() as watch:

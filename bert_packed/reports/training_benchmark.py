@@ -12,6 +12,7 @@ from bert_packed.engines import choose_backend, make_engine
 from data_gen.command_line import print_table, run
 from data_gen.settings import InputError, check_settings, setting
 
+FEWEST_FOR_INTERVAL = 6  # of `median_interval`
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
 DESCRIPTION = """
 Measures training steps in turns: a BERT that knows nothing of packs (plain), the packed BERT at the same
@@ -94,8 +95,9 @@ def main(config):
     found = [ratio - 1 for ratio in ratios(seconds["packed"], seconds["plain"])]
     low, overhead, high = quartiles(found)
     print(f"overhead of packing {overhead:+.2%} of the step, quartiles {low:+.2%} and {high:+.2%}")
-    low, high = median_interval(found)
-    print(f"  its median is between {low:+.2%} and {high:+.2%}, with a confidence of 95 %")
+    if len(found) >= FEWEST_FOR_INTERVAL:
+        low, high = median_interval(found)
+        print(f"  its median is between {low:+.2%} and {high:+.2%}, with a confidence of 95 %")
     if backend == "jax":  # TensorFlow does not tell
         _print_counts(engines, data)
     for name in list(seconds)[2:]:

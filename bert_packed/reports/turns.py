@@ -51,8 +51,8 @@ def quartiles(values):
 def median_interval(values, confidence=0.95):
     """Where the median of endlessly many repeats lies, by the ranks of the values alone: a pair.
 
-    However the values are spread, half of them are expected below their median, so how many of n are is
-    binomial. Of five values or fewer, none are far enough apart, and the pair is the least and the largest.
+    However the values are spread, each is below their median with probability 1/2, so the number below it is
+    binomial. Of fewer than six values no pair is that sure; it is then the least and the largest.
 
     Args:
         values: List of float, independent.
