@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bert_packed.config import ablations, load_model_config
 from bert_packed.engines import choose_backend
-from bert_packed.foreign_names import PRETRAINING
 from data_gen.command_line import run
 from data_gen.schema import PackSpec
 from data_gen.settings import InputError, check_settings, setting
@@ -18,8 +17,10 @@ Writes a packed BERT in a form that other programs open.
 
 hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
              a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification
-keras        model.keras: import bert_packed.modeling, then keras.saving.load_model
-saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`
+keras        model.keras: import bert_packed.modeling, or bert_packed.finetuning_models of a fine-tuned model,
+             then keras.saving.load_model
+saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`; it returns the logits
+             of the head that the model has
 """
 
 
@@ -75,8 +76,6 @@ def main(config):
         model_config = starting_weights.read_config(config.init_checkpoint)
     _check(config, model_config)
     head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
-    if head != PRETRAINING and config.format != "hf":
-        raise InputError(f"`format` must be hf for a model with a head of {head}. Received: {config.format}.")
     model = build_model(head, model_config, num_outputs, seed=0)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))

@@ -1,7 +1,7 @@
 """How a trained model is written in the forms that others read: Hugging Face, Keras, SavedModel.
 
 Legend: B packs per call, S pack length, P predictions per pack, K sequences per pack, D model width,
-V vocabulary.
+V vocabulary, C classes.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def write_hugging_face(folder, model, missing=(), vocab_file="", do_lower_case=T
 
 
 def write_keras(folder, model):
-    """Write `model.keras`: `keras.saving.load_model` opens it once `bert_packed.modeling` is imported."""
+    """Write `model.keras`: `keras.saving.load_model` opens it once the model's module is imported."""
     model.save(Path(folder) / KERAS_FILE)
 
 
@@ -74,15 +74,20 @@ def write_saved_model(folder, model, spec, batch_size):
 
     | signature | inputs, int32 |
     |---|---|
-    | `packed` | those of `PackedBertForPretraining` |
-    | `unpacked`, and `serving_default` | `input_ids`, `input_mask` (1 = token, 0 = padding), sentence A/B, `[B, S]`; `masked_lm_positions` `[B, P]` |
+    | `packed` | those of the model |
+    | `unpacked`, and `serving_default` | `input_ids`, `input_mask` (1 = token, 0 = padding), sentence A/B, `[B, S]`; to predict masked tokens `masked_lm_positions` `[B, P]` |
 
-    Both return float32 `hidden_states` `[B, S, D]`, `mlm_logits` `[B, P, V]`, and `nsp_logits`: `[B, K, 2]`,
-    unpacked `[B, 1, 2]`. The unpacked names are google-research/bert's.
+    | model | returns, float32; unpacked, K is 1 |
+    |---|---|
+    | pre-trained | `hidden_states` `[B, S, D]`, `mlm_logits` `[B, P, V]`, `nsp_logits` `[B, K, 2]` |
+    | question answering | `start_logits` and `end_logits` `[B, S]` |
+    | classification | `logits` `[B, K, C]` |
+
+    The unpacked names are google-research/bert's.
 
     Args:
         folder: Existing folder.
-        model: `PackedBertForPretraining`, made under the TensorFlow backend.
+        model: As of `write_hugging_face`, made under the TensorFlow backend.
         spec: `schema.PackSpec`: S, K and P.
         batch_size: B.
 
@@ -90,32 +95,34 @@ def write_saved_model(folder, model, spec, batch_size):
     import tensorflow as tf
 
     def packed(batch):
+        if model.head != PRETRAINING:
+            return model(batch, training=False)
         hidden_BSD = model.encode(batch)
         heads = model.apply_heads(hidden_BSD, batch["prediction_positions"], batch["cls_positions"])
         return {"hidden_states": tf.cast(hidden_BSD, tf.float32), **heads}
 
     def unpacked(batch):
         sequence_ids_BS = batch["input_mask"]
-        return packed(
-            {
-                "token_ids": batch["input_ids"],
-                "sequence_ids": sequence_ids_BS,
-                "token_type_ids": batch[schema.SEGMENT_IDS],
-                "position_ids": tf.range(spec.max_seq_length)[None] * sequence_ids_BS,
-                "prediction_positions": batch["masked_lm_positions"],
-                "cls_positions": tf.zeros((batch_size, 1), tf.int32),
-            }
-        )
+        as_packs = {
+            "token_ids": batch["input_ids"],
+            "sequence_ids": sequence_ids_BS,
+            "token_type_ids": batch[schema.SEGMENT_IDS],
+            "position_ids": tf.range(spec.max_seq_length)[None] * sequence_ids_BS,
+            "cls_positions": tf.zeros((batch_size, 1), tf.int32),
+        }
+        if model.head == PRETRAINING:
+            as_packs["prediction_positions"] = batch["masked_lm_positions"]
+        return packed(as_packs)
 
-    by_sequence = (spec.max_seq_length, ("token_ids", "sequence_ids", "token_type_ids", "position_ids"))
-    by_token = (spec.max_seq_length, (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS))
-    packed_inputs = _specs(
-        batch_size,
-        by_sequence,
-        (spec.max_predictions_per_pack, ("prediction_positions",)),
-        (spec.max_sequences_per_pack, ("cls_positions",)),
-    )
-    unpacked_inputs = _specs(batch_size, by_token, (spec.max_predictions_per_pack, ("masked_lm_positions",)))
+    # Each head's inputs only: TensorFlow drops what nothing reads, and then refuses it
+    names = [(spec.max_seq_length, ("token_ids", "sequence_ids", "token_type_ids", "position_ids"))]
+    unpacked_names = [(spec.max_seq_length, (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS))]
+    if model.head == PRETRAINING:
+        names.append((spec.max_predictions_per_pack, ("prediction_positions",)))
+        unpacked_names.append((spec.max_predictions_per_pack, ("masked_lm_positions",)))
+    if model.head != QUESTION_ANSWERING:
+        names.append((spec.max_sequences_per_pack, ("cls_positions",)))
+    packed_inputs, unpacked_inputs = _specs(batch_size, *names), _specs(batch_size, *unpacked_names)
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("unpacked", unpacked, [unpacked_inputs])  # the first also becomes serving_default

@@ -3,9 +3,12 @@
 Legend: B packs per batch, S pack length, D model width, K sequences per pack, C classes.
 """
 
+import dataclasses
+
 import keras
 from keras import ops
 
+from bert_packed.config import ModelConfig
 from bert_packed.foreign_names import CLASSIFICATION, QUESTION_ANSWERING
 from bert_packed.layers import Dropout, dense, gather_tokens
 from bert_packed.modeling import PackedEncoder, build_pretraining_model, build_seeded
@@ -48,6 +51,7 @@ class ClassificationHead(keras.layers.Layer):
         return self.classifier(self.dropout(pooled_BKD, training=training))
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
 class PackedBertForQuestionAnswering(keras.Model):
     """Packed BERT that finds answers.
 
@@ -73,7 +77,17 @@ class PackedBertForQuestionAnswering(keras.Model):
         start_BS, end_BS = self.question_answering(_encode(self.bert, batch, training))
         return {"start_logits": start_BS, "end_logits": end_BS}
 
+    def get_config(self):
+        """What a `.keras` file needs to make the model again."""
+        return {"config": dataclasses.asdict(self.config), "name": self.name}
 
+    @classmethod
+    def from_config(cls, config):
+        """The model of `get_config`, with all its variables."""
+        return _built(cls(ModelConfig(**config["config"]), name=config["name"]))
+
+
+@keras.saving.register_keras_serializable(package="bert_packed")
 class PackedBertForClassification(keras.Model):
     """Packed BERT that gives every sequence a class or a number.
 
@@ -102,6 +116,16 @@ class PackedBertForClassification(keras.Model):
         hidden_BSD = _encode(self.bert, batch, training)
         return {"logits": self.classification(hidden_BSD, batch["cls_positions"], training=training)}
 
+    def get_config(self):
+        """What a `.keras` file needs to make the model again."""
+        num_classes = self.classification.classifier.units
+        return {"config": dataclasses.asdict(self.config), "num_classes": num_classes, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        """The model of `get_config`, with all its variables."""
+        return _built(cls(ModelConfig(**config["config"]), config["num_classes"], name=config["name"]))
+
 
 def build_question_answering_model(config, seed, dtype="float32", remat=False):
     """`PackedBertForQuestionAnswering` with all its variables; arguments as of `build_pretraining_model`."""
@@ -120,6 +144,11 @@ def build_model(head, config, num_outputs, seed, dtype="float32", remat=False):
     if head == CLASSIFICATION:
         return build_classification_model(config, num_outputs, seed, dtype, remat)
     return build_pretraining_model(config, seed, dtype=dtype, remat=remat)
+
+
+def _built(model):
+    model.build()
+    return model
 
 
 def _encode(encoder, batch, training):

@@ -93,7 +93,7 @@ RULES = {
     ),
     "bert_packed.finetuning_losses": ({"bert_packed.layers", "bert_packed.losses"}, KERAS),
     "bert_packed.finetuning_models": (
-        {"bert_packed.foreign_names", "bert_packed.layers", "bert_packed.modeling"},
+        {"bert_packed.config", "bert_packed.foreign_names", "bert_packed.layers", "bert_packed.modeling"},
         KERAS,
     ),
     "bert_packed.finetuning_batches": (
