@@ -79,7 +79,7 @@ def main(config):
         functools.partial(normalizers, mlm_loss=config.mlm_loss),
         micro_batch_size=int((batch["nsp_weights"].sum(axis=1) > 0).sum()),
     )
-    found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config)
+    found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config, any_head=True)
     print("\n".join(found.lines()))
     print(
         f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "

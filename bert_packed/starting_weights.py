@@ -45,7 +45,7 @@ class StartingWeights:
         return lines
 
 
-def load(path, weights, model_config, head=PRETRAINING):
+def load(path, weights, model_config, head=PRETRAINING, any_head=None):
     """Put a checkpoint's weights into a model.
 
     The encoder (`bert/...`) must be complete; heads that the checkpoint lacks keep their initial values.
@@ -55,8 +55,9 @@ def load(path, weights, model_config, head=PRETRAINING):
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
         model_config: `ModelConfig` of the model.
-        head: Which of `foreign_names.HEADS` the model has. A checkpoint of ours with another one may start
-            the model of a fine-tuning; pre-training takes its own.
+        head: Which of `foreign_names.HEADS` the model has.
+        any_head: Whether a checkpoint of ours may have another head. None: to start a fine-tuning it may,
+            pre-training takes its own.
 
     Returns:
         `StartingWeights`.
@@ -66,7 +67,9 @@ def load(path, weights, model_config, head=PRETRAINING):
             or setting that differs). The model is then as it was.
     """
     found = _read_foreign(path, model_config.num_hidden_layers, head)
-    if found is None and head != PRETRAINING and stored_head(path)[0] != head:
+    if any_head is None:
+        any_head = head != PRETRAINING
+    if found is None and any_head and stored_head(path)[0] != head:
         found = _read_ours(path, head)
     if found is None:
         folder = checkpoint.load_weights(path, weights, model_config)

@@ -11,6 +11,8 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, write_data
 
 from bert_packed import audit, checkpoint, contamination, modeling
 from bert_packed.config import ablate
+from bert_packed.engines.variables import named_weights
+from bert_packed.finetuning_models import build_question_answering_model
 from bert_packed.losses import pretraining_sums
 from bert_packed.unpacking import unpack
 from data_gen.command_line import run
@@ -167,6 +169,17 @@ def test_command_passes(on_disk, capsys):
     rows = json.loads((on_disk / "audit.json").read_text())
     assert f"all {len(rows)} checks passed" in printed and "FAIL" not in printed
     assert all(row["largest"] == 0 for row in rows if row["name"].startswith("neighbours"))
+
+
+def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, capsys, monkeypatch):
+    uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
+    monkeypatch.setattr(contamination, "audit", uncompiled)
+    model = build_question_answering_model(CONFIG, seed=3)
+    checkpoint.save_weights(tmp_path / "model", named_weights(model), CONFIG)
+    assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == 0
+    printed = capsys.readouterr().out
+    assert "in the file only, not used: question_answering/output" in printed
+    assert "initial values kept: predictions" in printed
 
 
 def test_command_fails(on_disk, capsys, monkeypatch):
