@@ -7,7 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from data_gen.settings import InputError, check_settings, setting
+from data_gen.settings import InputError, check_divides, check_settings, setting
 
 DTYPES = ("float32", "mixed_bfloat16")
 ATTENTIONS = ("auto", "dense", "flash")
@@ -240,11 +240,7 @@ class TrainConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if getattr(self, name) < 0 and getattr(self, name) != -1:
                 raise InputError(f"`{name}` must be at least 0, or -1. Received: {getattr(self, name)}.")
-        if self.micro_batch_size and self.train_batch_size % self.micro_batch_size:
-            raise InputError(
-                "`micro_batch_size` must divide `train_batch_size`. Received: "
-                f"micro_batch_size={self.micro_batch_size}, train_batch_size={self.train_batch_size}."
-            )
+        check_divides(self, "micro_batch_size", "train_batch_size")
 
     @property
     def packs_at_once(self):

@@ -73,6 +73,23 @@ def check_settings(config):
         check_value(field, getattr(config, field.name))
 
 
+def check_divides(config, part, whole):
+    """Check that one setting divides another; 0 divides everything, as "all of it" does.
+
+    Args:
+        config: Dataclass.
+        part, whole: Names of two of its fields.
+
+    Raises:
+        InputError: naming both and the values received.
+    """
+    if getattr(config, part) and getattr(config, whole) % getattr(config, part):
+        raise InputError(
+            f"`{part}` must divide `{whole}`. Received: {part}={getattr(config, part)}, "
+            f"{whole}={getattr(config, whole)}."
+        )
+
+
 def check_value(field, value):
     """Check one value against the rule of its dataclass field; raises `InputError`."""
     rule = _broken_rule(field, value)

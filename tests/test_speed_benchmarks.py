@@ -110,7 +110,7 @@ def run_training_benchmark(tmp_path, config_file, *more):
 
 @pytest.mark.both_backends
 def test_training_benchmark(tmp_path, tiny_config_file, capsys):
-    rows = run_training_benchmark(tmp_path, tiny_config_file)
+    rows = run_training_benchmark(tmp_path, tiny_config_file, "--micro_batch_size=1")
     assert list(rows) == ["plain", "packed", "unpacked"]
     assert rows["plain"]["step time, plain = 1"] == 1
     assert all(row["s/step"] > 0 for row in rows.values())
@@ -178,4 +178,7 @@ def test_step_memory(tmp_path, tiny_config_file, capsys):
     assert (row.get("temporaries, MiB", 0) > 0) == (keras.backend.backend() == "jax")
     argv.append("--micro_batch_size=3")
     assert run(step_memory.main, step_memory.MemoryConfig, step_memory.DESCRIPTION, argv) == 2
-    assert "`micro_batch_size` must divide batch_size=4. Received: 3" in capsys.readouterr().err
+    assert (
+        "`micro_batch_size` must divide `batch_size`. Received: micro_batch_size=3, batch_size=4"
+        in capsys.readouterr().err
+    )

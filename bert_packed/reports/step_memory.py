@@ -10,7 +10,7 @@ import tempfile
 from bert_packed.engines import choose_backend
 from bert_packed.reports.peak_memory import MemoryWatch
 from data_gen.command_line import print_table, run
-from data_gen.settings import InputError, check_settings, setting
+from data_gen.settings import check_divides, check_settings, setting
 
 NUM_STEPS = 2
 DEPTH = 3  # sequences in a pack, as in the papers
@@ -38,11 +38,7 @@ class MemoryConfig:
 
     def __post_init__(self):
         check_settings(self)
-        if self.micro_batch_size and self.batch_size % self.micro_batch_size:
-            raise InputError(
-                f"`micro_batch_size` must divide batch_size={self.batch_size}. "
-                f"Received: {self.micro_batch_size}."
-            )
+        check_divides(self, "micro_batch_size", "batch_size")
 
 
 def main(config):

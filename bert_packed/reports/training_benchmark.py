@@ -10,7 +10,7 @@ import tempfile
 
 from bert_packed.engines import choose_backend, make_engine
 from data_gen.command_line import print_table, run
-from data_gen.settings import InputError, check_settings, setting
+from data_gen.settings import InputError, check_divides, check_settings, setting
 
 FEWEST_FOR_INTERVAL = 6  # of `median_interval`
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
@@ -30,6 +30,9 @@ class BenchmarkConfig:
 
     bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
     batch_size: int = setting(8, "packs, or rows, a step", minimum=1)
+    micro_batch_size: int = setting(
+        0, "packs, or rows, that ours computes at once; 0 = all of the step's", minimum=0
+    )
     max_seq_length: int = setting(512, "tokens per pack", minimum=16)
     max_sequences_per_pack: int = setting(3, "most sequences in a pack", minimum=1)
     input_file: str = setting(
@@ -41,6 +44,7 @@ class BenchmarkConfig:
 
     def __post_init__(self):
         check_settings(self)
+        check_divides(self, "micro_batch_size", "batch_size")
 
 
 def main(config):
@@ -69,7 +73,7 @@ def main(config):
             2,
             model_config,
         )
-    engines = _our_engines(model_config)
+    engines = _our_engines(model_config, config.micro_batch_size or None)
     data = {"plain": packed, "packed": packed, "unpacked": unpacked}
     ways = {name: _way(engine, data[name]) for name, engine in engines.items()}
     if config.reference:
@@ -118,7 +122,7 @@ def _print_counts(engines, data):
     )
 
 
-def _our_engines(model_config):
+def _our_engines(model_config, micro_batch_size):
     from bert_packed.optimization import build_optimizer
     from bert_packed.reports import plain_bert
     from bert_packed.reports.benchmark_engine import RECIPE, build_engine
@@ -131,8 +135,10 @@ def _our_engines(model_config):
         plain_bert.SUM_NAMES,
         plain_bert.plain_normalizers,
         build_optimizer(RECIPE),
+        micro_batch_size=micro_batch_size,
     )
-    return {"plain": plain, "packed": build_engine(model_config), "unpacked": build_engine(model_config)}
+    packed, unpacked = (build_engine(model_config, micro_batch_size=micro_batch_size) for _ in range(2))
+    return {"plain": plain, "packed": packed, "unpacked": unpacked}
 
 
 def _way(engine, data):
