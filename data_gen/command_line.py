@@ -4,12 +4,15 @@ For entry points and what sits above the two halves. Entry points import their h
 so that `--help` and mistakes in flags answer at once.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
+import signal
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 from absl import flags
@@ -19,6 +22,7 @@ from data_gen.settings import InputError
 
 CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "configs"
 PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
+SECONDS_TO_INTERRUPT = 0.05
 STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 # TensorFlow's log of a healthy start would bury the one line of a mistake. A user's own value wins.
@@ -45,13 +49,41 @@ def run(main, config_class, description, argv=None):
         return 0
     _show_log()
     try:
-        return main(parse(config_class, argv)) or 0
+        with _dropped_interrupts_again():
+            return main(parse(config_class, argv)) or 0
     except (InputError, OSError, MemoryError) as error:
         print(f"{program}: error: {_one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
         print(f"{program}: {'; '.join(['interrupted', *getattr(error, '__notes__', [])])}", file=sys.stderr)
         return STATUS_INTERRUPTED
+
+
+@contextlib.contextmanager
+def _dropped_interrupts_again():
+    """Interrupt once more where Ctrl-C fell into code that cannot raise.
+
+    In a `__del__` or a callback of the garbage collector Python prints the interrupt and drops it. JAX, which
+    TensorFlow imports where it is installed, has such a callback, and while texts are parsed nearly every
+    Ctrl-C falls into it.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable):
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        # By another thread, and later: raised in here it would be dropped again
+        main_thread = threading.main_thread().ident
+        again = threading.Timer(SECONDS_TO_INTERRUPT, signal.pthread_kill, (main_thread, signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def parse(config_class, argv):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 
@@ -107,3 +108,16 @@ def test_table_is_printed_and_written(capsys, tmp_path):
     command_line.print_table(rows, str(tmp_path / "new" / "table.json"))
     assert "1,234,567" in capsys.readouterr().out
     assert json.loads((tmp_path / "new" / "table.json").read_text()) == rows
+
+
+def test_an_interrupt_that_python_drops_comes_again(capfd):
+    class Dropped:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def main(config):
+        Dropped()
+        time.sleep(30)
+
+    assert command_line.run(main, Example, "", ["program"]) == 130
+    assert capfd.readouterr().err == "program: interrupted\n"
