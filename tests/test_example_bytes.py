@@ -2,25 +2,9 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from unpacked_records import make_features
+from unpacked_records import example, make_features
 
-from data_gen import schema
 from data_gen.example_bytes import encode_varints, serialize_examples
-
-
-def example(features):
-    """One record as TensorFlow itself serializes it."""
-    return tf.train.Example(
-        features=tf.train.Features(
-            feature={
-                name: tf.train.Feature(float_list=tf.train.FloatList(value=values))
-                if schema.dtype(name) == "float32"
-                else tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-                for name, values in features.items()
-            }
-        )
-    ).SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("largest", [1, 127, 128, 16383, 16384, 2**16 - 1, 2**16, 2**21, 2**31 - 1, 2**40])

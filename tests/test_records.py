@@ -16,20 +16,6 @@ from data_gen.sequences import concatenate, range_indices, take
 from data_gen.settings import InputError
 
 
-def example(features):
-    """One record as TensorFlow itself serializes it."""
-    return tf.train.Example(
-        features=tf.train.Features(
-            feature={
-                name: tf.train.Feature(float_list=tf.train.FloatList(value=values))
-                if schema.dtype(name) == "float32"
-                else tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-                for name, values in features.items()
-            }
-        )
-    ).SerializeToString(deterministic=True)
-
-
 @pytest.fixture
 def unpacked(tmp_path):
     return write_features(tmp_path / "in.tfrecord", make_features([5, 8, 2, 7, 8], 8))

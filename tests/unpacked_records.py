@@ -1,6 +1,7 @@
 """Small unpacked records for tests, and plain loops that say what they and their packs hold."""
 
 import numpy as np
+import tensorflow as tf
 
 from data_gen import records, schema
 from data_gen.example_bytes import serialize_examples
@@ -35,6 +36,20 @@ def write_features(path, features):
     """Write features as one TFRecord file; returns the path as text."""
     records.write_records(path, serialize_examples(features))
     return str(path)
+
+
+def example(features):
+    """One record as TensorFlow itself serializes it."""
+    return tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                name: tf.train.Feature(float_list=tf.train.FloatList(value=values))
+                if schema.dtype(name) == "float32"
+                else tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+                for name, values in features.items()
+            }
+        )
+    ).SerializeToString(deterministic=True)
 
 
 def load(path):
