@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from bert_packed.config import TrainConfig, ablate, load_model_config
-from bert_packed.engines import choose_backend
-from data_gen.command_line import print_table, run, write_json
-from data_gen.settings import InputError
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.settings import InputError
 
 DESCRIPTION = """
 Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords.
@@ -22,11 +22,13 @@ def main(config):
     """Train, evaluate and report one run; returns an exit status."""
     backend = choose_backend()
     # TensorFlow: not for --help
-    from bert_packed import checkpoint, run_directory, starting_weights, training
-    from bert_packed.flash_attention import choose_attention
-    from bert_packed.pretraining import build_engine, make_hooks, speed_rows
-    from bert_packed.reports.run_summary import describe_cost, describe_run
-    from bert_packed.run_data import check_fits, read_data
+    from bert_packed.checkpoints import checkpoint, starting_weights
+    from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.runs import run_directory
+    from bert_packed.runs.pretraining import build_engine, make_hooks, speed_rows
+    from bert_packed.runs.pretraining_data import check_fits, read_data
+    from bert_packed.runs.run_summary import describe_cost, describe_run
+    from bert_packed.training import loop
 
     if config.sample_data:
         from data_gen.sample_data import build_missing
@@ -61,7 +63,7 @@ def main(config):
             print(f"the run is complete: {latest} holds all {first_step:,} steps")
         else:
             run_directory.record_segment(folder, first_step, backend)
-        stopped_by = training.train(engine, config, hooks, first_step, state)
+        stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:
             print("stopped after saving; the same command continues", file=sys.stderr)
             return 128 + stopped_by
@@ -78,7 +80,7 @@ def _check_outside(init_checkpoint, folder):
 
 def _show_row(row):
     """Print a row of the log where no progress bar shows it: in a batch job's file."""
-    from bert_packed.reports.run_summary import describe_row
+    from bert_packed.runs.run_summary import describe_row
 
     if not sys.stderr.isatty():
         print(describe_row(row), flush=True)
@@ -96,7 +98,7 @@ def _model_config(config, vocab_size):
 
 def _report(config, folder, engine, speed):
     """Print the last figures of the run and, where both were measured, packed against unpacked."""
-    from bert_packed.reports.run_summary import last_figures
+    from bert_packed.runs.run_summary import last_figures
 
     metrics = last_figures(folder)
     if engine.num_train_traces:

@@ -3,9 +3,9 @@
 import dataclasses
 import sys
 
-from bert_packed.engines import choose_backend
-from bert_packed.finetuning_config import SquadConfig
-from data_gen.command_line import run
+from bert_packed.runs.finetuning_config import SquadConfig
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import run
 
 DESCRIPTION = """
 Fine-tunes a packed BERT to find answers in texts, and answers questions: SQuAD v1.1 and v2.0.
@@ -24,13 +24,14 @@ def main(config):
     """Train, predict and score; returns an exit status."""
     choose_backend()
     # TensorFlow: not for --help
-    from bert_packed import finetuning, finetuning_losses, finetuning_vocabulary, run_directory
-    from bert_packed.foreign_names import QUESTION_ANSWERING
-    from data_gen.squad import read_squad
+    from bert_packed.models.modeling import QUESTION_ANSWERING
+    from bert_packed.objectives import finetuning_losses
+    from bert_packed.runs import finetuning, run_directory, vocabulary
+    from data_gen.tasks.squad import read_squad
 
     config = config.resolved()
     if config.is_sample:
-        from data_gen.sample_questions import QUESTIONS_FILE, build_missing
+        from data_gen.tasks.sample_questions import QUESTIONS_FILE, build_missing
 
         # A checkpoint's ids mean the WordPieces of its own vocabulary
         own_vocab = "" if config.vocab_file or config.init_checkpoint else build_missing(config.do_lower_case)
@@ -41,12 +42,12 @@ def main(config):
             vocab_file=config.vocab_file or own_vocab,
             bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
         )
-    vocab_path, vocabulary, tokenizer = finetuning_vocabulary.load_tokenizer(config)
+    vocab_path, vocabulary, tokenizer = vocabulary.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
-    finetuning_vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
 
     def windows_of(path, for_training):
-        from data_gen.squad_windows import make_windows
+        from data_gen.tasks.squad_windows import make_windows
 
         questions = read_squad(path, for_training, config.version_2_with_negative, config.skip_bad_answers)
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
@@ -78,7 +79,7 @@ def main(config):
 
 
 def _training_data(windows):
-    from bert_packed.finetuning_batches import LabelledSequences
+    from bert_packed.data.finetuning_batches import LabelledSequences
 
     names = ("start_positions", "end_positions")
     labels = {name: windows.answer_spans[:, column] for column, name in enumerate(names)}
@@ -87,7 +88,8 @@ def _training_data(windows):
 
 def _predict(config, model, questions, windows, folder):
     """Answer every question, write the answers, and score them where the file has the right ones."""
-    from bert_packed import finetuning, squad_eval, squad_predictions
+    from bert_packed.evaluation import squad_predictions, squad_scores
+    from bert_packed.runs import finetuning
 
     logits, num_packs = [], 0
     if len(windows.sequences):  # else no context has a word: every answer is ""
@@ -105,13 +107,13 @@ def _predict(config, model, questions, windows, folder):
     squad_predictions.write(folder, predictions)
     counts = f"{len(predictions.answers):,} answers from {len(logits):,} windows in {num_packs:,} packs"
     print(f"predicted  {counts}")
-    if not squad_eval.has_truths(questions.questions):
+    if not squad_scores.has_truths(questions.questions):
         finetuning.tell_scores(config, {}, folder)
         return
     version_2 = config.version_2_with_negative or None
-    for line in squad_eval.warnings_about(questions.questions, predictions.answers, version_2):
+    for line in squad_scores.warnings_about(questions.questions, predictions.answers, version_2):
         print(f"  warning: {line}")
-    scores = squad_eval.score(questions.questions, predictions.answers, version_2=version_2)
+    scores = squad_scores.score(questions.questions, predictions.answers, version_2=version_2)
     finetuning.tell_scores(config, scores, folder)
 
 

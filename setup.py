@@ -45,7 +45,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
-    package_data={"data_gen": ["sample_questions.json"], "data_gen.packing": ["histograms/*.json"]},
+    package_data={"data_gen.tasks": ["sample_questions.json"], "data_gen.packing": ["histograms/*.json"]},
     py_modules=["run_pretraining", "run_squad"],
     install_requires=INSTALL_REQUIRES,
     extras_require={

@@ -5,10 +5,10 @@ import functools
 import sys
 
 from bert_packed.config import ATTENTIONS, ablations, load_model_config
-from bert_packed.engines import choose_backend, make_engine
-from data_gen.command_line import print_table, run
-from data_gen.input_files import find_files
-from data_gen.settings import InputError, check_settings, setting
+from bert_packed.training.engines import choose_backend, make_engine
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import InputError, check_settings, setting
+from data_gen.records.inputs import find_files
 
 STATUS_FAILED = 1
 DESCRIPTION = """
@@ -48,15 +48,17 @@ def main(config):
     """Audit and print; returns an exit status."""
     choose_backend()
     # TensorFlow and Keras: not for --help
-    from bert_packed import contamination, input_pipeline, starting_weights
-    from bert_packed.flash_attention import choose_attention
-    from bert_packed.losses import normalizers, pretraining_sums
-    from bert_packed.metrics import SUM_NAMES
-    from bert_packed.modeling import build_pretraining_model
-    from data_gen import records
+    from bert_packed.checkpoints import starting_weights
+    from bert_packed.data import input_pipeline
+    from bert_packed.evaluation import contamination
+    from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.models.modeling import build_pretraining_model
+    from bert_packed.objectives.losses import normalizers, pretraining_sums
+    from bert_packed.objectives.metrics import SUM_NAMES
+    from data_gen.records import tfrecords
 
     files = find_files(config.input_file, "input_file")
-    spec = records.read_pack_spec(files)
+    spec = tfrecords.read_pack_spec(files)
     if config.bert_config_file:
         model_config = load_model_config(config.bert_config_file)
     else:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from data_gen.settings import InputError, check_divides, check_settings, setting
+from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 DTYPES = ("float32", "mixed_bfloat16")
 ATTENTIONS = ("auto", "dense", "flash")

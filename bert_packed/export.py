@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from bert_packed.config import ablations, load_model_config
-from bert_packed.engines import choose_backend
-from data_gen.command_line import run
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import run
+from data_gen.cli.settings import InputError, check_settings, setting
 from data_gen.schema import PackSpec
-from data_gen.settings import InputError, check_settings, setting
 
 FORMATS = ("hf", "keras", "saved_model")
 DESCRIPTION = """
@@ -17,8 +17,8 @@ Writes a packed BERT in a form that other programs open.
 
 hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
              a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification
-keras        model.keras: import bert_packed.modeling, or bert_packed.finetuning_models of a fine-tuned model,
-             then keras.saving.load_model
+keras        model.keras: import bert_packed.models.modeling, or bert_packed.models.heads of a fine-tuned
+             model, then keras.saving.load_model
 saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`; it returns the logits
              of the head that the model has
 """
@@ -61,9 +61,9 @@ def main(config):
             f"`format` must not be saved_model unless KERAS_BACKEND=tensorflow. Received: {backend}."
         )
     # Keras: not for --help
-    from bert_packed import export_formats, starting_weights
-    from bert_packed.engines.variables import named_weights
-    from bert_packed.finetuning_models import build_model
+    from bert_packed.checkpoints import export_formats, starting_weights
+    from bert_packed.models.heads import build_model
+    from bert_packed.training.engines.variables import named_weights
 
     output = Path(config.output_dir).resolve()
     if output == Path.cwd():  # it is moved into place: the caller's shell would stay in a removed folder

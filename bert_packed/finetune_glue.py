@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from bert_packed.engines import choose_backend
-from bert_packed.finetuning_config import GlueConfig
-from data_gen.command_line import run
-from data_gen.files import write_text
-from data_gen.glue import TASKS, make_glue_sequences, read_glue
+from bert_packed.runs.finetuning_config import GlueConfig
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import run
+from data_gen.jobs.files import write_text
+from data_gen.tasks.glue import TASKS, make_glue_sequences, read_glue
 
 PREDICTIONS_FILE = "predictions.tsv"
 DESCRIPTION = """
@@ -24,13 +24,13 @@ def main(config):
     """Train, predict and score; returns an exit status."""
     choose_backend()
     # TensorFlow: not for --help
-    from bert_packed import finetuning, finetuning_vocabulary, run_directory
-    from bert_packed.finetuning_batches import LabelledSequences
+    from bert_packed.data.finetuning_batches import LabelledSequences
+    from bert_packed.runs import finetuning, run_directory, vocabulary
 
     task = TASKS[config.task_name]
-    vocab_path, vocabulary, tokenizer = finetuning_vocabulary.load_tokenizer(config)
+    vocab_path, vocabulary, tokenizer = vocabulary.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
-    finetuning_vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
     objective = _objective(task)
 
     def read(name):
@@ -62,9 +62,9 @@ def main(config):
 
 
 def _objective(task):
-    from bert_packed import finetuning_losses as losses
-    from bert_packed.finetuning import Objective
-    from bert_packed.foreign_names import CLASSIFICATION
+    from bert_packed.models.modeling import CLASSIFICATION
+    from bert_packed.objectives import finetuning_losses as losses
+    from bert_packed.runs.finetuning import Objective
 
     if task.classes:
         return Objective(CLASSIFICATION, len(task.classes), losses.class_sums, losses.CLASS_SUM_NAMES)
@@ -75,8 +75,8 @@ def _evaluate(config, task, model, data, folder):
     """Predict every example, write the predictions and print the task's scores."""
     import numpy as np
 
-    from bert_packed import finetuning
-    from bert_packed.glue_metrics import METRICS
+    from bert_packed.evaluation.glue_metrics import METRICS
+    from bert_packed.runs import finetuning
 
     outputs, num_packs = finetuning.predict_packed(config, model, data.sequences)
     logits = np.stack(outputs["logits"])

@@ -1,20 +1,13 @@
-"""How right answers are, by SQuAD's official definitions: exact match and F1, for v1.1 and v2.0.
+"""Command line: score answers to SQuAD questions as the official script does."""
 
-python -m bert_packed.squad_eval --data_file=dev-v1.1.json --prediction_file=predictions.json
-"""
-
-import collections
 import dataclasses
-import re
-import string
 import sys
 
-from data_gen.command_line import print_table, run, write_json
-from data_gen.settings import InputError, check_settings, setting
-from data_gen.squad import check_files, load_json, read_squad
+from bert_packed.evaluation import squad_scores
+from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.settings import InputError, check_settings, setting
+from data_gen.tasks.squad import check_files, read_squad
 
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
 DESCRIPTION = """
 Scores predicted answers to SQuAD questions: exact match and F1 in percent.
 
@@ -42,173 +35,12 @@ class EvalConfig:
         check_files(self, ["data_file", "prediction_file", "na_prob_file"])
 
 
-def normalize_answer(text):
-    """Lower-case, without punctuation, articles and superfluous space: "The  cat's!" -> "cats"."""
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
-
-
-def exact_match(prediction, truth):
-    """1.0 where two answers are equal once normalised, else 0.0."""
-    return float(normalize_answer(prediction) == normalize_answer(truth))
-
-
-def f1(prediction, truth, empty_matches=False):
-    """Harmonic mean of precision and recall over the words of two normalised answers.
-
-    "the red cat", "a cat sat" -> words red cat, cat sat -> 1 in common -> 0.5
-
-    Args:
-        empty_matches: v2.0: two answers without a word are equal, and score 1; v1.1 gives them 0.
-    """
-    predicted, true = normalize_answer(prediction).split(), normalize_answer(truth).split()
-    if empty_matches and not (predicted and true):
-        return float(predicted == true)
-    num_same = sum((collections.Counter(predicted) & collections.Counter(true)).values())
-    if not num_same:
-        return 0.0
-    precision, recall = num_same / len(predicted), num_same / len(true)
-    return 2 * precision * recall / (precision + recall)
-
-
-def is_version_2(questions):
-    """Whether questions are v2.0's: any of them says that it is impossible."""
-    return any(question.is_impossible for question in questions)
-
-
-def has_truths(questions):
-    """Whether there is anything to score by: an answer, or a question that has none by `is_impossible`."""
-    return any(question.answers or question.is_impossible for question in questions)
-
-
-def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=None):
-    """Score predictions.
-
-    Args:
-        questions: List of `squad.Question` with all their right answers. As v1.1, those without any do not
-            count; at least one has some. As v2.0, "" is right for them.
-        predictions: Dict from id to answer; questions that are not in it count 0.
-        na_probs: v2.0: dict from id to how likely the question has no answer; a missing one is 0.
-        na_prob_thresh: Above it a question is taken to have none.
-        version_2: Score as v2.0; None finds out from the questions.
-
-    Returns:
-        Dict with `exact_match` and `f1` in percent and `total`, the number of questions. v2.0 adds those of
-        questions with (`HasAns_`) and without answer (`NoAns_`), and with `na_probs` `best_exact`, `best_f1`
-        and their thresholds.
-    """
-    version_2 = is_version_2(questions) if version_2 is None else version_2
-    if not version_2:
-        questions = [question for question in questions if question.answers]
-    raw = {}
-    for question in questions:
-        truths = _truths(question, version_2)
-        answer = predictions.get(question.id)
-        raw[question.id] = (
-            (0.0, 0.0)
-            if answer is None
-            else (
-                max(exact_match(answer, truth) for truth in truths),
-                max(f1(answer, truth, version_2) for truth in truths),
-            )
-        )
-    if not version_2:
-        return _means(raw, list(raw))
-    has_answer = {question.id: bool(question.answers) for question in questions}
-    answered = {identifier for identifier, answer in predictions.items() if identifier in raw}
-    probs = na_probs or {}
-    final = {
-        # Taken to have no answer: right where it has none; a question without any prediction stays wrong
-        identifier: (2 * (float(not has_answer[identifier]),))
-        if probs.get(identifier, 0.0) > na_prob_thresh and identifier in answered
-        else pair
-        for identifier, pair in raw.items()
-    }
-    scores = _means(final, list(final))
-    for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
-        ids = [identifier for identifier in final if has_answer[identifier] == wanted]
-        if ids:
-            scores |= {prefix + name: value for name, value in _means(final, ids).items()}
-    if na_probs is not None:
-        for place, name in enumerate(("exact", "f1")):
-            best, threshold = _best_threshold(
-                {i: pair[place] for i, pair in raw.items()}, predictions, probs, has_answer
-            )
-            scores |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
-    return scores
-
-
-def _truths(question, version_2):
-    texts = [text for text, _ in question.answers]
-    if version_2:
-        return [text for text in texts if normalize_answer(text)] or [""]
-    return texts
-
-
-def _means(pairs, ids):
-    return {
-        "exact_match": 100.0 * sum(pairs[identifier][0] for identifier in ids) / len(ids),
-        "f1": 100.0 * sum(pairs[identifier][1] for identifier in ids) / len(ids),
-        "total": len(ids),
-    }
-
-
-def _best_threshold(scores, predictions, na_probs, has_answer):
-    """The best score that any threshold gives, in percent, and the threshold, as the official script does.
-
-    It starts where every question is taken to have no answer, and lets answers in by ascending probability.
-    """
-    current = best = sum(1.0 for has in has_answer.values() if not has)
-    threshold = 0.0
-    for identifier in sorted((i for i in scores if i in predictions), key=lambda i: na_probs.get(i, 0.0)):
-        if has_answer[identifier]:
-            change = scores[identifier]
-        else:
-            change = -1.0 if predictions[identifier] else 0.0
-        current += change
-        if current > best:
-            best, threshold = current, na_probs.get(identifier, 0.0)
-    return 100.0 * best / len(scores), threshold
-
-
-def warnings_about(questions, predictions, version_2=None):
-    """What is odd about questions and predictions: list of lines; `version_2` as in `score`."""
-    version_2 = is_version_2(questions) if version_2 is None else version_2
-    unanswered = [] if version_2 else [question.id for question in questions if not question.answers]
-    ids = {question.id for question in questions}
-    missing = [question.id for question in questions if question.id not in predictions]
-    unknown = [identifier for identifier in predictions if identifier not in ids]
-    lines = []
-    if unanswered:
-        lines.append(
-            f"{len(unanswered)} of {len(ids)} questions have no answer, without is_impossible, and do not "
-            f"count, as {unanswered[0]}"
-        )
-    if missing:
-        lines.append(f"{len(missing)} of {len(ids)} questions without prediction count 0, as {missing[0]}")
-    if unknown:
-        lines.append(f"{len(unknown)} predictions of unknown questions do not count, as {unknown[0]}")
-    return lines
-
-
-def read_predictions(path, argument="prediction_file", kind=str):
-    """A JSON object from question id to an answer or a number; raises `InputError`."""
-    content = load_json(path)
-    if not isinstance(content, dict):
-        raise InputError(f"`{argument}` must be a JSON object. Received: {path}, {type(content).__name__}.")
-    kinds = (kind,) if kind is str else (int, float)
-    for identifier, value in content.items():
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            what = "text" if kind is str else "a number"
-            raise InputError(f"{path}, {identifier}: must be {what}. Received: {value!r:.80}.")
-    return content
-
-
 def main(config):
     """Read, score, print."""
     questions = read_squad(config.data_file, for_training=False).questions
-    predictions = read_predictions(config.prediction_file)
-    version_2 = is_version_2(questions)
-    if not has_truths(questions):
+    predictions = squad_scores.read_predictions(config.prediction_file)
+    version_2 = squad_scores.is_version_2(questions)
+    if not squad_scores.has_truths(questions):
         raise InputError(
             f"`data_file` must hold answers, or is_impossible. Received: {config.data_file}, without any."
         )
@@ -218,10 +50,10 @@ def main(config):
             raise InputError(
                 f"`na_prob_file` must be left out for v1.1 data. Received: {config.na_prob_file}."
             )
-        na_probs = read_predictions(config.na_prob_file, "na_prob_file", float)
-    for line in warnings_about(questions, predictions):
+        na_probs = squad_scores.read_predictions(config.na_prob_file, "na_prob_file", float)
+    for line in squad_scores.warnings_about(questions, predictions):
         print(f"squad_eval: warning: {line}", file=sys.stderr)
-    scores = score(questions, predictions, na_probs, config.na_prob_thresh, version_2)
+    scores = squad_scores.score(questions, predictions, na_probs, config.na_prob_thresh, version_2)
     print_table([{"score": name, "value": value} for name, value in scores.items()])
     if config.json:
         write_json(config.json, scores)

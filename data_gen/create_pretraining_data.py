@@ -2,8 +2,8 @@
 
 import sys
 
-from data_gen.command_line import print_table, run
-from data_gen.create_config import CreateConfig
+from data_gen.cli.command_line import print_table, run
+from data_gen.text.create_config import CreateConfig
 
 DESCRIPTION = """
 Makes BERT pre-training records from text: sentence pairs, masked, in google-research/bert's format.
@@ -15,7 +15,7 @@ Without --input_file it reads the embedded sample corpus. OUTPUT_DIR receives tr
 
 def main(config):
     """Create the records, and print what they hold."""
-    from data_gen.create_files import create, summarize  # TensorFlow: not for --help
+    from data_gen.text.create_job import create, summarize  # TensorFlow: not for --help
 
     print_table(summarize(create(config)), config.json)
 

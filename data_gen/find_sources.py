@@ -2,11 +2,10 @@
 
 import dataclasses
 import functools
-import hashlib
 import sys
 
-from data_gen.command_line import print_table, run
-from data_gen.settings import InputError, check_settings, setting
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import InputError, check_settings, setting
 
 DESCRIPTION = """
 Traces a pack to its sources: prints the input file and record of each of its sequences, slot after slot.
@@ -32,7 +31,7 @@ class SourcesConfig:
 
 def main(config):
     """Look the pack up, and print a row for each of its sequences."""
-    from data_gen.provenance import find_documents, find_sources  # NumPy: not for --help
+    from data_gen.records.provenance import find_documents, find_sources  # NumPy: not for --help
 
     sources = find_sources(config.packed_file, config.record_number)
     rows = [
@@ -50,7 +49,8 @@ def main(config):
 @functools.cache
 def find_line_of(document):
     """The line where a `Document` begins; None where its text is not here, or not as it was."""
-    from data_gen import corpus, files
+    from data_gen.jobs import files
+    from data_gen.text import corpus
 
     if not files.is_file(document.path) or _sha256(document.path) != document.sha256:
         return None
@@ -59,10 +59,9 @@ def find_line_of(document):
 
 @functools.cache
 def _sha256(path):
-    from data_gen import files
+    from data_gen.jobs import files
 
-    with files.open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return files.file_sha256(path)
 
 
 if __name__ == "__main__":

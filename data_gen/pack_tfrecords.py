@@ -2,8 +2,8 @@
 
 import sys
 
-from data_gen.command_line import print_table, run
-from data_gen.pack_config import PackConfig
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.cli.command_line import print_table, run
 
 DESCRIPTION = """
 Packs BERT pre-training records: several sequences in one record of fixed length, next to no padding.
@@ -17,7 +17,7 @@ packed-*.tfrecord and manifest.json. With --dry_run it says what packing would g
 def main(config):
     """Pack, or only plan, and print the papers' metrics."""
     if config.dry_run:
-        from data_gen.dry_run import report_choices
+        from data_gen.checks.dry_run import report_choices
 
         rows, folder = report_choices(config)
         print_table(rows, config.json)
@@ -28,7 +28,7 @@ def main(config):
             f"fast as unpacked data of length {config.max_seq_length}; pictures in {folder}"
         )
         return
-    from data_gen.pack_files import metrics_row, pack  # TensorFlow: not for --help
+    from data_gen.assembly.pack_job import metrics_row, pack  # TensorFlow: not for --help
 
     if config.input_file:
         rows = [metrics_row(pack(config))]

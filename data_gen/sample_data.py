@@ -3,11 +3,11 @@
 import dataclasses
 import os
 
-from data_gen.create_config import CreateConfig
-from data_gen.create_files import create
-from data_gen.output import read_manifest
-from data_gen.pack_config import PackConfig
-from data_gen.pack_files import pack
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
+from data_gen.jobs.output import read_manifest
+from data_gen.text.create_config import CreateConfig
+from data_gen.text.create_job import create
 
 SAMPLE_DIR = "sample_data"
 SPLITS = ("train", "eval")

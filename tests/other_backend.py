@@ -14,8 +14,8 @@ import numpy as np
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed import checkpoint
-from bert_packed.optimization import EXCLUDED_FROM_DECAY, Lamb
+from bert_packed.checkpoints import checkpoint
+from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
 
 NUM_STEPS = 20
 LEARNING_RATE = 0.01

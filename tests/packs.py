@@ -7,9 +7,9 @@ import dataclasses
 
 import numpy as np
 
-from bert_packed.input_pipeline import BATCH_NAMES
-from data_gen import records
-from data_gen.example_bytes import serialize_examples
+from bert_packed.data.input_pipeline import BATCH_NAMES
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
 
 VOCAB_SIZE = 31
 
@@ -107,4 +107,4 @@ def write_packs(path, packs, max_seq_length, num_slots=4, num_predictions=12):
     """Write packs as a packed TFRecord file, in the layout of `schema.py`."""
     batch = batch_of(packs, max_seq_length, num_slots, num_predictions)
     features = {name: batch[ours] for name, ours in BATCH_NAMES.items()}
-    return records.write_records(path, serialize_examples(features))
+    return tfrecords.write_records(path, serialize_examples(features))

@@ -9,15 +9,16 @@ from tiny import CONFIG, make_engine, to_floats
 
 import run_pretraining
 from bert_packed.config import TrainConfig
-from bert_packed.input_pipeline import checked, eval_batches
-from bert_packed.metrics import add_sums, means
-from bert_packed.metrics_log import read_rows
-from data_gen import command_line, create_pretraining_data, pack_tfrecords, verify_tfrecords
-from data_gen.create_config import CreateConfig
-from data_gen.input_files import find_files
-from data_gen.pack_config import PackConfig
-from data_gen.records import read_pack_spec
-from data_gen.settings import InputError
+from bert_packed.data.input_pipeline import checked, eval_batches
+from bert_packed.objectives.metrics import add_sums, means
+from bert_packed.training.metrics_log import read_rows
+from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.cli import command_line
+from data_gen.cli.settings import InputError
+from data_gen.records.inputs import find_files
+from data_gen.records.tfrecords import read_pack_spec
+from data_gen.text.create_config import CreateConfig
 
 MAX_SEQ_LENGTH = 48
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]

@@ -7,11 +7,11 @@ import json
 import numpy as np
 from packs import VOCAB_SIZE, random_packs, write_packs
 
-from bert_packed import engines
 from bert_packed.config import ModelConfig
-from bert_packed.losses import normalizers, pretraining_sums
-from bert_packed.metrics import SUM_NAMES
-from bert_packed.modeling import build_pretraining_model
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.objectives.losses import normalizers, pretraining_sums
+from bert_packed.objectives.metrics import SUM_NAMES
+from bert_packed.training import engines
 
 MAX_SEQ_LENGTH = 24
 CONFIG = ModelConfig(

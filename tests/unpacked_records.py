@@ -3,10 +3,11 @@
 import numpy as np
 import tensorflow as tf
 
-from data_gen import records, schema
-from data_gen.example_bytes import serialize_examples
-from data_gen.read_unpacked import read_unpacked
-from data_gen.sequences import concatenate
+from data_gen import schema
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
+from data_gen.records.read_unpacked import read_unpacked
+from data_gen.records.sequences import concatenate
 
 
 def make_features(lengths, max_seq_length, seed=0, num_slots=4, vocab_size=300):
@@ -34,7 +35,7 @@ def make_features(lengths, max_seq_length, seed=0, num_slots=4, vocab_size=300):
 
 def write_features(path, features):
     """Write features as one TFRecord file; returns the path as text."""
-    records.write_records(path, serialize_examples(features))
+    tfrecords.write_records(path, serialize_examples(features))
     return str(path)
 
 

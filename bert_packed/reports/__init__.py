@@ -1,1 +1,1 @@
-"""Tables, figures and benchmarks, one function per table or figure."""
+"""One command for each table, figure or benchmark: `python -m bert_packed.reports.NAME`."""

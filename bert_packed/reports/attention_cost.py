@@ -12,9 +12,9 @@ import time
 import numpy as np
 
 from bert_packed.config import MODEL_SIZES
-from bert_packed.engines import choose_backend
-from data_gen.command_line import print_table, run
-from data_gen.settings import InputError, check_settings, setting
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import InputError, check_settings, setting
 
 # Shares of a pack that its sequences fill; the rest is padding
 SEQUENCE_SHARES = (0.5, 0.3, 0.15)
@@ -111,8 +111,8 @@ def make_programs(model_config, hidden_BSD, sequence_ids_BS):
     import keras
     from keras import ops
 
-    from bert_packed.engines.functional import compiled, gradient
-    from bert_packed.layers import SelfAttention, same_sequence
+    from bert_packed.models.layers import SelfAttention, same_sequence
+    from bert_packed.training.engines.functional import compiled, gradient
 
     config = dataclasses.replace(model_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 

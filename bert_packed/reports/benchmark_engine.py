@@ -3,11 +3,11 @@
 import functools
 
 from bert_packed.config import TrainConfig
-from bert_packed.engines import make_engine
-from bert_packed.losses import normalizers, pretraining_sums
-from bert_packed.metrics import SUM_NAMES
-from bert_packed.modeling import build_pretraining_model
-from bert_packed.optimization import build_optimizer
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.objectives.losses import normalizers, pretraining_sums
+from bert_packed.objectives.metrics import SUM_NAMES
+from bert_packed.training.engines import make_engine
+from bert_packed.training.optimization import build_optimizer
 
 RECIPE = TrainConfig(input_file="-", output_dir="-")
 

@@ -18,8 +18,8 @@ import time
 from concurrent import futures
 
 from bert_packed.reports.peak_memory import MemoryWatch
-from data_gen.command_line import print_table, run
-from data_gen.settings import check_settings, setting
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import check_settings, setting
 
 DESCRIPTION = """
 Measures packing on synthetic records: encoding packs as TFRecords, and the whole of pack_tfrecords, against
@@ -118,8 +118,8 @@ def cpu_name():
 def _measure_packing(way, paths, folder, config):
     """Pack once, in a fresh process: sequences per second, and the growths that `MemoryWatch` found."""
     from bert_packed.reports.plain_packing import pack_plainly
-    from data_gen.pack_config import PackConfig
-    from data_gen.pack_files import pack
+    from data_gen.assembly.pack_config import PackConfig
+    from data_gen.assembly.pack_job import pack
 
     name, num_workers = way
     output = os.path.join(folder, "output")

@@ -7,8 +7,9 @@ import numpy as np
 
 from bert_packed.reports.plain_packing import serialize
 from bert_packed.reports.synthetic_data import FIRST_WORD, VOCAB_SIZE
-from data_gen import records, schema
-from data_gen.example_bytes import serialize_examples
+from data_gen import schema
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
 
 PLAIN_SHARE = 8  # the plain way is measured on this part of the packs: it is as slow for few as for many
 
@@ -70,8 +71,8 @@ def measure_plain(arguments):
 
 def _time_writing(encode, barrier):
     with tempfile.NamedTemporaryFile(suffix=".tfrecord") as file:
-        records.write_records(file.name, [b"warm"])
+        tfrecords.write_records(file.name, [b"warm"])
         barrier.wait()
         start = time.perf_counter()
-        records.write_records(file.name, encode())
+        tfrecords.write_records(file.name, encode())
         return time.perf_counter() - start

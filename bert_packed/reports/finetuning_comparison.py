@@ -10,9 +10,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from bert_packed.engines import choose_backend
-from data_gen.command_line import print_table, run
-from data_gen.settings import InputError, check_settings, setting
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import InputError, check_settings, setting
 
 DESCRIPTION = """
 Compares the output directories of run_squad.py or finetune_glue that differ in --random_seed and in
@@ -132,8 +132,8 @@ def _spread(kind, runs, score):
 
 def _read_run(argument, folder):
     # TensorBoard and Keras: not for --help
-    from bert_packed.metrics_log import read_rows
-    from bert_packed.run_directory import RUN_FILE, SCORES_FILE
+    from bert_packed.runs.run_directory import RUN_FILE, SCORES_FILE
+    from bert_packed.training.metrics_log import read_rows
 
     found = {}
     for name in (RUN_FILE, SCORES_FILE):

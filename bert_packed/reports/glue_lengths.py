@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_gen.glue import read_columns
+from data_gen.cli.settings import InputError
 from data_gen.packing.histogram import count_lengths
-from data_gen.settings import InputError
-from data_gen.tokenization import encode_sentences, load_vocab, make_tokenizer
+from data_gen.tasks.glue import read_columns
+from data_gen.text.tokenization import encode_sentences, load_vocab, make_tokenizer
 
 # Folder and the columns of the texts; CoLA has no header, its text is the fourth column.
 TASKS = {

@@ -10,15 +10,15 @@ import statistics
 import sys
 from pathlib import Path
 
-from bert_packed.engines import choose_backend
-from data_gen.command_line import print_table, run
-from data_gen.settings import InputError, check_settings, setting
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import InputError, check_settings, setting
 
 VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
 DESCRIPTION = """
 Measures, in turns, how many texts a second become vectors, tokenizing included: packed and one text a row
-(bert_packed.inference), and with --reference by transformers on torch, in batches padded to max_seq_length
-and to the longest text of each batch. The vectors must agree.
+(bert_packed.evaluation.inference), and with --reference by transformers on torch, in batches padded to
+max_seq_length and to the longest text of each batch. The vectors must agree.
 """
 
 
@@ -47,9 +47,9 @@ def main(config):
     """Measure, and print the table."""
     choose_backend()
     # TensorFlow and Keras: not for --help
-    from bert_packed import inference
+    from bert_packed.evaluation import inference
     from bert_packed.reports.data_benchmark import cpu_name
-    from bert_packed.reports.turns import median_ratio, time_in_turns
+    from bert_packed.runs.turns import median_ratio, time_in_turns
 
     texts = _read_texts(config)
     encoder = inference.load_encoder(
@@ -87,7 +87,7 @@ def _read_texts(config):
             lines = (line.strip() for line in file)
             texts = list(itertools.islice((line for line in lines if line), config.num_texts))
     else:
-        from data_gen.sample_corpus import read_sample_documents
+        from data_gen.text.sample_corpus import read_sample_documents
 
         documents = itertools.islice(read_sample_documents(), config.num_texts)
         texts = [" ".join(sentences) for sentences in documents]

@@ -16,7 +16,8 @@ import time
 import numpy as np
 from scipy import optimize
 
-from data_gen.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.settings import check_settings, setting
 from data_gen.packing.column_generation import pack_cghp
 from data_gen.packing.greedy import shuffled_lengths
 from data_gen.packing.histogram import load_known_histogram
@@ -26,7 +27,6 @@ from data_gen.packing.online import OnlinePacker
 from data_gen.packing.plan import validate_plan
 from data_gen.packing.spfhp import pack_spfhp
 from data_gen.packing.strategies import list_strategies
-from data_gen.settings import check_settings, setting
 
 ARTICLES_TOTAL = 10**9
 BYTES_PER_KIB = 1024  # Linux counts resident memory in KiB

@@ -2,9 +2,9 @@
 
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
-from data_gen.dry_run import DEPTHS
+from data_gen.checks.dry_run import DEPTHS
+from data_gen.checks.pictures import plot_efficiency, plot_lengths
 from data_gen.packing.algorithms import ALGORITHMS
-from data_gen.packing_pictures import plot_efficiency, plot_lengths
 
 DRAWN = ("spfhp", "lpfhp", "cghp")
 

@@ -6,8 +6,8 @@ Legend: B rows per batch, S row length, D model width, P predictions per row, V 
 import keras
 from keras import ops
 
-from bert_packed.layers import MaskedLanguageModelHead, PackedEmbeddings, TransformerBlock, dense
-from bert_packed.losses import nll_and_right
+from bert_packed.models.layers import MaskedLanguageModelHead, PackedEmbeddings, TransformerBlock, dense
+from bert_packed.objectives.losses import nll_and_right
 
 SUM_NAMES = ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct", "num_predictions", "num_sequences")
 

@@ -7,9 +7,9 @@ tokens are left to `list`, as anybody would; nothing here is slow on purpose.
 import random
 
 from data_gen import schema
+from data_gen.cli.quiet_import import import_quietly
 from data_gen.packing.algorithms import ALGORITHMS
 from data_gen.packing.histogram import count_lengths
-from data_gen.quiet_import import import_quietly
 
 tf = import_quietly("tensorflow")
 

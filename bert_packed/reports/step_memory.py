@@ -7,10 +7,10 @@ import dataclasses
 import sys
 import tempfile
 
-from bert_packed.engines import choose_backend
 from bert_packed.reports.peak_memory import MemoryWatch
-from data_gen.command_line import print_table, run
-from data_gen.settings import check_divides, check_settings, setting
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import check_divides, check_settings, setting
 
 NUM_STEPS = 2
 DEPTH = 3  # sequences in a pack, as in the papers

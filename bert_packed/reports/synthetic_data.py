@@ -4,8 +4,9 @@ import os
 
 import numpy as np
 
-from data_gen import records, schema
-from data_gen.example_bytes import serialize_examples
+from data_gen import schema
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
 
 VOCAB_SIZE = 30522
 FIRST_WORD = 999  # below stand the special tokens of BERT's vocabulary
@@ -37,7 +38,7 @@ def write_sequences(folder, num_sequences, max_seq_length, num_files=4, seed=0, 
         rng = np.random.default_rng((seed, index))
         count = num_sequences * (index + 1) // num_files - num_sequences * index // num_files
         paths.append(os.path.join(folder, f"sequences-{index:05d}-of-{num_files:05d}.tfrecord"))
-        records.write_records(paths[-1], _serialize(rng, count, max_seq_length, draw))
+        tfrecords.write_records(paths[-1], _serialize(rng, count, max_seq_length, draw))
     return paths
 
 

@@ -11,8 +11,8 @@ import tempfile
 
 import numpy as np
 
-from bert_packed.export_formats import write_hugging_face
-from data_gen.settings import InputError
+from bert_packed.checkpoints.export_formats import write_hugging_face
+from data_gen.cli.settings import InputError
 
 IGNORED_LABEL = -100  # where transformers computes no loss
 

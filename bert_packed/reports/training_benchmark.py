@@ -8,9 +8,9 @@ import statistics
 import sys
 import tempfile
 
-from bert_packed.engines import choose_backend, make_engine
-from data_gen.command_line import print_table, run
-from data_gen.settings import InputError, check_divides, check_settings, setting
+from bert_packed.training.engines import choose_backend, make_engine
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 FEWEST_FOR_INTERVAL = 6  # of `median_interval`
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
@@ -54,7 +54,7 @@ def main(config):
     from bert_packed.config import load_model_config
     from bert_packed.reports.benchmark_batches import make_batches
     from bert_packed.reports.data_benchmark import cpu_name
-    from bert_packed.reports.turns import (
+    from bert_packed.runs.turns import (
         median_interval,
         median_ratio,
         quartiles,
@@ -123,9 +123,9 @@ def _print_counts(engines, data):
 
 
 def _our_engines(model_config, micro_batch_size):
-    from bert_packed.optimization import build_optimizer
     from bert_packed.reports import plain_bert
     from bert_packed.reports.benchmark_engine import RECIPE, build_engine
+    from bert_packed.training.optimization import build_optimizer
 
     plain_model = plain_bert.PlainBert(model_config)
     plain_model.build()
@@ -151,8 +151,8 @@ def _way(engine, data):
 
 def _torch_way(model_config, unpacked):
     """Steps of transformers, after a check that it computes the same loss from the same weights and rows."""
-    from bert_packed.losses import normalizers, pretraining_sums
-    from bert_packed.modeling import build_pretraining_model
+    from bert_packed.models.modeling import build_pretraining_model
+    from bert_packed.objectives.losses import normalizers, pretraining_sums
     from bert_packed.reports.torch_reference import TorchTraining, copy_model
 
     model = build_pretraining_model(model_config, seed=0)

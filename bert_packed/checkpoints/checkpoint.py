@@ -1,0 +1,213 @@
+"""Checkpoints that appear whole or not at all, and that any backend reads: safetensors and JSON.
+
+OUTPUT_DIR/checkpoint-200/
+    model.safetensors       weights, by the path of each variable
+    training.safetensors    optimizer and dropout state
+    bert_config.json        the model's shape
+    state.json              step and unfinished log interval
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from bert_packed.config import load_model_config
+from data_gen.cli.settings import InputError
+
+WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
+    "model.safetensors",
+    "training.safetensors",
+    "bert_config.json",
+    "state.json",
+)
+# What a model may start with otherwise than the checkpoint was trained
+TRAINING_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+NAME = re.compile(r"checkpoint-(\d+)")
+PARTIAL_SUFFIX = ".partial"
+
+
+def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
+    """Write a checkpoint and give it its name when every byte is on disk.
+
+    Args:
+        output_dir: Folder of the run.
+        step: Optimizer steps taken.
+        engine: Engine with `weights()` and `training_state()`, dicts from name to Keras variable.
+        model_config: `ModelConfig`.
+        state: JSON-able dict for the training loop.
+        keep: Number of newest checkpoints to keep; None keeps all.
+
+    Returns:
+        Path of the checkpoint.
+    """
+    final = Path(output_dir) / f"checkpoint-{step}"
+    partial = final.with_name(final.name + PARTIAL_SUFFIX)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_weights(partial, engine.weights(), model_config)
+    _save(engine.training_state(), partial / TRAINING)
+    (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
+    for path in (*partial.iterdir(), partial):
+        _flush_to_disk(path)
+    partial.rename(final)
+    _flush_to_disk(final.parent)
+    if keep:
+        for old in list_checkpoints(output_dir)[:-keep]:
+            # Under another name first: killed in the middle, a half-empty folder must not pass for complete
+            shutil.rmtree(old.rename(old.with_name(old.name + PARTIAL_SUFFIX)))
+    return final
+
+
+def save_weights(folder, weights, model_config):
+    """Write the weights and shape of a model to a folder, not atomically.
+
+    Args:
+        folder: Made where it is missing.
+        weights: Dict from name to Keras variable.
+        model_config: `ModelConfig`.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(weights, folder / WEIGHTS)
+    (folder / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(model_config), indent=1) + "\n")
+
+
+def list_checkpoints(output_dir):
+    """Complete checkpoints of a run, oldest first; what a killed save left behind is not among them."""
+    if not Path(output_dir).is_dir():
+        return []
+    found = [path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(NAME.fullmatch(path.name)[1]))
+
+
+def restore_checkpoint(path, engine):
+    """Put a run's checkpoint back into an engine.
+
+    Returns:
+        The dict of `state.json`: `step` and what was saved with it.
+
+    Raises:
+        InputError: a file is missing or damaged, or the tensors are another model's.
+    """
+    path = Path(path)
+    _assign(path / WEIGHTS, engine.weights())
+    _assign(path / TRAINING, engine.training_state())
+    return _read_json(path / STATE)
+
+
+def load_weights(path, weights, model_config):
+    """Start from the weights of another run.
+
+    Args:
+        path: As in `find_checkpoint`.
+        weights: Dict from name to Keras variable, as an engine's `weights()`.
+        model_config: Config of their model, for the message.
+
+    Returns:
+        Path of the checkpoint used.
+
+    Raises:
+        InputError: there is no checkpoint, or it is another model's, naming the first setting or tensor that
+            differs; a model trained under an ablation is another one.
+    """
+    folder = find_checkpoint(path)
+    if (folder / MODEL_CONFIG).is_file():
+        theirs = load_model_config(str(folder / MODEL_CONFIG))
+        names = [field.name for field in dataclasses.fields(theirs) if field.name not in TRAINING_FIELDS]
+        for name in names:
+            if getattr(theirs, name) != getattr(model_config, name):
+                raise InputError(
+                    f"{folder} holds another model: {name} must be {getattr(model_config, name)}. "
+                    f"Received: {getattr(theirs, name)}."
+                )
+    _assign(folder / WEIGHTS, weights)
+    return folder
+
+
+def find_checkpoint(path):
+    """The checkpoint folder that a path means.
+
+    Args:
+        path: A checkpoint folder, or the output directory of a run, whose newest checkpoint is taken.
+
+    Raises:
+        InputError: there is none.
+    """
+    if (Path(path) / WEIGHTS).is_file():
+        return Path(path)
+    newest = list_checkpoints(path)[-1:]
+    if not newest:
+        raise InputError(
+            f"`init_checkpoint` must be a folder with {WEIGHTS}, or hold such folders. Received: {path}."
+        )
+    return newest[0]
+
+
+def read_weights(folder):
+    """The tensors of a checkpoint folder by name: dict of arrays; raises `InputError`."""
+    return _read_tensors(Path(folder) / WEIGHTS)
+
+
+def _read_tensors(path):
+    try:
+        return load_file(path)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise InputError(f"{path} must be a complete safetensors file. Received: {error}.") from error
+
+
+def _assign(path, variables):
+    """Assign every tensor of a file to the variable of its name; both must match exactly."""
+    tensors = _read_tensors(path)
+    missing = sorted(variables.keys() - tensors.keys()) + sorted(tensors.keys() - variables.keys())
+    if missing:
+        where = "the file" if missing[0] in variables else "the model"
+        raise InputError(f"{path} holds another model: {where} has no tensor {missing[0]}.")
+    for name, variable in variables.items():
+        if tuple(variable.shape) != tensors[name].shape:
+            raise InputError(
+                f"{path} holds another model: {name} must have shape {tuple(variable.shape)}. "
+                f"Received: {tensors[name].shape}."
+            )
+    for name, variable in variables.items():
+        variable.assign(tensors[name])
+
+
+def _read_json(path):
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError, FileNotFoundError) as error:
+        raise InputError(f"{path} must be complete JSON. Received: {error}.") from error
+
+
+def _save(variables, path):
+    """Write variables as safetensors; raises `OSError`."""
+    try:
+        save_file(_to_numpy(variables), path)
+    except SafetensorError as error:  # its own way of saying that the disk is full
+        raise OSError(f"{path} could not be written: {error}") from error
+
+
+def _to_numpy(variables):
+    """Arrays of variables, whole numbers as int64: for step and seeds each backend has a type of its own."""
+    arrays = {}
+    for name, variable in variables.items():
+        values = variable.numpy()
+        dtype = np.int64 if values.dtype.kind in "iu" else values.dtype
+        # Not ascontiguousarray, which would turn the scalar step count into an array of one
+        arrays[name] = np.array(values, dtype, order="C")
+    return arrays
+
+
+def _flush_to_disk(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

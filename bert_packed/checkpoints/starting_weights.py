@@ -1,0 +1,169 @@
+"""Which weights a model starts from, whoever wrote the checkpoint: `--init_checkpoint`."""
+
+import dataclasses
+from pathlib import Path
+
+from bert_packed.checkpoints import checkpoint, pretrained_files
+from bert_packed.checkpoints.pretrained_names import HEAD_KERNELS, tensor_names
+from bert_packed.config import load_model_config
+from bert_packed.models.modeling import HEADS, PRETRAINING
+from data_gen.cli.settings import InputError
+
+# What no tensor's shape tells, and what would silently change every output
+SHAPELESS = ("num_attention_heads", "hidden_act", "layer_norm_eps")
+OPTIMIZER_SLOTS = ("/adam_m", "/adam_v")
+
+
+@dataclasses.dataclass(frozen=True)
+class StartingWeights:
+    """What `load` did.
+
+    Attributes:
+        path: Checkpoint that was read.
+        num_used: Tensors of it that are now in the model.
+        unused: Names of those that are not, as in the file.
+        missing: Names, ours, of the heads' tensors that it does not hold and that keep their initial values.
+    """
+
+    path: Path
+    num_used: int
+    unused: list[str]
+    missing: list[str]
+
+    def lines(self):
+        """What to tell the user: list of str, every tensor that was not used or not found by its name."""
+        slots = [name for name in self.unused if name.endswith(OPTIMIZER_SLOTS)]
+        others = [name for name in self.unused if name not in slots]
+        lines = [f"starts from {self.num_used} tensors of {self.path}"]
+        if others:
+            lines.append(f"  in the file only, not used: {', '.join(others)}")
+        if slots:
+            lines.append(
+                f"  in the file only, not used: {slots[0]} and {len(slots) - 1} more of its optimizer"
+            )
+        if self.missing:
+            lines.append(f"  in the model only, initial values kept: {', '.join(self.missing)}")
+        return lines
+
+
+def load(path, weights, model_config, head=PRETRAINING, any_head=None):
+    """Put a checkpoint's weights into a model.
+
+    The encoder (`bert/...`) must be complete; heads that the checkpoint lacks keep their initial values.
+
+    Args:
+        path: A checkpoint folder of ours or a run's output directory; a Hugging Face folder; a TensorFlow
+            checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
+        weights: Dict from our names to Keras variables.
+        model_config: `ModelConfig` of the model.
+        head: Which of `foreign_names.HEADS` the model has.
+        any_head: Whether a checkpoint of ours may have another head. None: to start a fine-tuning it may,
+            pre-training takes its own.
+
+    Returns:
+        `StartingWeights`.
+
+    Raises:
+        InputError: there is no checkpoint, it is damaged, or it is another model's (naming the first tensor
+            or setting that differs). The model is then as it was.
+    """
+    found = _read_foreign(path, model_config.num_hidden_layers, head)
+    if any_head is None:
+        any_head = head != PRETRAINING
+    if found is None and any_head and stored_head(path)[0] != head:
+        found = _read_ours(path, head)
+    if found is None:
+        folder = checkpoint.load_weights(path, weights, model_config)
+        return StartingWeights(folder, len(weights), [], [])
+    _check_config(found, model_config)
+    missing = [name for name in weights if name not in found.tensors]
+    for name in missing:
+        if name.startswith("bert/"):
+            raise InputError(f"{found.path} holds another model: the file has no tensor for {name}.")
+    _check_shapes(found, weights)
+    for name, values in found.tensors.items():
+        weights[name].assign(values)
+    return StartingWeights(found.path, len(found.tensors), found.unused, missing)
+
+
+def read_config(path):
+    """The `ModelConfig` that a checkpoint was stored with; `path` is as in `load`.
+
+    Raises:
+        InputError: there is no checkpoint, or no config beside it.
+    """
+    if pretrained_files.is_hugging_face(path):
+        return load_model_config(str(Path(path) / pretrained_files.HUGGING_FACE_CONFIG))
+    prefix = pretrained_files.find_google(path)
+    folders = (prefix.parent, prefix.parent.parent) if prefix else (checkpoint.find_checkpoint(path),)
+    for folder in folders:
+        if (folder / checkpoint.MODEL_CONFIG).is_file():
+            return load_model_config(str(folder / checkpoint.MODEL_CONFIG))
+    config_names = f"{checkpoint.MODEL_CONFIG} or {pretrained_files.HUGGING_FACE_CONFIG}"
+    raise InputError(f"`init_checkpoint` must hold {config_names}. Received: {path}.")
+
+
+def stored_head(path):
+    """Which head a checkpoint has, and how many outputs: `(one of HEADS, number)`; `path` as in `load`.
+
+    One without any head, as a bare encoder, counts as of pre-training.
+    """
+    if pretrained_files.is_hugging_face(path) or pretrained_files.find_google(path):
+        shapes = pretrained_files.stored_shapes(path)
+    else:
+        shapes = pretrained_files.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
+    for head in reversed(HEADS):
+        ours = HEAD_KERNELS[head].removesuffix("kernel") + "bias"
+        row = next(row for row in tensor_names(0, head) if row.ours == ours)
+        for name in (row.ours, row.hugging_face, row.google):
+            if name in shapes:
+                return head, shapes[name][0]
+    return PRETRAINING, 2
+
+
+def _read_foreign(path, num_hidden_layers, head):
+    if pretrained_files.is_hugging_face(path):
+        return pretrained_files.read_hugging_face(path, head)
+    prefix = pretrained_files.find_google(path)
+    return pretrained_files.read_google(prefix, num_hidden_layers, head) if prefix else None
+
+
+def _read_ours(path, head):
+    """A checkpoint of ours with another head, what both have in common under this head's names."""
+    folder = checkpoint.find_checkpoint(path)
+    config = load_model_config(str(folder / checkpoint.MODEL_CONFIG))
+    wanted = {row.hugging_face: row.ours for row in tensor_names(config.num_hidden_layers, head)}
+    theirs = tensor_names(config.num_hidden_layers, stored_head(path)[0])
+    names = {row.ours: wanted[row.hugging_face] for row in theirs if row.hugging_face in wanted}
+    stored = checkpoint.read_weights(folder)
+    return pretrained_files.ForeignCheckpoint(
+        folder,
+        {ours: stored[name] for name, ours in names.items() if name in stored},
+        sorted(name for name in stored if name not in names),
+        config,
+        {ours: name for name, ours in names.items()},
+    )
+
+
+def _check_config(found, model_config):
+    if found.config is None:
+        return
+    if found.config.num_hidden_layers != model_config.num_hidden_layers:
+        raise InputError(
+            f"{found.path} holds another model: num_hidden_layers must be {model_config.num_hidden_layers}. "
+            f"Received: {found.config.num_hidden_layers}."
+        )
+    for name in SHAPELESS:
+        theirs, ours = getattr(found.config, name), getattr(model_config, name)
+        if theirs != ours:
+            raise InputError(f"{found.path} holds another model: {name} must be {ours}. Received: {theirs}.")
+
+
+def _check_shapes(found, weights):
+    for name, values in found.tensors.items():
+        want = tuple(weights[name].shape)
+        if values.shape != want:
+            raise InputError(
+                f"{found.path} holds another model: {found.foreign_names[name]}, which is {name} here, must "
+                f"have shape {want}. Received: {values.shape}."
+            )

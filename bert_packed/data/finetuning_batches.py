@@ -1,0 +1,102 @@
+"""Batches of a fine-tuning and its predictions: packs of sequences, with what each sequence should give.
+
+Legend: B packs per batch, S pack length, K sequences per pack, C classes, n sequences.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from tqdm import tqdm
+
+from data_gen import schema
+from data_gen.records.sequences import Sequences
+from data_gen.tasks.update_packs import assemble_filled, by_slot
+
+# Names in a record -> names in model code
+BATCH_NAMES = {
+    schema.INPUT_IDS: "token_ids",
+    schema.INPUT_MASK: "sequence_ids",
+    schema.SEGMENT_IDS: "token_type_ids",
+    schema.POSITION_IDS: "position_ids",
+    schema.NEXT_SENTENCE_POSITIONS: "cls_positions",
+    schema.NEXT_SENTENCE_WEIGHTS: "slot_weights",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledSequences:
+    """What is trained on.
+
+    Attributes:
+        sequences: `Sequences`, n of them, without predictions.
+        labels: Dict from the batch's name to array `[n]`.
+        positions: Which of them are tokens of the sequence, counted from its start: a batch counts them from
+            the start of the pack.
+    """
+
+    sequences: Sequences
+    labels: dict[str, np.ndarray]
+    positions: tuple[str, ...] = ()
+
+
+def make_batch(data, packs, spec, num_packs):
+    """One batch of static shape.
+
+    Args:
+        data: `LabelledSequences`.
+        packs: `Packs` of its sequences, at most `num_packs`; empty ones fill up.
+        spec: `PackSpec` that they fit.
+        num_packs: B.
+
+    Returns:
+        Dict of int32 and float32 arrays: `token_ids`, `sequence_ids`, `token_type_ids`, `position_ids`
+        `[B, S]`; `cls_positions`, `slot_weights` and the labels `[B, K]`.
+    """
+    arrays = assemble_filled(data.sequences, packs, spec, num_packs)
+    batch = {ours: arrays[name] for name, ours in BATCH_NAMES.items()}
+    for name, values in data.labels.items():
+        slots_BK = by_slot(values, packs, spec.max_sequences_per_pack, num_packs)
+        # An unused slot keeps 0: its [CLS] position is 0 too
+        batch[name] = slots_BK + batch["cls_positions"] if name in data.positions else slots_BK
+    return batch
+
+
+def train_batches(data, updates, num_packs, first_step=0) -> Iterator[dict]:
+    """The batches of the steps from `first_step` on; `updates` is of `update_packs.plan_updates`."""
+    for packs in updates.packs[first_step:]:
+        yield make_batch(data, packs, updates.spec, num_packs)
+
+
+def predict(forward, sequences, packs, spec, batch_size):
+    """Run a model on packs and give each sequence its own outputs, in the order of the sequences.
+
+    Args:
+        forward: Compiled function from a batch to a dict of outputs: `[B, S]`, one for each token, or
+            `[B, K, C]`, some for each sequence.
+        sequences: `Sequences`, n of them.
+        packs, spec: As of `update_packs.pack_all`.
+        batch_size: B; the last batch is filled with empty packs.
+
+    Returns:
+        Dict from output name to a list of n arrays: `[tokens of the sequence]`, or `[C]`.
+    """
+    data, found = LabelledSequences(sequences, {}), {}
+    starts = range(0, len(packs), batch_size)
+    for first in tqdm(starts, desc="predict", unit="batch", disable=None):
+        part = packs.part(first, min(first + batch_size, len(packs)))
+        batch = make_batch(data, part, spec, batch_size)
+        for name, values in forward(batch).items():
+            own = found.setdefault(name, [None] * len(sequences))
+            _give_back(np.asarray(values), batch, part, sequences.lengths, own)
+    return found
+
+
+def _give_back(values, batch, packs, lengths, own):
+    by_token = values.ndim == 2
+    for row in range(len(packs)):
+        members = packs.members[packs.offsets[row] : packs.offsets[row + 1]]
+        for slot, sequence in enumerate(members):
+            start = batch["cls_positions"][row, slot]
+            place = slice(start, start + lengths[sequence]) if by_token else slot
+            own[sequence] = values[row, place].copy()  # a view would keep the whole batch

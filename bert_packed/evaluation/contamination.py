@@ -1,0 +1,211 @@
+"""Whether sequences in a pack touch each other, and whether they train as they would alone.
+
+Two kinds of checks. Neighbours: change one sequence, and nothing of the others may change; differentiate
+one sequence's outputs and losses, and the gradient on the others' embeddings must be 0. Both exactly: a
+masked score is a weight of 0, not a small one. Unpacked: outputs, losses, accuracies and gradients equal
+those of the same sequences in rows of their own, up to rounding.
+
+Legend: B packs per batch, S pack length, D model width, P predictions per pack, K sequences per pack.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+from keras import ops
+
+from bert_packed.data.unpacking import unpack
+from bert_packed.objectives.metrics import means
+from bert_packed.training.engines.functional import compiled, gradient
+
+KEY_BIAS_TOLERANCE = 1e-6  # their true gradient is 0, so there is no largest one to compare with
+# Which array of a batch tells the sequence of each row of an output, and whether the row is used
+OUTPUTS = {"hidden_states": "sequence_ids", "mlm_logits": "prediction_sequences", "nsp_logits": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One line of the audit.
+
+    Attributes:
+        name: What was compared.
+        largest: Largest difference found; relative to the largest value except for neighbours' checks.
+        tolerance: What it may be.
+    """
+
+    name: str
+    largest: float
+    tolerance: float
+
+    @property
+    def passed(self):
+        """False also for NaN."""
+        return bool(self.largest <= self.tolerance)
+
+
+def audit(engine, batch, mlm_loss, tolerance=1e-5, compile=compiled):
+    """Run every check on a batch of packs.
+
+    Args:
+        engine: Engine with `model`, `sums(outputs, batch)` and `gradients(batch, training)`.
+        batch: Dict of NumPy arrays of packs, one of which at least holds several sequences.
+        mlm_loss: "per_sequence" or "per_token", as the engine's.
+        tolerance: Of the checks against unpacked sequences.
+        compile: Function from a function and the model that it reads to its compiled form, by default what
+            trains: XLA.
+
+    Returns:
+        List of `Check`.
+    """
+    used_rows = np.flatnonzero(np.asarray(batch["nsp_weights"]).any(axis=1))
+    packs = {name: np.asarray(values)[used_rows] for name, values in batch.items()}
+    unpacked, slots = unpack(packs, multiple=len(used_rows))
+    forward = compile(functools.partial(_forward, engine.model), engine.model)
+    cross_gradient = compile(functools.partial(_cross_gradient, engine), engine.model)
+    gradients = compile(functools.partial(engine.gradients, training=False), engine.model)
+    return [
+        *_neighbours_outputs(forward, engine.model.config.vocab_size, packs),
+        *_neighbours_gradients(cross_gradient, packs),
+        *_outputs_alone(forward, packs, unpacked, slots, tolerance),
+        *_training_alone(gradients, engine.model, packs, unpacked, mlm_loss, tolerance),
+    ]
+
+
+def num_neighbours(batch):
+    """How many packs of a batch hold more than one sequence."""
+    return int(np.sum(np.sum(np.asarray(batch["nsp_weights"]) > 0, axis=1) > 1))
+
+
+def _forward(model, batch):
+    hidden_BSD = model.encode(batch, training=False)
+    heads = model.apply_heads(hidden_BSD, batch["prediction_positions"], batch["cls_positions"])
+    return {"hidden_states": hidden_BSD, **heads}
+
+
+def _cross_gradient(engine, batch, slot):
+    """Gradient `[B, S, D]` of one slot's hidden states and losses by the embeddings of all tokens."""
+    model = engine.model
+
+    def target(embedded_BSD):
+        hidden_BSD = model.encode_embedded(embedded_BSD, batch)
+        mine_BS = ops.cast(ops.equal(batch["sequence_ids"], slot), "float32")
+        # Weighted, since layer norm makes a plain sum of outputs constant
+        weights_D = ops.linspace(-1.0, 1.0, hidden_BSD.shape[-1])
+        states = ops.sum(ops.cast(hidden_BSD, "float32") * weights_D * mine_BS[..., None])
+        slots_K = ops.arange(1, batch["nsp_weights"].shape[1] + 1)
+        sequences_BP = batch["prediction_sequences"]
+        mine_BP = ops.equal(ops.cast(sequences_BP, "int32"), slot)
+        only = {
+            **batch,
+            "prediction_sequences": ops.where(mine_BP, sequences_BP, 0.0),
+            "nsp_weights": ops.where(ops.equal(slots_K, slot), batch["nsp_weights"], 0.0),
+        }
+        heads = model.apply_heads(hidden_BSD, batch["prediction_positions"], batch["cls_positions"])
+        sums = engine.sums(heads, only)
+        return states + sums["mlm_loss"] + sums["nsp_loss"]
+
+    return gradient(target)(model.embed(batch))
+
+
+def _owners(batch, output):
+    """int `[B, S | P | K]`: the sequence 1..K of each row of an output, 0 where it is unused."""
+    if OUTPUTS[output]:
+        return batch[OUTPUTS[output]].astype(np.int32)
+    weights_BK = batch["nsp_weights"]
+    return np.where(weights_BK > 0, np.arange(1, weights_BK.shape[1] + 1), 0)
+
+
+def _neighbours_outputs(forward, vocab_size, packs):
+    """Change every token of slot 1 of all packs, then of slot 2, ...; look at everyone else."""
+    before = _to_numpy(forward(packs))
+    largest = dict.fromkeys(OUTPUTS, 0.0)
+    unmoved = 0
+    for slot in range(1, packs["nsp_weights"].shape[1] + 1):
+        mine_BS = packs["sequence_ids"] == slot
+        tokens = np.where(mine_BS, (packs["token_ids"] + 1) % vocab_size, packs["token_ids"])
+        after = _to_numpy(forward({**packs, "token_ids": tokens}))
+        for name in OUTPUTS:
+            owners = _owners(packs, name)
+            others = (owners != slot) & ((owners > 0) | (name == "hidden_states"))  # padding must not move
+            if others.any():
+                largest[name] = _max(largest[name], np.abs(after[name] - before[name])[others].max())
+        moved_BS = (after["hidden_states"] != before["hidden_states"]).any(axis=-1)
+        unmoved += int(np.sum(mine_BS & ~moved_BS))
+    return [
+        *(Check(f"neighbours: change of {name}", largest[name], 0.0) for name in OUTPUTS),
+        # A model that ignores its input would pass everything above
+        Check("changed tokens whose own state stays", float(unmoved), 0.0),
+    ]
+
+
+def _neighbours_gradients(cross_gradient, packs):
+    """Take the gradient of slot 1 of all packs, then of slot 2, ...; look at everyone else's tokens."""
+    largest, without = 0.0, 0
+    for slot in range(1, packs["nsp_weights"].shape[1] + 1):
+        mine_BS = packs["sequence_ids"] == slot
+        size_BS = np.abs(_to_numpy(cross_gradient(packs, np.int32(slot)))).max(axis=-1)
+        largest = _max(largest, size_BS[~mine_BS].max(initial=0.0))
+        without += int(np.sum(size_BS[mine_BS] == 0))
+    return [
+        Check("neighbours: gradient on their embeddings", largest, 0.0),
+        Check("tokens without a gradient of their own", float(without), 0.0),
+    ]
+
+
+def _outputs_alone(forward, packs, unpacked, slots, tolerance):
+    """Compare every sequence's outputs with those it has in a row of its own."""
+    together, alone = _to_numpy(forward(packs)), _forward_in_parts(forward, unpacked, len(packs["token_ids"]))
+    checks = []
+    for name in OUTPUTS:
+        here, there = _owners(packs, name), _owners(unpacked, name)
+        largest, scale = 0.0, 0.0
+        for new, (row, slot) in enumerate(slots):
+            one, other = together[name][row][here[row] == slot], alone[name][new][there[new] == 1]
+            if len(one):
+                largest = _max(largest, np.abs(one - other).max())
+                scale = _max(scale, np.abs(other).max())
+        checks.append(Check(f"unpacked: {name}", largest / (scale or 1.0), tolerance))
+    return checks
+
+
+def _training_alone(gradients, model, packs, unpacked, mlm_loss, tolerance):
+    """Compare a step's losses, accuracies and gradients."""
+    together, sums = gradients(packs)
+    alone, alone_sums = gradients(unpacked)
+    got, want = (means({n: float(v) for n, v in s.items()}, mlm_loss) for s in (sums, alone_sums))
+    checks = [
+        Check(f"unpacked: {n}", abs(got[n] - want[n]) / max(abs(want[n]), 1e-9), tolerance) for n in want
+    ]
+    largest = key_biases = 0.0
+    for variable, one, other in zip(model.trainable_variables, together, alone, strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        difference = np.abs(one - other).max()
+        if variable.path.endswith("key/bias"):
+            key_biases = _max(key_biases, np.abs(one).max())
+        else:
+            largest = _max(largest, difference / (np.abs(other).max() or 1.0))
+    return [
+        *checks,
+        Check("unpacked: gradients of all weights", float(largest), tolerance),
+        Check("gradients of key biases, truly 0", float(key_biases), KEY_BIAS_TOLERANCE),
+    ]
+
+
+def _forward_in_parts(forward, batch, size):
+    """Outputs of R rows, computed B at a time, the shape that is compiled for."""
+    parts = [
+        _to_numpy(forward({name: values[start : start + size] for name, values in batch.items()}))
+        for start in range(0, len(batch["token_ids"]), size)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in OUTPUTS}
+
+
+def _to_numpy(outputs):
+    if isinstance(outputs, dict):
+        return {name: _to_numpy(values) for name, values in outputs.items()}
+    return np.asarray(ops.convert_to_numpy(outputs), np.float32)
+
+
+def _max(one, other):
+    """The larger, and NaN where one is NaN: Python's `max` would drop it."""
+    return float(np.maximum(one, other))

@@ -1,0 +1,228 @@
+"""Vectors of texts: packed, run in one compiled shape, and given back in the order of the texts.
+
+    encoder = load_encoder("my/model", "my/model/vocab.txt")
+    vectors = encode(encoder, ["one text", "another"])
+
+Legend: B packs per batch, S pack length, D model width, n texts.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from keras import ops
+
+from bert_packed.checkpoints import starting_weights
+from bert_packed.config import DTYPES, ablations, load_model_config
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.training.engines.functional import compiled
+from bert_packed.training.engines.variables import named_weights
+from data_gen.assembly.assignment import assign_sequences
+from data_gen.cli.settings import InputError
+from data_gen.packing.histogram import count_lengths
+from data_gen.packing.lpfhp import pack_lpfhp
+from data_gen.text import tokenization
+
+# From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
+POOLINGS = {
+    "mean": lambda hidden: hidden.mean(axis=0),
+    "cls": lambda hidden: hidden[0].copy(),
+    "none": lambda hidden: hidden.copy(),
+}
+NUM_SPECIAL = 2  # [CLS] and [SEP]
+TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
+
+
+@dataclasses.dataclass(frozen=True)
+class TextEncoder:
+    """A model ready for texts.
+
+    Attributes:
+        forward: Compiled function from a batch of packs to hidden states `[B, S, D]`.
+        tokenize: Function from a list of texts to a list of lists of ids, special tokens not among them.
+        cls_id, sep_id: Of the vocabulary.
+        max_seq_length: S; longer texts are cut, [CLS] and [SEP] included in the count.
+        batch_size: B.
+        width: D.
+    """
+
+    forward: Callable
+    tokenize: Callable
+    cls_id: int
+    sep_id: int
+    max_seq_length: int
+    batch_size: int
+    width: int
+
+
+def load_encoder(
+    init_checkpoint,
+    vocab_file,
+    bert_config_file="",
+    do_lower_case=None,
+    max_seq_length=None,
+    batch_size=8,
+    dtype="float32",
+):
+    """Load a model for `encode`.
+
+    Args:
+        init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
+        vocab_file: WordPieces, one a line.
+        bert_config_file: The model's shape; "" is as stored with the checkpoint.
+        do_lower_case: Whether text loses case and accents; None is as a Hugging Face folder's
+            `tokenizer_config.json` says, else True.
+        max_seq_length: S; None is the longest that the model has positions for.
+        batch_size: B, packs computed at once.
+        dtype: "float32" or "mixed_bfloat16".
+
+    Returns:
+        `TextEncoder`.
+
+    Raises:
+        InputError: the checkpoint or vocabulary does not fit, or the model was trained without keeping
+            sequences apart.
+    """
+    stored = bert_config_file and load_model_config(bert_config_file)
+    config = stored or starting_weights.read_config(init_checkpoint)
+    length = config.max_position_embeddings if max_seq_length is None else max_seq_length
+    if dtype not in DTYPES:
+        raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
+    if not (isinstance(batch_size, int) and batch_size >= 1):
+        raise InputError(f"`batch_size` must be a whole number of at least 1. Received: {batch_size!r}.")
+    if not NUM_SPECIAL <= length <= config.max_position_embeddings:
+        raise InputError(
+            f"`max_seq_length` must be from {NUM_SPECIAL} to the model's max_position_embeddings="
+            f"{config.max_position_embeddings}. Received: {length}."
+        )
+    if ablations(config):
+        raise InputError(
+            f"`init_checkpoint` must be of a model that keeps sequences apart. Received: {init_checkpoint}, "
+            f"with {', '.join(ablations(config))}."
+        )
+    vocabulary = tokenization.load_vocab(Path(vocab_file))
+    if len(vocabulary) > config.vocab_size:
+        raise InputError(
+            f"`vocab_file` must have at most vocab_size={config.vocab_size} WordPieces. "
+            f"Received: {len(vocabulary)}."
+        )
+    if do_lower_case is None:
+        do_lower_case = _stored_lower_case(Path(init_checkpoint) / TOKENIZER_CONFIG)
+    tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
+    model = build_pretraining_model(config, seed=0, dtype=dtype)
+    starting_weights.load(init_checkpoint, named_weights(model), config)
+
+    def forward(batch):
+        return ops.cast(model.encode(batch, training=False), "float32")
+
+    return TextEncoder(
+        compiled(forward, model),
+        lambda texts: tokenization.encode_sentences(tokenizer, texts),
+        vocabulary.cls_id,
+        vocabulary.sep_id,
+        length,
+        batch_size,
+        config.hidden_size,
+    )
+
+
+def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
+    """The vectors of texts, each as it would be alone.
+
+    Args:
+        encoder: From `load_encoder`.
+        texts: List of str; an empty one is [CLS] [SEP].
+        pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", the hidden state of [CLS]; or
+            "none".
+        max_sequences_per_pack: Texts per pack, at most; "max" for as many as fit, 1 for padded rows.
+
+    Returns:
+        float32 `[n, D]` in the order of `texts`; for "none" a list of n arrays `[tokens, D]`.
+
+    Raises:
+        ValueError: `pooling` is none of these, or `texts` is a single str.
+    """
+    if isinstance(texts, str):  # which would be a list of its characters
+        raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
+    if pooling not in POOLINGS:
+        raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}. Received: {pooling!r}.")
+    pool = POOLINGS[pooling]
+    tokens = _tokens(encoder, texts)
+    vectors = [None] * len(tokens)
+    for batch, places in pack_tokens(
+        tokens, encoder.max_seq_length, encoder.batch_size, max_sequences_per_pack
+    ):
+        hidden_BSD = np.asarray(encoder.forward(batch))
+        for text, row, start in places:
+            hidden = hidden_BSD[row, start : start + len(tokens[text])]
+            vectors[text] = pool(hidden)
+    if pooling == "none":
+        return vectors
+    return np.stack(vectors) if vectors else np.zeros((0, encoder.width), np.float32)
+
+
+def packing_factor(encoder, texts):
+    """Mean texts per pack when `encode` packs these texts; 1 for none."""
+    tokens = _tokens(encoder, texts)
+    return len(tokens) / len(_assign(tokens, encoder.max_seq_length)) if tokens else 1.0
+
+
+def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"):
+    """Pack token lists by longest-pack-first.
+
+        tokens [[2 5 3] [2 3]], S=6   ->   token_ids     [[2 3 2 5 3 0]]
+                                           sequence_ids  [[1 1 2 2 2 0]]
+                                           position_ids  [[0 1 0 1 2 0]]
+                                           places        [(1, 0, 0) (0, 0, 2)]
+
+    Args:
+        tokens: List of lists of 1 to S ids.
+        max_seq_length: S.
+        batch_size: B; the last batch is filled with empty packs.
+        max_sequences_per_pack: K, or "max" for no limit.
+
+    Yields:
+        Dict of int32 arrays `[B, S]` and a list of `(text, row, start)`.
+    """
+    if not tokens:
+        return
+    packs = _assign(tokens, max_seq_length, max_sequences_per_pack)
+    names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
+    for first in range(0, len(packs), batch_size):
+        batch = {name: np.zeros((batch_size, max_seq_length), np.int32) for name in names}
+        places = []
+        for row, pack in enumerate(range(first, min(first + batch_size, len(packs)))):
+            start = 0
+            for slot, text in enumerate(packs.members[packs.offsets[pack] : packs.offsets[pack + 1]], 1):
+                stop = start + len(tokens[text])
+                batch["token_ids"][row, start:stop] = tokens[text]
+                batch["sequence_ids"][row, start:stop] = slot
+                batch["position_ids"][row, start:stop] = np.arange(stop - start)
+                places.append((int(text), row, start))
+                start = stop
+        yield batch, places
+
+
+def _stored_lower_case(path):
+    """`do_lower_case` of a Hugging Face tokenizer's settings; True where there are none."""
+    if not path.is_file():
+        return True
+    try:
+        return bool(json.loads(path.read_text()).get("do_lower_case", True))
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise InputError(f"{path} must hold a JSON object. Received: {error}.") from error
+
+
+def _tokens(encoder, texts):
+    """A list of ids per text, [CLS] and [SEP] included, at most S of them."""
+    room = encoder.max_seq_length - NUM_SPECIAL
+    return [[encoder.cls_id, *ids[:room], encoder.sep_id] for ids in encoder.tokenize(list(texts))]
+
+
+def _assign(tokens, max_seq_length, max_sequences_per_pack="max"):
+    """Which texts share a pack: longest-pack-first."""
+    lengths = np.array([len(ids) for ids in tokens], np.int64)
+    plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, max_sequences_per_pack)
+    return assign_sequences(plan, lengths, seed=0)

@@ -1,0 +1,302 @@
+"""The layers of a packed BERT: embeddings by position in the sequence, attention inside the sequence.
+
+Legend: B packs per batch, S pack length, D model width, N heads, H head width, F feed-forward width,
+P predictions per pack, K sequences per pack, Q = P or K positions to gather, V vocabulary.
+"""
+
+import keras
+from keras import ops
+
+from bert_packed.models.dropout import Dropout
+
+MASKED_SCORE = -1e9  # exp(MASKED_SCORE - anything a score can be) is exactly 0 in float32 and bfloat16
+
+
+def same_sequence(sequence_ids_BS):
+    """Which token may attend to which: block-diagonal, by equality.
+
+    Section 3.2.2 and Figure 2 of "Efficient Sequence Packing without Cross-contamination".
+
+        sequence_ids   [1 1 2 0]   ->   [1 1 0 0]
+                                        [1 1 0 0]
+                                        [0 0 1 0]
+                                        [0 0 0 1]
+
+    Padding (0) equals padding, so that no row is empty: a softmax over nothing would be NaN.
+
+    Args:
+        sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding.
+
+    Returns:
+        bool `[B, 1, S, S]`, True where both tokens are of one sequence.
+    """
+    return ops.equal(sequence_ids_BS[:, None, :, None], sequence_ids_BS[:, None, None, :])
+
+
+def gather_tokens(hidden_BSD, positions_BQ):
+    """Hidden states at given positions of each pack.
+
+        hidden [[a b c d]], positions [[3 0 0]]   ->   [[d a a]]
+
+    Args:
+        hidden_BSD: float `[B, S, D]`.
+        positions_BQ: int32 `[B, Q]`, 0..S-1; unused slots hold 0 and are weighted 0 later.
+
+    Returns:
+        float `[B, Q, D]`.
+    """
+    _, length, width = hidden_BSD.shape
+    batch = ops.shape(hidden_BSD)[0]
+    first_of_pack_B1 = ops.arange(batch, dtype=positions_BQ.dtype)[:, None] * length
+    flat = ops.reshape(positions_BQ + first_of_pack_B1, (-1,))
+    gathered = ops.take(ops.reshape(hidden_BSD, (-1, width)), flat, axis=0)
+    return ops.reshape(gathered, (-1, positions_BQ.shape[1], width))
+
+
+def activation(name):
+    """The function named by a config's `hidden_act`."""
+    return {
+        "gelu": lambda x: ops.gelu(x, approximate=False),
+        "gelu_new": lambda x: ops.gelu(x, approximate=True),
+        "relu": ops.relu,
+    }[name]
+
+
+def dense(width, config, name, dtype=None):
+    """A linear layer with BERT's initial weights: truncated normal, zero bias; None is the policy's dtype."""
+    return keras.layers.Dense(width, kernel_initializer=initializer(config), name=name, dtype=dtype)
+
+
+def initializer(config):
+    """BERT's initial weights; the seed comes from `keras.utils.set_random_seed`."""
+    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+
+
+def layer_norm(config):
+    """Layer normalization under the name that the optimizer's exclusions look for."""
+    return keras.layers.LayerNormalization(epsilon=config.layer_norm_eps, name="LayerNorm")
+
+
+class PackedEmbeddings(keras.layers.Layer):
+    """Token, sentence and position embeddings, the last looked up, not added by index.
+
+    Section 3.2.1 of "Efficient Sequence Packing without Cross-contamination". In a pack of two sequences of
+    lengths 2 and 3 the rows looked up are `[0 1 0 1 2]`; BERT's own bias add would give `[0 1 2 3 4]`.
+    """
+
+    def __init__(self, config, name="embeddings", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.config = config
+        self.norm = layer_norm(config)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def build(self, *_):
+        config = self.config
+        self.word_embeddings_VD = self._table("word_embeddings", config.vocab_size)
+        self.token_type_embeddings = self._table("token_type_embeddings", config.type_vocab_size)
+        self.position_embeddings = self._table("position_embeddings", config.max_position_embeddings)
+        self.norm.build((None, None, config.hidden_size))
+        self.built = True
+
+    def _table(self, name, rows):
+        return self.add_weight(
+            shape=(rows, self.config.hidden_size), initializer=initializer(self.config), name=name
+        )
+
+    def call(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
+        """Embed int32 `[B, S]` ids (0 is padding, embedded like any token) to float `[B, S, D]`."""
+        hidden_BSD = (
+            ops.take(self.word_embeddings_VD, token_ids_BS, axis=0)
+            + ops.take(self.token_type_embeddings, token_type_ids_BS, axis=0)
+            + ops.take(self.position_embeddings, position_ids_BS, axis=0)
+        )
+        return self.dropout(self.norm(hidden_BSD), training=training)
+
+
+class SelfAttention(keras.layers.Layer):
+    """Multi-head attention inside each sequence, with residual and layer norm after it.
+
+    Args:
+        config: `ModelConfig`.
+        attend: None for dense scores, or a fused kernel: function `(query_BSNH, key_BSNH, value_BSNH,
+            sequence_ids_BS)` to float `[B, S, N, H]`, without dropout, from queries that are scaled already.
+            The layer is then called with those ids, int32 `[B, S]`, in the place of the mask.
+    """
+
+    def __init__(self, config, name="attention", attend=None, **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.attend = attend
+        self.num_heads = config.num_attention_heads
+        self.head_width = config.hidden_size // config.num_attention_heads
+        self.query = dense(config.hidden_size, config, "query")
+        self.key = dense(config.hidden_size, config, "key")
+        self.value = dense(config.hidden_size, config, "value")
+        self.output_dense = dense(config.hidden_size, config, "output")
+        self.norm = layer_norm(config)
+        self.attention_dropout = Dropout(config.attention_probs_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def build(self, hidden_shape, *_):
+        for layer in (self.query, self.key, self.value, self.output_dense, self.norm):
+            layer.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, mask_B1SS, training=None):
+        """Attend where the bool mask `[B, 1, S, S]` is True; float `[B, S, D]` to the same."""
+        query_BSNH = self._split_heads(self.query(hidden_BSD)) * self.head_width**-0.5
+        key_BSNH = self._split_heads(self.key(hidden_BSD))
+        value_BSNH = self._split_heads(self.value(hidden_BSD))
+        if self.attend is not None and training and self.attention_dropout.rate > 0:
+            raise ValueError(
+                "`attend` must be None to train with dropout of attention. Received: "
+                f"attention_probs_dropout_prob={self.attention_dropout.rate}."
+            )
+        if self.attend is None:
+            context_BSNH = self._attend_densely(query_BSNH, key_BSNH, value_BSNH, mask_B1SS, training)
+        else:
+            context_BSNH = self.attend(query_BSNH, key_BSNH, value_BSNH, mask_B1SS)
+        context_BSD = ops.reshape(context_BSNH, ops.shape(hidden_BSD))
+        return self.norm(hidden_BSD + self.dropout(self.output_dense(context_BSD), training=training))
+
+    def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, mask_B1SS, training):
+        scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
+        # Not scores * mask: a score of 0 keeps a share of the softmax, and neighbours would leak in
+        scores_BNSS = ops.where(mask_B1SS, ops.cast(scores_BNSS, "float32"), MASKED_SCORE)
+        probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
+        probs_BNSS = self.attention_dropout(probs_BNSS, training=training)
+        return ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
+
+    def _split_heads(self, hidden_BSD):
+        batch, length = ops.shape(hidden_BSD)[:2]
+        return ops.reshape(hidden_BSD, (batch, length, self.num_heads, self.head_width))
+
+
+class FeedForward(keras.layers.Layer):
+    """BERT's two-layer network on each token, with residual and layer norm after it."""
+
+    def __init__(self, config, name="feed_forward", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.intermediate = dense(config.intermediate_size, config, "intermediate")
+        self.output_dense = dense(config.hidden_size, config, "output")
+        self.activation = activation(config.hidden_act)
+        self.norm = layer_norm(config)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def build(self, hidden_shape):
+        self.intermediate.build(hidden_shape)
+        self.output_dense.build((*hidden_shape[:-1], self.intermediate.units))
+        self.norm.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, training=None):
+        """Float `[B, S, D]` to the same, token by token."""
+        inner_BSF = self.activation(self.intermediate(hidden_BSD))
+        return self.norm(hidden_BSD + self.dropout(self.output_dense(inner_BSF), training=training))
+
+
+class TransformerBlock(keras.layers.Layer):
+    """One encoder block: attention inside each sequence, then the feed-forward network.
+
+    Args:
+        config: `ModelConfig`.
+        attend: As in `SelfAttention`.
+    """
+
+    def __init__(self, config, name, attend=None, **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.attention = SelfAttention(config, attend=attend)
+        self.feed_forward = FeedForward(config)
+
+    @property
+    def dropouts(self):
+        """Its dropout layers, for `rematerialised`."""
+        return [self.attention.attention_dropout, self.attention.dropout, self.feed_forward.dropout]
+
+    def build(self, hidden_shape, *_):
+        self.attention.build(hidden_shape)
+        self.feed_forward.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, mask_B1SS, training=None):
+        """Float `[B, S, D]` and bool mask `[B, 1, S, S]` to float `[B, S, D]`."""
+        hidden_BSD = self.attention(hidden_BSD, mask_B1SS, training=training)
+        return self.feed_forward(hidden_BSD, training=training)
+
+
+def rematerialised(block, hidden_BSD, mask_B1SS, training=None):
+    """Call a block whose activations are not kept, but computed again for the gradient.
+
+    Args:
+        block: Encoder block with `dropouts`, the list of its `Dropout` layers.
+        hidden_BSD, mask_B1SS, training: As the block takes them.
+
+    Returns:
+        What `block(hidden_BSD, mask_B1SS, training=training)` returns, dropout included.
+    """
+    dropouts = [layer for layer in block.dropouts if training and layer.rate > 0]
+
+    # Drawn here: inside, the generator would advance twice, and on JAX not at all
+    seeds = [layer.seed_generator.next() for layer in dropouts]
+
+    # Mask and seeds are no arguments: TensorFlow warns of inputs that have no gradient
+    def forward(hidden_BSD):
+        for layer, seed in zip(dropouts, seeds, strict=True):
+            layer.given_seed = seed
+        try:
+            return block(hidden_BSD, mask_B1SS, training=training)
+        finally:
+            for layer in dropouts:
+                layer.given_seed = None
+
+    return keras.remat(forward)(hidden_BSD)
+
+
+class MaskedLanguageModelHead(keras.layers.Layer):
+    """Vocabulary logits of the gathered predictions; the output matrix is the word embeddings."""
+
+    def __init__(self, config, name="predictions", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.config = config
+        self.transform = dense(config.hidden_size, config, "transform")
+        self.activation = activation(config.hidden_act)
+        self.norm = layer_norm(config)
+
+    def build(self, *_):
+        shape = (None, None, self.config.hidden_size)
+        self.transform.build(shape)
+        self.norm.build(shape)
+        self.output_bias_V = self.add_weight(
+            shape=(self.config.vocab_size,), initializer="zeros", name="output_bias", autocast=False
+        )
+        self.built = True
+
+    def call(self, hidden_BSD, positions_BP, word_embeddings_VD):
+        """Float32 logits `[B, P, V]` at int32 positions `[B, P]`; unused slots hold position 0."""
+        gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
+        gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
+        # Widened before the product, not after: its sums would be rounded to bfloat16 in between
+        gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, word_embeddings_VD))
+        # One product of the predictions of all packs: of one a pack, the table's gradient would be B tables
+        _, num_predictions, width = gathered_BPD.shape
+        logits = ops.matmul(ops.reshape(gathered_BPD, (-1, width)), ops.transpose(table_VD))  # [B * P, V]
+        logits = logits + self.output_bias_V
+        return ops.reshape(logits, (-1, num_predictions, table_VD.shape[0]))
+
+
+class NextSentenceHead(keras.layers.Layer):
+    """Pooler and next-sentence logits of every [CLS] in the pack; class 1 is a random next sentence."""
+
+    def __init__(self, config, name="next_sentence", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.pooler = dense(config.hidden_size, config, "pooler")
+        self.classifier = dense(2, config, "classifier", dtype="float32")
+
+    def build(self, hidden_shape, *_):
+        self.pooler.build(hidden_shape)
+        self.classifier.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, positions_BK):
+        """Float32 logits `[B, K, 2]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
+        pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
+        return self.classifier(pooled_BKD)

@@ -1,0 +1,125 @@
+"""How the parts of a pre-training run fit together: engine, hooks of the outer loop, final comparison."""
+
+import functools
+import itertools
+
+from bert_packed.checkpoints import checkpoint
+from bert_packed.data import input_pipeline
+from bert_packed.models.flash_attention import choose_attention
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.objectives.losses import normalizers, pretraining_sums
+from bert_packed.objectives.metrics import SUM_NAMES, means
+from bert_packed.runs.packed_vs_unpacked import Contender, compare
+from bert_packed.training import loop, metrics_log
+from bert_packed.training.engines import make_engine
+from bert_packed.training.optimization import build_optimizer, build_schedule
+from data_gen.cli.settings import InputError
+from data_gen.records import tfrecords
+
+NUM_TIMED_STEPS = 5
+
+
+def build_engine(config, model_config, data):
+    """A compiled-step engine around a new model and optimizer, seeded by the config."""
+    if model_config.ablation_no_position_reset:
+        _check_positions(model_config, data.train.spec)
+    next_sentence = not model_config.ablation_no_next_sentence
+    attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
+    model = build_pretraining_model(
+        model_config, config.random_seed, dtype=config.dtype, remat=config.remat, attend=attention.attend
+    )
+    return make_engine(
+        model,
+        functools.partial(pretraining_sums, mlm_loss=config.mlm_loss, next_sentence=next_sentence),
+        SUM_NAMES,
+        functools.partial(normalizers, mlm_loss=config.mlm_loss),
+        build_optimizer(config, data.train.packing_factor or 1.0),
+        config.packs_at_once,
+    )
+
+
+def _check_positions(model_config, spec):
+    # The batches' own positions, which are checked, restart; these do not, and a look-up would clip them
+    if spec.max_seq_length > model_config.max_position_embeddings:
+        raise InputError(
+            "`ablation` must not be no_position_reset where packs are longer than "
+            f"max_position_embeddings={model_config.max_position_embeddings}. "
+            f"Received: {spec.max_seq_length}."
+        )
+
+
+def make_hooks(config, model_config, data, engine, folder, first_step, evaluation_due, show_row):
+    """The hooks of the outer loop: where batches come from, and where figures and checkpoints go.
+
+    Args:
+        config, model_config, data, engine: Of the run.
+        folder: Its output directory.
+        first_step: Step of the checkpoint it continues from; later rows of the logs are removed.
+        evaluation_due: Whether that step is still to be evaluated.
+        show_row: Called with each row of the training log, for people.
+    """
+    log = metrics_log.MetricsLog(folder / "metrics.csv", metrics_log.TRAIN_COLUMNS, first_step)
+    evaluate = None
+    if data.eval.files:
+        # An evaluation that is due is made again: its row may or may not have been written
+        last_row = first_step - 1 if evaluation_due else first_step
+        eval_log = metrics_log.MetricsLog(folder / "eval_metrics.csv", metrics_log.EVAL_COLUMNS, last_row)
+        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, eval_log)
+    schedule = build_schedule(config)
+
+    def write_and_show(row):
+        log.write(row)
+        show_row(row)
+
+    def save(step, state):
+        checkpoint.save_checkpoint(folder, step, engine, model_config, state, config.keep_checkpoint_max)
+
+    return loop.Hooks(
+        batches=functools.partial(_train_batches, config, model_config, data.train, data.num_packs),
+        log=write_and_show,
+        evaluate=evaluate,
+        save=save,
+        learning_rate=lambda step: float(schedule(step)),
+        means=functools.partial(means, mlm_loss=config.mlm_loss),
+    )
+
+
+def speed_rows(config, model_config, data, engine):
+    """Packed against unpacked training speed, measured now; [] where no unpacked data are given.
+
+    Trains on: call it after the last checkpoint.
+    """
+    if not data.unpacked.files:
+        return []
+    unpacked = build_engine(config, model_config, data)
+    num_unpacked = sum(tfrecords.count_records(path) for path in data.unpacked.files)
+    contenders = []
+    for name, its_engine, packs, num_packs, factor in (
+        ("unpacked", unpacked, data.unpacked, num_unpacked, 1.0),
+        ("packed", engine, data.train, data.num_packs, data.train.packing_factor),
+    ):
+        batches = _train_batches(config, model_config, packs, num_packs, first_step=0)
+        some = list(itertools.islice(batches, NUM_TIMED_STEPS))
+        per_step = factor * config.train_batch_size
+        contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
+    return compare(contenders, NUM_TIMED_STEPS)
+
+
+def _train_batches(config, model_config, packs, num_packs, first_step):
+    dataset = input_pipeline.train_batches(
+        packs.files,
+        num_packs,
+        packs.spec,
+        config.train_batch_size,
+        config.random_seed,
+        config.shuffle_buffer_size,
+        first_step,
+    )
+    return input_pipeline.checked(dataset, packs.files, packs.spec, model_config)
+
+
+def _evaluate(config, model_config, packs, engine, log, step):
+    dataset = input_pipeline.eval_batches(packs.files, packs.spec, config.eval_batch_size)
+    batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config)
+    sums = loop.evaluate(engine, batches, config.max_eval_steps)
+    log.write({"step": step, **means(sums, config.mlm_loss), "num_sequences": int(sums["num_sequences"])})

@@ -1,0 +1,185 @@
+"""Whether a run may start or continue in its output directory: lock, flags, model, inputs."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import shutil
+from pathlib import Path
+
+from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
+from data_gen.cli.command_line import to_flagfile, write_json
+from data_gen.cli.settings import InputError
+from data_gen.jobs.output import read_manifest
+from data_gen.records import tfrecords
+
+RUN_FILE = "run.json"
+FLAGFILE = "resolved.flags"
+LOCK_FILE = ".lock"
+SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples name it
+OWN_FILES = (
+    *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
+    # Of fine-tuning
+    *("vocab.txt", SCORES_FILE, "predictions.tsv"),
+    *("predictions.json", "nbest_predictions.json", "null_odds.json"),
+)
+EVENTS_FOLDER = "tensorboard"
+
+
+@contextlib.contextmanager
+def locked(output_dir):
+    """Hold a run's output directory, so that two runs never write to it at once; raises `InputError`."""
+    folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"`output_dir` must not be used by another run. Received: {output_dir}."
+            ) from error
+        yield folder
+
+
+def describe_inputs(files):
+    """What identifies a run's input files, and how many packs they hold.
+
+    Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
+    tells the number of records without decoding them.
+
+    Args:
+        files: Paths of packed TFRecord files.
+
+    Returns:
+        List of dicts `path`, `sha256`, `num_records`.
+
+    Raises:
+        InputError: a file is damaged (file and record), or is not what its manifest says.
+    """
+    described = []
+    for path in files:
+        checksum = files.file_sha256(path)
+        entry = _listed(path)
+        if entry and entry["sha256"] == checksum:
+            num_records = entry["num_records"]
+        else:
+            num_records = tfrecords.count_records(path)  # names the record if the file is damaged
+            if entry:
+                raise InputError(
+                    f"{path} must be the file that its manifest.json lists, with sha256 {entry['sha256']}. "
+                    f"Received: {checksum}."
+                )
+        described.append({"path": str(path), "sha256": checksum, "num_records": num_records})
+    return described
+
+
+def find_checkpoint(folder, config, facts):
+    """Check that a run may start in a directory or continue there; nothing is changed yet.
+
+    Args:
+        folder: Output directory, locked.
+        config: `TrainConfig`.
+        facts: Dict of JSON-able dicts that the result depends on besides flags: `inputs` (from flag name to
+            the list that `describe_inputs` made), `model`, `data`.
+
+    Returns:
+        Path of the checkpoint to continue from, or None for a start.
+
+    Raises:
+        InputError: flags, inputs or other facts differ from the run's, or the directory is not a run's.
+    """
+    others = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
+    if others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists()):
+        # Before anything is removed: `checkpoint-500` may be another tool's
+        name = others[0] if others else list_checkpoints(folder)[-1].name
+        raise InputError(
+            f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {name}."
+        )
+    checkpoints = list_checkpoints(folder)
+    # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
+    if config.overwrite or not checkpoints:
+        return None
+    differences = _differences(_read_run(folder), config, facts)
+    if differences:
+        raise InputError(
+            f"a run must continue as it was, unless --overwrite. Received: {'; '.join(differences)}; "
+            f"the run of {folder} has the former."
+        )
+    return checkpoints[-1]
+
+
+def start_run(folder, config, facts):
+    """Remove what an earlier run left, and write down what this one is."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK_FILE:
+            path.unlink()
+    write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts})
+    (folder / FLAGFILE).write_text(to_flagfile(config))
+
+
+def record_segment(folder, first_step, backend):
+    """Write down that a process trains on from a step, and by which backend: a run may change it in between.
+
+    `run.json` then holds, for a run that was stopped at step 700 and went on under JAX,
+
+        "segments": [{"first_step": 0, "backend": "tensorflow"}, {"first_step": 700, "backend": "jax"}]
+    """
+    run = _read_run(folder)
+    segments = [*run.get("segments", []), {"first_step": first_step, "backend": backend}]
+    write_json(folder / RUN_FILE, {**run, "segments": segments})
+
+
+def remove_partial(folder):
+    """Remove checkpoints that a kill left half-written or half-removed."""
+    for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(path)
+
+
+def _is_ours(path):
+    if path.is_dir():
+        return path.name == EVENTS_FOLDER or bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
+    return path.name.removesuffix(".partial") in (*OWN_FILES, LOCK_FILE)
+
+
+def _listed(path):
+    """The entry of a file in the manifest beside it, or None where there is none that tells its checksum."""
+    manifest = read_manifest(Path(path).parent) or {}
+    if manifest.get("kind") != "packed":
+        return None
+    return next((entry for entry in manifest["files"] if entry["name"] == Path(path).name), None)
+
+
+def _read_run(folder):
+    path = folder / RUN_FILE
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} must be complete JSON. Received: {error}.") from error
+
+
+def _differences(before, config, facts):
+    """Everything that differs from the run on record, in words."""
+    found = []
+    for field in dataclasses.fields(config):
+        # A flag that is newer than the run was at its default
+        old, new = before["flags"].get(field.name, field.default), getattr(config, field.name)
+        if not field.metadata["changeable"] and old != new:
+            found.append(f"{field.name} {old!r} -> {new!r}")
+    for kind in ("model", "data"):
+        for name, new in facts[kind].items():
+            old = before[kind].get(name)
+            if old != new:
+                found.append(f"{name} of the {kind} {old!r} -> {new!r}")
+    for argument, entries in facts["inputs"].items():
+        sides = (before["inputs"].get(argument, []), entries)  # none: another command's run
+        old, new = ({e["path"]: e["sha256"] for e in side} for side in sides)
+        for path in sorted(old.keys() | new.keys()):
+            if old.get(path) != new.get(path):
+                found.append(
+                    f"{argument} {path} changed" if path in old and path in new else f"{argument} {path}"
+                )
+    return found

@@ -1,0 +1,65 @@
+"""What a run tells people before, while and after it trains: lines of text and rows of tables."""
+
+from bert_packed.config import ablations
+from bert_packed.runs.step_cost import describe, estimate_step_seconds
+from bert_packed.training.metrics_log import LEARNING, read_rows
+
+LONG_STEP_SECONDS = 30
+
+
+def describe_run(config, model_config, data, attention):
+    """Model, attention, data and step of a run, with the sequences to expect in a step: lines of text."""
+    spec, factor = data.train.spec, data.train.packing_factor
+    sequences = "unknown, no manifest.json beside the records"
+    if factor:
+        sequences = f"{factor * config.train_batch_size:.1f} (packing factor {factor:.3f})"
+    broken = ", ".join(ablations(model_config))
+    warning = f"ABLATION   {broken}: PACKING IS BROKEN ON PURPOSE IN THIS RUN\n" if broken else ""
+    return warning + (
+        f"model      {config.bert_config_file}: {model_config.num_hidden_layers} layers of width "
+        f"{model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
+        f"attention  {attention}\n"
+        f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
+        f"{spec.max_sequences_per_pack} sequences and {spec.max_predictions_per_pack} predictions each\n"
+        f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "
+        f"step: {sequences}"
+    )
+
+
+def describe_cost(config, model_config, data):
+    """What a step will cost on this machine, and how to make it smaller where it is long: lines of text."""
+    seconds = estimate_step_seconds(model_config, data.train.spec, config.train_batch_size)
+    lines = [
+        f"cost       about {describe(seconds)} a step on this machine, about "
+        f"{describe(seconds * config.num_train_steps)} for {config.num_train_steps:,} steps"
+    ]
+    if seconds > LONG_STEP_SECONDS:
+        lines.append(
+            "           to shrink a step: --bert_config_file=bert-tiny|bert-mini|bert-small, "
+            "--train_batch_size; against memory: --micro_batch_size; to shrink the run: --num_train_steps "
+            "with --num_warmup_steps"
+        )
+    if config.num_warmup_steps >= config.num_train_steps:
+        share = config.num_train_steps / config.num_warmup_steps
+        lines.append(
+            f"warm-up    is as long as the run: the learning rate ends at {share:.0%} of its peak; "
+            "shorten it with --num_warmup_steps"
+        )
+    return "\n".join(lines)
+
+
+def describe_row(row):
+    """A row of the training log as one line."""
+    figures = {name: value for name, value in row.items() if name != "step" and value is not None}
+    return f"step {row['step']}: " + ", ".join(f"{name} {value:.5g}" for name, value in figures.items())
+
+
+def last_figures(folder):
+    """The last rows of a run's logs, for a table: list of dicts `data`, `step` and the learning figures."""
+    rows = []
+    for name, log in (("train", "metrics.csv"), ("eval", "eval_metrics.csv")):
+        logged = read_rows(folder / log)
+        if logged:
+            figures = {column: float(logged[-1][column]) for column in LEARNING}
+            rows.append({"data": name, "step": int(logged[-1]["step"]), **figures})
+    return rows

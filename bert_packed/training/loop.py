@@ -1,0 +1,170 @@
+"""The outer loop on the host: data, progress, logs, evaluation, checkpoints and stopping.
+
+Model, optimizer, loss and data arrive as arguments; one call of the engine is one compiled step.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from tqdm import tqdm
+
+from bert_packed.objectives.metrics import add_sums
+from bert_packed.training.stop_request import StopRequest
+from data_gen.cli.settings import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What the loop calls; each is a plain function.
+
+    Attributes:
+        batches: From a first step to an endless iterable of batches.
+        log: With a row of training figures.
+        evaluate: With a step; None for no evaluation.
+        save: With a step and the loop's own state.
+        learning_rate: From a step's index, from 0, to its rate.
+        means: From sums over steps to the figures of a row.
+    """
+
+    batches: Callable[[int], Iterable]
+    log: Callable[[dict], None]
+    evaluate: Callable[[int], None] | None
+    save: Callable[[int, dict], None]
+    learning_rate: Callable[[int], float]
+    means: Callable[[dict], dict]
+
+
+@dataclasses.dataclass
+class LogInterval:
+    """Sums since the last row of the log.
+
+    Attributes:
+        sums: Sums of the interval's steps; saved with a checkpoint, so that the next row is the same.
+        seconds, num_sequences, num_tokens: Of the steps that this process timed.
+    """
+
+    sums: dict
+    seconds: float = 0.0
+    num_sequences: float = 0.0
+    num_tokens: float = 0.0
+
+    def add(self, sums, seconds):
+        """Add a step; `seconds` is None for the first of a process, which holds the compilation."""
+        self.sums = add_sums(self.sums, sums)
+        if seconds is not None:
+            self.seconds += seconds
+            self.num_sequences += sums["num_sequences"]
+            self.num_tokens += sums["num_tokens"]
+
+    def row(self, step, means, learning_rate):
+        """The row of the log that ends the interval at `step`."""
+        timed = self.seconds > 0
+        return {
+            "step": step,
+            **means(self.sums),
+            "learning_rate": learning_rate,
+            "sequences_per_second": self.num_sequences / self.seconds if timed else None,
+            "tokens_per_second": self.num_tokens / self.seconds if timed else None,
+        }
+
+
+def train(engine, config, hooks, first_step=0, state=None):
+    """Train from `first_step` to `config.num_train_steps`, or until asked to stop.
+
+    A step is saved before it is evaluated, so that neither a mistake in the held-out data nor a signal during
+    a long evaluation costs a step. What is saved says that the evaluation is due; a run that continues there
+    begins with it.
+
+    Args:
+        engine: Engine with `train_step(batch)`.
+        config: `TrainConfig`, or what else has its numbers of steps.
+        hooks: `Hooks`.
+        first_step: Steps taken before; the data continue there.
+        state: What `hooks.save` was given with that step; None at the start.
+
+    Returns:
+        The signal that stopped the run after a save, or None when it is complete.
+
+    Raises:
+        InputError: the loss is no longer a finite number.
+    """
+    state = state or {"interval": {}, "evaluation_due": False}
+    interval = LogInterval(dict(state["interval"]))
+    is_first = True
+    stop = StopRequest()
+    with stop.watching(), _progress_bar(config, first_step) as bar:
+        if state["evaluation_due"]:
+            hooks.evaluate(first_step)
+        batches = iter(hooks.batches(first_step))
+        for step in range(first_step + 1, config.num_train_steps + 1):
+            start = time.perf_counter()
+            sums = {name: float(value) for name, value in engine.train_step(next(batches)).items()}
+            interval.add(sums, None if is_first else time.perf_counter() - start)
+            is_first = False
+            _check_finite(sums, step)
+            bar.update()
+            is_last = step == config.num_train_steps
+            if is_last or step % config.log_steps == 0:
+                row = interval.row(step, hooks.means, hooks.learning_rate(step - 1))
+                hooks.log(row)
+                bar.set_postfix_str(_short(row))
+                interval = LogInterval({})
+            due = bool(hooks.evaluate) and (is_last or _is_every(step, config.eval_steps))
+            if is_last or stop.signal or _is_every(step, config.save_checkpoints_steps):
+                hooks.save(step, {"interval": interval.sums, "evaluation_due": due})
+            if stop.signal and not is_last:
+                return stop.signal
+            if due:
+                hooks.evaluate(step)
+    return None
+
+
+def evaluate(engine, batches, max_batches=0):
+    """Sums over evaluation batches.
+
+    Args:
+        engine: Engine with `eval_step(batch)`.
+        batches: Iterable of batches.
+        max_batches: Stop after so many; 0 takes all.
+
+    Returns:
+        Dict of floats for `metrics.means`.
+    """
+    total = {}
+    for number, batch in enumerate(batches, 1):
+        total = add_sums(total, engine.eval_step(batch))
+        if number == max_batches:
+            break
+    return total
+
+
+def _is_every(step, steps):
+    """Whether something that happens every so many steps happens now; 0 is never."""
+    return bool(steps) and step % steps == 0
+
+
+def _check_finite(sums, step):
+    losses = {name: value for name, value in sums.items() if name.endswith("loss")}
+    if not math.isfinite(sum(losses.values())):
+        received = ", ".join(f"{name} {value}" for name, value in losses.items())
+        raise InputError(
+            "the loss must stay finite; lower `learning_rate` or `max_grad_norm` and continue from the last "
+            f"checkpoint in a new `output_dir`. Received: {received} at step {step}."
+        )
+
+
+def _progress_bar(config, first_step):
+    return tqdm(total=config.num_train_steps, initial=first_step, unit="step", disable=None, smoothing=0.1)
+
+
+def _short(row):
+    speed = row["sequences_per_second"]
+    rates = f" {speed:.1f} seq/s {row['tokens_per_second']:,.0f} tokens/s" if speed else ""
+    accuracies = "".join(
+        f" {name.removesuffix('_accuracy')} {value:.3f}"
+        for name, value in row.items()
+        if name.endswith("accuracy") and "token" not in name
+    )
+    return f"loss {row['loss']:.3f}{accuracies}{rates}"

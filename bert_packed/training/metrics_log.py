@@ -1,0 +1,77 @@
+"""What a run reports as it goes: rows of CSV, and the same figures as TensorBoard events."""
+
+import csv
+import io
+import shutil
+from pathlib import Path
+
+from tensorboard.summary import Writer
+
+from data_gen.cli.settings import InputError
+
+LEARNING = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "mlm_token_accuracy", "nsp_accuracy")
+TRAIN_COLUMNS = ("step", *LEARNING, "learning_rate", "sequences_per_second", "tokens_per_second")
+EVAL_COLUMNS = ("step", *LEARNING, "num_sequences")
+
+
+class MetricsLog:
+    """Appends rows to `metrics.csv` or `eval_metrics.csv` and mirrors them in TensorBoard.
+
+    Args:
+        path: The CSV file; TensorBoard events go to the folder of the same stem beside it.
+        columns: Column names; the first is `step`.
+        last_step: Rows past this step are removed, their events too: the steps will be taken again.
+
+    Raises:
+        InputError: the file holds rows that are no log's.
+    """
+
+    def __init__(self, path, columns, last_step):
+        self._path = Path(path)
+        self._columns = columns
+        rows = [row for row in read_rows(self._path) if int(row["step"]) <= last_step]
+        events = self._path.parent / "tensorboard" / self._path.stem
+        shutil.rmtree(events, ignore_errors=True)
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text(self._format([dict(zip(columns, columns, strict=True)), *rows]))
+        partial.replace(self._path)
+        self._writer = Writer(str(events))
+        for row in rows:
+            self._add_events(row)
+        self._writer.flush()
+
+    def write(self, row):
+        """Append one row, a dict with every column; None leaves a field empty."""
+        with self._path.open("a", newline="") as file:
+            file.write(self._format([row]))
+        self._add_events(row)
+        self._writer.flush()
+
+    def _add_events(self, row):
+        for name in self._columns[1:]:
+            if row[name] not in (None, ""):
+                self._writer.add_scalar(name, float(row[name]), int(row["step"]))
+
+    def _format(self, rows):
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
+        return text.getvalue()
+
+
+def read_rows(path):
+    """The complete rows of a log: list of dicts of text; [] where there is no such file.
+
+    Raises:
+        InputError: a row has no step.
+    """
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        # A row cut short by a kill has no value in the last column
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    for row in rows:
+        if not row.get("step", "").isdecimal():
+            raise InputError(
+                f"{path}: every row must begin with a step. Received: {next(iter(row.values()))!r}."
+            )
+    return rows

@@ -1,0 +1,142 @@
+"""What packing can be told: the settings of `pack_tfrecords.py`."""
+
+import dataclasses
+
+from data_gen.assembly.feature_spec import parse_features
+from data_gen.assembly.overlong import OVERLONG_CHOICES
+from data_gen.cli.settings import InputError, check_settings, parse_depth, result_settings, setting
+from data_gen.jobs.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
+from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
+from data_gen.schema import FORMAT_NAMES, PACKED
+
+# What only BERT's records have
+BERT_SETTINGS = ("max_seq_length", "max_predictions_per_pack")
+
+
+def _parse_features(text):
+    """Check a SPEC and keep it as text."""
+    if text:
+        parse_features(text)
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class PackConfig:
+    """Settings of one packing run; checks itself, raises `InputError`."""
+
+    input_file: str = setting(
+        "",
+        "unpacked TFRecords in google-research/bert's format: comma-separated paths or globs; "
+        "empty = the embedded sample corpus",
+    )
+    output_dir: str = setting(
+        "",
+        "where the packs and manifest.json go; empty = sample_data/packed_LENGTH, for the sample corpus",
+        changeable=True,
+    )
+    features: str = setting(
+        "",
+        "features of records that are not BERT's, such as inputs:int:512,targets:int:114, which say how long "
+        "packs are; see docs/other_features.md; empty = BERT's",
+        parse=_parse_features,
+    )
+    max_seq_length: int = setting(512, "tokens per pack", minimum=3)  # [CLS], a token, [SEP]
+    algorithm: str = setting(DEFAULT_ALGORITHM, "packing algorithm", choices=ALGORITHM_NAMES)
+    max_sequences_per_pack: int | str = setting(
+        "max", "most sequences in a pack; 1 = unpacked, max = no limit", parse=parse_depth
+    )
+    max_predictions_per_pack: int = setting(
+        0, "masked-LM predictions a pack has room for; 0 = as many as the fullest pack needs", minimum=0
+    )
+    overlong: str = setting(
+        "error",
+        "what to do with sequences over max_seq_length; counted in the manifest",
+        choices=OVERLONG_CHOICES,
+    )
+    num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
+    random_seed: int = setting(12345, "seed of the assignment of sequences to packs", minimum=0)
+    output_format: str = setting(
+        PACKED,
+        "layout of the packs: packed is this package's, graphcore that of Graphcore's BERT (docs/formats.md)",
+        choices=FORMAT_NAMES,
+    )
+    provenance: bool = setting(
+        False, "also write which input record each sequence of a pack comes from, one index a file"
+    )
+    num_workers: int = setting(0, NUM_WORKERS_HELP, minimum=0, changeable=True)
+    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
+    overwrite: bool = setting(
+        False, "replace the data files of an output directory that is in use", transient=True
+    )
+    dry_run: bool = setting(
+        False,
+        "write no packs: print what lengths and depths would give, recommend one, and draw both as PNG into "
+        "output_dir (default: packing_report)",
+        transient=True,
+    )
+    histogram: str = setting(
+        "",
+        "with --dry_run, in place of input_file: JSON with `lengths` and `counts`, or the name of one that "
+        "comes with the package, as wikipedia_512",
+        transient=True,
+    )
+    json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.histogram and not self.dry_run:
+            raise InputError(f"`histogram` must be given with --dry_run only. Received: {self.histogram!r}.")
+        if self.dry_run and bool(self.histogram) == bool(self.input_file):
+            raise InputError("`dry_run` needs either `input_file` or `histogram`. Received: both or none.")
+        if self.dry_run:
+            self._check_dry_run()
+        if self.input_file and not self.output_dir and not self.dry_run:
+            raise InputError("`output_dir` must be given with --input_file. Received: ''.")
+        if self.features:
+            self._check_other_features()
+
+    def check_given(self, names):
+        """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
+        if self.features:
+            self._refuse_unused(name for name in self._unused_with_features() if name in names)
+
+    def _unused_with_features(self):
+        """The settings that mean nothing with `features`; several capacities have one packer of their own."""
+        capacities = [spec for spec in parse_features(self.features) if spec.leader == spec.name]
+        return (*BERT_SETTINGS, "algorithm") if len(capacities) > 1 else BERT_SETTINGS
+
+    def _refuse_unused(self, names):
+        for name in names:
+            why = " of several capacities" if name == "algorithm" else ""
+            raise InputError(
+                f"`{name}` must be left out with --features{why}, which cannot follow it. "
+                f"Received: {getattr(self, name)!r}."
+            )
+
+    def _check_other_features(self):
+        if not self.input_file:
+            raise InputError("`input_file` must be given with --features. Received: ''.")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        unused = self._unused_with_features()
+        self._refuse_unused(name for name in unused if getattr(self, name) != defaults[name])
+        for name, allowed in (("overlong", ("error", "drop")), ("output_format", (PACKED,))):
+            if getattr(self, name) not in allowed:
+                raise InputError(
+                    f"`{name}` must be {' or '.join(allowed)} with --features. "
+                    f"Received: {getattr(self, name)!r}."
+                )
+
+    def _check_dry_run(self):
+        # Those of how packs are written may stand: a dry run is the same command with one flag more. These
+        # would change the answer, and a dry run does not follow them.
+        for name, only in (("features", ""), ("overlong", "error"), ("max_predictions_per_pack", 0)):
+            if getattr(self, name) != only:
+                raise InputError(
+                    f"`{name}` must be left out with --dry_run, which cannot follow it. "
+                    f"Received: {getattr(self, name)!r}."
+                )
+
+    def resolved(self):
+        """The settings that the result depends on, as a dict."""
+        unused = self._unused_with_features() if self.features else ()
+        return {name: value for name, value in result_settings(self).items() if name not in unused}

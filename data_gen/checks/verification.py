@@ -1,0 +1,192 @@
+"""Whether packs hold exactly the sequences of their inputs: a comparison of multisets of digests."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+
+import numpy as np
+from tqdm import tqdm
+
+from data_gen.assembly.feature_spec import ADDED_SUFFIXES
+from data_gen.assembly.overlong import OVERLONG_CHOICES, fit_lengths
+from data_gen.checks.multiset import BucketSums, group_buckets, hold
+from data_gen.cli.settings import InputError
+from data_gen.jobs.output import read_manifest
+from data_gen.records.formats import FORMATS, find_common_format
+from data_gen.records.read_packed import LayoutError, read_packed
+from data_gen.records.read_unpacked import read_unpacked
+from data_gen.records.sequences import range_indices, rank_in_groups, to_offsets
+from data_gen.records.tfrecords import feature_names, first_record, read_pack_spec
+
+DIGEST_BYTES = 16  # chance of one collision among 10^9 sequences: 10^-21
+NUM_SHOWN = 5  # differences in words, of each kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The result of `compare_files`.
+
+    Attributes:
+        num_input_sequences: Sequences of the inputs, those dropped by `overlong` not counted.
+        num_packed_sequences: Sequences found in the packs.
+        num_missing: Sequences of the inputs that are not in the packs.
+        num_unexpected: Sequences in the packs that are not in the inputs, or too often.
+        differences: The first of them in words; with `malformed`, what is wrong with the layout.
+        malformed: Whether the packs break the layout; then the counts are of what was read before.
+    """
+
+    num_input_sequences: int
+    num_packed_sequences: int
+    num_missing: int
+    num_unexpected: int
+    differences: tuple[str, ...]
+    malformed: bool = False
+
+    @property
+    def is_equal(self):
+        return not self.differences
+
+
+def compare_files(input_files, packed_files, overlong):
+    """Compare the sequences of unpacked and packed files.
+
+    Two sequences are the same where tokens, A/B, prediction positions and labels, and the next-sentence
+    label all are. Memory does not grow with their number (`multiset.py`); where they differ the files are
+    read again, once for each two million sequences in buckets that do.
+
+    Args:
+        input_files, packed_files: Lists of paths.
+        overlong: What packing did with inputs longer than the packs: "error", "truncate" or "drop".
+
+    Returns:
+        `Comparison`.
+
+    Raises:
+        InputError: a file cannot be read as what it should be.
+    """
+    _refuse_other_features(packed_files)
+    spec = read_pack_spec(packed_files, kinds=FORMATS[find_common_format(packed_files)].lengths)
+
+    def fit(part):
+        # Under "error" packing would have refused them: here they count as missing.
+        return part if overlong == "error" else fit_lengths(part, spec.max_seq_length, overlong)[0]
+
+    sides = (
+        (input_files, functools.partial(_read, input_files, lambda path: map(fit, read_unpacked(path)))),
+        (packed_files, functools.partial(_read, packed_files, read_packed)),
+    )
+    sums = [BucketSums(), BucketSums()]
+    try:
+        for total, (_, read), title in zip(sums, sides, ("reading inputs", "reading packs"), strict=True):
+            for digests, _ in read(title):
+                total.add(digests)
+    except LayoutError as error:
+        return Comparison(int(sums[0].counts.sum()), 0, 0, 0, (str(error),), malformed=True)
+
+    found = ([], []), [0, 0]
+    for group in group_buckets(sums[0].find_different(sums[1]), sums[0].counts + sums[1].counts):
+        held = [hold(read("looking for differences"), group) for _, read in sides]
+        unmatched_rows = unmatched(*(side.digests for side in held))
+        for side, (rows, content) in enumerate(zip(unmatched_rows, held, strict=True)):
+            found[1][side] += len(rows)
+            found[0][side].extend(content.origins[rows[:NUM_SHOWN]].tolist())
+    words = ("in the inputs, not in the packs", "in the packs, not in the inputs")
+    differences = [
+        f"{word}: {paths[file]}, record {record} ({length} tokens)"
+        for word, origins, (paths, _) in zip(words, found[0], sides, strict=True)
+        for file, record, length in sorted(origins)[:NUM_SHOWN]
+    ]
+    return Comparison(*(int(total.counts.sum()) for total in sums), *found[1], tuple(differences))
+
+
+def find_overlong(packed_files):
+    """What packing did with overlong sequences, from the manifests beside the packs; "error" without one.
+
+    Raises:
+        InputError: directories disagree.
+    """
+    found = {}
+    for directory in sorted({os.path.dirname(path) or "." for path in packed_files}):
+        settings = (read_manifest(directory, any_json=True) or {}).get("settings")
+        overlong = settings.get("overlong") if isinstance(settings, dict) else None
+        # another program's manifest.json says nothing of it
+        found[overlong if overlong in OVERLONG_CHOICES else OVERLONG_CHOICES[0]] = directory
+    if len(found) > 1:
+        raise InputError(f"packs must be made with one --overlong. Received: {found}.")
+    return next(iter(found))
+
+
+def unmatched(left, right):
+    """Which entries of two multisets have no partner in the other.
+
+        left [a b a], right [a c]   ->   left [1 2], right [1]
+
+    Args:
+        left, right: uint64 `[n, 2]` and `[m, 2]`, digests.
+
+    Returns:
+        Two int64 arrays: ascending indices into `left` and into `right`.
+    """
+    both = np.concatenate([left, right])
+    order = np.lexsort((both[:, 1], both[:, 0]))
+    is_new = np.ones(len(both), bool)
+    is_new[1:] = np.any(both[order][1:] != both[order][:-1], axis=1)
+    groups = np.empty(len(both), np.int64)
+    groups[order] = np.cumsum(is_new) - 1
+    left_groups, right_groups = groups[: len(left)], groups[len(left) :]
+    left_counts = np.bincount(left_groups, minlength=is_new.sum())
+    right_counts = np.bincount(right_groups, minlength=is_new.sum())
+    return (
+        np.flatnonzero(rank_in_groups(left_groups) >= right_counts[left_groups]),
+        np.flatnonzero(rank_in_groups(right_groups) >= left_counts[right_groups]),
+    )
+
+
+def digest_sequences(sequences):
+    """A digest of all that is to be conserved of each sequence: uint64 `[n, 2]`."""
+    lengths, num_predictions = sequences.lengths, sequences.num_predictions
+    # One row of numbers per sequence; the two counts in front make its parts unambiguous:
+    #     length, predictions, next-sentence label, tokens, A/B, prediction positions, prediction labels
+    offsets = to_offsets(3 + 2 * lengths + 2 * num_predictions)
+    numbers = np.empty(offsets[-1], "<i4")
+    place = offsets[:-1]
+    for values in (lengths, num_predictions, sequences.next_sentence_labels):
+        numbers[place] = values
+        place = place + 1
+    for values, sizes in (
+        (sequences.tokens, lengths),
+        (sequences.token_type_ids, lengths),
+        (sequences.prediction_positions, num_predictions),
+        (sequences.prediction_ids, num_predictions),
+    ):
+        numbers[range_indices(place, sizes)] = values
+        place = place + sizes
+    content = numbers.tobytes()
+    ends = (4 * offsets[1:]).tolist()
+    digests, start = [], 0
+    for end in ends:
+        digests.append(hashlib.blake2b(content[start:end], digest_size=DIGEST_BYTES).digest())
+        start = end
+    return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
+
+
+def _refuse_other_features(packed_files):
+    """Raise `InputError` for packs that were made with `--features`."""
+    for path in packed_files:
+        names = feature_names(first_record(path), path, 1)
+        if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # which no layout of BERT's has
+            raise InputError(
+                "`packed_file` must be packs of BERT's records: those of --features have no verifier. "
+                f"Received: {path}."
+            )
+
+
+def _read(paths, read, title):
+    """Read one side: yields digests uint64 `[n, 2]`, and origins int64 `[n, 3]` as in `multiset.Held`."""
+    with tqdm(desc=title, unit=" sequences", disable=None) as progress:
+        for number, path in enumerate(paths):
+            for part in read(path):
+                origins = np.stack([np.full(len(part), number), part.record_numbers, part.lengths], axis=1)
+                yield digest_sequences(part), origins
+                progress.update(len(part))

@@ -1,0 +1,114 @@
+"""How steps run on Apache Beam: an element each, their results in a folder that all machines share."""
+
+import contextlib
+import importlib
+import io
+import os
+import shlex
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files
+
+OPTIONS_VARIABLE = "BEAM_OPTIONS"
+BUG = ".bug"  # suffix of the note of an error that no user made
+
+
+def run_pipeline(runner, function, elements, work_folder):
+    """Apply a function to every element, on any machine.
+
+    Args:
+        runner: Name of a Beam runner. Its own options are in the environment variable `BEAM_OPTIONS`, as
+            `--flink_master=host:8081 --parallelism=64`. Those after a lone `--` are a job server's, which
+            Beam does not know here: they are passed on unchecked.
+        function: Function of a module.
+        elements: List of what can be pickled.
+        work_folder: Folder that all machines see.
+
+    Raises:
+        InputError: `BEAM_OPTIONS` cannot be used.
+        InputError, OSError: what the function raised first, in the order of the elements.
+        OSError: the runner failed.
+    """
+    pipeline = _make_pipeline(runner)
+    folder = os.path.join(work_folder, "errors")
+    files.remove_folder(folder)
+    files.make_folder(folder)
+    numbered = [(function, folder, number, element) for number, element in enumerate(elements)]
+    try:
+        with pipeline:
+            # without the reshuffle Beam would fuse everything into the one step that makes the list
+            _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
+    except Exception as error:  # every runner has errors of its own
+        if any(name.endswith(BUG) for name in files.list_names(folder)):
+            raise  # ours: the traceback is wanted
+        _raise_noted(folder)
+        raise OSError(f"{runner} failed: {type(error).__name__}: {_last_line(error)}") from error
+    _raise_noted(folder)
+
+
+def _make_pipeline(runner):
+    """A pipeline with the runner's options, all of them checked; raises `InputError`."""
+    if runner == "DataflowRunner":
+        _check_dataflow()
+    text = os.environ.get(OPTIONS_VARIABLE, "")
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):  # argparse prints its usage, and then exits
+            words = shlex.split(text)
+            end = words.index("--") if "--" in words else len(words)
+            for word in (words[:1], words[end + 1 : end + 2]):
+                if word and not word[0].startswith("-"):
+                    raise ValueError(f"{word[0]} is none")
+            if words[end + 1 :] and runner == "DirectRunner":
+                raise ValueError(f"{words[end + 1]} is for a job server, which {runner} has not")
+            known = PipelineOptions([]).get_all_options().keys()
+            options = PipelineOptions(words[:end], runner=runner)
+            unknown = options.get_all_options(retain_unknown_options=True).keys() - known
+            if unknown:  # Beam would drop it with a warning
+                raise ValueError(f"--{min(unknown)} is none")
+            # its check of what the runner cannot do without is a ValueError too
+            return beam.Pipeline(options=PipelineOptions(words[:end] + words[end + 1 :], runner=runner))
+    except (ValueError, TypeError, SystemExit) as error:
+        reason = _last_line(complaint.getvalue()).partition("error: ")[2] or _last_line(error)
+        raise InputError(
+            f"`{OPTIONS_VARIABLE}` must be flags of {runner}: {reason}. Received: {text!r}."
+        ) from error
+
+
+def _check_dataflow():
+    """Raise `InputError` where Beam was installed without what Dataflow needs."""
+    try:
+        importlib.import_module("apache_beam.runners.dataflow.internal.apiclient")
+    except ImportError as error:
+        raise InputError(
+            "`runner` DataflowRunner must have Google Cloud's part of Beam: pip install 'apache-beam[gcp]'. "
+            f"Received: {error}."
+        ) from error
+
+
+def _last_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].rstrip(".") if lines else ""
+
+
+def _raise_noted(folder):
+    """Raise the first mistake that a step has noted, if any."""
+    for name in files.list_names(folder):
+        kind, message = files.read_text(os.path.join(folder, name)).split("\n", 1)
+        raise {"input": InputError, "system": OSError}[kind](message)
+
+
+def _apply(numbered):
+    """Call the function; a user's mistake is kept for the parent, which Beam would bury in a traceback."""
+    function, folder, number, element = numbered
+    try:
+        function(element)
+    except (InputError, OSError) as error:
+        kind = "input" if isinstance(error, InputError) else "system"
+        files.write_text(os.path.join(folder, f"{number:09d}"), f"{kind}\n{error}")
+    except Exception as error:
+        files.write_text(os.path.join(folder, f"{number:09d}{BUG}"), f"{error}")
+        raise

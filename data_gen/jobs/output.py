@@ -1,0 +1,253 @@
+"""How a command's files appear in its output directory: all of them when complete, or none.
+
+Until then they are in `.incomplete`, with a note of the run that makes them. A user's mistake leaves
+nothing of it. A run that was killed, interrupted, or failed for another reason, leaves it, and the same one
+goes on.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files
+
+MANIFEST_NAME = "manifest.json"
+INCOMPLETE_NAME = ".incomplete"
+WORK_NAME = "work"  # within it: what is not to be published
+IDENTITY_NAME = "identity.json"  # within that: which run this is
+PUBLISH_NAME = "publish.json"  # and which names it is about to publish
+OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with these:
+OWN_NAMES = (MANIFEST_NAME, "vocab.txt")
+
+logger = logging.getLogger(__name__)
+
+
+class OutputDir:
+    """The folder in which a command collects its files until all are complete.
+
+    Attributes:
+        manifest: None, or the manifest where an earlier run had finished all and was killed while its files
+            received their names. Then there is nothing left to do.
+    """
+
+    def __init__(self, folder, manifest=None):
+        self._folder = folder
+        self.manifest = manifest
+
+    def path(self, name):
+        """Where to write the file that will be `name`: str."""
+        return os.path.join(self._folder, name)
+
+    @property
+    def work_folder(self):
+        """A folder for what the command needs until it is complete: str."""
+        return os.path.join(self._folder, WORK_NAME)
+
+    def write_manifest(self, content):
+        """Write `manifest.json`, which becomes visible after all other files."""
+        # a line per key: indentation would give every number of a histogram its own
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+        files.write_text(self.path(MANIFEST_NAME), "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+@contextlib.contextmanager
+def open_output_dir(path, overwrite=False, identity=None):
+    """Collect files in `path/.incomplete` and move them to their names when the block ends well.
+
+        with open_output_dir("packs", identity=identity) as output:
+            if output.manifest is None:
+                write_records(output.path("packed-00000-of-00001.tfrecord"), records)
+                output.write_manifest(manifest)
+
+    After a user's mistake nothing of the block is left, unless its files are on their way to their names:
+    then the same run goes on with that. After a kill, Ctrl-C or another error, such as a full disk,
+    `.incomplete` is left: the next run of equal identity finds it as it was, any other removes it. The
+    manifest comes last, so a directory with a manifest is complete.
+
+    Args:
+        path: Directory; made where it is missing.
+        overwrite: Whether a directory in use may be replaced. Its old records, `manifest.json` and
+            `vocab.txt` stay until the new files are complete; other files stay for good.
+        identity: What the files depend on, as plain JSON; None where nothing is to be taken up again.
+
+    Yields:
+        `OutputDir`.
+
+    Raises:
+        InputError: the directory is in use and not to be overwritten, another run writes to it, or it is
+            a file.
+        What the block raises, with a note that the same command continues where that is so.
+    """
+    final = os.fspath(path)
+    if files.is_file(final):
+        raise InputError(f"`output_dir` must be a directory. Received: {final}, which is a file.")
+    is_new = not files.exists(final)
+    files.make_folder(final)
+    with _lock(final):
+        folder = os.path.join(final, INCOMPLETE_NAME)
+        # of a run that was killed: a living one would hold the lock
+        is_same = _is_of(folder, identity)
+        is_publishing = is_same and _is_publishing(folder)
+        in_use = [name for name in files.list_names(final) if name != INCOMPLETE_NAME]
+        if in_use and not overwrite and not is_publishing:
+            # before anything is removed: the rest of a half-published run may be in `.incomplete`
+            raise InputError(
+                f"`output_dir` must be empty unless --overwrite. Received: {final}, which holds {in_use[0]}."
+            )
+        if not is_same:
+            _say_what_differs(folder, identity)
+            _discard(folder)
+        try:
+            _prepare(folder, identity)
+            manifest = (read_manifest(folder) or read_manifest(final)) if is_publishing else None
+            yield OutputDir(folder, manifest)
+            _publish(folder, final)
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                if not _is_to_continue(folder, identity, error):
+                    _discard(folder)
+                else:
+                    error.add_note(f"the same command continues with what is in {folder}")
+            if is_new:
+                _remove_if_empty(final)
+            raise
+
+
+def read_manifest(directory, any_json=False):
+    """The `manifest.json` of a directory as a dict, or None where it has none.
+
+    Args:
+        directory: Path.
+        any_json: Whether it may be another program's: JSON that is no object counts as none then.
+
+    Raises:
+        InputError: the file is not JSON, or not an object without `any_json`.
+    """
+    path = os.path.join(directory, MANIFEST_NAME)
+    try:
+        content = json.loads(files.read_text(path))
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} must be JSON. Received: {error}.") from error
+    if not isinstance(content, dict):
+        if any_json:
+            return None
+        raise InputError(f"{path} must be a JSON object. Received: {type(content).__name__}.")
+    return content
+
+
+def refuse_own_input(input_files, directory):
+    """Raise `InputError` where a command would replace its own input in `directory`."""
+    directory = os.path.realpath(directory)
+    for path in input_files:
+        if os.path.dirname(os.path.realpath(path)) == directory:
+            raise InputError(f"`output_dir` must not be the directory of an input file. Received: {path}.")
+
+
+def _is_publishing(folder):
+    """Whether the files in `.incomplete` are complete and on their way to their names."""
+    return files.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
+
+
+def _is_to_continue(folder, identity, error):
+    """Whether the same command shall find `.incomplete` again after an error of this one."""
+    if _is_publishing(folder):
+        return True  # the old files may be gone already
+    return _is_of(folder, identity) and not isinstance(error, InputError)
+
+
+def _is_of(folder, identity):
+    """Whether `.incomplete` is that of a run with this identity."""
+    return identity is not None and _read_identity(folder) == json.loads(json.dumps(identity))
+
+
+def _read_identity(folder):
+    """The identity of the run that `.incomplete` is of, or None."""
+    try:
+        return json.loads(files.read_text(os.path.join(folder, WORK_NAME, IDENTITY_NAME)))
+    except FileNotFoundError:
+        return None
+
+
+def _say_what_differs(folder, identity):
+    """Log why an unfinished run is not continued."""
+    found = _read_identity(folder)
+    if found is None or identity is None:
+        return
+    wanted = json.loads(json.dumps(identity))
+    names = [name for name in wanted | found if wanted.get(name) != found.get(name)]
+    logger.warning("%s is of a run with other %s: starting over", folder, ", ".join(names))
+
+
+def _prepare(folder, identity):
+    work = os.path.join(folder, WORK_NAME)
+    files.make_folder(work)
+    for place in (folder, work):  # what killed steps left: room on the disk
+        for name in files.list_names(place):
+            if name.endswith(files.PARTIAL_SUFFIX):
+                files.remove(os.path.join(place, name))
+    if identity is not None:
+        files.write_text(os.path.join(work, IDENTITY_NAME), json.dumps(identity, sort_keys=True) + "\n")
+
+
+def _publish(folder, final):
+    """Replace the old files of `final` by those in `folder`; may be killed and called again at any point."""
+    plan = os.path.join(folder, WORK_NAME, PUBLISH_NAME)
+    if not files.exists(plan):
+        names = [name for name in files.list_names(folder) if name != WORK_NAME]
+        names = [name for name in names if not name.endswith(files.PARTIAL_SUFFIX)]  # of a killed step
+        files.write_text(plan, json.dumps(sorted(names, key=_manifest_last)))
+    names = json.loads(files.read_text(plan))
+    left = [name for name in names if files.exists(os.path.join(folder, name))]
+    if left:
+        # Without its manifest a directory counts as incomplete: it goes first and comes last.
+        old = [name for name in files.list_names(final) if name.endswith(OWN_SUFFIXES) or name in OWN_NAMES]
+        for name in reversed(sorted(old, key=_manifest_last)):
+            if name == MANIFEST_NAME or name not in names:
+                files.remove(os.path.join(final, name))
+    for name in left:
+        if name == MANIFEST_NAME:
+            files.flush_folder(final)  # or a power cut could keep the manifest's name and lose another
+        files.replace(os.path.join(folder, name), os.path.join(final, name))
+    files.flush_folder(final)
+    _discard(folder)
+
+
+def _discard(folder):
+    """Remove `.incomplete`. Its identity goes first: what is left after a kill is nobody's."""
+    identity = os.path.join(folder, WORK_NAME, IDENTITY_NAME)
+    if files.exists(identity):
+        files.remove(identity)
+    files.remove_folder(folder)
+
+
+def _manifest_last(name):
+    return name == MANIFEST_NAME, name
+
+
+@contextlib.contextmanager
+def _lock(directory):
+    """Hold a directory against other runs; the system frees it even where this one is killed."""
+    if files.is_remote(directory):  # an object store has no locks that a killed run would free
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"`output_dir` is being written by another run. Received: {directory}."
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_empty(directory):
+    with contextlib.suppress(OSError):  # someone else's file in it: then it is not ours to remove
+        os.rmdir(directory)

@@ -1,0 +1,216 @@
+"""How a long job is done in steps: by several processes or Apache Beam, each step once even across kills.
+
+A step is a function of its argument alone that writes whole files and returns a small result, which is noted
+in the job's work folder. A job that is started again finds the notes and does what is left, so the end is
+the same whoever does the steps, in whichever order, and however often the job was killed.
+"""
+
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+from tqdm import tqdm
+
+from data_gen.cli import progress
+from data_gen.jobs import files
+from data_gen.jobs.runners import LOCAL
+
+STATUS_ORPHANED = 1
+SECONDS_BETWEEN_LOOKS = 0.5  # at what the workers have done
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One piece of work.
+
+    Attributes:
+        name: Unique in its job, and a file name.
+        function: Function of a module, from `argument` to a result that is plain JSON.
+        argument: Anything that can be pickled.
+        size: How much of the progress bar it is; `progress.advance` moves the bar within the step.
+    """
+
+    name: str
+    function: Callable[[Any], Any]
+    argument: Any
+    size: int = 1
+
+
+class Job:
+    """Does steps; keeps the notes of those done, and the processes between calls.
+
+        with Job(output.work_folder, num_workers=2) as job:
+            results = job.run([Step("shard-0", write_shard, 0), Step("shard-1", write_shard, 1)], "write")
+
+    Args:
+        work_folder: Folder for the notes; of one job only, and shared by all machines that work on it.
+        num_workers: Local processes; 1 = this one.
+        runner: One of `runners.RUNNERS`.
+    """
+
+    def __init__(self, work_folder, num_workers=1, runner=LOCAL):
+        self._work_folder = work_folder
+        self._num_workers = num_workers
+        self._runner = runner
+        self._pool = None
+        self._counter = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *exception):
+        if self._pool is None:
+            return
+        if kind is not None:
+            # A worker that went on would write its step into the folder of whoever comes next
+            for process in list((self._pool._processes or {}).values()):
+                process.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, steps, title, unit="steps", release=None):
+        """Do the steps that are not done yet.
+
+        Args:
+            steps: List of `Step`.
+            title: What a progress bar calls them.
+            unit: Of `Step.size`.
+            release: Function called with each step once it is done, for what only that step needed; it may
+                be called again after a kill.
+
+        Returns:
+            List of results in the order of the steps.
+
+        Raises:
+            What a step raises.
+        """
+        release = release or (lambda step: None)
+        results, left = {}, []
+        for step in steps:
+            note = self._read_note(step)
+            if note is None:
+                left.append(step)
+            else:
+                results[step.name] = note["result"]
+        total = sum(step.size for step in steps)
+        with tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as bar:
+            for step in steps:
+                if step.name in results:
+                    release(step)
+                    bar.update(step.size)
+            for step, result in self._do(left, bar):
+                results[step.name] = result
+                release(step)
+        return [results[step.name] for step in steps]
+
+    def _do(self, steps, bar):
+        """Do steps in any order and move the bar: yields (step, result)."""
+        if self._runner != LOCAL and steps:
+            from data_gen.jobs.beam_runner import run_pipeline  # an extra; its import takes seconds
+
+            work = [(step, self._work_folder) for step in steps]
+            run_pipeline(self._runner, do_step, work, self._work_folder)
+            for step in steps:
+                note = self._read_note(step)
+                if note is None:
+                    raise OSError(
+                        f"{_note_path(self._work_folder, step)} is missing after {self._runner} has ended: "
+                        "all its machines must see `output_dir` under one name"
+                    )
+                bar.update(step.size)  # machines far away tell of no more than what is complete
+                yield step, note["result"]
+            return
+        if min(self._num_workers, len(steps)) <= 1:
+            with progress.following(bar.update):
+                yield from ((step, do_step((step, self._work_folder))) for step in steps)
+            return
+        if self._pool is None:
+            # Spawned, not forked: TensorFlow's and the tokenizer's threads do not survive a fork.
+            context = multiprocessing.get_context("spawn")
+            self._counter = context.Value("q", 0)
+            self._pool = futures.ProcessPoolExecutor(
+                self._num_workers, context, _prepare_worker, (self._counter,)
+            )
+        try:
+            with _shown(self._counter, bar):
+                running = {self._pool.submit(do_step, (step, self._work_folder)): step for step in steps}
+                for future in futures.as_completed(running):
+                    yield running[future], future.result()
+        except futures.process.BrokenProcessPool as error:
+            raise OSError(
+                "a worker process ended without a word, as when the system is out of memory"
+            ) from error
+
+    def _read_note(self, step):
+        try:
+            return json.loads(files.read_text(_note_path(self._work_folder, step)))
+        except FileNotFoundError:
+            return None
+
+
+def do_step(work):
+    """Do one (step, work folder) and note its result, which is returned."""
+    step, work_folder = work
+    # what a reader of the note will find: tuples as lists, keys as text
+    with progress.step(step.size):
+        note = json.dumps({"result": step.function(step.argument)})
+    files.write_text(_note_path(work_folder, step), note)
+    return json.loads(note)["result"]
+
+
+def _note_path(work_folder, step):
+    return os.path.join(work_folder, f"{step.name}.done")
+
+
+@contextlib.contextmanager
+def _shown(counter, bar):
+    """Move the bar by what the workers add to a counter during the block."""
+    number = counter.get_obj()  # without its lock, which a killed worker may never have given back
+    shown = number.value
+
+    def show():
+        nonlocal shown
+        now = number.value
+        bar.update(now - shown)
+        shown = now
+
+    def look():
+        while not is_over.wait(SECONDS_BETWEEN_LOOKS):
+            show()
+
+    is_over = threading.Event()
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        looking.join()
+        show()
+
+
+def _prepare_worker(counter):
+    """Leave Ctrl-C to the parent, which reports it once, end with the parent, and count what is done.
+
+    Without the second, the workers of a killed run would go on writing beside those of the next.
+    """
+
+    def add(amount):
+        with counter.get_lock():
+            counter.get_obj().value += amount
+
+    progress.follow(add)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent():
+    with contextlib.suppress(OSError):
+        multiprocessing.parent_process().join()
+    os._exit(STATUS_ORPHANED)

@@ -1,0 +1,175 @@
+"""Which files a run reads, whether they stay as they were, and what the manifests beside them promise."""
+
+import contextlib
+import os
+
+import numpy as np
+
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files
+from data_gen.jobs.output import read_manifest
+from data_gen.records.provenance import SUFFIX
+
+# Keys of a manifest that say which vocabulary the token ids belong to; packs inherit them.
+VOCABULARY_KEYS = {"vocab_size": int, "vocab_sha256": str, "do_lower_case": bool}
+FILE_KEYS = {"num_records": int, "sha256": str}  # and what the entry of a file promises
+
+
+def find_files(pattern, argument):
+    """Find the files that comma-separated paths and globs name, as google-research/bert's flags do.
+
+    Args:
+        pattern: `"train-*.tfrecord,more/eval.tfrecord"`; `**` crosses folders. A glob matches no folder, and
+            none of our own indexes, which `--provenance` leaves beside records.
+        argument: Name of the flag, for messages.
+
+    Returns:
+        List of paths, sorted, each once.
+
+    Raises:
+        InputError: a part of the pattern matches no file, or a file has no bytes.
+    """
+    found = set()
+    for part in (part.strip() for part in pattern.split(",")):
+        # a file whose own name holds a bracket or a star is that file, not a glob
+        is_name = files.is_file(part)
+        paths = [part] if is_name else files.match(part)
+        paths = [path for path in paths if files.is_file(path) and (is_name or not path.endswith(SUFFIX))]
+        if not paths:
+            raise InputError(f"`{argument}` must match at least one file. Received: {part!r}.")
+        found.update(paths)
+    for path in sorted(found):
+        if files.size_and_time(path)[0] == 0:
+            raise InputError(f"`{argument}` must match files with content. Received: {path}, which is empty.")
+    return sorted(found)
+
+
+def stamp_files(paths):
+    """What files are now: list of [path, bytes, time of the last change in nanoseconds], plain JSON."""
+    return [[path, *files.size_and_time(path)] for path in paths]
+
+
+@contextlib.contextmanager
+def unchanged(stamps):
+    """Read files in the block, and know that all of it was read of the files as they were stamped.
+
+        with unchanged([["a.txt", 4711, 1700000000000000000]]):
+            checksum = file_sha256("a.txt")     of the file that the stamp is of
+
+    Args:
+        stamps: Some of what `stamp_files` returned.
+
+    Raises:
+        InputError: a file has changed since it was stamped, or was replaced or changed during the block. It
+            comes in place of an `InputError` of the block, which half-changed files may cause.
+    """
+    inodes = {path: files.inode(path) for path, _, _ in stamps}
+    _check_stamps(stamps, inodes)
+    try:
+        yield
+    except InputError:
+        _check_stamps(stamps, inodes)
+        raise
+    _check_stamps(stamps, inodes)
+
+
+def _check_stamps(stamps, inodes):
+    for path, size, time in stamps:
+        now_size, now_time = files.size_and_time(path)
+        if (now_size, now_time, files.inode(path)) != (size, time, inodes[path]):
+            received = f"{now_size} bytes, before {size}" if now_size != size else "a change, or another file"
+            raise InputError(f"{path} must stay as it is while it is read. Received: {received}.")
+
+
+def read_input_manifests(paths):
+    """Read the manifests of the directories that hold `files`.
+
+    Files from elsewhere have none, or another program's, and then nothing is promised.
+
+    Args:
+        paths: List of paths.
+
+    Returns:
+        Dict with those of `VOCABULARY_KEYS` that are known, and dict from path to what is promised of it:
+        dict with `num_records` and `sha256`, where they are known.
+
+    Raises:
+        InputError: two directories have different vocabularies.
+    """
+    vocabulary, known_from, promised = {}, None, {}
+    for directory in sorted({os.path.dirname(path) or "." for path in paths}):
+        manifest = read_manifest(directory, any_json=True)
+        if manifest is None:
+            continue
+        found = _known(manifest, VOCABULARY_KEYS)
+        if known_from is not None and found != vocabulary:
+            raise InputError(
+                f"all inputs must have one vocabulary. Received: {known_from}: {vocabulary}; "
+                f"{directory}: {found}."
+            )
+        if known_from is None:
+            vocabulary, known_from = found, directory
+        for entry in _listed_files(manifest):
+            promised[os.path.join(directory, entry["name"])] = _known(entry, FILE_KEYS)
+    return vocabulary, {path: promised[_key(path)] for path in paths if _key(path) in promised}
+
+
+def check_promises(promised, path, num_records, sha256):
+    """Raise `InputError` where a file is not what the manifest beside it says.
+
+    The number of records finds files that lost whole ones, or have some twice, which their own checksums
+    cannot tell; the checksum of the file finds all else.
+
+    Args:
+        promised: Of this file, as `read_input_manifests` returns it.
+        path, num_records, sha256: The file, and what it is.
+    """
+    for rule, wanted, received in (
+        ("hold {} records", promised.get("num_records"), num_records),
+        ("have the SHA-256 {}", promised.get("sha256"), sha256),
+    ):
+        if wanted not in (None, received):
+            raise InputError(
+                f"{path} must {rule.format(wanted)}, as the manifest.json beside it says. "
+                f"Received: {received}."
+            )
+
+
+def check_vocabulary(sequences, vocab_size):
+    """Raise `InputError` where a token or label is outside a vocabulary.
+
+    Args:
+        sequences: `Sequences` of one batch.
+        vocab_size: Number of ids, from 0; None where it is not known, and then nothing is checked.
+    """
+    if vocab_size is None:
+        return
+    for ids, offsets in (
+        (sequences.tokens, sequences.offsets),
+        (sequences.prediction_ids, sequences.prediction_offsets),
+    ):
+        if ids.max(initial=0) >= vocab_size:
+            place = int(np.argmax(ids >= vocab_size))
+            owner = int(np.searchsorted(offsets, place, side="right")) - 1
+            raise InputError(
+                f"{sequences.origin(owner)}: token ids must be below the vocab_size={vocab_size} that the "
+                f"manifest.json beside it names. Received: {ids[place]}."
+            )
+
+
+def _key(path):
+    return os.path.join(os.path.dirname(path) or ".", os.path.basename(path))
+
+
+def _known(content, kinds):
+    """What an object says under keys of ours, in the type that we write; the rest is another program's."""
+    return {key: content[key] for key, kind in kinds.items() if type(content.get(key)) is kind}
+
+
+def _listed_files(manifest):
+    """The file entries of a manifest, of packs or of splits; any JSON that is none of ours has none."""
+    splits = manifest.get("splits")
+    groups = [manifest, *(splits.values() if isinstance(splits, dict) else [])]
+    lists = [group.get("files") for group in groups if isinstance(group, dict)]
+    entries = [entry for found in lists if isinstance(found, list) for entry in found]
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)]

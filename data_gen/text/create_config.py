@@ -1,0 +1,80 @@
+"""What the making of pre-training records can be told: the settings of `create_pretraining_data.py`."""
+
+import dataclasses
+
+from data_gen import schema
+from data_gen.cli.settings import InputError, check_settings, result_settings, setting
+from data_gen.jobs.runners import LOCAL, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
+
+
+@dataclasses.dataclass(frozen=True)
+class CreateConfig:
+    """Settings of one run; checks itself, raises `InputError`. Names are google-research/bert's."""
+
+    input_file: str = setting(
+        "",
+        "text files, comma-separated paths or globs: one sentence a line and a blank line between documents, "
+        "or JSON lines (.json, .jsonl, .ndjson) with `text`, each line of it a paragraph, or `paragraphs`; "
+        "also .gz; empty = the embedded sample corpus",
+    )
+    output_dir: str = setting("", "where the records, vocab.txt and manifest.json go", changeable=True)
+    vocab_file: str = setting("", "vocabulary, one WordPiece a line; empty = train one on the input")
+    vocab_size: int = setting(8192, "WordPieces of a vocabulary trained here", minimum=10)
+    do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
+    do_whole_word_mask: bool = setting(False, "mask all pieces of a word or none")
+    max_seq_length: int = setting(512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8)
+    max_predictions_per_seq: int = setting(
+        0,
+        "most masked tokens in a sequence; 0 = 20, 56, 76 at length 128, 384, 512, otherwise masked_lm_prob "
+        "of the length, rounded up",
+        minimum=0,
+    )
+    random_seed: int = setting(12345, "seed; equal seeds give equal bytes", minimum=0, maximum=2**32 - 1)
+    dupe_factor: int = setting(
+        10, "passes over the training documents, each with other segments and masks", minimum=1
+    )
+    masked_lm_prob: float = setting(0.15, "share of the tokens to predict, between 0 and 1")
+    short_seq_prob: float = setting(
+        0.1, "share of documents cut to a random shorter length", minimum=0.0, maximum=1.0
+    )
+    eval_fraction: float = setting(
+        0.0,
+        "share of the documents held out as split eval, one pass over each; at least one document where the "
+        "share is not 0",
+        minimum=0.0,
+        maximum=0.5,
+    )
+    num_workers: int = setting(0, TEXT_WORKERS_HELP, minimum=0, changeable=True)
+    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
+    num_shards: int = setting(8, "files of the train split; fewer where there are fewer documents", minimum=1)
+    provenance: bool = setting(False, "also write which document each record comes from, one index a file")
+    overwrite: bool = setting(
+        False, "replace the data files of an output directory that is in use", transient=True
+    )
+    json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
+
+    def __post_init__(self):
+        check_settings(self)
+        if not self.output_dir:
+            raise InputError("`output_dir` must be given. Received: ''.")
+        if not 0 < self.masked_lm_prob < 1:
+            raise InputError(f"`masked_lm_prob` must be between 0 and 1. Received: {self.masked_lm_prob}.")
+        if self.max_predictions_per_seq > self.max_seq_length - 3:
+            raise InputError(
+                "`max_predictions_per_seq` must be at most max_seq_length less [CLS] and two [SEP]. "
+                f"Received: max_predictions_per_seq={self.max_predictions_per_seq}, "
+                f"max_seq_length={self.max_seq_length}."
+            )
+
+    @property
+    def num_prediction_slots(self):
+        """P: `max_predictions_per_seq`, or the length's default where that is 0."""
+        default = schema.default_predictions(self.max_seq_length, self.masked_lm_prob)
+        return self.max_predictions_per_seq or min(default, self.max_seq_length - 3)
+
+    def resolved(self):
+        """The settings that the result depends on, as a dict, with P in place of 0."""
+        settings = {**result_settings(self), "max_predictions_per_seq": self.num_prediction_slots}
+        if self.vocab_file:
+            del settings["vocab_size"]
+        return settings

@@ -1,0 +1,302 @@
+"""How text becomes files of unpacked records: the steps of `create_steps.py`, in order, and the manifest."""
+
+import dataclasses
+import hashlib
+import logging
+import os
+import shutil
+import time
+
+import numpy as np
+from tqdm import tqdm
+
+from data_gen.cli.settings import InputError
+from data_gen.cli.versions import code_sha256, versions
+from data_gen.jobs import files
+from data_gen.jobs.output import open_output_dir, refuse_own_input
+from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers
+from data_gen.jobs.steps import Job, Step
+from data_gen.packing import histogram as histograms
+from data_gen.records.inputs import find_files, stamp_files, unchanged
+from data_gen.records.provenance import provenance_path
+from data_gen.records.shuffle import shuffle_places
+from data_gen.text import tokenization
+from data_gen.text.corpus import TextDocuments
+from data_gen.text.create_steps import (
+    CHOOSE_EVAL,
+    Shard,
+    TokenizeWork,
+    join,
+    save_documents,
+    tokenize,
+    train_vocabulary,
+    write_shard,
+)
+from data_gen.text.instances import InstanceRules
+from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
+
+VOCAB_NAME = "vocab.txt"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One input.
+
+    Attributes:
+        name: Path, or the name of the embedded corpus.
+        documents: Iterable of lists of sentences, as often as is wanted.
+        stamps: List of its stamp (`records/inputs.py`); empty for the embedded corpus.
+        size: Bytes, or characters of the embedded corpus.
+        sha256: Of the embedded corpus; None where whoever reads the file finds it.
+    """
+
+    name: str
+    documents: object
+    stamps: list
+    size: int
+    sha256: str | None = None
+
+
+def create(config):
+    """Make the unpacked records of a text.
+
+    `config.output_dir` receives `train-00000-of-0000N.tfrecord`, ..., with `eval_fraction` the same for
+    `eval`, `vocab.txt` and `manifest.json`: all or none. A run that was killed is continued by the same call.
+
+    Args:
+        config: `CreateConfig`.
+
+    Returns:
+        The manifest, a dict:
+            kind: "unpacked".
+            settings: Dict of the settings that the records depend on.
+            versions: Dict of those of the packages that made them.
+            vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how it is applied.
+            inputs: List of {path, sha256, num_documents}, those without a WordPiece not counted.
+            splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
+                histogram, files: list of {name, num_records, sha256}}.
+
+    Raises:
+        InputError: an input cannot be used, or the output directory is in use.
+    """
+    start = time.monotonic()
+    check_runner(config.runner, config.num_workers)
+    paths = find_files(config.input_file, "input_file") if config.input_file else []
+    refuse_own_input(paths, config.output_dir)
+    vocab_file = _find_vocab_file(config)
+    stamps, vocab_stamps = stamp_files(paths), stamp_files([vocab_file] if vocab_file else [])
+    identity = {
+        "settings": config.resolved(),
+        "inputs": stamps or versions(PACKAGES),  # whose documentation is the embedded corpus
+        "vocabulary": vocab_stamps,
+        "versions": versions(),
+        "code": code_sha256(),
+    }
+    with open_output_dir(config.output_dir, config.overwrite, identity) as output:
+        if output.manifest is None:
+            sources = _open_sources(stamps)
+            size = sum(source.size for source in sources)
+            num_workers = choose_num_workers(config.num_workers, size, TEXT_BYTES_THAT_PAY)
+            with Job(output.work_folder, num_workers, config.runner) as job:
+                manifest = _create_from(config, sources, vocab_stamps, output, job)
+            output.write_manifest(manifest)
+        else:
+            manifest = output.manifest
+    sizes = [(split["num_sequences"], split["num_documents"]) for split in manifest["splits"].values()]
+    num_sequences, num_documents = (sum(column) for column in zip(*sizes, strict=True))
+    seconds = time.monotonic() - start
+    logger.info("made %d sequences of %d documents in %.1f s", num_sequences, num_documents, seconds)
+    return manifest
+
+
+def summarize(manifest):
+    """The rows of the printed table: one dict a split."""
+    rows = []
+    for split, content in manifest["splits"].items():
+        histogram = content["histogram"]
+        num_tokens = int(np.dot(histogram["lengths"], histogram["counts"]))
+        num_sequences = content["num_sequences"]
+        max_seq_length = manifest["settings"]["max_seq_length"]
+        rows.append(
+            {
+                "split": split,
+                "documents": content["num_documents"],
+                "sequences": num_sequences,
+                "tokens": num_tokens,
+                "mean length": num_tokens / num_sequences,
+                "padding": 1 - num_tokens / (num_sequences * max_seq_length),
+            }
+        )
+    return rows
+
+
+def split_documents(num_documents, eval_fraction, seed):
+    """Choose the documents of each split.
+
+    Returns:
+        Dict from split to int64 array of document numbers, ascending: "train", and "eval" where
+        `eval_fraction` is not 0.
+
+    Raises:
+        InputError: there is one document, and both splits need one.
+    """
+    if not eval_fraction:
+        return {"train": np.arange(num_documents)}
+    if num_documents < 2:
+        raise InputError(f"`eval_fraction` must be 0 for a text of one document. Received: {eval_fraction}.")
+    num_eval = max(1, round(num_documents * eval_fraction))
+    places = shuffle_places(np.arange(num_documents), num_documents, (seed, 0, 0, 0, CHOOSE_EVAL))
+    return {"train": np.flatnonzero(places >= num_eval), "eval": np.flatnonzero(places < num_eval)}
+
+
+def plan_shards(config, num_documents, output, corpus_dir):
+    """Cut each split's pairs into shards, and leave the documents beside the corpus.
+
+    Returns:
+        List of `Shard`, and dict from split to its number of documents.
+    """
+    splits = split_documents(num_documents, config.eval_fraction, config.random_seed)
+    rules = InstanceRules(
+        max_seq_length=config.max_seq_length,
+        max_predictions_per_seq=config.num_prediction_slots,
+        masked_lm_prob=config.masked_lm_prob,
+        short_seq_prob=config.short_seq_prob,
+        do_whole_word_mask=config.do_whole_word_mask,
+    )
+    shards = []
+    num_train_pairs = len(splits["train"]) * config.dupe_factor
+    for split, documents in splits.items():
+        save_documents(corpus_dir, split, documents)
+        num_duplicates = config.dupe_factor if split == "train" else 1
+        num_pairs = num_duplicates * len(documents)
+        # shards of the splits are about equally large
+        num_shards = min(-(-config.num_shards * num_pairs // num_train_pairs), num_pairs)
+        for index in range(num_shards):
+            path = output.path(f"{split}-{index:05d}-of-{num_shards:05d}.tfrecord")
+            shards.append(
+                Shard(
+                    path=path,
+                    provenance=provenance_path(path) if config.provenance else "",
+                    corpus_dir=corpus_dir,
+                    vocab_path=output.path(VOCAB_NAME),
+                    split=split,
+                    index=index,
+                    first=num_pairs * index // num_shards,
+                    last=num_pairs * (index + 1) // num_shards,
+                    num_duplicates=num_duplicates,
+                    seed=config.random_seed,
+                    rules=rules,
+                )
+            )
+    return shards, {split: len(documents) for split, documents in splits.items()}
+
+
+def _create_from(config, sources, vocab_stamps, output, job):
+    """All steps; returns the manifest."""
+    vocabulary = _make_vocabulary(config, vocab_stamps, sources, output, job)
+    corpus_dir, inputs = _make_corpus(config, sources, output, job)
+    num_documents = sum(entry["num_documents"] for entry in inputs)
+    if not num_documents:
+        raise InputError(f"`input_file` must hold a word. Received: {config.input_file}.")
+    shards, split_sizes = plan_shards(config, num_documents, output, corpus_dir)
+    steps = [Step(f"write-{i:06d}", write_shard, s, s.last - s.first) for i, s in enumerate(shards)]
+    written = job.run(steps, "write", "documents")
+    return {
+        "kind": "unpacked",
+        "settings": config.resolved(),
+        "versions": versions(),
+        "vocab_size": len(vocabulary),
+        "vocab_sha256": files.file_sha256(output.path(VOCAB_NAME)),
+        "do_lower_case": config.do_lower_case,
+        "inputs": inputs,
+        "splits": {
+            split: _describe_split(shards, written, split, num_documents)
+            for split, num_documents in split_sizes.items()
+        },
+    }
+
+
+def _open_sources(stamps):
+    """The inputs: list of `Source`; the embedded corpus without a stamp."""
+    if stamps:
+        return [Source(stamp[0], TextDocuments((stamp[0],)), [stamp], stamp[1]) for stamp in stamps]
+    progress = tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None)
+    documents = list(progress)  # some megabytes, and parsing again would take longer than all the rest
+    text = "\n\n".join("\n".join(document) for document in documents)
+    return [Source(NAME, documents, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
+
+
+def _find_vocab_file(config):
+    """Path of the vocabulary that the config names, or "". A mistake in it shows before text is read."""
+    if not config.vocab_file:
+        return ""
+    paths = find_files(config.vocab_file, "vocab_file")
+    if len(paths) != 1:
+        raise InputError(f"`vocab_file` must be one file. Received: {', '.join(paths)}.")
+    refuse_own_input(paths, config.output_dir)
+    tokenization.load_vocab(paths[0])
+    return paths[0]
+
+
+def _make_vocabulary(config, vocab_stamps, sources, output, job):
+    """Copy or train `vocab.txt`: `Vocabulary`."""
+    path = output.path(VOCAB_NAME)
+    if vocab_stamps:
+        with (
+            unchanged(vocab_stamps),
+            files.open_file(vocab_stamps[0][0]) as source,
+            files.write_whole(path) as partial,
+            files.open_file(partial, "wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
+    else:
+        stamps = [stamp for source in sources for stamp in source.stamps]
+        documents = TextDocuments(tuple(s.name for s in sources)) if stamps else sources[0].documents
+        work = (documents, stamps, config.vocab_size, config.do_lower_case, path)
+        # the text is read twice
+        step = Step("vocabulary", train_vocabulary, work, 2 * sum(source.size for source in sources))
+        job.run([step], "train vocabulary", "B")
+    return tokenization.load_vocab(path)
+
+
+def _make_corpus(config, sources, output, job):
+    """Tokenize all inputs: folder of the `TokenCorpus`, and the manifest's list of inputs."""
+    steps, parts = [], []
+    for index, source in enumerate(sources):
+        parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))
+        vocab_path = output.path(VOCAB_NAME)
+        work = TokenizeWork(source.documents, source.stamps, vocab_path, config.do_lower_case, parts[-1])
+        steps.append(Step(f"tokenize-{index:06d}", tokenize, work, source.size))
+    found = job.run(steps, "tokenize", "B")
+    corpus_dir = os.path.join(output.work_folder, "corpus")
+
+    def release(step):
+        for part in parts:
+            files.remove_folder(part)
+
+    job.run([Step("join", join, (parts, corpus_dir))], "join", release=release)
+    inputs = [
+        {
+            "path": source.name,
+            "sha256": source.sha256 or tokenized["sha256"],
+            "num_documents": tokenized["num_documents"],
+        }
+        for source, tokenized in zip(sources, found, strict=True)
+    ]
+    return corpus_dir, inputs
+
+
+def _describe_split(shards, written, split, num_documents):
+    """The manifest's entry of one split; raises `InputError` where it has no sequence."""
+    results = [result for shard, result in zip(shards, written, strict=True) if shard.split == split]
+    histogram = sum(np.array(result["histogram"]) for result in results)
+    if not histogram.sum():
+        raise InputError(f"`input_file` must hold two words or more. Received: none in split {split}.")
+    return {
+        "num_documents": num_documents,
+        "num_sequences": int(histogram.sum()),
+        "histogram": histograms.to_json(histogram),
+        "files": [result["entry"] for result in results],
+    }

@@ -1,0 +1,193 @@
+"""What the steps of making records from text do, each in bounded memory and by any process.
+
+A split's (duplicate, document) pairs are shuffled by the seed and cut into shards. A shard's bytes follow
+from the corpus, its range of the pairs and the seed alone, whoever writes it.
+"""
+
+import dataclasses
+import os
+
+import numpy as np
+
+from data_gen.cli import progress
+from data_gen.jobs import files
+from data_gen.packing import histogram as histograms
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
+from data_gen.records.inputs import unchanged
+from data_gen.records.provenance import DOCUMENT_COLUMNS, open_index
+from data_gen.records.sequences import take
+from data_gen.records.shuffle import shuffle_places
+from data_gen.text import tokenization
+from data_gen.text.instances import InstanceRules, collect_instances, draw_instances, to_features
+from data_gen.text.token_corpus import encode_documents, join_corpora, open_corpus, open_origins
+
+SPLITS = ("train", "eval")
+WRITE_BATCH = 1024  # sequences encoded at once; 1024 of S=512 take about 12 MB
+SHUFFLE_TOKENS = 2**21  # sequences are shuffled among about so many tokens: some thousand of S=512
+PAIRS_PER_MAPPING = 256  # pages of the corpus that are touched count as memory until it is mapped anew
+
+# Fifth number of a random key. Documents draw from keys of four, so these never meet theirs.
+SHUFFLE_SHARD, SHUFFLE_PAIRS, CHOOSE_EVAL = 1, 2, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizeWork:
+    """Tokenize some documents.
+
+    Attributes:
+        documents: Iterable of lists of sentences, and can be pickled.
+        stamps: List of what `stamp_files` found: the files that they are read from; at most one.
+        vocab_path, do_lower_case: How.
+        folder: Where the arrays go.
+    """
+
+    documents: object
+    stamps: list
+    vocab_path: str
+    do_lower_case: bool
+    folder: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file to write, described so that any process can.
+
+    Attributes:
+        path: Where to.
+        provenance: Path of the index of its documents; "" for none.
+        corpus_dir: Folder with the `TokenCorpus` and the documents of the split.
+        vocab_path: Vocabulary.
+        split: Name of the split.
+        index: Number of the shard within its split.
+        first, last: The shard's range of the split's pairs.
+        num_duplicates: Passes over the documents of the split.
+        seed: The run's seed.
+        rules: `InstanceRules`.
+    """
+
+    path: str
+    provenance: str
+    corpus_dir: str
+    vocab_path: str
+    split: str
+    index: int
+    first: int
+    last: int
+    num_duplicates: int
+    seed: int
+    rules: InstanceRules
+
+
+def train_vocabulary(work):
+    """Train a vocabulary on (documents, stamps of their files, size, lower case) and write it to (path)."""
+    documents, stamps, vocab_size, do_lower_case, path = work
+    with unchanged(stamps):
+        vocabulary = tokenization.train_vocab(documents, vocab_size, do_lower_case)
+    with files.write_whole(path) as partial:
+        tokenization.save_vocab(vocabulary, partial)
+
+
+def tokenize(work):
+    """Tokenize documents into a folder.
+
+    Returns:
+        Dict: `num_documents`, those that have a WordPiece; `sha256` of their file, None without one.
+
+    Raises:
+        InputError: the text cannot be used, or the file changes meanwhile.
+    """
+    files.make_folder(work.folder)
+    tokenizer = tokenization.make_tokenizer(tokenization.load_vocab(work.vocab_path), work.do_lower_case)
+    with unchanged(work.stamps):
+        corpus = encode_documents(work.documents, tokenizer, work.folder)
+        # with the block's promise: of what was read
+        checksums = [files.file_sha256(path) for path, _, _ in work.stamps]
+    return {"num_documents": corpus.num_documents, "sha256": checksums[0] if checksums else None}
+
+
+def join(work):
+    """Join tokenized folders, (list of folders, folder), into one."""
+    parts, folder = work
+    files.make_folder(folder)
+    join_corpora(parts, folder)
+
+
+def write_shard(shard):
+    """Make the sequences of a shard, shuffled among their neighbours, and write its file.
+
+    Returns:
+        Dict: `entry`, of the file for the manifest, and `histogram` of the lengths, list `[S]`.
+    """
+    split_index = SPLITS.index(shard.split)
+    rules = shard.rules
+    histogram = np.zeros(rules.max_seq_length, np.int64)
+
+    def serialize(index):
+        for number, (sequences, its_origins) in enumerate(_draw_batches(shard, split_index)):
+            key = (shard.seed, split_index, number, shard.index, SHUFFLE_SHARD)
+            order = np.random.default_rng(key).permutation(len(sequences))
+            if index is not None:
+                duplicates, documents = np.array(its_origins, np.int64)[order].T
+                text_files, numbers = open_origins(shard.corpus_dir)  # anew: see PAIRS_PER_MAPPING
+                index["file_indices"].add(text_files[documents])
+                index["document_numbers"].add(numbers[documents])
+                index["duplicates"].add(duplicates)
+            histogram[:] += histograms.count_lengths(sequences.lengths, rules.max_seq_length)
+            for start in range(0, len(order), WRITE_BATCH):
+                batch = take(sequences, order[start : start + WRITE_BATCH])
+                features = to_features(batch, rules.max_seq_length, rules.max_predictions_per_seq)
+                yield from serialize_examples(features)
+
+    if shard.provenance:
+        with open_index(shard.provenance, DOCUMENT_COLUMNS) as index:
+            entry = tfrecords.write_file(shard.path, serialize(index))
+    else:
+        entry = tfrecords.write_file(shard.path, serialize(None))
+    return {"entry": entry.to_json(), "histogram": histogram.tolist()}
+
+
+def save_documents(corpus_dir, split, documents):
+    """Note the documents of a split, int64 `[d]`, ascending, beside the corpus."""
+    path = _documents_path(corpus_dir, split)
+    with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
+        file.write(np.asarray(documents, np.int64).tobytes())
+
+
+def load_documents(corpus_dir, split):
+    """What `save_documents` noted."""
+    with files.open_file(_documents_path(corpus_dir, split)) as file:
+        return np.frombuffer(file.read(), np.int64)
+
+
+def shuffled_pairs(first, last, documents, num_duplicates, seed, split_index):
+    """Some of a split's (duplicate, document) pairs, in shuffled order: int64 `[last - first, 2]`."""
+    key = (seed, split_index, 0, 0, SHUFFLE_PAIRS)
+    places = shuffle_places(np.arange(first, last), num_duplicates * len(documents), key)
+    return np.stack([places // len(documents), documents[places % len(documents)]], axis=1)
+
+
+def _draw_batches(shard, split_index):
+    """Yield `Sequences` of about `SHUFFLE_TOKENS`, and the (duplicate, document) of each."""
+    documents = load_documents(shard.corpus_dir, shard.split)
+    vocabulary = tokenization.load_vocab(shard.vocab_path)
+    held, origins, num_tokens = [], [], 0
+    for first in range(shard.first, shard.last, PAIRS_PER_MAPPING):
+        last = min(first + PAIRS_PER_MAPPING, shard.last)
+        pairs = shuffled_pairs(first, last, documents, shard.num_duplicates, shard.seed, split_index)
+        corpus = open_corpus(shard.corpus_dir)
+        drawn = draw_instances(corpus, pairs, documents, vocabulary, shard.rules, shard.seed, split_index)
+        for origin, instance in drawn:
+            held.append(instance)
+            origins.append(origin)
+            num_tokens += len(instance[0])
+            if num_tokens >= SHUFFLE_TOKENS:
+                yield collect_instances(held), origins
+                held, origins, num_tokens = [], [], 0
+        progress.advance(last - first)
+    if held:
+        yield collect_instances(held), origins
+
+
+def _documents_path(corpus_dir, split):
+    return os.path.join(corpus_dir, f"{split}_documents.int64")

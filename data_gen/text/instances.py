@@ -1,0 +1,264 @@
+"""How documents become BERT's training sequences: sentence pairs, actual or random next, then masked.
+
+The rules are google-research/bert's, the random stream is not: every document draws from its own generator,
+so that a sequence never depends on which worker made it.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from data_gen import schema
+from data_gen.records.sequences import make_sequences, range_indices
+from data_gen.text.masking import mask_tokens
+
+NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+RANDOM_NEXT_RATE = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class InstanceRules:
+    """What a sequence may be.
+
+    Attributes:
+        max_seq_length: S, tokens with [CLS] and [SEP].
+        max_predictions_per_seq: P.
+        masked_lm_prob: Share of tokens to predict.
+        short_seq_prob: Share of documents that are cut to a random shorter length.
+        do_whole_word_mask: Whether words are masked as a whole.
+    """
+
+    max_seq_length: int
+    max_predictions_per_seq: int
+    masked_lm_prob: float = 0.15
+    short_seq_prob: float = 0.1
+    do_whole_word_mask: bool = False
+
+
+def document_generator(seed, split_index, duplicate, document):
+    """The random generator of one pass over one document."""
+    # Always four numbers: NumPy pads a shorter key with zeros, and two keys would be one.
+    return np.random.default_rng((seed, split_index, duplicate, document))
+
+
+def make_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
+    """Make the sequences of (duplicate, document) pairs.
+
+    Args:
+        corpus: `TokenCorpus`.
+        pairs: int `[m, 2]`: duplicate and document number. A document's n-th duplicate has other segments
+            and other masks.
+        documents: int `[d]`, ascending: documents of this split, from which random nexts are taken.
+        vocabulary: `tokenization.Vocabulary`.
+        rules: `InstanceRules`.
+        seed: The run's seed.
+        split_index: Number of the split, so that equal documents draw differently in each.
+
+    Returns:
+        `Sequences`, in the order of `pairs`, then of the text. A document has at least one, unless it is
+        the only one of its split and has but one token.
+    """
+    instances = draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index)
+    return collect_instances([instance for _, instance in instances])
+
+
+def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
+    """`make_instances` one by one, so that nothing but the current document is held.
+
+    Yields:
+        (duplicate, document), and a tuple for `collect_instances`: tokens int32 `[L]`, A/B int8 `[L]`,
+        prediction positions and labels `[p]`, next-sentence label.
+    """
+    for duplicate, document in np.asarray(pairs).tolist():
+        rng = document_generator(seed, split_index, duplicate, document)
+        for *spans, is_random in draw_segments(corpus, document, documents, rules, rng):
+            token_ids, types = join_segments(corpus.token_ids, spans, vocabulary)
+            masked_ids, masked_positions, masked_labels = mask_tokens(
+                token_ids,
+                vocabulary,
+                rules.masked_lm_prob,
+                rules.max_predictions_per_seq,
+                rules.do_whole_word_mask,
+                rng,
+            )
+            yield (duplicate, document), (masked_ids, types, masked_positions, masked_labels, is_random)
+
+
+def collect_instances(instances):
+    """`Sequences` of a list of the tuples that `draw_instances` yields."""
+    columns = zip(*instances, strict=True) if instances else [()] * 5
+    tokens, type_ids, positions, labels, next_labels = columns
+    return make_sequences(
+        tokens=_join(tokens, np.int32),
+        token_type_ids=_join(type_ids, np.int8),
+        lengths=[len(ids) for ids in tokens],
+        prediction_positions=_join(positions, np.int32),
+        prediction_ids=_join(labels, np.int32),
+        num_predictions=[len(ids) for ids in labels],
+        next_sentence_labels=next_labels,
+        record_numbers=np.arange(1, len(tokens) + 1),
+        path="",
+    )
+
+
+def draw_segments(corpus, document, documents, rules, rng):
+    """Draw the A and B segments of one document, as spans of the corpus: nothing is copied yet.
+
+    Sentences are gathered into a chunk until it reaches the target length, which is S - 3, or with
+    `short_seq_prob` a random shorter one. The chunk is cut in two at random. In half of the cases B is
+    replaced by text from a random place of another document, and the sentences it replaced open the next
+    chunk. A pair over S - 3 tokens is cut.
+
+        chunk of sentences    [s0 s1 s2]  s3 ...
+        actual next           A = s0, B = s1 s2           the next chunk starts with s3
+        random next           A = s0, B = other text      the next chunk starts with s1
+
+    A chunk of one sentence has no actual next and gets a random one. Where the split has no other document,
+    B is the actual next, and a sentence alone is cut in two.
+
+    Args:
+        corpus: `TokenCorpus`.
+        document: Number of the document.
+        documents: int `[d]`, ascending, with `document` among them: where random nexts come from.
+        rules: `InstanceRules`.
+        rng: The document's generator.
+
+    Returns:
+        List of (a_begin, a_end, b_begin, b_end, is_random_next): positions in `corpus.token_ids`, and 1 for
+        a random next. A and B have at least one token each.
+    """
+    first, last = corpus.document_offsets[document : document + 2].tolist()
+    offsets = corpus.sentence_offsets
+    max_num_tokens = target = rules.max_seq_length - NUM_SPECIAL
+    if rng.random() < rules.short_seq_prob:
+        target = int(rng.integers(2, max_num_tokens + 1))
+    found = []
+    start = first
+    while start < last:
+        end = _gather(offsets, start, last, target)
+        is_alone = end - start == 1
+        cut = start + (1 if is_alone else int(rng.integers(1, end - start)))
+        a_begin, a_end, chunk_end = int(offsets[start]), int(offsets[cut]), int(offsets[end])
+        is_random = (rng.random() < RANDOM_NEXT_RATE or is_alone) and len(documents) > 1
+        if is_random:
+            b_begin, b_end = _draw_random_next(corpus, document, documents, target - (a_end - a_begin), rng)
+            start = cut  # the sentences that were not used come again
+        else:
+            if is_alone and chunk_end - a_begin > 1:
+                a_end = int(rng.integers(a_begin + 1, chunk_end))
+            b_begin, b_end = a_end, chunk_end
+            start = end
+        if b_begin == b_end:
+            continue  # one lone token, and no other document to pair it with
+        spans = truncate_pair((a_begin, a_end), (b_begin, b_end), max_num_tokens, rng)
+        found.append((*spans[0], *spans[1], int(is_random)))
+    return found
+
+
+def truncate_pair(span_a, span_b, max_num_tokens, rng):
+    """Shorten the longer of two spans token by token until both fit, at random from its front or its back.
+
+    Of equally long spans, B is shortened. Which span loses how many tokens is fixed; of these, a binomial
+    number is lost at the front.
+
+        lengths 7 and 3, limit 6   ->   A loses 4
+
+    Args:
+        span_a, span_b: (begin, end).
+        max_num_tokens: Limit for the sum of the lengths, at least 2.
+        rng: Generator; not drawn from where the spans fit.
+
+    Returns:
+        The two spans, shortened.
+    """
+    length_a, length_b = span_a[1] - span_a[0], span_b[1] - span_b[0]
+    excess = length_a + length_b - max_num_tokens
+    if excess <= 0:
+        return span_a, span_b
+    to_equal = min(excess, abs(length_a - length_b))
+    rest = excess - to_equal  # taken in turns, B first
+    loss_a = rest // 2 + (to_equal if length_a > length_b else 0)
+    loss_b = excess - loss_a
+    front_a, front_b = int(rng.binomial(loss_a, 0.5)), int(rng.binomial(loss_b, 0.5))
+    return (
+        (span_a[0] + front_a, span_a[1] - (loss_a - front_a)),
+        (span_b[0] + front_b, span_b[1] - (loss_b - front_b)),
+    )
+
+
+def join_segments(corpus_ids, spans, vocabulary):
+    """Build [CLS] A [SEP] B [SEP] and its A/B ids.
+
+        A = 7 8, B = 9   ->   [2 7 8 3 9 3]
+                              [0 0 0 0 1 1]
+
+    Args:
+        corpus_ids: int32, all tokens of the corpus.
+        spans: (a_begin, a_end, b_begin, b_end).
+        vocabulary: `tokenization.Vocabulary`.
+
+    Returns:
+        int32 `[L]` and int8 `[L]`.
+    """
+    a_begin, a_end, b_begin, b_end = spans
+    length_a, length_b = a_end - a_begin, b_end - b_begin
+    token_ids = np.full(length_a + length_b + NUM_SPECIAL, vocabulary.sep_id, np.int32)
+    token_ids[0] = vocabulary.cls_id
+    token_ids[1 : 1 + length_a] = corpus_ids[a_begin:a_end]
+    token_ids[2 + length_a : -1] = corpus_ids[b_begin:b_end]
+    type_ids = np.zeros(len(token_ids), np.int8)
+    type_ids[2 + length_a :] = 1
+    return token_ids, type_ids
+
+
+def to_features(sequences, max_seq_length, max_predictions_per_seq):
+    """Pad sequences to the features of google-research/bert's pre-training record.
+
+    Args:
+        sequences: `Sequences`, n of them.
+        max_seq_length: S.
+        max_predictions_per_seq: P.
+
+    Returns:
+        Dict from the names in `schema.UNPACKED_LENGTHS` to arrays `[n, S]`, `[n, P]` or `[n, 1]`; unused
+        places are 0, and the mask and the weights are 1 where used.
+    """
+    lengths, num_predictions = sequences.lengths, sequences.num_predictions
+    predictions = (num_predictions, max_predictions_per_seq)
+    return {
+        schema.INPUT_IDS: _pad(sequences.tokens, lengths, max_seq_length),
+        schema.INPUT_MASK: _pad(np.ones_like(sequences.tokens), lengths, max_seq_length),
+        schema.SEGMENT_IDS: _pad(sequences.token_type_ids, lengths, max_seq_length),
+        schema.MASKED_LM_POSITIONS: _pad(sequences.prediction_positions, *predictions),
+        schema.MASKED_LM_IDS: _pad(sequences.prediction_ids, *predictions),
+        schema.MASKED_LM_WEIGHTS: _pad(np.ones(len(sequences.prediction_ids), np.float32), *predictions),
+        schema.NEXT_SENTENCE_LABELS: sequences.next_sentence_labels[:, np.newaxis],
+    }
+
+
+def _gather(offsets, start, last, target):
+    """The end of the sentences from `start` that reach `target` tokens: at least one, at most to `last`."""
+    ends = offsets[start + 1 : min(last, start + target) + 1]  # a sentence has a token, so this reaches it
+    reached = int(np.searchsorted(ends, offsets[start] + target))
+    return start + min(reached + 1, len(ends))
+
+
+def _draw_random_next(corpus, document, documents, target, rng):
+    """Sentences from a random place of another document, up to `target` tokens: (begin, end)."""
+    other = int(rng.integers(len(documents) - 1))
+    other += other >= np.searchsorted(documents, document)  # skips the document itself
+    first, last = corpus.document_offsets[documents[other] : documents[other] + 2].tolist()
+    start = int(rng.integers(first, last))
+    end = _gather(corpus.sentence_offsets, start, last, max(target, 1))
+    return int(corpus.sentence_offsets[start]), int(corpus.sentence_offsets[end])
+
+
+def _join(arrays, dtype):
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+
+
+def _pad(values, lengths, width):
+    """Rows of flat values, padded with 0: [7 8 9] with lengths [1 2], width 3 -> [[7 0 0] [8 9 0]]."""
+    padded = np.zeros((len(lengths), width), values.dtype)
+    padded.reshape(-1)[range_indices(np.arange(len(lengths)) * width, lengths)] = values
+    return padded

@@ -1,0 +1,165 @@
+"""How a tokenized corpus is held: three flat arrays, on disk, so that workers share it without copies.
+
+Two documents, the first of two sentences:
+
+    token_ids         [5 6 7 8 9 5]
+    sentence_offsets  [0 3 5 6]        sentence i is token_ids[offsets[i]:offsets[i + 1]]
+    document_offsets  [0 2 3]          document i is the sentences offsets[i]:offsets[i + 1]
+
+and two more, which only `--provenance` needs, where the file had another document between them:
+
+    document_files    [0 0]            the text file, from 0
+    document_numbers  [1 3]            the document's place in it, from 1
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import shutil
+import tempfile
+from itertools import islice
+
+import numpy as np
+
+from data_gen.jobs import files
+from data_gen.text import tokenization
+
+FILES = {"token_ids": np.int32, "sentence_offsets": np.int64, "document_offsets": np.int64}
+ORIGINS = {"document_files": np.int32, "document_numbers": np.int64}
+COPY_VALUES = 2**20  # joined at once
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenCorpus:
+    """Documents of sentences of WordPieces; no sentence and no document is empty.
+
+    Attributes:
+        token_ids: int32 `[T]`.
+        sentence_offsets: int64 `[number of sentences + 1]`, into `token_ids`.
+        document_offsets: int64 `[number of documents + 1]`, into the sentences.
+    """
+
+    token_ids: np.ndarray
+    sentence_offsets: np.ndarray
+    document_offsets: np.ndarray
+
+    @property
+    def num_documents(self):
+        return len(self.document_offsets) - 1
+
+
+def encode_documents(documents, tokenizer, folder):
+    """Tokenize documents and write them to a folder, batch by batch: the text is never held as a whole.
+
+    Sentences that give no WordPiece, and documents without a sentence left, are dropped; the others keep
+    their number, in the file `document_numbers`.
+
+    Args:
+        documents: Iterable of lists of sentences.
+        tokenizer: From `tokenization.make_tokenizer`.
+        folder: Existing folder for the arrays.
+
+    Returns:
+        `TokenCorpus`, memory-mapped.
+    """
+    sentences = ((number, s) for number, document in enumerate(documents, 1) for s in document)
+    last_document, num_tokens, num_sentences = None, 0, 0
+    with _open_for_writing(folder, [*FILES, "document_numbers"]) as columns:
+        columns["sentence_offsets"].write(_bytes([0], np.int64))
+        while batch := list(islice(sentences, tokenization.ENCODE_BATCH)):
+            numbers, texts = zip(*batch, strict=True)
+            encoded = tokenization.encode_sentences(tokenizer, list(texts))
+            token_ids, sentence_ends, document_starts, document_numbers = [], [], [], []
+            for number, ids in zip(numbers, encoded, strict=True):
+                if not ids:
+                    continue
+                if number != last_document:
+                    document_starts.append(num_sentences + len(sentence_ends))
+                    document_numbers.append(number)
+                    last_document = number
+                token_ids.extend(ids)
+                sentence_ends.append(num_tokens + len(token_ids))
+            columns["token_ids"].write(_bytes(token_ids, np.int32))
+            columns["sentence_offsets"].write(_bytes(sentence_ends, np.int64))
+            columns["document_offsets"].write(_bytes(document_starts, np.int64))
+            columns["document_numbers"].write(_bytes(document_numbers, np.int64))
+            num_tokens += len(token_ids)
+            num_sentences += len(sentence_ends)
+        columns["document_offsets"].write(_bytes([num_sentences], np.int64))
+    return open_corpus(folder)
+
+
+def join_corpora(folders, folder):
+    """Write the documents of several folders, one a text file, in this order, to another."""
+    num_tokens, num_sentences = 0, 0
+    with _open_for_writing(folder, [*FILES, *ORIGINS]) as columns:
+        columns["sentence_offsets"].write(_bytes([0], np.int64))
+        for index, part_folder in enumerate(folders):
+            part = open_corpus(part_folder)
+            _copy(_open_columns(part_folder, ("document_numbers",))[0], 0, columns["document_numbers"])
+            _copy(np.zeros(part.num_documents, np.int32), index, columns["document_files"])
+            _copy(part.token_ids, 0, columns["token_ids"])
+            _copy(part.sentence_offsets[1:], num_tokens, columns["sentence_offsets"])
+            _copy(part.document_offsets[:-1], num_sentences, columns["document_offsets"])
+            num_tokens += len(part.token_ids)
+            num_sentences += len(part.sentence_offsets) - 1
+        columns["document_offsets"].write(_bytes([num_sentences], np.int64))
+
+
+def open_corpus(folder):
+    """Memory-map what `encode_documents` wrote: `TokenCorpus`."""
+    return TokenCorpus(*_open_columns(folder, tuple(FILES)))
+
+
+def open_origins(folder):
+    """Memory-map where the documents come from, in what `join_corpora` wrote.
+
+    Returns:
+        Two arrays `[number of documents]`: int32 indices of text files, and int64 numbers within them.
+    """
+    return _open_columns(folder, tuple(ORIGINS))
+
+
+@contextlib.contextmanager
+def _open_for_writing(folder, names):
+    with contextlib.ExitStack() as stack:
+        columns = {}
+        for name in names:
+            partial = stack.enter_context(files.write_whole(os.path.join(folder, name)))
+            columns[name] = stack.enter_context(files.open_file(partial, "wb"))
+        yield columns
+
+
+def _open_columns(folder, names):
+    """Memory-map some columns: list of arrays."""
+    folder = _copy_here(str(folder), names) if files.is_remote(folder) else folder
+    columns = []
+    for name in names:
+        path, dtype = os.path.join(folder, name), {**FILES, **ORIGINS}[name]
+        # An empty file cannot be mapped. asarray: the same memory, without the cost of memmap's own indexing
+        is_empty = not os.path.getsize(path)
+        columns.append(np.zeros(0, dtype) if is_empty else np.asarray(np.memmap(path, dtype, "r")))
+    return columns
+
+
+@functools.cache
+def _copy_here(folder, names):
+    """Copy columns from a URL to this machine, once a process."""
+    here = tempfile.mkdtemp(prefix="bert_packed_corpus_")
+    for name in names:
+        with (
+            files.open_file(os.path.join(folder, name)) as source,
+            open(os.path.join(here, name), "wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
+    return here
+
+
+def _copy(values, shift, file):
+    for start in range(0, len(values), COPY_VALUES):
+        file.write((values[start : start + COPY_VALUES] + values.dtype.type(shift)).tobytes())
+
+
+def _bytes(values, dtype):
+    return np.array(values, dtype).tobytes()

@@ -1,0 +1,159 @@
+"""Each sequence is assembled exactly once and unchanged; packs are shuffled by their seed alone."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
+
+from data_gen import schema
+from data_gen.assembly.assemble import assemble_packs, count_predictions
+from data_gen.assembly.assignment import assign_sequences
+from data_gen.assembly.overlong import fit_lengths
+from data_gen.cli.settings import InputError
+from data_gen.packing.algorithms import ALGORITHMS
+from data_gen.packing.histogram import count_lengths
+from data_gen.packing.plan import make_plan
+
+S = 16
+
+
+def make_case(tmp_path, seed=0, depth="max", algorithm="lpfhp"):
+    lengths = np.random.default_rng(seed).integers(1, S + 1, 60)
+    features = make_features(lengths, S, seed)
+    sequences = load(write_features(tmp_path / "in.tfrecord", features))
+    plan = ALGORITHMS[algorithm](count_lengths(lengths, S), S, depth)
+    return features, sequences, plan
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("depth", [1, 2, 3, "max"])
+def test_every_sequence_is_in_one_pack_unchanged(tmp_path, algorithm, depth):
+    features, sequences, plan = make_case(tmp_path, depth=depth, algorithm=algorithm)
+    packs = assign_sequences(plan, sequences.lengths, seed=7)
+    assert sorted(packs.members) == list(range(60))
+    num_predictions = count_predictions(packs, sequences.num_predictions)
+    spec = schema.PackSpec(S, plan.depth, int(num_predictions.max()))
+    arrays = assemble_packs(sequences, packs, spec)
+    assert Counter(list_packed(arrays)) == Counter(list_unpacked(features))
+    assert arrays[schema.INPUT_IDS].shape == (plan.num_packs, S)
+    if depth != 1:
+        assert np.mean(arrays[schema.INPUT_MASK].max(axis=1) > 1) > 0.3  # packs that really are packs
+    assert Counter(
+        tuple(sorted(sequences.lengths[packs.part(i, i + 1).members].tolist())) for i in range(len(packs))
+    ) == Counter(plan.strategies)
+
+
+def test_assembled_arrays_are_the_record_of_the_schema(tmp_path):
+    features = make_features([4, 3], 8, num_slots=2)
+    features[schema.INPUT_IDS][:, :4] = [[2, 7, 4, 3], [2, 9, 3, 0]]
+    features[schema.SEGMENT_IDS][:, :4] = [[0, 0, 1, 1], [0, 0, 0, 0]]
+    features[schema.MASKED_LM_POSITIONS][:] = [[2, 0], [1, 0]]
+    features[schema.MASKED_LM_IDS][:] = [[8, 0], [9, 0]]
+    features[schema.MASKED_LM_WEIGHTS][:] = [[1, 0], [1, 0]]
+    features[schema.NEXT_SENTENCE_LABELS][:] = [[1], [0]]
+    sequences = load(write_features(tmp_path / "in.tfrecord", features))
+    plan = make_plan("test", 8, "max", [((3, 4), 1)])
+    packs = assign_sequences(plan, sequences.lengths, seed=0)
+    assert packs.members.tolist() == [1, 0]  # ascending length
+    arrays = assemble_packs(sequences, packs, schema.PackSpec(8, 3, 3))
+    assert {name: values[0].tolist() for name, values in arrays.items()} == {
+        "input_ids": [2, 9, 3, 2, 7, 4, 3, 0],
+        "input_mask": [1, 1, 1, 2, 2, 2, 2, 0],
+        "segment_ids": [0, 0, 0, 0, 0, 1, 1, 0],
+        "position_ids": [0, 1, 2, 0, 1, 2, 3, 0],
+        "masked_lm_positions": [1, 5, 0],
+        "masked_lm_ids": [9, 8, 0],
+        "masked_lm_weights": [1, 2, 0],
+        "next_sentence_positions": [0, 3, 0],
+        "next_sentence_labels": [0, 1, 0],
+        "next_sentence_weights": [1, 1, 0],
+    }
+
+
+def test_assignment_depends_on_the_seed_alone(tmp_path):
+    _, sequences, plan = make_case(tmp_path)
+    first = assign_sequences(plan, sequences.lengths, seed=1)
+    again = assign_sequences(plan, sequences.lengths, seed=1)
+    other = assign_sequences(plan, sequences.lengths, seed=2)
+    assert np.array_equal(first.members, again.members)
+    assert not np.array_equal(first.members, other.members)
+
+
+def test_equal_strategies_and_equal_lengths_are_spread():
+    plan = make_plan("test", 8, "max", [((8,), 50), ((4, 4), 50)])
+    lengths = np.repeat([8, 4], [50, 100])
+    packs = assign_sequences(plan, lengths, seed=0)
+    depths = np.diff(packs.offsets)
+    assert np.count_nonzero(np.diff(depths)) > 30  # in order of strategy there would be one change
+    members_of_8 = packs.members[lengths[packs.members] == 8]
+    assert not np.array_equal(members_of_8, np.sort(members_of_8))
+
+
+def test_plan_for_other_lengths_is_refused():
+    plan = make_plan("test", 8, "max", [((3, 5), 1)])
+    with pytest.raises(ValueError, match="one for the lengths"):
+        assign_sequences(plan, np.array([3, 4]), seed=0)
+    with pytest.raises(ValueError, match="one for the lengths"):
+        assign_sequences(plan, np.array([3, 5, 5]), seed=0)
+
+
+def test_part_is_a_run_of_packs(tmp_path):
+    _, sequences, plan = make_case(tmp_path)
+    packs = assign_sequences(plan, sequences.lengths, seed=0)
+    spec = schema.PackSpec(S, plan.depth, int(count_predictions(packs, sequences.num_predictions).max()))
+    whole = assemble_packs(sequences, packs, spec)
+    halves = [assemble_packs(sequences, packs.part(*ends), spec) for ends in ((0, 5), (5, len(packs)))]
+    for name, values in whole.items():
+        assert np.array_equal(values, np.concatenate([half[name] for half in halves])), name
+
+
+@pytest.mark.parametrize("smaller", [(S - 1, 9, 99), (S, 1, 99), (S, 9, 1)])
+def test_packs_over_the_spec_are_refused(tmp_path, smaller):
+    _, sequences, plan = make_case(tmp_path)
+    packs = assign_sequences(plan, sequences.lengths, seed=0)
+    with pytest.raises(ValueError, match="packs must fit `spec`"):
+        assemble_packs(sequences, packs, schema.PackSpec(*smaller))
+
+
+# Overlong sequences
+
+
+def overlong_case(tmp_path):
+    features = make_features([3, 6, 5], 8, num_slots=3)
+    features[schema.INPUT_IDS][1] = [2, 7, 4, 6, 9, 3, 0, 0]
+    features[schema.SEGMENT_IDS][1] = [0, 0, 0, 0, 1, 1, 0, 0]
+    features[schema.MASKED_LM_POSITIONS][1] = [2, 3, 5]
+    features[schema.MASKED_LM_IDS][1] = [20, 30, 50]
+    features[schema.MASKED_LM_WEIGHTS][1] = 1
+    return features, load(write_features(tmp_path / "in.tfrecord", features))
+
+
+def test_truncation_keeps_the_start_and_the_closing_token(tmp_path):
+    features, sequences = overlong_case(tmp_path)
+    short, counts = fit_lengths(sequences, 5, "truncate")
+    assert counts == {"truncated": 1, "dropped": 0}
+    assert short.lengths.tolist() == [3, 5, 5]
+    assert short.tokens[3:8].tolist() == [2, 7, 4, 6, 3]
+    assert short.token_type_ids[3:8].tolist() == [0, 0, 0, 0, 1]
+    shorter, counts = fit_lengths(sequences, 4, "truncate")
+    assert counts == {"truncated": 2, "dropped": 0}
+    assert shorter.tokens[3:7].tolist() == [2, 7, 4, 3]
+    predictions = slice(*shorter.prediction_offsets[1:3])
+    # position 3 falls away; the last token's prediction moves with it
+    assert shorter.prediction_positions[predictions].tolist() == [2, 3]
+    assert shorter.prediction_ids[predictions].tolist() == [20, 50]
+    assert shorter.lengths.tolist() == [3, 4, 4]
+    untouched = list_unpacked(features)[0]
+    assert tuple(shorter.tokens[:3].tolist()) == untouched[0]
+
+
+def test_dropping_and_refusing(tmp_path):
+    _, sequences = overlong_case(tmp_path)
+    kept, counts = fit_lengths(sequences, 5, "drop")
+    assert counts == {"truncated": 0, "dropped": 1}
+    assert kept.record_numbers.tolist() == [1, 3]
+    same, counts = fit_lengths(sequences, 6, "error")
+    assert same is sequences and counts == {"truncated": 0, "dropped": 0}
+    with pytest.raises(InputError, match=r"record 2: .*max_seq_length=5 .*Received: 6 tokens"):
+        fit_lengths(sequences, 5, "error")

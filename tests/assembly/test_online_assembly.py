@@ -1,0 +1,115 @@
+"""Online packs: every sequence once, little kept in memory, predictions never over P; the tf.data stage."""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
+
+from bert_packed.data.input_pipeline import BATCH_NAMES, online_batches
+from data_gen.assembly.online_assembly import pack_stream, split_by_predictions
+from data_gen.cli.settings import InputError
+from data_gen.packing.online import OnlinePacker
+from data_gen.records.sequences import take
+from data_gen.schema import PackSpec
+
+S = 24
+SPEC = PackSpec(S, 4, 6)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """A file of sixty sequences, and what it holds."""
+    lengths = np.random.default_rng(0).integers(2, S + 1, 60)
+    features = make_features(lengths, S)
+    return write_features(tmp_path_factory.mktemp("records") / "u.tfrecord", features), features
+
+
+def collect(blocks):
+    blocks = list(blocks)
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+@pytest.mark.parametrize("at_a_time", [1, 7, 60])
+def test_every_sequence_once(records, at_a_time):
+    path, features = records
+    sequences = load(path)
+    parts = [take(sequences, np.arange(i, min(i + at_a_time, 60))) for i in range(0, 60, at_a_time)]
+    packs = collect(pack_stream(parts, OnlinePacker(S, 4, buffer_size=16), SPEC))
+    assert packs["input_mask"].max() > 1
+    assert collections.Counter(list_packed(packs)) == collections.Counter(list_unpacked(features))
+    assert (packs["masked_lm_weights"] > 0).sum(axis=1).max() <= SPEC.max_predictions_per_pack
+
+
+def test_split_by_predictions():
+    sizes = split_by_predictions(np.array([5, 4, 3, 2]), np.array([3, 1]), 9)
+    assert sizes.tolist() == [2, 1, 1]
+    assert split_by_predictions(np.array([5, 4, 3, 2]), np.array([3, 1]), 12).tolist() == [3, 1]
+    assert split_by_predictions(np.array([0, 9, 0, 9]), np.array([4]), 9).tolist() == [3, 1]
+
+
+def test_too_many_predictions_in_one_sequence(records):
+    path, _ = records
+    spec = PackSpec(S, 4, 3)
+    with pytest.raises(
+        ValueError, match=r"u.tfrecord, record \d+: .* max_predictions_per_pack=3 predictions"
+    ):
+        list(pack_stream([load(path)], OnlinePacker(S, 4, buffer_size=16), spec))
+
+
+def test_a_resumed_packer_needs_what_waits_in_it(records):
+    path, _ = records
+    sequences = load(path)
+    parts = [take(sequences, np.arange(i, i + 10)) for i in range(0, 60, 10)]
+    whole = collect(pack_stream(parts, OnlinePacker(S, 4, buffer_size=16), SPEC))
+    packer = OnlinePacker(S, 4, buffer_size=16)
+    stream = pack_stream(parts, packer, SPEC)
+    first = [next(stream), next(stream)]
+    state, at = packer.state(), packer.num_arrived
+    packer = OnlinePacker.from_state(state)
+    with pytest.raises(ValueError, match=r"must be the sequences that wait in the packer, \d+ here\. .* 0"):
+        next(pack_stream(parts[at // 10 :], packer, SPEC))
+    waiting = take(sequences, packer.waiting)
+    rest = list(pack_stream(parts[at // 10 :], packer, SPEC, waiting))
+    for name, values in collect([*first, *rest]).items():
+        np.testing.assert_array_equal(values, whole[name])
+
+
+def test_a_sequence_over_the_pack_is_named(records):
+    path, _ = records
+    spec = PackSpec(8, 4, 6)
+    with pytest.raises(InputError, match=r"u.tfrecord, record \d+: .* at most max_seq_length=8 tokens"):
+        list(pack_stream([load(path)], OnlinePacker(8, 4, buffer_size=16), spec))
+
+
+def test_stage_has_static_shapes_and_loses_nothing(records):
+    path, features = records
+    dataset = online_batches([path], SPEC, batch_size=7, num_epochs=2, buffer_size=16)
+    for name, ours in BATCH_NAMES.items():
+        assert dataset.element_spec[ours].shape == (7, *SPEC.shape(name))
+    batches = [
+        {name: batch[ours] for name, ours in BATCH_NAMES.items()} for batch in dataset.as_numpy_iterator()
+    ]
+    assert all(len(batch["input_ids"]) == 7 for batch in batches)
+    expected = collections.Counter(list_unpacked(features))
+    found = collections.Counter(list_packed(collect(batches)))
+    assert found == expected + expected
+
+
+def test_stage_refuses_at_once_what_it_cannot_do(records):
+    path, _ = records
+    with pytest.raises(ValueError, match="`files` must name at least one file"):
+        online_batches([], SPEC, batch_size=5)
+    with pytest.raises(ValueError, match="`max_age` must be at least buffer_size=16"):
+        online_batches([path], SPEC, batch_size=5, buffer_size=16, max_age=3)
+
+
+def test_endless_stage_resumes(records):
+    path, _ = records
+    dataset = online_batches([path], SPEC, batch_size=5, buffer_size=16)
+    first = list(itertools.islice(dataset.as_numpy_iterator(), 12))
+    resumed = list(itertools.islice(dataset.skip(8).as_numpy_iterator(), 4))
+    for one, other in zip(first[8:], resumed, strict=True):
+        for name, values in one.items():
+            np.testing.assert_array_equal(values, other[name])

@@ -1,0 +1,96 @@
+"""The sizes of runs and parts, which bound the memory, leave no trace in the packs."""
+
+import pickle
+
+import numpy as np
+import pytest
+from crash import all_bytes
+from unpacked_records import make_features, write_features
+
+from data_gen.assembly import pack_job, pack_steps
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
+from data_gen.assembly.spill import read_array, read_spill
+from data_gen.records import tfrecords
+
+S = 16
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """Runs and parts of some packs; dict that is filled with how many of them there were."""
+    found = {"runs of a file": [], "parts": [], "runs of a part": []}
+    read, sort, measure = pack_job.read_file, pack_job.sort_run, pack_job.measure_part
+    read_batches = tfrecords.read_batches
+
+    def count_runs(work):
+        result = read(work)
+        found["runs of a file"].append(len(result["runs"]))
+        return result
+
+    def count_parts(work):
+        sort(work)
+        found["parts"].append(len(read_array(work.part_ends)))
+
+    def count_owners(work_and_part):
+        work, part = work_and_part
+        layout = {**work.data.LAYOUT, **pack_steps.SLOTS}
+        pieces = [read_spill(path, layout, part.index) for path in work.sorted_runs]
+        found["runs of a part"].append(sum(len(piece["slots"]) > 0 for piece in pieces))
+        return measure(work_and_part)
+
+    monkeypatch.setattr(pack_steps, "RUN_BYTES", 80 * S)
+    # a run is of whole batches
+    monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=16: read_batches(path, batch_size))
+    monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
+    monkeypatch.setattr(pack_job, "read_file", count_runs)
+    monkeypatch.setattr(pack_job, "sort_run", count_parts)
+    monkeypatch.setattr(pack_job, "measure_part", count_owners)
+    return found
+
+
+@pytest.mark.parametrize("changes", [{"max_seq_length": S}, {"features": f"input_ids:int:{3 * S}"}])
+def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, changes, monkeypatch):
+    """Several runs of each file and several parts of each shard: in production, 32 to 128 MiB each."""
+    rng = np.random.default_rng(0)
+    for seed, name in enumerate("ab"):
+        features = make_features(rng.integers(2, S + 1, 100), S, seed)
+        write_features(tmp_path / f"{name}.tfrecord", features)
+    settings = {"input_file": f"{tmp_path}/?.tfrecord", "num_shards": 2, **changes}
+    settings |= {"provenance": True, "num_workers": 1}
+    pack(PackConfig(output_dir=str(tmp_path / "small"), **settings))
+    assert min(groups["runs of a file"]) >= 3
+    assert min(groups["parts"]) >= 6  # three of each shard
+    assert max(groups["runs of a part"]) >= 4  # which are of both files
+    monkeypatch.undo()
+    pack(PackConfig(output_dir=str(tmp_path / "whole"), **settings))
+    assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")
+
+
+def test_runs_and_parts_grow_with_the_input_so_that_their_product_does_not(tmp_path, monkeypatch):
+    mebibyte = 2**20
+    sizes = {num_bytes: pack_steps.choose_run_bytes(num_bytes * mebibyte) for num_bytes in (1, 2**15, 2**16)}
+    assert sizes == {1: 32 * mebibyte, 2**15: 32 * mebibyte, 2**16: 64 * mebibyte}
+    assert pack_steps.choose_run_bytes(2**50) == 128 * mebibyte  # what a process may hold
+    for name in "ab":
+        write_features(tmp_path / f"{name}.tfrecord", make_features([S] * 64, S))
+    size = sum((tmp_path / f"{name}.tfrecord").stat().st_size for name in "ab")
+    monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
+    monkeypatch.setattr(pack_steps, "NUM_RUNS", 8)
+    works, read = [], pack_job.read_file
+
+    def watch(work):
+        works.append(work)
+        return read(work)
+
+    monkeypatch.setattr(pack_job, "read_file", watch)
+    settings = {"input_file": f"{tmp_path}/?.tfrecord", "output_dir": str(tmp_path / "out")}
+    pack(PackConfig(max_seq_length=S, num_workers=1, **settings))
+    assert [work.run_bytes for work in works] == [size // 8] * 2  # of all files together
+
+
+def test_what_a_part_is_sent_does_not_grow_with_the_number_of_runs():
+    works = [pack_steps.PackWork(None, {}, "work", num_runs, 1) for num_runs in (2, 1000)]
+    small, large = (len(pickle.dumps(work)) for work in works)
+    assert large - small < 10
+    assert works[1].sorted_runs[999] == pack_steps.sorted_run_path("work", 999)

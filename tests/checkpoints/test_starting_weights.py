@@ -1,0 +1,279 @@
+"""Checkpoints of Hugging Face and Google: every tensor in its place, or named."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from packs import VOCAB_SIZE
+from safetensors.numpy import save_file
+from tiny import CONFIG, make_engine, write_data
+
+import run_pretraining
+from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.config import TrainConfig
+from data_gen.cli import command_line
+from data_gen.cli.settings import InputError
+
+ONE_LAYER = dataclasses.replace(CONFIG, num_hidden_layers=1)
+WIDTH, INNER = CONFIG.hidden_size, CONFIG.intermediate_size
+# Ours -> (Hugging Face, Google, shape here, stored transposed there), written out by hand
+BLOCK = {
+    "attention/query": ("attention.self.query", "attention/self/query", (WIDTH, WIDTH)),
+    "attention/key": ("attention.self.key", "attention/self/key", (WIDTH, WIDTH)),
+    "attention/value": ("attention.self.value", "attention/self/value", (WIDTH, WIDTH)),
+    "attention/output": ("attention.output.dense", "attention/output/dense", (WIDTH, WIDTH)),
+    "feed_forward/intermediate": ("intermediate.dense", "intermediate/dense", (WIDTH, INNER)),
+    "feed_forward/output": ("output.dense", "output/dense", (INNER, WIDTH)),
+}
+NORMS = {
+    "bert/embeddings": ("bert.embeddings", "bert/embeddings"),
+    "bert/layer_0/attention": (
+        "bert.encoder.layer.0.attention.output",
+        "bert/encoder/layer_0/attention/output",
+    ),
+    "bert/layer_0/feed_forward": ("bert.encoder.layer.0.output", "bert/encoder/layer_0/output"),
+    "predictions": ("cls.predictions.transform", "cls/predictions/transform"),
+}
+TABLES = {"word_embeddings": VOCAB_SIZE, "token_type_embeddings": 2, "position_embeddings": 24}
+
+
+def make_tensors():
+    """The same random model three times: our names, Hugging Face's, Google's."""
+    rng = np.random.default_rng(0)
+    ours, theirs, google = {}, {}, {}
+
+    def add(name, other, third, shape, other_transposed=False, third_transposed=False):
+        values = rng.normal(size=shape).astype(np.float32)
+        ours[name] = values
+        theirs[other] = np.ascontiguousarray(values.T) if other_transposed else values
+        google[third] = values.T if third_transposed else values
+
+    def add_dense(name, other, third, shape):
+        add(f"{name}/kernel", f"{other}.weight", f"{third}/kernel", shape, True)
+        add(f"{name}/bias", f"{other}.bias", f"{third}/bias", shape[1:])
+
+    for name, rows in TABLES.items():
+        path = f"bert/embeddings/{name}"
+        add(path, f"bert.embeddings.{name}.weight", path, (rows, WIDTH))
+    for name, (other, third, shape) in BLOCK.items():
+        add_dense(
+            f"bert/layer_0/{name}", f"bert.encoder.layer.0.{other}", f"bert/encoder/layer_0/{third}", shape
+        )
+    for name, (other, third) in NORMS.items():
+        for kind, its in (("gamma", "weight"), ("beta", "bias")):
+            add(f"{name}/LayerNorm/{kind}", f"{other}.LayerNorm.{its}", f"{third}/LayerNorm/{kind}", (WIDTH,))
+    add_dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense", (WIDTH, WIDTH))
+    transform = (
+        "predictions/transform",
+        "cls.predictions.transform.dense",
+        "cls/predictions/transform/dense",
+    )
+    add_dense(*transform, (WIDTH, WIDTH))
+    add("predictions/output_bias", "cls.predictions.bias", "cls/predictions/output_bias", (VOCAB_SIZE,))
+    name, other, third = "next_sentence/classifier", "cls.seq_relationship", "cls/seq_relationship"
+    add(f"{name}/kernel", f"{other}.weight", f"{third}/output_weights", (WIDTH, 2), True, True)
+    add(f"{name}/bias", f"{other}.bias", f"{third}/output_bias", (2,))
+    return ours, theirs, google
+
+
+def write_hugging_face(folder, tensors, config=ONE_LAYER):
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**dataclasses.asdict(config), "model_type": "bert"}))
+    return folder
+
+
+def write_google(folder, tensors, config=ONE_LAYER):
+    """Write tensors as TensorFlow 1 did, by name."""
+    folder.mkdir(exist_ok=True)
+    prefix = folder / "bert_model.ckpt"
+    names = list(tensors)
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=[tf.constant(tensors[name]) for name in names],
+    )
+    if config:
+        (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    return prefix
+
+
+@pytest.fixture
+def weights():
+    return make_engine(config=ONE_LAYER).weights()
+
+
+def assert_loaded(weights, tensors):
+    assert weights.keys() == tensors.keys()
+    for name, variable in weights.items():
+        np.testing.assert_array_equal(variable.numpy(), tensors[name], err_msg=name)
+
+
+def test_the_test_knows_every_tensor(weights):
+    ours, theirs, google = make_tensors()
+    assert len(ours) == len(theirs) == len(google) == len(weights)
+
+
+def test_hugging_face(tmp_path, weights):
+    ours, theirs, _ = make_tensors()
+    theirs["cls.predictions.decoder.weight"] = theirs["bert.embeddings.word_embeddings.weight"].copy()
+    theirs["cls.predictions.decoder.bias"] = theirs["cls.predictions.bias"].copy()
+    theirs["bert.embeddings.position_ids"] = np.arange(24)[None]
+    theirs["qa_outputs.weight"] = np.zeros((2, WIDTH), np.float32)
+    found = starting_weights.load(write_hugging_face(tmp_path, theirs), weights, ONE_LAYER)
+    assert_loaded(weights, ours)
+    assert (found.num_used, found.missing) == (len(ours), [])
+    assert found.unused == ["bert.embeddings.position_ids", "qa_outputs.weight"]
+    assert "bert.embeddings.position_ids, qa_outputs.weight" in "\n".join(found.lines())
+
+
+def test_output_bias_beside_the_tied_matrix_only(tmp_path, weights):
+    ours, theirs, _ = make_tensors()
+    theirs["cls.predictions.decoder.bias"] = theirs.pop("cls.predictions.bias")
+    found = starting_weights.load(write_hugging_face(tmp_path, theirs), weights, ONE_LAYER)
+    assert_loaded(weights, ours)
+    assert (found.unused, found.missing) == ([], [])
+
+
+def test_another_architecture_with_the_same_names_is_refused(tmp_path, weights):
+    """RoBERTa's tensors fit; its positions start at 2."""
+    _, theirs, _ = make_tensors()
+    write_hugging_face(tmp_path, theirs)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "roberta"}))
+    with pytest.raises(InputError, match=r"config\.json: model_type must be bert\. Received: roberta"):
+        starting_weights.load(tmp_path, weights, ONE_LAYER)
+
+
+@pytest.mark.parametrize("change", [{"layer_norm_eps": 1e-3}, {"ablation_no_attention_mask": True}])
+def test_settings_of_our_own_checkpoint_must_be_the_models(tmp_path, weights, change):
+    checkpoint.save_weights(tmp_path, weights, ONE_LAYER)
+    (name,) = change
+    with pytest.raises(InputError, match=f"holds another model: {name} must be {change[name]}"):
+        starting_weights.load(tmp_path, weights, dataclasses.replace(ONE_LAYER, **change))
+    other = dataclasses.replace(ONE_LAYER, hidden_dropout_prob=0.3)
+    assert starting_weights.load(tmp_path, weights, other).num_used == len(weights)
+
+
+def test_bare_encoder_of_the_oldest_form(tmp_path, weights):
+    """Without `bert.`, with gamma and beta, in half precision; heads keep their initial values, by name."""
+    ours, theirs, _ = make_tensors()
+    before = {name: variable.numpy() for name, variable in weights.items()}
+    bare = {
+        name.removeprefix("bert.")
+        .replace("LayerNorm.weight", "LayerNorm.gamma")
+        .replace("LayerNorm.bias", "LayerNorm.beta"): values.astype(np.float16)
+        for name, values in theirs.items()
+        if name.startswith("bert.")
+    }
+    found = starting_weights.load(write_hugging_face(tmp_path, bare), weights, ONE_LAYER)
+    heads = [name for name in weights if name.startswith(("predictions/", "next_sentence/classifier/"))]
+    assert found.missing == heads and len(heads) == 7 and found.unused == []
+    halves = {name: values.astype(np.float16) for name, values in ours.items()}
+    assert_loaded(weights, {name: (before if name in heads else halves)[name] for name in weights})
+    assert ", ".join(heads) in found.lines()[-1]
+
+
+@pytest.mark.parametrize("form", ["prefix", "folder", "saved_model"])
+def test_google(tmp_path, weights, form):
+    ours, _, google = make_tensors()
+    google |= {"global_step": np.int64(7), "bert/pooler/dense/bias/adam_m": np.zeros(WIDTH, np.float32)}
+    prefix = path = write_google(tmp_path / "google", google)
+    if form == "folder":
+        path = prefix.parent
+    elif form == "saved_model":
+        path = prefix.parent
+        (path / "variables").mkdir()
+        for file in path.glob("bert_model.ckpt*"):
+            file.rename(path / "variables" / file.name.replace("bert_model.ckpt", "variables"))
+    found = starting_weights.load(path, weights, ONE_LAYER)
+    assert_loaded(weights, ours)
+    assert found.unused == ["bert/pooler/dense/bias/adam_m", "global_step"]
+    assert starting_weights.read_config(path) == ONE_LAYER
+
+
+def test_config_of_each_form(tmp_path):
+    _, theirs, google = make_tensors()
+    assert starting_weights.read_config(write_hugging_face(tmp_path / "hf", theirs)) == ONE_LAYER
+    checkpoint.save_weights(tmp_path / "ours", make_engine(config=ONE_LAYER).weights(), ONE_LAYER)
+    assert starting_weights.read_config(tmp_path / "ours") == ONE_LAYER
+    with pytest.raises(InputError, match=r"must hold bert_config\.json or config\.json"):
+        starting_weights.read_config(write_google(tmp_path / "google", google, config=None))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act must be relu. Received: gelu"),
+        ({"layer_norm_eps": 1e-6}, "layer_norm_eps must be 1e-06. Received: 1e-12"),
+        ({"num_attention_heads": 4}, "num_attention_heads must be 4. Received: 2"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers must be 2. Received: 1"),
+        ({"vocab_size": 30}, r"word_embeddings\S*, which is bert/embeddings/word_embeddings .* \(31, 16\)"),
+        ({"intermediate_size": 31}, r"intermediate.dense.*31.*Received: .*32"),
+    ],
+)
+@pytest.mark.parametrize("form", ["hugging_face", "google"])
+def test_another_model_is_refused_and_nothing_assigned(tmp_path, form, change, message):
+    _, theirs, google = make_tensors()
+    config = dataclasses.replace(ONE_LAYER, **change)
+    write = {"hugging_face": (write_hugging_face, theirs), "google": (write_google, google)}
+    path = write[form][0](tmp_path, write[form][1])
+    weights = make_engine(config=config).weights()
+    before = {name: variable.numpy() for name, variable in weights.items()}
+    with pytest.raises(InputError, match=message):
+        starting_weights.load(path, weights, config)
+    assert_loaded(weights, before)
+
+
+def test_missing_tensor_of_the_encoder_is_named(tmp_path, weights):
+    _, _, google = make_tensors()
+    del google["bert/encoder/layer_0/output/dense/bias"]
+    with pytest.raises(InputError, match="has no tensor for bert/layer_0/feed_forward/output/bias"):
+        starting_weights.load(write_google(tmp_path, google, config=None), weights, ONE_LAYER)
+
+
+def test_mistakes_in_files_are_named(tmp_path, weights):
+    _, theirs, google = make_tensors()
+    untied = {**theirs, "cls.predictions.decoder.weight": np.zeros((VOCAB_SIZE, WIDTH), np.float32)}
+    twice = {**theirs, "embeddings.word_embeddings.weight": np.zeros((VOCAB_SIZE, WIDTH), np.float32)}
+    for tensors, message in ((untied, "decoder.weight equal to"), (twice, "must hold each tensor once")):
+        with pytest.raises(InputError, match=message):
+            starting_weights.load(write_hugging_face(tmp_path / "hf", tensors), weights, ONE_LAYER)
+    damaged = write_hugging_face(tmp_path / "hf", theirs) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(InputError, match="must be a complete safetensors file"):
+        starting_weights.load(tmp_path / "hf", weights, ONE_LAYER)
+    (tmp_path / "hf" / "config.json").unlink()
+    write_hugging_face(tmp_path / "other", theirs)
+    (tmp_path / "other" / "config.json").unlink()
+    with pytest.raises(InputError, match=r"must hold config\.json beside model\.safetensors"):
+        starting_weights.load(tmp_path / "other", weights, ONE_LAYER)
+    prefix = write_google(tmp_path / "google", google)
+    data = prefix.with_name(prefix.name + ".data-00000-of-00001")
+    data.write_bytes(data.read_bytes()[:-99])
+    with pytest.raises(InputError, match="must be a complete TensorFlow checkpoint"):
+        starting_weights.load(prefix, weights, ONE_LAYER)
+    (tmp_path / "google" / "second.index").touch()
+    with pytest.raises(InputError, match="must name one of several checkpoints"):
+        starting_weights.load(prefix.parent, weights, ONE_LAYER)
+
+
+def test_a_run_starts_from_a_foreign_checkpoint(tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    write_data(tmp_path / "data")
+    _, theirs, _ = make_tensors()
+    folder = write_hugging_face(tmp_path / "hf", theirs)
+    flags = {
+        "input_file": f"{tmp_path}/data/*.tfrecord",
+        "output_dir": tmp_path / "run",
+        "bert_config_file": folder / "config.json",
+        "init_checkpoint": folder,
+        "train_batch_size": 2,
+        "num_train_steps": 1,
+    }
+    argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
+    assert command_line.run(run_pretraining.main, TrainConfig, "", argv) == 0
+    assert f"starts from {len(theirs)} tensors of {folder}/model.safetensors" in capsys.readouterr().out

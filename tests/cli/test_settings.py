@@ -1,0 +1,77 @@
+"""Settings: each rule is checked, and the message names field, rule and value."""
+
+import dataclasses
+import math
+
+import pytest
+
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.cli.settings import InputError, check_settings, parse_depth, result_settings, setting
+from data_gen.text.create_config import CreateConfig
+
+# How a command is called; the result depends on none of it
+CALLS = {"output_dir", "num_workers", "runner", "overwrite", "json"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    num_shards: int = setting(8, "files", minimum=1, maximum=99)
+    eval_fraction: float = setting(0.1, "share", minimum=0, maximum=1)
+    algorithm: str = setting("lpfhp", "how", choices=("spfhp", "lpfhp"))
+    overwrite: bool = setting(False, "replace")
+    depth: int | str = setting("max", "sequences per pack", parse=parse_depth)
+
+    def __post_init__(self):
+        check_settings(self)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"num_shards": 1}, {"num_shards": 99}, {"eval_fraction": 1}, {"depth": 3}, {"overwrite": True}],
+)
+def test_good_values_pass(values):
+    example = Example(**values)
+    assert all(getattr(example, name) == value for name, value in values.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("num_shards", 0, "at least 1"),
+        ("num_shards", 100, "at most 99"),
+        ("num_shards", 1.5, "a whole number"),
+        ("num_shards", True, "a whole number"),
+        ("eval_fraction", -0.1, "at least 0"),
+        ("eval_fraction", math.nan, "a finite number"),
+        ("eval_fraction", "half", "a finite number"),
+        ("algorithm", "zpfhp", "one of spfhp, lpfhp"),
+        ("overwrite", "yes", "true or false"),
+        ("depth", 0, "a whole number of at least 1, or the word max"),
+        ("depth", "some", "a whole number of at least 1, or the word max"),
+    ],
+)
+def test_bad_values_are_named(name, value, rule):
+    with pytest.raises(InputError) as caught:
+        Example(**{name: value})
+    assert str(caught.value) == f"`{name}` must be {rule}. Received: {value!r}."
+
+
+@pytest.mark.parametrize(
+    ("config", "others"),
+    [
+        (PackConfig(), CALLS | {"dry_run", "histogram"}),
+        (CreateConfig(output_dir="out"), CALLS),
+        (CreateConfig(output_dir="out", vocab_file="vocab.txt"), CALLS | {"vocab_size"}),
+    ],
+)
+def test_manifests_keep_the_settings_that_the_result_depends_on(config, others):
+    names = {field.name for field in dataclasses.fields(config)}
+    assert set(config.resolved()) == names - others
+    assert others - {"vocab_size"} == names - set(result_settings(config))
+
+
+def test_parse_depth():
+    assert parse_depth("max") == "max"
+    assert parse_depth("12") == 12
+    with pytest.raises(ValueError, match="or the word max"):
+        parse_depth("-1")

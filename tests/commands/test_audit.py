@@ -1,0 +1,212 @@
+"""The audit passes a sound model and catches each planted fault, by the check that is meant for it."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from keras import ops
+from packs import packed_and_unpacked, random_packs, write_packs
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, write_data
+
+from bert_packed import audit
+from bert_packed.checkpoints import checkpoint
+from bert_packed.config import ablate
+from bert_packed.data.unpacking import unpack
+from bert_packed.evaluation import contamination
+from bert_packed.models import modeling
+from bert_packed.models.heads import build_question_answering_model
+from bert_packed.objectives.losses import pretraining_sums
+from bert_packed.training.engines.variables import named_weights
+from data_gen.cli.command_line import run
+
+CHANGE, GRADIENT = "neighbours: change of hidden_states", "neighbours: gradient on their embeddings"
+STATES, WEIGHTS = "unpacked: hidden_states", "unpacked: gradients of all weights"
+MLM_LOSS, NSP_LOSS = "unpacked: mlm_loss", "unpacked: nsp_loss"
+
+
+def failed(engine, batch, mlm_loss="per_sequence"):
+    """Names of the checks that fail, uncompiled: a tiny model compiles for longer than it runs."""
+    checks = contamination.audit(engine, batch, mlm_loss, compile=lambda function, _: function)
+    return [check.name for check in checks if not check.passed]
+
+
+@pytest.fixture
+def batch():
+    packed, _ = packed_and_unpacked()
+    assert contamination.num_neighbours(packed) == 3
+    return packed
+
+
+@pytest.fixture
+def engine():
+    return make_engine(micro_batch_size=5)
+
+
+@pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
+def test_a_sound_model_passes(batch, mlm_loss):
+    assert failed(make_engine(mlm_loss, micro_batch_size=5), batch, mlm_loss) == []
+
+
+def test_unpacking_is_what_a_plain_loop_built():
+    packed, want = packed_and_unpacked()
+    got, slots = unpack(packed, multiple=4)
+    assert len(slots) == 11 and slots[4].tolist() == [1, 1]
+    for name, values in want.items():
+        np.testing.assert_array_equal(got[name][:11, : values.shape[1]], values, err_msg=name)
+        assert not got[name][:11, values.shape[1] :].any() and not got[name][11:].any()
+        assert len(got[name]) == 12
+
+
+def test_no_mask_is_caught(monkeypatch, engine, batch):
+    monkeypatch.setattr(
+        modeling,
+        "same_sequence",
+        lambda ids: ops.ones_like(ids[:, None, :, None] + ids[:, None, None, :], "bool"),
+    )
+    assert {CHANGE, GRADIENT, STATES, MLM_LOSS, NSP_LOSS, WEIGHTS} <= set(failed(engine, batch))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_one_layer_without_mask_is_caught(monkeypatch, engine, batch, layer):
+    attention = engine.model.bert.blocks[layer].attention
+    call = attention.call
+    monkeypatch.setattr(
+        attention,
+        "call",
+        lambda hidden, mask, training=None: call(hidden, ops.ones_like(mask), training=training),
+    )
+    assert {CHANGE, GRADIENT, STATES} <= set(failed(engine, batch))
+
+
+def test_positions_that_go_on_are_caught(engine, batch):
+    batch["position_ids"] = np.tile(np.arange(MAX_SEQ_LENGTH, dtype=np.int32), (5, 1))
+    found = failed(engine, batch)
+    assert {STATES, MLM_LOSS, NSP_LOSS, WEIGHTS} <= set(found) and CHANGE not in found
+
+
+def test_next_sentence_on_the_first_cls_is_caught(monkeypatch, engine, batch):
+    head = engine.model.next_sentence
+    call = head.call
+    monkeypatch.setattr(head, "call", lambda hidden, positions: call(hidden, positions * 0))
+    found = set(failed(engine, batch))
+    assert {"neighbours: change of nsp_logits", GRADIENT, "unpacked: nsp_logits", NSP_LOSS} <= found
+    assert MLM_LOSS not in found
+
+
+def test_next_sentence_beside_the_cls_is_caught(engine, batch):
+    batch["cls_positions"] = np.where(batch["nsp_weights"] > 0, batch["cls_positions"] + 1, 0).astype(
+        np.int32
+    )
+    assert {"unpacked: nsp_logits", NSP_LOSS} <= set(failed(engine, batch))
+
+
+def nll_and_sums(outputs, batch):
+    nll = ops.sparse_categorical_crossentropy(
+        batch["prediction_ids"], outputs["mlm_logits"], from_logits=True
+    )
+    return nll, pretraining_sums(outputs, batch, "per_sequence")
+
+
+def per_pack_mean(outputs, batch):
+    """Each pack's mean over its predictions: a long neighbour takes weight from a short one."""
+    nll, sums = nll_and_sums(outputs, batch)
+    used = ops.cast(batch["prediction_sequences"] > 0, "float32")
+    mean = ops.sum(nll * used, axis=1) / ops.maximum(ops.sum(used, axis=1), 1.0)
+    return {**sums, "mlm_loss": ops.sum(mean)}
+
+
+def per_slot_mean(outputs, batch):
+    """Each slot's mean over the packs that fill it, times the sequences: rare slots weigh too much."""
+    nll, sums = nll_and_sums(outputs, batch)
+    num_slots = batch["nsp_weights"].shape[1]
+    total = 0.0
+    for slot in range(1, num_slots + 1):
+        mine = ops.cast(ops.equal(batch["prediction_sequences"], float(slot)), "float32")
+        per_pack = ops.sum(nll * mine, axis=1) / ops.maximum(ops.sum(mine, axis=1), 1.0)
+        filled = ops.maximum(ops.sum(batch["nsp_weights"][:, slot - 1]), 1.0)
+        total += ops.sum(per_pack) / filled
+    return {**sums, "mlm_loss": total * sums["num_sequences"] / num_slots}
+
+
+@pytest.mark.parametrize("faulty_sums", [per_pack_mean, per_slot_mean])
+def test_wrong_means_are_caught(monkeypatch, engine, batch, faulty_sums):
+    monkeypatch.setattr(engine, "sums", faulty_sums)
+    found = failed(engine, batch)
+    assert {MLM_LOSS, WEIGHTS} <= set(found)
+    assert STATES not in found and CHANGE not in found
+
+
+def test_nan_is_caught(engine, batch):
+    engine.model.bert.blocks[0].attention.query.bias.assign(np.full(16, np.nan))
+    assert {STATES, CHANGE} <= set(failed(engine, batch))
+
+
+def test_a_model_that_ignores_its_input_is_caught(engine, batch):
+    engine.model.bert.embeddings.norm.gamma.assign(np.zeros(16))
+    assert "changed tokens whose own state stays" in failed(engine, batch)
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit")
+    write_data(folder)
+    checkpoint.save_weights(folder / "model", make_engine().weights(), CONFIG)
+    return folder
+
+
+def run_audit(folder, **changes):
+    flags = {
+        "input_file": f"{folder}/*.tfrecord",
+        "init_checkpoint": folder / "model",
+        "num_packs": 4,
+        "json": folder / "audit.json",
+        **changes,
+    }
+    return run(audit.main, audit.AuditConfig, "", ["audit", *(f"--{n}={v}" for n, v in flags.items())])
+
+
+def test_command_passes(on_disk, capsys):
+    assert run_audit(on_disk) == 0
+    printed = capsys.readouterr().out
+    rows = json.loads((on_disk / "audit.json").read_text())
+    assert f"all {len(rows)} checks passed" in printed and "FAIL" not in printed
+    assert all(row["largest"] == 0 for row in rows if row["name"].startswith("neighbours"))
+
+
+def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, capsys, monkeypatch):
+    uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
+    monkeypatch.setattr(contamination, "audit", uncompiled)
+    model = build_question_answering_model(CONFIG, seed=3)
+    checkpoint.save_weights(tmp_path / "model", named_weights(model), CONFIG)
+    assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == 0
+    printed = capsys.readouterr().out
+    assert "in the file only, not used: question_answering/output" in printed
+    assert "initial values kept: predictions" in printed
+
+
+def test_command_fails(on_disk, capsys, monkeypatch):
+    uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
+    monkeypatch.setattr(contamination, "audit", uncompiled)
+    losses = "bert_packed.objectives.losses.pretraining_sums"
+    monkeypatch.setattr(losses, lambda o, b, mlm_loss: per_pack_mean(o, b))
+    assert run_audit(on_disk) == audit.STATUS_FAILED == 1
+    assert "checks failed" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, capsys):
+    """Without next-sentence loss the weights alone look sound."""
+    config = ablate(CONFIG, "no_next_sentence")
+    checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
+    assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == audit.STATUS_FAILED
+    failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
+    assert len(failed) == 1 and failed[0].startswith("settings: ablations of the checkpoint")
+
+
+def test_packs_of_one_are_refused(on_disk, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    write_packs(
+        tmp_path / "one.tfrecord", random_packs(rng, 3, MAX_SEQ_LENGTH, max_sequences=1), MAX_SEQ_LENGTH
+    )
+    assert run_audit(on_disk, input_file=tmp_path / "one.tfrecord") == 2
+    assert "must hold several sequences" in capsys.readouterr().err

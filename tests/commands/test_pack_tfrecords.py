@@ -1,0 +1,342 @@
+"""Packing writes every sequence once, says what it did, and leaves nothing half-done behind."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from unpacked_records import list_packed, list_unpacked, make_features, write_features
+
+from data_gen import sample_data, schema
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
+from data_gen.cli.command_line import run
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files
+from data_gen.jobs.output import open_output_dir, read_manifest
+from data_gen.pack_tfrecords import DESCRIPTION, main
+from data_gen.packing.algorithms import ALGORITHM_NAMES
+from data_gen.packing.plan import from_json, validate_plan
+from data_gen.records import tfrecords
+
+S = 16
+LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
+
+
+@pytest.fixture
+def features():
+    return make_features(LENGTHS, S)
+
+
+@pytest.fixture
+def input_file(tmp_path, features):
+    return write_features(tmp_path / "in.tfrecord", features)
+
+
+def config(input_file, output_dir, **changes):
+    return PackConfig(
+        **{"input_file": input_file, "output_dir": str(output_dir), "max_seq_length": S, **changes}
+    )
+
+
+def read_packs(directory):
+    """All packs of a directory as one dict of arrays."""
+    paths = sorted(str(path) for path in Path(directory).glob("*.tfrecord"))
+    spec = tfrecords.read_pack_spec(paths)
+    lengths = {name: spec.shape(name)[0] for name in schema.PACKED_LENGTHS}
+    parts = [
+        tfrecords.parse_examples(batch, lengths, path, 1)
+        for path in paths
+        for batch in tfrecords.read_batches(path)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in lengths}
+
+
+def command(*arguments):
+    return run(main, PackConfig, DESCRIPTION, ["pack_tfrecords.py", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("algorithm", ["spfhp", "lpfhp"])
+@pytest.mark.parametrize("depth", [1, 3, "max"])
+def test_every_sequence_is_packed_once(tmp_path, features, input_file, algorithm, depth):
+    out = tmp_path / "out"
+    manifest = pack(config(input_file, out, algorithm=algorithm, max_sequences_per_pack=depth, num_shards=3))
+    packs = read_packs(out)
+    assert Counter(list_packed(packs)) == Counter(list_unpacked(features))
+    depths = packs[schema.INPUT_MASK].max(axis=1)
+    assert depths.max() == manifest["depth"] and len(depths) == manifest["num_packs"]
+    if depth == 1:
+        assert manifest["packing_factor"] == 1 and depths.max() == 1
+    else:
+        assert np.mean(depths > 1) > 0.3
+
+
+def test_manifest_describes_the_packs(tmp_path, input_file):
+    out = tmp_path / "out"
+    manifest = pack(config(input_file, out, num_shards=4))
+    assert manifest == read_manifest(out)
+    packs = read_packs(out)
+    plan = from_json(manifest["plan"])
+    histogram = np.bincount(LENGTHS, minlength=S + 1)[1:]
+    validate_plan(plan, histogram)
+    assert manifest["histogram"]["counts"] == histogram[histogram > 0].tolist()
+    assert manifest["num_sequences"] == 80
+    assert manifest["efficiency"] == np.mean(packs[schema.INPUT_MASK] > 0)
+    assert manifest["packing_factor"] == 80 / len(packs[schema.INPUT_IDS])
+    assert -(-LENGTHS.sum() // S) <= manifest["lower_bound"] <= manifest["num_packs"]
+    used = np.count_nonzero(packs[schema.MASKED_LM_WEIGHTS], axis=1)
+    assert manifest["spec"] == {
+        "max_seq_length": S,
+        "max_sequences_per_pack": plan.depth,
+        "max_predictions_per_pack": used.max(),
+    }
+    assert [entry["name"] for entry in manifest["files"]] == [
+        f"packed-0000{i}-of-00004.tfrecord" for i in range(4)
+    ]
+    for entry in manifest["files"]:
+        assert entry["num_records"] == tfrecords.count_records(out / entry["name"])
+        assert entry["sha256"] == files.file_sha256(out / entry["name"])
+    assert manifest["inputs"] == [
+        {"path": input_file, "num_records": 80, "sha256": files.file_sha256(input_file)}
+    ]
+    assert manifest["num_packs"] == 45  # pinned
+
+
+def test_same_seed_same_bytes(tmp_path, input_file):
+    hashes = [
+        [entry["sha256"] for entry in pack(config(input_file, tmp_path / name, random_seed=seed))["files"]]
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_depth_asked_for_is_the_number_of_slots(tmp_path, input_file):
+    pack(config(input_file, tmp_path / "out", max_sequences_per_pack=7))
+    assert read_packs(tmp_path / "out")[schema.NEXT_SENTENCE_LABELS].shape[1] == 7
+
+
+def test_room_for_predictions_may_be_raised_but_not_lowered(tmp_path, input_file):
+    needed = pack(config(input_file, tmp_path / "a"))["spec"]["max_predictions_per_pack"]
+    spec = pack(config(input_file, tmp_path / "b", max_predictions_per_pack=needed + 3))["spec"]
+    assert spec["max_predictions_per_pack"] == needed + 3
+    with pytest.raises(InputError, match=rf"at least {needed}, .*Received: {needed - 1}"):
+        pack(config(input_file, tmp_path / "c", max_predictions_per_pack=needed - 1))
+
+
+def test_no_shard_is_empty(tmp_path):
+    input_file = write_features(tmp_path / "in.tfrecord", make_features([S, S, S], S))
+    manifest = pack(config(input_file, tmp_path / "out", num_shards=8))
+    assert [entry["num_records"] for entry in manifest["files"]] == [1, 1, 1]
+
+
+def test_data_without_predictions_keeps_one_slot(tmp_path):
+    features = make_features([3, 5], S)
+    for name in (schema.MASKED_LM_WEIGHTS, schema.MASKED_LM_IDS, schema.MASKED_LM_POSITIONS):
+        features[name][:] = 0
+    pack(config(write_features(tmp_path / "in.tfrecord", features), tmp_path / "out"))
+    assert read_packs(tmp_path / "out")[schema.MASKED_LM_WEIGHTS].tolist() == [[0]]
+
+
+def test_overlong_sequences(tmp_path, input_file):
+    num_overlong = int(np.count_nonzero(LENGTHS > 10))
+    with pytest.raises(InputError, match=r"in\.tfrecord, record \d+: .*at most max_seq_length=10 "):
+        pack(config(input_file, tmp_path / "a", max_seq_length=10))
+    assert not (tmp_path / "a").exists()
+    dropped = pack(config(input_file, tmp_path / "b", max_seq_length=10, overlong="drop"))
+    assert dropped["num_overlong"] == {"truncated": 0, "dropped": num_overlong}
+    assert dropped["num_sequences"] == 80 - num_overlong
+    truncated = pack(config(input_file, tmp_path / "c", max_seq_length=10, overlong="truncate"))
+    assert truncated["num_overlong"] == {"truncated": num_overlong, "dropped": 0}
+    assert truncated["num_sequences"] == 80
+    with pytest.raises(InputError, match="leave a sequence to pack"):
+        long_only = write_features(tmp_path / "long.tfrecord", make_features([12, 13], S))
+        pack(config(long_only, tmp_path / "d", max_seq_length=10, overlong="drop"))
+
+
+# The output directory
+
+
+def test_directory_in_use_is_refused_and_overwritten_on_request(tmp_path, input_file):
+    out = tmp_path / "out"
+    pack(config(input_file, out, num_shards=5))
+    before = sorted(path.name for path in out.iterdir())
+    with pytest.raises(InputError, match=r"must be empty unless --overwrite\. Received: .*out, which holds"):
+        pack(config(input_file, out))
+    assert sorted(path.name for path in out.iterdir()) == before
+    (out / "notes.md").write_text("mine")
+    pack(config(input_file, out, num_shards=2, overwrite=True))
+    assert sorted(path.name for path in out.iterdir()) == [
+        "manifest.json",
+        "notes.md",
+        "packed-00000-of-00002.tfrecord",
+        "packed-00001-of-00002.tfrecord",
+    ]
+
+
+def test_failed_overwrite_leaves_the_old_files(tmp_path, input_file):
+    out = tmp_path / "out"
+    manifest = pack(config(input_file, out))
+    with pytest.raises(InputError, match="at most max_seq_length"):
+        pack(config(input_file, out, max_seq_length=5, overwrite=True))
+    assert read_manifest(out) == manifest
+    assert not (out / ".incomplete").exists()
+
+
+def test_error_leaves_nothing(tmp_path):
+    def fail():
+        with open_output_dir(tmp_path / "out") as output:
+            Path(output.path("packed.tfrecord")).write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_become_visible_together(tmp_path):
+    out = tmp_path / "out"
+    with open_output_dir(out) as output:
+        Path(output.path("packed.tfrecord")).write_text("x")
+        output.write_manifest({"kind": "packed"})
+        assert [path.name for path in out.iterdir()] == [".incomplete"]
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "packed.tfrecord"]
+    assert read_manifest(out) == {"kind": "packed"} and read_manifest(tmp_path) is None
+
+
+def test_rest_of_a_killed_run_is_removed(tmp_path):
+    stale = tmp_path / "out" / ".incomplete"
+    stale.mkdir(parents=True)
+    (stale / "packed-00007-of-00008.tfrecord").write_text("half")
+    with open_output_dir(tmp_path / "out") as output:
+        Path(output.path("a.tfrecord")).write_text("x")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.tfrecord"]
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path):
+    with (
+        open_output_dir(tmp_path / "out"),
+        pytest.raises(InputError, match="being written by another run"),
+        open_output_dir(tmp_path / "out"),
+    ):
+        pass
+
+
+def test_input_is_not_replaced_by_its_packs(tmp_path, input_file):
+    with pytest.raises(
+        InputError, match=r"must not be the directory of an input file\. Received: .*in\.tfrecord"
+    ):
+        pack(config(input_file, tmp_path, overwrite=True))
+    assert Path(input_file).exists()
+
+
+# The command
+
+
+def test_command_prints_and_writes_the_metrics(tmp_path, input_file, capsys):
+    status = command(
+        f"--input_file={input_file}",
+        f"--output_dir={tmp_path / 'out'}",
+        f"--max_seq_length={S}",
+        "--max_sequences_per_pack=3",
+        f"--json={tmp_path / 'table.json'}",
+    )
+    assert status == 0
+    (row,) = json.loads((tmp_path / "table.json").read_text())
+    manifest = read_manifest(tmp_path / "out")
+    assert row["algorithm"] == "cghp" and row["depth asked"] == "3"
+    assert row["packs"] == manifest["num_packs"] and row["tokens"] == S * row["packs"]
+    assert row["padding"] == row["tokens"] - LENGTHS.sum()
+    assert row["efficiency %"] == 100 * manifest["efficiency"]
+    assert "packing factor" in capsys.readouterr().out
+
+
+def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def create(settings):
+        calls.append(settings)
+        with open_output_dir(settings.output_dir) as output:
+            for split, count in (("train", 30), ("eval", 10)):
+                features = make_features(LENGTHS[:count], settings.max_seq_length)
+                write_features(output.path(f"{split}-00000-of-00001.tfrecord"), features)
+            output.write_manifest({"kind": "unpacked", "vocab_size": 300})
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sample_data, "create", create)
+    assert command(f"--max_seq_length={S}") == 0
+    assert (calls[0].input_file, calls[0].max_seq_length) == ("", S)
+    train, held_out = (read_manifest(f"sample_data/packed_{S}/{split}") for split in ("train", "eval"))
+    assert (train["num_sequences"], held_out["num_sequences"]) == (30, 10)
+    assert train["packing_factor"] > 1 and train["vocab_size"] == 300
+    assert capsys.readouterr().out.splitlines()[2].startswith("train")
+    # the instances are there now, and are used again
+    assert command(f"--max_seq_length={S}", "--output_dir=other", "--max_sequences_per_pack=1") == 0
+    assert len(calls) == 1 and read_manifest("other/eval")["num_packs"] == 10
+    # packs are not replaced unasked
+    assert command(f"--max_seq_length={S}") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algorithm=best"], "`algorithm` must be one of " + ", ".join(ALGORITHM_NAMES)),
+        (["--max_sequences_per_pack=0"], "a whole number of at least 1, or the word max. Received: '0'"),
+        (["--max_seq_length=2"], "`max_seq_length` must be at least 3. Received: 2"),
+        (["--overlong=cut"], "`overlong` must be one of error, truncate, drop. Received: 'cut'"),
+        (["--num_shards=0"], "`num_shards` must be at least 1"),
+        (["--input_file=none-*.tfrecord"], "`output_dir` must be given with --input_file"),
+        (["--input_file=none-*.tfrecord", "--output_dir=out"], "`input_file` must match at least one file"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert command(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("pack_tfrecords.py: error: ") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_input_is_status_2_and_leaves_nothing(tmp_path, input_file, capsys):
+    content = Path(input_file).read_bytes()
+    Path(input_file).write_bytes(content[:-7])
+    arguments = (f"--input_file={input_file}", f"--output_dir={tmp_path / 'out'}", f"--max_seq_length={S}")
+    assert command(*arguments) == 2
+    assert "in.tfrecord, record 80: the record is truncated or corrupt" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_algorithm_beyond_its_limits_is_named(tmp_path, input_file, capsys):
+    flags = [f"--input_file={input_file}", f"--output_dir={tmp_path / 'out'}", "--max_seq_length=512"]
+    assert command(*flags, "--algorithm=nnlshp", "--max_sequences_per_pack=7") == 2
+    printed = capsys.readouterr().err
+    assert "`algorithm` nnlshp cannot pack these lengths" in printed and printed.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_while_files_move_loses_nothing(tmp_path, input_file, monkeypatch):
+    """Interrupted between two renames: another command is refused and removes nothing, the same ends it."""
+    out = tmp_path / "out"
+    pack(config(input_file, out, num_shards=3))
+    replace, moved = files.replace, []
+
+    def interrupted(source, target):
+        if Path(target).parent == out and Path(target).suffix == ".tfrecord":
+            moved.append(target)
+            if len(moved) == 2:
+                raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr("data_gen.jobs.output.files.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pack(config(input_file, out, num_shards=3, random_seed=5, overwrite=True))
+    monkeypatch.undo()
+    assert read_manifest(out) is None
+    before = sorted(out.rglob("*"))
+    with pytest.raises(InputError, match="must be empty unless --overwrite"):
+        pack(config(input_file, out, num_shards=3, random_seed=6))
+    assert sorted(out.rglob("*")) == before
+    finished = pack(config(input_file, out, num_shards=3, random_seed=5))
+    expected = pack(config(input_file, tmp_path / "other", num_shards=3, random_seed=5))
+    assert finished["files"] == expected["files"] == read_manifest(out)["files"]
+    assert all(files.file_sha256(out / entry["name"]) == entry["sha256"] for entry in finished["files"])

@@ -1,0 +1,363 @@
+"""The training command as a user runs it: results, resuming after kill -9 and SIGTERM, and mistakes."""
+
+import csv
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packs import batch_of, random_packs
+from safetensors.numpy import load_file
+from tiny import MAX_SEQ_LENGTH, write_data
+
+import run_pretraining
+from bert_packed.config import TrainConfig
+from bert_packed.data.input_pipeline import BATCH_NAMES
+from data_gen import schema
+from data_gen.cli import command_line
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    (folder / "eval").mkdir()
+    write_data(folder / "eval", num_packs=(5,), seed=1)
+    return folder
+
+
+def arguments(data, output_dir, **changes):
+    flags = {
+        "input_file": f"{data}/packed-*.tfrecord",
+        "eval_input_file": f"{data}/eval/*.tfrecord",
+        "output_dir": output_dir,
+        "bert_config_file": f"{data}/bert_config.json",
+        "train_batch_size": 4,
+        "micro_batch_size": 2,
+        "eval_batch_size": 2,
+        "num_train_steps": 24,
+        "num_warmup_steps": 2,
+        "learning_rate": 0.01,
+        "save_checkpoints_steps": 7,
+        "eval_steps": 10,
+        "log_steps": 5,
+        **changes,
+    }
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def run(*arguments):
+    """The command in this process: exit status."""
+    return command_line.run(
+        run_pretraining.main, TrainConfig, run_pretraining.DESCRIPTION, ["run_pretraining.py", *arguments]
+    )
+
+
+def start(*arguments):
+    """The command in a process of its own."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run_pretraining.py"), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_step(folder, step, process):
+    """Wait until a process has logged a step."""
+    while process.poll() is None:
+        rows = read_rows(folder / "metrics.csv")
+        if rows and int(rows[-1]["step"]) >= step:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"ended before step {step}: {process.communicate()}")
+
+
+def read_rows(path):
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return [{name: value for name, value in row.items() if name not in TIMED_COLUMNS} for row in rows]
+
+
+def assert_same_run(one, other):
+    """Equal weights, optimizer and dropout state, and logged figures, bit for bit."""
+    newest = [
+        sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name[11:]))[-1] for folder in (one, other)
+    ]
+    assert newest[0].name == newest[1].name
+    for name in ("model.safetensors", "training.safetensors"):
+        got, want = (load_file(folder / name) for folder in newest)
+        assert got.keys() == want.keys()
+        for key, values in want.items():
+            assert np.array_equal(got[key], values), key
+    for name in ("metrics.csv", "eval_metrics.csv"):
+        assert read_rows(one / name) == read_rows(other / name)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "uninterrupted"
+    assert run(*arguments(data, folder)) == 0
+    return folder
+
+
+def test_a_run_leaves_what_it_says(uninterrupted):
+    names = {path.name for path in uninterrupted.iterdir()}
+    assert names >= {"metrics.csv", "eval_metrics.csv", "tensorboard", "resolved.flags", "run.json"}
+    # 7, 14, 21 and the last; three are kept
+    assert {name for name in names if name.startswith("checkpoint")} == {
+        "checkpoint-14",
+        "checkpoint-21",
+        "checkpoint-24",
+    }
+    rows = read_rows(uninterrupted / "metrics.csv")
+    assert [int(row["step"]) for row in rows] == [5, 10, 15, 20, 24]
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    assert [int(row["step"]) for row in read_rows(uninterrupted / "eval_metrics.csv")] == [10, 20, 24]
+
+
+def test_complete_run_says_so_and_reports(data, uninterrupted, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert run(*arguments(data, uninterrupted), f"--json={report}") == 0
+    assert "the run is complete" in capsys.readouterr().out
+    assert [row["step"] for row in json.loads(report.read_text())["metrics"]] == [24, 24]
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(15, marks=pytest.mark.both_backends)])
+def test_killed_run_continues_bit_for_bit(data, uninterrupted, tmp_path, step):
+    # One process each: the very start of a process must not matter either
+    folder = tmp_path / "killed"
+    # A checkpoint every second step: there is one to continue from, wherever the kill hits
+    command = arguments(data, folder, save_checkpoints_steps=2)
+    process = start(*command)
+    wait_for_step(folder, step, process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    process = start(*command)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert f"continues from {folder}/checkpoint-" in out
+    assert "compiled   1 training program" in out or "the run is complete" in out
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.both_backends
+def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_path):
+    folder = tmp_path / "stopped"
+    # No checkpoint is due before the end: the one found is the signal's
+    command = arguments(data, folder, save_checkpoints_steps=1000)
+    process = start(*command)
+    # during the compilation, which holds the first step back for seconds
+    record = folder / "run.json"
+    while not (record.exists() and "segments" in json.loads(record.read_text())):
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.terminate()
+    _, err = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped after saving" in err
+    (saved,) = folder.glob("checkpoint-*")
+    assert int(saved.name[11:]) < 24
+    process = start(*command)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert f"continues from {saved}" in out
+    assert_same_run(folder, uninterrupted)
+
+
+def test_evaluation_that_a_kill_cut_off_is_made(data, uninterrupted, tmp_path):
+    """Killed between the save of a step and its evaluation: the row is there in the end, once."""
+    folder = tmp_path / "cut"
+    shutil.copytree(uninterrupted, folder)
+    rows = (folder / "eval_metrics.csv").read_text().splitlines(keepends=True)
+    for left in (rows[:-1], rows):  # before its row was written, and after
+        (folder / "eval_metrics.csv").write_text("".join(left))
+        assert run(*arguments(data, folder)) == 0
+        assert read_rows(folder / "eval_metrics.csv") == read_rows(uninterrupted / "eval_metrics.csv")
+
+
+def test_packed_against_unpacked_is_reported(data, tmp_path):
+    rng = np.random.default_rng(3)
+    sequences = [[sequence] for pack in random_packs(rng, 12, MAX_SEQ_LENGTH) for sequence in pack]
+    _write(tmp_path / "unpacked.tfrecord", batch_of(sequences, MAX_SEQ_LENGTH, 1, 8))
+    (tmp_path / "data").mkdir()
+    write_data(tmp_path / "data")
+    report = tmp_path / "report.json"
+    promise = {"num_sequences": 30, "num_packs": 15, "files": [], "histogram": {"lengths": [6]}}
+    command = arguments(
+        tmp_path / "data",
+        tmp_path / "run",
+        eval_input_file="",
+        unpacked_input_file=tmp_path / "unpacked.tfrecord",
+        json=report,
+        num_train_steps=2,
+        micro_batch_size=0,
+    )
+    assert run(*command) == 2  # no manifest says how many sequences a pack holds
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps({"kind": "packed", **promise}))
+    assert run(*command, "--overwrite") == 0
+    content = json.loads(report.read_text())
+    assert [row["data"] for row in content["metrics"]] == ["train"]
+    unpacked, packed = content["speed"]
+    assert (unpacked["packing_factor"], packed["packing_factor"]) == (1, 2)
+    expected = 2 * unpacked["seconds_per_step"] / packed["seconds_per_step"]
+    assert packed["speed_up"] == pytest.approx(expected) and unpacked["speed_up"] == 1
+
+
+def test_init_checkpoint(data, uninterrupted, tmp_path, capsys):
+    assert run(*arguments(data, tmp_path / "run", init_checkpoint=uninterrupted, num_train_steps=1)) == 0
+    assert f"of {uninterrupted}/checkpoint-24" in capsys.readouterr().out
+    first = read_rows(tmp_path / "run" / "metrics.csv")[0]
+    assert float(first["loss"]) < float(read_rows(uninterrupted / "metrics.csv")[0]["loss"])
+
+
+def mistakes(data):
+    """Changed flags, and what the one line must say."""
+    (data / "empty.tfrecord").write_bytes(b"")
+    (data / "text.tfrecord").write_text("This is no TFRecord.")
+    whole = (data / "packed-0.tfrecord").read_bytes()
+    (data / "cut.tfrecord").write_bytes(whole[:-10])
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (data / "flipped.tfrecord").write_bytes(flipped)
+    batch = batch_of([], MAX_SEQ_LENGTH, 4, 12)
+    one = {name: np.zeros((1, *values.shape[1:]), values.dtype) for name, values in batch.items()}
+    _write(data / "token.tfrecord", {**one, "token_ids": one["token_ids"] + 31})
+    _write(data / "bare.tfrecord", one, leave_out=schema.NEXT_SENTENCE_POSITIONS)
+    features = {name: np.zeros((1, 8), np.int64) for name in schema.UNPACKED_LENGTHS}
+    features[schema.NEXT_SENTENCE_LABELS] = features[schema.NEXT_SENTENCE_LABELS][:, :1]
+    tfrecords.write_records(data / "unpacked.tfrecord", serialize_examples(features))
+    return [
+        ({"input_file": f"{data}/none*"}, "`input_file` must match at least one file"),
+        ({"eval_input_file": f"{data}/none*"}, "`eval_input_file` must match at least one file"),
+        ({"input_file": f"{data}/empty.tfrecord"}, "empty.tfrecord, which is empty"),
+        ({"input_file": f"{data}/text.tfrecord"}, "text.tfrecord is not a TFRecord file"),
+        (
+            {"input_file": f"{data}/cut.tfrecord"},
+            "cut.tfrecord, record 9: the record is truncated or corrupt",
+        ),
+        ({"input_file": f"{data}/flipped.tfrecord"}, "the record is truncated or corrupt"),
+        (
+            {"input_file": f"{data}/token.tfrecord"},
+            "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
+        ),
+        ({"input_file": f"{data}/bare.tfrecord"}, "features next_sentence_positions are missing. Received: "),
+        (
+            {"input_file": f"{data}/unpacked.tfrecord"},
+            f"python data_gen/pack_tfrecords.py --input_file={data}/unpacked.tfrecord --max_seq_length=8 ",
+        ),
+        ({"bert_config_file": "bert-gigantic"}, "`bert_config_file` must be one of bert-tiny"),
+        ({"num_train_steps": 0}, "`num_train_steps` must be at least 1. Received: 0."),
+        ({"micro_batch_size": 3}, "`micro_batch_size` must divide `train_batch_size`"),
+        ({"init_checkpoint": f"{data}/none"}, "`init_checkpoint` must be a folder"),
+        ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1"),
+        ({"json": str(data)}, "`json` must be a file to write"),
+        (
+            {"eval_input_file": f"{data}/token.tfrecord"},
+            "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
+        ),
+        ({"packing_correction": "betas"}, "`packing_correction` must be none where no manifest.json"),
+        ({"unknown_flag": 1}, "Unknown command line flag 'unknown_flag'"),
+    ]
+
+
+def test_mistakes_are_one_line_and_status_2(data, tmp_path, capsys):
+    for number, (change, message) in enumerate(mistakes(data)):
+        output_dir = tmp_path / str(number)
+        capsys.readouterr()
+        assert run(*arguments(data, output_dir, **change)) == 2, change
+        printed = capsys.readouterr().err
+        assert message in printed and printed.count("\n") == 1, (change, printed)
+        assert not list(output_dir.glob("checkpoint*")), change
+
+
+def test_a_mistake_costs_an_earlier_run_nothing(data, uninterrupted, tmp_path, capsys):
+    """With --overwrite the earlier run goes only when the new one is known to start."""
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    for change, message in (
+        ({"init_checkpoint": f"{folder}/checkpoint-24"}, "`init_checkpoint` must be outside `output_dir`"),
+        ({"init_checkpoint": f"{data}/none"}, "`init_checkpoint` must be a folder"),
+        ({"input_file": f"{data}/none*"}, "must match at least one file"),
+    ):
+        assert run(*arguments(data, folder, **change), "--overwrite") == 2
+        assert message in capsys.readouterr().err
+        assert_same_run(folder, uninterrupted)
+
+
+def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys):
+    write_data(tmp_path)
+    (tmp_path / "eval").mkdir()
+    write_data(tmp_path / "eval")
+    manifest = {
+        "kind": "packed",
+        "files": [],
+        "num_sequences": 30,
+        "num_packs": 15,
+        "histogram": {"lengths": [6]},
+        "vocab_size": 31,
+        "vocab_sha256": "a",
+    }
+    for change, message in (
+        ({"vocab_size": 32}, "the vocabulary of `input_file` must be at most vocab_size=31 of"),
+        (
+            {"histogram": {"lengths": [6, 25]}},
+            "longest sequence of `input_file` must be at most max_position",
+        ),
+        ({"vocab_sha256": "b"}, "all records must be of one vocabulary"),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **change}))
+        (tmp_path / "eval" / "manifest.json").write_text(json.dumps(manifest))
+        assert run(*arguments(tmp_path, tmp_path / "run")) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_backend_that_is_not_supported_or_not_installed_is_refused(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    assert run(*arguments(data, tmp_path / "run")) == 2
+    assert "KERAS_BACKEND must be one of tensorflow, jax. Received: torch." in capsys.readouterr().err
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(*arguments(data, tmp_path / "run")) == 2
+    assert "KERAS_BACKEND=jax needs `pip install -e '.[jax]'`" in capsys.readouterr().err
+
+
+def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path, capsys):
+    for change, message in (
+        ({"learning_rate": 0.02}, "learning_rate 0.01 -> 0.02"),
+        ({"eval_input_file": f"{data}/packed-0.tfrecord"}, "eval_input_file "),
+    ):
+        assert run(*arguments(data, uninterrupted, **change)) == 2
+        assert message in capsys.readouterr().err
+    content = json.loads((data / "bert_config.json").read_text())
+    (tmp_path / "relu.json").write_text(json.dumps({**content, "hidden_act": "relu"}))
+    assert run(*arguments(data, uninterrupted, bert_config_file=tmp_path / "relu.json")) == 2
+    assert "hidden_act of the model 'gelu' -> 'relu'" in capsys.readouterr().err
+    (tmp_path / "larger.json").write_text(json.dumps({**content, "hidden_size": 32}))
+    command = arguments(
+        data, tmp_path / "run", bert_config_file=tmp_path / "larger.json", init_checkpoint=uninterrupted
+    )
+    assert run(*command) == 2
+    assert "holds another model: hidden_size must be 32. Received: 16." in capsys.readouterr().err
+
+
+def _write(path, batch, leave_out=None):
+    features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
+    tfrecords.write_records(path, serialize_examples(features))

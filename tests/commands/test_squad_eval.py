@@ -1,0 +1,177 @@
+"""Exact match and F1 on hand-made cases of v1.1 and v2.0, and the command around them."""
+
+import json
+
+import pytest
+from squad_files import CONTEXT, QUESTIONS, entry, write
+
+from bert_packed import squad_eval
+from bert_packed.evaluation import squad_scores
+from bert_packed.evaluation.squad_scores import exact_match, f1, normalize_answer, score
+from data_gen.cli.command_line import run
+from data_gen.tasks.squad import Question, read_squad
+
+
+def question(identifier, *answers):
+    return Question(identifier, "?", 0, tuple((text, 0) for text in answers), not answers)
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The  Cat's, hat!", "cats hat"),
+        ("an apple a day", "apple day"),
+        ("theatre Atlantic", "theatre atlantic"),
+        ("A", ""),
+        ("\u00c9t\u00e9\u2014 50%", "\u00e9t\u00e9\u2014 50"),
+        ("the-end", "theend"),
+    ],
+)
+def test_normal_form(text, normal):
+    assert normalize_answer(text) == normal
+
+
+def test_one_answer_against_another():
+    assert exact_match("The cat", "cat!") == 1.0
+    assert exact_match("cats", "cat") == 0.0
+    assert f1("the red cat", "a cat sat") == 0.5
+    assert f1("b b c", "b c c") == pytest.approx(2 / 3)
+    assert f1("dog", "cat") == 0.0
+    assert (f1("the", "a"), f1("the", "a", empty_matches=True)) == (0.0, 1.0)
+    assert f1("", "cat", empty_matches=True) == 0.0
+
+
+def test_v1_takes_the_best_truth_and_counts_missing_as_wrong():
+    questions = [question("1", "red cat", "cat"), question("2", "dog"), question("3", "old grey owl")]
+    scores = score(questions, {"1": "the cat", "3": "grey owl", "9": "who?"})
+    assert scores == {
+        "exact_match": pytest.approx(100 / 3),
+        "f1": pytest.approx(100 * (1 + 0.8) / 3),
+        "total": 3,
+    }
+    assert squad_scores.warnings_about(questions, {"1": "x", "3": "y", "9": "z"}) == [
+        "1 of 3 questions without prediction count 0, as 2",
+        "1 predictions of unknown questions do not count, as 9",
+    ]
+
+
+def test_v2_tells_questions_with_and_without_answer_apart():
+    questions = [question("1", "red cat"), question("2"), question("3"), question("4", "owl")]
+    scores = score(questions, {"1": "cat", "2": "", "3": "dog", "4": ""})
+    assert scores == {
+        "exact_match": 25.0,
+        "f1": pytest.approx(100 * (2 / 3 + 1) / 4),
+        "total": 4,
+        "HasAns_exact_match": 0.0,
+        "HasAns_f1": pytest.approx(100 / 3),
+        "HasAns_total": 2,
+        "NoAns_exact_match": 50.0,
+        "NoAns_f1": 50.0,
+        "NoAns_total": 2,
+    }
+
+
+def test_v2_thresholds():
+    questions = [question("1", "cat"), question("2"), question("3", "owl"), question("4")]
+    predictions = {"1": "cat", "2": "dog", "3": "owl", "4": ""}
+    probs = {"1": 0.1, "3": 0.2, "2": 0.7, "4": 0.9}
+    plain = score(questions, predictions, probs)
+    assert plain["exact_match"] == 75.0
+    # Nothing answered: 2 right. Up to 0.1: 3. Up to 0.2: 4. Up to 0.7: "dog" is wrong.
+    assert (plain["best_exact"], plain["best_exact_thresh"]) == (100.0, 0.2)
+    assert (plain["best_f1"], plain["best_f1_thresh"]) == (100.0, 0.2)
+    assert score(questions, predictions, probs, na_prob_thresh=0.5)["exact_match"] == 100.0
+    assert score(questions, predictions, probs, na_prob_thresh=0.05)["exact_match"] == 50.0
+    # A question without a prediction is wrong whatever its probability
+    missing = {name: answer for name, answer in predictions.items() if name != "2"}
+    assert score(questions, missing, probs, na_prob_thresh=0.5)["exact_match"] == 75.0
+
+
+def test_v2_has_answer_by_the_list_of_answers():
+    """As in the official script, also where an answer is but an article, or is_impossible says otherwise."""
+    article = question("1", "The")
+    listed = Question("2", "?", 0, (("cat", 0),), True)
+    scores = score([article, listed, question("3")], {"1": "", "2": "cat", "3": "dog"}, {"1": 5.0})
+    assert (scores["HasAns_total"], scores["NoAns_total"]) == (2, 1)
+    # Above the threshold: taken to have no answer, which the list contradicts
+    assert (scores["HasAns_exact_match"], scores["NoAns_exact_match"]) == (50.0, 0.0)
+
+
+def test_impossible_questions_keep_listed_answers_for_scores_only(tmp_path):
+    path = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?", "1843", is_impossible=True)]))
+    assert read_squad(path, False).questions[0].answers == (("1843", CONTEXT.find("1843")),)
+    assert read_squad(path, True, version_2_with_negative=True).questions[0].answers == ()
+
+
+def test_v1_questions_without_answer_are_told_and_do_not_count(tmp_path, capsys):
+    questions = [question("1", "cat"), Question("2", "?", 0, (), False)]
+    assert score(questions, {"1": "cat", "2": "dog"}) == {"exact_match": 100.0, "f1": 100.0, "total": 1}
+    told = "1 of 2 questions have no answer, without is_impossible, and do not count, as 2"
+    assert squad_scores.warnings_about(questions, {"1": "cat", "2": "dog"}) == [told]
+    assert squad_scores.warnings_about(questions, {"1": "cat", "2": "dog"}, version_2=True) == []
+    data = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?")]))
+    (tmp_path / "p.json").write_text('{"1": "x"}')
+    assert command(data_file=data, prediction_file=tmp_path / "p.json") == 2
+    assert "`data_file` must hold answers, or is_impossible" in capsys.readouterr().err
+
+
+def test_impossible_questions_alone_can_be_scored():
+    assert squad_scores.has_truths([question("1")])
+    assert score([question("1")], {"1": ""})["NoAns_f1"] == 100.0
+
+
+def command(**flags):
+    return run(
+        squad_eval.main,
+        squad_eval.EvalConfig,
+        "",
+        ["squad_eval", *(f"--{name}={value}" for name, value in flags.items())],
+    )
+
+
+def test_command(tmp_path, capsys):
+    data = write(tmp_path / "data.json", *QUESTIONS)
+    predictions = tmp_path / "predictions.json"
+    right = {q.id: q.answers[0][0] for q in read_squad(data, False).questions}
+    predictions.write_text(json.dumps({**right, "q1": "Lovelace", "q2": "about 1843", "alien": "x"}))
+    out = tmp_path / "scores.json"
+    assert command(data_file=data, prediction_file=predictions, json=out) == 0
+    scores = json.loads(out.read_text())
+    assert scores["exact_match"] == 100 * 4 / 6
+    assert scores["f1"] == pytest.approx(100 * (4 + 2 / 3 + 2 / 3) / 6, rel=1e-12)
+    assert "1 predictions of unknown questions do not count, as alien" in capsys.readouterr().err
+
+
+def test_command_on_bad_input(tmp_path, capsys):
+    data = write(tmp_path / "data.json", *QUESTIONS)
+    predictions = tmp_path / "predictions.json"
+    for text, message in (
+        ("{", "line 1, column 2: must be JSON"),
+        ("[]", "`prediction_file` must be a JSON object"),
+        ('{"q1": 3}', "q1: must be text. Received: 3."),
+    ):
+        predictions.write_text(text)
+        assert command(data_file=data, prediction_file=predictions) == 2
+        assert message in capsys.readouterr().err
+    predictions.write_text("{}")
+    assert command(data_file=data, prediction_file=predictions, na_prob_file=predictions) == 2
+    assert "`na_prob_file` must be left out for v1.1 data" in capsys.readouterr().err
+    assert command(data_file=tmp_path / "none.json", prediction_file=predictions) == 2
+    assert "`data_file` must be an existing file. Received: " in capsys.readouterr().err
+    assert command(data_file=data) == 2
+    assert "`prediction_file` must be given" in capsys.readouterr().err
+
+
+def test_command_on_v2(tmp_path):
+    data = write(
+        tmp_path / "data.json",
+        ("a b c", [entry("1", "?", "b", "a b c"), entry("2", "?", is_impossible=True)]),
+        version="v2.0",
+    )
+    predictions, probs, out = tmp_path / "p.json", tmp_path / "n.json", tmp_path / "o.json"
+    predictions.write_text('{"1": "b", "2": "c"}')
+    probs.write_text('{"1": -3.5, "2": 4}')
+    assert command(data_file=data, prediction_file=predictions, na_prob_file=probs, json=out) == 0
+    scores = json.loads(out.read_text())
+    assert (scores["exact_match"], scores["HasAns_f1"], scores["NoAns_f1"]) == (100.0, 100.0, 100.0)
+    assert (scores["best_f1"], scores["best_f1_thresh"]) == (100.0, -3.5)

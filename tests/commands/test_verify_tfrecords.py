@@ -1,0 +1,238 @@
+"""Verification accepts packs that hold their inputs, and finds every kind of planted defect."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from unpacked_records import load, make_features, write_features
+
+from data_gen import schema
+from data_gen.assembly.assemble import assemble_packs, count_predictions
+from data_gen.assembly.assignment import assign_sequences
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
+from data_gen.checks.verification import compare_files, digest_sequences, unmatched
+from data_gen.cli.command_line import run
+from data_gen.packing.histogram import count_lengths
+from data_gen.packing.lpfhp import pack_lpfhp
+from data_gen.records import tfrecords
+from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
+
+S = 16
+LENGTHS = np.random.default_rng(5).integers(3, S // 2, 40)
+
+
+@pytest.fixture
+def input_file(tmp_path):
+    features = make_features(LENGTHS, S)
+    # every sequence has a prediction at position 1, so that each defect below has one to hit
+    features[schema.MASKED_LM_POSITIONS][:] = [1, 0, 0, 0]
+    features[schema.MASKED_LM_IDS][:] = [9, 0, 0, 0]
+    features[schema.MASKED_LM_WEIGHTS][:] = [1, 0, 0, 0]
+    return write_features(tmp_path / "in.tfrecord", features)
+
+
+@pytest.fixture
+def packed(input_file):
+    """Arrays of correct packs, which a test may damage before it writes them."""
+    sequences = load(input_file)
+    plan = pack_lpfhp(count_lengths(LENGTHS, S), S, 3)
+    packs = assign_sequences(plan, sequences.lengths, seed=0)
+    spec = schema.PackSpec(S, 3, int(count_predictions(packs, sequences.num_predictions).max()))
+    arrays = assemble_packs(sequences, packs, spec)
+    assert np.mean(arrays[schema.INPUT_MASK].max(axis=1) > 1) > 0.8
+    return arrays
+
+
+def verify(*arguments):
+    return run(main, VerifyConfig, DESCRIPTION, ["verify_tfrecords.py", *map(str, arguments)])
+
+
+def compare(tmp_path, input_file, arrays):
+    path = write_features(tmp_path / "packs.tfrecord", arrays)
+    return path, verify(f"--input_file={input_file}", f"--packed_file={path}")
+
+
+def test_correct_packs_are_equal(tmp_path, input_file, packed, capsys):
+    _, status = compare(tmp_path, input_file, packed)
+    assert status == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["equal", "40", "40", "0", "0"]
+
+
+def test_order_of_packs_does_not_matter(tmp_path, input_file, packed):
+    _, status = compare(tmp_path, input_file, {name: values[::-1] for name, values in packed.items()})
+    assert status == 0
+
+
+def test_dropped_pack(tmp_path, input_file, packed, capsys):
+    held = int(packed[schema.INPUT_MASK][0].max())
+    _, status = compare(tmp_path, input_file, {name: values[1:] for name, values in packed.items()})
+    assert status == 1
+    output = capsys.readouterr().out
+    assert output.count("in the inputs, not in the packs: ") == held > 1
+    assert "in.tfrecord, record " in output and "in the packs, not" not in output
+
+
+def test_duplicated_pack(tmp_path, input_file, packed, capsys):
+    twice = {name: np.concatenate([values, values[-1:]]) for name, values in packed.items()}
+    _, status = compare(tmp_path, input_file, twice)
+    assert status == 1
+    output = capsys.readouterr().out
+    expected = f"packs.tfrecord, record {len(twice[schema.INPUT_IDS])} "
+    assert expected in output and "not in the packs" not in output
+
+
+def change_token(packed):
+    packed[schema.INPUT_IDS][2, 0] += 1
+
+
+def change_sentence(packed):
+    packed[schema.SEGMENT_IDS][2, 0] ^= 1
+
+
+def change_label(packed):
+    packed[schema.MASKED_LM_IDS][2, 0] += 1
+
+
+def move_prediction(packed):
+    packed[schema.MASKED_LM_POSITIONS][2, 0] -= 1
+
+
+def flip_next_sentence(packed):
+    packed[schema.NEXT_SENTENCE_LABELS][2, 1] ^= 1
+
+
+def drop_last_prediction(packed):
+    last = np.count_nonzero(packed[schema.MASKED_LM_WEIGHTS][2]) - 1
+    for name in (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS):
+        packed[name][2, last] = 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [change_token, change_sentence, change_label, move_prediction, flip_next_sentence, drop_last_prediction],
+)
+def test_changed_sequence_is_found_on_both_sides(tmp_path, input_file, packed, capsys, damage):
+    damage(packed)
+    path, status = compare(tmp_path, input_file, packed)
+    assert status == 1
+    output = capsys.readouterr().out
+    assert output.count("in the inputs, not in the packs: ") == 1
+    assert output.count(f"in the packs, not in the inputs: {path}, record 3 ") == 1
+
+
+def test_tokens_swapped_between_sequences_are_found(tmp_path, input_file, packed):
+    second = int(np.argmax(packed[schema.INPUT_MASK][2] == 2))
+    tokens = packed[schema.INPUT_IDS][2]
+    tokens[[0, second]] = tokens[[second, 0]]
+    _, status = compare(tmp_path, input_file, packed)
+    assert status == 1
+
+
+def swap_sequence_ids(packed):
+    mask = packed[schema.INPUT_MASK][2]
+    mask[:] = np.select([mask == 1, mask == 2], [2, 1], mask)
+
+
+def shift_positions(packed):
+    packed[schema.POSITION_IDS][2] = np.arange(S)
+
+
+def move_boundary(packed):
+    packed[schema.INPUT_MASK][2, int(np.argmax(packed[schema.INPUT_MASK][2] == 2))] = 1
+
+
+def move_cls(packed):
+    packed[schema.NEXT_SENTENCE_POSITIONS][2, 1] += 1
+
+
+def swap_prediction_owner(packed):
+    packed[schema.MASKED_LM_WEIGHTS][2, 0] = 2
+
+
+def forget_slot(packed):
+    packed[schema.NEXT_SENTENCE_WEIGHTS][2, 1] = 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [swap_sequence_ids, shift_positions, move_boundary, move_cls, swap_prediction_owner, forget_slot],
+)
+def test_malformed_pack_is_found(tmp_path, input_file, packed, capsys, damage):
+    damage(packed)
+    _, status = compare(tmp_path, input_file, packed)
+    assert status == 1
+    output = capsys.readouterr().out
+    assert "malformed packs" in output and "packs.tfrecord, record 3: " in output
+
+
+def test_equal_sequences_are_counted(tmp_path):
+    features = make_features([5, 5, 5], S)
+    for values in features.values():
+        values[:] = values[0]
+    input_file = write_features(tmp_path / "in.tfrecord", features)
+    two_of_them = {name: values[:2] for name, values in features.items()}
+    other = write_features(tmp_path / "two.tfrecord", two_of_them)
+    pack(PackConfig(input_file=other, output_dir=str(tmp_path / "out"), max_seq_length=S))
+    packs = [str(path) for path in (tmp_path / "out").glob("*.tfrecord")]
+    result = compare_files([input_file], packs, "error")
+    assert (result.num_missing, result.num_unexpected) == (1, 0)
+    assert result.differences[0].endswith("in.tfrecord, record 3 (5 tokens)")
+    assert compare_files([other], packs, "error").is_equal
+
+
+def test_unmatched_is_the_difference_of_multisets():
+    a, b, c = [1, 1], [1, 2], [0, 9]
+    left, right = np.array([a, b, a], np.uint64), np.array([a, c], np.uint64)
+    assert [indices.tolist() for indices in unmatched(left, right)] == [[1, 2], [1]]
+
+
+def test_digest_depends_on_every_part_and_on_nothing_else(tmp_path, input_file):
+    sequences = load(input_file)
+    digests = digest_sequences(sequences)
+    assert len(np.unique(digests, axis=0)) == 40
+    wider = make_features(LENGTHS, S)
+    narrower = {name: values[:, :8] for name, values in wider.items()}
+    paths = [write_features(tmp_path / f"{len(f['input_ids'][0])}.tfrecord", f) for f in (wider, narrower)]
+    assert np.array_equal(*(digest_sequences(load(path)) for path in paths))
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "drop"])
+def test_overlong_treatment_is_read_from_the_manifest(tmp_path, input_file, overlong):
+    out = tmp_path / "out"
+    config = PackConfig(input_file=input_file, output_dir=str(out), max_seq_length=6, overlong=overlong)
+    assert sum(pack(config)["num_overlong"].values()) > 0
+    flags = (f"--input_file={input_file}", f"--packed_file={out}/*.tfrecord")
+    assert verify(*flags) == 0
+    assert verify(*flags, f"--overlong={overlong}") == 0
+    assert verify(*flags, "--overlong=error") == 1
+
+
+def test_result_is_also_written_as_json(tmp_path, input_file, packed):
+    path = write_features(tmp_path / "packs.tfrecord", packed)
+    flags = (f"--input_file={input_file}", f"--packed_file={path}", f"--json={tmp_path / 'result.json'}")
+    assert verify(*flags) == 0
+    (row,) = json.loads((tmp_path / "result.json").read_text())
+    assert row["result"] == "equal" and row["input sequences"] == 40
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--input_file={0}"], "`packed_file` must be given"),
+        (["--input_file={0}", "--packed_file={0}"], "holds unpacked records"),
+        (["--input_file={0}", "--packed_file=nowhere"], "`packed_file` must match at least one file"),
+    ],
+)
+def test_mistakes_are_status_2(input_file, capsys, flags, message):
+    assert verify(*(flag.format(input_file) for flag in flags)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_damaged_packs_are_status_2(tmp_path, input_file, packed, capsys):
+    path = write_features(tmp_path / "packs.tfrecord", packed)
+    Path(path).write_bytes(Path(path).read_bytes()[:-3])
+    assert verify(f"--input_file={input_file}", f"--packed_file={path}") == 2
+    assert f"record {len(packed[schema.INPUT_IDS])}: the record is truncated" in capsys.readouterr().err
+    assert tfrecords.first_record(path)

@@ -1,0 +1,131 @@
+"""Batches: every pack once an epoch, resumable at any step, complete evaluation, damage named."""
+
+import collections
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from packs import batch_of, random_packs, write_packs
+from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
+
+from bert_packed.data.input_pipeline import BATCH_NAMES, checked, eval_batches, train_batches
+from data_gen.cli.settings import InputError
+from data_gen.schema import PackSpec
+
+SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
+NUM_PACKS = 15
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def take(files, num_batches, batch_size=4, first_step=0, seed=3, shuffle=5):
+    dataset = train_batches(files, NUM_PACKS, SPEC, batch_size, seed, shuffle, first_step)
+    return list(checked(dataset.take(num_batches), files, SPEC, CONFIG))
+
+
+def rows(batches, name="token_ids"):
+    return [tuple(row) for batch in batches for row in batch[name].tolist()]
+
+
+def test_batches_hold_what_was_written(tmp_path):
+    packs = random_packs(np.random.default_rng(1), 5, MAX_SEQ_LENGTH)
+    path = str(tmp_path / "packed.tfrecord")
+    write_packs(path, packs, MAX_SEQ_LENGTH)
+    expected = batch_of(packs, MAX_SEQ_LENGTH, 4, 12)
+    (batch,) = checked(eval_batches([path], SPEC, 5), [path], SPEC, CONFIG)
+    assert max(len(pack) for pack in packs) > 1
+    assert batch.keys() == expected.keys() == set(BATCH_NAMES.values())
+    for name, values in expected.items():
+        assert batch[name].dtype == values.dtype, name
+        np.testing.assert_array_equal(batch[name], values, err_msg=name)
+
+
+def test_every_pack_once_an_epoch(files):
+    """Fifteen packs in batches of four: sixty packs are four epochs, across whose ends batches run."""
+    seen = collections.Counter(rows(take(files, 15)))
+    assert len(seen) == NUM_PACKS and set(seen.values()) == {4}
+
+
+def test_order_follows_from_the_seed(files):
+    assert rows(take(files, 8)) == rows(take(files, 8))
+    assert rows(take(files, 8)) != rows(take(files, 8, seed=4))
+    # TensorFlow's global seed has no say
+    tf.random.set_seed(99)
+    before = rows(take(files, 8))
+    tf.random.set_seed(98)
+    assert rows(take(files, 8)) == before
+    first, second = rows(take(files, 8, batch_size=15))[:15], rows(take(files, 8, batch_size=15))[15:30]
+    assert first != second and sorted(first) == sorted(second)
+
+
+@pytest.mark.parametrize("first_step", [1, 3, 4, 10])
+def test_resumed_batches_are_the_next_ones(files, first_step):
+    assert rows(take(files, 5, first_step=first_step)) == rows(take(files, first_step + 5))[first_step * 4 :]
+
+
+def test_evaluation_drops_nothing_and_fills_with_empty_packs(files):
+    batches = list(checked(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
+    assert [len(batch["token_ids"]) for batch in batches] == [4, 4, 4, 4]
+    found = rows(batches)
+    assert len(set(found[:NUM_PACKS])) == NUM_PACKS
+    last = {name: values[-1] for name, values in batches[-1].items()}
+    assert all(not values.any() for values in last.values())
+
+
+def test_static_shapes(files):
+    for dataset in (train_batches(files, NUM_PACKS, SPEC, 4, 0, 5), eval_batches(files, SPEC, 4)):
+        batch, _ = dataset.element_spec
+        assert all(tensor.shape.is_fully_defined() and tensor.shape[0] == 4 for tensor in batch.values())
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "message"),
+    [
+        ("token_ids", 31, "input_ids must be from 0 and below vocab_size=31. Received: 31"),
+        ("prediction_ids", 99, "masked_lm_ids must be from 0 and below vocab_size=31. Received: 99"),
+        (
+            "position_ids",
+            24,
+            "position_ids must be from 0 and below max_position_embeddings=24. Received: 24",
+        ),
+        (
+            "sequence_ids",
+            5,
+            r"input_mask must be from 0 and below max_sequences_per_pack \+ 1=5. Received: 5",
+        ),
+        ("prediction_sequences", 5, "masked_lm_weights must be from 0 and below max_sequences_per_pack"),
+        ("nsp_labels", 2, "next_sentence_labels must be from 0 and below the number of classes=2"),
+        ("cls_positions", 24, "next_sentence_positions must be from 0 and below max_seq_length=24"),
+    ],
+)
+def test_ids_without_a_row_name_file_and_record(tmp_path, monkeypatch, feature, value, message):
+    path = str(tmp_path / "packed.tfrecord")
+    batch = batch_of(random_packs(np.random.default_rng(1), 5, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12)
+    batch[feature][3, 0] = value
+    monkeypatch.setattr("packs.batch_of", lambda *_: batch)
+    write_packs(path, [], MAX_SEQ_LENGTH)
+    with pytest.raises(InputError, match=message) as caught:
+        list(checked(eval_batches([path], SPEC, 2), [path], SPEC, CONFIG))
+    assert str(caught.value).startswith(f"{path}, record 4: ")
+
+
+def test_corrupt_record_is_named(tmp_path):
+    files = write_data(tmp_path)
+    content = bytearray(Path(files[1]).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(files[1]).write_bytes(content)
+    with pytest.raises(InputError, match="corrupt") as caught:
+        list(checked(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
+    assert files[1] in str(caught.value) and "record" in str(caught.value)
+
+
+def test_records_of_another_shape_are_named(tmp_path):
+    files = write_data(tmp_path)
+    write_packs(files[1], random_packs(np.random.default_rng(1), 3, 16), 16)
+    with pytest.raises(InputError, match="must have length 24") as caught:
+        list(checked(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
+    assert files[1] in str(caught.value)

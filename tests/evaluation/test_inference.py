@@ -1,0 +1,132 @@
+"""Texts get the vectors that they have alone, in their order, from one compiled shape."""
+
+import dataclasses
+import functools
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from test_reference import import_reference, minilm_folder, reference_minilm
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
+
+from bert_packed.checkpoints import checkpoint
+from bert_packed.config import ablate
+from bert_packed.evaluation import inference
+from data_gen.cli.settings import InputError
+from data_gen.text.tokenization import SPECIAL_TOKENS
+
+pytestmark = pytest.mark.both_backends
+WORDS = [f"w{number}" for number in range(26)]
+TEXTS = [" ".join(WORDS[start : start + length]) for start, length in enumerate([3, 0, 9, 1, 22, 5, 2, 8, 4])]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    checkpoint.save_weights(folder, make_engine().weights(), CONFIG)
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(model_folder):
+    return inference.load_encoder(model_folder, model_folder / "vocab.txt", batch_size=2)
+
+
+def test_packs_really_hold_several(encoder):
+    tokens = [[2, *ids, 3] for ids in encoder.tokenize(TEXTS)]
+    batches = list(inference.pack_tokens(tokens, MAX_SEQ_LENGTH, 2))
+    assert sum(len(places) for _, places in batches) == len(TEXTS)
+    assert max(batch["sequence_ids"].max() for batch, _ in batches) >= 3
+    assert {batch["token_ids"].shape for batch, _ in batches} == {(2, MAX_SEQ_LENGTH)}
+
+
+@pytest.mark.parametrize("pooling", inference.POOLINGS)
+def test_together_as_alone(encoder, pooling):
+    together = inference.encode(encoder, TEXTS, pooling)
+    assert len(together) == len(TEXTS)
+    for text, got in zip(TEXTS, together, strict=True):
+        want = inference.encode(encoder, [text], pooling)[0]
+        assert got.shape == want.shape == ((len(text.split()) + 2, 16) if pooling == "none" else (16,))
+        np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_poolings_are_of_the_tokens(encoder):
+    states = inference.encode(encoder, TEXTS, "none")
+    for pooling, pool in (("mean", lambda h: h.mean(axis=0)), ("cls", lambda h: h[0])):
+        np.testing.assert_array_equal(
+            inference.encode(encoder, TEXTS, pooling), np.stack([pool(h) for h in states])
+        )
+
+
+def test_one_compilation(encoder):
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("counts the traces of a tf.function")
+    inference.encode(encoder, TEXTS)
+    inference.encode(encoder, TEXTS[:1])
+    assert encoder.forward.experimental_get_tracing_count() == 1
+
+
+def test_long_text_is_cut_and_no_text_is_fine(encoder):
+    assert len(inference.encode(encoder, ["w1 " * 99], "none")[0]) == MAX_SEQ_LENGTH
+    assert inference.encode(encoder, []).shape == (0, 16)
+
+
+def test_depth_1_is_padded_rows_and_gives_the_same(encoder):
+    tokens = [[2, *ids, 3] for ids in encoder.tokenize(TEXTS)]
+    batches = list(inference.pack_tokens(tokens, MAX_SEQ_LENGTH, 2, 1))
+    assert max(batch["sequence_ids"].max() for batch, _ in batches) == 1
+    want = inference.encode(encoder, TEXTS)
+    got = inference.encode(encoder, TEXTS, max_sequences_per_pack=1)
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+    assert inference.packing_factor(encoder, TEXTS) > 2 and inference.packing_factor(encoder, []) == 1
+
+
+def test_case_is_as_the_tokenizers_settings_say(model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    load = functools.partial(inference.load_encoder, tmp_path, tmp_path / "vocab.txt")
+    known, unknown = load().tokenize(["w1"]), load(do_lower_case=False).tokenize(["W1"])
+    assert load().tokenize(["W1"]) == known != unknown
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert load().tokenize(["W1"]) == unknown
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(InputError, match=r"tokenizer_config\.json must hold a JSON object"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 0), ("batch_size", -1), ("max_seq_length", 0), ("dtype", "fp16")]
+)
+def test_wrong_settings_are_named(model_folder, name, value):
+    with pytest.raises(InputError, match=f"`{name}` must be .*Received: '?{value}'?"):
+        inference.load_encoder(model_folder, model_folder / "vocab.txt", **{name: value})
+
+
+def test_mistakes(model_folder, encoder, tmp_path):
+    vocab = model_folder / "vocab.txt"
+    with pytest.raises(InputError, match=r"`max_seq_length` must be from 2 to .*=24\. Received: 25"):
+        inference.load_encoder(model_folder, vocab, max_seq_length=25)
+    with pytest.raises(ValueError, match="`pooling` must be one of mean, cls, none"):
+        inference.encode(encoder, TEXTS, "max")
+    with pytest.raises(ValueError, match=r"`texts` must be a list of str\. Received: 'w1 w2'"):
+        inference.encode(encoder, "w1 w2")
+    (tmp_path / "vocab.txt").write_text(vocab.read_text() + "one more\n")
+    with pytest.raises(InputError, match=r"at most vocab_size=31 WordPieces\. Received: 32"):
+        inference.load_encoder(model_folder, tmp_path / "vocab.txt")
+    config = ablate(dataclasses.replace(CONFIG), "no_attention_mask")
+    checkpoint.save_weights(tmp_path, make_engine(config=config).weights(), config)
+    with pytest.raises(InputError, match="keeps sequences apart"):
+        inference.load_encoder(tmp_path, vocab)
+
+
+def test_minilm_equals_the_reference():
+    folder = minilm_folder()
+    torch, transformers = import_reference()
+    tokenizer, reference = transformers.AutoTokenizer.from_pretrained(folder), reference_minilm(folder)
+    texts = ["Packing sequences.", "", "Nothing leaks from one text into another, however long it may be."]
+    encoder = inference.load_encoder(folder, folder / "vocab.txt", max_seq_length=64, batch_size=1)
+    for text, got in zip(texts, inference.encode(encoder, texts, "none"), strict=True):
+        with torch.no_grad():
+            want = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+        assert got.shape == want.shape and np.abs(got - want).max() <= 1e-5 * np.abs(want).max()

@@ -1,0 +1,127 @@
+"""Dropout by a hash: the share that it drops, the scale, and masks that do not resemble one another."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from bert_packed.models.dropout import Dropout, keep_mask, mix32
+from bert_packed.training.engines.functional import compiled
+
+pytestmark = pytest.mark.both_backends  # the formula's test on each: they drop the same units
+
+
+def mask_of(shape, rate, seed=7, counter=0):
+    return np.asarray(keep_mask(shape, rate, np.array([seed, counter])))
+
+
+def plain_mix32(word):
+    """`mix32` of one whole number, by Python's integers."""
+    for shift, multiplier in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
+        word = (word ^ (word >> shift)) * multiplier % 2**32
+    return word ^ (word >> 14)
+
+
+def test_the_mixer_is_the_published_one():
+    words = np.array([0, 1, 2, 0xFFFFFFFF, 0xDEADBEEF], np.uint32)
+    expected = [plain_mix32(int(word)) for word in words]
+    assert np.asarray(mix32(ops.convert_to_tensor(words))).tolist() == expected
+
+
+def test_the_mask_is_the_formula_element_by_element():
+    seed, counter, rate = 123456789, 41, 0.3
+    stride = plain_mix32((seed + plain_mix32(counter)) % 2**32)
+    start = plain_mix32((stride + counter) % 2**32)
+    expected = [
+        plain_mix32((unit * (stride | 1) + start) % 2**32) >= round(rate * 2**32) for unit in range(60)
+    ]
+    assert mask_of((3, 4, 5), rate, seed, counter).ravel().tolist() == expected
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.99])
+def test_share_dropped(rate):
+    num_units = 512 * 2048
+    dropped = num_units - mask_of((512, 2048), rate).sum()
+    # five standard deviations
+    assert abs(dropped - rate * num_units) < 5 * np.sqrt(rate * (1 - rate) * num_units)
+
+
+def test_no_row_or_column_is_favoured():
+    """Chi-square of the drops of each row, and of each column, against equal shares."""
+    mask = mask_of((1024, 1024), 0.1)
+    for axis in (0, 1):
+        dropped = (~mask).sum(axis=axis)
+        statistic = ((dropped - 102.4) ** 2 / (1024 * 0.1 * 0.9)).sum()
+        # 1,024 degrees of freedom: mean 1024, standard deviation 45
+        assert abs(statistic - 1024) < 5 * 45
+
+
+def agreement(first, second):
+    """Standard deviations by which two masks of rate 0.5 agree more or less often than by chance."""
+    return abs((first == second).mean() - 0.5) * 2 * np.sqrt(first.size)
+
+
+def test_masks_of_other_steps_layers_and_places_are_unrelated():
+    masks = [mask_of((512, 512), 0.5, seed, counter) for seed in (7, 8, 7 << 16) for counter in range(4)]
+    distances = [agreement(masks[i], masks[j]) for i in range(len(masks)) for j in range(i)]
+    first = masks[0].ravel()
+    distances += [agreement(first[:-shift], first[shift:]) for shift in (1, 2, 3, 8, 64, 511, 512, 513, 1024)]
+    assert max(distances) < 5
+    # a quarter of a million coins, 75 comparisons: one of them is above 1 for sure
+    assert max(distances) > 1
+
+
+def test_kept_units_are_scaled_and_dropped_ones_are_0():
+    layer = Dropout(0.25, seed=3)
+    values = np.linspace(1, 2, 4096, dtype=np.float32).reshape(64, 64)
+    result = np.asarray(layer(values, training=True))
+    kept = result != 0
+    assert 0.65 < kept.mean() < 0.85
+    np.testing.assert_allclose(result[kept], values[kept] / 0.75, rtol=1e-6)
+    assert layer.compute_output_shape((2, 3)) == (2, 3)
+
+
+def test_a_batch_of_any_size():
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("only TensorFlow traces with unknown sizes")
+    import tensorflow as tf
+
+    layer = Dropout(0.5, seed=3)
+    layer.given_seed = np.array([1, 2])
+    signature = [tf.TensorSpec((None, 4), tf.float32)]
+    run = tf.function(lambda values: layer(values, training=True), input_signature=signature)
+    for size in (3, 5):
+        kept = np.asarray(run(np.ones((size, 4), np.float32))) != 0
+        np.testing.assert_array_equal(kept, mask_of((size, 4), 0.5, 1, 2))
+
+
+def test_every_call_drops_others_and_no_call_outside_training_drops():
+    layer = Dropout(0.5, seed=3)
+    values = np.ones((64, 64), np.float32)
+    first, second = np.asarray(layer(values, training=True)), np.asarray(layer(values, training=True))
+    assert (first != second).any()
+    for result in (layer(values), layer(values, training=False), Dropout(0.0)(values, training=True)):
+        np.testing.assert_array_equal(result, values)
+
+
+def test_a_given_seed_gives_the_same_mask_and_moves_no_generator():
+    layer = Dropout(0.5, seed=3)
+    before = np.asarray(layer.seed_generator.state.value)
+    layer.given_seed = np.array([1, 2])
+    values = np.ones((8, 8), np.float32)
+    np.testing.assert_array_equal(layer(values, training=True), layer(values, training=True))
+    np.testing.assert_array_equal(layer.seed_generator.state.value, before)
+
+
+def test_compiled_and_not_compiled_drop_the_same():
+    seed = np.array([5, 6])
+    run = compiled(lambda values: ops.where(keep_mask(values.shape, 0.5, seed), values, 0.0))
+    values = np.ones((16, 33), np.float32)
+    np.testing.assert_array_equal(np.asarray(run(values)) == 1, mask_of((16, 33), 0.5, 5, 6))
+
+
+def test_bfloat16_stays_bfloat16():
+    layer = Dropout(0.5, seed=3, dtype="mixed_bfloat16")
+    result = layer(np.ones((8, 8), np.float32), training=True)
+    assert keras.backend.standardize_dtype(result.dtype) == "bfloat16"
+    assert set(np.unique(np.asarray(ops.cast(result, "float32")))) == {0, 2}

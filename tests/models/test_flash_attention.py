@@ -1,0 +1,219 @@
+"""The fused kernels of GPU and TPU equal the dense path, run as plain JAX; and who gets them when."""
+
+import dataclasses
+import functools
+
+import keras
+import numpy as np
+import pytest
+from packs import packed_and_unpacked, random_packs, write_packs
+from tiny import CONFIG, make_engine, write_data
+
+import run_pretraining
+from bert_packed import audit
+from bert_packed.checkpoints import checkpoint
+from bert_packed.config import TrainConfig
+from bert_packed.models import flash_attention
+from bert_packed.models.layers import SelfAttention
+from data_gen.cli import command_line
+from data_gen.cli.settings import InputError
+
+jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+
+LENGTH = 256  # two tiles
+WITH_DROPOUT = dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.1)
+
+
+def dense_attention(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
+    """The definition: scores, mask, softmax, mean."""
+    scores_BNSS = jax.numpy.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
+    mask_B1SS = sequence_ids_BS[:, None, :, None] == sequence_ids_BS[:, None, None, :]
+    probs_BNSS = jax.nn.softmax(jax.numpy.where(mask_B1SS, scores_BNSS, -1e9), axis=-1)
+    return jax.numpy.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
+
+
+def run_kernel(platform, function):
+    """`function(attend)` with a kernel that runs as plain JAX on this machine."""
+    if platform == "gpu":
+        return function(functools.partial(flash_attention.attend_on_gpu, interpret=True))
+    from jax.experimental.pallas import tpu
+
+    with tpu.force_tpu_interpret_mode():
+        return function(flash_attention.attend_on_tpu)
+
+
+@pytest.fixture(scope="module")
+def packs():
+    """Three packs: of three sequences with padding, of two that fill it, and of nothing but padding."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(3, LENGTH, 2, 16)).astype(np.float32) for _ in range(4)]
+    ids_BS = np.zeros((3, LENGTH), np.int32)
+    for row, lengths in enumerate([[100, 1, 90], [200, 56]]):
+        ids_BS[row, : sum(lengths)] = np.repeat(np.arange(len(lengths)) + 1, lengths)
+    assert [len(set(ids[ids > 0])) for ids in ids_BS] == [3, 2, 0]
+    return arrays, ids_BS
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_a_kernel_equals_the_dense_path(packs, platform):
+    (query, key, value, weights), ids_BS = packs
+
+    def outputs_and_gradients(attend):
+        def target(*arrays):
+            context = attend(*arrays, ids_BS)
+            return (context * weights).sum(), context
+
+        gradients, context = jax.grad(target, argnums=(0, 1, 2), has_aux=True)(query, key, value)
+        return [np.asarray(values) for values in (context, *gradients)]
+
+    want = outputs_and_gradients(dense_attention)
+    for got, expected in zip(run_kernel(platform, outputs_and_gradients), want, strict=True):
+        assert np.isfinite(got).all()
+        assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_a_kernel_lets_nothing_through(packs, platform):
+    """A sequence's outputs stay bit for bit when its neighbours change, and it has no gradient on them."""
+    (query, key, value, weights), ids_BS = packs
+    mine_BS = ids_BS == 2
+    others = ~mine_BS[:, :, None, None]
+    other_key, other_value = (np.where(others, values[::-1] * 3, values) for values in (key, value))
+
+    def outputs_and_gradients(attend):
+        def target(key, value):
+            return (attend(query, key, value, ids_BS) * weights * ~others).sum()
+
+        contexts = [attend(query, *pair, ids_BS) for pair in ((key, value), (other_key, other_value))]
+        gradients = jax.grad(target, argnums=(0, 1))(key, value)
+        return [np.asarray(context)[mine_BS] for context in contexts], [np.asarray(g) for g in gradients]
+
+    contexts, gradients = run_kernel(platform, outputs_and_gradients)
+    np.testing.assert_array_equal(*contexts)
+    for gradient in gradients:
+        assert np.all(gradient[~mine_BS] == 0) and np.abs(gradient[mine_BS]).max() > 1e-2
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kernel_lowers_at_the_shapes_of_bert_base(platform, dtype):
+    """As far as a machine without the accelerator can go: the program is made, forward and backward."""
+    attend = {"cuda": flash_attention.attend_on_gpu, "tpu": flash_attention.attend_on_tpu}[platform]
+
+    def gradients(query, key, value, ids_BS):
+        def target(*arrays):
+            return attend(*arrays, ids_BS).astype("float32").sum()
+
+        return jax.grad(target, argnums=(0, 1, 2))(query, key, value)
+
+    tokens = jax.ShapeDtypeStruct((8, 512, 12, 64), dtype)
+    ids_BS = jax.ShapeDtypeStruct((8, 512), "int32")
+    calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in ("__gpu$xla.gpu.triton",)]
+    exported = jax.export.export(jax.jit(gradients), platforms=[platform], disabled_checks=calls)
+    program = exported(tokens, tokens, tokens, ids_BS).mlir_module()
+    assert ("tpu_custom_call" if platform == "tpu" else "xla.gpu.triton") in program
+
+
+@pytest.mark.both_backends
+@needs_jax
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_model_with_the_kernel_equals_the_dense_model(remat):
+    config = dataclasses.replace(CONFIG, max_position_embeddings=LENGTH)
+    packed, _ = packed_and_unpacked(max_seq_length=LENGTH)
+    attend = functools.partial(flash_attention.attend_on_gpu, interpret=True)
+    dense, flash = (
+        make_engine(config=config, build=build) for build in ({}, {"attend": attend, "remat": remat})
+    )
+    want, want_sums = dense.gradients(packed)
+    got, got_sums = flash.gradients(packed)
+    for name, value in want_sums.items():
+        assert float(got_sums[name]) == pytest.approx(float(value), rel=1e-5), name
+    for variable, one, other in zip(dense.model.trainable_variables, got, want, strict=True):
+        scale = 0.1 if variable.path.endswith("key/bias") else np.abs(other).max()
+        assert np.abs(one - other).max() <= 1e-5 * scale, variable.path
+
+
+@pytest.mark.parametrize(
+    ("platform", "config", "length", "reason"),
+    [
+        (
+            "tensorflow",
+            CONFIG,
+            512,
+            "the platform is not a GPU or TPU under KERAS_BACKEND=jax. Received: tens",
+        ),
+        ("cpu", CONFIG, 512, "the platform is not a GPU or TPU under KERAS_BACKEND=jax. Received: cpu"),
+        ("gpu", WITH_DROPOUT, 512, "attention has dropout, which the kernel lacks. Received: attention_pr"),
+        ("tpu", CONFIG, 500, "128 does not divide the length of packs. Received: 500"),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_refused_or_left_to_the_dense_path(
+    monkeypatch, platform, config, length, reason
+):
+    monkeypatch.setattr(flash_attention, "_kernel_name", lambda: platform)
+    with pytest.raises(InputError, match="`attention` must not be flash where") as caught:
+        flash_attention.choose_attention("flash", config, length)
+    assert reason in str(caught.value)
+    chosen = flash_attention.choose_attention("auto", config, length)
+    assert chosen.attend is None
+    # Only who has the hardware wants to know
+    assert (reason in chosen.description) == (platform in ("gpu", "tpu"))
+
+
+def test_dropout_is_never_left_out_silently():
+    layer = SelfAttention(WITH_DROPOUT, attend=lambda query, key, value, ids: value)
+    hidden, ids = np.zeros((1, 4, 16), np.float32), np.ones((1, 4), np.int32)
+    assert layer(hidden, ids, training=False).shape == (1, 4, 16)
+    with pytest.raises(ValueError, match="`attend` must be None to train with dropout"):
+        layer(hidden, ids, training=True)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_the_kernel_is_taken_where_it_can_do_the_work(monkeypatch, platform):
+    monkeypatch.setattr(flash_attention, "_kernel_name", lambda: platform)
+    for attention in ("auto", "flash"):
+        chosen = flash_attention.choose_attention(attention, CONFIG, 512)
+        assert chosen.attend is flash_attention.KERNELS[platform] and "flash" in chosen.description
+    assert flash_attention.choose_attention("dense", CONFIG, 512).attend is None
+
+
+@pytest.mark.both_backends
+@needs_jax
+def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
+    """From packs on disk to the table, compiled; and one that leaks fails."""
+    kernel = functools.partial(flash_attention.attend_on_gpu, interpret=True)
+    monkeypatch.setattr(flash_attention, "_kernel_name", lambda: "gpu")
+    config = dataclasses.replace(WITH_DROPOUT, max_position_embeddings=LENGTH, num_hidden_layers=1)
+    rng = np.random.default_rng(0)
+    write_packs(tmp_path / "packs.tfrecord", random_packs(rng, 2, LENGTH), LENGTH, num_predictions=99)
+    checkpoint.save_weights(tmp_path / "model", make_engine(config=config).weights(), config)
+    flags = {
+        "input_file": f"{tmp_path}/*.tfrecord",
+        "init_checkpoint": tmp_path / "model",
+        "num_packs": 2,
+        "attention": "flash",
+    }
+    command = ["audit", *(f"--{name}={value}" for name, value in flags.items())]
+    for attend, status in ((kernel, 0), (lambda q, k, v, ids: kernel(q, k, v, ids * 0), 1)):
+        monkeypatch.setitem(flash_attention.KERNELS, "gpu", attend)
+        assert command_line.run(audit.main, audit.AuditConfig, "", command) == status
+        assert "attention: flash: the fused GPU kernel" in capsys.readouterr().out
+
+
+def test_the_command_says_what_it_took_and_refuses_what_it_cannot(tmp_path, capsys):
+    write_data(tmp_path)
+    flags = {
+        "input_file": f"{tmp_path}/*.tfrecord",
+        "output_dir": tmp_path / "run",
+        "bert_config_file": tmp_path / "bert_config.json",
+        "train_batch_size": 3,
+        "num_train_steps": 1,
+    }
+    command = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
+    assert command_line.run(run_pretraining.main, TrainConfig, "", [*command, "--attention=flash"]) == 2
+    printed = capsys.readouterr()
+    assert "`attention` must not be flash where the platform is not" in printed.err
+    assert printed.err.count("\n") == 1 and not list((tmp_path / "run").glob("run.json"))
+    assert command_line.run(run_pretraining.main, TrainConfig, "", command) == 0
+    assert "attention  dense\n" in capsys.readouterr().out

@@ -1,0 +1,70 @@
+"""Layers: the mask and the gather against plain loops, padding without NaN, exact and tanh GELU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from scipy.special import erf
+from tiny import CONFIG
+
+from bert_packed.models.layers import activation, gather_tokens, same_sequence
+from bert_packed.models.modeling import build_pretraining_model
+
+pytestmark = pytest.mark.both_backends
+
+
+def test_mask_is_block_diagonal():
+    ids = np.array([[1, 1, 2, 2, 2, 0]], np.int32)
+    expected = [[a == b for b in ids[0]] for a in ids[0]]
+    mask = np.array(same_sequence(ids))
+    assert mask.shape == (1, 1, 6, 6)
+    np.testing.assert_array_equal(mask[0, 0], expected)
+
+
+def test_gather_equals_a_loop():
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(3, 7, 5)).astype(np.float32)
+    positions = rng.integers(0, 7, (3, 4)).astype(np.int32)
+    expected = [[hidden[row, position] for position in positions[row]] for row in range(3)]
+    np.testing.assert_array_equal(gather_tokens(hidden, positions), expected)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu"])
+def test_activations(name):
+    x = np.linspace(-4, 4, 41, dtype=np.float32)
+    expected = {
+        "gelu": x * (1 + erf(x / np.sqrt(2))) / 2,
+        "gelu_new": x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+        "relu": np.maximum(x, 0),
+    }[name]
+    np.testing.assert_allclose(activation(name)(x), expected, atol=1e-6)
+
+
+def test_a_pack_of_padding_has_no_nan():
+    packed, _ = packed_and_unpacked()
+    empty = {name: np.zeros_like(values) for name, values in packed.items()}
+    model = build_pretraining_model(CONFIG, seed=0)
+    assert all(np.isfinite(np.array(output)).all() for output in model(empty).values())
+
+
+def test_dropout_is_used_in_training_only():
+    packed, _ = packed_and_unpacked()
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
+    model = build_pretraining_model(config, seed=0)
+    first, second = (np.array(model(packed, training=False)["nsp_logits"]) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    noisy = [np.array(model(packed, training=True)["nsp_logits"]) for _ in range(2)]
+    assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
+
+
+def test_positions_are_looked_up():
+    """Positions that run on through the pack give other outputs: the look-up is really used."""
+    packed, _ = packed_and_unpacked()
+    model = build_pretraining_model(CONFIG, seed=0)
+    running = np.broadcast_to(np.arange(24, dtype=np.int32), packed["position_ids"].shape)
+    changed = np.array(model.encode({**packed, "position_ids": running}))
+    kept = np.array(model.encode(packed))
+    second = packed["sequence_ids"] == 2
+    assert np.abs(changed - kept)[second].max() > 1e-2
+    assert np.abs(changed - kept)[packed["sequence_ids"] == 1].max() == 0

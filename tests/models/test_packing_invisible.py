@@ -1,0 +1,175 @@
+"""Packing is invisible: outputs, losses, accuracies and all gradients equal those of unpacked sequences."""
+
+import numpy as np
+import pytest
+from keras import ops
+from packs import VOCAB_SIZE, packed_and_unpacked
+from tiny import CONFIG, make_engine, to_floats
+
+from bert_packed.models.layers import same_sequence
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.objectives.metrics import means
+from bert_packed.training.engines.functional import gradient
+
+MLM_LOSSES = ("per_sequence", "per_token")
+
+
+def sequence_rows(batch, values, ids):
+    """Values of each sequence in reading order: `values[row]` where `ids[row]` is slot 1, 2, ..."""
+    found = []
+    for row in range(len(ids)):
+        for slot in range(1, int(ids[row].max()) + 1):
+            found.append(np.asarray(values[row])[np.asarray(ids[row]) == slot])
+    return found
+
+
+@pytest.fixture(scope="module")
+def batches():
+    packed, unpacked = packed_and_unpacked()
+    assert packed["sequence_ids"].max(axis=1).tolist() == [4, 3, 1, 2, 1]
+    assert unpacked["sequence_ids"].max(axis=1).tolist() == [1] * 11
+    return packed, unpacked
+
+
+def assert_gradients_equal(model, got, want):
+    """Design decision 4: within 1e-5 of the tensor's largest gradient; key biases within 1e-6 of zero."""
+    for variable, one, other in zip(model.trainable_variables, got, want, strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        if variable.path.endswith("key/bias"):
+            assert np.abs(one).max() <= 1e-6 and np.abs(other).max() <= 1e-6, variable.path
+            continue
+        scale = np.abs(other).max()
+        assert scale > 0, f"{variable.path} has no gradient: the comparison would be empty"
+        assert np.abs(one - other).max() <= 1e-5 * scale, variable.path
+
+
+@pytest.mark.both_backends
+def test_hidden_states_and_logits(batches):
+    model = build_pretraining_model(CONFIG, seed=1)
+    pairs = [(np.asarray(model.encode(batch)), batch["sequence_ids"], batch) for batch in batches]
+    outputs = [model(batch) for batch in batches]
+    kinds = [("mlm_logits", "prediction_sequences")]
+    compared = [[sequence_rows(batch, hidden, ids) for hidden, ids, batch in pairs]]
+    compared += [
+        [sequence_rows(b, np.asarray(o[logits]), b[ids]) for o, b in zip(outputs, batches, strict=True)]
+        for logits, ids in kinds
+    ]
+    nsp = [np.asarray(o["nsp_logits"])[b["nsp_weights"] > 0] for o, b in zip(outputs, batches, strict=True)]
+    np.testing.assert_allclose(*nsp, atol=1e-5 * np.abs(nsp[1]).max())
+    for got, want in compared[0], [[x for x in side if len(x)] for side in compared[1]]:
+        assert len(got) == len(want) >= 10
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
+def test_losses_and_accuracies(batches, mlm_loss):
+    engine = make_engine(mlm_loss)
+    packed, unpacked = (to_floats(engine.eval_step(batch)) for batch in batches)
+    assert packed["num_sequences"] == unpacked["num_sequences"] == 11
+    assert packed["num_predicted_sequences"] == pytest.approx(10)
+    assert packed == pytest.approx(unpacked, rel=1e-5)
+    assert means(packed, mlm_loss) == pytest.approx(means(unpacked, mlm_loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
+def test_loss_of_each_sequence(batches, mlm_loss):
+    """Per-sequence losses one by one: silence all predictions but one sequence's."""
+    packed, _ = batches
+    engine = make_engine(mlm_loss)
+    losses = []
+    for batch in batches:
+        mine = []
+        for row in range(len(batch["nsp_weights"])):
+            for slot in range(int(batch["sequence_ids"][row].max())):
+                only = dict(batch)
+                keep = np.zeros_like(batch["prediction_sequences"])
+                keep[row] = batch["prediction_sequences"][row] == slot + 1
+                only["prediction_sequences"] = batch["prediction_sequences"] * keep
+                only["nsp_weights"] = np.zeros_like(batch["nsp_weights"])
+                only["nsp_weights"][row, slot] = 1
+                sums = engine.eval_step(only)
+                mine.append((float(sums["mlm_loss"]), float(sums["nsp_loss"])))
+        losses.append(mine)
+    assert len(losses[0]) == 11
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    total = engine.eval_step(packed)
+    np.testing.assert_allclose(np.sum(losses[0], axis=0), (total["mlm_loss"], total["nsp_loss"]), rtol=1e-5)
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
+def test_all_gradients(batches, mlm_loss):
+    packed, unpacked = batches
+    engine = make_engine(mlm_loss)
+    got, _ = engine.gradients(packed)
+    want, _ = engine.gradients(unpacked)
+    assert_gradients_equal(engine.model, got, want)
+
+
+@pytest.mark.both_backends
+def test_neighbours_see_nothing(batches):
+    """New tokens in one sequence leave the others' hidden states untouched, bit for bit."""
+    packed, _ = batches
+    model = build_pretraining_model(CONFIG, seed=1)
+    before = np.asarray(model.encode(packed))
+    changed_slots = 0
+    for row in range(4):
+        for slot in range(1, int(packed["sequence_ids"][row].max()) + 1):
+            mine = packed["sequence_ids"] == slot
+            mine[np.arange(len(mine)) != row] = False
+            tokens = np.where(mine, packed["token_ids"] % (VOCAB_SIZE - 1) + 1, packed["token_ids"])
+            after = np.asarray(model.encode({**packed, "token_ids": tokens}))
+            assert np.array_equal(after[~mine], before[~mine])
+            assert np.abs(after[mine] - before[mine]).max() > 1e-3
+            changed_slots += 1
+    assert changed_slots == 10
+
+
+@pytest.mark.both_backends
+def test_cross_gradient_is_exactly_zero(batches):
+    """The gradient of one sequence's outputs by its neighbours' embeddings is 0, not small."""
+    packed, _ = batches
+    model = build_pretraining_model(CONFIG, seed=1)
+    encoder = model.bert
+    ids = packed["sequence_ids"]
+    embedded = encoder.embeddings(packed["token_ids"], packed["token_type_ids"], packed["position_ids"])
+    for row, slot in ((0, 1), (0, 3), (1, 2), (3, 2)):
+        mine = np.zeros(ids.shape, np.float32)
+        mine[row] = ids[row] == slot
+
+        def target(hidden, mine=mine):
+            for block in encoder.blocks:
+                hidden = block(hidden, same_sequence(ids))
+            # Weighted, since layer norm makes a plain sum of outputs constant
+            weights = np.linspace(-1, 1, hidden.shape[-1], dtype=np.float32)
+            return ops.sum(hidden * weights * mine[..., None])
+
+        found = np.asarray(gradient(target)(embedded))
+        assert np.abs(found[mine > 0]).max() > 1e-3
+        assert np.all(found[mine == 0] == 0)
+
+
+@pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
+@pytest.mark.parametrize("micro_batch_size", [1, pytest.param(5, marks=pytest.mark.both_backends), 10])
+def test_micro_batches_equal_one(batches, mlm_loss, micro_batch_size):
+    packed, _ = batches
+    doubled = {name: np.concatenate([values, values[::-1]]) for name, values in packed.items()}
+    whole, parts = make_engine(mlm_loss), make_engine(mlm_loss, micro_batch_size=micro_batch_size)
+    want, want_sums = whole.gradients(doubled)
+    got, got_sums = parts.gradients(doubled)
+    assert_gradients_equal(whole.model, got, want)
+    assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
+
+
+@pytest.mark.both_backends
+def test_empty_packs_change_nothing(batches):
+    packed, _ = batches
+    engine = make_engine()
+    filled = {name: np.concatenate([values, np.zeros_like(values)]) for name, values in packed.items()}
+    with_empty, without = to_floats(engine.eval_step(filled)), to_floats(engine.eval_step(packed))
+    assert with_empty == pytest.approx(without, rel=1e-6)
+    nothing = {name: np.zeros_like(values) for name, values in packed.items()}
+    gradients, sums = engine.gradients(nothing)
+    assert float(sums["num_sequences"]) == 0
+    assert all(np.all(np.asarray(values) == 0) for values in gradients)

@@ -1,0 +1,100 @@
+"""Rematerialised blocks give the same losses and gradients, dropout included."""
+
+import dataclasses
+import re
+
+import keras
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from tiny import CONFIG, to_floats
+
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.objectives.losses import normalizers, pretraining_sums
+from bert_packed.objectives.metrics import SUM_NAMES
+from bert_packed.training.engines import make_engine
+from bert_packed.training.optimization import Lamb
+
+# Queries, keys, values, scores, context, its output, and both layers of the feed-forward network
+PRODUCTS_PER_BLOCK = 8
+WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+
+
+def make_remat_engine(remat, config, **kwargs):
+    return make_engine(
+        build_pretraining_model(config, 1, remat=remat),
+        lambda outputs, batch: pretraining_sums(outputs, batch, "per_sequence"),
+        SUM_NAMES,
+        lambda batch: normalizers(batch, "per_sequence"),
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("config", [CONFIG, WITH_DROPOUT], ids=["sound", "dropout"])
+@pytest.mark.parametrize("micro_batch_size", [5, pytest.param(1, marks=pytest.mark.both_backends)])
+def test_gradients_are_the_same(config, micro_batch_size):
+    packed, _ = packed_and_unpacked()
+    plain, again = (make_remat_engine(r, config, micro_batch_size=micro_batch_size) for r in (False, True))
+    for _ in range(2):  # the second call draws other seeds, the same in both
+        want, want_sums = plain.gradients(packed)
+        got, got_sums = again.gradients(packed)
+        assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-6)
+        for variable, one, other in zip(plain.model.trainable_variables, got, want, strict=True):
+            one, other = np.asarray(one), np.asarray(other)
+            assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max() + 1e-6, variable.path
+    seeds = [[v.numpy().tolist() for v in e.model.variables if "seed" in v.path] for e in (plain, again)]
+    assert seeds[0] == seeds[1]
+
+
+@pytest.mark.both_backends
+def test_dropout_is_in_the_comparison():
+    packed, _ = packed_and_unpacked()
+    sums = [make_remat_engine(True, c).gradients(packed)[1]["mlm_loss"] for c in (CONFIG, WITH_DROPOUT)]
+    assert abs(float(sums[0]) - float(sums[1])) > 1e-3
+
+
+@pytest.mark.both_backends
+def test_compiled_steps_are_the_same():
+    packed, _ = packed_and_unpacked()
+    engines = [make_remat_engine(r, WITH_DROPOUT, optimizer=Lamb(0.01)) for r in (False, True)]
+    for engine in engines:
+        engine.train_step(packed)
+        assert engine.num_train_traces == 1
+    for one, other in zip(*(engine.model.weights for engine in engines), strict=True):
+        # Key biases: of a gradient that is 0 but for rounding, LAMB makes a step of any direction
+        if not one.path.endswith("key/bias"):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-4, err_msg=one.path)
+
+
+def optimised_program(engine, batch):
+    """What XLA made of the training step, as text."""
+    if keras.backend.backend() == "jax":
+        return engine.compiled_train_step.lower(engine.state(), batch).compile().as_text()
+    return engine.compiled_train_step.experimental_get_compiler_ir(batch)(stage="optimized_hlo")
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize("micro_batch_size", [None, 1])
+def test_compiled_steps_compute_each_block_again(micro_batch_size):
+    """In the optimised program: XLA can merge what is computed again with the first time, for nothing."""
+    packed, _ = packed_and_unpacked()
+    counts = []
+    for remat in (False, True):
+        engine = make_remat_engine(
+            remat, WITH_DROPOUT, optimizer=Lamb(0.01), micro_batch_size=micro_batch_size
+        )
+        counts.append(len(re.findall(r" dot\(", optimised_program(engine, packed))))
+    assert counts[1] - counts[0] == PRODUCTS_PER_BLOCK * CONFIG.num_hidden_layers
+
+
+@pytest.mark.both_backends
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+def test_compiled_steps_need_less_memory():
+    packed, _ = packed_and_unpacked()
+    many = {name: np.tile(values, (8, *[1] * (values.ndim - 1))) for name, values in packed.items()}
+    config = dataclasses.replace(WITH_DROPOUT, num_hidden_layers=6)
+    sizes = []
+    for remat in (False, True):
+        engine = make_remat_engine(remat, config, optimizer=Lamb(0.01))
+        sizes.append(engine.count_train_step(many)["temporary bytes"])
+    assert sizes[1] < sizes[0] / 2

@@ -1,0 +1,182 @@
+"""Packing is invisible to fine-tuning: logits, losses and all gradients equal those of unpacked sequences."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from finetuning_batches import packed_and_unpacked
+from keras import ops
+from tiny import CONFIG, to_floats
+
+from bert_packed.models.heads import build_classification_model, build_question_answering_model
+from bert_packed.objectives import finetuning_losses as losses
+from bert_packed.training import engines
+from bert_packed.training.engines.functional import gradient
+
+pytestmark = pytest.mark.both_backends
+KINDS = {
+    "answers": (
+        lambda: build_question_answering_model(CONFIG, 1),
+        losses.answer_sums,
+        losses.ANSWER_SUM_NAMES,
+    ),
+    "classes": (lambda: build_classification_model(CONFIG, 3, 1), losses.class_sums, losses.CLASS_SUM_NAMES),
+    "numbers": (
+        lambda: build_classification_model(CONFIG, 1, 1),
+        losses.number_sums,
+        losses.NUMBER_SUM_NAMES,
+    ),
+}
+
+
+# What adds the same to every logit of a sequence moves no softmax: their true gradient is 0, as a key bias's
+SHIFTS = ("key/bias", "question_answering/output/bias", "layer_1/feed_forward/LayerNorm/beta")
+
+
+def assert_gradients_equal(kind, engine, got, want):
+    """Design decision 4: within 1e-5 of the tensor's largest gradient; those that are 0 within 1e-6 of it."""
+    shifts = SHIFTS if kind == "answers" else SHIFTS[:1]
+    for variable, one, other in zip(engine.model.trainable_variables, got, want, strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        if variable.path.endswith(shifts):
+            assert np.abs(one).max() <= 1e-6 and np.abs(other).max() <= 1e-6, variable.path
+            continue
+        scale = np.abs(other).max()
+        assert scale > 1e-4, f"{variable.path} has no gradient: the comparison would be empty"
+        assert np.abs(one - other).max() <= 1e-5 * scale, variable.path
+
+
+def make_engine(kind, **more):
+    make_model, sums, names = KINDS[kind]
+    return engines.make_engine(
+        make_model(), sums, names, losses.normalizers, loss_names=losses.LOSS_NAMES, **more
+    )
+
+
+def batches_of(kind, seed=0):
+    found = packed_and_unpacked(seed)
+    if kind == "numbers":
+        found = tuple({**batch, "labels": batch["scores"]} for batch in found)
+    assert found[0]["sequence_ids"].max(axis=1).tolist() == [4, 3, 1, 2, 1]
+    assert found[1]["sequence_ids"].max(axis=1).tolist() == [1] * 11
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_and_all_gradients(kind):
+    engine = make_engine(kind)
+    packed, unpacked = batches_of(kind)
+    got, got_sums = engine.gradients(packed)
+    want, want_sums = engine.gradients(unpacked)
+    assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
+    assert float(got_sums["num_sequences"]) == 11 and float(got_sums["loss"]) > 1
+    assert_gradients_equal(kind, engine, got, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits(kind):
+    model = make_engine(kind).model
+    found = []
+    for batch in batches_of(kind):
+        outputs = model(batch)
+        for row in range(len(batch["token_ids"])):
+            for slot in range(int(batch["sequence_ids"][row].max())):
+                mine = batch["sequence_ids"][row] == slot + 1
+                if kind == "answers":
+                    pair = [np.asarray(outputs[f"{name}_logits"])[row][mine] for name in ("start", "end")]
+                    found.append(np.concatenate(pair))
+                else:
+                    found.append(np.asarray(outputs["logits"])[row, slot])
+    assert len(found) == 22
+    for got, want in zip(found[:11], found[11:], strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def plain_answer_loss(outputs, batch):
+    """Sum of losses over sequences, by a loop over their own logits, in float64."""
+    total = 0.0
+    for row, slot in np.argwhere(batch["slot_weights"] > 0):
+        mine = np.flatnonzero(batch["sequence_ids"][row] == slot + 1)
+        for name in ("start", "end"):
+            logits = np.asarray(outputs[f"{name}_logits"])[row, mine].astype(np.float64)
+            label = batch[f"{name}_positions"][row, slot] - mine[0]
+            total += (np.log(np.exp(logits).sum()) - logits[label]) / 2
+    return total
+
+
+def test_answer_loss_equals_a_loop():
+    engine = make_engine("answers")
+    for batch in batches_of("answers"):
+        outputs = engine.model(batch)
+        sums = to_floats(losses.answer_sums(outputs, batch))
+        assert sums["loss"] == pytest.approx(plain_answer_loss(outputs, batch), rel=1e-5)
+
+
+def test_large_logits_stay_finite():
+    packed, _ = batches_of("answers")
+    logits = np.linspace(-1e4, 1e4, packed["token_ids"].size, dtype=np.float32)
+    logits = logits.reshape(packed["token_ids"].shape)
+    sums = to_floats(losses.answer_sums({"start_logits": logits, "end_logits": logits}, packed))
+    assert np.isfinite(list(sums.values())).all()
+
+
+def loss_of(batch, outputs):
+    return losses.answer_sums(outputs, batch)["loss"]
+
+
+def test_neighbours_have_no_gradient_in_a_loss():
+    """Exactly 0, not small."""
+    packed, _ = batches_of("answers")
+    rng = np.random.default_rng(0)
+    values = {
+        f"{name}_logits": ops.convert_to_tensor(rng.normal(size=packed["token_ids"].shape), "float32")
+        for name in ("start", "end")
+    }
+    checked = 0
+    for row, slot in np.argwhere(packed["slot_weights"] > 0):
+        only = np.zeros_like(packed["slot_weights"])
+        only[row, slot] = 1
+        mine = np.zeros(packed["token_ids"].shape, bool)
+        mine[row] = packed["sequence_ids"][row] == slot + 1
+        loss = functools.partial(loss_of, {**packed, "slot_weights": only})
+        for found in gradient(loss)(values).values():
+            found = np.asarray(found)
+            assert np.all(found[~mine] == 0)
+            if mine.sum() > 1:  # a sequence of one token is sure of its answer
+                assert np.all(found[mine] != 0)
+                checked += 1
+    assert checked == 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
+def test_empty_packs_are_skipped_and_change_nothing(kind, micro_batch_size):
+    packed, _ = batches_of(kind)
+    filled = {name: np.concatenate([v, np.zeros_like(v[:3])]) for name, v in packed.items()}
+    assert len(filled["token_ids"]) == 8
+    want, want_sums = make_engine(kind).gradients(packed)
+    engine = make_engine(kind, micro_batch_size=micro_batch_size, skips_empty=True)
+    got, got_sums = engine.gradients(filled)
+    assert_gradients_equal(kind, engine, got, want)
+    assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
+
+
+def test_rounds_of_the_loop_follow_from_the_data():
+    """A model that counts its calls: three micro-batches of four hold a sequence."""
+    tf = pytest.importorskip("tensorflow")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("the calls are counted by a variable of TensorFlow")
+    packed, _ = batches_of("classes")
+    filled = {name: np.concatenate([v, np.zeros_like(v[:3])]) for name, v in packed.items()}
+    calls = tf.Variable(0)
+    engine = make_engine("classes", micro_batch_size=2, skips_empty=True)
+    sums = engine.sums
+
+    def counting(outputs, batch):
+        calls.assign_add(1)
+        return sums(outputs, batch)
+
+    engine.sums = counting
+    tf.function(engine.gradients)(filled)
+    assert int(calls) == 3

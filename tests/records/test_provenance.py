@@ -1,0 +1,272 @@
+"""Every sequence of a pack can be traced to its input record, and every record to its document."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from unpacked_records import list_packed, list_unpacked, make_features, write_features
+
+from data_gen import schema
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
+from data_gen.cli.command_line import run
+from data_gen.cli.settings import InputError
+from data_gen.find_sources import DESCRIPTION, SourcesConfig, main
+from data_gen.jobs import files
+from data_gen.records import provenance, tfrecords
+from data_gen.records.provenance import find_sources, open_provenance, provenance_path
+from data_gen.text.create_config import CreateConfig
+from data_gen.text.create_job import create
+from data_gen.text.tokenization import SPECIAL_TOKENS
+
+S = 16
+
+
+def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
+    inputs = {}
+    for seed, name in enumerate(("a", "b")):
+        lengths = np.random.default_rng(seed).integers(2, S + 1, 50)
+        features = make_features(lengths, S, seed)
+        inputs[write_features(tmp_path / f"{name}.tfrecord", features)] = list_unpacked(features)
+    out = tmp_path / "out"
+    manifest = pack(
+        PackConfig(
+            input_file=f"{tmp_path}/*.tfrecord",
+            output_dir=str(out),
+            max_seq_length=S,
+            num_shards=3,
+            provenance=True,
+        )
+    )
+    seen = set()
+    for entry in manifest["files"]:
+        path = str(out / entry["name"])
+        spec = tfrecords.read_pack_spec([path])
+        sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
+        (batch,) = tfrecords.read_batches(path)
+        arrays = tfrecords.parse_examples(batch, sizes, path, 1)
+        found = iter(list_packed(arrays))
+        for number in range(1, entry["num_records"] + 1):
+            for source, record in find_sources(path, number):
+                assert next(found) == inputs[source][record - 1]
+                seen.add((source, record))
+        assert next(found, None) is None
+        # compact: a few bytes a sequence
+        assert Path(provenance_path(path)).stat().st_size < 1000
+    assert len(seen) == 100
+    with pytest.raises(InputError, match=r"must have the record\. Received: 0 of"):
+        find_sources(path, 0)
+
+
+def test_without_an_index_there_is_an_error(tmp_path):
+    path = write_features(tmp_path / "a.tfrecord", make_features([3], S))
+    with pytest.raises(
+        InputError, match=r"must be packed with --provenance\. Received: no .*a\.provenance\.npz"
+    ):
+        find_sources(path, 1)
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """A file of packs with its index, both with two inputs; the index in pieces of three numbers."""
+    (tmp_path / "manifest.json").write_text('{"inputs": [{"path": "a"}, {"path": "b"}]}')
+    with open_provenance(provenance_path(tmp_path / "x.tfrecord")) as index:
+        index.add(np.array([2, 1]), np.array([0, 1, 0]), np.array([7, 300, 9]))
+        index.add(np.array([1, 3]), np.array([1, 1, 0, 0]), np.array([1, 2, 3, 4]))
+    return tmp_path / "x.tfrecord"
+
+
+def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
+    with np.load(provenance_path(shard)) as index:
+        found = {name: (index[name].dtype, index[name].tolist()) for name in index.files}
+    assert found == {
+        "pack_offsets": (np.uint8, [0, 2, 3, 4, 7]),
+        "file_indices": (np.uint8, [0, 1, 0, 1, 1, 0, 0]),
+        "record_numbers": (np.uint16, [7, 300, 9, 1, 2, 3, 4]),
+    }
+    monkeypatch.setattr(provenance, "VALUES_AT_ONCE", 2)
+    for folder in (tmp_path, "ram://provenance"):
+        files.make_folder(str(folder))
+        path = f"{folder}/y.provenance.npz"
+        with open_provenance(path) as index:
+            index.add(
+                np.array([2, 1, 1, 3]), np.array([0, 1, 0, 1, 1, 0, 0]), np.array([7, 300, 9, 1, 2, 3, 4])
+            )
+        with files.open_file(path) as file, np.load(io.BytesIO(file.read())) as index:
+            assert {name: (index[name].dtype, index[name].tolist()) for name in index.files} == found
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npz", ".npz"]
+    assert (tmp_path / "y.provenance.npz").read_bytes() == Path(provenance_path(shard)).read_bytes()
+    assert find_sources(shard, 4) == [("b", 2), ("a", 3), ("a", 4)]
+    assert find_sources(shard, 1) == [("a", 7), ("b", 300)]
+
+
+def test_the_command_prints_the_sources(shard, capsys):
+    argv = ["find_sources.py", f"--packed_file={shard}", "--record_number=1", f"--json={shard}.json"]
+    assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+    assert json.loads(Path(f"{shard}.json").read_text()) == [
+        {"slot": 1, "input file": "a", "record": 7},
+        {"slot": 2, "input file": "b", "record": 300},
+    ]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["2", "b", "300"]
+
+
+def cut_index(shard):
+    path = Path(provenance_path(shard))
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def replace_index(shard):
+    np.savez(provenance_path(shard), other=np.zeros(3))
+
+
+def flip_index(shard):
+    path = Path(provenance_path(shard))
+    content = bytearray(path.read_bytes())
+    content[80] ^= 255  # behind the header, in the first array
+    path.write_bytes(content)
+
+
+def lose_manifest(shard):
+    (shard.parent / "manifest.json").unlink()
+
+
+def replace_manifest(shard):
+    (shard.parent / "manifest.json").write_text('{"inputs": ["a", "b"]}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "flags", "message"),
+    [
+        (cut_index, [], r"x\.provenance\.npz must be an index of --provenance"),
+        (replace_index, [], r"x\.provenance\.npz must be an index of --provenance"),
+        (flip_index, [], r"x\.provenance\.npz must be an index of --provenance"),
+        (lose_manifest, [], r"must hold the manifest\.json .* Received: 0 inputs"),
+        (replace_manifest, [], r"must hold the manifest\.json .* Received: 0 inputs"),
+        (None, ["--record_number=5"], r"x\.tfrecord must have the record\. Received: 5 of 4"),
+        (None, ["--record_number=0"], "`record_number` must be at least 1"),
+        (None, ["--packed_file="], "`packed_file` must be given"),
+        (None, ["--packed_file=/nowhere.tfrecord"], "must be packed with --provenance"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(shard, capsys, damage, flags, message):
+    if damage:
+        damage(shard)
+    argv = ["find_sources.py", f"--packed_file={shard}", *flags]
+    assert run(main, SourcesConfig, DESCRIPTION, argv) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(message, error), error
+
+
+def test_every_record_names_its_document(tmp_path):
+    words = [f"doc{i}" for i in range(20)]
+    (tmp_path / "words.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    for name, some in (("a", words[:12]), ("b", words[12:])):
+        documents = ["\n".join([f"{word} {word} {word}"] * 5) for word in some]
+        documents[2] = "\u200b\n\u200b"  # no WordPiece: dropped, but counted
+        (tmp_path / f"{name}.txt").write_text("\n" + "\n\n".join(documents))
+    config = CreateConfig(
+        input_file=f"{tmp_path}/a.txt,{tmp_path}/b.txt",
+        vocab_file=f"{tmp_path}/words.txt",
+        output_dir=str(tmp_path / "out"),
+        max_seq_length=S,
+        num_shards=2,
+        num_workers=1,
+        provenance=True,
+    )
+    manifest = create(config)
+    assert [entry["num_documents"] for entry in manifest["inputs"]] == [11, 7]
+    num_records, seen = 0, set()
+    for entry in manifest["splits"]["train"]["files"]:
+        path = str(tmp_path / "out" / entry["name"])
+        with np.load(provenance_path(path)) as index:
+            documents, duplicates = index["document_numbers"], index["duplicates"]
+            text_files = index["file_indices"]
+        assert len(documents) == entry["num_records"] and set(duplicates) <= set(range(10))
+        origins = zip(text_files.tolist(), documents.tolist(), strict=True)
+        for record, (text_file, document) in zip(tfrecords.read_records(path), origins, strict=True):
+            lengths = tfrecords.feature_lengths(record, path, 1, [schema.INPUT_IDS])
+            assert lengths[schema.INPUT_IDS] == S
+            features = tf.train.Example.FromString(record).features.feature
+            ids = list(features[schema.INPUT_IDS].int64_list.value)
+            labels = features[schema.MASKED_LM_IDS].int64_list.value
+            weights = features[schema.MASKED_LM_WEIGHTS].float_list.value
+            for position, label, weight in zip(
+                features[schema.MASKED_LM_POSITIONS].int64_list.value, labels, weights, strict=True
+            ):
+                ids[position] = label if weight else ids[position]
+            word = ids[1] - len(SPECIAL_TOKENS)  # sentence A is of the document
+            assert word == (12 if text_file else 0) + document - 1
+            seen.add((text_file, document))
+            num_records += 1
+    assert num_records == manifest["splits"]["train"]["num_sequences"]
+    numbers = {0: {*range(1, 13)} - {3}, 1: {*range(1, 9)} - {3}}
+    assert seen == {(text_file, number) for text_file in numbers for number in numbers[text_file]}
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """Packs of instances of two texts, both with an index: (a shard, its folder)."""
+    words = [f"w{i}" for i in range(6)]
+    (tmp_path / "words.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    (tmp_path / "a.txt").write_text("\n\nw0 w0\nw0\n\n\n\u200b\n\n \nw1 w1\nw1\n")
+    lines = [{"text": "w2 w2"}, {"text": ""}, {"text": " \n "}, {"paragraphs": ["w3 w3", "w3"]}]
+    (tmp_path / "b.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
+    text = {"input_file": f"{tmp_path}/[ab].*", "vocab_file": f"{tmp_path}/words.txt", "dupe_factor": 2}
+    create(CreateConfig(output_dir=str(tmp_path / "in"), **text, **common))
+    pack(PackConfig(input_file=f"{tmp_path}/in/train-*", output_dir=str(tmp_path / "out"), **common))
+    return str(tmp_path / "out" / "packed-00000-of-00001.tfrecord"), tmp_path
+
+
+def rows_of(shard):
+    """The table of every pack of a shard, and the first word of each sequence."""
+    (spec, (batch,)) = tfrecords.read_pack_spec([shard]), tfrecords.read_batches(shard)
+    sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
+    sequences = list_packed(tfrecords.parse_examples(batch, sizes, shard, 1))
+    rows = []
+    for number in range(1, len(batch) + 1):
+        argv = ["f.py", f"--packed_file={shard}", f"--record_number={number}", f"--json={shard}.json"]
+        assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+        rows += json.loads(Path(f"{shard}.json").read_text())
+    assert len(rows) == len(sequences) > 4
+    return rows, sequences
+
+
+def test_a_pack_is_traced_to_file_document_and_line(traced):
+    shard, folder = traced
+    rows, sequences = rows_of(shard)
+    expected = {
+        "w0": (f"{folder}/a.txt", 1, 3),
+        "w1": (f"{folder}/a.txt", 3, 10),
+        "w2": (f"{folder}/b.jsonl", 1, 1),
+        "w3": (f"{folder}/b.jsonl", 4, 7),
+    }
+    words = (folder / "words.txt").read_text().split()
+    found = set()
+    for row, sequence in zip(rows, sequences, strict=True):
+        tokens, _, predictions, _ = sequence
+        original = dict(enumerate(tokens)) | dict(predictions)
+        word = words[original[1]]
+        assert (row["text file"], row["document"], row["line"]) == expected[word]
+        found.add(word)
+    assert found == set(expected)
+
+
+def test_a_text_that_changed_has_no_lines_and_lost_instances_no_documents(traced):
+    shard, folder = traced
+    (folder / "a.txt").write_text("other")
+    (folder / "b.jsonl").unlink()
+    rows, _ = rows_of(shard)
+    assert {row["line"] for row in rows} == {""} and {row["document"] for row in rows} == {1, 3, 4}
+    index = folder / "in" / "train-00000-of-00001.provenance.npz"
+    with np.load(index) as content:
+        np.savez(index, **{name: content[name][:1] for name in content.files})
+    with pytest.raises(InputError, match="must be of the instances that were packed"):
+        rows = [provenance.find_documents(find_sources(shard, number)) for number in (1, 2)]
+    index.unlink()
+    rows, _ = rows_of(shard)
+    assert {tuple(row) for row in rows} == {("slot", "input file", "record")}

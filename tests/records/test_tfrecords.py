@@ -1,0 +1,361 @@
+"""Records survive writing and reading; each kind of bad file or record gets its own message."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from unpacked_records import list_unpacked, load, make_features, write_features
+
+from data_gen import schema
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files
+from data_gen.records import frames, tfrecords
+from data_gen.records.example_bytes import serialize_examples
+from data_gen.records.read_packed import LayoutError, read_packed
+from data_gen.records.read_unpacked import read_unpacked
+from data_gen.records.sequences import concatenate, range_indices, take
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    return write_features(tmp_path / "in.tfrecord", make_features([5, 8, 2, 7, 8], 8))
+
+
+def test_written_file_is_read_back(tmp_path):
+    entry = tfrecords.write_records(tmp_path / "x.tfrecord", [b"one", b"two", b"three"])
+    assert list(tfrecords.read_records(tmp_path / "x.tfrecord")) == [b"one", b"two", b"three"]
+    assert tfrecords.count_records(tmp_path / "x.tfrecord") == 3
+    assert (entry.name, entry.num_records) == ("x.tfrecord", 3)
+    assert entry.sha256 == files.file_sha256(tmp_path / "x.tfrecord")
+
+
+def has_full_device():
+    return os.path.exists("/dev/full") and stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+@pytest.mark.skipif(not has_full_device(), reason="needs a device that is always full")
+def test_full_disk_is_an_operating_system_error():
+    with pytest.raises(OSError, match=r"/dev/full: .*No space left"):
+        tfrecords.write_records("/dev/full", [b"x" * 100])
+
+
+def test_batches_follow_one_another(tmp_path):
+    tfrecords.write_records(tmp_path / "x.tfrecord", [b"%d" % i for i in range(7)])
+    batches = [
+        batch.numpy().tolist() for batch in tfrecords.read_batches(tmp_path / "x.tfrecord", batch_size=3)
+    ]
+    assert batches == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], [b"6"]]
+
+
+def test_batches_are_bounded_by_bytes(tmp_path):
+    """The largest record of a batch does not count: any can be read. Order and content do not change."""
+    path = tmp_path / "x.tfrecord"
+    sizes = [*[10] * 50, 5000, *[10] * 50, *[400] * 30, *[10] * 50]
+    serialized = [bytes([i % 256]) * size for i, size in enumerate(sizes)]
+    tfrecords.write_records(path, serialized)
+    batches = [batch.numpy().tolist() for batch in tfrecords.read_batches(path, 64, max_bytes=1000)]
+    assert [record for batch in batches for record in batch] == serialized
+    assert len(batches[0]) == 64  # 5,000 and 63 small ones
+    for batch in batches:
+        assert sum(map(len, batch)) - max(map(len, batch)) <= 1000
+    assert max(len(batch) for batch in batches if len(batch[0]) == 400) > 1
+    one_by_one = [len(batch) for batch in tfrecords.read_batches(path, 64, max_bytes=0)]
+    assert one_by_one == [1] * len(sizes)
+
+
+def test_sizes_are_read_from_headers(tmp_path, monkeypatch):
+    sizes = [3, 0, 500, 7, 90, 1]
+    tfrecords.write_records(tmp_path / "x.tfrecord", [b"x" * size for size in sizes])
+    for read_ahead in (8, 64, 2**20):  # headers are found across and beyond the pieces that are read
+        monkeypatch.setattr(frames, "READ_AHEAD", read_ahead)
+        assert list(frames.record_sizes(tmp_path / "x.tfrecord")) == sizes
+    content = bytearray((tmp_path / "x.tfrecord").read_bytes())
+    content[19 + 7] = 255  # of the second record's length
+    (tmp_path / "x.tfrecord").write_bytes(content)
+    assert list(frames.record_sizes(tmp_path / "x.tfrecord")) == sizes[:1]
+    with pytest.raises(InputError, match=r"x\.tfrecord, record 2: the record is truncated or corrupt"):
+        list(tfrecords.read_batches(tmp_path / "x.tfrecord", max_bytes=100))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (tf.errors.NotFoundError, FileNotFoundError),
+        (tf.errors.PermissionDeniedError, PermissionError),
+        (tf.errors.UnavailableError, OSError),
+        (tf.errors.UnimplementedError, OSError),
+    ],
+)
+def test_errors_of_tensorflow_name_the_file(unpacked, monkeypatch, error, kind):
+    class Failing:
+        def skip(self, count):
+            return self
+
+        def batch(self, size):
+            return self
+
+        def __iter__(self):
+            raise error(None, None, "as the store says")
+
+    monkeypatch.setattr(tfrecords.tf.data, "TFRecordDataset", lambda path: Failing())
+    with pytest.raises(kind, match=r"in\.tfrecord: as the store says") as found:
+        list(tfrecords.read_batches(unpacked))
+    assert not isinstance(found.value, InputError)
+
+
+def test_unpacked_records_are_read_in_columns(tmp_path):
+    features = make_features([5, 8, 2, 7, 8], 8)
+    sequences = load(write_features(tmp_path / "in.tfrecord", features))
+    assert sequences.lengths.tolist() == [5, 8, 2, 7, 8]
+    for index, (tokens, token_types, predictions, label) in enumerate(list_unpacked(features)):
+        one = take(sequences, np.array([index]))
+        assert one.tokens.tolist() == list(tokens)
+        assert one.token_type_ids.tolist() == list(token_types)
+        assert list(zip(one.prediction_positions, one.prediction_ids, strict=True)) == list(predictions)
+        assert one.next_sentence_labels.tolist() == [label]
+    assert sequences.origin(2).endswith("in.tfrecord, record 3")
+
+
+def test_files_of_other_widths_join(tmp_path):
+    first = make_features([5, 8], 8, num_slots=4)
+    second = make_features([3, 12], 16, seed=1, num_slots=9)
+    joined = concatenate(
+        [
+            load(write_features(tmp_path / "a.tfrecord", first)),
+            load(write_features(tmp_path / "b.tfrecord", second)),
+        ]
+    )
+    assert joined.lengths.tolist() == [5, 8, 3, 12]
+    assert joined.num_predictions.sum() == sum(
+        len(s[2]) for s in list_unpacked(first) + list_unpacked(second)
+    )
+    assert [joined.origin(i).split("/")[-1] for i in (1, 2)] == [
+        "a.tfrecord, record 2",
+        "b.tfrecord, record 1",
+    ]
+
+
+def test_predictions_in_any_order_become_ascending(tmp_path):
+    features = make_features([6], 8)
+    features[schema.MASKED_LM_POSITIONS][:] = [0, 4, 1, 3]
+    features[schema.MASKED_LM_IDS][:] = [90, 94, 91, 93]
+    features[schema.MASKED_LM_WEIGHTS][:] = [0, 1, 1, 1]
+    sequences = load(write_features(tmp_path / "in.tfrecord", features))
+    assert sequences.prediction_positions.tolist() == [1, 3, 4]
+    assert sequences.prediction_ids.tolist() == [91, 93, 94]
+
+
+def test_range_indices():
+    assert range_indices([5, 0], [3, 2]).tolist() == [5, 6, 7, 0, 1]
+
+
+# Files
+
+
+@pytest.mark.parametrize("content", [b"some text, longer than a header", b"\x1f\x8b" + bytes(50), b"short"])
+def test_not_a_tfrecord(tmp_path, content):
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"x\.tfrecord is not a TFRecord file"):
+        list(tfrecords.read_records(path))
+
+
+def test_truncated_and_corrupt_records_are_named(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    tfrecords.write_records(path, [b"a" * 20] * 3)  # 36 bytes each
+    content = path.read_bytes()
+    for cut in (1, 5, 25, 30, 35):  # the last three within the header, which TensorFlow lets pass
+        path.write_bytes(content[:-cut])
+        with pytest.raises(InputError, match=r"x\.tfrecord, record 3: the record is truncated or corrupt"):
+            list(tfrecords.read_records(path))
+    path.write_bytes(content[:50] + b"#" + content[51:])
+    with pytest.raises(InputError, match=r"x\.tfrecord, record 2: the record is truncated or corrupt"):
+        tfrecords.count_records(path)
+
+
+def test_empty_and_missing_files(tmp_path):
+    (tmp_path / "x.tfrecord").touch()
+    with pytest.raises(InputError, match=r"x\.tfrecord, which is empty"):
+        list(tfrecords.read_records(tmp_path / "x.tfrecord"))
+    with pytest.raises(OSError, match=r"none\.tfrecord"):
+        list(tfrecords.read_records(tmp_path / "none.tfrecord"))
+
+
+# Records
+
+
+def test_record_that_is_no_example(tmp_path):
+    good = serialize_examples(make_features([3], 4))
+    tfrecords.write_records(tmp_path / "x.tfrecord", [*good, b"\xff\xff\xff"])
+    with pytest.raises(InputError, match=r"record 2: must be a tf\.train\.Example"):
+        load(tmp_path / "x.tfrecord")
+
+
+def test_missing_feature_names_those_found(tmp_path):
+    good, bad = make_features([3, 3], 4), make_features([3], 4)
+    del bad[schema.MASKED_LM_IDS]
+    with pytest.raises(
+        InputError, match=r"record 1: features masked_lm_ids are missing\. Received: input_ids, "
+    ):
+        load(write_features(tmp_path / "x.tfrecord", bad))
+    serialized = serialize_examples(good) + serialize_examples(bad)
+    tfrecords.write_records(tmp_path / "y.tfrecord", serialized)
+    with pytest.raises(InputError, match=r"y\.tfrecord, record 3: features masked_lm_ids are missing"):
+        load(tmp_path / "y.tfrecord")
+
+
+def test_feature_of_another_length_or_type(tmp_path):
+    mixed = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
+    tfrecords.write_records(tmp_path / "x.tfrecord", mixed)
+    with pytest.raises(InputError, match=r"record 2: input_ids must have length 4.*Received: 5"):
+        load(tmp_path / "x.tfrecord")
+    wrong = make_features([3], 4)
+    wrong[schema.INPUT_MASK] = wrong[schema.INPUT_MASK][:, :3]
+    with pytest.raises(InputError, match=r"record 1: input_mask must have length 4\. Received: 3"):
+        load(write_features(tmp_path / "y.tfrecord", wrong))
+    text = tf.train.Example.FromString(mixed[0])
+    text.features.feature[schema.INPUT_IDS].bytes_list.value.append(b"words")
+    tfrecords.write_records(tmp_path / "z.tfrecord", [text.SerializeToString()])
+    with pytest.raises(
+        InputError, match=r"record 1: input_ids must be a int64_list\. Received: a bytes_list"
+    ):
+        load(tmp_path / "z.tfrecord")
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "message"),
+    [
+        (schema.INPUT_MASK, [1, 0, 1, 0], r"input_mask must be ones, then zeros\. Received: 1 at index 1"),
+        (schema.INPUT_MASK, [0, 0, 0, 0], r"input_mask must begin with 1"),
+        (schema.INPUT_MASK, [1, 2, 0, 0], r"input_mask must be 0 or 1\. Received: 2"),
+        (schema.INPUT_IDS, [1, 2**33, 1, 0], r"input_ids must be in 0\.\.2147483647\. Received: 8589934592"),
+        (schema.SEGMENT_IDS, [0, 5, 1, 0], r"segment_ids must be 0 or 1\. Received: 5"),
+        (schema.NEXT_SENTENCE_LABELS, [7], r"next_sentence_labels must be 0 or 1\. Received: 7"),
+        (
+            schema.MASKED_LM_POSITIONS,
+            [1, 3],
+            r"masked_lm_positions must lie within the sequence\. Received: 3",
+        ),
+        (schema.MASKED_LM_POSITIONS, [1, 1], r"masked_lm_positions must not name a position twice"),
+        (schema.MASKED_LM_WEIGHTS, [1, 0.5], r"masked_lm_weights must be 0 or 1\. Received: 0\.5"),
+    ],
+)
+def test_nonsense_is_named_by_record(tmp_path, feature, values, message):
+    features = make_features([3, 3, 3], 4, num_slots=2)
+    features[schema.MASKED_LM_POSITIONS][:] = [1, 2]
+    features[schema.MASKED_LM_WEIGHTS][:] = 1
+    features[feature][1] = values
+    with pytest.raises(InputError, match=rf"x\.tfrecord, record 2: {message}"):
+        load(write_features(tmp_path / "x.tfrecord", features))
+
+
+def test_negative_ids_are_refused(tmp_path):
+    record = tf.train.Example.FromString(serialize_examples(make_features([3], 4))[0])
+    record.features.feature[schema.INPUT_IDS].int64_list.value[1] = -4
+    tfrecords.write_records(tmp_path / "x.tfrecord", [record.SerializeToString()])
+    with pytest.raises(InputError, match=r"record 1: input_ids must be in .*Received: -4 at index 1"):
+        load(tmp_path / "x.tfrecord")
+
+
+# Packed files
+
+PACK = {
+    schema.INPUT_IDS: [2, 7, 4, 3, 2, 9, 3, 0],
+    schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],
+    schema.SEGMENT_IDS: [0, 0, 1, 1, 0, 0, 0, 0],
+    schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 0],
+    schema.MASKED_LM_POSITIONS: [2, 5, 0],
+    schema.MASKED_LM_IDS: [8, 9, 0],
+    schema.MASKED_LM_WEIGHTS: [1, 2, 0],
+    schema.NEXT_SENTENCE_POSITIONS: [0, 4, 0],
+    schema.NEXT_SENTENCE_LABELS: [1, 0, 0],
+    schema.NEXT_SENTENCE_WEIGHTS: [1, 1, 0],
+}
+
+
+def write_pack(path, **changed):
+    features = {name: np.array([changed.get(name, values)]) for name, values in PACK.items()}
+    return write_features(path, features)
+
+
+def test_pack_is_read_as_its_sequences(tmp_path):
+    (sequences,) = read_packed(write_pack(tmp_path / "p.tfrecord"))
+    assert sequences.lengths.tolist() == [4, 3]
+    assert sequences.tokens.tolist() == [2, 7, 4, 3, 2, 9, 3]
+    assert sequences.token_type_ids.tolist() == [0, 0, 1, 1, 0, 0, 0]
+    assert sequences.num_predictions.tolist() == [1, 1]
+    assert sequences.prediction_positions.tolist() == [2, 1]
+    assert sequences.prediction_ids.tolist() == [8, 9]
+    assert sequences.next_sentence_labels.tolist() == [1, 0]
+    assert sequences.record_numbers.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("feature", "values"),
+    [
+        (schema.INPUT_MASK, [2, 2, 2, 2, 1, 1, 1, 0]),
+        (schema.INPUT_MASK, [1, 1, 1, 1, 3, 3, 3, 0]),
+        (schema.INPUT_MASK, [1, 1, 1, 0, 2, 2, 2, 0]),
+        (schema.INPUT_MASK, [1, 1, 1, 1, 2, 2, 1, 0]),
+        (schema.INPUT_MASK, [1, 1, 1, 2, 2, 2, 2, 0]),
+        (schema.INPUT_MASK, [0, 0, 0, 0, 0, 0, 0, 0]),
+        (schema.INPUT_MASK, [1, 2, 3, 4, 4, 4, 4, 0]),
+        (schema.INPUT_IDS, [2, 7, 4, 3, 2, 9, 3, 5]),
+        (schema.SEGMENT_IDS, [0, 0, 1, 1, 0, 0, 0, 1]),
+        (schema.SEGMENT_IDS, [0, 0, 1, 1, 2, 2, 2, 0]),
+        (schema.POSITION_IDS, [0, 1, 2, 3, 4, 5, 6, 0]),
+        (schema.POSITION_IDS, [0, 1, 2, 3, 0, 1, 2, 3]),
+        (schema.MASKED_LM_POSITIONS, [5, 2, 0]),
+        (schema.MASKED_LM_POSITIONS, [2, 8, 0]),
+        (schema.MASKED_LM_POSITIONS, [2, 5, 6]),
+        (schema.MASKED_LM_POSITIONS, [2, 2, 0]),
+        (schema.MASKED_LM_IDS, [8, 9, 9]),
+        (schema.MASKED_LM_WEIGHTS, [1, 1, 0]),
+        (schema.MASKED_LM_WEIGHTS, [2, 1, 0]),
+        (schema.MASKED_LM_WEIGHTS, [0, 2, 0]),
+        (schema.MASKED_LM_WEIGHTS, [1, 1.5, 0]),
+        (schema.NEXT_SENTENCE_POSITIONS, [0, 3, 0]),
+        (schema.NEXT_SENTENCE_POSITIONS, [4, 0, 0]),
+        (schema.NEXT_SENTENCE_LABELS, [1, 0, 1]),
+        (schema.NEXT_SENTENCE_LABELS, [1, 3, 0]),
+        (schema.NEXT_SENTENCE_WEIGHTS, [1, 1, 1]),
+        (schema.NEXT_SENTENCE_WEIGHTS, [1, 0, 0]),
+    ],
+)
+def test_broken_layout_is_refused(tmp_path, feature, values):
+    with pytest.raises(LayoutError, match=r"p\.tfrecord, record 1: .* must .*Received: "):
+        list(read_packed(write_pack(tmp_path / "p.tfrecord", **{feature: values})))
+
+
+def test_pack_spec(tmp_path):
+    path = write_pack(tmp_path / "p.tfrecord")
+    assert tfrecords.read_pack_spec([path, path]) == schema.PackSpec(8, 3, 3)
+
+
+def test_pack_specs_that_disagree(tmp_path):
+    paths = [
+        write_pack(tmp_path / "a.tfrecord"),
+        write_pack(
+            tmp_path / "b.tfrecord",
+            masked_lm_positions=[2, 5],
+            masked_lm_ids=[8, 9],
+            masked_lm_weights=[1, 2],
+        ),
+    ]
+    with pytest.raises(InputError, match=r"a\.tfrecord: 8, 3, 3; .*b\.tfrecord: 8, 3, 2\."):
+        tfrecords.read_pack_spec(paths)
+
+
+def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
+    command = (
+        rf"python data_gen/pack_tfrecords\.py --input_file={unpacked} --max_seq_length=\d+ --output_dir=\S+"
+    )
+    with pytest.raises(InputError, match=rf"holds unpacked records; pack them first: {command}"):
+        tfrecords.read_pack_spec([unpacked])
+
+
+def test_packed_where_unpacked_is_wanted(tmp_path):
+    with pytest.raises(InputError, match="packed already"):
+        list(read_unpacked(write_pack(tmp_path / "p.tfrecord")))

@@ -1,0 +1,116 @@
+"""Each ablation breaks what it names and nothing else, is off by default, and cannot hide."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from tiny import CONFIG, make_engine, to_floats, write_data
+
+import run_pretraining
+from bert_packed.checkpoints import starting_weights
+from bert_packed.config import ABLATIONS, ModelConfig, TrainConfig, ablate, ablations
+from bert_packed.evaluation import contamination
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.objectives.losses import pretraining_sums
+from data_gen.cli import command_line
+from data_gen.cli.settings import InputError
+
+SINGLE = [name for name, fields in ABLATIONS.items() if len(fields) == 1]
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return packed_and_unpacked()
+
+
+def largest_differences(config, batches):
+    """Per sequence in the pack, by slot: how far packed hidden states are from unpacked ones."""
+    model = build_pretraining_model(config, seed=1)
+    together, alone = (np.asarray(model.encode(batch)) for batch in batches)
+    result, new = {}, 0
+    for row in range(5):
+        for slot in range(1, int(batches[0]["sequence_ids"][row].max()) + 1):
+            one = together[row][batches[0]["sequence_ids"][row] == slot]
+            result[row, slot] = np.abs(one - alone[new][: len(one)]).max()
+            new += 1
+    assert len(result) == 11
+    return result
+
+
+def test_off_by_default():
+    assert ablations(ModelConfig()) == [] and ablate(CONFIG, "") == CONFIG
+    assert TrainConfig(input_file="x", output_dir="y").ablation == ""
+
+
+def test_separator_only_is_all_three():
+    assert ablations(ablate(CONFIG, "separator_only")) == SINGLE
+    assert ablate(CONFIG, ",".join(SINGLE)) == ablate(CONFIG, "separator_only")
+
+
+def test_without_mask_neighbours_are_seen(batches):
+    found = largest_differences(ablate(CONFIG, "no_attention_mask"), batches)
+    assert all((size > 1e-3) == (row in (0, 1, 3)) for (row, _), size in found.items())
+
+
+def test_without_reset_only_later_sequences_move(batches):
+    found = largest_differences(ablate(CONFIG, "no_position_reset"), batches)
+    assert all((size > 1e-3) == (slot > 1) for (_, slot), size in found.items())
+
+
+def test_without_next_sentence_its_head_does_not_learn(batches):
+    want = to_floats(make_engine().eval_step(batches[0]))
+    engine = make_engine()
+    engine.sums = lambda outputs, batch: pretraining_sums(outputs, batch, "per_sequence", next_sentence=False)
+    gradients, got = engine.gradients(batches[0])
+    assert float(got["nsp_loss"]) == 0 and float(got["mlm_loss"]) == pytest.approx(want["mlm_loss"])
+    for variable, gradient in zip(engine.model.trainable_variables, gradients, strict=True):
+        is_elsewhere = not variable.path.startswith("pretraining/next_sentence")
+        assert np.any(np.asarray(gradient)) == is_elsewhere, variable
+
+
+@pytest.mark.parametrize("name", ["no_attention_mask", "no_position_reset", "separator_only"])
+def test_the_audit_sees_it(batches, name):
+    engine = make_engine(config=ablate(CONFIG, name), micro_batch_size=5)
+    checks = contamination.audit(engine, batches[0], "per_sequence", compile=lambda function, _: function)
+    assert "unpacked: hidden_states" in [check.name for check in checks if not check.passed]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    return folder
+
+
+def train(data, output_dir, **changes):
+    flags = {
+        "input_file": f"{data}/*.tfrecord",
+        "output_dir": output_dir,
+        "bert_config_file": data / "bert_config.json",
+        "train_batch_size": 2,
+        "num_train_steps": 1,
+        **changes,
+    }
+    argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
+    return command_line.run(run_pretraining.main, TrainConfig, "", argv)
+
+
+def test_a_run_says_so_and_its_checkpoint_keeps_it(data, tmp_path, capsys):
+    assert train(data, tmp_path / "run", ablation="no_position_reset,no_next_sentence") == 0
+    printed = capsys.readouterr().out
+    assert "ABLATION   no_position_reset, no_next_sentence: PACKING IS BROKEN ON PURPOSE" in printed
+    stored = starting_weights.read_config(tmp_path / "run")
+    assert ablations(stored) == ["no_position_reset", "no_next_sentence"]
+
+
+def test_mistakes(data, tmp_path, capsys):
+    assert train(data, tmp_path / "run", ablation="no_mask") == 2
+    assert "must be empty or a comma-separated list of no_attention_mask" in capsys.readouterr().err
+    short = dataclasses.replace(ablate(CONFIG, "no_position_reset"), max_position_embeddings=23)
+    from bert_packed.runs.pretraining import build_engine
+    from bert_packed.runs.pretraining_data import read_data
+
+    config = TrainConfig(input_file=f"{data}/*.tfrecord", output_dir=str(tmp_path))
+    with pytest.raises(InputError, match=r"max_position_embeddings=23\. Received: 24"):
+        build_engine(config, short, read_data(config))

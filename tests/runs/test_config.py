@@ -1,0 +1,97 @@
+"""Configs: the published sizes, bert_config.json, and every rule with its message."""
+
+import json
+
+import pytest
+
+from bert_packed.config import MODEL_SIZES, ModelConfig, TrainConfig, load_model_config
+from data_gen.cli.settings import InputError
+
+SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
+GIVEN = {"input_file": "x", "output_dir": "y"}
+
+
+def test_published_sizes():
+    shapes = {
+        name: (c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size)
+        for name, c in MODEL_SIZES.items()
+    }
+    assert shapes == {
+        "bert-tiny": (2, 128, 2, 512),
+        "bert-mini": (4, 256, 4, 1024),
+        "bert-small": (4, 512, 8, 2048),
+        "bert-medium": (8, 512, 8, 2048),
+        "bert-base": (12, 768, 12, 3072),
+        "bert-large": (24, 1024, 16, 4096),
+    }
+
+
+def test_vocabulary_of_a_named_size_is_the_datas():
+    assert load_model_config("bert-mini").vocab_size == 30522
+    assert load_model_config("bert-mini", 8192).vocab_size == 8192
+
+
+def test_config_file(tmp_path):
+    path = tmp_path / "bert_config.json"
+    path.write_text(json.dumps({**SHAPE, "architectures": ["Bert"]}))
+    config = load_model_config(str(path), vocab_size=7)
+    assert (config.hidden_size, config.num_attention_heads, config.vocab_size) == (8, 2, 99)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "must be JSON"),
+        ("[]", "must hold a JSON object. Received: list"),
+        (
+            json.dumps({**SHAPE, "hidden_act": "swish"}),
+            "`hidden_act` must be one of gelu, gelu_new, relu. Received: 'swish'",
+        ),
+        (json.dumps({**SHAPE, "hidden_size": 9}), "`num_attention_heads` must divide `hidden_size`"),
+        (json.dumps({**SHAPE, "hidden_size": "10"}), "`hidden_size` must be a whole number"),
+        ('{"num_layers": 2, "hidden": 16}', "must have hidden_size, .* Received: no hidden_size"),
+        ('{"position_embedding_type": "relative_key"}', "absolute positions"),
+    ],
+)
+def test_bad_config_files(tmp_path, content, message):
+    path = tmp_path / "bert_config.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load_model_config(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_unknown_size():
+    with pytest.raises(InputError, match=r"one of bert-tiny, .* or an existing file. Received: 'bert-huge'"):
+        load_model_config("bert-huge")
+
+
+def test_heads_must_divide_width():
+    with pytest.raises(InputError) as caught:
+        ModelConfig(num_attention_heads=5)
+    assert str(caught.value) == (
+        "`num_attention_heads` must divide `hidden_size`. Received: num_attention_heads=5, hidden_size=768."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"input_file": ""}, "`input_file` must be given"),
+        ({"output_dir": ""}, "`output_dir` must be given"),
+        ({"micro_batch_size": 5}, "`micro_batch_size` must divide `train_batch_size`"),
+        ({"mlm_loss": "per_pack"}, "one of per_sequence, per_token. Received: 'per_pack'"),
+        ({"packing_correction": "lr"}, "one of none, betas"),
+        ({"train_batch_size": 0}, "`train_batch_size` must be at least 1"),
+        ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1. Received: -0.5."),
+        ({"learning_rate": -1.0}, "`learning_rate` must be at least 0"),
+    ],
+)
+def test_bad_train_configs(values, message):
+    with pytest.raises(InputError, match=message):
+        TrainConfig(**{**GIVEN, **values})
+
+
+def test_micro_batch_defaults_to_the_whole_batch():
+    assert TrainConfig(**GIVEN, train_batch_size=6).packs_at_once == 6
+    assert TrainConfig(**GIVEN, train_batch_size=6, micro_batch_size=2).packs_at_once == 2

@@ -1,0 +1,174 @@
+"""When a run may start or continue: same flags, facts and bytes, an own directory, one process."""
+
+import contextlib
+import dataclasses
+import shutil
+
+import pytest
+from tiny import write_data
+
+from bert_packed.config import TrainConfig
+from bert_packed.runs.run_directory import (
+    describe_inputs,
+    find_checkpoint,
+    locked,
+    remove_partial,
+    start_run,
+)
+from data_gen.cli.command_line import write_json
+from data_gen.cli.settings import InputError
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "data").mkdir()
+    return write_data(tmp_path / "data")
+
+
+@pytest.fixture
+def started(tmp_path, files):
+    """A run with a checkpoint: its folder, config and facts."""
+    config = TrainConfig(input_file="data/*", output_dir=str(tmp_path / "run"))
+    facts = {
+        "inputs": {"input_file": describe_inputs(files), "eval_input_file": []},
+        "model": {"hidden_size": 8, "hidden_act": "gelu"},
+        "data": {"packing_factor": 2.0, "vocabularies": ["1"]},
+    }
+    with locked(config.output_dir) as folder:
+        assert find_checkpoint(folder, config, facts) is None
+        start_run(folder, config, facts)
+        (folder / "checkpoint-1").mkdir()
+    return folder, config, facts
+
+
+def test_same_run_continues_from_its_newest_checkpoint(started):
+    folder, config, facts = started
+    for step in (2, 10):
+        (folder / f"checkpoint-{step}").mkdir()
+    (folder / "checkpoint-20.partial").mkdir()
+    assert find_checkpoint(folder, config, facts) == folder / "checkpoint-10"
+    remove_partial(folder)
+    assert not (folder / "checkpoint-20.partial").exists()
+    flags = (folder / "resolved.flags").read_text()
+    assert "--train_batch_size=32\n" in flags and "overwrite" not in flags
+
+
+def test_every_difference_is_named(started):
+    folder, config, facts = started
+    changed = dataclasses.replace(config, learning_rate=0.5, mlm_loss="per_token")
+    others = {
+        **facts,
+        "model": {"hidden_size": 8, "hidden_act": "relu"},
+        "data": {"packing_factor": 1.5, "vocabularies": ["1"]},
+    }
+    with pytest.raises(InputError, match="a run must continue as it was") as caught:
+        find_checkpoint(folder, changed, others)
+    for difference in (
+        "learning_rate 0.001 -> 0.5",
+        "mlm_loss 'per_sequence' -> 'per_token'",
+        "hidden_act of the model 'gelu' -> 'relu'",
+        "packing_factor of the data 2.0 -> 1.5",
+    ):
+        assert difference in str(caught.value)
+
+
+def test_settings_that_change_no_result_may_change(started):
+    folder, config, facts = started
+    for change in ({"keep_checkpoint_max": 9}, {"save_checkpoints_steps": 7}, {"output_dir": "elsewhere"}):
+        assert find_checkpoint(folder, dataclasses.replace(config, **change), facts)
+
+
+def test_changed_added_and_removed_inputs_are_named(started, files):
+    folder, config, facts = started
+    before = facts["inputs"]["input_file"]
+    changed = [dict(entry) for entry in before]
+    changed[1]["sha256"] = "0"
+    added = [*before, {"path": "more", "sha256": "1", "num_records": 1}]
+    for entries, named in ((changed, f"{files[1]} changed"), (added, "more"), (before[:1], files[1])):
+        others = {**facts, "inputs": {**facts["inputs"], "input_file": entries}}
+        with pytest.raises(InputError, match="a run must continue as it was") as caught:
+            find_checkpoint(folder, config, others)
+        assert f"input_file {named}" in str(caught.value)
+
+
+def test_a_start_without_a_checkpoint_may_change_its_flags(started):
+    folder, config, facts = started
+    (folder / "checkpoint-1").rmdir()
+    (folder / "metrics.csv").write_text("step\n")
+    corrected = dataclasses.replace(config, learning_rate=0.5)
+    assert find_checkpoint(folder, corrected, facts) is None
+    start_run(folder, corrected, facts)
+    assert not (folder / "metrics.csv").exists()
+    (folder / "checkpoint-1").mkdir()
+    with pytest.raises(InputError, match=r"learning_rate 0\.5 -> 0\.001"):
+        find_checkpoint(folder, config, facts)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("is_run", [False, True])
+def test_other_peoples_files_are_refused_and_kept(started, overwrite, is_run):
+    folder, config, facts = started
+    (folder / "thesis.txt").write_text("mine")
+    (folder / "tensorboard").mkdir()
+    if not is_run:
+        (folder / "run.json").unlink()
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(InputError, match=r"must be empty or hold this run\. Received: .* thesis\.txt"):
+        find_checkpoint(folder, dataclasses.replace(config, overwrite=overwrite), facts)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_another_tools_checkpoints_are_refused_and_kept(tmp_path, started):
+    _, config, facts = started
+    (tmp_path / "other" / "checkpoint-500").mkdir(parents=True)
+    with pytest.raises(InputError, match="which holds checkpoint-500"):
+        find_checkpoint(tmp_path / "other", dataclasses.replace(config, overwrite=True), facts)
+    assert (tmp_path / "other" / "checkpoint-500").exists()
+
+
+def test_overwrite_starts_anew(started):
+    folder, config, facts = started
+    (folder / "checkpoint-20.partial").mkdir()
+    (folder / "metrics.csv").write_text("step\n")
+    changed = dataclasses.replace(config, overwrite=True, learning_rate=1.0)
+    assert find_checkpoint(folder, changed, facts) is None
+    assert (folder / "checkpoint-1").exists()  # until the new run is known to start
+    start_run(folder, changed, facts)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "resolved.flags", "run.json"]
+
+
+def test_damaged_record_of_a_run(started):
+    folder, config, facts = started
+    (folder / "run.json").write_text('{"flags": ')
+    with pytest.raises(InputError, match=r"run\.json must be complete JSON"):
+        find_checkpoint(folder, config, facts)
+
+
+def test_one_run_at_a_time(tmp_path):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(tmp_path / "run"))
+        with pytest.raises(InputError, match="must not be used by another run"):
+            stack.enter_context(locked(tmp_path / "run"))
+
+
+def test_output_directory_that_is_a_file(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(InputError, match="which is a file"), locked(tmp_path / "run"):
+        pass
+
+
+def test_counts_come_from_a_manifest_that_fits(files):
+    plain = describe_inputs(files)
+    assert [entry["num_records"] for entry in plain] == [9, 6]
+    folder = files[0].rpartition("/")[0]
+    listed = [
+        {"name": entry["path"].rpartition("/")[2], "sha256": entry["sha256"], "num_records": 70 + i}
+        for i, entry in enumerate(plain)
+    ]
+    write_json(f"{folder}/manifest.json", {"kind": "of another tool", "files": ["a"]})
+    assert [entry["num_records"] for entry in describe_inputs(files)] == [9, 6]
+    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": listed})
+    assert [entry["num_records"] for entry in describe_inputs(files)] == [70, 71]
+    shutil.copy(files[0], files[1])
+    with pytest.raises(InputError, match=r"must be the file that its manifest\.json lists"):
+        describe_inputs(files)

@@ -1,0 +1,113 @@
+"""GLUE files: read in their official form, cut as BERT cuts, scored by each task's metrics."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_packed.evaluation import glue_metrics
+from data_gen.cli.settings import InputError
+from data_gen.tasks.glue import TASKS, cut_sizes, make_glue_sequences, read_glue
+from data_gen.text import tokenization
+
+FILES = {
+    "CoLA": (
+        'gj04\t1\t\tThe "cat sat.\ngj04\t0\t*\tCat the sat.\n',
+        [1, 0],
+        [['The "cat sat.', "Cat the sat."]],
+    ),
+    "SST-2": ('sentence\tlabel\na "b \t1\nc \t0\n', [1, 0], [['a "b ', "c "]]),
+    "MRPC": (
+        '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb\n0\t7\t8\tc\t"d\n',
+        [1, 0],
+        [["a", "c"], ["b", '"d']],
+    ),
+    "RTE": (
+        "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tnot_entailment\n1\tc\td\tentailment\n",
+        [1, 0],
+        [["a", "c"], ["b", "d"]],
+    ),
+    "STS-B": (
+        "index\tgenre\tsentence1\tsentence2\tscore\n0\tg\ta\tb\t2.5\n1\tg\tc\td\t5.000\n",
+        [2.5, 5.0],
+        [["a", "c"], ["b", "d"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(tmp_path, name):
+    text, labels, texts = FILES[name]
+    path = tmp_path / "train.tsv"
+    path.write_bytes(text.encode())
+    found = read_glue(path, TASKS[name])
+    assert found.labels.tolist() == labels
+    assert found.texts == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "SST-2",
+            "sentence\tlabel\na\t1\nb\n",
+            r"train.tsv, line 3: must have at least 2 columns. Received: 1: 'b'",
+        ),
+        (
+            "SST-2",
+            "sentence\tlabel\na\tx\n",
+            r"line 2: the label of SST-2 must be one of 0, 1. Received: 'x'",
+        ),
+        ("STS-B", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: the label of STS-B must be a number"),
+        ("CoLA", "gj04\t2\t\ta\n", r"line 1: the label of CoLA must be one of 0, 1. Received: '2'"),
+        ("RTE", "a\tb\n", r"must have a column 'sentence1'. Received: a, b"),
+        ("RTE", "sentence1\tsentence2\tlabel\n", r"must have a line below its header"),
+        ("RTE", "", r"must have a line. Received: an empty file"),
+    ],
+)
+def test_bad_files(tmp_path, name, text, message):
+    path = tmp_path / "train.tsv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_glue(path, TASKS[name])
+    with pytest.raises(InputError, match=r"dev.tsv must exist"):
+        read_glue(tmp_path / "dev.tsv", TASKS[name])
+
+
+def test_pairs_lose_the_end_of_the_longer_text():
+    assert cut_sizes([5, 9], 8) == [4, 4]
+    assert cut_sizes([9, 2], 8) == [6, 2]
+    assert cut_sizes([2, 3], 8) == [2, 3]
+    assert cut_sizes([4, 4], 7) == [4, 3]
+    assert cut_sizes([9], 7) == [7]
+
+
+def test_sequences():
+    vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, "a", "b", "c"))
+    tokenizer = tokenization.make_tokenizer(vocabulary, True)
+    cls, sep, a, b = 2, 3, 5, 6
+    pair, num_cut = make_glue_sequences([["a a", "a"], ["b", "b b b b"]], tokenizer, vocabulary, 7)
+    assert num_cut == 1
+    assert pair.tokens.tolist() == [cls, a, a, sep, b, sep, cls, a, sep, b, b, b, sep]
+    assert pair.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1]
+    assert pair.lengths.tolist() == [6, 7]
+    single, num_cut = make_glue_sequences([["a b", ""]], tokenizer, vocabulary, 8)
+    assert (single.tokens.tolist(), num_cut) == ([cls, a, b, sep, cls, sep], 0)
+
+
+def test_metrics_by_hand():
+    predicted, true = np.array([1, 1, 0, 0, 1, 0]), np.array([1, 0, 0, 1, 1, 0])
+    assert glue_metrics.accuracy(predicted, true) == pytest.approx(4 / 6)
+    assert glue_metrics.f1(predicted, true) == pytest.approx(4 / 6)
+    # 2 and 2 right, 1 and 1 wrong of each kind: (2 * 2 - 1 * 1) / sqrt(3 * 3 * 3 * 3)
+    assert glue_metrics.matthews(predicted, true) == pytest.approx(3 / 9)
+    assert glue_metrics.matthews(np.ones(6, int), true) == 0.0
+    assert glue_metrics.f1(np.zeros(2, int), np.zeros(2, int)) == 0.0
+
+
+def test_correlations_equal_scipys():
+    rng = np.random.default_rng(0)
+    one = rng.integers(0, 6, 40).astype(np.float32)
+    other = one + rng.normal(size=40)
+    assert glue_metrics.pearson(one, other) == pytest.approx(stats.pearsonr(one, other).statistic)
+    assert glue_metrics.spearman(one, other) == pytest.approx(stats.spearmanr(one, other).statistic)
+    assert glue_metrics.spearman(one, np.exp(one)) == pytest.approx(1.0)

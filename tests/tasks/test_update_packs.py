@@ -1,0 +1,134 @@
+"""Steps of equally many sequences: each epoch whole, the same sequences packed or not, packs that fit."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from data_gen.cli.settings import InputError
+from data_gen.packing.algorithms import ALGORITHM_NAMES
+from data_gen.records.sequences import make_sequences
+from data_gen.tasks.update_packs import assemble_filled, by_slot, check_depth, pack_all, plan_updates
+
+LENGTHS = np.random.default_rng(0).integers(3, 16, 101).astype(np.int64)
+
+
+def plan(depth="max", num_updates=20, batch_size=16, algorithm="cghp", seed=3, lengths=LENGTHS):
+    return plan_updates(lengths, num_updates, batch_size, 24, depth, algorithm, seed)
+
+
+def step_members(updates):
+    return [sorted(packs.members.tolist()) for packs in updates.packs]
+
+
+@pytest.mark.parametrize("depth", ["max", 3, 1])
+@pytest.mark.parametrize("algorithm", ["cghp", "bfd", "spfhp"])
+def test_every_step_has_the_batch_and_every_epoch_each_sequence_once(depth, algorithm):
+    updates = plan(depth, algorithm=algorithm)
+    assert len(updates.packs) == 20
+    assert {len(packs.members) for packs in updates.packs} == {16}
+    drawn = np.concatenate([packs.members for packs in updates.packs])
+    assert len(drawn) == 320
+    # 320 = 3 epochs of 101 and 17 more: whatever the order within the steps
+    counts = np.bincount(drawn, minlength=101)
+    assert (counts.min(), counts.max(), counts.sum()) == (3, 4, 320)
+
+
+@pytest.mark.parametrize("depth", ["max", 3, 2, 1])
+def test_packs_fit(depth):
+    updates = plan(depth)
+    for packs in updates.packs:
+        depths = np.diff(packs.offsets)
+        assert depths.min() >= 1 and depths.max() <= updates.spec.max_sequences_per_pack
+        assert depth == "max" or depths.max() <= depth
+        assert np.add.reduceat(LENGTHS[packs.members], packs.offsets[:-1]).max() <= 24
+    assert updates.num_packs == max(map(len, updates.packs))
+
+
+def test_packed_and_unpacked_runs_see_the_same_sequences_in_each_step():
+    packed, shallow, unpacked = plan("max"), plan(2), plan(1)
+    assert step_members(packed) == step_members(shallow) == step_members(unpacked)
+    assert packed.packing_factor > shallow.packing_factor > unpacked.packing_factor == 1
+    assert unpacked.num_packs == 16
+    assert step_members(packed) != step_members(plan("max", seed=4))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
+def test_every_algorithm_packs_long_sequences_and_sees_the_same_ones(algorithm):
+    lengths = np.random.default_rng(2).integers(60, 200, 24).astype(np.int64)
+    check_depth(algorithm, 384, 3)
+    updates = plan_updates(lengths, 3, 8, 384, 3, algorithm, 0)
+    unpacked = plan_updates(lengths, 3, 8, 384, 1, "cghp", 0)
+    assert step_members(updates) == step_members(unpacked)
+    assert updates.spec.max_sequences_per_pack <= 3 and updates.packing_factor > 1
+    assert sorted(pack_all(lengths, 384, 3, algorithm)[0].members.tolist()) == list(range(24))
+
+
+@pytest.mark.parametrize("algorithm", ["nnlshp", "ennlshp"])
+def test_depths_that_least_squares_cannot_list_are_refused(algorithm):
+    for depth in ("max", 20):
+        with pytest.raises(InputError, match=f"`max_sequences_per_pack` must be lower .* Received: {depth}"):
+            check_depth(algorithm, 384, depth)
+
+
+def test_longer_runs_begin_alike():
+    assert step_members(plan(num_updates=40))[:20] == step_members(plan())
+
+
+def test_steps_are_nearly_as_full_as_the_whole():
+    lengths = np.random.default_rng(1).integers(20, 200, 3000).astype(np.int64)
+    updates = plan_updates(lengths, 90, 32, 256, "max", "cghp", 0)
+    packs, _ = pack_all(lengths, 256, "max", "cghp")
+    assert updates.packing_factor > 0.97 * len(lengths) / len(packs)
+    assert updates.efficiency(lengths) > 0.95
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 101, 250])
+def test_any_batch_size(batch_size):
+    updates = plan(batch_size=batch_size, num_updates=6)
+    assert {len(packs.members) for packs in updates.packs} == {batch_size}
+    drawn = np.bincount(np.concatenate([packs.members for packs in updates.packs]), minlength=101)
+    assert drawn.max() - drawn.min() <= 1 or batch_size == 250
+
+
+def test_few_sequences_fill_large_steps():
+    updates = plan_updates(np.array([5, 7], np.int64), 3, 5, 24, "max", "cghp", 0)
+    counts = np.array([np.bincount(packs.members, minlength=2) for packs in updates.packs])
+    assert counts.sum(axis=1).tolist() == [5, 5, 5]
+    assert (np.abs(np.diff(np.cumsum(counts, axis=0))) <= 1).all()  # no epoch begins before the last ends
+
+
+def test_values_by_slot_equal_a_loop():
+    updates = plan("max", num_updates=2)
+    values, packs = np.arange(100, 201), updates.packs[0]
+    found = by_slot(values, packs, updates.spec.max_sequences_per_pack, 20)
+    for row in range(20):
+        members = packs.members[packs.offsets[row] : packs.offsets[row + 1]] if row < len(packs) else []
+        want = [values[member] for member in members]
+        want += [0] * (updates.spec.max_sequences_per_pack - len(want))
+        assert found[row].tolist() == want
+
+
+def test_assembled_steps_hold_their_tokens():
+    counter = itertools.count(1)
+    tokens = [[next(counter)] * length for length in LENGTHS.tolist()]  # each sequence its own number
+    sequences = make_sequences(
+        [token for ids in tokens for token in ids],
+        np.zeros(LENGTHS.sum()),
+        LENGTHS,
+        [],
+        [],
+        np.zeros(101, int),
+        np.zeros(101),
+        np.arange(1, 102),
+        "x",
+    )
+    updates = plan("max")
+    packs = updates.packs[0]
+    arrays = assemble_filled(sequences, packs, updates.spec, updates.num_packs + 2)
+    assert {len(values) for values in arrays.values()} == {updates.num_packs + 2}
+    counted = np.bincount(arrays["input_ids"].reshape(-1), minlength=102)[1:]
+    wanted = np.zeros(101, int)
+    wanted[packs.members] = LENGTHS[packs.members]
+    assert counted.tolist() == wanted.tolist()
+    assert not arrays["input_mask"][len(packs) :].any()

@@ -1,0 +1,288 @@
+"""Segments come from the right documents, nothing is lost, and every label restores its token."""
+
+import numpy as np
+import pytest
+
+from data_gen import schema
+from data_gen.records.sequences import to_offsets
+from data_gen.text import instances, masking
+from data_gen.text.token_corpus import TokenCorpus
+from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary
+
+NUM_SPECIAL_TOKENS = len(SPECIAL_TOKENS)
+
+
+def make_corpus(documents):
+    """A corpus in which every token occurs once, so that it tells where it came from.
+
+    Args:
+        documents: List of lists of sentence lengths.
+    """
+    sentences = [length for document in documents for length in document]
+    token_ids = np.arange(sum(sentences), dtype=np.int32) + NUM_SPECIAL_TOKENS
+    corpus = TokenCorpus(token_ids, to_offsets(sentences), to_offsets([len(d) for d in documents]))
+    words = [f"{'##' if i % 3 == 1 else ''}w{i}" for i in range(len(token_ids))]
+    return corpus, Vocabulary((*SPECIAL_TOKENS, *words))
+
+
+def random_documents(seed, num_documents=20, max_sentence_length=30):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, max_sentence_length, rng.integers(1, 40)).tolist() for _ in range(num_documents)]
+
+
+def make(corpus, vocabulary, rules, num_duplicates=1, documents=None, seed=1):
+    documents = np.arange(corpus.num_documents) if documents is None else np.asarray(documents)
+    pairs = [(duplicate, document) for duplicate in range(num_duplicates) for document in documents]
+    return instances.make_instances(corpus, pairs, documents, vocabulary, rules, seed, 0)
+
+
+def draw_all(corpus, documents, rules, seed=0):
+    """Yield (document, segments) for every document."""
+    for document in documents:
+        rng = instances.document_generator(seed, 0, 0, document)
+        yield document, instances.draw_segments(corpus, document, np.asarray(documents), rules, rng)
+
+
+def document_of(corpus, position):
+    sentence = np.searchsorted(corpus.sentence_offsets, position, side="right") - 1
+    return int(np.searchsorted(corpus.document_offsets, sentence, side="right") - 1)
+
+
+@pytest.mark.parametrize("max_seq_length", [8, 33, 128])
+def test_segments_come_from_the_right_documents(max_seq_length):
+    corpus, _ = make_corpus(random_documents(0))
+    rules = instances.InstanceRules(max_seq_length, 20)
+    split = [1, 3, 4, 9, 15]
+    seen = {0: 0, 1: 0}
+    for document, segments in draw_all(corpus, split, rules):
+        assert segments
+        for a_begin, a_end, b_begin, b_end, is_random in segments:
+            assert a_begin < a_end and b_begin < b_end
+            assert a_end - a_begin + b_end - b_begin <= max_seq_length - 3
+            documents_a = {document_of(corpus, a_begin), document_of(corpus, a_end - 1)}
+            documents_b = {document_of(corpus, b_begin), document_of(corpus, b_end - 1)}
+            assert documents_a == {document}
+            assert len(documents_b) == 1 and documents_b <= set(split)
+            assert (documents_b == {document}) == (not is_random)
+            assert is_random or a_end <= b_begin
+            seen[is_random] += 1
+    assert min(seen.values()) > 0
+
+
+@pytest.mark.parametrize("short_seq_prob", [0.0, 1.0])
+def test_every_sentence_is_used_once(short_seq_prob):
+    # Sentences of one token fill the target exactly: nothing is truncated, so nothing may be missing.
+    corpus, _ = make_corpus([[1] * length for length in (1, 2, 7, 40, 100, 101)])
+    rules = instances.InstanceRules(16, 3, short_seq_prob=short_seq_prob)
+    uses = np.zeros(len(corpus.token_ids), int)
+    for _, segments in draw_all(corpus, range(6), rules):
+        for a_begin, a_end, b_begin, b_end, is_random in segments:
+            uses[a_begin:a_end] += 1
+            if not is_random:
+                uses[b_begin:b_end] += 1
+                assert b_begin == a_end
+    assert (uses == 1).all()
+
+
+def test_half_of_the_nexts_are_random():
+    corpus, _ = make_corpus([[5] * 200 for _ in range(40)])
+    rules = instances.InstanceRules(64, 10)
+    is_random = [s[-1] for _, segments in draw_all(corpus, range(40), rules) for s in segments]
+    # of the n-th chunk; the last chunk of a document may be one sentence and must be random
+    assert 0.45 < np.mean(is_random) < 0.58
+
+
+def test_short_sequences_are_asked_for():
+    corpus, _ = make_corpus([[1] * 60 for _ in range(300)])
+    full_share = {}
+    for prob in (0.0, 0.1, 1.0):
+        rules = instances.InstanceRules(63, 10, short_seq_prob=prob)
+        chunks = [segments[0] for _, segments in draw_all(corpus, range(300), rules)]
+        # a random next may end with its document, whatever the target
+        lengths = [chunk[3] - chunk[0] for chunk in chunks if not chunk[-1]]
+        full_share[prob] = np.mean(np.array(lengths) == 60)
+    assert full_share[0.0] == 1
+    assert 0.84 < full_share[0.1] < 0.96
+    assert full_share[1.0] < 0.1
+
+
+def test_one_sentence_gets_a_random_next():
+    corpus, _ = make_corpus([[5], [4], [3]])
+    for _, segments in draw_all(corpus, range(3), instances.InstanceRules(32, 5)):
+        assert len(segments) == 1
+        assert segments[0][-1] == 1
+
+
+def test_a_single_document_has_actual_nexts_only():
+    rules = instances.InstanceRules(16, 5)
+    corpus, _ = make_corpus([[4] * 30])
+    ((_, segments),) = draw_all(corpus, [0], rules)
+    assert len(segments) > 3
+    assert all(not is_random and b_begin >= a_end for _, a_end, b_begin, _, is_random in segments)
+    corpus, _ = make_corpus([[6]])
+    ((_, segments),) = draw_all(corpus, [0], rules)
+    ((a_begin, a_end, b_begin, b_end, is_random),) = segments
+    assert (a_begin, b_end, is_random) == (0, 6, 0) and a_end == b_begin
+    corpus, _ = make_corpus([[1]])
+    ((_, segments),) = draw_all(corpus, [0], rules)
+    assert segments == []
+
+
+def truncate_slowly(length_a, length_b, limit):
+    """Token by token, as google-research/bert describes it: the lengths that are left."""
+    while length_a + length_b > limit:
+        if length_a > length_b:
+            length_a -= 1
+        else:
+            length_b -= 1
+    return length_a, length_b
+
+
+def test_truncation_equals_the_plain_loop():
+    rng = np.random.default_rng(0)
+    fronts = []
+    for length_a, length_b, limit in rng.integers([1, 1, 2], [30, 30, 40], (500, 3)).tolist():
+        span_a, span_b = instances.truncate_pair((0, length_a), (100, 100 + length_b), limit, rng)
+        lengths = span_a[1] - span_a[0], span_b[1] - span_b[0]
+        assert lengths == truncate_slowly(length_a, length_b, limit)
+        assert span_a[0] >= 0 and span_a[1] <= length_a
+        assert span_b[0] >= 100 and span_b[1] <= 100 + length_b
+        fronts.append((span_a[0], length_a - lengths[0]))
+    front, removed = np.sum(fronts, axis=0)
+    assert 0.45 < front / removed < 0.55  # half of the tokens go at the front
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_labels_restore_the_sequence(whole_words):
+    corpus, vocabulary = make_corpus(random_documents(1))
+    rules = instances.InstanceRules(64, 7, do_whole_word_mask=whole_words)
+    sequences = make(corpus, vocabulary, rules, num_duplicates=3)
+    assert len(sequences) > 100
+    assert (sequences.num_predictions >= 1).all()
+    limits = np.minimum(7, np.maximum(1, np.round(sequences.lengths * 0.15)))
+    assert (sequences.num_predictions <= limits).all()
+    if not whole_words:
+        assert (sequences.num_predictions == limits).all()
+    for tokens, types, positions, labels in rows(sequences):
+        restored = tokens.copy()
+        restored[positions] = labels
+        assert (np.diff(positions) > 0).all()
+        assert (labels >= NUM_SPECIAL_TOKENS).all()
+        # every token occurs once in the corpus and follows its predecessor: spans are A and B
+        seps = np.flatnonzero(restored == vocabulary.sep_id)
+        assert restored[0] == vocabulary.cls_id and seps[-1] == len(tokens) - 1 and len(seps) == 2
+        assert (np.diff(restored[1 : seps[0]]) == 1).all()
+        assert (np.diff(restored[seps[0] + 1 : -1]) == 1).all()
+        assert types.tolist() == [0] * (seps[0] + 1) + [1] * (len(tokens) - seps[0] - 1)
+
+
+def rows(sequences):
+    """Yield (tokens, token_type_ids, positions, labels) of each sequence."""
+    for i in range(len(sequences)):
+        tokens = slice(*sequences.offsets[i : i + 2])
+        masked = slice(*sequences.prediction_offsets[i : i + 2])
+        yield (
+            sequences.tokens[tokens],
+            sequences.token_type_ids[tokens],
+            sequences.prediction_positions[masked],
+            sequences.prediction_ids[masked],
+        )
+
+
+def test_80_10_10():
+    corpus, vocabulary = make_corpus([[20] * 20 for _ in range(40)])
+    sequences = make(corpus, vocabulary, instances.InstanceRules(128, 20), num_duplicates=3)
+    places = np.repeat(sequences.offsets[:-1], sequences.num_predictions) + sequences.prediction_positions
+    written = sequences.tokens[places]
+    num = len(written)
+    assert num > 5000
+    assert abs(np.mean(written == vocabulary.mask_id) - 0.8) < 0.02
+    assert abs(np.mean(written == sequences.prediction_ids) - 0.1) < 0.02
+    random_ids = written[(written != vocabulary.mask_id) & (written != sequences.prediction_ids)]
+    assert abs(len(random_ids) / num - 0.1) < 0.02
+    assert random_ids.min() >= NUM_SPECIAL_TOKENS
+    assert random_ids.max() > len(vocabulary) * 0.95  # the whole vocabulary
+    # positions are uniform over the sequence
+    share = sequences.prediction_positions / np.repeat(sequences.lengths, sequences.num_predictions)
+    assert abs(share.mean() - 0.5) < 0.02
+
+
+def test_whole_words_are_masked_whole():
+    corpus, vocabulary = make_corpus(random_documents(2))
+    rules = instances.InstanceRules(64, 10, do_whole_word_mask=True)
+    num_long_words = 0
+    for tokens, _, positions, labels in rows(make(corpus, vocabulary, rules)):
+        restored = tokens.copy()
+        restored[positions] = labels
+        opens = ~vocabulary.is_continuation[restored]
+        opens |= np.isin(np.arange(len(tokens)) - 1, np.flatnonzero(restored < NUM_SPECIAL_TOKENS))
+        words = np.cumsum(opens | (restored < NUM_SPECIAL_TOKENS))
+        predicted = np.isin(np.arange(len(tokens)), positions)
+        for word in np.unique(words[positions]):
+            assert predicted[words == word].all()
+            num_long_words += (words == word).sum() > 1
+    assert num_long_words > 20
+
+
+def test_a_word_longer_than_the_share_is_still_predicted():
+    vocabulary = Vocabulary((*SPECIAL_TOKENS, "a", "##b", "##c"))
+    token_ids = np.array([2, 5, 6, 7, 3, 5, 6, 3], np.int32)
+    rng = np.random.default_rng(0)
+    _, positions, labels = masking.mask_tokens(token_ids, vocabulary, 0.15, 20, True, rng)
+    assert positions.tolist() == [5, 6]  # the shortest word
+    assert labels.tolist() == [5, 6]
+    _, positions, _ = masking.mask_tokens(token_ids, vocabulary, 0.15, 1, True, rng)
+    assert positions.tolist() == [5]  # never over the limit
+
+
+def test_more_predictions_wanted_than_there_are_tokens():
+    vocabulary = Vocabulary((*SPECIAL_TOKENS, "a"))
+    token_ids = np.array([2, 5, 3, 5, 3], np.int32)
+    _, positions, _ = masking.mask_tokens(token_ids, vocabulary, 0.9, 20, False, np.random.default_rng(0))
+    assert positions.tolist() == [1, 3]
+
+
+def test_a_document_does_not_depend_on_the_others_asked_for():
+    corpus, vocabulary = make_corpus(random_documents(3))
+    rules = instances.InstanceRules(64, 10)
+    documents = np.arange(corpus.num_documents)
+    whole = instances.make_instances(corpus, [(0, 4), (1, 4), (0, 7)], documents, vocabulary, rules, 5, 0)
+    alone = instances.make_instances(corpus, [(0, 7)], documents, vocabulary, rules, 5, 0)
+    assert np.array_equal(whole.tokens[-len(alone.tokens) :], alone.tokens)
+    duplicates = [
+        instances.make_instances(corpus, [(d, 4)], documents, vocabulary, rules, 5, split).tokens
+        for d, split in [(0, 0), (1, 0), (0, 1)]
+    ]
+    assert not np.array_equal(duplicates[0], duplicates[1])
+    assert not np.array_equal(duplicates[0], duplicates[2])
+
+
+def test_features_are_padded_and_complete():
+    corpus, vocabulary = make_corpus(random_documents(4))
+    sequences = make(corpus, vocabulary, instances.InstanceRules(40, 9))
+    features = instances.to_features(sequences, 40, 9)
+    num = len(sequences)
+    sizes = {"S": 40, "P": 9, 1: 1}
+    wanted = {name: (num, sizes[kind]) for name, kind in schema.UNPACKED_LENGTHS.items()}
+    assert {name: values.shape for name, values in features.items()} == wanted
+    used = features[schema.INPUT_MASK] == 1
+    assert (used.sum(axis=1) == sequences.lengths).all()
+    assert np.array_equal(used, np.arange(40) < sequences.lengths[:, np.newaxis])
+    assert np.array_equal(features[schema.INPUT_IDS][used], sequences.tokens)
+    assert np.array_equal(features[schema.SEGMENT_IDS][used], sequences.token_type_ids)
+    assert not features[schema.INPUT_IDS][~used].any() and not features[schema.SEGMENT_IDS][~used].any()
+    weighted = features[schema.MASKED_LM_WEIGHTS] == 1
+    assert np.array_equal(features[schema.MASKED_LM_IDS][weighted], sequences.prediction_ids)
+    assert np.array_equal(features[schema.MASKED_LM_POSITIONS][weighted], sequences.prediction_positions)
+    assert not features[schema.MASKED_LM_IDS][~weighted].any()
+    assert features[schema.MASKED_LM_WEIGHTS].dtype == np.float32
+
+
+def test_pinned_sequence():
+    corpus, vocabulary = make_corpus([[3, 4, 2], [5, 5]])
+    sequences = make(corpus, vocabulary, instances.InstanceRules(16, 2), seed=12345)
+    tokens, types, positions, labels = next(rows(sequences))
+    assert tokens.tolist() == [2, 5, 6, 4, 8, 9, 4, 11, 3, 12, 13, 3]
+    assert types.tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
+    assert (positions.tolist(), labels.tolist()) == ([3, 6], [7, 10])
+    assert sequences.next_sentence_labels[0] == 0

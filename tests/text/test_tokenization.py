@@ -1,0 +1,112 @@
+"""Vocabularies train reproducibly and apply as BERT's do; the columnar corpus holds every WordPiece."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from data_gen.cli.settings import InputError
+from data_gen.text import token_corpus, tokenization
+
+SPECIAL = list(tokenization.SPECIAL_TOKENS)
+WORDS = ["un", "##aff", "##able", "runn", "##ing", "want", "##ed", ",", "cafe", "mask", "[", "]"]
+VOCABULARY = tokenization.Vocabulary((*SPECIAL, *WORDS))
+
+
+def to_tokens(vocabulary, text, do_lower_case=True):
+    tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
+    (ids,) = tokenization.encode_sentences(tokenizer, [text])
+    return [vocabulary.tokens[index] for index in ids]
+
+
+def test_longest_piece_first_lower_case_without_accents():
+    tokens = to_tokens(VOCABULARY, "UNwanted, Runn\u00efng unaffable CAF\u00c9")
+    # "unwanted" is unknown as a whole: "want" may open a word but not continue one
+    assert tokens == ["[UNK]", ",", "runn", "##ing", "un", "##aff", "##able", "cafe"]
+
+
+def test_case_stays_where_wanted():
+    assert to_tokens(VOCABULARY, "Cafe cafe", do_lower_case=False) == ["[UNK]", "cafe"]
+
+
+def test_a_special_token_in_the_text_is_text():
+    assert to_tokens(VOCABULARY, "[MASK]") == ["[", "mask", "]"]
+
+
+def test_vocabulary_round_trip_and_roles(tmp_path):
+    tokenization.save_vocab(VOCABULARY, tmp_path / "vocab.txt")
+    loaded = tokenization.load_vocab(tmp_path / "vocab.txt")
+    assert loaded == VOCABULARY
+    assert (loaded.cls_id, loaded.sep_id, loaded.mask_id, len(loaded)) == (2, 3, 4, 17)
+    assert [loaded.tokens[i] for i in loaded.ordinary_ids] == WORDS
+    assert [t for t, c in zip(loaded.tokens, loaded.is_continuation, strict=True) if c] == [
+        "##aff", "##able", "##ing", "##ed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"vocab\.txt, where \[MASK\] is missing"),
+        ("a\nb\n", r"where \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] are missing"),
+        ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"\[PAD\] in its first line.*it is in line 2"),
+        (b"\xff\xff", r"`vocab_file` must be UTF-8"),
+    ],
+)
+def test_unusable_vocabulary(tmp_path, content, message):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message):
+        tokenization.load_vocab(path)
+
+
+def make_sentences(seed=0, num_sentences=200):
+    """Nonsense with many ties, which is where the order of a hash map would show."""
+    rng = np.random.default_rng(seed)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    words = ["".join(rng.choice(letters, rng.integers(2, 9))) for _ in range(300)]
+    return [" ".join(rng.choice(words, 8)).capitalize() + "." for _ in range(num_sentences)]
+
+
+def test_training_is_reproducible():
+    sentences = make_sentences()
+    first = tokenization.train_vocab([sentences], 300, True)
+    for _ in range(4):
+        assert tokenization.train_vocab([sentences], 300, True) == first
+    assert list(first.tokens[:5]) == SPECIAL
+    assert len(first) == len(set(first.tokens)) == 300
+    assert "[UNK]" not in to_tokens(first, " ".join(sentences))
+    assert "##." not in first.ids  # punctuation never continues a word
+
+
+def test_training_uses_whole_words_where_the_text_repeats_them():
+    vocabulary = tokenization.train_vocab([["The cat sat on the mat with the cat."]] * 5, 100, True)
+    assert to_tokens(vocabulary, "The cat") == ["the", "cat"]
+    assert len(vocabulary) < 100  # so short a text has no more to merge
+
+
+def test_too_small_a_vocabulary():
+    with pytest.raises(InputError, match=r"`vocab_size` must be at least \d+.*Received: 20\."):
+        tokenization.train_vocab([make_sentences()], 20, True)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4096])
+def test_corpus_holds_every_sentence(tmp_path, monkeypatch, batch):
+    monkeypatch.setattr(tokenization, "ENCODE_BATCH", batch)
+    documents = [["wanted", "\u200b"], ["\ufffd", " "], ["cafe, cafe", "unaffable", "mask"]]
+    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
+    corpus = token_corpus.encode_documents(documents, tokenizer, tmp_path)
+    pieces = [[["want", "##ed"]], [["cafe", ",", "cafe"], ["un", "##aff", "##able"], ["mask"]]]
+    found = []
+    for first, last in pairwise(corpus.document_offsets):
+        offsets = corpus.sentence_offsets[first : last + 1]
+        spans = [corpus.token_ids[a:b] for a, b in pairwise(offsets)]
+        found.append([[VOCABULARY.tokens[i] for i in span] for span in spans])
+    assert found == pieces
+    assert corpus.num_documents == 2
+    assert corpus.token_ids.dtype == np.int32
+
+
+def test_a_corpus_without_a_token(tmp_path):
+    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
+    assert token_corpus.encode_documents([["\u200b"]], tokenizer, tmp_path).num_documents == 0

@@ -1,0 +1,80 @@
+"""The compiled step: one trace, static shapes, the optimizer's exact number of steps, learning."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from tiny import make_engine, to_floats
+
+from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+
+pytestmark = pytest.mark.both_backends
+
+
+def training_engine(micro_batch_size=None):
+    optimizer = Lamb(0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    return make_engine(optimizer=optimizer, micro_batch_size=micro_batch_size)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    packed = [packed_and_unpacked(seed)[0] for seed in range(3)]
+    return [{name: np.concatenate([values, values]) for name, values in batch.items()} for batch in packed]
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_one_trace_and_every_step_counted(batches, micro_batch_size):
+    engine = training_engine(micro_batch_size)
+    losses = []
+    for step in range(12):
+        assert int(engine.optimizer.iterations.numpy()) == step
+        losses.append(to_floats(engine.train_step(batches[step % 3]))["mlm_loss"])
+    assert engine.num_train_traces == 1
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+
+
+def program_of(engine, batch):
+    """The training step's program as XLA's text."""
+    if keras.backend.backend() == "jax":
+        return engine.compiled_train_step.lower(engine.state(), batch).as_text(dialect="hlo")
+    return engine.compiled_train_step.experimental_get_compiler_ir(batch)(stage="hlo")
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_no_dynamic_dimension_in_the_program(batches, micro_batch_size):
+    engine = training_engine(micro_batch_size)
+    program = program_of(engine, batches[0])
+    assert "ENTRY" in program
+    assert micro_batch_size is None or "while" in program
+    assert re.findall(r"\[[^\]]*<=[^\]]*\]", program) == []
+    assert not re.search(r"set-dimension-size|get-dimension-size|f32\[\?", program)
+
+
+def test_compiled_step_equals_the_plain_gradient(batches):
+    """The program's update is the update by the gradients that the equality tests compare."""
+    # Plain descent: LAMB's first step is the gradient's sign, which magnifies rounding
+    compiled, plain = (make_engine(optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2) for _ in range(2))
+    before = [variable.numpy() for variable in plain.model.trainable_variables]
+    compiled.train_step(batches[0])
+    gradients, _ = plain.gradients(batches[0])
+    gradients = [np.asarray(gradient) for gradient in gradients]
+    variables = zip(compiled.model.trainable_variables, before, gradients, strict=True)
+    for variable, start, gradient in variables:
+        scale = max(np.abs(gradient).max(), 1e-1)
+        np.testing.assert_allclose(
+            start - variable.numpy(), gradient, atol=1e-5 * scale, err_msg=variable.path
+        )
+
+
+def test_weights_and_state_have_distinct_names():
+    engine = training_engine()
+    weights, state = engine.weights(), engine.training_state()
+    assert not weights.keys() & state.keys()
+    assert len(weights) == len(engine.model.weights)
+    # iteration, learning rate, and two moments for each trainable variable
+    assert len(state) == 2 + 2 * len(engine.model.trainable_variables) + sum(
+        name.startswith("dropout_seed/") for name in state
+    )
+    assert "bert/embeddings/word_embeddings" in weights and "lamb/iteration" in state

@@ -1,0 +1,79 @@
+"""What only JAX does: donated state, seeds carried from part to part, its own out-of-memory."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from other_backend import WITH_DROPOUT, batch_at, train, training_engine
+from packs import packed_and_unpacked
+from tiny import CONFIG
+
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.objectives.losses import pretraining_sums
+from bert_packed.training.engines.functional import compiled
+
+jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+pytestmark = [
+    pytest.mark.both_backends,
+    pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
+]
+
+
+def test_one_program_that_writes_over_its_state():
+    engine = training_engine()
+    before = engine.state()
+    train(engine, range(3))
+    assert engine.num_train_traces == engine.compiled_train_step._cache_size() == 1
+    assert all(values.is_deleted() for kind in before.values() for values in kind)
+
+
+def test_seeds_go_from_part_to_part():
+    """Each micro-batch drops other units, and the next step others again."""
+    engine = training_engine(WITH_DROPOUT)
+    seeds = [v for name, v in engine.training_state().items() if name.startswith("dropout_seed/")]
+    assert len(seeds) == 1 + 3 * CONFIG.num_hidden_layers
+    start = [seed.numpy() for seed in seeds]
+    one = {name: np.repeat(values[:1], 4, axis=0) for name, values in batch_at(0).items()}
+    engine.gradients(one)
+    parts = training_engine(WITH_DROPOUT, micro_batch_size=1)
+    sums = [float(parts.gradients(one)[1]["mlm_loss"]) for _ in range(2)]
+    whole = float(training_engine(CONFIG, micro_batch_size=1).gradients(one)[1]["mlm_loss"])
+    assert len({*sums, whole}) == 3
+    for seed, first in zip(seeds, start, strict=True):
+        assert seed.numpy().tolist() == [first[0], first[1] + 2]
+
+
+def test_out_of_memory_is_a_memory_error():
+    def too_much(outputs, batch):
+        scale = jax.lax.stop_gradient(ops.sum(outputs["nsp_logits"]))
+        # Sorted, since XLA would never store what it can add up as it makes it
+        numbers = ops.sort(scale * jax.numpy.arange(2**44, dtype="float32"))
+        sums = pretraining_sums(outputs, batch, "per_sequence")
+        return {**sums, "num_tokens": sums["num_tokens"] + numbers[0]}
+
+    engine = training_engine()
+    engine.sums = too_much
+    with pytest.raises(MemoryError, match="lower `micro_batch_size`"):
+        engine.train_step(batch_at(0))
+
+
+def test_a_compiled_function_sees_new_weights():
+    model = build_pretraining_model(CONFIG, seed=1)
+    forward = compiled(functools.partial(model.encode, training=False), model)
+    packed, _ = packed_and_unpacked()
+    before = np.asarray(forward(packed))
+    model.bert.embeddings.norm.gamma.assign(2 * model.bert.embeddings.norm.gamma.numpy())
+    after = np.asarray(forward(packed))
+    assert np.abs(after - before).max() > 1e-2
+    np.testing.assert_allclose(after, np.asarray(model.encode(packed)), atol=1e-5)
+
+
+def test_gradients_inside_another_program_are_the_same():
+    """As the audit takes them: options of compilation belong to the outermost program alone."""
+    engine = training_engine()
+    want, _ = engine.gradients(batch_at(0), training=False)
+    got = compiled(lambda batch: engine.gradients(batch, training=False)[0], engine.model)(batch_at(0))
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6 * float(np.abs(other).max()) + 1e-9)

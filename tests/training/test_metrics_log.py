@@ -1,0 +1,52 @@
+"""The log: rows as written, rows past a checkpoint removed, half-written rows dropped, events mirrored."""
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bert_packed.training.metrics_log import EVAL_COLUMNS, TRAIN_COLUMNS, MetricsLog, read_rows
+from data_gen.cli.settings import InputError
+
+
+def row(step):
+    return {name: float(step) for name in EVAL_COLUMNS} | {"step": step}
+
+
+def test_first_columns():
+    assert TRAIN_COLUMNS[:2] == EVAL_COLUMNS[:2] == ("step", "loss")
+
+
+def test_rows_past_the_checkpoint_are_removed(tmp_path):
+    path = tmp_path / "eval_metrics.csv"
+    log = MetricsLog(path, EVAL_COLUMNS, 0)
+    for step in (10, 20, 30):
+        log.write(row(step))
+    text = path.read_text()
+    path.write_text(text + "40,0.5")  # killed while writing
+    assert [r["step"] for r in read_rows(path)] == ["10", "20", "30"]
+    log = MetricsLog(path, EVAL_COLUMNS, 20)
+    assert path.read_text() == "".join(text.splitlines(keepends=True)[:3])
+    log.write(row(30))
+    assert path.read_text() == text
+    # the events are those of the rows that are left, and of no step twice
+    assert event_steps(tmp_path / "tensorboard" / "eval_metrics") == [10, 20, 30]
+
+
+def test_rows_that_are_no_logs(tmp_path):
+    for content in ("step,loss\nten,1\n", "loss\n1.0\n"):
+        (tmp_path / "metrics.csv").write_text(content)
+        with pytest.raises(InputError, match="every row must begin with a step"):
+            read_rows(tmp_path / "metrics.csv")
+
+
+def event_steps(folder):
+    """Steps of the loss in all event files of a folder."""
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    return [event.step for event in events.Tensors("loss")]
+
+
+def test_events_are_written(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.csv", TRAIN_COLUMNS, 0)
+    log.write({name: 1.0 for name in TRAIN_COLUMNS} | {"step": 5, "tokens_per_second": None})
+    assert read_rows(tmp_path / "metrics.csv")[0]["tokens_per_second"] == ""
+    events = list((tmp_path / "tensorboard" / "metrics").iterdir())
+    assert len(events) == 1 and events[0].stat().st_size > 100

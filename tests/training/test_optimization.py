@@ -1,0 +1,154 @@
+"""LAMB against the golden steps of tensorflow-addons; its exclusions, schedule and packing correction."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from bert_packed.config import ModelConfig, TrainConfig
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.training.optimization import (
+    EXCLUDED_FROM_DECAY,
+    AdamWeightDecay,
+    Lamb,
+    WarmupPolynomialDecay,
+    build_optimizer,
+    correct_betas,
+)
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "lamb_tfa_golden.json").read_text())
+pytestmark = pytest.mark.both_backends
+
+
+def make_variable(path, value):
+    """A variable whose `path` is given, as a layer nested in scopes would have it."""
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        return keras.Variable(np.array(value, np.float32), name=name)
+
+
+@pytest.mark.parametrize("run", GOLDEN["runs"], ids=range(len(GOLDEN["runs"])))
+def test_lamb_equals_tensorflow_addons(run):
+    config = dict(run["config"])
+    optimizer = Lamb(weight_decay_rate=config.pop("weight_decay"), **config)
+    variables = {name: make_variable(name, value) for name, value in GOLDEN["init"].items()}
+    assert [variable.path for variable in variables.values()] == list(GOLDEN["shapes"])
+    for gradients, expected in zip(GOLDEN["gradients"], run["params"], strict=True):
+        optimizer.apply([np.array(gradients[name], np.float32) for name in variables], variables.values())
+        for name, variable in variables.items():
+            got, want = np.array(variable.numpy()), np.array(expected[name], np.float32)
+            np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-7, err_msg=name)
+
+
+def test_golden_runs_tell_lamb_from_keras_lamb():
+    """The golden steps must be able to fail: Keras's own LAMB is another algorithm."""
+    run = next(run for run in GOLDEN["runs"] if run["config"]["weight_decay"])
+    variable = make_variable("encoder/dense/kernel", GOLDEN["init"]["encoder/dense/kernel"])
+    optimizer = keras.optimizers.Lamb(
+        run["config"]["learning_rate"], weight_decay=run["config"]["weight_decay"], epsilon=1e-6
+    )
+    for gradients in GOLDEN["gradients"]:
+        optimizer.apply([np.array(gradients["encoder/dense/kernel"], np.float32)], [variable])
+    expected = np.array(run["params"][-1]["encoder/dense/kernel"])
+    assert np.abs(np.array(variable.numpy()) - expected).max() > 1e-4
+
+
+def test_variables_excluded_from_decay_and_adaptation():
+    config = ModelConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    model = build_pretraining_model(config, seed=0)
+    optimizer = Lamb(weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    excluded = [v.path for v in model.trainable_variables if not optimizer.decays(v)]
+    assert excluded == [v.path for v in model.trainable_variables if not optimizer.adapts(v)]
+    block = "pretraining/bert/layer_0"
+    assert sorted(excluded) == sorted(
+        [
+            "pretraining/bert/embeddings/LayerNorm/gamma",
+            "pretraining/bert/embeddings/LayerNorm/beta",
+            f"{block}/attention/query/bias",
+            f"{block}/attention/key/bias",
+            f"{block}/attention/value/bias",
+            f"{block}/attention/output/bias",
+            f"{block}/attention/LayerNorm/gamma",
+            f"{block}/attention/LayerNorm/beta",
+            f"{block}/feed_forward/intermediate/bias",
+            f"{block}/feed_forward/output/bias",
+            f"{block}/feed_forward/LayerNorm/gamma",
+            f"{block}/feed_forward/LayerNorm/beta",
+            "pretraining/predictions/transform/bias",
+            "pretraining/predictions/LayerNorm/gamma",
+            "pretraining/predictions/LayerNorm/beta",
+            "pretraining/predictions/output_bias",
+            "pretraining/next_sentence/pooler/bias",
+            "pretraining/next_sentence/classifier/bias",
+        ]
+    )
+    # Embeddings and kernels are decayed: 3 tables, 6 kernels in the block, 3 in the heads
+    assert len(model.trainable_variables) - len(excluded) == 12
+
+
+def test_schedule_rises_linearly_and_decays_to_the_end():
+    schedule = WarmupPolynomialDecay(4.0, num_train_steps=6, num_warmup_steps=2)
+    rates = [float(schedule(step)) for step in range(7)]
+    assert rates == [2.0, 4.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+    cut_short = WarmupPolynomialDecay(4.0, num_train_steps=2, num_warmup_steps=4)
+    assert [float(cut_short(step)) for step in range(3)] == [1.0, 2.0, 3.0]
+    square = WarmupPolynomialDecay(1.0, num_train_steps=4, end=0.2, power=2.0)
+    np.testing.assert_allclose([float(square(s)) for s in range(5)], [1.0, 0.65, 0.4, 0.25, 0.2], rtol=1e-6)
+
+
+def test_packing_correction():
+    assert correct_betas(0.81, 0.9, 2) == pytest.approx((0.6561, 0.81))
+    config = TrainConfig(input_file="x", output_dir="y", packing_correction="betas")
+    optimizer = build_optimizer(config, packing_factor=2.0)
+    assert (optimizer.beta_1, optimizer.beta_2) == pytest.approx((0.81, 0.998001))
+    plain = build_optimizer(TrainConfig(input_file="x", output_dir="y"), packing_factor=2.0)
+    assert (plain.beta_1, plain.beta_2) == (0.9, 0.999)
+
+
+def test_packed_step_moves_moments_like_p_steps():
+    """Theorem of Section D: one step with beta^p on a gradient equals p steps on it, for the moments."""
+    variable, corrected = make_variable("w", [1.0, -2.0]), make_variable("w", [1.0, -2.0])
+    single = Lamb(0.0, beta_1=0.9, beta_2=0.99)
+    packed = Lamb(0.0, beta_1=0.9**3, beta_2=0.99**3)
+    gradient = np.array([0.5, 0.25], np.float32)
+    for _ in range(3):
+        single.apply([gradient], [variable])
+    packed.apply([gradient], [corrected])
+    for one, other in zip(single.variables[2:], packed.variables[2:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("corrects_bias", [True, False])
+def test_adam_with_weight_decay_equals_a_loop(corrects_bias):
+    rng = np.random.default_rng(0)
+    values = {"dense/kernel": rng.normal(size=(3, 2)), "dense/bias": rng.normal(size=2)}
+    variables = {name: make_variable(name, value) for name, value in values.items()}
+    optimizer = AdamWeightDecay(
+        0.05,
+        corrects_bias,
+        beta_1=0.8,
+        beta_2=0.9,
+        weight_decay_rate=0.3,
+        exclude_from_weight_decay=EXCLUDED_FROM_DECAY,
+    )
+    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in values.items()}
+    for step in range(1, 6):
+        gradients = {name: rng.normal(size=value.shape) for name, value in values.items()}
+        optimizer.apply([np.float32(gradient) for gradient in gradients.values()], variables.values())
+        for name, gradient in gradients.items():
+            m, v = moments[name]
+            m, v = 0.8 * m + 0.2 * gradient, 0.9 * v + 0.1 * gradient**2
+            moments[name] = m, v
+            scale = (1 - 0.8**step, 1 - 0.9**step) if corrects_bias else (1, 1)
+            decay = 0.0 if name.endswith("bias") else 0.3
+            values[name] = values[name] - 0.05 * (
+                m / scale[0] / (np.sqrt(v / scale[1]) + 1e-6) + decay * values[name]
+            )
+            np.testing.assert_allclose(variables[name].numpy(), values[name], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,49 @@
+"""Signals: the first is noted for the loop, the second ends a process that is deep in compiled code."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bert_packed.training.stop_request import GRACE, StopRequest
+
+# pbkdf2 is one call into C for minutes, and lets other threads run: like a compiled step
+BUSY = """
+import hashlib
+from bert_packed.training.stop_request import StopRequest
+with StopRequest().watching():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_first_signal_is_noted_and_handlers_come_back(number):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with StopRequest().watching() as stop:
+        assert stop.signal is None
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # within the grace: the same request
+        assert stop.signal == number
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_second_signal_ends_a_step_that_takes_minutes(number):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", BUSY], **pipes)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        time.sleep(GRACE + 0.2)
+        assert process.poll() is None  # the first alone waits for the step
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    assert err == "stopped at once; the same command continues from the last checkpoint\n"
