@@ -31,7 +31,16 @@ WINGS = {
     "bert_packed.runs": {"keras", "numpy", "scipy"},
     "bert_packed.evaluation": {"keras", "numpy", "scipy"},
     # the peers that are measured against come in here alone
-    "bert_packed.reports": {"keras", "numpy", "scipy", "tabulate", "tensorflow", "torch", "transformers"},
+    "bert_packed.reports": {
+        "keras",
+        "matplotlib",
+        "numpy",
+        "scipy",
+        "tabulate",
+        "tensorflow",
+        "torch",
+        "transformers",
+    },
     "bert_packed commands": {"absl", "keras", "numpy"},
 }
 COMMANDS = {
