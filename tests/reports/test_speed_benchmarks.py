@@ -7,9 +7,9 @@ import sys
 import keras
 import numpy as np
 import pytest
+from encoder_files import TEXTS, write_encoder
 from packs import batch_of, random_sequence
-from test_inference import TEXTS, model_folder  # noqa: F401
-from test_reference import import_reference
+from reference import import_reference
 from tiny import CONFIG, make_engine
 
 from bert_packed import export
@@ -138,7 +138,8 @@ def test_training_benchmark_refuses_too_few_sequences(tmp_path, tiny_config_file
     assert "`input_file` must hold enough for 2 batches of 8 packs" in capsys.readouterr().err
 
 
-def test_inference_benchmark(tmp_path, model_folder, capsys):  # noqa: F811
+def test_inference_benchmark(tmp_path, capsys):
+    model_folder = write_encoder(tmp_path / "model")
     import_reference()
     text_file, hugging_face = tmp_path / "texts.txt", tmp_path / "hf"
     text_file.write_text("\n".join(text for text in TEXTS if text) + "\n")
