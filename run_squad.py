@@ -26,7 +26,8 @@ def main(config):
     # TensorFlow: not for --help
     from bert_packed.models.modeling import QUESTION_ANSWERING
     from bert_packed.objectives import finetuning_losses
-    from bert_packed.runs import finetuning, run_directory, vocabulary
+    from bert_packed.runs import finetuning, run_directory
+    from bert_packed.runs.vocabulary import check_vocabulary, load_tokenizer
     from data_gen.tasks.squad import read_squad
 
     config = config.resolved()
@@ -42,9 +43,9 @@ def main(config):
             vocab_file=config.vocab_file or own_vocab,
             bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
         )
-    vocab_path, vocabulary, tokenizer = vocabulary.load_tokenizer(config)
+    vocab_path, vocabulary, tokenizer = load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
-    vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
 
     def windows_of(path, for_training):
         from data_gen.tasks.squad_windows import make_windows

@@ -25,12 +25,13 @@ def main(config):
     choose_backend()
     # TensorFlow: not for --help
     from bert_packed.data.finetuning_batches import LabelledSequences
-    from bert_packed.runs import finetuning, run_directory, vocabulary
+    from bert_packed.runs import finetuning, run_directory
+    from bert_packed.runs.vocabulary import check_vocabulary, load_tokenizer
 
     task = TASKS[config.task_name]
-    vocab_path, vocabulary, tokenizer = vocabulary.load_tokenizer(config)
+    vocab_path, vocabulary, tokenizer = load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(vocabulary))
-    vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
     objective = _objective(task)
 
     def read(name):
