@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import sys
 
-from bert_packed.config import ATTENTIONS, ablations, load_model_config
+from bert_packed.config import ATTENTIONS, ablate, ablations, load_model_config
 from bert_packed.training.engines import choose_backend, make_engine
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
@@ -60,7 +60,9 @@ def main(config):
     files = find_files(config.input_file, "input_file")
     spec = tfrecords.read_pack_spec(files)
     if config.bert_config_file:
-        model_config = load_model_config(config.bert_config_file)
+        stored = starting_weights.stored_ablations(config.init_checkpoint)
+        # Audited as it was trained: a plain config must not hide what the checkpoint is
+        model_config = ablate(load_model_config(config.bert_config_file), ",".join(stored))
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
 from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 from data_gen.jobs.output import read_manifest
 from data_gen.records import tfrecords
 
@@ -43,14 +44,14 @@ def locked(output_dir):
         yield folder
 
 
-def describe_inputs(files):
+def describe_inputs(paths):
     """What identifies a run's input files, and how many packs they hold.
 
     Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
     tells the number of records without decoding them.
 
     Args:
-        files: Paths of packed TFRecord files.
+        paths: Of packed TFRecord files.
 
     Returns:
         List of dicts `path`, `sha256`, `num_records`.
@@ -59,7 +60,7 @@ def describe_inputs(files):
         InputError: a file is damaged (file and record), or is not what its manifest says.
     """
     described = []
-    for path in files:
+    for path in paths:
         checksum = files.file_sha256(path)
         entry = _listed(path)
         if entry and entry["sha256"] == checksum:

@@ -290,7 +290,7 @@ def test_command_prints_a_table_and_writes_it(text, tmp_path, capsys):
 
 
 def test_help_and_interrupt(tmp_path):
-    program = [sys.executable, str(Path(create_job.__file__).with_name("create_pretraining_data.py"))]
+    program = [sys.executable, str(Path(create_job.__file__).parents[1] / "create_pretraining_data.py")]
     output = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True).stdout
     assert "--do_whole_word_mask (default: false)" in output
     # parsing the sample corpus takes seconds: time to interrupt
