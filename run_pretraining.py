@@ -63,7 +63,8 @@ def main(config):
             print(f"the run is complete: {latest} holds all {first_step:,} steps")
         else:
             run_directory.record_segment(folder, first_step, backend)
-        stopped_by = loop.train(engine, config, hooks, first_step, state)
+        with run_directory.naming_last_checkpoint(folder):
+            stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:
             print("stopped after saving; the same command continues", file=sys.stderr)
             return 128 + stopped_by

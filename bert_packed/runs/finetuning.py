@@ -162,7 +162,8 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         learning_rate=lambda step: float(schedule(step)),
         means=means,
     )
-    stopped_by = loop.train(engine, steps, hooks, first_step, state)
+    with run_directory.naming_last_checkpoint(folder):
+        stopped_by = loop.train(engine, steps, hooks, first_step, state)
     if engine.num_train_traces:
         tell(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by

@@ -20,6 +20,7 @@ from tiny import MAX_SEQ_LENGTH, write_data
 import run_pretraining
 from bert_packed.config import TrainConfig
 from bert_packed.data.input_pipeline import BATCH_NAMES
+from bert_packed.training.engines.tensorflow import TensorFlowEngine
 from data_gen import schema
 from data_gen.cli import command_line
 from data_gen.records import tfrecords
@@ -226,6 +227,29 @@ def test_init_checkpoint(data, uninterrupted, tmp_path, capsys):
     assert f"of {uninterrupted}/checkpoint-24" in capsys.readouterr().out
     first = read_rows(tmp_path / "run" / "metrics.csv")[0]
     assert float(first["loss"]) < float(read_rows(uninterrupted / "metrics.csv")[0]["loss"])
+
+
+def test_weights_that_an_update_makes_nan_are_never_saved(data, tmp_path, capsys, monkeypatch):
+    """The loss of that step is finite, and --keep_checkpoint_max would remove the last good one."""
+    train_step = TensorFlowEngine.train_step
+
+    def planted(engine, batch):
+        sums = train_step(engine, batch)
+        if int(engine.optimizer.iterations.numpy()) == 3:
+            bias = engine.weights()["bert/layer_1/attention/query/bias"]
+            bias.assign(np.full(bias.shape, np.nan))
+        return sums
+
+    monkeypatch.setattr(TensorFlowEngine, "train_step", planted)
+    run_flags = {"save_checkpoints_steps": 1, "keep_checkpoint_max": 1, "num_train_steps": 3}
+    assert run(*arguments(data, tmp_path / "run", **run_flags)) == 2
+    error = capsys.readouterr().err
+    assert "checkpoint-3 is not written" in error and error.count("\n") == 1
+    assert f"start from {tmp_path}/run/checkpoint-2, the last good checkpoint" in error
+    (saved,) = tmp_path.glob("run/checkpoint-*")
+    assert saved.name == "checkpoint-2"
+    for name in ("model.safetensors", "training.safetensors"):
+        assert all(np.isfinite(values).all() for values in load_file(saved / name).values())
 
 
 def mistakes(data):
