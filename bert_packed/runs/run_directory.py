@@ -54,7 +54,8 @@ def naming_last_checkpoint(folder):
         saved = list_checkpoints(folder)[-1:]
         start = f"start from {saved[0]}, the last good checkpoint, by `init_checkpoint`" if saved else "start"
         raise InputError(
-            f"{error} To go on, {start} in a new `output_dir` with a lower `learning_rate` or `max_grad_norm`."
+            f"{error} To go on, {start} in a new `output_dir`, with a lower `learning_rate` or "
+            "`max_grad_norm`."
         ) from error
 
 
