@@ -55,6 +55,7 @@ def main(config):
     from bert_packed.models.modeling import build_pretraining_model
     from bert_packed.objectives.losses import normalizers, pretraining_sums
     from bert_packed.objectives.metrics import SUM_NAMES
+    from bert_packed.training.engines.memory import out_of_memory_names
     from data_gen.records import tfrecords
 
     files = find_files(config.input_file, "input_file")
@@ -89,7 +90,8 @@ def main(config):
         f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "
         f"attention: {attention.description}\n"
     )
-    checks = contamination.audit(engine, batch, config.mlm_loss, config.tolerance)
+    with out_of_memory_names("the audit", "num_packs"):
+        checks = contamination.audit(engine, batch, config.mlm_loss, config.tolerance)
     # The only trace of a model that was trained without next-sentence loss
     checks.append(
         contamination.Check("settings: ablations of the checkpoint", len(ablations(model_config)), 0)

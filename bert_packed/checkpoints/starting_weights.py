@@ -7,6 +7,7 @@ from bert_packed.checkpoints import checkpoint, pretrained_files
 from bert_packed.checkpoints.pretrained_names import HEAD_KERNELS, tensor_names
 from bert_packed.config import ablations, load_model_config
 from bert_packed.models.modeling import HEADS, PRETRAINING
+from bert_packed.training.finite import check_arrays
 from data_gen.cli.settings import InputError
 
 # What no tensor's shape tells, and what would silently change every output
@@ -82,6 +83,7 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
         if name.startswith("bert/"):
             raise InputError(f"{found.path} holds another model: the file has no tensor for {name}.")
     _check_shapes(found, weights)
+    check_arrays(found.tensors, f"of {found.path}")
     for name, values in found.tensors.items():
         weights[name].assign(values)
     return StartingWeights(found.path, len(found.tensors), found.unused, missing)

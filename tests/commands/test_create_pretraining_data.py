@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupts import interruptible
 
 from data_gen import schema
 from data_gen.cli.command_line import run
@@ -295,7 +296,8 @@ def test_help_and_interrupt(tmp_path):
     assert "--do_whole_word_mask (default: false)" in output
     # parsing the sample corpus takes seconds: time to interrupt
     run_dir = tmp_path / "out"
-    process = subprocess.Popen([*program, f"--output_dir={run_dir}"], stderr=subprocess.PIPE, text=True)
+    with interruptible():
+        process = subprocess.Popen([*program, f"--output_dir={run_dir}"], stderr=subprocess.PIPE, text=True)
     begun = run_dir / ".incomplete" / "work" / "identity.json"
     while process.poll() is None and not begun.exists():
         pass
