@@ -47,13 +47,6 @@ def test_durations_for_people(seconds, text):
     assert describe(seconds) == text
 
 
-def test_turns_are_timed_each_and_warming_up_is_not(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(turns, "time", clock)
-    ways = {"slow": clock.taking([100, 3, 5, 4]), "fast": clock.taking([200, 1, 2, 1.5])}
-    assert turns.time_in_turns(ways, 3) == {"slow": [3, 5, 4], "fast": [1, 2, 1.5]}
-
-
 def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(turns, "time", clock)
