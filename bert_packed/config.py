@@ -10,6 +10,9 @@ from pathlib import Path
 from data_gen.cli.settings import InputError, check_settings, setting
 
 DTYPES = ("float32", "mixed_bfloat16")
+# Added to what an update is divided by: where a gradient was always 0, as of tokens that no step has seen,
+# nothing else keeps 0 / 0 from being NaN. Smaller numbers are 0 in float32
+LEAST_EPSILON = 1e-30
 ATTENTIONS = ("auto", "dense", "flash")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 DROPOUT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob")

@@ -5,7 +5,14 @@ Names are google-research/bert's wherever it has one.
 
 import dataclasses
 
-from bert_packed.config import ATTENTIONS, DTYPES, MODEL_SIZES, check_dropout_overrides, parse_ablation
+from bert_packed.config import (
+    ATTENTIONS,
+    DTYPES,
+    LEAST_EPSILON,
+    MODEL_SIZES,
+    check_dropout_overrides,
+    parse_ablation,
+)
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 
@@ -39,7 +46,7 @@ class TrainConfig:
     weight_decay: float = setting(0.01, "weight decay inside LAMB's trust ratio", minimum=0)
     beta_1: float = setting(0.9, "LAMB's decay of momentum", minimum=0, maximum=0.999999)
     beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
-    epsilon: float = setting(1e-6, "LAMB's epsilon", minimum=0)
+    epsilon: float = setting(1e-6, "LAMB's epsilon", minimum=LEAST_EPSILON)
     max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
     mlm_loss: str = setting(
         "per_sequence",

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
+from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
@@ -42,6 +43,20 @@ def locked(output_dir):
                 f"`output_dir` must not be used by another run. Received: {output_dir}."
             ) from error
         yield folder
+
+
+@contextlib.contextmanager
+def naming_last_checkpoint(folder):
+    """Where the body's training diverges, tell in the `InputError` which checkpoint is the last good one."""
+    try:
+        yield
+    except NotFiniteError as error:
+        saved = list_checkpoints(folder)[-1:]
+        start = f"start from {saved[0]}, the last good checkpoint, by `init_checkpoint`" if saved else "start"
+        raise InputError(
+            f"{error} To go on, {start} in a new `output_dir`, with a lower `learning_rate` or "
+            "`max_grad_norm`."
+        ) from error
 
 
 def describe_inputs(paths):
