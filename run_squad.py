@@ -24,8 +24,7 @@ def main(config):
     """Train, predict and score; returns an exit status."""
     choose_backend()
     # TensorFlow: not for --help
-    from bert_packed.models.modeling import QUESTION_ANSWERING
-    from bert_packed.objectives import finetuning_losses
+    from bert_packed.objectives.answers import answers_objective
     from bert_packed.runs import finetuning, run_directory, vocabulary
     from data_gen.tasks.squad import read_squad
 
@@ -57,9 +56,6 @@ def main(config):
             finetuning.check_sequences(windows.sequences, path)
         return questions, windows
 
-    objective = finetuning.Objective(
-        QUESTION_ANSWERING, 2, finetuning_losses.answer_sums, finetuning_losses.ANSWER_SUM_NAMES
-    )
     # Both files are read before training: a mistake in the second would show after hours
     held_out = windows_of(config.predict_file, False) if config.do_predict else None
     with run_directory.locked(config.output_dir) as folder:
@@ -69,7 +65,7 @@ def main(config):
             return _training_data(windows), {"train_file": [config.train_file]}
 
         model, stopped_by = finetuning.train_or_load(
-            config, model_config, objective, read_training, vocab_path, folder
+            config, model_config, answers_objective(), read_training, vocab_path, folder
         )
         if stopped_by:
             return 128 + stopped_by
@@ -80,8 +76,9 @@ def main(config):
 
 def _training_data(windows):
     from bert_packed.data.finetuning_batches import LabelledSequences
+    from bert_packed.objectives.answers import ANSWER_SPANS
 
-    names = ("start_positions", "end_positions")
+    names = tuple(feature.name for feature in ANSWER_SPANS)
     labels = {name: windows.answer_spans[:, column] for column, name in enumerate(names)}
     return LabelledSequences(windows.sequences, labels, names)
 

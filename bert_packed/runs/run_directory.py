@@ -126,6 +126,14 @@ def find_checkpoint(folder, config, facts):
     return checkpoints[-1]
 
 
+def check_outside(init_checkpoint, folder):
+    """Raise `InputError` where a checkpoint to start from lies in the output directory."""
+    if Path(init_checkpoint).resolve().is_relative_to(folder.resolve()):
+        raise InputError(
+            f"`init_checkpoint` must be outside `output_dir`, which is emptied. Received: {init_checkpoint}."
+        )
+
+
 def start_run(folder, config, facts):
     """Remove what an earlier run left, and write down what this one is."""
     for path in folder.iterdir():

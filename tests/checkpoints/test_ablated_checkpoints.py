@@ -11,11 +11,12 @@ import run_pretraining
 import run_squad
 from bert_packed import audit, export, finetune_glue
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import TrainConfig, ablate
+from bert_packed.config import ablate
 from bert_packed.evaluation import contamination, inference
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import QUESTION_ANSWERING
 from bert_packed.runs.finetuning_config import GlueConfig, SquadConfig
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines.variables import named_weights
 from data_gen.cli import command_line
 from data_gen.cli.settings import InputError

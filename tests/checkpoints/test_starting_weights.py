@@ -12,7 +12,7 @@ from tiny import CONFIG, make_engine, write_data
 
 import run_pretraining
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import TrainConfig
+from bert_packed.runs.pretraining_config import TrainConfig
 from data_gen.cli import command_line
 from data_gen.cli.settings import InputError
 

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 from tiny import MAX_SEQ_LENGTH, write_data
 
 import run_pretraining
-from bert_packed.config import TrainConfig
-from bert_packed.data.input_pipeline import BATCH_NAMES
+from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.runs import pretraining
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines.tensorflow import TensorFlowEngine
 from data_gen import schema
 from data_gen.cli import command_line

@@ -13,7 +13,7 @@ from test_reference import import_reference
 from tiny import CONFIG, make_engine
 
 from bert_packed import export
-from bert_packed.objectives.losses import normalizers, pretraining_sums
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.reports import inference_benchmark, plain_bert, step_memory, training_benchmark
 from bert_packed.runs.turns import median_interval, median_ratio, quartiles, time_in_turns
 from bert_packed.training.engines.variables import named_weights
@@ -84,11 +84,11 @@ def test_plain_bert_is_our_bert_on_single_sequences():
     used = batch["prediction_sequences"] > 0
     got, want = np.asarray(outputs["mlm_logits"])[used], np.asarray(expected["mlm_logits"])[used]
     np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
-    got = plain_bert.plain_sums(outputs, batch)
-    want = pretraining_sums(expected, batch, "per_token")
-    for name in plain_bert.SUM_NAMES:
+    theirs, ours = plain_bert.plain_objective(), pretraining_objective("per_token")
+    got, want = theirs.sums(outputs, batch), ours.sums(expected, batch)
+    assert set(theirs.sum_names) == set(got) and theirs.losses == ours.losses
+    for name in got:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, err_msg=name)
-    np.testing.assert_allclose(plain_bert.plain_normalizers(batch), normalizers(batch, "per_token"))
 
 
 @pytest.fixture
