@@ -2,13 +2,15 @@
 
 import dataclasses
 import sys
-from pathlib import Path
 
-from bert_packed.config import TrainConfig, ablate, load_model_config
+from bert_packed.config import ablate, load_model_config, override_dropout
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
-from data_gen.cli.settings import InputError
 
+STATUS_NOT_COMPARED = (
+    3  # the run is complete and reported, the comparison of speeds that was asked for failed
+)
 DESCRIPTION = """
 Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords.
 
@@ -27,15 +29,17 @@ def main(config):
     from bert_packed.runs import run_directory
     from bert_packed.runs.pretraining import build_engine, make_hooks, speed_rows
     from bert_packed.runs.pretraining_data import check_fits, read_data
-    from bert_packed.runs.run_summary import describe_cost, describe_run
+    from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
     from bert_packed.training import loop
+    from bert_packed.training.engines.memory import out_of_memory_names
 
     if config.sample_data:
         from data_gen.sample_data import build_missing
 
         build_missing()
     data = read_data(config)
-    model_config = _model_config(config, data.train.vocab_size)
+    model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
+    model_config = ablate(model_config, config.ablation)
     check_fits(data, model_config, config)
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
     with run_directory.locked(config.output_dir) as folder:
@@ -50,7 +54,7 @@ def main(config):
             print(f"continues from {latest}")
         else:
             if config.init_checkpoint:
-                _check_outside(config.init_checkpoint, folder)
+                run_directory.check_outside(config.init_checkpoint, folder)
                 found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config)
                 print("\n".join(found.lines()))
             # Only now, when the new run is known to start, does an earlier one go
@@ -58,55 +62,46 @@ def main(config):
             print(describe_cost(config, model_config, data), flush=True)
         run_directory.remove_partial(folder)
         due = bool(state and state["evaluation_due"])
-        hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, _show_row)
+        hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, show_row)
         if first_step == config.num_train_steps:
             print(f"the run is complete: {latest} holds all {first_step:,} steps")
         else:
             run_directory.record_segment(folder, first_step, backend)
-        stopped_by = loop.train(engine, config, hooks, first_step, state)
+        with run_directory.naming_last_checkpoint(folder):
+            stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:
             print("stopped after saving; the same command continues", file=sys.stderr)
             return 128 + stopped_by
-        _report(config, folder, engine, speed_rows(config, model_config, data, engine))
+        metrics = _report(config, folder, engine)
+        # After the report: whatever befalls the comparison, the run's figures are out
+        try:
+            with out_of_memory_names("the comparison of speeds", "micro_batch_size"):
+                speed = speed_rows(config, model_config, data, engine)
+        except (InputError, OSError, MemoryError) as error:
+            reason = " ".join(str(error).split())
+            print(f"the run is complete; its speed could not be compared: {reason}", file=sys.stderr)
+            return STATUS_NOT_COMPARED
+        if speed:
+            print()
+            print_table(speed)
+            _write(config, metrics, speed)
     return 0
 
 
-def _check_outside(init_checkpoint, folder):
-    if Path(init_checkpoint).resolve().is_relative_to(folder.resolve()):
-        raise InputError(
-            f"`init_checkpoint` must be outside `output_dir`, which is emptied. Received: {init_checkpoint}."
-        )
-
-
-def _show_row(row):
-    """Print a row of the log where no progress bar shows it: in a batch job's file."""
-    from bert_packed.runs.run_summary import describe_row
-
-    if not sys.stderr.isatty():
-        print(describe_row(row), flush=True)
-
-
-def _model_config(config, vocab_size):
-    model_config = load_model_config(config.bert_config_file, vocab_size)
-    rates = {
-        name: getattr(config, name)
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
-        if getattr(config, name) >= 0
-    }
-    return ablate(dataclasses.replace(model_config, **rates), config.ablation)
-
-
-def _report(config, folder, engine, speed):
-    """Print the last figures of the run and, where both were measured, packed against unpacked."""
+def _report(config, folder, engine):
+    """Print the last figures of the run and write them to `--json`; returns them."""
     from bert_packed.runs.run_summary import last_figures
 
-    metrics = last_figures(folder)
+    metrics = last_figures(folder, engine.objective.figures)
     if engine.num_train_traces:
         print(f"compiled   {engine.num_train_traces} training program")
     print_table(metrics)
-    if speed:
-        print()
-        print_table(speed)
+    sys.stdout.flush()
+    _write(config, metrics, [])
+    return metrics
+
+
+def _write(config, metrics, speed):
     if config.json:
         write_json(config.json, {"metrics": metrics, "speed": speed})
 

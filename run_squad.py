@@ -24,10 +24,8 @@ def main(config):
     """Train, predict and score; returns an exit status."""
     choose_backend()
     # TensorFlow: not for --help
-    from bert_packed.models.modeling import QUESTION_ANSWERING
-    from bert_packed.objectives import finetuning_losses
-    from bert_packed.runs import finetuning, run_directory
-    from bert_packed.runs.vocabulary import check_vocabulary, load_tokenizer
+    from bert_packed.objectives.answers import answers_objective
+    from bert_packed.runs import finetuning, run_directory, vocabulary
     from data_gen.tasks.squad import read_squad
 
     config = config.resolved()
@@ -43,24 +41,21 @@ def main(config):
             vocab_file=config.vocab_file or own_vocab,
             bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
         )
-    vocab_path, vocabulary, tokenizer = load_tokenizer(config)
-    model_config = finetuning.read_model_config(config, len(vocabulary))
-    check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
+    model_config = finetuning.read_model_config(config, len(wordpieces))
+    vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
 
     def windows_of(path, for_training):
         from data_gen.tasks.squad_windows import make_windows
 
         questions = read_squad(path, for_training, config.version_2_with_negative, config.skip_bad_answers)
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
-        windows = make_windows(questions, tokenizer, vocabulary, *sizes, path)
+        windows = make_windows(questions, tokenizer, wordpieces, *sizes, path)
         print(_describe(path, questions, windows), flush=True)
         if for_training:
             finetuning.check_sequences(windows.sequences, path)
         return questions, windows
 
-    objective = finetuning.Objective(
-        QUESTION_ANSWERING, 2, finetuning_losses.answer_sums, finetuning_losses.ANSWER_SUM_NAMES
-    )
     # Both files are read before training: a mistake in the second would show after hours
     held_out = windows_of(config.predict_file, False) if config.do_predict else None
     with run_directory.locked(config.output_dir) as folder:
@@ -70,7 +65,7 @@ def main(config):
             return _training_data(windows), {"train_file": [config.train_file]}
 
         model, stopped_by = finetuning.train_or_load(
-            config, model_config, objective, read_training, vocab_path, folder
+            config, model_config, answers_objective(), read_training, vocab_path, folder
         )
         if stopped_by:
             return 128 + stopped_by
@@ -81,8 +76,9 @@ def main(config):
 
 def _training_data(windows):
     from bert_packed.data.finetuning_batches import LabelledSequences
+    from bert_packed.objectives.answers import ANSWER_SPANS
 
-    names = ("start_positions", "end_positions")
+    names = tuple(feature.name for feature in ANSWER_SPANS)
     labels = {name: windows.answer_spans[:, column] for column, name in enumerate(names)}
     return LabelledSequences(windows.sequences, labels, names)
 

@@ -1,10 +1,9 @@
 """Command line: prove on real packs that a model keeps the sequences of a pack apart."""
 
 import dataclasses
-import functools
 import sys
 
-from bert_packed.config import ATTENTIONS, ablations, load_model_config
+from bert_packed.config import ATTENTIONS, ablate, ablations, load_model_config
 from bert_packed.training.engines import choose_backend, make_engine
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
@@ -52,20 +51,22 @@ def main(config):
     from bert_packed.data import input_pipeline
     from bert_packed.evaluation import contamination
     from bert_packed.models.flash_attention import choose_attention
-    from bert_packed.models.modeling import build_pretraining_model
-    from bert_packed.objectives.losses import normalizers, pretraining_sums
-    from bert_packed.objectives.metrics import SUM_NAMES
+    from bert_packed.objectives.pretraining import pretraining_objective
+    from bert_packed.training.engines.memory import out_of_memory_names
     from data_gen.records import tfrecords
 
     files = find_files(config.input_file, "input_file")
     spec = tfrecords.read_pack_spec(files)
     if config.bert_config_file:
-        model_config = load_model_config(config.bert_config_file)
+        stored = starting_weights.stored_ablations(config.init_checkpoint)
+        # Audited as it was trained: a plain config must not hide what the checkpoint is
+        model_config = ablate(load_model_config(config.bert_config_file), ",".join(stored))
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
-    dataset = input_pipeline.eval_batches(files, spec, config.num_packs)
-    batch = next(input_pipeline.checked(dataset, files, spec, model_config))
-    num_sequences = int(batch["nsp_weights"].sum())
+    objective = pretraining_objective(config.mlm_loss)
+    dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
+    batch = next(input_pipeline.checked(dataset, files, spec, model_config, objective.features))
+    num_sequences = int(batch["slot_weights"].sum())
     if not contamination.num_neighbours(batch):
         raise InputError(
             f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
@@ -73,13 +74,10 @@ def main(config):
         )
     without_dropout = dataclasses.replace(model_config, attention_probs_dropout_prob=0.0)
     attention = choose_attention(config.attention, without_dropout, spec.max_seq_length)
-    model = build_pretraining_model(model_config, seed=0, attend=attention.attend)
     engine = make_engine(
-        model,
-        functools.partial(pretraining_sums, mlm_loss=config.mlm_loss),
-        SUM_NAMES,
-        functools.partial(normalizers, mlm_loss=config.mlm_loss),
-        micro_batch_size=int((batch["nsp_weights"].sum(axis=1) > 0).sum()),
+        objective.build_model(model_config, seed=0, attend=attention.attend),
+        objective,
+        micro_batch_size=int((batch["slot_weights"].sum(axis=1) > 0).sum()),
     )
     found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config, any_head=True)
     print("\n".join(found.lines()))
@@ -87,7 +85,8 @@ def main(config):
         f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "
         f"attention: {attention.description}\n"
     )
-    checks = contamination.audit(engine, batch, config.mlm_loss, config.tolerance)
+    with out_of_memory_names("the audit", "num_packs"):
+        checks = contamination.audit(engine, batch, config.tolerance)
     # The only trace of a model that was trained without next-sentence loss
     checks.append(
         contamination.Check("settings: ablations of the checkpoint", len(ablations(model_config)), 0)

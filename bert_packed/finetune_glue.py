@@ -25,24 +25,24 @@ def main(config):
     choose_backend()
     # TensorFlow: not for --help
     from bert_packed.data.finetuning_batches import LabelledSequences
-    from bert_packed.runs import finetuning, run_directory
-    from bert_packed.runs.vocabulary import check_vocabulary, load_tokenizer
+    from bert_packed.objectives.classes import LABELS, classes_objective, numbers_objective
+    from bert_packed.runs import finetuning, run_directory, vocabulary
 
     task = TASKS[config.task_name]
-    vocab_path, vocabulary, tokenizer = load_tokenizer(config)
-    model_config = finetuning.read_model_config(config, len(vocabulary))
-    check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
-    objective = _objective(task)
+    vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
+    model_config = finetuning.read_model_config(config, len(wordpieces))
+    vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
+    objective = classes_objective(len(task.classes)) if task.classes else numbers_objective()
 
     def read(name):
         path = str(Path(config.data_dir) / name)
         examples = read_glue(path, task)
         sequences, num_cut = make_glue_sequences(
-            examples.texts, tokenizer, vocabulary, config.max_seq_length, path
+            examples.texts, tokenizer, wordpieces, config.max_seq_length, path
         )
         warning = f"\n  warning: {num_cut:,} cut to max_seq_length" if num_cut else ""
         print(f"{path}: {len(sequences):,} examples{warning}", flush=True)
-        return path, LabelledSequences(sequences, {"labels": examples.labels})
+        return path, LabelledSequences(sequences, {LABELS.name: examples.labels})
 
     # Before training: a mistake in it would show after hours
     held_out = read("dev.tsv")[1] if config.do_eval else None
@@ -62,21 +62,12 @@ def main(config):
     return 0
 
 
-def _objective(task):
-    from bert_packed.models.modeling import CLASSIFICATION
-    from bert_packed.objectives import finetuning_losses as losses
-    from bert_packed.runs.finetuning import Objective
-
-    if task.classes:
-        return Objective(CLASSIFICATION, len(task.classes), losses.class_sums, losses.CLASS_SUM_NAMES)
-    return Objective(CLASSIFICATION, 1, losses.number_sums, losses.NUMBER_SUM_NAMES)
-
-
 def _evaluate(config, task, model, data, folder):
     """Predict every example, write the predictions and print the task's scores."""
     import numpy as np
 
     from bert_packed.evaluation.glue_metrics import METRICS
+    from bert_packed.objectives.classes import LABELS
     from bert_packed.runs import finetuning
 
     outputs, num_packs = finetuning.predict_packed(config, model, data.sequences)
@@ -86,7 +77,7 @@ def _evaluate(config, task, model, data, folder):
     lines = [f"{index}\t{value}\n" for index, value in enumerate(shown)]
     write_text(str(folder / PREDICTIONS_FILE), "index\tprediction\n" + "".join(lines))
     print(f"predicted  {len(predicted):,} examples in {num_packs:,} packs")
-    true = data.labels["labels"]
+    true = data.labels[LABELS.name]
     scores = {name: METRICS[name](predicted, true) for name in task.metrics}
     finetuning.tell_scores(config, scores, folder)
 

@@ -41,4 +41,4 @@ def _batch(packs, targets, num_slots):
             found["labels"][row, slot] = label
             found["scores"][row, slot] = score
     names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids", "cls_positions")
-    return {**{name: batch[name] for name in names}, "slot_weights": batch["nsp_weights"], **found}
+    return {**{name: batch[name] for name in names}, "slot_weights": batch["slot_weights"], **found}

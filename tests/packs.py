@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from bert_packed.data.input_pipeline import BATCH_NAMES
+from bert_packed.objectives.features import BATCH_NAMES
 from data_gen.records import tfrecords
 from data_gen.records.example_bytes import serialize_examples
 
@@ -52,7 +52,7 @@ def batch_of(packs, max_seq_length, num_slots, num_predictions):
         "prediction_sequences": np.zeros((num_packs, num_predictions), np.float32),
         "cls_positions": np.zeros((num_packs, num_slots), np.int32),
         "nsp_labels": np.zeros((num_packs, num_slots), np.int32),
-        "nsp_weights": np.zeros((num_packs, num_slots), np.float32),
+        "slot_weights": np.zeros((num_packs, num_slots), np.float32),
     }
     for row, pack in enumerate(packs):
         start = used = 0
@@ -71,7 +71,7 @@ def batch_of(packs, max_seq_length, num_slots, num_predictions):
                 used += 1
             batch["cls_positions"][row, slot] = start
             batch["nsp_labels"][row, slot] = sequence.nsp_label
-            batch["nsp_weights"][row, slot] = 1
+            batch["slot_weights"][row, slot] = 1
             start += len(sequence.tokens)
     return batch
 

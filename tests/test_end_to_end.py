@@ -8,9 +8,9 @@ import pytest
 from tiny import CONFIG, make_engine, to_floats
 
 import run_pretraining
-from bert_packed.config import TrainConfig
 from bert_packed.data.input_pipeline import checked, eval_batches
-from bert_packed.objectives.metrics import add_sums, means
+from bert_packed.objectives.metrics import add_sums
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.metrics_log import read_rows
 from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
 from data_gen.assembly.pack_config import PackConfig
@@ -97,7 +97,7 @@ def test_packed_and_unpacked_files_give_the_same_figures(job, mlm_loss):
         total = {}
         for batch in checked(eval_batches(files, spec, 4), files, spec, config):
             total = add_sums(total, to_floats(engine.eval_step(batch)))
-        figures.append({**total, **means(total, mlm_loss)})
+        figures.append({**total, **engine.objective.means(total)})
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
 
 

@@ -9,19 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 from tqdm import tqdm
 
-from data_gen import schema
+from bert_packed.objectives.features import SEQUENCES
 from data_gen.records.sequences import Sequences
 from data_gen.tasks.update_packs import assemble_filled, by_slot
-
-# Names in a record -> names in model code
-BATCH_NAMES = {
-    schema.INPUT_IDS: "token_ids",
-    schema.INPUT_MASK: "sequence_ids",
-    schema.SEGMENT_IDS: "token_type_ids",
-    schema.POSITION_IDS: "position_ids",
-    schema.NEXT_SENTENCE_POSITIONS: "cls_positions",
-    schema.NEXT_SENTENCE_WEIGHTS: "slot_weights",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +44,7 @@ def make_batch(data, packs, spec, num_packs):
         `[B, S]`; `cls_positions`, `slot_weights` and the labels `[B, K]`.
     """
     arrays = assemble_filled(data.sequences, packs, spec, num_packs)
-    batch = {ours: arrays[name] for name, ours in BATCH_NAMES.items()}
+    batch = {feature.name: arrays[feature.record_name] for feature in SEQUENCES}
     for name, values in data.labels.items():
         slots_BK = by_slot(values, packs, spec.max_sequences_per_pack, num_packs)
         # An unused slot keeps 0: its [CLS] position is 0 too

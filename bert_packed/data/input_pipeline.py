@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from data_gen import schema
 from data_gen.assembly.online_assembly import pack_stream
 from data_gen.cli.settings import InputError
@@ -17,22 +18,10 @@ from data_gen.packing.online import OnlinePacker
 from data_gen.records import tfrecords
 from data_gen.records.read_unpacked import read_unpacked
 
-# Names in a record -> names in model code: the record's name of A/B means two things in the field
-BATCH_NAMES = {
-    schema.INPUT_IDS: "token_ids",
-    schema.INPUT_MASK: "sequence_ids",
-    schema.SEGMENT_IDS: "token_type_ids",
-    schema.POSITION_IDS: "position_ids",
-    schema.MASKED_LM_POSITIONS: "prediction_positions",
-    schema.MASKED_LM_IDS: "prediction_ids",
-    schema.MASKED_LM_WEIGHTS: "prediction_sequences",
-    schema.NEXT_SENTENCE_POSITIONS: "cls_positions",
-    schema.NEXT_SENTENCE_LABELS: "nsp_labels",
-    schema.NEXT_SENTENCE_WEIGHTS: "nsp_weights",
-}
 
-
-def train_batches(files, num_packs, spec, batch_size, seed, shuffle_buffer_size, first_step=0):
+def train_batches(
+    files, num_packs, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED
+):
     """Endless batches in an order that follows from the seed, from any step on.
 
     Every epoch reads each pack once, files and packs shuffled anew; batches run across the end of an epoch,
@@ -46,6 +35,7 @@ def train_batches(files, num_packs, spec, batch_size, seed, shuffle_buffer_size,
         seed: Whole number.
         shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
         first_step: Batches to leave out, as if they had been read before.
+        features: What to read, `Feature`s, those of an objective; others in the records are passed over.
 
     Returns:
         `tf.data.Dataset` of (batch, sources), as `_decode` makes them.
@@ -70,21 +60,21 @@ def train_batches(files, num_packs, spec, batch_size, seed, shuffle_buffer_size,
         return blocks.enumerate(start=1).map(shuffle_block).unbatch()
 
     packs = tf.data.Dataset.range(epoch, tf.int64.max).flat_map(read_epoch).skip(num_read)
-    decode = functools.partial(_decode, spec=spec)
+    decode = functools.partial(_decode, spec=spec, features=features)
     return packs.batch(batch_size, drop_remainder=True).map(decode, 2).prefetch(2)
 
 
-def eval_batches(files, spec, batch_size):
+def eval_batches(files, spec, batch_size, features=RECORDED):
     """Every pack once, in the order on disk; the last batch is filled with empty packs.
 
     Args:
-        files, spec, batch_size: As in `train_batches`.
+        files, spec, batch_size, features: As in `train_batches`.
 
     Returns:
         `tf.data.Dataset` of (batch, sources), all batches of size B.
     """
     packs = _read_in_order(files, tf.range(len(files), dtype=tf.int64)).batch(batch_size)
-    decode = functools.partial(_decode, spec=spec)
+    decode = functools.partial(_decode, spec=spec, features=features)
     fill = functools.partial(_fill, batch_size=batch_size)
     return packs.map(decode, 2).map(lambda batch, sources: (fill(batch), sources)).prefetch(2)
 
@@ -146,12 +136,12 @@ def online_batches(
     return blocks.rebatch(batch_size).map(fill).prefetch(2)
 
 
-def checked(dataset, files, spec, model_config) -> Iterator[dict]:
+def checked(dataset, files, spec, model_config, features=RECORDED) -> Iterator[dict]:
     """Iterate over a dataset's batches, as NumPy arrays that are known to fit the model.
 
     Args:
         dataset: From `train_batches` or `eval_batches`.
-        files, spec: What it reads.
+        files, spec, features: What it reads.
         model_config: `ModelConfig`; its table sizes are the limits of ids.
 
     Yields:
@@ -160,26 +150,16 @@ def checked(dataset, files, spec, model_config) -> Iterator[dict]:
     Raises:
         InputError: a record is damaged, of another shape, or has an id that the model has no row for.
     """
-    num_slots = spec.max_sequences_per_pack
-    limits = {
-        "sequence_ids": ("max_sequences_per_pack + 1", num_slots + 1),
-        "prediction_sequences": ("max_sequences_per_pack + 1", num_slots + 1),
-        "token_ids": ("vocab_size", model_config.vocab_size),
-        "prediction_ids": ("vocab_size", model_config.vocab_size),
-        "position_ids": ("max_position_embeddings", model_config.max_position_embeddings),
-        "token_type_ids": ("type_vocab_size", model_config.type_vocab_size),
-        "nsp_labels": ("the number of classes", 2),
-        "prediction_positions": ("max_seq_length", spec.max_seq_length),
-        "cls_positions": ("max_seq_length", spec.max_seq_length),
-    }
+    limits = {one: one.limit(model_config, spec) for one in features if one.limit}
     try:
         for batch, sources in dataset.as_numpy_iterator():
-            for name, (limit_name, limit) in limits.items():
-                if batch[name].min() < 0 or batch[name].max() >= limit:
-                    _refuse(name, batch[name], limit_name, limit, sources, files)
+            for feature, limit in limits.items():
+                values = batch[feature.name]
+                if values.min() < 0 or values.max() >= limit:
+                    _refuse(feature, values, limit, sources, files)
             yield batch
     except tf.errors.OpError as error:
-        _find_damage(files, spec)
+        _find_damage(files, spec, features)
         raise InputError(
             f"the records of {files[0]} and others could not be read: {error.message}"
         ) from error
@@ -196,14 +176,13 @@ def _read_in_order(files, order):
     return tf.data.Dataset.from_tensor_slices(order).flat_map(read_file)
 
 
-def _decode(serialized, file_indices, numbers, spec):
+def _decode(serialized, file_indices, numbers, spec, features):
     """One batch of serialized packs to a dict of int32 and float32 tensors `[B, ...]`, and their sources."""
-    features = {
-        name: tf.io.FixedLenFeature(spec.shape(name), schema.dtype(name)) for name in schema.PACKED_LENGTHS
-    }
+    names = {feature.record_name: feature.name for feature in features}
+    wanted = {name: tf.io.FixedLenFeature(spec.shape(name), schema.dtype(name)) for name in names}
     batch = {
-        BATCH_NAMES[name]: tf.cast(values, tf.int32) if values.dtype == tf.int64 else values
-        for name, values in tf.io.parse_example(serialized, features).items()
+        names[name]: tf.cast(values, tf.int32) if values.dtype == tf.int64 else values
+        for name, values in tf.io.parse_example(serialized, wanted).items()
     }
     return batch, (file_indices, numbers)
 
@@ -219,19 +198,18 @@ def _fill(batch, batch_size):
     return {name: fill(values) for name, values in batch.items()}
 
 
-def _refuse(name, values, limit_name, limit, sources, files):
+def _refuse(feature, values, limit, sources, files):
     row = int(np.argmax(np.any((values < 0) | (values >= limit), axis=-1)))
     wrong = values[row][(values[row] < 0) | (values[row] >= limit)][0]
-    feature = next(record_name for record_name, ours in BATCH_NAMES.items() if ours == name)
     raise InputError(
-        f"{files[sources[0][row]]}, record {sources[1][row]}: every value of {feature} must be from 0 "
-        f"and below {limit_name}={limit}. Received: {wrong}."
+        f"{files[sources[0][row]]}, record {sources[1][row]}: every value of {feature.record_name} must be "
+        f"from 0 and below {feature.limit_name}={limit}. Received: {wrong}."
     )
 
 
-def _find_damage(files, spec):
+def _find_damage(files, spec, features):
     """Read files one after the other and raise the `InputError` of the first damaged record, if any."""
-    lengths = {name: spec.shape(name)[0] for name in schema.PACKED_LENGTHS}
+    lengths = {feature.record_name: spec.size(feature.length) for feature in features}
     for path in files:
         first = 1
         for batch in tfrecords.read_batches(path):

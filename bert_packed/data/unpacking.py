@@ -5,8 +5,10 @@ Legend: B packs per batch, R sequences (rows), S pack length, P predictions per 
 
 import numpy as np
 
+from bert_packed.objectives.features import OWNERS, RECORDED
 
-def unpack(batch, multiple=1):
+
+def unpack(batch, multiple=1, features=RECORDED):
     """Unpack a batch by a plain loop that trusts nothing that packing computes.
 
     Positions are counted anew and [CLS] is the first token, so wrong `position_ids` or `cls_positions` of the
@@ -18,32 +20,32 @@ def unpack(batch, multiple=1):
     Args:
         batch: Dict of the model's arrays, `[B, S]`, `[B, P]` and `[B, K]`.
         multiple: Fill with empty rows (all zeros) until this divides R.
+        features: `Feature`s that the batch holds, `sequence_ids` and `slot_weights` among them.
 
     Returns:
         Dict of the same arrays, `[R, S]`, `[R, P]` and `[R, K]` (slot 1 is used), in reading order of the
         sequences, and an int array `[R, 2]` of each sequence's row and slot (1..K) in the batch, empty rows
         left out.
     """
-    batch = {name: np.asarray(values) for name, values in batch.items()}
+    batch = {feature.name: np.asarray(batch[feature.name]) for feature in features}
     slots = [
         (row, int(slot))
-        for row in range(len(batch["nsp_weights"]))
-        for slot in np.flatnonzero(batch["nsp_weights"][row]) + 1
+        for row in range(len(batch["slot_weights"]))
+        for slot in np.flatnonzero(batch["slot_weights"][row]) + 1
     ]
+    owners = {kind: batch[name] for kind, name in OWNERS.items() if name in batch}
     num_rows = -(-len(slots) // multiple) * multiple
     result = {name: np.zeros((num_rows, values.shape[1]), values.dtype) for name, values in batch.items()}
     for new, (row, slot) in enumerate(slots):
-        tokens = np.flatnonzero(batch["sequence_ids"][row] == slot)
-        length = len(tokens)
-        for name in ("token_ids", "token_type_ids"):
-            result[name][new, :length] = batch[name][row, tokens]
-        result["sequence_ids"][new, :length] = 1
-        result["position_ids"][new, :length] = np.arange(length)
-        mine = np.flatnonzero(batch["prediction_sequences"][row] == slot)
-        positions = batch["prediction_positions"][row, mine] - (tokens[0] if length else 0)
-        result["prediction_positions"][new, : len(mine)] = positions
-        result["prediction_ids"][new, : len(mine)] = batch["prediction_ids"][row, mine]
-        result["prediction_sequences"][new, : len(mine)] = 1
-        result["nsp_labels"][new, 0] = batch["nsp_labels"][row, slot - 1]
-        result["nsp_weights"][new, 0] = 1
+        mine = {kind: np.flatnonzero(owner[row] == slot) for kind, owner in owners.items()}
+        mine["K"] = np.array([slot - 1])
+        first = mine["S"][0] if len(mine["S"]) else 0
+        for feature in features:
+            values = batch[feature.name][row, mine[feature.length]]
+            result[feature.name][new, : len(values)] = values - first if feature.is_position else values
+        for kind in owners:
+            result[OWNERS[kind]][new, : len(mine[kind])] = 1
+        result["position_ids"][new, : len(mine["S"])] = np.arange(len(mine["S"]))
+        if "cls_positions" in batch:
+            result["cls_positions"][new] = 0
     return result, np.array(slots)

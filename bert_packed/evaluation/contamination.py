@@ -15,12 +15,11 @@ import numpy as np
 from keras import ops
 
 from bert_packed.data.unpacking import unpack
-from bert_packed.objectives.metrics import means
+from bert_packed.objectives.features import OWNERS
 from bert_packed.training.engines.functional import compiled, gradient
 
 KEY_BIAS_TOLERANCE = 1e-6  # their true gradient is 0, so there is no largest one to compare with
-# Which array of a batch tells the sequence of each row of an output, and whether the row is used
-OUTPUTS = {"hidden_states": "sequence_ids", "mlm_logits": "prediction_sequences", "nsp_logits": None}
+HIDDEN = "hidden_states"  # what the audit looks at besides the outputs of an objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +42,12 @@ class Check:
         return bool(self.largest <= self.tolerance)
 
 
-def audit(engine, batch, mlm_loss, tolerance=1e-5, compile=compiled):
+def audit(engine, batch, tolerance=1e-5, compile=compiled):
     """Run every check on a batch of packs.
 
     Args:
-        engine: Engine with `model`, `sums(outputs, batch)` and `gradients(batch, training)`.
+        engine: Engine with `model`, a `PackedModel`, `objective`, and `gradients(batch, training)`.
         batch: Dict of NumPy arrays of packs, one of which at least holds several sequences.
-        mlm_loss: "per_sequence" or "per_token", as the engine's.
         tolerance: Of the checks against unpacked sequences.
         compile: Function from a function and the model that it reads to its compiled form, by default what
             trains: XLA.
@@ -57,34 +55,34 @@ def audit(engine, batch, mlm_loss, tolerance=1e-5, compile=compiled):
     Returns:
         List of `Check`.
     """
-    used_rows = np.flatnonzero(np.asarray(batch["nsp_weights"]).any(axis=1))
-    packs = {name: np.asarray(values)[used_rows] for name, values in batch.items()}
-    unpacked, slots = unpack(packs, multiple=len(used_rows))
-    forward = compile(functools.partial(_forward, engine.model), engine.model)
-    cross_gradient = compile(functools.partial(_cross_gradient, engine), engine.model)
-    gradients = compile(functools.partial(engine.gradients, training=False), engine.model)
+    objective, model = engine.objective, engine.model
+    used_rows = np.flatnonzero(np.asarray(batch["slot_weights"]).any(axis=1))
+    packs = {feature.name: np.asarray(batch[feature.name])[used_rows] for feature in objective.features}
+    unpacked, slots = unpack(packs, len(used_rows), objective.features)
+    outputs = {HIDDEN: "S", **objective.outputs}
+    forward = compile(functools.partial(_forward, model), model)
+    cross_gradient = compile(functools.partial(_cross_gradient, model, objective), model)
+    gradients = compile(functools.partial(engine.gradients, training=False), model)
     return [
-        *_neighbours_outputs(forward, engine.model.config.vocab_size, packs),
+        *_neighbours_outputs(forward, outputs, model.config.vocab_size, packs),
         *_neighbours_gradients(cross_gradient, packs),
-        *_outputs_alone(forward, packs, unpacked, slots, tolerance),
-        *_training_alone(gradients, engine.model, packs, unpacked, mlm_loss, tolerance),
+        *_outputs_alone(forward, outputs, packs, unpacked, slots, tolerance),
+        *_training_alone(gradients, model, objective, packs, unpacked, tolerance),
     ]
 
 
 def num_neighbours(batch):
     """How many packs of a batch hold more than one sequence."""
-    return int(np.sum(np.sum(np.asarray(batch["nsp_weights"]) > 0, axis=1) > 1))
+    return int(np.sum(np.sum(np.asarray(batch["slot_weights"]) > 0, axis=1) > 1))
 
 
 def _forward(model, batch):
     hidden_BSD = model.encode(batch, training=False)
-    heads = model.apply_heads(hidden_BSD, batch["prediction_positions"], batch["cls_positions"])
-    return {"hidden_states": hidden_BSD, **heads}
+    return {HIDDEN: hidden_BSD, **model.apply_heads(hidden_BSD, batch, training=False)}
 
 
-def _cross_gradient(engine, batch, slot):
+def _cross_gradient(model, objective, batch, slot):
     """Gradient `[B, S, D]` of one slot's hidden states and losses by the embeddings of all tokens."""
-    model = engine.model
 
     def target(embedded_BSD):
         hidden_BSD = model.encode_embedded(embedded_BSD, batch)
@@ -92,47 +90,48 @@ def _cross_gradient(engine, batch, slot):
         # Weighted, since layer norm makes a plain sum of outputs constant
         weights_D = ops.linspace(-1.0, 1.0, hidden_BSD.shape[-1])
         states = ops.sum(ops.cast(hidden_BSD, "float32") * weights_D * mine_BS[..., None])
-        slots_K = ops.arange(1, batch["nsp_weights"].shape[1] + 1)
-        sequences_BP = batch["prediction_sequences"]
-        mine_BP = ops.equal(ops.cast(sequences_BP, "int32"), slot)
-        only = {
-            **batch,
-            "prediction_sequences": ops.where(mine_BP, sequences_BP, 0.0),
-            "nsp_weights": ops.where(ops.equal(slots_K, slot), batch["nsp_weights"], 0.0),
-        }
-        heads = model.apply_heads(hidden_BSD, batch["prediction_positions"], batch["cls_positions"])
-        sums = engine.sums(heads, only)
-        return states + sums["mlm_loss"] + sums["nsp_loss"]
+        sums = objective.sums(model.apply_heads(hidden_BSD, batch, training=False), _only(batch, slot))
+        return states + sum(sums[name] for name in objective.losses)
 
     return gradient(target)(model.embed(batch))
 
 
-def _owners(batch, output):
-    """int `[B, S | P | K]`: the sequence 1..K of each row of an output, 0 where it is unused."""
-    if OUTPUTS[output]:
-        return batch[OUTPUTS[output]].astype(np.int32)
-    weights_BK = batch["nsp_weights"]
+def _only(batch, slot):
+    """A batch in which one slot's sequences alone count in a loss; whose each token is, it still says."""
+    slots_K = ops.arange(1, batch["slot_weights"].shape[1] + 1)
+    found = {**batch, "slot_weights": ops.where(ops.equal(slots_K, slot), batch["slot_weights"], 0.0)}
+    if OWNERS["P"] in batch:
+        sequences_BP = batch[OWNERS["P"]]
+        found[OWNERS["P"]] = ops.where(ops.equal(ops.cast(sequences_BP, "int32"), slot), sequences_BP, 0.0)
+    return found
+
+
+def _owners(batch, kind):
+    """int `[B, S | P | K]`: the sequence 1..K of each token, prediction or slot, 0 where it is unused."""
+    if kind in OWNERS:
+        return batch[OWNERS[kind]].astype(np.int32)
+    weights_BK = batch["slot_weights"]
     return np.where(weights_BK > 0, np.arange(1, weights_BK.shape[1] + 1), 0)
 
 
-def _neighbours_outputs(forward, vocab_size, packs):
+def _neighbours_outputs(forward, outputs, vocab_size, packs):
     """Change every token of slot 1 of all packs, then of slot 2, ...; look at everyone else."""
     before = _to_numpy(forward(packs))
-    largest = dict.fromkeys(OUTPUTS, 0.0)
+    largest = dict.fromkeys(outputs, 0.0)
     unmoved = 0
-    for slot in range(1, packs["nsp_weights"].shape[1] + 1):
+    for slot in range(1, packs["slot_weights"].shape[1] + 1):
         mine_BS = packs["sequence_ids"] == slot
         tokens = np.where(mine_BS, (packs["token_ids"] + 1) % vocab_size, packs["token_ids"])
         after = _to_numpy(forward({**packs, "token_ids": tokens}))
-        for name in OUTPUTS:
-            owners = _owners(packs, name)
-            others = (owners != slot) & ((owners > 0) | (name == "hidden_states"))  # padding must not move
+        for name, kind in outputs.items():
+            owners = _owners(packs, kind)
+            others = (owners != slot) & ((owners > 0) | (kind == "S"))  # padding must not move
             if others.any():
                 largest[name] = _max(largest[name], np.abs(after[name] - before[name])[others].max())
-        moved_BS = (after["hidden_states"] != before["hidden_states"]).any(axis=-1)
+        moved_BS = (after[HIDDEN] != before[HIDDEN]).any(axis=-1)
         unmoved += int(np.sum(mine_BS & ~moved_BS))
     return [
-        *(Check(f"neighbours: change of {name}", largest[name], 0.0) for name in OUTPUTS),
+        *(Check(f"neighbours: change of {name}", largest[name], 0.0) for name in outputs),
         # A model that ignores its input would pass everything above
         Check("changed tokens whose own state stays", float(unmoved), 0.0),
     ]
@@ -141,7 +140,7 @@ def _neighbours_outputs(forward, vocab_size, packs):
 def _neighbours_gradients(cross_gradient, packs):
     """Take the gradient of slot 1 of all packs, then of slot 2, ...; look at everyone else's tokens."""
     largest, without = 0.0, 0
-    for slot in range(1, packs["nsp_weights"].shape[1] + 1):
+    for slot in range(1, packs["slot_weights"].shape[1] + 1):
         mine_BS = packs["sequence_ids"] == slot
         size_BS = np.abs(_to_numpy(cross_gradient(packs, np.int32(slot)))).max(axis=-1)
         largest = _max(largest, size_BS[~mine_BS].max(initial=0.0))
@@ -152,12 +151,12 @@ def _neighbours_gradients(cross_gradient, packs):
     ]
 
 
-def _outputs_alone(forward, packs, unpacked, slots, tolerance):
+def _outputs_alone(forward, outputs, packs, unpacked, slots, tolerance):
     """Compare every sequence's outputs with those it has in a row of its own."""
     together, alone = _to_numpy(forward(packs)), _forward_in_parts(forward, unpacked, len(packs["token_ids"]))
     checks = []
-    for name in OUTPUTS:
-        here, there = _owners(packs, name), _owners(unpacked, name)
+    for name, kind in outputs.items():
+        here, there = _owners(packs, kind), _owners(unpacked, kind)
         largest, scale = 0.0, 0.0
         for new, (row, slot) in enumerate(slots):
             one, other = together[name][row][here[row] == slot], alone[name][new][there[new] == 1]
@@ -168,11 +167,11 @@ def _outputs_alone(forward, packs, unpacked, slots, tolerance):
     return checks
 
 
-def _training_alone(gradients, model, packs, unpacked, mlm_loss, tolerance):
+def _training_alone(gradients, model, objective, packs, unpacked, tolerance):
     """Compare a step's losses, accuracies and gradients."""
     together, sums = gradients(packs)
     alone, alone_sums = gradients(unpacked)
-    got, want = (means({n: float(v) for n, v in s.items()}, mlm_loss) for s in (sums, alone_sums))
+    got, want = (objective.means({n: float(v) for n, v in s.items()}) for s in (sums, alone_sums))
     checks = [
         Check(f"unpacked: {n}", abs(got[n] - want[n]) / max(abs(want[n]), 1e-9), tolerance) for n in want
     ]
@@ -197,7 +196,7 @@ def _forward_in_parts(forward, batch, size):
         _to_numpy(forward({name: values[start : start + size] for name, values in batch.items()}))
         for start in range(0, len(batch["token_ids"]), size)
     ]
-    return {name: np.concatenate([part[name] for part in parts]) for name in OUTPUTS}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _to_numpy(outputs):

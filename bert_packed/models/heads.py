@@ -3,17 +3,14 @@
 Legend: B packs per batch, S pack length, D model width, K sequences per pack, C classes.
 """
 
-import dataclasses
-
 import keras
 from keras import ops
 
-from bert_packed.config import ModelConfig
 from bert_packed.models.layers import Dropout, dense, gather_tokens
 from bert_packed.models.modeling import (
     CLASSIFICATION,
     QUESTION_ANSWERING,
-    PackedEncoder,
+    PackedModel,
     build_pretraining_model,
     build_seeded,
 )
@@ -22,9 +19,9 @@ from bert_packed.models.modeling import (
 class AnswerHead(keras.layers.Layer):
     """How well an answer starts and ends at each token."""
 
-    def __init__(self, config, name=QUESTION_ANSWERING, **kwargs):
+    def __init__(self, config, name=QUESTION_ANSWERING, make_dense=dense, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.output_dense = dense(2, config, "output", dtype="float32")
+        self.output_dense = make_dense(2, config, "output", dtype="float32")
 
     def build(self, hidden_shape):
         self.output_dense.build(hidden_shape)
@@ -39,10 +36,10 @@ class AnswerHead(keras.layers.Layer):
 class ClassificationHead(keras.layers.Layer):
     """Pooler and class logits of every [CLS] in the pack; one class is a number to predict."""
 
-    def __init__(self, config, num_classes, name=CLASSIFICATION, **kwargs):
+    def __init__(self, config, num_classes, name=CLASSIFICATION, make_dense=dense, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.pooler = dense(config.hidden_size, config, "pooler")
-        self.classifier = dense(num_classes, config, "classifier", dtype="float32")
+        self.pooler = make_dense(config.hidden_size, config, "pooler")
+        self.classifier = make_dense(num_classes, config, "classifier", dtype="float32")
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def build(self, hidden_shape, *_):
@@ -57,105 +54,72 @@ class ClassificationHead(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
-class PackedBertForQuestionAnswering(keras.Model):
+class PackedBertForQuestionAnswering(PackedModel):
     """Packed BERT that finds answers.
 
-    Call it with a batch as of `PackedBertForPretraining`; what concerns pre-training is not needed. Returns
-    a dict of `start_logits` and `end_logits`, float32 `[B, S]`; which of them compete is told by the batch's
-    `sequence_ids`.
+    Returns a dict of `start_logits` and `end_logits`, float32 `[B, S]`; which of them compete is told by the
+    batch's `sequence_ids`. Arguments as of `PackedBertForPretraining`.
     """
 
     head = QUESTION_ANSWERING
 
-    def __init__(self, config, remat=False, name="finetuning", **kwargs):
-        super().__init__(name=name, **kwargs)
-        self.config = config
-        self.bert = PackedEncoder(config, remat=remat)
-        self.question_answering = AnswerHead(config)
+    def __init__(self, config, name="finetuning", **encoder):
+        super().__init__(config, name, **encoder)
+        self.question_answering = AnswerHead(config, make_dense=encoder.get("make_dense", dense))
 
-    def build(self, *_):
-        self.bert.build()
-        self.question_answering.build((None, None, self.config.hidden_size))
-        self.built = True
+    def build_heads(self, hidden_shape):
+        self.question_answering.build(hidden_shape)
 
-    def call(self, batch, training=None):
-        start_BS, end_BS = self.question_answering(_encode(self.bert, batch, training))
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        start_BS, end_BS = self.question_answering(hidden_BSD)
         return {"start_logits": start_BS, "end_logits": end_BS}
-
-    def get_config(self):
-        """What a `.keras` file needs to make the model again."""
-        return {"config": dataclasses.asdict(self.config), "name": self.name}
-
-    @classmethod
-    def from_config(cls, config):
-        """The model of `get_config`, with all its variables."""
-        return _built(cls(ModelConfig(**config["config"]), name=config["name"]))
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
-class PackedBertForClassification(keras.Model):
+class PackedBertForClassification(PackedModel):
     """Packed BERT that gives every sequence a class or a number.
 
-    Call it with a batch as of `PackedBertForPretraining`; what concerns pre-training is not needed. Returns
-    a dict of `logits`, float32 `[B, K, C]`.
+    Returns a dict of `logits`, float32 `[B, K, C]`.
 
     Args:
         config: `ModelConfig`.
         num_classes: C; 1 for a number.
+        encoder: As of `PackedBertForPretraining`.
     """
 
     head = CLASSIFICATION
 
-    def __init__(self, config, num_classes, remat=False, name="finetuning", **kwargs):
-        super().__init__(name=name, **kwargs)
-        self.config = config
-        self.bert = PackedEncoder(config, remat=remat)
-        self.classification = ClassificationHead(config, num_classes)
+    def __init__(self, config, num_classes, name="finetuning", **encoder):
+        super().__init__(config, name, **encoder)
+        self.num_classes = num_classes
+        make_dense = encoder.get("make_dense", dense)
+        self.classification = ClassificationHead(config, num_classes, make_dense=make_dense)
 
-    def build(self, *_):
-        self.bert.build()
-        self.classification.build((None, None, self.config.hidden_size))
-        self.built = True
+    def build_heads(self, hidden_shape):
+        self.classification.build(hidden_shape)
 
-    def call(self, batch, training=None):
-        hidden_BSD = _encode(self.bert, batch, training)
+    def apply_heads(self, hidden_BSD, batch, training=None):
         return {"logits": self.classification(hidden_BSD, batch["cls_positions"], training=training)}
 
     def get_config(self):
-        """What a `.keras` file needs to make the model again."""
-        num_classes = self.classification.classifier.units
-        return {"config": dataclasses.asdict(self.config), "num_classes": num_classes, "name": self.name}
-
-    @classmethod
-    def from_config(cls, config):
-        """The model of `get_config`, with all its variables."""
-        return _built(cls(ModelConfig(**config["config"]), config["num_classes"], name=config["name"]))
+        """As of `PackedModel`."""
+        return {**super().get_config(), "num_classes": self.num_classes}
 
 
-def build_question_answering_model(config, seed, dtype="float32", remat=False):
+def build_question_answering_model(config, seed, dtype="float32", **encoder):
     """`PackedBertForQuestionAnswering` with all its variables; arguments as of `build_pretraining_model`."""
-    return build_seeded(lambda: PackedBertForQuestionAnswering(config, remat), seed, dtype)
+    return build_seeded(lambda: PackedBertForQuestionAnswering(config, **encoder), seed, dtype)
 
 
-def build_classification_model(config, num_classes, seed, dtype="float32", remat=False):
+def build_classification_model(config, num_classes, seed, dtype="float32", **encoder):
     """`PackedBertForClassification` with all its variables; arguments as of `build_pretraining_model`."""
-    return build_seeded(lambda: PackedBertForClassification(config, num_classes, remat), seed, dtype)
+    return build_seeded(lambda: PackedBertForClassification(config, num_classes, **encoder), seed, dtype)
 
 
-def build_model(head, config, num_outputs, seed, dtype="float32", remat=False):
+def build_model(head, config, num_outputs, seed, dtype="float32", **encoder):
     """The model with one of `modeling.HEADS`; `num_outputs` counts the classes of a classification."""
     if head == QUESTION_ANSWERING:
-        return build_question_answering_model(config, seed, dtype, remat)
+        return build_question_answering_model(config, seed, dtype, **encoder)
     if head == CLASSIFICATION:
-        return build_classification_model(config, num_outputs, seed, dtype, remat)
-    return build_pretraining_model(config, seed, dtype=dtype, remat=remat)
-
-
-def _built(model):
-    model.build()
-    return model
-
-
-def _encode(encoder, batch, training):
-    names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
-    return encoder(*(batch[name] for name in names), training=training)
+        return build_classification_model(config, num_outputs, seed, dtype, **encoder)
+    return build_pretraining_model(config, seed, dtype, **encoder)

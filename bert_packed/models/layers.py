@@ -9,29 +9,6 @@ from keras import ops
 
 from bert_packed.models.dropout import Dropout
 
-MASKED_SCORE = -1e9  # exp(MASKED_SCORE - anything a score can be) is exactly 0 in float32 and bfloat16
-
-
-def same_sequence(sequence_ids_BS):
-    """Which token may attend to which: block-diagonal, by equality.
-
-    Section 3.2.2 and Figure 2 of "Efficient Sequence Packing without Cross-contamination".
-
-        sequence_ids   [1 1 2 0]   ->   [1 1 0 0]
-                                        [1 1 0 0]
-                                        [0 0 1 0]
-                                        [0 0 0 1]
-
-    Padding (0) equals padding, so that no row is empty: a softmax over nothing would be NaN.
-
-    Args:
-        sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding.
-
-    Returns:
-        bool `[B, 1, S, S]`, True where both tokens are of one sequence.
-    """
-    return ops.equal(sequence_ids_BS[:, None, :, None], sequence_ids_BS[:, None, None, :])
-
 
 def gather_tokens(hidden_BSD, positions_BQ):
     """Hidden states at given positions of each pack.
@@ -45,12 +22,8 @@ def gather_tokens(hidden_BSD, positions_BQ):
     Returns:
         float `[B, Q, D]`.
     """
-    _, length, width = hidden_BSD.shape
-    batch = ops.shape(hidden_BSD)[0]
-    first_of_pack_B1 = ops.arange(batch, dtype=positions_BQ.dtype)[:, None] * length
-    flat = ops.reshape(positions_BQ + first_of_pack_B1, (-1,))
-    gathered = ops.take(ops.reshape(hidden_BSD, (-1, width)), flat, axis=0)
-    return ops.reshape(gathered, (-1, positions_BQ.shape[1], width))
+    # Along the axis: the faster gather from `[B * S, D]` would collect a batch that is spread over devices
+    return ops.take_along_axis(hidden_BSD, positions_BQ[:, :, None], axis=1)
 
 
 def activation(name):
@@ -68,7 +41,7 @@ def dense(width, config, name, dtype=None):
 
 
 def initializer(config):
-    """BERT's initial weights; the seed comes from `keras.utils.set_random_seed`."""
+    """BERT's initial weights; the seed comes from Python's `random`, see `modeling.build_seeded`."""
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
 
 
@@ -120,18 +93,19 @@ class SelfAttention(keras.layers.Layer):
         config: `ModelConfig`.
         attend: None for dense scores, or a fused kernel: function `(query_BSNH, key_BSNH, value_BSNH,
             sequence_ids_BS)` to float `[B, S, N, H]`, without dropout, from queries that are scaled already.
-            The layer is then called with those ids, int32 `[B, S]`, in the place of the mask.
+        make_dense: What makes its linear layers, as `dense` does: another layout of weights and activations
+            comes with its own.
     """
 
-    def __init__(self, config, name="attention", attend=None, **kwargs):
+    def __init__(self, config, name="attention", attend=None, make_dense=dense, **kwargs):
         super().__init__(name=name, **kwargs)
         self.attend = attend
         self.num_heads = config.num_attention_heads
         self.head_width = config.hidden_size // config.num_attention_heads
-        self.query = dense(config.hidden_size, config, "query")
-        self.key = dense(config.hidden_size, config, "key")
-        self.value = dense(config.hidden_size, config, "value")
-        self.output_dense = dense(config.hidden_size, config, "output")
+        self.query = make_dense(config.hidden_size, config, "query")
+        self.key = make_dense(config.hidden_size, config, "key")
+        self.value = make_dense(config.hidden_size, config, "value")
+        self.output_dense = make_dense(config.hidden_size, config, "output")
         self.norm = layer_norm(config)
         self.attention_dropout = Dropout(config.attention_probs_dropout_prob)
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -141,8 +115,8 @@ class SelfAttention(keras.layers.Layer):
             layer.build(hidden_shape)
         self.built = True
 
-    def call(self, hidden_BSD, mask_B1SS, training=None):
-        """Attend where the bool mask `[B, 1, S, S]` is True; float `[B, S, D]` to the same."""
+    def call(self, hidden_BSD, context, training=None):
+        """Attend inside the sequences of a `PackContext`; float `[B, S, D]` to the same."""
         query_BSNH = self._split_heads(self.query(hidden_BSD)) * self.head_width**-0.5
         key_BSNH = self._split_heads(self.key(hidden_BSD))
         value_BSNH = self._split_heads(self.value(hidden_BSD))
@@ -152,16 +126,15 @@ class SelfAttention(keras.layers.Layer):
                 f"attention_probs_dropout_prob={self.attention_dropout.rate}."
             )
         if self.attend is None:
-            context_BSNH = self._attend_densely(query_BSNH, key_BSNH, value_BSNH, mask_B1SS, training)
+            found_BSNH = self._attend_densely(query_BSNH, key_BSNH, value_BSNH, context, training)
         else:
-            context_BSNH = self.attend(query_BSNH, key_BSNH, value_BSNH, mask_B1SS)
-        context_BSD = ops.reshape(context_BSNH, ops.shape(hidden_BSD))
-        return self.norm(hidden_BSD + self.dropout(self.output_dense(context_BSD), training=training))
+            found_BSNH = self.attend(query_BSNH, key_BSNH, value_BSNH, context.sequence_ids_BS)
+        found_BSD = ops.reshape(found_BSNH, ops.shape(hidden_BSD))
+        return self.norm(hidden_BSD + self.dropout(self.output_dense(found_BSD), training=training))
 
-    def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, mask_B1SS, training):
+    def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, context, training):
         scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
-        # Not scores * mask: a score of 0 keeps a share of the softmax, and neighbours would leak in
-        scores_BNSS = ops.where(mask_B1SS, ops.cast(scores_BNSS, "float32"), MASKED_SCORE)
+        scores_BNSS = context.hide(ops.cast(scores_BNSS, "float32"))
         probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
         probs_BNSS = self.attention_dropout(probs_BNSS, training=training)
         return ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
@@ -172,19 +145,25 @@ class SelfAttention(keras.layers.Layer):
 
 
 class FeedForward(keras.layers.Layer):
-    """BERT's two-layer network on each token, with residual and layer norm after it."""
+    """BERT's two-layer network on each token, with residual and layer norm after it.
 
-    def __init__(self, config, name="feed_forward", **kwargs):
+    Args:
+        config: `ModelConfig`.
+        make_dense: As in `SelfAttention`.
+    """
+
+    def __init__(self, config, name="feed_forward", make_dense=dense, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.intermediate = dense(config.intermediate_size, config, "intermediate")
-        self.output_dense = dense(config.hidden_size, config, "output")
+        self.inner_width = config.intermediate_size
+        self.intermediate = make_dense(config.intermediate_size, config, "intermediate")
+        self.output_dense = make_dense(config.hidden_size, config, "output")
         self.activation = activation(config.hidden_act)
         self.norm = layer_norm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def build(self, hidden_shape):
         self.intermediate.build(hidden_shape)
-        self.output_dense.build((*hidden_shape[:-1], self.intermediate.units))
+        self.output_dense.build((*hidden_shape[:-1], self.inner_width))
         self.norm.build(hidden_shape)
         self.built = True
 
@@ -199,65 +178,32 @@ class TransformerBlock(keras.layers.Layer):
 
     Args:
         config: `ModelConfig`.
-        attend: As in `SelfAttention`.
+        attend, make_dense: As in `SelfAttention`.
     """
 
-    def __init__(self, config, name, attend=None, **kwargs):
+    def __init__(self, config, name, attend=None, make_dense=dense, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.attention = SelfAttention(config, attend=attend)
-        self.feed_forward = FeedForward(config)
-
-    @property
-    def dropouts(self):
-        """Its dropout layers, for `rematerialised`."""
-        return [self.attention.attention_dropout, self.attention.dropout, self.feed_forward.dropout]
+        self.attention = SelfAttention(config, attend=attend, make_dense=make_dense)
+        self.feed_forward = FeedForward(config, make_dense=make_dense)
 
     def build(self, hidden_shape, *_):
         self.attention.build(hidden_shape)
         self.feed_forward.build(hidden_shape)
         self.built = True
 
-    def call(self, hidden_BSD, mask_B1SS, training=None):
-        """Float `[B, S, D]` and bool mask `[B, 1, S, S]` to float `[B, S, D]`."""
-        hidden_BSD = self.attention(hidden_BSD, mask_B1SS, training=training)
+    def call(self, hidden_BSD, context, training=None):
+        """Float `[B, S, D]` and a `PackContext`, by its name, to float `[B, S, D]`."""
+        hidden_BSD = self.attention(hidden_BSD, context=context, training=training)
         return self.feed_forward(hidden_BSD, training=training)
-
-
-def rematerialised(block, hidden_BSD, mask_B1SS, training=None):
-    """Call a block whose activations are not kept, but computed again for the gradient.
-
-    Args:
-        block: Encoder block with `dropouts`, the list of its `Dropout` layers.
-        hidden_BSD, mask_B1SS, training: As the block takes them.
-
-    Returns:
-        What `block(hidden_BSD, mask_B1SS, training=training)` returns, dropout included.
-    """
-    dropouts = [layer for layer in block.dropouts if training and layer.rate > 0]
-
-    # Drawn here: inside, the generator would advance twice, and on JAX not at all
-    seeds = [layer.seed_generator.next() for layer in dropouts]
-
-    # Mask and seeds are no arguments: TensorFlow warns of inputs that have no gradient
-    def forward(hidden_BSD):
-        for layer, seed in zip(dropouts, seeds, strict=True):
-            layer.given_seed = seed
-        try:
-            return block(hidden_BSD, mask_B1SS, training=training)
-        finally:
-            for layer in dropouts:
-                layer.given_seed = None
-
-    return keras.remat(forward)(hidden_BSD)
 
 
 class MaskedLanguageModelHead(keras.layers.Layer):
     """Vocabulary logits of the gathered predictions; the output matrix is the word embeddings."""
 
-    def __init__(self, config, name="predictions", **kwargs):
+    def __init__(self, config, name="predictions", make_dense=dense, **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
-        self.transform = dense(config.hidden_size, config, "transform")
+        self.transform = make_dense(config.hidden_size, config, "transform")
         self.activation = activation(config.hidden_act)
         self.norm = layer_norm(config)
 
@@ -286,10 +232,10 @@ class MaskedLanguageModelHead(keras.layers.Layer):
 class NextSentenceHead(keras.layers.Layer):
     """Pooler and next-sentence logits of every [CLS] in the pack; class 1 is a random next sentence."""
 
-    def __init__(self, config, name="next_sentence", **kwargs):
+    def __init__(self, config, name="next_sentence", make_dense=dense, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.pooler = dense(config.hidden_size, config, "pooler")
-        self.classifier = dense(2, config, "classifier", dtype="float32")
+        self.pooler = make_dense(config.hidden_size, config, "pooler")
+        self.classifier = make_dense(2, config, "classifier", dtype="float32")
 
     def build(self, hidden_shape, *_):
         self.pooler.build(hidden_shape)

@@ -1,16 +1,16 @@
-"""Means from the sums of `losses.py`: the one division that ends a step, a log interval or an evaluation."""
+"""From sums to means: counts of the data, totals over steps, and the one division that ends an interval."""
 
-SUM_NAMES = (
-    "mlm_loss",
-    "nsp_loss",
-    "mlm_correct",
-    "mlm_sequence_accuracy",
-    "nsp_correct",
-    "num_predictions",
-    "num_predicted_sequences",
-    "num_sequences",
-    "num_tokens",
-)
+from keras import ops
+
+COUNT_NAMES = ("num_sequences", "num_tokens")
+
+
+def count_sequences(batch):
+    """What every objective counts: dict of float32 scalars, `COUNT_NAMES`; padding is no token."""
+    return {
+        "num_sequences": ops.sum(batch["slot_weights"]),
+        "num_tokens": ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32")),
+    }
 
 
 def add_sums(total, sums):
@@ -18,30 +18,6 @@ def add_sums(total, sums):
     return {name: total.get(name, 0.0) + float(value) for name, value in sums.items()}
 
 
-def means(sums, mlm_loss):
-    """The figures that people read.
-
-    Args:
-        sums: Dict of floats, summed over any number of batches.
-        mlm_loss: "per_sequence" or "per_token": the denominator of the masked-LM loss.
-
-    Returns:
-        Dict: `loss` (masked-LM plus next-sentence), `mlm_loss`, `nsp_loss`, `mlm_accuracy` (mean over
-        sequences that have a prediction), `mlm_token_accuracy` (mean over predictions), `nsp_accuracy`.
-        A mean over nothing is 0.
-    """
-    mlm_count = sums["num_sequences"] if mlm_loss == "per_sequence" else sums["num_predictions"]
-    mlm = _ratio(sums["mlm_loss"], mlm_count)
-    nsp = _ratio(sums["nsp_loss"], sums["num_sequences"])
-    return {
-        "loss": mlm + nsp,
-        "mlm_loss": mlm,
-        "nsp_loss": nsp,
-        "mlm_accuracy": _ratio(sums["mlm_sequence_accuracy"], sums["num_predicted_sequences"]),
-        "mlm_token_accuracy": _ratio(sums["mlm_correct"], sums["num_predictions"]),
-        "nsp_accuracy": _ratio(sums["nsp_correct"], sums["num_sequences"]),
-    }
-
-
-def _ratio(total, count):
+def ratio(total, count):
+    """`total / count`, and 0 for a mean over nothing."""
     return total / count if count else 0.0

@@ -111,7 +111,8 @@ def make_programs(model_config, hidden_BSD, sequence_ids_BS):
     import keras
     from keras import ops
 
-    from bert_packed.models.layers import SelfAttention, same_sequence
+    from bert_packed.models.context import PackContext
+    from bert_packed.models.layers import SelfAttention
     from bert_packed.training.engines.functional import compiled, gradient
 
     config = dataclasses.replace(model_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -127,8 +128,8 @@ def make_programs(model_config, hidden_BSD, sequence_ids_BS):
         layer = SelfAttention(config, attend=None if has_mask else attend_to_all)
         layer.build(hidden_BSD.shape)
 
-        def forward(hidden_BSD, ids_BS, layer=layer, has_mask=has_mask):
-            return layer(hidden_BSD, same_sequence(ids_BS) if has_mask else ids_BS)
+        def forward(hidden_BSD, ids_BS, layer=layer):
+            return layer(hidden_BSD, context=PackContext(ids_BS, None))  # attention reads no positions
 
         def both(hidden_BSD, ids_BS, forward=forward):
             # Weighted, since layer norm makes a plain sum constant

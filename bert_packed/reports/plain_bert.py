@@ -6,10 +6,26 @@ Legend: B rows per batch, S row length, D model width, P predictions per row, V 
 import keras
 from keras import ops
 
+from bert_packed.models.context import MASKED_SCORE
 from bert_packed.models.layers import MaskedLanguageModelHead, PackedEmbeddings, TransformerBlock, dense
-from bert_packed.objectives.losses import nll_and_right
+from bert_packed.objectives.features import RECORDED
+from bert_packed.objectives.likelihood import nll_and_right
+from bert_packed.objectives.objective import Objective
 
-SUM_NAMES = ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct", "num_predictions", "num_sequences")
+
+class PaddingContext:
+    """What a BERT's blocks know of rows that are each one sequence: where padding is.
+
+    Attributes:
+        mask_B11S: bool `[B, 1, 1, S]`, False where a key is padding.
+    """
+
+    def __init__(self, sequence_ids_BS):
+        self.mask_B11S = sequence_ids_BS[:, None, None, :] > 0
+
+    def hide(self, scores_BNSS):
+        """As of `context.PackContext`."""
+        return ops.where(self.mask_B11S, scores_BNSS, MASKED_SCORE)
 
 
 class PlainEmbeddings(PackedEmbeddings):
@@ -57,9 +73,9 @@ class PlainBert(keras.Model):
     def call(self, batch, training=None):
         """Dict of float32 `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, 2]`."""
         hidden_BSD = self.embeddings(batch["token_ids"], batch["token_type_ids"], training=training)
-        mask_B11S = batch["sequence_ids"][:, None, None, :] > 0
+        context = PaddingContext(batch["sequence_ids"])
         for block in self.blocks:
-            hidden_BSD = block(hidden_BSD, mask_B11S, training=training)
+            hidden_BSD = block(hidden_BSD, context=context, training=training)
         table_VD = self.embeddings.word_embeddings_VD
         return {
             "mlm_logits": self.predictions(hidden_BSD, batch["prediction_positions"], table_VD),
@@ -67,8 +83,31 @@ class PlainBert(keras.Model):
         }
 
 
+def plain_objective():
+    """What `PlainBert` learns: `Objective`; a row is a sequence, predictions all count alike."""
+    return Objective(
+        build_model=build_plain_model,
+        features=RECORDED,
+        outputs={"mlm_logits": "P", "nsp_logits": "K"},
+        sums=plain_sums,
+        counts=plain_counts,
+        losses={"mlm_loss": "num_predictions", "nsp_loss": "num_sequences"},
+        accuracies={
+            "mlm_accuracy": ("mlm_correct", "num_predictions"),
+            "nsp_accuracy": ("nsp_correct", "num_sequences"),
+        },
+    )
+
+
+def build_plain_model(config):
+    """`PlainBert` with all its variables."""
+    model = PlainBert(config)
+    model.build()
+    return model
+
+
 def plain_sums(outputs, batch):
-    """Sums of losses and accuracies where a row is a sequence; predictions all count alike.
+    """Sums of losses and accuracies where a row is a sequence.
 
     Args:
         outputs: Of `PlainBert`.
@@ -76,23 +115,24 @@ def plain_sums(outputs, batch):
             `[B, K]`, whose first column counts.
 
     Returns:
-        Dict of float32 scalars, `SUM_NAMES`.
+        Dict of float32 scalars, as of `plain_objective`.
     """
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
-    nsp_labels_B = batch["nsp_labels"][:, 0]
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
-    nsp_nll_B, nsp_right_B = nll_and_right(outputs["nsp_logits"], nsp_labels_B)
+    nsp_nll_B, nsp_right_B = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"][:, 0])
     return {
         "mlm_loss": ops.sum(nll_BP * used_BP),
         "nsp_loss": ops.sum(nsp_nll_B),
         "mlm_correct": ops.sum(right_BP * used_BP),
         "nsp_correct": ops.sum(nsp_right_B),
-        "num_predictions": ops.sum(used_BP),
-        "num_sequences": ops.cast(nsp_labels_B.shape[0], "float32"),
+        **plain_counts(batch),
     }
 
 
-def plain_normalizers(batch):
-    """The denominators: the number of predictions, and of rows."""
-    used = ops.sum(ops.cast(batch["prediction_sequences"] > 0, "float32"))
-    return ops.maximum(used, 1.0), float(batch["nsp_labels"].shape[0])
+def plain_counts(batch):
+    """The numbers of predictions, of rows and of tokens."""
+    return {
+        "num_predictions": ops.sum(ops.cast(batch["prediction_sequences"] > 0, "float32")),
+        "num_sequences": ops.cast(batch["nsp_labels"].shape[0], "float32"),
+        "num_tokens": ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32")),
+    }

@@ -127,15 +127,9 @@ def _our_engines(model_config, micro_batch_size):
     from bert_packed.reports.benchmark_engine import RECIPE, build_engine
     from bert_packed.training.optimization import build_optimizer
 
-    plain_model = plain_bert.PlainBert(model_config)
-    plain_model.build()
+    objective = plain_bert.plain_objective()
     plain = make_engine(
-        plain_model,
-        plain_bert.plain_sums,
-        plain_bert.SUM_NAMES,
-        plain_bert.plain_normalizers,
-        build_optimizer(RECIPE),
-        micro_batch_size=micro_batch_size,
+        objective.build_model(model_config), objective, build_optimizer(RECIPE), micro_batch_size
     )
     packed, unpacked = (build_engine(model_config, micro_batch_size=micro_batch_size) for _ in range(2))
     return {"plain": plain, "packed": packed, "unpacked": unpacked}
@@ -151,17 +145,16 @@ def _way(engine, data):
 
 def _torch_way(model_config, unpacked):
     """Steps of transformers, after a check that it computes the same loss from the same weights and rows."""
-    from bert_packed.models.modeling import build_pretraining_model
-    from bert_packed.objectives.losses import normalizers, pretraining_sums
+    from bert_packed.objectives.pretraining import pretraining_objective
     from bert_packed.reports.torch_reference import TorchTraining, copy_model
 
-    model = build_pretraining_model(model_config, seed=0)
+    objective = pretraining_objective("per_token")
+    model = objective.build_model(model_config, seed=0)
     training = TorchTraining(copy_model(model), learning_rate=1e-4, weight_decay=0.01, max_grad_norm=1.0)
     inputs = [training.inputs(batch) for batch in unpacked.batches]
     batch = unpacked.batches[0]
-    sums = pretraining_sums(model(batch, training=False), batch, "per_token")
-    mlm_normalizer, nsp_normalizer = normalizers(batch, "per_token")
-    ours = float(sums["mlm_loss"] / mlm_normalizer + sums["nsp_loss"] / nsp_normalizer)
+    sums = objective.sums(model(batch, training=False), batch)
+    ours = float(objective.loss(sums, objective.denominators(batch)))
     theirs = training.loss(inputs[0])
     if abs(ours - theirs) > LOSS_TOLERANCE * abs(theirs):
         raise InputError(f"`reference` must compute our loss, {ours}. Received: {theirs}.")

@@ -3,52 +3,31 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import keras
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import ablations, load_model_config
+from bert_packed.config import ablations, load_model_config, override_dropout
 from bert_packed.data.finetuning_batches import predict, train_batches
-from bert_packed.models.heads import build_model
-from bert_packed.objectives.finetuning_losses import LOSS_NAMES, means, normalizers
 from bert_packed.runs import run_directory
-from bert_packed.runs.run_summary import describe_row
+from bert_packed.runs.run_summary import show_row
 from bert_packed.runs.vocabulary import VOCAB_FILE
 from bert_packed.training import loop, metrics_log
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.functional import compiled
+from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.optimization import (
-    EXCLUDED_FROM_DECAY,
     AdamWeightDecay,
     Lamb,
     WarmupPolynomialDecay,
+    optimizer_settings,
 )
 from data_gen.cli.command_line import print_table, to_flagfile, write_json
 from data_gen.cli.settings import InputError
 from data_gen.jobs.files import file_sha256, write_text
 from data_gen.tasks.update_packs import pack_all, plan_updates
-
-SPEED_COLUMNS = ("learning_rate", "sequences_per_second", "tokens_per_second")
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """What a model is fine-tuned for.
-
-    Attributes:
-        head: One of `foreign_names.HEADS`.
-        num_outputs: Classes of a classification.
-        sums: Function `(outputs, batch)` to sums.
-        sum_names: Keys of that dict.
-    """
-
-    head: str
-    num_outputs: int
-    sums: Callable
-    sum_names: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +67,7 @@ def read_model_config(config, vocabulary_size=None):
                 f"`{name}` must have at most the model's {limit_name}={getattr(found, limit_name)}. "
                 f"Received: {value}."
             )
-    rates = {
-        name: getattr(config, name)
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
-        if getattr(config, name) >= 0
-    }
-    return dataclasses.replace(found, **rates)
+    return override_dropout(found, config)
 
 
 def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder, tell, show_row):
@@ -144,14 +118,14 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         first_step = state["step"]
         tell(f"continues from {latest}")
     else:
-        load_weights(config, model_config, objective, engine.model, tell, folder)
+        load_weights(config, model_config, engine.model, tell, folder)
         run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
         (folder / VOCAB_FILE).write_bytes(vocab_text)
     run_directory.remove_partial(folder)
     if first_step < steps.num_train_steps:
         run_directory.record_segment(folder, first_step, keras.backend.backend())
     tell(_describe_steps(config, data, updates, steps))
-    log = metrics_log.MetricsLog(folder / "metrics.csv", _columns(objective), first_step)
+    log = metrics_log.MetricsLog(folder / "metrics.csv", metrics_log.train_columns(objective), first_step)
     hooks = loop.Hooks(
         batches=functools.partial(train_batches, data, updates, num_packs),
         log=lambda row: (log.write(row), show_row(row)),
@@ -160,9 +134,10 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
             folder, step, engine, model_config, state, config.keep_checkpoint_max
         ),
         learning_rate=lambda step: float(schedule(step)),
-        means=means,
+        means=objective.means,
     )
-    stopped_by = loop.train(engine, steps, hooks, first_step, state)
+    with run_directory.naming_last_checkpoint(folder):
+        stopped_by = loop.train(engine, steps, hooks, first_step, state)
     if engine.num_train_traces:
         tell(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
@@ -201,8 +176,8 @@ def load_model(config, model_config, objective, tell):
     Raises:
         InputError: the checkpoint does not fit, or lacks the head.
     """
-    model = build_model(objective.head, model_config, objective.num_outputs, config.random_seed, config.dtype)
-    found = load_weights(config, model_config, objective, model, tell)
+    model = objective.build_model(model_config, config.random_seed, dtype=config.dtype)
+    found = load_weights(config, model_config, model, tell)
     if found.missing:
         raise InputError(
             f"`init_checkpoint` must be fine-tuned for this task unless --do_train. Received: "
@@ -211,16 +186,13 @@ def load_model(config, model_config, objective, tell):
     return model
 
 
-def load_weights(config, model_config, objective, model, tell, folder=None):
+def load_weights(config, model_config, model, tell, folder=None):
     """Start a model from `--init_checkpoint`, where given, and tell; returns `StartingWeights` or None."""
     if not config.init_checkpoint:
         return None
-    if folder and Path(config.init_checkpoint).resolve().is_relative_to(folder.resolve()):
-        raise InputError(
-            "`init_checkpoint` must be outside `output_dir`, which is emptied. "
-            f"Received: {config.init_checkpoint}."
-        )
-    found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, objective.head)
+    if folder:
+        run_directory.check_outside(config.init_checkpoint, folder)
+    found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, model.head)
     tell("\n".join(found.lines()))
     return found
 
@@ -253,13 +225,8 @@ def predict_packed(config, model, sequences):
         sequences.lengths, config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
     )
     forward = compiled(lambda batch: model(batch, training=False), model)
-    return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
-
-
-def show_row(row):
-    """Print a row of the log where no progress bar shows it: in a batch job's file."""
-    if not sys.stderr.isatty():
-        print(describe_row(row), flush=True)
+    with out_of_memory_names("prediction", "predict_batch_size"):
+        return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
 
 
 def check_sequences(sequences, what):
@@ -269,50 +236,22 @@ def check_sequences(sequences, what):
 
 
 def _build_engine(config, model_config, objective, steps):
-    model = build_model(
-        objective.head,
-        model_config,
-        objective.num_outputs,
-        config.random_seed,
-        config.dtype,
-        config.remat,
-    )
+    model = objective.build_model(model_config, config.random_seed, dtype=config.dtype, remat=config.remat)
     schedule = WarmupPolynomialDecay(
         config.learning_rate,
         steps.num_train_steps,
         int(steps.num_train_steps * config.warmup_proportion),
     )
-    settings = {
-        "beta_1": config.beta_1,
-        "beta_2": config.beta_2,
-        "epsilon": config.epsilon,
-        "weight_decay_rate": config.weight_decay,
-        "exclude_from_weight_decay": EXCLUDED_FROM_DECAY,
-        "global_clipnorm": config.max_grad_norm or None,
-    }
+    settings = optimizer_settings(config)
     if config.optimizer == "lamb":
         optimizer = Lamb(schedule, **settings)
     else:
         optimizer = AdamWeightDecay(schedule, config.adam_bias_correction, **settings)
-    engine = make_engine(
-        model,
-        objective.sums,
-        objective.sum_names,
-        normalizers,
-        optimizer,
-        config.micro_batch_size,
-        LOSS_NAMES,
-        skips_empty=True,
-    )
-    return engine, schedule
+    return make_engine(model, objective, optimizer, config.micro_batch_size), schedule
 
 
 def _describe(paths):
     return [{"path": str(path), "sha256": file_sha256(path)} for path in paths]
-
-
-def _columns(objective):
-    return ("step", *means(dict.fromkeys(objective.sum_names, 0.0)), *SPEED_COLUMNS)
 
 
 def _describe_steps(config, data, updates, steps):

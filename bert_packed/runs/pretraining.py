@@ -6,9 +6,7 @@ import itertools
 from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
 from bert_packed.models.flash_attention import choose_attention
-from bert_packed.models.modeling import build_pretraining_model
-from bert_packed.objectives.losses import normalizers, pretraining_sums
-from bert_packed.objectives.metrics import SUM_NAMES, means
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.training import loop, metrics_log
 from bert_packed.training.engines import make_engine
@@ -23,19 +21,13 @@ def build_engine(config, model_config, data):
     """A compiled-step engine around a new model and optimizer, seeded by the config."""
     if model_config.ablation_no_position_reset:
         _check_positions(model_config, data.train.spec)
-    next_sentence = not model_config.ablation_no_next_sentence
+    objective = pretraining_objective(config.mlm_loss, not model_config.ablation_no_next_sentence)
     attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
-    model = build_pretraining_model(
+    model = objective.build_model(
         model_config, config.random_seed, dtype=config.dtype, remat=config.remat, attend=attention.attend
     )
-    return make_engine(
-        model,
-        functools.partial(pretraining_sums, mlm_loss=config.mlm_loss, next_sentence=next_sentence),
-        SUM_NAMES,
-        functools.partial(normalizers, mlm_loss=config.mlm_loss),
-        build_optimizer(config, data.train.packing_factor or 1.0),
-        config.packs_at_once,
-    )
+    optimizer = build_optimizer(config, data.train.packing_factor or 1.0)
+    return make_engine(model, objective, optimizer, config.packs_at_once)
 
 
 def _check_positions(model_config, spec):
@@ -58,12 +50,15 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         evaluation_due: Whether that step is still to be evaluated.
         show_row: Called with each row of the training log, for people.
     """
-    log = metrics_log.MetricsLog(folder / "metrics.csv", metrics_log.TRAIN_COLUMNS, first_step)
+    objective = engine.objective
+    columns = metrics_log.train_columns(objective)
+    log = metrics_log.MetricsLog(folder / "metrics.csv", columns, first_step)
     evaluate = None
     if data.eval.files:
         # An evaluation that is due is made again: its row may or may not have been written
         last_row = first_step - 1 if evaluation_due else first_step
-        eval_log = metrics_log.MetricsLog(folder / "eval_metrics.csv", metrics_log.EVAL_COLUMNS, last_row)
+        columns = metrics_log.eval_columns(objective)
+        eval_log = metrics_log.MetricsLog(folder / "eval_metrics.csv", columns, last_row)
         evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, eval_log)
     schedule = build_schedule(config)
 
@@ -75,12 +70,14 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         checkpoint.save_checkpoint(folder, step, engine, model_config, state, config.keep_checkpoint_max)
 
     return loop.Hooks(
-        batches=functools.partial(_train_batches, config, model_config, data.train, data.num_packs),
+        batches=functools.partial(
+            _train_batches, config, model_config, objective, data.train, data.num_packs
+        ),
         log=write_and_show,
         evaluate=evaluate,
         save=save,
         learning_rate=lambda step: float(schedule(step)),
-        means=functools.partial(means, mlm_loss=config.mlm_loss),
+        means=objective.means,
     )
 
 
@@ -98,14 +95,14 @@ def speed_rows(config, model_config, data, engine):
         ("unpacked", unpacked, data.unpacked, num_unpacked, 1.0),
         ("packed", engine, data.train, data.num_packs, data.train.packing_factor),
     ):
-        batches = _train_batches(config, model_config, packs, num_packs, first_step=0)
+        batches = _train_batches(config, model_config, engine.objective, packs, num_packs, first_step=0)
         some = list(itertools.islice(batches, NUM_TIMED_STEPS))
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
 
 
-def _train_batches(config, model_config, packs, num_packs, first_step):
+def _train_batches(config, model_config, objective, packs, num_packs, first_step):
     dataset = input_pipeline.train_batches(
         packs.files,
         num_packs,
@@ -114,12 +111,14 @@ def _train_batches(config, model_config, packs, num_packs, first_step):
         config.random_seed,
         config.shuffle_buffer_size,
         first_step,
+        objective.features,
     )
-    return input_pipeline.checked(dataset, packs.files, packs.spec, model_config)
+    return input_pipeline.checked(dataset, packs.files, packs.spec, model_config, objective.features)
 
 
 def _evaluate(config, model_config, packs, engine, log, step):
-    dataset = input_pipeline.eval_batches(packs.files, packs.spec, config.eval_batch_size)
-    batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config)
+    features = engine.objective.features
+    dataset = input_pipeline.eval_batches(packs.files, packs.spec, config.eval_batch_size, features)
+    batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config, features)
     sums = loop.evaluate(engine, batches, config.max_eval_steps)
-    log.write({"step": step, **means(sums, config.mlm_loss), "num_sequences": int(sums["num_sequences"])})
+    log.write({"step": step, **engine.objective.means(sums), "num_sequences": int(sums["num_sequences"])})

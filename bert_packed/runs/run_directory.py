@@ -8,8 +8,10 @@ import shutil
 from pathlib import Path
 
 from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
+from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 from data_gen.jobs.output import read_manifest
 from data_gen.records import tfrecords
 
@@ -43,14 +45,28 @@ def locked(output_dir):
         yield folder
 
 
-def describe_inputs(files):
+@contextlib.contextmanager
+def naming_last_checkpoint(folder):
+    """Where the body's training diverges, tell in the `InputError` which checkpoint is the last good one."""
+    try:
+        yield
+    except NotFiniteError as error:
+        saved = list_checkpoints(folder)[-1:]
+        start = f"start from {saved[0]}, the last good checkpoint, by `init_checkpoint`" if saved else "start"
+        raise InputError(
+            f"{error} To go on, {start} in a new `output_dir`, with a lower `learning_rate` or "
+            "`max_grad_norm`."
+        ) from error
+
+
+def describe_inputs(paths):
     """What identifies a run's input files, and how many packs they hold.
 
     Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
     tells the number of records without decoding them.
 
     Args:
-        files: Paths of packed TFRecord files.
+        paths: Of packed TFRecord files.
 
     Returns:
         List of dicts `path`, `sha256`, `num_records`.
@@ -59,7 +75,7 @@ def describe_inputs(files):
         InputError: a file is damaged (file and record), or is not what its manifest says.
     """
     described = []
-    for path in files:
+    for path in paths:
         checksum = files.file_sha256(path)
         entry = _listed(path)
         if entry and entry["sha256"] == checksum:
@@ -108,6 +124,14 @@ def find_checkpoint(folder, config, facts):
             f"the run of {folder} has the former."
         )
     return checkpoints[-1]
+
+
+def check_outside(init_checkpoint, folder):
+    """Raise `InputError` where a checkpoint to start from lies in the output directory."""
+    if Path(init_checkpoint).resolve().is_relative_to(folder.resolve()):
+        raise InputError(
+            f"`init_checkpoint` must be outside `output_dir`, which is emptied. Received: {init_checkpoint}."
+        )
 
 
 def start_run(folder, config, facts):

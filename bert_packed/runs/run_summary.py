@@ -1,8 +1,10 @@
 """What a run tells people before, while and after it trains: lines of text and rows of tables."""
 
+import sys
+
 from bert_packed.config import ablations
 from bert_packed.runs.step_cost import describe, estimate_step_seconds
-from bert_packed.training.metrics_log import LEARNING, read_rows
+from bert_packed.training.metrics_log import read_rows
 
 LONG_STEP_SECONDS = 30
 
@@ -54,12 +56,18 @@ def describe_row(row):
     return f"step {row['step']}: " + ", ".join(f"{name} {value:.5g}" for name, value in figures.items())
 
 
-def last_figures(folder):
-    """The last rows of a run's logs, for a table: list of dicts `data`, `step` and the learning figures."""
+def show_row(row):
+    """Print a row of the training log where no progress bar shows it: in a batch job's file."""
+    if not sys.stderr.isatty():
+        print(describe_row(row), flush=True)
+
+
+def last_figures(folder, names):
+    """The last rows of a run's logs, for a table: list of dicts `data`, `step` and the figures of names."""
     rows = []
-    for name, log in (("train", "metrics.csv"), ("eval", "eval_metrics.csv")):
+    for data, log in (("train", "metrics.csv"), ("eval", "eval_metrics.csv")):
         logged = read_rows(folder / log)
         if logged:
-            figures = {column: float(logged[-1][column]) for column in LEARNING}
-            rows.append({"data": name, "step": int(logged[-1]["step"]), **figures})
+            figures = {name: float(logged[-1][name]) for name in names}
+            rows.append({"data": data, "step": int(logged[-1]["step"]), **figures})
     return rows

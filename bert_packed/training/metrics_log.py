@@ -9,9 +9,17 @@ from tensorboard.summary import Writer
 
 from data_gen.cli.settings import InputError
 
-LEARNING = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "mlm_token_accuracy", "nsp_accuracy")
-TRAIN_COLUMNS = ("step", *LEARNING, "learning_rate", "sequences_per_second", "tokens_per_second")
-EVAL_COLUMNS = ("step", *LEARNING, "num_sequences")
+SPEED = ("learning_rate", "sequences_per_second", "tokens_per_second")
+
+
+def train_columns(objective):
+    """Columns of the log of training: what `loop.LogInterval.row` holds."""
+    return ("step", *objective.figures, *SPEED)
+
+
+def eval_columns(objective):
+    """Columns of the log of evaluations."""
+    return ("step", *objective.figures, "num_sequences")
 
 
 class MetricsLog:

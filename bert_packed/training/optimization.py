@@ -8,28 +8,25 @@ from keras import ops
 EXCLUDED_FROM_DECAY = ("LayerNorm", "bias")  # regular expressions, as in google-research/bert
 
 
-class Lamb(keras.optimizers.Optimizer):
-    """LAMB (You et al. 2019), step for step `tfa.optimizers.LAMB`.
-
-    `keras.optimizers.Lamb` is another algorithm: there the weight decay stays outside the trust ratio.
+class MomentOptimizer(keras.optimizers.Optimizer):
+    """What Adam and LAMB share: moments of the gradient, clipping, and weight decay with its exclusions.
 
         m, v    = moments of the gradient, corrected for their zero start
         update  = m / (sqrt(v) + epsilon) + weight_decay * w
-        ratio   = |w| / |update|    (1 where either norm is 0, or the variable is excluded)
         w       = w - learning_rate * ratio * update
+
+    What the ratio is, a subclass says with `ratio`.
 
     Args:
         learning_rate: Number or schedule.
         beta_1, beta_2: Decay rates of the moments.
         epsilon: Added to the root of the second moment.
-        weight_decay_rate: Decay inside the trust ratio; 0 for none.
+        weight_decay_rate: 0 for none.
         exclude_from_weight_decay: Regular expressions; a variable whose path contains a match is not
             decayed.
-        exclude_from_layer_adaptation: Likewise for the trust ratio; None means the same as for decay.
         global_clipnorm: Gradients are scaled to at most this global norm; None for never.
+        corrects_bias: Whether the moments are corrected for their zero start.
     """
-
-    corrects_bias = True
 
     def __init__(
         self,
@@ -39,22 +36,17 @@ class Lamb(keras.optimizers.Optimizer):
         epsilon=1e-6,
         weight_decay_rate=0.0,
         exclude_from_weight_decay=(),
-        exclude_from_layer_adaptation=None,
         global_clipnorm=None,
-        name="lamb",
+        corrects_bias=True,
         **kwargs,
     ):
-        super().__init__(learning_rate=learning_rate, global_clipnorm=global_clipnorm, name=name, **kwargs)
+        super().__init__(learning_rate=learning_rate, global_clipnorm=global_clipnorm, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.weight_decay_rate = weight_decay_rate
         self.exclude_from_weight_decay_patterns = tuple(exclude_from_weight_decay or ())
-        self.exclude_from_layer_adaptation_patterns = (
-            self.exclude_from_weight_decay_patterns
-            if exclude_from_layer_adaptation is None
-            else tuple(exclude_from_layer_adaptation)
-        )
+        self.corrects_bias = corrects_bias
 
     def build(self, variables):
         if self.built:
@@ -63,15 +55,14 @@ class Lamb(keras.optimizers.Optimizer):
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         # By index: under TensorFlow `update_step` receives the backend's variable, which has no path
         self._decays = [self.decays(variable) for variable in variables]
-        self._adapts = [self.adapts(variable) for variable in variables]
 
     def decays(self, variable):
         """Whether weight decay applies to a variable."""
         return self.weight_decay_rate > 0 and not _matches(self.exclude_from_weight_decay_patterns, variable)
 
-    def adapts(self, variable):
-        """Whether the trust ratio applies to a variable."""
-        return not _matches(self.exclude_from_layer_adaptation_patterns, variable)
+    def ratio(self, index, variable, update):
+        """What scales the update of the variable of an index: a number or a scalar."""
+        raise NotImplementedError
 
     def update_step(self, gradient, variable, learning_rate):
         dtype = variable.dtype
@@ -91,12 +82,7 @@ class Lamb(keras.optimizers.Optimizer):
         update = new_momentum / (ops.sqrt(new_velocity) + self.epsilon)
         if self._decays[index]:
             update = update + self.weight_decay_rate * ops.convert_to_tensor(variable)
-        if self._adapts[index]:
-            weight_norm, update_norm = _norm(variable), _norm(update)
-            is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
-            # A safe divisor inside: `where` would still evaluate 0 / 0
-            ratio = ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
-            update = update * ratio
+        update = update * self.ratio(index, variable, update)
         self.assign_sub(variable, ops.cast(learning_rate, dtype) * update)
 
     def get_config(self):
@@ -107,31 +93,69 @@ class Lamb(keras.optimizers.Optimizer):
             "epsilon": self.epsilon,
             "weight_decay_rate": self.weight_decay_rate,
             "exclude_from_weight_decay": self.exclude_from_weight_decay_patterns,
-            "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation_patterns,
+            "corrects_bias": self.corrects_bias,
         }
 
 
-class AdamWeightDecay(Lamb):
-    """Adam with weight decay beside it (Loshchilov and Hutter 2017): LAMB without the trust ratio.
+class Lamb(MomentOptimizer):
+    """LAMB (You et al. 2019), step for step `tfa.optimizers.LAMB`.
 
-        w = w - learning_rate * (m / (sqrt(v) + epsilon) + weight_decay * w)
+    `keras.optimizers.Lamb` is another algorithm: there the weight decay stays outside the trust ratio.
+
+        ratio   = |w| / |update|    (1 where either norm is 0, or the variable is excluded)
 
     Args:
-        corrects_bias: Whether the moments are corrected for their zero start. google-research/bert's
-            `AdamWeightDecayOptimizer` does not, which makes its first steps larger by up to
-            (1 - beta_1) / sqrt(1 - beta_2), about 3, and its fine-tuning of small data less stable.
-        Others: As of `Lamb`.
+        exclude_from_layer_adaptation: Regular expressions; a variable whose path contains a match keeps a
+            ratio of 1. None means the same as for decay.
+        Others: As of `MomentOptimizer`.
+    """
+
+    def __init__(self, learning_rate=0.001, exclude_from_layer_adaptation=None, name="lamb", **kwargs):
+        super().__init__(learning_rate, name=name, **kwargs)
+        self.exclude_from_layer_adaptation_patterns = (
+            self.exclude_from_weight_decay_patterns
+            if exclude_from_layer_adaptation is None
+            else tuple(exclude_from_layer_adaptation)
+        )
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._adapts = [self.adapts(variable) for variable in variables]
+
+    def adapts(self, variable):
+        """Whether the trust ratio applies to a variable."""
+        return not _matches(self.exclude_from_layer_adaptation_patterns, variable)
+
+    def ratio(self, index, variable, update):
+        if not self._adapts[index]:
+            return 1.0
+        weight_norm, update_norm = _norm(variable), _norm(update)
+        is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
+        # A safe divisor inside: `where` would still evaluate 0 / 0
+        return ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
+
+    def get_config(self):
+        patterns = self.exclude_from_layer_adaptation_patterns
+        return {**super().get_config(), "exclude_from_layer_adaptation": patterns}
+
+
+class AdamWeightDecay(MomentOptimizer):
+    """Adam with weight decay beside it (Loshchilov and Hutter 2017): a ratio of 1.
+
+    Args:
+        corrects_bias: google-research/bert's `AdamWeightDecayOptimizer` does not correct, which makes its
+            first steps larger by up to (1 - beta_1) / sqrt(1 - beta_2), about 3, and its fine-tuning of small
+            data less stable.
+        Others: As of `MomentOptimizer`.
     """
 
     def __init__(self, learning_rate=0.001, corrects_bias=True, name="adam_weight_decay", **kwargs):
-        super().__init__(learning_rate, name=name, **kwargs)
-        self.corrects_bias = corrects_bias
+        super().__init__(learning_rate, corrects_bias=corrects_bias, name=name, **kwargs)
 
-    def adapts(self, variable):
-        return False
-
-    def get_config(self):
-        return {**super().get_config(), "corrects_bias": self.corrects_bias}
+    def ratio(self, index, variable, update):
+        return 1.0
 
 
 class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
@@ -195,18 +219,26 @@ def build_schedule(config):
 
 def build_optimizer(config, packing_factor=1.0):
     """The optimizer of a `TrainConfig`; `packing_factor` is used with `--packing_correction=betas`."""
-    beta_1, beta_2 = config.beta_1, config.beta_2
-    if config.packing_correction == "betas":
-        beta_1, beta_2 = correct_betas(beta_1, beta_2, packing_factor)
-    return Lamb(
-        build_schedule(config),
-        beta_1=beta_1,
-        beta_2=beta_2,
-        epsilon=config.epsilon,
-        weight_decay_rate=config.weight_decay,
-        exclude_from_weight_decay=EXCLUDED_FROM_DECAY,
-        global_clipnorm=config.max_grad_norm or None,
-    )
+    factor = packing_factor if config.packing_correction == "betas" else 1.0
+    return Lamb(build_schedule(config), **optimizer_settings(config, factor))
+
+
+def optimizer_settings(config, packing_factor=1.0):
+    """Arguments of `MomentOptimizer` by the flags that every run has: dict.
+
+    Args:
+        config: Anything with `beta_1`, `beta_2`, `epsilon`, `weight_decay` and `max_grad_norm`.
+        packing_factor: As in `correct_betas`; 1 for betas as they are.
+    """
+    beta_1, beta_2 = correct_betas(config.beta_1, config.beta_2, packing_factor)
+    return {
+        "beta_1": beta_1,
+        "beta_2": beta_2,
+        "epsilon": config.epsilon,
+        "weight_decay_rate": config.weight_decay,
+        "exclude_from_weight_decay": EXCLUDED_FROM_DECAY,
+        "global_clipnorm": config.max_grad_norm or None,
+    }
 
 
 def _matches(patterns, variable):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
 
-from bert_packed.data.input_pipeline import BATCH_NAMES, online_batches
+from bert_packed.data.input_pipeline import online_batches
+from bert_packed.objectives.features import BATCH_NAMES
 from data_gen.assembly.online_assembly import pack_stream, split_by_predictions
 from data_gen.cli.settings import InputError
 from data_gen.packing.online import OnlinePacker

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from keras import ops
 from packs import packed_and_unpacked, random_packs, write_packs
-from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, write_data
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, replace_sums, write_data
 
 from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
 from bert_packed.data.unpacking import unpack
 from bert_packed.evaluation import contamination
-from bert_packed.models import modeling
+from bert_packed.models import context
+from bert_packed.models.context import PackContext
 from bert_packed.models.heads import build_question_answering_model
-from bert_packed.objectives.losses import pretraining_sums
+from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.training.engines.variables import named_weights
 from data_gen.cli.command_line import run
 
@@ -25,9 +26,9 @@ STATES, WEIGHTS = "unpacked: hidden_states", "unpacked: gradients of all weights
 MLM_LOSS, NSP_LOSS = "unpacked: mlm_loss", "unpacked: nsp_loss"
 
 
-def failed(engine, batch, mlm_loss="per_sequence"):
+def failed(engine, batch):
     """Names of the checks that fail, uncompiled: a tiny model compiles for longer than it runs."""
-    checks = contamination.audit(engine, batch, mlm_loss, compile=lambda function, _: function)
+    checks = contamination.audit(engine, batch, compile=lambda function, _: function)
     return [check.name for check in checks if not check.passed]
 
 
@@ -45,7 +46,7 @@ def engine():
 
 @pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
 def test_a_sound_model_passes(batch, mlm_loss):
-    assert failed(make_engine(mlm_loss, micro_batch_size=5), batch, mlm_loss) == []
+    assert failed(make_engine(mlm_loss, micro_batch_size=5), batch) == []
 
 
 def test_unpacking_is_what_a_plain_loop_built():
@@ -60,7 +61,7 @@ def test_unpacking_is_what_a_plain_loop_built():
 
 def test_no_mask_is_caught(monkeypatch, engine, batch):
     monkeypatch.setattr(
-        modeling,
+        context,
         "same_sequence",
         lambda ids: ops.ones_like(ids[:, None, :, None] + ids[:, None, None, :], "bool"),
     )
@@ -74,7 +75,9 @@ def test_one_layer_without_mask_is_caught(monkeypatch, engine, batch, layer):
     monkeypatch.setattr(
         attention,
         "call",
-        lambda hidden, mask, training=None: call(hidden, ops.ones_like(mask), training=training),
+        lambda hidden, context, training=None: call(
+            hidden, PackContext(ops.ones_like(context.sequence_ids_BS), None), training=training
+        ),
     )
     assert {CHANGE, GRADIENT, STATES} <= set(failed(engine, batch))
 
@@ -95,7 +98,7 @@ def test_next_sentence_on_the_first_cls_is_caught(monkeypatch, engine, batch):
 
 
 def test_next_sentence_beside_the_cls_is_caught(engine, batch):
-    batch["cls_positions"] = np.where(batch["nsp_weights"] > 0, batch["cls_positions"] + 1, 0).astype(
+    batch["cls_positions"] = np.where(batch["slot_weights"] > 0, batch["cls_positions"] + 1, 0).astype(
         np.int32
     )
     assert {"unpacked: nsp_logits", NSP_LOSS} <= set(failed(engine, batch))
@@ -119,19 +122,19 @@ def per_pack_mean(outputs, batch):
 def per_slot_mean(outputs, batch):
     """Each slot's mean over the packs that fill it, times the sequences: rare slots weigh too much."""
     nll, sums = nll_and_sums(outputs, batch)
-    num_slots = batch["nsp_weights"].shape[1]
+    num_slots = batch["slot_weights"].shape[1]
     total = 0.0
     for slot in range(1, num_slots + 1):
         mine = ops.cast(ops.equal(batch["prediction_sequences"], float(slot)), "float32")
         per_pack = ops.sum(nll * mine, axis=1) / ops.maximum(ops.sum(mine, axis=1), 1.0)
-        filled = ops.maximum(ops.sum(batch["nsp_weights"][:, slot - 1]), 1.0)
+        filled = ops.maximum(ops.sum(batch["slot_weights"][:, slot - 1]), 1.0)
         total += ops.sum(per_pack) / filled
     return {**sums, "mlm_loss": total * sums["num_sequences"] / num_slots}
 
 
 @pytest.mark.parametrize("faulty_sums", [per_pack_mean, per_slot_mean])
-def test_wrong_means_are_caught(monkeypatch, engine, batch, faulty_sums):
-    monkeypatch.setattr(engine, "sums", faulty_sums)
+def test_wrong_means_are_caught(engine, batch, faulty_sums):
+    replace_sums(engine, faulty_sums)
     found = failed(engine, batch)
     assert {MLM_LOSS, WEIGHTS} <= set(found)
     assert STATES not in found and CHANGE not in found
@@ -188,8 +191,8 @@ def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, capsys, monkeypatch):
 def test_command_fails(on_disk, capsys, monkeypatch):
     uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
     monkeypatch.setattr(contamination, "audit", uncompiled)
-    losses = "bert_packed.objectives.losses.pretraining_sums"
-    monkeypatch.setattr(losses, lambda o, b, mlm_loss: per_pack_mean(o, b))
+    sums = "bert_packed.objectives.pretraining.pretraining_sums"
+    monkeypatch.setattr(sums, lambda outputs, batch, **_: per_pack_mean(outputs, batch))
     assert run_audit(on_disk) == audit.STATUS_FAILED == 1
     assert "checks failed" in capsys.readouterr().out
 

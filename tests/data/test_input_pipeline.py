@@ -9,7 +9,8 @@ import tensorflow as tf
 from packs import batch_of, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
-from bert_packed.data.input_pipeline import BATCH_NAMES, checked, eval_batches, train_batches
+from bert_packed.data.input_pipeline import checked, eval_batches, train_batches
+from bert_packed.objectives.features import BATCH_NAMES
 from data_gen.cli.settings import InputError
 from data_gen.schema import PackSpec
 

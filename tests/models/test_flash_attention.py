@@ -12,9 +12,10 @@ from tiny import CONFIG, make_engine, write_data
 import run_pretraining
 from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import TrainConfig
 from bert_packed.models import flash_attention
+from bert_packed.models.context import PackContext
 from bert_packed.models.layers import SelfAttention
+from bert_packed.runs.pretraining_config import TrainConfig
 from data_gen.cli import command_line
 from data_gen.cli.settings import InputError
 
@@ -163,10 +164,10 @@ def test_what_the_kernel_cannot_do_is_refused_or_left_to_the_dense_path(
 
 def test_dropout_is_never_left_out_silently():
     layer = SelfAttention(WITH_DROPOUT, attend=lambda query, key, value, ids: value)
-    hidden, ids = np.zeros((1, 4, 16), np.float32), np.ones((1, 4), np.int32)
-    assert layer(hidden, ids, training=False).shape == (1, 4, 16)
+    hidden, context = np.zeros((1, 4, 16), np.float32), PackContext(np.ones((1, 4), np.int32), None)
+    assert layer(hidden, context=context, training=False).shape == (1, 4, 16)
     with pytest.raises(ValueError, match="`attend` must be None to train with dropout"):
-        layer(hidden, ids, training=True)
+        layer(hidden, context=context, training=True)
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])

@@ -8,7 +8,8 @@ from packs import packed_and_unpacked
 from scipy.special import erf
 from tiny import CONFIG
 
-from bert_packed.models.layers import activation, gather_tokens, same_sequence
+from bert_packed.models.context import same_sequence
+from bert_packed.models.layers import activation, gather_tokens
 from bert_packed.models.modeling import build_pretraining_model
 
 pytestmark = pytest.mark.both_backends

@@ -7,8 +7,7 @@ from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import CONFIG, to_floats
 
 from bert_packed.models.modeling import build_pretraining_model
-from bert_packed.objectives.losses import normalizers, pretraining_sums
-from bert_packed.objectives.metrics import SUM_NAMES
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import Lamb
 
@@ -24,11 +23,7 @@ def batches():
 
 def make_mixed_engine(dtype=DTYPE, **kwargs):
     return make_engine(
-        build_pretraining_model(CONFIG, 1, dtype=dtype),
-        lambda outputs, batch: pretraining_sums(outputs, batch, "per_sequence"),
-        SUM_NAMES,
-        lambda batch: normalizers(batch, "per_sequence"),
-        **kwargs,
+        build_pretraining_model(CONFIG, 1, dtype=dtype), pretraining_objective("per_sequence"), **kwargs
     )
 
 

@@ -6,9 +6,9 @@ from keras import ops
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed.models.layers import same_sequence
+from bert_packed.models.context import PackContext
 from bert_packed.models.modeling import build_pretraining_model
-from bert_packed.objectives.metrics import means
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines.functional import gradient
 
 MLM_LOSSES = ("per_sequence", "per_token")
@@ -54,7 +54,7 @@ def test_hidden_states_and_logits(batches):
         [sequence_rows(b, np.asarray(o[logits]), b[ids]) for o, b in zip(outputs, batches, strict=True)]
         for logits, ids in kinds
     ]
-    nsp = [np.asarray(o["nsp_logits"])[b["nsp_weights"] > 0] for o, b in zip(outputs, batches, strict=True)]
+    nsp = [np.asarray(o["nsp_logits"])[b["slot_weights"] > 0] for o, b in zip(outputs, batches, strict=True)]
     np.testing.assert_allclose(*nsp, atol=1e-5 * np.abs(nsp[1]).max())
     for got, want in compared[0], [[x for x in side if len(x)] for side in compared[1]]:
         assert len(got) == len(want) >= 10
@@ -69,7 +69,8 @@ def test_losses_and_accuracies(batches, mlm_loss):
     assert packed["num_sequences"] == unpacked["num_sequences"] == 11
     assert packed["num_predicted_sequences"] == pytest.approx(10)
     assert packed == pytest.approx(unpacked, rel=1e-5)
-    assert means(packed, mlm_loss) == pytest.approx(means(unpacked, mlm_loss), rel=1e-5)
+    means = pretraining_objective(mlm_loss).means
+    assert means(packed) == pytest.approx(means(unpacked), rel=1e-5)
 
 
 @pytest.mark.parametrize("mlm_loss", MLM_LOSSES)
@@ -80,14 +81,14 @@ def test_loss_of_each_sequence(batches, mlm_loss):
     losses = []
     for batch in batches:
         mine = []
-        for row in range(len(batch["nsp_weights"])):
+        for row in range(len(batch["slot_weights"])):
             for slot in range(int(batch["sequence_ids"][row].max())):
                 only = dict(batch)
                 keep = np.zeros_like(batch["prediction_sequences"])
                 keep[row] = batch["prediction_sequences"][row] == slot + 1
                 only["prediction_sequences"] = batch["prediction_sequences"] * keep
-                only["nsp_weights"] = np.zeros_like(batch["nsp_weights"])
-                only["nsp_weights"][row, slot] = 1
+                only["slot_weights"] = np.zeros_like(batch["slot_weights"])
+                only["slot_weights"][row, slot] = 1
                 sums = engine.eval_step(only)
                 mine.append((float(sums["mlm_loss"]), float(sums["nsp_loss"])))
         losses.append(mine)
@@ -140,7 +141,7 @@ def test_cross_gradient_is_exactly_zero(batches):
 
         def target(hidden, mine=mine):
             for block in encoder.blocks:
-                hidden = block(hidden, same_sequence(ids))
+                hidden = block(hidden, context=PackContext(ids, packed["position_ids"]))
             # Weighted, since layer norm makes a plain sum of outputs constant
             weights = np.linspace(-1, 1, hidden.shape[-1], dtype=np.float32)
             return ops.sum(hidden * weights * mine[..., None])

@@ -10,8 +10,7 @@ from packs import packed_and_unpacked
 from tiny import CONFIG, to_floats
 
 from bert_packed.models.modeling import build_pretraining_model
-from bert_packed.objectives.losses import normalizers, pretraining_sums
-from bert_packed.objectives.metrics import SUM_NAMES
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import Lamb
 
@@ -22,11 +21,7 @@ WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_pr
 
 def make_remat_engine(remat, config, **kwargs):
     return make_engine(
-        build_pretraining_model(config, 1, remat=remat),
-        lambda outputs, batch: pretraining_sums(outputs, batch, "per_sequence"),
-        SUM_NAMES,
-        lambda batch: normalizers(batch, "per_sequence"),
-        **kwargs,
+        build_pretraining_model(config, 1, remat=remat), pretraining_objective("per_sequence"), **kwargs
     )
 
 

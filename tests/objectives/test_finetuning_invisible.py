@@ -7,27 +7,15 @@ import numpy as np
 import pytest
 from finetuning_batches import packed_and_unpacked
 from keras import ops
-from tiny import CONFIG, to_floats
+from tiny import CONFIG, replace_sums, to_floats
 
-from bert_packed.models.heads import build_classification_model, build_question_answering_model
-from bert_packed.objectives import finetuning_losses as losses
+from bert_packed.objectives.answers import answer_sums, answers_objective
+from bert_packed.objectives.classes import classes_objective, numbers_objective
 from bert_packed.training import engines
 from bert_packed.training.engines.functional import gradient
 
 pytestmark = pytest.mark.both_backends
-KINDS = {
-    "answers": (
-        lambda: build_question_answering_model(CONFIG, 1),
-        losses.answer_sums,
-        losses.ANSWER_SUM_NAMES,
-    ),
-    "classes": (lambda: build_classification_model(CONFIG, 3, 1), losses.class_sums, losses.CLASS_SUM_NAMES),
-    "numbers": (
-        lambda: build_classification_model(CONFIG, 1, 1),
-        losses.number_sums,
-        losses.NUMBER_SUM_NAMES,
-    ),
-}
+KINDS = {"answers": answers_objective(), "classes": classes_objective(3), "numbers": numbers_objective()}
 
 
 # What adds the same to every logit of a sequence moves no softmax: their true gradient is 0, as a key bias's
@@ -48,10 +36,7 @@ def assert_gradients_equal(kind, engine, got, want):
 
 
 def make_engine(kind, **more):
-    make_model, sums, names = KINDS[kind]
-    return engines.make_engine(
-        make_model(), sums, names, losses.normalizers, loss_names=losses.LOSS_NAMES, **more
-    )
+    return engines.make_engine(KINDS[kind].build_model(CONFIG, 1), KINDS[kind], **more)
 
 
 def batches_of(kind, seed=0):
@@ -109,7 +94,7 @@ def test_answer_loss_equals_a_loop():
     engine = make_engine("answers")
     for batch in batches_of("answers"):
         outputs = engine.model(batch)
-        sums = to_floats(losses.answer_sums(outputs, batch))
+        sums = to_floats(answer_sums(outputs, batch))
         assert sums["loss"] == pytest.approx(plain_answer_loss(outputs, batch), rel=1e-5)
 
 
@@ -117,12 +102,12 @@ def test_large_logits_stay_finite():
     packed, _ = batches_of("answers")
     logits = np.linspace(-1e4, 1e4, packed["token_ids"].size, dtype=np.float32)
     logits = logits.reshape(packed["token_ids"].shape)
-    sums = to_floats(losses.answer_sums({"start_logits": logits, "end_logits": logits}, packed))
+    sums = to_floats(answer_sums({"start_logits": logits, "end_logits": logits}, packed))
     assert np.isfinite(list(sums.values())).all()
 
 
 def loss_of(batch, outputs):
-    return losses.answer_sums(outputs, batch)["loss"]
+    return answer_sums(outputs, batch)["loss"]
 
 
 def test_neighbours_have_no_gradient_in_a_loss():
@@ -156,7 +141,7 @@ def test_empty_packs_are_skipped_and_change_nothing(kind, micro_batch_size):
     filled = {name: np.concatenate([v, np.zeros_like(v[:3])]) for name, v in packed.items()}
     assert len(filled["token_ids"]) == 8
     want, want_sums = make_engine(kind).gradients(packed)
-    engine = make_engine(kind, micro_batch_size=micro_batch_size, skips_empty=True)
+    engine = make_engine(kind, micro_batch_size=micro_batch_size)
     got, got_sums = engine.gradients(filled)
     assert_gradients_equal(kind, engine, got, want)
     assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
@@ -170,13 +155,13 @@ def test_rounds_of_the_loop_follow_from_the_data():
     packed, _ = batches_of("classes")
     filled = {name: np.concatenate([v, np.zeros_like(v[:3])]) for name, v in packed.items()}
     calls = tf.Variable(0)
-    engine = make_engine("classes", micro_batch_size=2, skips_empty=True)
-    sums = engine.sums
+    engine = make_engine("classes", micro_batch_size=2)
+    sums = engine.objective.sums
 
     def counting(outputs, batch):
         calls.assign_add(1)
         return sums(outputs, batch)
 
-    engine.sums = counting
+    replace_sums(engine, counting)
     tf.function(engine.gradients)(filled)
     assert int(calls) == 3

@@ -8,8 +8,9 @@ from keras import ops
 from packs import packed_and_unpacked
 from scipy.special import log_softmax, softmax
 
-from bert_packed.objectives.losses import nll_and_right, normalizers, prediction_weights, pretraining_sums
-from bert_packed.objectives.metrics import SUM_NAMES, add_sums, means
+from bert_packed.objectives.likelihood import nll_and_right
+from bert_packed.objectives.metrics import add_sums
+from bert_packed.objectives.pretraining import prediction_weights, pretraining_objective, pretraining_sums
 from bert_packed.training.engines.functional import gradient
 
 pytestmark = pytest.mark.both_backends
@@ -32,7 +33,7 @@ def outputs(packed):
 def sequence_losses(outputs, batch):
     """Mean loss, accuracy and next-sentence loss of each sequence, one after the other."""
     found = []
-    for row in range(len(batch["nsp_weights"])):
+    for row in range(len(batch["slot_weights"])):
         for slot in range(int(batch["sequence_ids"][row].max())):
             mine = np.flatnonzero(batch["prediction_sequences"][row] == slot + 1)
             logits, labels = outputs["mlm_logits"][row, mine], batch["prediction_ids"][row, mine]
@@ -69,7 +70,9 @@ def test_sums_equal_a_plain_loop(packed, outputs, mlm_loss):
 def test_a_sequence_without_predictions_adds_zero_but_counts(packed, outputs):
     sums = {name: float(value) for name, value in pretraining_sums(outputs, packed, "per_sequence").items()}
     assert sums["num_predicted_sequences"] == pytest.approx(10) and sums["num_sequences"] == 11
-    assert means(sums, "per_sequence")["mlm_loss"] == pytest.approx(sums["mlm_loss"] / 11)
+    assert pretraining_objective("per_sequence").means(sums)["mlm_loss"] == pytest.approx(
+        sums["mlm_loss"] / 11
+    )
 
 
 def test_other_averages_are_others(packed, outputs):
@@ -77,7 +80,9 @@ def test_other_averages_are_others(packed, outputs):
     sequences = sequence_losses(outputs, packed)
     exact = np.sum([nll.mean() for nll, _, _ in sequences if len(nll)]) / len(sequences)
     sums = pretraining_sums(outputs, packed, "per_sequence")
-    ours = float(sums["mlm_loss"]) / float(normalizers(packed, "per_sequence")[0])
+    ours = float(sums["mlm_loss"]) / float(
+        pretraining_objective("per_sequence").denominators(packed)["mlm_loss"]
+    )
     assert ours == pytest.approx(exact, rel=1e-5)
 
     rows = [{name: values[i : i + 1] for name, values in packed.items()} for i in range(5)]
@@ -98,11 +103,13 @@ def test_sums_add_up_over_micro_batches(packed, outputs, mlm_loss):
         total = add_sums(total, sums(*cut))
     whole = {name: float(value) for name, value in sums(outputs, packed).items()}
     assert total == pytest.approx(whole, rel=1e-5)
-    assert means(total, mlm_loss) == pytest.approx(means(whole, mlm_loss), rel=1e-5)
+    means = pretraining_objective(mlm_loss).means
+    assert means(total) == pytest.approx(means(whole), rel=1e-5)
 
 
 def test_means_of_nothing_are_zero():
-    assert set(means(dict.fromkeys(SUM_NAMES, 0.0), "per_token").values()) == {0.0}
+    objective = pretraining_objective("per_token")
+    assert set(objective.means(dict.fromkeys(objective.sum_names, 0.0)).values()) == {0.0}
 
 
 def test_nll_is_that_of_a_softmax_and_so_is_its_gradient():

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from clock import Clock
-from test_inference import TEXTS, model_folder  # noqa: F401
-from test_reference import import_reference
+from encoder_files import TEXTS, write_encoder
+from reference import import_reference
 
 from bert_packed import export
 from bert_packed.evaluation import inference
@@ -67,7 +67,10 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     }
 
 
-def test_a_measurement_with_the_reference(tmp_path, model_folder, capsys):  # noqa: F811
+def test_a_measurement_with_the_reference(tmp_path, capsys):
+    model_folder = tmp_path / "model"
+    model_folder.mkdir()
+    write_encoder(model_folder)
     """Nothing replaced; the vectors of transformers agree."""
     import_reference()
     text_file, hugging_face = tmp_path / "texts.txt", tmp_path / "hf"

@@ -4,7 +4,7 @@ import numpy as np
 from packs import batch_of, random_sequence
 from tiny import CONFIG, make_engine
 
-from bert_packed.objectives.losses import normalizers, pretraining_sums
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.reports import plain_bert
 from bert_packed.training.engines.variables import named_weights
 
@@ -41,8 +41,8 @@ def test_plain_bert_is_our_bert_on_single_sequences():
     used = batch["prediction_sequences"] > 0
     got, want = np.asarray(outputs["mlm_logits"])[used], np.asarray(expected["mlm_logits"])[used]
     np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
-    got = plain_bert.plain_sums(outputs, batch)
-    want = pretraining_sums(expected, batch, "per_token")
-    for name in plain_bert.SUM_NAMES:
+    theirs, ours = plain_bert.plain_objective(), pretraining_objective("per_token")
+    got, want = theirs.sums(outputs, batch), ours.sums(expected, batch)
+    assert set(theirs.sum_names) == set(got) and theirs.losses == ours.losses
+    for name in got:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, err_msg=name)
-    np.testing.assert_allclose(plain_bert.plain_normalizers(batch), normalizers(batch, "per_token"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from clock import Clock
 from packs import packed_and_unpacked
-from test_reference import import_reference
+from reference import import_reference
 from tiny import CONFIG
 
 from bert_packed.config import ModelConfig
@@ -146,7 +146,7 @@ def test_a_measurement(tmp_path, tiny_config_file, capsys):
 def test_the_reference_computes_our_loss_and_trains():
     import_reference()
     _, rows = packed_and_unpacked()
-    assert set(rows["nsp_weights"].sum(axis=1)) == {1}
+    assert set(rows["slot_weights"].sum(axis=1)) == {1}
     step = training_benchmark._torch_way(CONFIG, Batches([rows], 1.0, 1.0))
     losses = [step(repeat) for repeat in range(5)]
     assert losses[-1] < losses[0]

@@ -9,10 +9,11 @@ from tiny import CONFIG, make_engine, to_floats, write_data
 
 import run_pretraining
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import ABLATIONS, ModelConfig, TrainConfig, ablate, ablations
+from bert_packed.config import ABLATIONS, ModelConfig, ablate, ablations
 from bert_packed.evaluation import contamination
 from bert_packed.models.modeling import build_pretraining_model
-from bert_packed.objectives.losses import pretraining_sums
+from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.runs.pretraining_config import TrainConfig
 from data_gen.cli import command_line
 from data_gen.cli.settings import InputError
 
@@ -61,7 +62,7 @@ def test_without_reset_only_later_sequences_move(batches):
 def test_without_next_sentence_its_head_does_not_learn(batches):
     want = to_floats(make_engine().eval_step(batches[0]))
     engine = make_engine()
-    engine.sums = lambda outputs, batch: pretraining_sums(outputs, batch, "per_sequence", next_sentence=False)
+    engine.objective = pretraining_objective("per_sequence", next_sentence=False)
     gradients, got = engine.gradients(batches[0])
     assert float(got["nsp_loss"]) == 0 and float(got["mlm_loss"]) == pytest.approx(want["mlm_loss"])
     for variable, gradient in zip(engine.model.trainable_variables, gradients, strict=True):
@@ -72,7 +73,7 @@ def test_without_next_sentence_its_head_does_not_learn(batches):
 @pytest.mark.parametrize("name", ["no_attention_mask", "no_position_reset", "separator_only"])
 def test_the_audit_sees_it(batches, name):
     engine = make_engine(config=ablate(CONFIG, name), micro_batch_size=5)
-    checks = contamination.audit(engine, batches[0], "per_sequence", compile=lambda function, _: function)
+    checks = contamination.audit(engine, batches[0], compile=lambda function, _: function)
     assert "unpacked: hidden_states" in [check.name for check in checks if not check.passed]
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from tiny import write_data
 
-from bert_packed.config import TrainConfig
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import (
     describe_inputs,
     find_checkpoint,

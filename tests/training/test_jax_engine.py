@@ -8,10 +8,10 @@ import pytest
 from keras import ops
 from other_backend import WITH_DROPOUT, batch_at, train, training_engine
 from packs import packed_and_unpacked
-from tiny import CONFIG
+from tiny import CONFIG, replace_sums
 
 from bert_packed.models.modeling import build_pretraining_model
-from bert_packed.objectives.losses import pretraining_sums
+from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.training.engines.functional import compiled
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
@@ -54,7 +54,7 @@ def test_out_of_memory_is_a_memory_error():
         return {**sums, "num_tokens": sums["num_tokens"] + numbers[0]}
 
     engine = training_engine()
-    engine.sums = too_much
+    replace_sums(engine, too_much)
     with pytest.raises(MemoryError, match="lower `micro_batch_size`"):
         engine.train_step(batch_at(0))
 

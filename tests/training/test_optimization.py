@@ -8,8 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from bert_packed.config import ModelConfig, TrainConfig
+from bert_packed.config import ModelConfig
 from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.optimization import (
     EXCLUDED_FROM_DECAY,
     AdamWeightDecay,

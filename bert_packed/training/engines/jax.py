@@ -9,6 +9,7 @@ Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack
 import jax
 from jax import numpy as jnp
 
+from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.variables import named_training_state, named_weights
 
 
@@ -16,36 +17,17 @@ class JaxEngine:
     """Compiled train and evaluation steps of a Keras model on one device.
 
     Args:
-        model: Keras model called with a batch dict, returning a dict of logits.
-        sums: Function `(outputs, batch)` to a dict of float32 scalar sums, the losses among them.
-        sum_names: Keys of that dict.
-        normalizers: Function from the step's whole batch to the denominators of the losses, in their order.
+        model: `modeling.PackedModel`, or a Keras model called as one is.
+        objective: `objectives.Objective`: what is learnt.
         optimizer: Keras optimizer; None for evaluation only.
         micro_batch_size: M, packs computed at once; None for the whole batch.
-        loss_names: Which of the sums are losses.
-        skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
-            one: the number of rounds of its loop follows from the data.
     """
 
-    def __init__(
-        self,
-        model,
-        sums,
-        sum_names,
-        normalizers,
-        optimizer=None,
-        micro_batch_size=None,
-        loss_names=("mlm_loss", "nsp_loss"),
-        skips_empty=False,
-    ):
+    def __init__(self, model, objective, optimizer=None, micro_batch_size=None):
         self.model = model
+        self.objective = objective
         self.optimizer = optimizer
-        self.sums = sums
-        self._sum_names = sum_names
-        self._normalizers = normalizers
         self._micro_batch_size = micro_batch_size
-        self._loss_names = loss_names
-        self._skips_empty = skips_empty
         self._num_train_traces = 0
         if optimizer is not None:
             optimizer.build(model.trainable_variables)
@@ -75,13 +57,9 @@ class JaxEngine:
             MemoryError: the device has too little memory for a micro-batch. The engine is then spent: its
                 weights went into the step.
         """
-        try:
+        with out_of_memory_names("a training step", "micro_batch_size"):
             state, sums = self.compiled_train_step(self.state(), batch)
             jax.block_until_ready(sums)  # else an error of the device would show up somewhere later
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise MemoryError("out of memory in a training step; lower `micro_batch_size`") from error
         for kind, variables in self._variables().items():
             _assign(variables, state[kind])
         return sums
@@ -98,8 +76,9 @@ class JaxEngine:
         return {**{name: counts[name] for name in ("flops", "bytes accessed")}, "temporary bytes": temporary}
 
     def eval_step(self, batch):
-        """The sums over a batch, without dropout and without an update."""
-        return self.compiled_eval_step(self.state(), batch)
+        """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
+        with out_of_memory_names("evaluation", "eval_batch_size"):
+            return jax.block_until_ready(self.compiled_eval_step(self.state(), batch))
 
     def gradients(self, batch, training=True):
         """Normalised gradients and sums of a batch, one per trainable variable."""
@@ -143,20 +122,20 @@ class JaxEngine:
 
     def _eval_step(self, state, batch):
         outputs, _ = self.model.stateless_call(state["trainable"], state["other"], batch, training=False)
-        return self.sums(outputs, batch)
+        return self.objective.sums(outputs, batch)
 
     def _accumulate(self, trainable, other, batch, training):
         """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
 
         A batch of B = 4 packs with M = 2 runs as `[[p0 p1], [p2 p3]]`; each part's loss is divided by the
-        whole step's normalizers, so the parts add up to the gradient of all four at once. The seeds go from
+        whole step's denominators, so the parts add up to the gradient of all four at once. The seeds go from
         part to part, so that each drops other units.
         """
-        normalizers = self._normalizers(batch)
+        denominators = self.objective.denominators(batch)
         size = next(iter(batch.values())).shape[0]
         micro = self._micro_batch_size or size
         if micro == size:
-            return self._micro_batch(trainable, other, batch, normalizers, training)
+            return self._micro_batch(trainable, other, batch, denominators, training)
         parts = {
             name: jnp.reshape(values, (size // micro, micro, *values.shape[1:]))
             for name, values in batch.items()
@@ -165,21 +144,20 @@ class JaxEngine:
         def add_part(index, totals):
             part = {name: values[index] for name, values in parts.items()}
             gradients, sums, other = totals
-            new_gradients, new_sums, other = self._micro_batch(trainable, other, part, normalizers, training)
+            new_gradients, new_sums, other = self._micro_batch(trainable, other, part, denominators, training)
             gradients = [total + new for total, new in zip(gradients, new_gradients, strict=True)]
             return gradients, {name: sums[name] + new_sums[name] for name in sums}, other
 
         zeros = [jnp.zeros_like(values) for values in trainable]
-        no_sums = {name: jnp.zeros(()) for name in self._sum_names}
-        num_used = _num_used(parts["sequence_ids"]) if self._skips_empty else size // micro
+        no_sums = {name: jnp.zeros(()) for name in self.objective.sum_names}
+        num_used = _num_used(parts["sequence_ids"]) if self.objective.skips_empty else size // micro
         return jax.lax.fori_loop(0, num_used, add_part, (zeros, no_sums, list(other)))
 
-    def _micro_batch(self, trainable, other, batch, normalizers, training):
+    def _micro_batch(self, trainable, other, batch, denominators, training):
         def loss(trainable):
             outputs, new_other = self.model.stateless_call(trainable, other, batch, training=training)
-            sums = self.sums(outputs, batch)
-            losses = zip(self._loss_names, normalizers, strict=True)
-            return sum(sums[name] / normalizer for name, normalizer in losses), (sums, list(new_other))
+            sums = self.objective.sums(outputs, batch)
+            return self.objective.loss(sums, denominators), (sums, list(new_other))
 
         gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
         return gradients, sums, new_other

@@ -5,6 +5,7 @@ Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack
 
 import tensorflow as tf
 
+from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.variables import named_training_state, named_weights
 
 
@@ -12,36 +13,17 @@ class TensorFlowEngine:
     """Compiled train and evaluation steps of a Keras model on one device.
 
     Args:
-        model: Keras model called with a batch dict, returning a dict of logits.
-        sums: Function `(outputs, batch)` to a dict of float32 scalar sums, the losses among them.
-        sum_names: Keys of that dict.
-        normalizers: Function from the step's whole batch to the denominators of the losses, in their order.
+        model: `modeling.PackedModel`, or a Keras model called as one is.
+        objective: `objectives.Objective`: what is learnt.
         optimizer: Keras optimizer; None for evaluation only.
         micro_batch_size: M, packs computed at once; None for the whole batch.
-        loss_names: Which of the sums are losses.
-        skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
-            one: the number of rounds of its loop follows from the data.
     """
 
-    def __init__(
-        self,
-        model,
-        sums,
-        sum_names,
-        normalizers,
-        optimizer=None,
-        micro_batch_size=None,
-        loss_names=("mlm_loss", "nsp_loss"),
-        skips_empty=False,
-    ):
+    def __init__(self, model, objective, optimizer=None, micro_batch_size=None):
         self.model = model
+        self.objective = objective
         self.optimizer = optimizer
-        self.sums = sums
-        self._sum_names = sum_names
-        self._normalizers = normalizers
         self._micro_batch_size = micro_batch_size
-        self._loss_names = loss_names
-        self._skips_empty = skips_empty
         if optimizer is not None:
             optimizer.build(model.trainable_variables)
         self.compiled_train_step = tf.function(self._train_step, jit_compile=True, reduce_retracing=False)
@@ -64,14 +46,13 @@ class TensorFlowEngine:
         Raises:
             MemoryError: the device has too little memory for a micro-batch.
         """
-        try:
+        with out_of_memory_names("a training step", "micro_batch_size"):
             return self.compiled_train_step(batch)
-        except tf.errors.ResourceExhaustedError as error:
-            raise MemoryError("out of memory in a training step; lower `micro_batch_size`") from error
 
     def eval_step(self, batch):
-        """The sums over a batch, without dropout and without an update."""
-        return self.compiled_eval_step(batch)
+        """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
+        with out_of_memory_names("evaluation", "eval_batch_size"):
+            return self.compiled_eval_step(batch)
 
     def gradients(self, batch, training=True):
         """Normalised gradients and sums of a batch, one per trainable variable; not compiled."""
@@ -91,19 +72,19 @@ class TensorFlowEngine:
         return sums
 
     def _eval_step(self, batch):
-        return self.sums(self.model(batch, training=False), batch)
+        return self.objective.sums(self.model(batch, training=False), batch)
 
     def _accumulate(self, batch, training):
         """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
 
         A batch of B = 4 packs with M = 2 runs as `[[p0 p1], [p2 p3]]`; each part's loss is divided by the
-        whole step's normalizers, so the parts add up to the gradient of all four at once.
+        whole step's denominators, so the parts add up to the gradient of all four at once.
         """
-        normalizers = self._normalizers(batch)
+        denominators = self.objective.denominators(batch)
         size = next(iter(batch.values())).shape[0]
         micro = self._micro_batch_size or size
         if micro == size:
-            return self._micro_batch(batch, normalizers, training)
+            return self._micro_batch(batch, denominators, training)
         parts = {
             name: tf.reshape(values, (size // micro, micro, *values.shape[1:]))
             for name, values in batch.items()
@@ -111,24 +92,23 @@ class TensorFlowEngine:
 
         def add_part(index, gradients, sums):
             part = {name: values[index] for name, values in parts.items()}
-            new_gradients, new_sums = self._micro_batch(part, normalizers, training)
+            new_gradients, new_sums = self._micro_batch(part, denominators, training)
             gradients = [total + new for total, new in zip(gradients, new_gradients, strict=True)]
             return index + 1, gradients, {name: sums[name] + new_sums[name] for name in sums}
 
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
-        no_sums = dict.fromkeys(self._sum_names, tf.zeros(()))
+        no_sums = dict.fromkeys(self.objective.sum_names, tf.zeros(()))
         num_parts = size // micro
-        num_used = _num_used(parts["sequence_ids"]) if self._skips_empty else num_parts
+        num_used = _num_used(parts["sequence_ids"]) if self.objective.skips_empty else num_parts
         _, gradients, sums = tf.while_loop(
             lambda index, *_: index < num_used, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
         )
         return gradients, sums
 
-    def _micro_batch(self, batch, normalizers, training):
+    def _micro_batch(self, batch, denominators, training):
         with tf.GradientTape() as tape:
-            sums = self.sums(self.model(batch, training=training), batch)
-            losses = zip(self._loss_names, normalizers, strict=True)
-            loss = tf.add_n([sums[name] / normalizer for name, normalizer in losses])
+            sums = self.objective.sums(self.model(batch, training=training), batch)
+            loss = self.objective.loss(sums, denominators)
         gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
         # Embedding look-ups give sparse gradients, which a loop cannot carry
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums

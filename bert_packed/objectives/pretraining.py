@@ -1,0 +1,131 @@
+"""Masked-LM and next-sentence losses of packs, as sums that weigh every sequence as if it stood alone.
+
+Nothing here divides by a batch: sums and counts leave, and one division ends the step (`objective.py`), so
+that micro-batches and replicas add up exactly.
+
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, V vocabulary.
+"""
+
+import functools
+
+from keras import ops
+
+from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.objectives.features import RECORDED
+from bert_packed.objectives.likelihood import nll_and_right
+from bert_packed.objectives.metrics import count_sequences
+from bert_packed.objectives.objective import Objective
+
+
+def pretraining_objective(mlm_loss, next_sentence=True):
+    """Masked language model and next-sentence prediction.
+
+    Args:
+        mlm_loss: "per_sequence" or "per_token": what the masked-LM loss is a mean over.
+        next_sentence: False for the ablation without that loss, which is then 0.
+
+    Returns:
+        `Objective`; `mlm_accuracy` is a mean over sequences that have a prediction, `mlm_token_accuracy` over
+        predictions.
+    """
+    return Objective(
+        build_model=build_pretraining_model,
+        features=RECORDED,
+        outputs={"mlm_logits": "P", "nsp_logits": "K"},
+        sums=functools.partial(pretraining_sums, mlm_loss=mlm_loss, next_sentence=next_sentence),
+        counts=pretraining_counts,
+        losses={
+            "mlm_loss": "num_sequences" if mlm_loss == "per_sequence" else "num_predictions",
+            "nsp_loss": "num_sequences",
+        },
+        accuracies={
+            "mlm_accuracy": ("mlm_sequence_accuracy", "num_predicted_sequences"),
+            "mlm_token_accuracy": ("mlm_correct", "num_predictions"),
+            "nsp_accuracy": ("nsp_correct", "num_sequences"),
+        },
+    )
+
+
+def prediction_weights(prediction_sequences_BP, num_slots, mlm_loss):
+    """How much each masked-LM prediction counts.
+
+    `per_sequence` is Listing 1 of "Packing: Towards 2x NLP BERT Acceleration": the predictions of one
+    sequence share a weight of 1. `per_token` (Section 3.2.3 of "Efficient Sequence Packing",
+    google-research/bert, Hugging Face): each prediction weighs 1.
+
+        sequences      [1    1    1    2   0]
+        per_sequence   [1/3  1/3  1/3  1   0]
+        per_token      [1    1    1    1   0]
+
+    Args:
+        prediction_sequences_BP: float `[B, P]`, the prediction's sequence 1..K, 0 is unused.
+        num_slots: K.
+        mlm_loss: "per_sequence" or "per_token".
+
+    Returns:
+        float32 `[B, P]`.
+    """
+    used_BP = ops.cast(prediction_sequences_BP > 0, "float32")
+    if mlm_loss == "per_token":
+        return used_BP
+    belongs_BPK = _belongs(prediction_sequences_BP, num_slots)
+    attempted_BK = ops.sum(belongs_BPK, axis=1)
+    attempted_BP = ops.sum(belongs_BPK * attempted_BK[:, None, :], axis=-1)
+    return used_BP / ops.maximum(attempted_BP, 1.0)
+
+
+def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
+    """Sums of losses, of correct answers and of counts over a batch of packs.
+
+    Args:
+        outputs: Dict of `mlm_logits` float32 `[B, P, V]` and `nsp_logits` float32 `[B, K, 2]`.
+        batch: Dict with `prediction_ids` `[B, P]`, `prediction_sequences` `[B, P]`, `nsp_labels` `[B, K]`
+            and `slot_weights` `[B, K]`, `sequence_ids` `[B, S]`.
+        mlm_loss, next_sentence: As in `pretraining_objective`.
+
+    Returns:
+        Dict of float32 scalars:
+        `mlm_loss` weighted negative log-likelihood, `nsp_loss`, `mlm_correct` predictions that are right,
+        `mlm_sequence_accuracy` sum over sequences of their share of right predictions, `nsp_correct`, and
+        those of `pretraining_counts`.
+    """
+    sequences_BP, slot_weights_BK = batch["prediction_sequences"], batch["slot_weights"]
+    num_slots = slot_weights_BK.shape[1]
+    nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
+    nsp_nll_BK, nsp_right_BK = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"])
+    share_BP = prediction_weights(sequences_BP, num_slots, "per_sequence")
+    used_BP = prediction_weights(sequences_BP, num_slots, "per_token")
+    loss_weights_BP = share_BP if mlm_loss == "per_sequence" else used_BP
+    return {
+        "mlm_loss": ops.sum(nll_BP * loss_weights_BP),
+        # Times 0, not left out: its weights then have a gradient, of 0
+        "nsp_loss": ops.sum(nsp_nll_BK * slot_weights_BK) * float(next_sentence),
+        "mlm_correct": ops.sum(right_BP * used_BP),
+        "mlm_sequence_accuracy": ops.sum(right_BP * share_BP),
+        "nsp_correct": ops.sum(nsp_right_BK * slot_weights_BK),
+        **pretraining_counts(batch),
+    }
+
+
+def pretraining_counts(batch):
+    """What of the sums follows from the data alone.
+
+    Args:
+        batch: Dict with `prediction_sequences`, `slot_weights` and `sequence_ids`.
+
+    Returns:
+        Dict of float32 scalars: `num_predictions`, `num_predicted_sequences` (sequences with a prediction),
+        `num_sequences`, `num_tokens` (padding not counted).
+    """
+    sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
+    return {
+        "num_predictions": ops.sum(prediction_weights(sequences_BP, num_slots, "per_token")),
+        "num_predicted_sequences": ops.sum(prediction_weights(sequences_BP, num_slots, "per_sequence")),
+        **count_sequences(batch),
+    }
+
+
+def _belongs(prediction_sequences_BP, num_slots):
+    """float32 `[B, P, K]`: 1 where prediction p is of sequence k + 1."""
+    slots_K = ops.arange(1, num_slots + 1, dtype="float32")
+    return ops.cast(ops.equal(prediction_sequences_BP[:, :, None], slots_K), "float32")

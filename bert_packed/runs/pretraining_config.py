@@ -1,0 +1,122 @@
+"""The frozen config of a pre-training run.
+
+Names are google-research/bert's wherever it has one.
+"""
+
+import dataclasses
+
+from bert_packed.config import (
+    ATTENTIONS,
+    DTYPES,
+    LEAST_EPSILON,
+    MODEL_SIZES,
+    check_dropout_overrides,
+    parse_ablation,
+)
+from data_gen.cli.settings import InputError, check_divides, check_settings, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Every flag of `run_pretraining.py`."""
+
+    input_file: str = setting("", "packed training TFRecords: comma-separated paths or globs")
+    eval_input_file: str = setting("", "packed held-out TFRecords; empty = no evaluation")
+    output_dir: str = setting("", "where checkpoints, metrics.csv and TensorBoard events go", changeable=True)
+    bert_config_file: str = setting(
+        "bert-base", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json"
+    )
+    init_checkpoint: str = setting(
+        "",
+        "local checkpoint whose weights start this run: a folder of ours or Hugging Face's, or a TensorFlow "
+        "checkpoint or SavedModel of google-research/bert; empty = random",
+    )
+    train_batch_size: int = setting(32, "packs per optimizer step", minimum=1)
+    micro_batch_size: int = setting(
+        0,
+        "packs computed at once; gradients of a step's micro-batches add up; 0 = train_batch_size",
+        minimum=0,
+    )
+    eval_batch_size: int = setting(8, "packs per evaluation batch", minimum=1)
+    num_train_steps: int = setting(100_000, "optimizer steps", minimum=1)
+    num_warmup_steps: int = setting(10_000, "steps over which the learning rate rises linearly", minimum=0)
+    learning_rate: float = setting(1e-3, "peak learning rate", minimum=0)
+    end_learning_rate: float = setting(0.0, "learning rate after the last step", minimum=0)
+    decay_power: float = setting(1.0, "power of the polynomial decay; 1 = linear", minimum=0)
+    weight_decay: float = setting(0.01, "weight decay inside LAMB's trust ratio", minimum=0)
+    beta_1: float = setting(0.9, "LAMB's decay of momentum", minimum=0, maximum=0.999999)
+    beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
+    epsilon: float = setting(1e-6, "LAMB's epsilon", minimum=LEAST_EPSILON)
+    max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
+    mlm_loss: str = setting(
+        "per_sequence",
+        "weight of a prediction: every sequence alike, or every token alike (google-research/bert)",
+        choices=("per_sequence", "per_token"),
+    )
+    packing_correction: str = setting(
+        "none",
+        "betas: beta_1 and beta_2 to the power of the data's packing factor (Efficient Sequence Packing, "
+        "Section 3.3)",
+        choices=("none", "betas"),
+    )
+    ablation: str = setting(
+        "",
+        "BREAKS PACKING, for experiments only: comma-separated no_attention_mask, no_position_reset, "
+        "no_next_sentence, separator_only (all three); empty = sound packing",
+        parse=parse_ablation,
+    )
+    dtype: str = setting(
+        "float32",
+        "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm "
+        "statistics and losses stay float32",
+        choices=DTYPES,
+    )
+    attention: str = setting(
+        "auto",
+        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax and without attention "
+        "dropout; auto takes it where it can",
+        choices=ATTENTIONS,
+    )
+    remat: bool = setting(
+        False, "compute each encoder block again in the backward pass: less memory, more time"
+    )
+    hidden_dropout_prob: float = setting(-1.0, "overrides the model's; -1 = as the model says", maximum=0.99)
+    attention_probs_dropout_prob: float = setting(
+        -1.0, "overrides the model's; -1 = as the model says", maximum=0.99
+    )
+    random_seed: int = setting(12345, "seed of weights, dropout and data order", minimum=0, maximum=2**31 - 1)
+    shuffle_buffer_size: int = setting(1000, "packs held to shuffle; 1 = the order on disk", minimum=1)
+    log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1)
+    eval_steps: int = setting(0, "steps between evaluations; 0 = only at the end", minimum=0)
+    max_eval_steps: int = setting(0, "evaluation batches; 0 = all of the held-out data", minimum=0)
+    save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1, changeable=True)
+    keep_checkpoint_max: int = setting(3, "newest checkpoints kept", minimum=1, changeable=True)
+    sample_data: bool = setting(
+        False,
+        "build the embedded sample corpus and its packed records where they are missing",
+        changeable=True,
+    )
+    unpacked_input_file: str = setting(
+        "",
+        "the same data packed at depth 1; if given, the run ends with measured packed and unpacked speed",
+        changeable=True,
+    )
+    overwrite: bool = setting(False, "start anew, removing an earlier run in output_dir", transient=True)
+    json: str = setting("", "also write the final tables to this file, as JSON", transient=True)
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in ("input_file", "output_dir"):
+            if not getattr(self, name):
+                raise InputError(f"`{name}` must be given. Received: nothing.")
+        for name in ("eval_steps", "max_eval_steps"):
+            value = getattr(self, name)
+            if value and not self.eval_input_file:
+                raise InputError(f"`{name}` must be 0 without eval_input_file. Received: {value}.")
+        check_dropout_overrides(self)
+        check_divides(self, "micro_batch_size", "train_batch_size")
+
+    @property
+    def packs_at_once(self):
+        """Packs in one micro-batch."""
+        return self.micro_batch_size or self.train_batch_size
