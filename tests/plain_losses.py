@@ -29,9 +29,10 @@ class Plain:
     gradients: dict
 
 
-def sequences_of(batch, weights):
-    """Rows and slots, counted from 0, of all sequences of a batch; `weights` names their `[B, K]`."""
-    return [(row, slot) for row, slot in np.ndindex(batch[weights].shape) if batch[weights][row, slot]]
+def sequences_of(batch):
+    """Rows and slots, counted from 0, of all sequences of a batch."""
+    weights = batch["slot_weights"]
+    return [(row, slot) for row, slot in np.ndindex(weights.shape) if weights[row, slot]]
 
 
 def nll_and_gradient(logits, label):
@@ -51,7 +52,7 @@ def pretraining(outputs, batch, mlm_loss):
         mlm_loss: "per_sequence": each sequence's mean over its predictions, 0 where it has none, and then the
             mean over sequences; "per_token": the mean over all predictions.
     """
-    sequences = sequences_of(batch, "nsp_weights")
+    sequences = sequences_of(batch)
     num_sequences, num_predictions = len(sequences), np.count_nonzero(batch["prediction_sequences"])
     gradients = {name: np.zeros(values.shape) for name, values in outputs.items()}
     mlm_losses, mlm_rights, nsp_losses, nsp_rights = [], [], [], []
@@ -105,7 +106,7 @@ def answers(outputs, batch):
         outputs: Dict of `start_logits` and `end_logits` `[B, S]`.
         batch: The whole step's.
     """
-    sequences = sequences_of(batch, "slot_weights")
+    sequences = sequences_of(batch)
     gradients = {name: np.zeros(values.shape) for name, values in outputs.items()}
     losses, rights = [], {"start": [], "end": []}
     for row, slot in sequences:
@@ -124,7 +125,7 @@ def answers(outputs, batch):
 
 def classes(outputs, batch):
     """Classification: the mean over sequences. `outputs` has `logits` `[B, K, C]`."""
-    sequences = sequences_of(batch, "slot_weights")
+    sequences = sequences_of(batch)
     gradient = np.zeros(outputs["logits"].shape)
     losses, rights = [], []
     for row, slot in sequences:
@@ -139,7 +140,7 @@ def classes(outputs, batch):
 
 def numbers(outputs, batch):
     """Regression: the mean squared error over sequences. `outputs` has `logits` `[B, K, 1]`."""
-    sequences = sequences_of(batch, "slot_weights")
+    sequences = sequences_of(batch)
     gradient = np.zeros(outputs["logits"].shape)
     total = 0.0
     for row, slot in sequences:

@@ -10,7 +10,10 @@ from finetuning_batches import packed_and_unpacked as finetuning_batches
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import to_floats
 
-from bert_packed.objectives import finetuning_losses, losses, metrics
+from bert_packed.objectives.answers import answers_objective
+from bert_packed.objectives.classes import classes_objective, numbers_objective
+from bert_packed.objectives.metrics import add_sums
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training import engines
 
 pytestmark = pytest.mark.both_backends
@@ -55,22 +58,14 @@ def plain_of(kind, logits, batch):
     return getattr(plain_losses, kind)(logits, batch)
 
 
-def engine_of(kind, model, **more):
-    if kind in IS_PRETRAINING:
-        sums = functools.partial(losses.pretraining_sums, mlm_loss=kind)
-        normalizers = functools.partial(losses.normalizers, mlm_loss=kind)
-        return engines.make_engine(model, sums, metrics.SUM_NAMES, normalizers, **more)
-    sums, names = {
-        "answers": (finetuning_losses.answer_sums, finetuning_losses.ANSWER_SUM_NAMES),
-        "classes": (finetuning_losses.class_sums, finetuning_losses.CLASS_SUM_NAMES),
-        "numbers": (finetuning_losses.number_sums, finetuning_losses.NUMBER_SUM_NAMES),
-    }[kind]
-    more = {"loss_names": finetuning_losses.LOSS_NAMES, "skips_empty": True, **more}
-    return engines.make_engine(model, sums, names, finetuning_losses.normalizers, **more)
-
-
-def means_of(kind, sums):
-    return metrics.means(sums, kind) if kind in IS_PRETRAINING else finetuning_losses.means(sums)
+def engine_of(kind, logits, **more):
+    objectives = {
+        "answers": answers_objective,
+        "classes": functools.partial(classes_objective, 3),
+        "numbers": numbers_objective,
+    }
+    objective = pretraining_objective(kind) if kind in IS_PRETRAINING else objectives[kind]()
+    return engines.make_engine(plain_losses.Logits(logits), objective, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,7 +74,7 @@ def test_gradients_by_the_logits(kind, micro_batch_size):
     """Of the whole step's loss: the denominators are those of all micro-batches."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
-    engine = engine_of(kind, plain_losses.Logits(logits), micro_batch_size=micro_batch_size)
+    engine = engine_of(kind, logits, micro_batch_size=micro_batch_size)
     for training, scale in ((False, 1), (True, 2)):
         want = plain_of(kind, {name: scale * values for name, values in logits.items()}, batch)
         gradients, sums = engine.gradients(batch, training=training)
@@ -97,12 +92,10 @@ def test_a_step_goes_down_that_gradient_and_evaluation_is_out_of_training(kind):
     """The compiled programs: the step's update, and the sums and figures of both."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
-    engine = engine_of(
-        kind, plain_losses.Logits(logits), optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2
-    )
+    engine = engine_of(kind, logits, optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2)
     evaluated, want = to_floats(engine.eval_step(batch)), plain_of(kind, logits, batch)
     assert evaluated == pytest.approx(want.sums, rel=1e-5)
-    assert means_of(kind, evaluated) == pytest.approx(want.means, rel=1e-5)
+    assert engine.objective.means(evaluated) == pytest.approx(want.means, rel=1e-5)
     want = plain_of(kind, {name: 2 * values for name, values in logits.items()}, batch)
     assert to_floats(engine.train_step(batch)) == pytest.approx(want.sums, rel=1e-5)
     for variable in engine.model.trainable_variables:
@@ -116,12 +109,13 @@ def test_figures_of_some_batches_are_those_of_all_their_sequences(kind):
     """Added up over unequal parts: a mean over parts would differ."""
     batch = batch_of(kind)
     logits = logits_of(kind, batch)
-    engine = engine_of(kind, plain_losses.Logits(logits))
+    objective = engine_of(kind, logits).objective
     total, parts = {}, []
     for part in (slice(0, 1), slice(1, 5)):
         cut = [{name: values[part] for name, values in side.items()} for side in (logits, batch)]
-        total = metrics.add_sums(total, engine.sums(*cut))
-        parts.append(means_of(kind, {name: float(value) for name, value in engine.sums(*cut).items()}))
+        sums = to_floats(objective.sums(*cut))
+        total = add_sums(total, sums)
+        parts.append(objective.means(sums))
     want = plain_of(kind, logits, batch).means
-    assert means_of(kind, total) == pytest.approx(want, rel=1e-5)
+    assert objective.means(total) == pytest.approx(want, rel=1e-5)
     assert all(abs((parts[0][name] + parts[1][name]) / 2 - value) > 1e-4 for name, value in want.items())

@@ -10,6 +10,8 @@ from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
 from bert_packed.models.dropout import Dropout
+from bert_packed.objectives.metrics import COUNT_NAMES
+from bert_packed.objectives.objective import Objective
 from bert_packed.training import engines
 
 pytestmark = pytest.mark.both_backends
@@ -30,16 +32,18 @@ class Dropped(keras.Model):
         return {"units": self.dropout(ops.ones_like(batch["rows"]) * self.weight, training=training)}
 
 
-def engine_of_dropped(**more):
-    return engines.make_engine(
-        Dropped(),
-        lambda outputs, batch: {"loss": ops.sum(outputs["units"]), "num_sequences": ops.sum(batch["rows"])},
-        ("loss", "num_sequences"),
-        lambda batch: (ops.sum(batch["rows"]),),
-        keras.optimizers.SGD(1.0),
-        loss_names=("loss",),
-        **more,
-    )
+def sums_of_dropped(outputs, batch):
+    return {"loss": ops.sum(outputs["units"]), **counts_of_dropped(batch)}
+
+
+def counts_of_dropped(batch):
+    return dict.fromkeys(COUNT_NAMES, ops.sum(batch["rows"]))
+
+
+def engine_of_dropped(micro_batch_size):
+    losses = {"loss": "num_sequences"}
+    objective = Objective(Dropped, (), {"units": "S"}, sums_of_dropped, counts_of_dropped, losses)
+    return engines.make_engine(Dropped(), objective, keras.optimizers.SGD(1.0), micro_batch_size)
 
 
 ROWS = {"rows": np.ones((6, 1), np.float32)}
@@ -91,7 +95,7 @@ def test_evaluation_drops_nothing_and_moves_no_seed():
     engine, without = (make_engine(config=config) for config in configs)
     for name, weight in without.weights().items():
         weight.assign(engine.weights()[name])
-    want = to_floats(without.sums(without.model(packed), packed))
+    want = to_floats(without.objective.sums(without.model(packed), packed))
     seeds = [v for v in engine.model.variables if "seed" in v.path]
     before = [seed.numpy().tolist() for seed in seeds]
     for _ in range(2):
