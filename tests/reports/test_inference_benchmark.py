@@ -68,11 +68,11 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
 
 
 def test_a_measurement_with_the_reference(tmp_path, capsys):
+    """Nothing replaced; the vectors of transformers agree."""
+    import_reference()
     model_folder = tmp_path / "model"
     model_folder.mkdir()
     write_encoder(model_folder)
-    """Nothing replaced; the vectors of transformers agree."""
-    import_reference()
     text_file, hugging_face = tmp_path / "texts.txt", tmp_path / "hf"
     text_file.write_text("\n".join(text for text in TEXTS if text) + "\n")
     argv = ["export", f"--init_checkpoint={model_folder}", f"--output_dir={hugging_face}"]
