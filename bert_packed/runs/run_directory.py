@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
 from data_gen.records import tfrecords
+from data_gen.records.frames import scan_file
+from data_gen.records.inputs import check_promises, folder_of
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
@@ -43,14 +46,15 @@ def locked(output_dir):
         yield folder
 
 
-def describe_inputs(files):
+def describe_inputs(paths, scans=None):
     """What identifies a run's input files, and how many packs they hold.
 
     Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
-    tells the number of records without decoding them.
+    tells that the records need not be decoded to be trusted.
 
     Args:
-        files: Paths of packed TFRecord files.
+        paths: Of packed TFRecord files.
+        scans: Their `frames.FileScan`, where they were read already.
 
     Returns:
         List of dicts `path`, `sha256`, `num_records`.
@@ -59,19 +63,13 @@ def describe_inputs(files):
         InputError: a file is damaged (file and record), or is not what its manifest says.
     """
     described = []
-    for path in files:
-        checksum = files.file_sha256(path)
+    for path, scan in zip(paths, scans or map(scan_file, paths), strict=True):
         entry = _listed(path)
-        if entry and entry["sha256"] == checksum:
-            num_records = entry["num_records"]
-        else:
+        if not entry or entry["sha256"] != scan.sha256 or entry["num_records"] != scan.num_records:
             num_records = tfrecords.count_records(path)  # names the record if the file is damaged
             if entry:
-                raise InputError(
-                    f"{path} must be the file that its manifest.json lists, with sha256 {entry['sha256']}. "
-                    f"Received: {checksum}."
-                )
-        described.append({"path": str(path), "sha256": checksum, "num_records": num_records})
+                check_promises(entry, path, num_records, scan.sha256)
+        described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})
     return described
 
 
@@ -147,10 +145,11 @@ def _is_ours(path):
 
 def _listed(path):
     """The entry of a file in the manifest beside it, or None where there is none that tells its checksum."""
-    manifest = read_manifest(Path(path).parent) or {}
+    manifest = read_manifest(folder_of(path)) or {}
     if manifest.get("kind") != "packed":
         return None
-    return next((entry for entry in manifest["files"] if entry["name"] == Path(path).name), None)
+    name = os.path.basename(path)  # which takes URLs too; a `Path` makes gs://b of gs:/b
+    return next((entry for entry in manifest["files"] if entry["name"] == name), None)
 
 
 def _read_run(folder):

@@ -97,7 +97,7 @@ def read_input_manifests(paths):
         InputError: two directories have different vocabularies.
     """
     vocabulary, known_from, promised = {}, None, {}
-    for directory in sorted({os.path.dirname(path) or "." for path in paths}):
+    for directory in sorted({folder_of(path) for path in paths}):
         manifest = read_manifest(directory, any_json=True)
         if manifest is None:
             continue
@@ -157,8 +157,19 @@ def check_vocabulary(sequences, vocab_size):
             )
 
 
+def folder_of(path):
+    """The folder that holds a file, of this machine or behind a URL, where its manifest is.
+
+    A `Path` would make gs://b of gs:/b, which is no file at all and has no manifest.
+    """
+    head = str(path).rpartition("/")[0]
+    if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme stands before the name
+        return f"{head}/"
+    return os.path.dirname(path) or "."
+
+
 def _key(path):
-    return os.path.join(os.path.dirname(path) or ".", os.path.basename(path))
+    return os.path.join(folder_of(path), os.path.basename(path))
 
 
 def _known(content, kinds):
