@@ -9,6 +9,9 @@ from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
 from data_gen.cli.settings import InputError
 
+STATUS_NOT_COMPARED = (
+    3  # the run is complete and reported, the comparison of speeds that was asked for failed
+)
 DESCRIPTION = """
 Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords.
 
@@ -29,6 +32,7 @@ def main(config):
     from bert_packed.runs.pretraining_data import check_fits, read_data
     from bert_packed.runs.run_summary import describe_cost, describe_run
     from bert_packed.training import loop
+    from bert_packed.training.engines.memory import out_of_memory_names
 
     if config.sample_data:
         from data_gen.sample_data import build_missing
@@ -63,11 +67,24 @@ def main(config):
             print(f"the run is complete: {latest} holds all {first_step:,} steps")
         else:
             run_directory.record_segment(folder, first_step, backend)
-        stopped_by = loop.train(engine, config, hooks, first_step, state)
+        with run_directory.naming_last_checkpoint(folder):
+            stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:
             print("stopped after saving; the same command continues", file=sys.stderr)
             return 128 + stopped_by
-        _report(config, folder, engine, speed_rows(config, model_config, data, engine))
+        metrics = _report(config, folder, engine)
+        # After the report: whatever befalls the comparison, the run's figures are out
+        try:
+            with out_of_memory_names("the comparison of speeds", "micro_batch_size"):
+                speed = speed_rows(config, model_config, data, engine)
+        except (InputError, OSError, MemoryError) as error:
+            reason = " ".join(str(error).split())
+            print(f"the run is complete; its speed could not be compared: {reason}", file=sys.stderr)
+            return STATUS_NOT_COMPARED
+        if speed:
+            print()
+            print_table(speed)
+            _write(config, metrics, speed)
     return 0
 
 
@@ -96,17 +113,20 @@ def _model_config(config, vocab_size):
     return ablate(dataclasses.replace(model_config, **rates), config.ablation)
 
 
-def _report(config, folder, engine, speed):
-    """Print the last figures of the run and, where both were measured, packed against unpacked."""
+def _report(config, folder, engine):
+    """Print the last figures of the run and write them to `--json`; returns them."""
     from bert_packed.runs.run_summary import last_figures
 
     metrics = last_figures(folder)
     if engine.num_train_traces:
         print(f"compiled   {engine.num_train_traces} training program")
     print_table(metrics)
-    if speed:
-        print()
-        print_table(speed)
+    sys.stdout.flush()
+    _write(config, metrics, [])
+    return metrics
+
+
+def _write(config, metrics, speed):
     if config.json:
         write_json(config.json, {"metrics": metrics, "speed": speed})
 

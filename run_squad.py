@@ -42,16 +42,16 @@ def main(config):
             vocab_file=config.vocab_file or own_vocab,
             bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
         )
-    vocab_path, vocabulary, tokenizer = vocabulary.load_tokenizer(config)
-    model_config = finetuning.read_model_config(config, len(vocabulary))
-    vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
+    model_config = finetuning.read_model_config(config, len(wordpieces))
+    vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
 
     def windows_of(path, for_training):
         from data_gen.tasks.squad_windows import make_windows
 
         questions = read_squad(path, for_training, config.version_2_with_negative, config.skip_bad_answers)
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
-        windows = make_windows(questions, tokenizer, vocabulary, *sizes, path)
+        windows = make_windows(questions, tokenizer, wordpieces, *sizes, path)
         print(_describe(path, questions, windows), flush=True)
         if for_training:
             finetuning.check_sequences(windows.sequences, path)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import sys
 
-from bert_packed.config import ATTENTIONS, ablations, load_model_config
+from bert_packed.config import ATTENTIONS, ablate, ablations, load_model_config
 from bert_packed.training.engines import choose_backend, make_engine
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
@@ -55,12 +55,15 @@ def main(config):
     from bert_packed.models.modeling import build_pretraining_model
     from bert_packed.objectives.losses import normalizers, pretraining_sums
     from bert_packed.objectives.metrics import SUM_NAMES
+    from bert_packed.training.engines.memory import out_of_memory_names
     from data_gen.records import tfrecords
 
     files = find_files(config.input_file, "input_file")
     spec = tfrecords.read_pack_spec(files)
     if config.bert_config_file:
-        model_config = load_model_config(config.bert_config_file)
+        stored = starting_weights.stored_ablations(config.init_checkpoint)
+        # Audited as it was trained: a plain config must not hide what the checkpoint is
+        model_config = ablate(load_model_config(config.bert_config_file), ",".join(stored))
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs)
@@ -87,7 +90,8 @@ def main(config):
         f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "
         f"attention: {attention.description}\n"
     )
-    checks = contamination.audit(engine, batch, config.mlm_loss, config.tolerance)
+    with out_of_memory_names("the audit", "num_packs"):
+        checks = contamination.audit(engine, batch, config.mlm_loss, config.tolerance)
     # The only trace of a model that was trained without next-sentence loss
     checks.append(
         contamination.Check("settings: ablations of the checkpoint", len(ablations(model_config)), 0)

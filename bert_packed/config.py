@@ -10,6 +10,9 @@ from pathlib import Path
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 DTYPES = ("float32", "mixed_bfloat16")
+# Added to what an update is divided by: where a gradient was always 0, as of tokens that no step has seen,
+# nothing else keeps 0 / 0 from being NaN. Smaller numbers are 0 in float32
+LEAST_EPSILON = 1e-30
 ATTENTIONS = ("auto", "dense", "flash")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 SHAPE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -174,7 +177,7 @@ class TrainConfig:
     weight_decay: float = setting(0.01, "weight decay inside LAMB's trust ratio", minimum=0)
     beta_1: float = setting(0.9, "LAMB's decay of momentum", minimum=0, maximum=0.999999)
     beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
-    epsilon: float = setting(1e-6, "LAMB's epsilon", minimum=0)
+    epsilon: float = setting(1e-6, "LAMB's epsilon", minimum=LEAST_EPSILON)
     max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
     mlm_loss: str = setting(
         "per_sequence",

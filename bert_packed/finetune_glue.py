@@ -28,16 +28,16 @@ def main(config):
     from bert_packed.runs import finetuning, run_directory, vocabulary
 
     task = TASKS[config.task_name]
-    vocab_path, vocabulary, tokenizer = vocabulary.load_tokenizer(config)
-    model_config = finetuning.read_model_config(config, len(vocabulary))
-    vocabulary.check_vocabulary(config, vocab_path, len(vocabulary), model_config, print)
+    vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
+    model_config = finetuning.read_model_config(config, len(wordpieces))
+    vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
     objective = _objective(task)
 
     def read(name):
         path = str(Path(config.data_dir) / name)
         examples = read_glue(path, task)
         sequences, num_cut = make_glue_sequences(
-            examples.texts, tokenizer, vocabulary, config.max_seq_length, path
+            examples.texts, tokenizer, wordpieces, config.max_seq_length, path
         )
         warning = f"\n  warning: {num_cut:,} cut to max_seq_length" if num_cut else ""
         print(f"{path}: {len(sequences):,} examples{warning}", flush=True)

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from bert_packed.config import load_model_config
+from bert_packed.training.finite import NotFiniteError, check_arrays
 from data_gen.cli.settings import InputError
 
 WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
@@ -36,6 +37,8 @@ PARTIAL_SUFFIX = ".partial"
 def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
     """Write a checkpoint and give it its name when every byte is on disk.
 
+    Only finite tensors are written, and older checkpoints go after that: the newest one is good, always.
+
     Args:
         output_dir: Folder of the run.
         step: Optimizer steps taken.
@@ -46,13 +49,21 @@ def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
 
     Returns:
         Path of the checkpoint.
+
+    Raises:
+        NotFiniteError: a weight or a moment is NaN or infinite; older checkpoints are as they were.
+        OSError: the disk is full.
     """
     final = Path(output_dir) / f"checkpoint-{step}"
     partial = final.with_name(final.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_weights(partial, engine.weights(), model_config)
-    _save(engine.training_state(), partial / TRAINING)
+    try:
+        save_weights(partial, engine.weights(), model_config)
+        _save(engine.training_state(), partial / TRAINING)
+    except NotFiniteError as error:
+        shutil.rmtree(partial)
+        raise NotFiniteError(f"checkpoint-{step} is not written: {error}") from error
     (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
     for path in (*partial.iterdir(), partial):
         _flush_to_disk(path)
@@ -72,6 +83,10 @@ def save_weights(folder, weights, model_config):
         folder: Made where it is missing.
         weights: Dict from name to Keras variable.
         model_config: `ModelConfig`.
+
+    Raises:
+        NotFiniteError: a weight is NaN or infinite.
+        OSError: the disk is full.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,9 +172,11 @@ def read_weights(folder):
 
 def _read_tensors(path):
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
         raise InputError(f"{path} must be a complete safetensors file. Received: {error}.") from error
+    check_arrays(tensors, f"of {path}")
+    return tensors
 
 
 def _assign(path, variables):
@@ -187,9 +204,11 @@ def _read_json(path):
 
 
 def _save(variables, path):
-    """Write variables as safetensors; raises `OSError`."""
+    """Write variables as safetensors; raises `NotFiniteError`, `OSError`."""
+    arrays = _to_numpy(variables)
+    check_arrays(arrays, "after the last step")
     try:
-        save_file(_to_numpy(variables), path)
+        save_file(arrays, path)
     except SafetensorError as error:  # its own way of saying that the disk is full
         raise OSError(f"{path} could not be written: {error}") from error
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint, pretrained_files
 from bert_packed.checkpoints.pretrained_names import HEAD_KERNELS, tensor_names
-from bert_packed.config import load_model_config
+from bert_packed.config import ablations, load_model_config
 from bert_packed.models.modeling import HEADS, PRETRAINING
+from bert_packed.training.finite import check_arrays
 from data_gen.cli.settings import InputError
 
 # What no tensor's shape tells, and what would silently change every output
@@ -65,7 +66,8 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
 
     Raises:
         InputError: there is no checkpoint, it is damaged, or it is another model's (naming the first tensor
-            or setting that differs). The model is then as it was.
+            or setting that differs), or was trained under an ablation that the model does not have. The model
+            is then as it was.
     """
     found = _read_foreign(path, model_config.num_hidden_layers, head)
     if any_head is None:
@@ -81,6 +83,7 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
         if name.startswith("bert/"):
             raise InputError(f"{found.path} holds another model: the file has no tensor for {name}.")
     _check_shapes(found, weights)
+    check_arrays(found.tensors, f"of {found.path}")
     for name, values in found.tensors.items():
         weights[name].assign(values)
     return StartingWeights(found.path, len(found.tensors), found.unused, missing)
@@ -92,6 +95,24 @@ def read_config(path):
     Raises:
         InputError: there is no checkpoint, or no config beside it.
     """
+    found = _find_config(path)
+    if found is None:
+        config_names = f"{checkpoint.MODEL_CONFIG} or {pretrained_files.HUGGING_FACE_CONFIG}"
+        raise InputError(f"`init_checkpoint` must hold {config_names}. Received: {path}.")
+    return found
+
+
+def stored_ablations(path):
+    """Ablations that a checkpoint was trained under, as its config tells: list of str, [] without a config.
+
+    What a config given beside it says is no proof: a plain one fits the tensors as well.
+    """
+    found = _find_config(path)
+    return ablations(found) if found else []
+
+
+def _find_config(path):
+    """The config stored with a checkpoint, or None where there is none; raises `InputError`."""
     if pretrained_files.is_hugging_face(path):
         return load_model_config(str(Path(path) / pretrained_files.HUGGING_FACE_CONFIG))
     prefix = pretrained_files.find_google(path)
@@ -99,8 +120,7 @@ def read_config(path):
     for folder in folders:
         if (folder / checkpoint.MODEL_CONFIG).is_file():
             return load_model_config(str(folder / checkpoint.MODEL_CONFIG))
-    config_names = f"{checkpoint.MODEL_CONFIG} or {pretrained_files.HUGGING_FACE_CONFIG}"
-    raise InputError(f"`init_checkpoint` must hold {config_names}. Received: {path}.")
+    return None
 
 
 def stored_head(path):
@@ -157,6 +177,17 @@ def _check_config(found, model_config):
         theirs, ours = getattr(found.config, name), getattr(model_config, name)
         if theirs != ours:
             raise InputError(f"{found.path} holds another model: {name} must be {ours}. Received: {theirs}.")
+    # A sound model may start an experiment; what an experiment trained must not pass for sound
+    own = ablations(model_config)
+    if not set(ablations(found.config)) <= set(own):
+        raise InputError(
+            f"{found.path} holds another model: ablations must be {_listed(own)}. "
+            f"Received: {_listed(ablations(found.config))}."
+        )
+
+
+def _listed(names):
+    return ", ".join(names) or "none"
 
 
 def _check_shapes(found, weights):

@@ -19,6 +19,7 @@ from bert_packed.runs.vocabulary import VOCAB_FILE
 from bert_packed.training import loop, metrics_log
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.functional import compiled
+from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.optimization import (
     EXCLUDED_FROM_DECAY,
@@ -162,7 +163,8 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         learning_rate=lambda step: float(schedule(step)),
         means=means,
     )
-    stopped_by = loop.train(engine, steps, hooks, first_step, state)
+    with run_directory.naming_last_checkpoint(folder):
+        stopped_by = loop.train(engine, steps, hooks, first_step, state)
     if engine.num_train_traces:
         tell(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
@@ -253,7 +255,8 @@ def predict_packed(config, model, sequences):
         sequences.lengths, config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
     )
     forward = compiled(lambda batch: model(batch, training=False), model)
-    return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
+    with out_of_memory_names("prediction", "predict_batch_size"):
+        return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
 
 
 def show_row(row):

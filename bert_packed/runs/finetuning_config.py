@@ -5,7 +5,7 @@ Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it h
 
 import dataclasses
 
-from bert_packed.config import DTYPES, MODEL_SIZES
+from bert_packed.config import DTYPES, LEAST_EPSILON, MODEL_SIZES
 from data_gen.cli.settings import InputError, check_settings, parse_depth, setting
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.tasks.glue import TASK_NAMES
@@ -57,7 +57,7 @@ class FinetuneConfig:
     weight_decay: float = setting(0.01, "weight decay; none on biases and layer norms", minimum=0)
     beta_1: float = setting(0.9, "decay of momentum", minimum=0, maximum=0.999999)
     beta_2: float = setting(0.999, "decay of velocity", minimum=0, maximum=0.9999999)
-    epsilon: float = setting(1e-6, "the optimizer's epsilon", minimum=0)
+    epsilon: float = setting(1e-6, "the optimizer's epsilon", minimum=LEAST_EPSILON)
     max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
     dtype: str = setting(
         "float32", "mixed_bfloat16 computes layers in bfloat16, for accelerators", choices=DTYPES

@@ -4,17 +4,16 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import os
 import shutil
 from pathlib import Path
 
 from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
+from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
-from data_gen.jobs.output import read_manifest
 from data_gen.records import tfrecords
 from data_gen.records.frames import scan_file
-from data_gen.records.inputs import check_promises, folder_of
+from data_gen.records.inputs import check_promises, read_promises
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
@@ -46,6 +45,20 @@ def locked(output_dir):
         yield folder
 
 
+@contextlib.contextmanager
+def naming_last_checkpoint(folder):
+    """Where the body's training diverges, tell in the `InputError` which checkpoint is the last good one."""
+    try:
+        yield
+    except NotFiniteError as error:
+        saved = list_checkpoints(folder)[-1:]
+        start = f"start from {saved[0]}, the last good checkpoint, by `init_checkpoint`" if saved else "start"
+        raise InputError(
+            f"{error} To go on, {start} in a new `output_dir`, with a lower `learning_rate` or "
+            "`max_grad_norm`."
+        ) from error
+
+
 def describe_inputs(paths, scans=None):
     """What identifies a run's input files, and how many packs they hold.
 
@@ -63,12 +76,11 @@ def describe_inputs(paths, scans=None):
         InputError: a file is damaged (file and record), or is not what its manifest says.
     """
     described = []
+    promised = read_promises(paths)
     for path, scan in zip(paths, scans or map(scan_file, paths), strict=True):
-        entry = _listed(path)
-        if not entry or entry["sha256"] != scan.sha256 or entry["num_records"] != scan.num_records:
+        if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
             num_records = tfrecords.count_records(path)  # names the record if the file is damaged
-            if entry:
-                check_promises(entry, path, num_records, scan.sha256)
+            check_promises(promised.get(path, {}), path, num_records, scan.sha256)
         described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})
     return described
 
@@ -141,15 +153,6 @@ def _is_ours(path):
     if path.is_dir():
         return path.name == EVENTS_FOLDER or bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
     return path.name.removesuffix(".partial") in (*OWN_FILES, LOCK_FILE)
-
-
-def _listed(path):
-    """The entry of a file in the manifest beside it, or None where there is none that tells its checksum."""
-    manifest = read_manifest(folder_of(path)) or {}
-    if manifest.get("kind") != "packed":
-        return None
-    name = os.path.basename(path)  # which takes URLs too; a `Path` makes gs://b of gs:/b
-    return next((entry for entry in manifest["files"] if entry["name"] == name), None)
 
 
 def _read_run(folder):

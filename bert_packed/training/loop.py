@@ -4,15 +4,14 @@ Model, optimizer, loss and data arrive as arguments; one call of the engine is o
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable
 
 from tqdm import tqdm
 
 from bert_packed.objectives.metrics import add_sums
+from bert_packed.training.finite import check_sums
 from bert_packed.training.stop_request import StopRequest
-from data_gen.cli.settings import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +87,7 @@ def train(engine, config, hooks, first_step=0, state=None):
         The signal that stopped the run after a save, or None when it is complete.
 
     Raises:
-        InputError: the loss is no longer a finite number.
+        NotFiniteError: a step's sums are no longer finite numbers, or what it would save is not.
     """
     state = state or {"interval": {}, "evaluation_due": False}
     interval = LogInterval(dict(state["interval"]))
@@ -103,7 +102,7 @@ def train(engine, config, hooks, first_step=0, state=None):
             sums = {name: float(value) for name, value in engine.train_step(next(batches)).items()}
             interval.add(sums, None if is_first else time.perf_counter() - start)
             is_first = False
-            _check_finite(sums, step)
+            check_sums(sums, f"at step {step}")
             bar.update()
             is_last = step == config.num_train_steps
             if is_last or step % config.log_steps == 0:
@@ -131,28 +130,22 @@ def evaluate(engine, batches, max_batches=0):
 
     Returns:
         Dict of floats for `metrics.means`.
+
+    Raises:
+        NotFiniteError: one of them is no finite number.
     """
     total = {}
     for number, batch in enumerate(batches, 1):
         total = add_sums(total, engine.eval_step(batch))
         if number == max_batches:
             break
+    check_sums(total, "in evaluation")
     return total
 
 
 def _is_every(step, steps):
     """Whether something that happens every so many steps happens now; 0 is never."""
     return bool(steps) and step % steps == 0
-
-
-def _check_finite(sums, step):
-    losses = {name: value for name, value in sums.items() if name.endswith("loss")}
-    if not math.isfinite(sum(losses.values())):
-        received = ", ".join(f"{name} {value}" for name, value in losses.items())
-        raise InputError(
-            "the loss must stay finite; lower `learning_rate` or `max_grad_norm` and continue from the last "
-            f"checkpoint in a new `output_dir`. Received: {received} at step {step}."
-        )
 
 
 def _progress_bar(config, first_step):

@@ -20,6 +20,9 @@ class StopRequest:
     socket, and a thread, which runs beside the compiled code, counts them. Whatever a run writes appears
     whole or not at all, so that it may end at any time.
 
+    A SIGINT that the process was started to ignore stays ignored, as everywhere in Python: shells without job
+    control start `command &` so, and a Ctrl-C at their terminal is meant for others. SIGTERM stops always.
+
     Attributes:
         signal: Number of the first signal, or None.
     """
@@ -32,7 +35,8 @@ class StopRequest:
         """Watch while the body runs; only in the main thread."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        watched = [number for number in SIGNALS if number == signal.SIGTERM or not _is_ignored(number)]
+        before = {number: signal.signal(number, self._note) for number in watched}
         fd_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         watcher = threading.Thread(target=_end_at_second_signal, args=(reader,), daemon=True)
         watcher.start()
@@ -48,6 +52,10 @@ class StopRequest:
 
     def _note(self, number, _):
         self.signal = number
+
+
+def _is_ignored(number):
+    return signal.getsignal(number) is signal.SIG_IGN
 
 
 def _end_at_second_signal(reader):

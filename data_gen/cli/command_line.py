@@ -40,7 +40,8 @@ def run(main, config_class, description, argv=None):
 
     Returns:
         Exit status: 0 success, 2 a user's mistake or an operating-system error, 130 interrupted, otherwise
-        what `main` returned.
+        what `main` returned. Started with SIGINT ignored, as by `command &` in a script, it is never
+        interrupted; SIGTERM ends it.
     """
     argv = sys.argv if argv is None else argv
     program = Path(argv[0]).name

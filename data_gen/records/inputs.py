@@ -96,11 +96,8 @@ def read_input_manifests(paths):
     Raises:
         InputError: two directories have different vocabularies.
     """
-    vocabulary, known_from, promised = {}, None, {}
-    for directory in sorted({folder_of(path) for path in paths}):
-        manifest = read_manifest(directory, any_json=True)
-        if manifest is None:
-            continue
+    vocabulary, known_from = {}, None
+    for directory, manifest in _manifests_beside(paths):
         found = _known(manifest, VOCABULARY_KEYS)
         if known_from is not None and found != vocabulary:
             raise InputError(
@@ -109,9 +106,16 @@ def read_input_manifests(paths):
             )
         if known_from is None:
             vocabulary, known_from = found, directory
+    return vocabulary, read_promises(paths)
+
+
+def read_promises(paths):
+    """What the manifests beside files promise of them: dict from path to that, as `read_input_manifests`."""
+    promised = {}
+    for directory, manifest in _manifests_beside(paths):
         for entry in _listed_files(manifest):
             promised[os.path.join(directory, entry["name"])] = _known(entry, FILE_KEYS)
-    return vocabulary, {path: promised[_key(path)] for path in paths if _key(path) in promised}
+    return {path: promised[_key(path)] for path in paths if _key(path) in promised}
 
 
 def check_promises(promised, path, num_records, sha256):
@@ -166,6 +170,14 @@ def folder_of(path):
     if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme stands before the name
         return f"{head}/"
     return os.path.dirname(path) or "."
+
+
+def _manifests_beside(paths):
+    """The manifests of the folders that hold files: yields (folder, dict)."""
+    for directory in sorted({folder_of(path) for path in paths}):
+        manifest = read_manifest(directory, any_json=True)
+        if manifest is not None:
+            yield directory, manifest
 
 
 def _key(path):

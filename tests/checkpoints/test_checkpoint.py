@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from packs import packed_and_unpacked
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tiny import CONFIG, make_engine
 
 from bert_packed.checkpoints import checkpoint
@@ -70,6 +70,33 @@ def test_the_last_k_are_kept_in_order_of_steps(tmp_path):
         "checkpoint-10",
         "checkpoint-100",
     ]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", ["weights", "training_state"])
+def test_what_is_not_finite_is_neither_written_nor_costs_a_good_checkpoint(tmp_path, kind, value):
+    engine = training_engine()
+    checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {}, keep=1)
+    variables = getattr(engine, kind)()
+    name, variable = next((n, v) for n, v in variables.items() if len(v.shape) == 2)
+    values = np.zeros(variable.shape, np.float32)
+    values[-1, -1] = value  # one of many
+    variable.assign(values)
+    with pytest.raises(InputError, match=f"checkpoint-2 is not written: .*Received: {value} in {name}"):
+        checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {}, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.TRAINING])
+def test_a_file_that_is_not_finite_is_refused(trained, name):
+    """Of a version that still wrote such: nothing is trained, answered or exported with it."""
+    _, folder = trained
+    path = folder / "checkpoint-1" / name
+    tensors = load_file(path)
+    key = next(key for key, values in tensors.items() if values.dtype == np.float32)
+    save_file({**tensors, key: np.full_like(tensors[key], np.nan)}, path)
+    with pytest.raises(InputError, match=f"Received: nan in {key} of {path}"):
+        checkpoint.restore_checkpoint(folder / "checkpoint-1", training_engine())
 
 
 def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):

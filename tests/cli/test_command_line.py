@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import os
+import signal
 import time
 
 import pytest
+from interrupts import interruptible
 
 from data_gen.cli import command_line
 from data_gen.cli.settings import InputError, check_settings, parse_depth, setting
@@ -119,5 +122,17 @@ def test_an_interrupt_that_python_drops_comes_again(capfd):
         Dropped()
         time.sleep(30)
 
-    assert command_line.run(main, Example, "", ["program"]) == 130
+    with interruptible():
+        assert command_line.run(main, Example, "", ["program"]) == 130
     assert capfd.readouterr().err == "program: interrupted\n"
+
+
+def test_a_command_that_was_started_to_ignore_interrupts_does():
+    def main(config):
+        os.kill(os.getpid(), signal.SIGINT)
+        return 7
+
+    with interruptible(False):
+        assert command_line.run(main, Example, "", ["program"]) == 7
+    with interruptible():
+        assert command_line.run(main, Example, "", ["program"]) == 130

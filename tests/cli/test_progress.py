@@ -148,7 +148,7 @@ def test_without_a_terminal_there_is_no_bar(tmp_path):
     from unpacked_records import make_features, write_features
 
     path = write_features(tmp_path / "a.tfrecord", make_features([3, 5, 7], S))
-    command = Path(steps.__file__).with_name("pack_tfrecords.py")
+    command = Path(steps.__file__).parents[1] / "pack_tfrecords.py"
     flags = {"input_file": path, "output_dir": tmp_path / "out", "max_seq_length": S}
     argv = [sys.executable, str(command), *(f"--{name}={value}" for name, value in flags.items())]
     error = subprocess.run(argv, capture_output=True, text=True, check=True).stderr

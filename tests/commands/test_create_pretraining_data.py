@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupts import interruptible
 
 from data_gen import schema
 from data_gen.cli.command_line import run
@@ -290,12 +291,13 @@ def test_command_prints_a_table_and_writes_it(text, tmp_path, capsys):
 
 
 def test_help_and_interrupt(tmp_path):
-    program = [sys.executable, str(Path(create_job.__file__).with_name("create_pretraining_data.py"))]
+    program = [sys.executable, str(Path(create_job.__file__).parents[1] / "create_pretraining_data.py")]
     output = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True).stdout
     assert "--do_whole_word_mask (default: false)" in output
     # parsing the sample corpus takes seconds: time to interrupt
     run_dir = tmp_path / "out"
-    process = subprocess.Popen([*program, f"--output_dir={run_dir}"], stderr=subprocess.PIPE, text=True)
+    with interruptible():
+        process = subprocess.Popen([*program, f"--output_dir={run_dir}"], stderr=subprocess.PIPE, text=True)
     begun = run_dir / ".incomplete" / "work" / "identity.json"
     while process.poll() is None and not begun.exists():
         pass

@@ -20,6 +20,8 @@ from tiny import MAX_SEQ_LENGTH, write_data
 import run_pretraining
 from bert_packed.config import TrainConfig
 from bert_packed.data.input_pipeline import BATCH_NAMES
+from bert_packed.runs import pretraining
+from bert_packed.training.engines.tensorflow import TensorFlowEngine
 from data_gen import schema
 from data_gen.cli import command_line
 from data_gen.records import tfrecords
@@ -193,7 +195,7 @@ def test_evaluation_that_a_kill_cut_off_is_made(data, uninterrupted, tmp_path):
         assert read_rows(folder / "eval_metrics.csv") == read_rows(uninterrupted / "eval_metrics.csv")
 
 
-def test_packed_against_unpacked_is_reported(data, tmp_path):
+def test_packed_against_unpacked_is_reported(data, tmp_path, capsys, monkeypatch):
     rng = np.random.default_rng(3)
     sequences = [[sequence] for pack in random_packs(rng, 12, MAX_SEQ_LENGTH) for sequence in pack]
     _write(tmp_path / "unpacked.tfrecord", batch_of(sequences, MAX_SEQ_LENGTH, 1, 8))
@@ -220,12 +222,59 @@ def test_packed_against_unpacked_is_reported(data, tmp_path):
     expected = 2 * unpacked["seconds_per_step"] / packed["seconds_per_step"]
     assert packed["speed_up"] == pytest.approx(expected) and unpacked["speed_up"] == 1
 
+    # Whatever befalls the comparison, the finished run's report is out
+    def fail(error):
+        def compare(*_):
+            raise error
+
+        return compare
+
+    damaged = tmp_path / "unpacked.tfrecord"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    for error, status, message in (
+        (None, 3, "unpacked.tfrecord, record 42: the record is truncated or corrupt"),
+        (MemoryError("out of memory\nin a step"), 3, "could not be compared: out of memory in a step"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ):
+        if error:
+            monkeypatch.setattr(pretraining, "speed_rows", fail(error))
+        report.unlink()
+        capsys.readouterr()
+        assert run(*command) == status
+        printed = capsys.readouterr()
+        assert message in printed.err and printed.err.count("\n") == 1
+        assert "train" in printed.out
+        assert json.loads(report.read_text()) == {"metrics": content["metrics"], "speed": []}
+
 
 def test_init_checkpoint(data, uninterrupted, tmp_path, capsys):
     assert run(*arguments(data, tmp_path / "run", init_checkpoint=uninterrupted, num_train_steps=1)) == 0
     assert f"of {uninterrupted}/checkpoint-24" in capsys.readouterr().out
     first = read_rows(tmp_path / "run" / "metrics.csv")[0]
     assert float(first["loss"]) < float(read_rows(uninterrupted / "metrics.csv")[0]["loss"])
+
+
+def test_weights_that_an_update_makes_nan_are_never_saved(data, tmp_path, capsys, monkeypatch):
+    """The loss of that step is finite, and --keep_checkpoint_max would remove the last good one."""
+    train_step = TensorFlowEngine.train_step
+
+    def planted(engine, batch):
+        sums = train_step(engine, batch)
+        if int(engine.optimizer.iterations.numpy()) == 3:
+            bias = engine.weights()["bert/layer_1/attention/query/bias"]
+            bias.assign(np.full(bias.shape, np.nan))
+        return sums
+
+    monkeypatch.setattr(TensorFlowEngine, "train_step", planted)
+    run_flags = {"save_checkpoints_steps": 1, "keep_checkpoint_max": 1, "num_train_steps": 3}
+    assert run(*arguments(data, tmp_path / "run", **run_flags)) == 2
+    error = capsys.readouterr().err
+    assert "checkpoint-3 is not written" in error and error.count("\n") == 1
+    assert f"start from {tmp_path}/run/checkpoint-2, the last good checkpoint" in error
+    (saved,) = tmp_path.glob("run/checkpoint-*")
+    assert saved.name == "checkpoint-2"
+    for name in ("model.safetensors", "training.safetensors"):
+        assert all(np.isfinite(values).all() for values in load_file(saved / name).values())
 
 
 def mistakes(data):

@@ -31,7 +31,7 @@ from data_gen.text.create_job import create
 from data_gen.text.tokenization import SPECIAL_TOKENS
 
 S = 32
-ROOT = Path(pack_job.__file__).parent
+ROOT = Path(pack_job.__file__).parents[1]
 COMMANDS = {
     "pack": (ROOT / "pack_tfrecords.py", pack, PackConfig),
     "create": (ROOT / "create_pretraining_data.py", create, CreateConfig),
@@ -252,11 +252,11 @@ def test_a_run_of_other_things_starts_over_and_says_so(tmp_path, settings, name,
 
 
 def test_the_checksum_of_the_code_is_of_every_file(tmp_path, monkeypatch):
-    (tmp_path / "packing").mkdir()
-    for name in ("versions.py", "packing/plan.py"):
+    for name in ("cli/versions.py", "packing/plan.py"):
+        (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("one = 1\n")
     own = versions.code_sha256()
-    monkeypatch.setattr(versions, "__file__", str(tmp_path / "versions.py"))
+    monkeypatch.setattr(versions, "__file__", str(tmp_path / "cli/versions.py"))
     found = {own, versions.code_sha256()}
     (tmp_path / "packing/plan.py").write_text("one = 2\n")
     found.add(versions.code_sha256())

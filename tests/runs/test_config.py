@@ -5,6 +5,7 @@ import json
 import pytest
 
 from bert_packed.config import MODEL_SIZES, ModelConfig, TrainConfig, load_model_config
+from bert_packed.runs.finetuning_config import FinetuneConfig
 from data_gen.cli.settings import InputError
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
@@ -85,6 +86,7 @@ def test_heads_must_divide_width():
         ({"train_batch_size": 0}, "`train_batch_size` must be at least 1"),
         ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1. Received: -0.5."),
         ({"learning_rate": -1.0}, "`learning_rate` must be at least 0"),
+        ({"epsilon": 0.0}, r"`epsilon` must be at least 1e-30\. Received: 0\.0"),
     ],
 )
 def test_bad_train_configs(values, message):
@@ -95,3 +97,8 @@ def test_bad_train_configs(values, message):
 def test_micro_batch_defaults_to_the_whole_batch():
     assert TrainConfig(**GIVEN, train_batch_size=6).packs_at_once == 6
     assert TrainConfig(**GIVEN, train_batch_size=6, micro_batch_size=2).packs_at_once == 2
+
+
+def test_epsilon_of_fine_tuning_is_never_0():
+    with pytest.raises(InputError, match=r"`epsilon` must be at least 1e-30\. Received: 0\.0"):
+        FinetuneConfig(output_dir="x", epsilon=0.0)

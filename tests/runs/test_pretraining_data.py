@@ -77,7 +77,7 @@ def test_what_a_manifest_says_is_known(place):
 
 def test_two_vocabularies_are_refused(place):
     names = {"input_file": place("a"), "eval_input_file": place("b", vocab_sha256="bb")}
-    with pytest.raises(InputError, match="must be of one vocabulary.*aa.*bb"):
+    with pytest.raises(InputError, match=r"must be of one vocabulary.*aa.*bb"):
         read_data(config(**names))
 
 

@@ -1,23 +1,42 @@
-"""Reports on speed: the cost formula against a plain count, and the comparison's arithmetic."""
+"""What a run tells people: cost by a plain count, speed by a clock that is told the time, figures of logs."""
+
+import dataclasses
+from types import SimpleNamespace
 
 import pytest
+from clock import Clock
 
-from bert_packed.config import ModelConfig
+from bert_packed.config import ModelConfig, TrainConfig, ablate
+from bert_packed.runs import run_summary, step_cost, turns
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.step_cost import describe, estimate_step_seconds, matmul_flops
+from bert_packed.training.metrics_log import EVAL_COLUMNS, TRAIN_COLUMNS
 from data_gen.schema import PackSpec
 
+CONFIG = ModelConfig(
+    vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+)
 
-def test_flops_of_a_step():
-    config = ModelConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
-    )
-    spec = PackSpec(16, 3, 5)
+
+def test_flops_of_a_step(monkeypatch):
+    config, spec = CONFIG, PackSpec(16, 3, 5)
     # multiply-adds of one pack, layer by layer
     per_block = [16 * 8 * 8] * 4 + [16 * 16 * 8] * 2 + [16 * 8 * 32] * 2
     head = [5 * 8 * 8, 5 * 8 * 11]
-    assert matmul_flops(config, spec, batch_size=4) == 3 * 2 * 4 * (2 * sum(per_block) + sum(head))
-    assert estimate_step_seconds(config, spec, 4) > 0
+    flops = 3 * 2 * 4 * (2 * sum(per_block) + sum(head))
+    assert matmul_flops(config, spec, batch_size=4) == flops
+    # what the matrix products leave out comes on top
+    monkeypatch.setattr(step_cost, "measured_flops_per_second", lambda: 1e6)
+    assert estimate_step_seconds(config, spec, 4) == pytest.approx(1.5 * flops / 1e6)
+
+
+def test_the_machine_is_as_fast_as_its_best_product(monkeypatch):
+    clock = Clock()
+    product = clock.taking([50, 0.5, 0.25, 4], result=0.0)  # the first compiles
+    monkeypatch.setattr(step_cost, "time", clock)
+    monkeypatch.setattr(step_cost, "compiled", lambda function: product)
+    # a product of side 1024 is 1024 ** 3 multiplications, and as many additions
+    assert step_cost.measured_flops_per_second(repeats=3) == 2 * 1024**3 / 0.25
 
 
 @pytest.mark.parametrize(
@@ -28,23 +47,90 @@ def test_durations_for_people(seconds, text):
     assert describe(seconds) == text
 
 
-def test_comparison_reports_the_ratio_of_sequences_per_second():
+def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(turns, "time", clock)
     calls = []
 
-    def contender(name, factor):
+    def contender(name, factor, seconds):
+        run = clock.taking(seconds, result={"num_sequences": 1.0})
+
         def take(batch):
             calls.append((name, batch))
-            return {"num_sequences": 1.0}
+            return run()
 
         return Contender(name, take, [0, 1], 4 * factor, factor)
 
-    rows = compare([contender("unpacked", 1.0), contender("packed", 2.0)], num_repeats=3)
-    assert [row["data"] for row in rows] == ["unpacked", "packed"]
+    unpacked = contender("unpacked", 1.0, [100, 2, 9, 2])
+    rows = compare([unpacked, contender("packed", 2.0, [100, 5, 2.5, 2])], num_repeats=3)
     # one step each to compile, then in turns
-    names, turns = ["unpacked", "packed"], [(0, 1), (0, 1), (1, -1), (0, 1)]
-    assert calls == [(name, batch) for batch, order in turns for name in names[::order]]
-    for row in rows:
-        expected = 4 * row["packing_factor"] / row["seconds_per_step"]
-        assert row["sequences_per_second"] == pytest.approx(expected)
-    expected = rows[1]["sequences_per_second"] / rows[0]["sequences_per_second"]
-    assert (rows[0]["speed_up"], rows[1]["speed_up"]) == (1, pytest.approx(expected))
+    names, order = ["unpacked", "packed"], [(0, 1), (0, 1), (1, -1), (0, 1)]
+    assert calls == [(name, batch) for batch, step in order for name in names[::step]]
+    # medians 2 s and 2.5 s for 4 and 8 sequences
+    columns = ("data", "packing_factor", "seconds_per_step", "sequences_per_second", "speed_up")
+    assert [tuple(row) for row in rows] == [columns, columns]
+    assert [tuple(row.values()) for row in rows] == [
+        ("unpacked", 1.0, 2.0, 2.0, 1.0),
+        ("packed", 2.0, 2.5, pytest.approx(3.2), pytest.approx(1.6)),
+    ]
+
+
+def data_of(factor):
+    train = SimpleNamespace(spec=PackSpec(16, 3, 5), packing_factor=factor)
+    return SimpleNamespace(train=train, num_packs=1234)
+
+
+def test_a_run_is_described_by_its_own_figures():
+    config = TrainConfig(
+        input_file="-", output_dir="-", bert_config_file="mine.json", train_batch_size=6, micro_batch_size=2
+    )
+    text = run_summary.describe_run(config, CONFIG, data_of(1.5), "dense")
+    assert text.splitlines() == [
+        "model      mine.json: 2 layers of width 8, vocabulary 11",
+        "attention  dense",
+        "data       1,234 packs of 16 tokens, up to 3 sequences and 5 predictions each",
+        "step       6 packs, 2 at once; expected sequences per step: 9.0 (packing factor 1.500)",
+    ]
+    broken = ablate(CONFIG, "no_attention_mask")
+    first, *_, last = run_summary.describe_run(config, broken, data_of(None), "dense").splitlines()
+    assert first == "ABLATION   no_attention_mask: PACKING IS BROKEN ON PURPOSE IN THIS RUN"
+    assert last.endswith("expected sequences per step: unknown, no manifest.json beside the records")
+
+
+@pytest.mark.parametrize(("seconds", "is_long"), [(30.0, False), (31.0, True)])
+def test_the_cost_is_that_of_all_steps(monkeypatch, seconds, is_long):
+    asked = []
+    monkeypatch.setattr(run_summary, "estimate_step_seconds", lambda *of: asked.append(of) or seconds)
+    config = TrainConfig(
+        input_file="-", output_dir="-", train_batch_size=6, num_train_steps=240, num_warmup_steps=239
+    )
+    first, *more = run_summary.describe_cost(config, CONFIG, data_of(2.0)).splitlines()
+    assert asked == [(CONFIG, PackSpec(16, 3, 5), 6)]
+    whole = {30.0: "2 h", 31.0: "2.1 h"}[seconds]
+    assert first == f"cost       about {seconds:.0f} s a step on this machine, about {whole} for 240 steps"
+    assert bool(more) == is_long and all("to shrink a step" in line for line in more)
+    longer = dataclasses.replace(config, num_warmup_steps=960)
+    *_, last = run_summary.describe_cost(longer, CONFIG, data_of(2.0)).splitlines()
+    assert last.startswith("warm-up    is as long as the run: the learning rate ends at 25% of its peak")
+
+
+def test_a_row_is_a_line_of_what_is_known():
+    row = {"step": 7, "loss": 1.2345678, "learning_rate": None, "nsp_accuracy": 0.0}
+    assert run_summary.describe_row(row) == "step 7: loss 1.2346, nsp_accuracy 0"
+
+
+def test_the_last_figures_are_those_of_the_last_rows(tmp_path):
+    for name, columns, steps in (("metrics", TRAIN_COLUMNS, (1, 5)), ("eval_metrics", EVAL_COLUMNS, (4, 3))):
+        lines = [",".join(columns)]
+        lines += [
+            ",".join([str(step), *(str(step + place / 8) for place in range(1, len(columns)))])
+            for step in steps
+        ]
+        (tmp_path / f"{name}.csv").write_text("".join(f"{line}\n" for line in lines))
+    train, evaluated = run_summary.last_figures(tmp_path)
+    names = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "mlm_token_accuracy", "nsp_accuracy")
+    figures = {name: place / 8 for place, name in enumerate(names, 1)}
+    assert train == {"data": "train", "step": 5, **{name: 5 + value for name, value in figures.items()}}
+    assert evaluated == {"data": "eval", "step": 3, **{name: 3 + value for name, value in figures.items()}}
+    (tmp_path / "eval_metrics.csv").unlink()
+    assert run_summary.last_figures(tmp_path) == [train]

@@ -4,17 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from squad_files import QUESTIONS, entry, write
+from squad_files import QUESTIONS, TOKENIZER, VOCABULARY, entry, write
 
 from data_gen.tasks import squad
 from data_gen.tasks.squad_windows import answer_tokens, make_windows, most_context, window_starts
 from data_gen.text import tokenization
 
-WORDS = (
-    "the first program pro ##gram ##s wrote in 1843 cafe ete ##s ja ##pan ##ese what who ? , . ( ) - $ 5 a"
-)
-VOCABULARY = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *dict.fromkeys(WORDS.split())))
-TOKENIZER = tokenization.make_tokenizer(VOCABULARY, do_lower_case=True)
 DATA = Path(__file__).parents[3] / "shared/data"
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from interrupts import interruptible
 
 from bert_packed.training.stop_request import GRACE, StopRequest
 
@@ -22,20 +23,33 @@ with StopRequest().watching():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_first_signal_is_noted_and_handlers_come_back(number):
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with StopRequest().watching() as stop:
-        assert stop.signal is None
-        os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)  # within the grace: the same request
-        assert stop.signal == number
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    with interruptible():
+        before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        with StopRequest().watching() as stop:
+            assert stop.signal is None
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)  # within the grace: the same request
+            assert stop.signal == number
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_an_interrupt_that_was_ignored_before_stays_ignored():
+    """As a batch system or `command &` in a script starts a run; SIGTERM still stops it."""
+    with interruptible(False):
+        with StopRequest().watching() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.signal is None and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.signal == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_second_signal_ends_a_step_that_takes_minutes(number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", BUSY], **pipes)
+    with interruptible():
+        process = subprocess.Popen([sys.executable, "-c", BUSY], **pipes)
     try:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)

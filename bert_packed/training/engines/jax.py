@@ -9,6 +9,7 @@ Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack
 import jax
 from jax import numpy as jnp
 
+from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.variables import named_training_state, named_weights
 
 
@@ -75,13 +76,9 @@ class JaxEngine:
             MemoryError: the device has too little memory for a micro-batch. The engine is then spent: its
                 weights went into the step.
         """
-        try:
+        with out_of_memory_names("a training step", "micro_batch_size"):
             state, sums = self.compiled_train_step(self.state(), batch)
             jax.block_until_ready(sums)  # else an error of the device would show up somewhere later
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise MemoryError("out of memory in a training step; lower `micro_batch_size`") from error
         for kind, variables in self._variables().items():
             _assign(variables, state[kind])
         return sums
@@ -98,8 +95,9 @@ class JaxEngine:
         return {**{name: counts[name] for name in ("flops", "bytes accessed")}, "temporary bytes": temporary}
 
     def eval_step(self, batch):
-        """The sums over a batch, without dropout and without an update."""
-        return self.compiled_eval_step(self.state(), batch)
+        """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
+        with out_of_memory_names("evaluation", "eval_batch_size"):
+            return jax.block_until_ready(self.compiled_eval_step(self.state(), batch))
 
     def gradients(self, batch, training=True):
         """Normalised gradients and sums of a batch, one per trainable variable."""

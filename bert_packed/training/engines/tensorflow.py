@@ -5,6 +5,7 @@ Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack
 
 import tensorflow as tf
 
+from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.variables import named_training_state, named_weights
 
 
@@ -64,14 +65,13 @@ class TensorFlowEngine:
         Raises:
             MemoryError: the device has too little memory for a micro-batch.
         """
-        try:
+        with out_of_memory_names("a training step", "micro_batch_size"):
             return self.compiled_train_step(batch)
-        except tf.errors.ResourceExhaustedError as error:
-            raise MemoryError("out of memory in a training step; lower `micro_batch_size`") from error
 
     def eval_step(self, batch):
-        """The sums over a batch, without dropout and without an update."""
-        return self.compiled_eval_step(batch)
+        """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
+        with out_of_memory_names("evaluation", "eval_batch_size"):
+            return self.compiled_eval_step(batch)
 
     def gradients(self, batch, training=True):
         """Normalised gradients and sums of a batch, one per trainable variable; not compiled."""

@@ -1,0 +1,48 @@
+"""Whether training still computes with finite numbers: sums of steps and evaluations, tensors on their way to disk.
+
+A loss can be finite in the very step whose update makes the weights NaN, so that neither check replaces the
+other.
+"""  # noqa: E501  the question is one line
+
+import math
+
+import numpy as np
+
+from data_gen.cli.settings import InputError
+
+
+class NotFiniteError(InputError):
+    """A run has diverged: NaN or infinity where a number should be."""
+
+
+def check_sums(sums, where):
+    """Check the sums of a step or an evaluation.
+
+    Args:
+        sums: Dict of floats.
+        where: What they are of, for the message: "at step 7".
+
+    Raises:
+        NotFiniteError: naming those that are not finite.
+    """
+    bad = {name: value for name, value in sums.items() if not math.isfinite(value)}
+    if bad:
+        received = ", ".join(f"{name} {value}" for name, value in bad.items())
+        raise NotFiniteError(f"the loss must stay finite. Received: {received} {where}.")
+
+
+def check_arrays(arrays, where):
+    """Check tensors, of weights or of the optimizer.
+
+    Args:
+        arrays: Dict of NumPy arrays.
+        where: What they are of, for the message.
+
+    Raises:
+        NotFiniteError: naming the first that holds a value that is not finite.
+    """
+    for name, values in arrays.items():
+        is_finite = np.isfinite(values)
+        if not is_finite.all():
+            received = values[~is_finite].ravel()[0]
+            raise NotFiniteError(f"every weight must stay finite. Received: {received} in {name} {where}.")

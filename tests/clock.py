@@ -1,0 +1,26 @@
+"""A clock for tests of what measures time: it moves when it is told to, and by nothing else."""
+
+
+class Clock:
+    """Stands in for the module `time` of a module under test.
+
+    Attributes:
+        now: Seconds.
+    """
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def perf_counter(self):
+        """The time, as of `time.perf_counter`."""
+        return self.now
+
+    def taking(self, seconds, result=None):
+        """A function of any arguments that takes these seconds, one after the other, and returns `result`."""
+        left = list(seconds)
+
+        def function(*_, **__):
+            self.now += left.pop(0)
+            return result
+
+        return function

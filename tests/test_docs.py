@@ -1,0 +1,48 @@
+"""What the documentation names exists: files, modules and commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+HALVES = ("data_gen", "bert_packed")
+# Modules are named from the top or from the half that the text is about, folders from the top
+PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py|(?:data_gen|bert_packed|tests|configs|docs)/[a-z_/]*)`")
+COMMAND = re.compile(r"python (?:-m ([a-z_.]+[a-z_])|([a-z_/]+\.py))(?!\.?[A-Za-z])")
+
+
+def page_id(path):
+    return path.name
+
+
+def exists(name):
+    return any((folder / name).exists() for folder in (ROOT, *(ROOT / half for half in HALVES)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_files_that_a_page_names_exist(page):
+    assert not [name for name in PATH.findall(page.read_text()) if not exists(name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_that_a_page_names_exist(page):
+    for module, script in COMMAND.findall(page.read_text()):
+        if module.partition(".")[0] in HALVES:
+            script = module.replace(".", "/") + ".py"
+        if script:
+            assert (ROOT / script).exists(), script
+
+
+def test_the_tour_names_every_wing_in_the_order_of_the_rules():
+    from test_imports import COMMANDS, WINGS
+
+    page = (ROOT / "docs/architecture.md").read_text()
+    wings = [wing for wing in WINGS if not wing.endswith(" commands")]
+    for half in HALVES:
+        names = [wing.partition(".")[2] for wing in wings if wing.startswith(half)]
+        table = page[page.index(f"| `{half}/` |") :]
+        places = [min(table.find(f"`{name}/`") % 10**6, table.find(f"`{name}.py`") % 10**6) for name in names]
+        assert places == sorted(places) and max(places) < 10**5, names
+    assert all(f"`{command.rpartition('.')[2]}.py`" in page for command in COMMANDS)

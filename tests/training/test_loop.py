@@ -1,0 +1,186 @@
+"""The outer loop with an engine of the test's own: what is logged, saved, evaluated and stopped, and when."""
+
+import dataclasses
+import math
+import os
+import signal
+
+import pytest
+
+from bert_packed.training import loop
+from bert_packed.training.finite import NotFiniteError
+from data_gen.cli.settings import InputError
+
+SECONDS = ("sequences_per_second", "tokens_per_second")
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    num_train_steps: int = 7
+    log_steps: int = 3
+    save_checkpoints_steps: int = 4
+    eval_steps: int = 2
+
+
+class Recorder:
+    """Engine and hooks in one: the sums of a step tell which batch it was; everything called is noted."""
+
+    def __init__(self, fails_at=None, signal_at=None):
+        self.calls = []
+        self.saved = {}
+        self._fails_at, self._signal_at = fails_at, signal_at
+
+    def train_step(self, batch):
+        self.calls.append(("train", batch))
+        if batch == self._signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        loss = math.nan if batch == self._fails_at else float(batch)
+        return {"a_loss": loss, "num_sequences": 2.0, "num_tokens": 20.0}
+
+    def batches(self, first_step):
+        self.calls.append(("batches", first_step))
+        return iter(range(first_step + 1, 1000))
+
+    def save(self, step, state):
+        self.calls.append(("save", step))
+        self.saved[step] = state
+
+    def hooks(self):
+        return loop.Hooks(
+            batches=self.batches,
+            log=lambda row: self.calls.append(("log", row)),
+            evaluate=lambda step: self.calls.append(("evaluate", step)),
+            save=self.save,
+            learning_rate=lambda step: step / 10,
+            means=lambda sums: {"loss": sums["a_loss"] / sums["num_sequences"]},
+        )
+
+    def names(self):
+        """The calls in order, as `train 1`; a row by its step."""
+        return [f"{name} {value['step'] if name == 'log' else value}" for name, value in self.calls]
+
+    def rows(self):
+        return [value for name, value in self.calls if name == "log"]
+
+
+def train(recorder, first_step=0, state=None, **steps):
+    return loop.train(recorder, Steps(**steps), recorder.hooks(), first_step, state)
+
+
+def without_times(rows):
+    return [{name: value for name, value in row.items() if name not in SECONDS} for row in rows]
+
+
+@pytest.fixture
+def whole():
+    recorder = Recorder()
+    assert train(recorder) is None
+    return recorder
+
+
+def test_what_happens_in_which_order(whole):
+    assert whole.names() == [
+        *("batches 0", "train 1", "train 2", "evaluate 2", "train 3", "log 3"),
+        *("train 4", "save 4", "evaluate 4", "train 5", "train 6", "log 6", "evaluate 6"),
+        *("train 7", "log 7", "save 7", "evaluate 7"),
+    ]
+
+
+def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
+    # (1 + 2 + 3) / 6, (4 + 5 + 6) / 6, 7 / 2; the rate of a step is that of its index from 0
+    assert without_times(whole.rows()) == [
+        {"step": 3, "loss": 1.0, "learning_rate": 0.2},
+        {"step": 6, "loss": 2.5, "learning_rate": 0.5},
+        {"step": 7, "loss": 3.5, "learning_rate": 0.6},
+    ]
+
+
+def test_the_first_step_of_a_process_is_not_timed():
+    recorder = Recorder()
+    train(recorder, num_train_steps=1)
+    assert [recorder.rows()[0][name] for name in SECONDS] == [None, None]
+    interval = loop.LogInterval({})
+    for seconds in (None, 4.0, 1.0):
+        interval.add({"num_sequences": 2.0, "num_tokens": 20.0}, seconds)
+    row = interval.row(3, lambda sums: {"n": sums["num_sequences"]}, 0.1)
+    assert (row["n"], row["sequences_per_second"], row["tokens_per_second"]) == (6.0, 4 / 5, 40 / 5)
+
+
+@pytest.mark.parametrize("first_step", [4, 7])
+def test_a_resumed_run_goes_on_as_the_whole_one(whole, first_step):
+    resumed = Recorder()
+    assert train(resumed, first_step, whole.saved[first_step]) is None
+    names = whole.names()
+    after_save = names[names.index(f"save {first_step}") + 1 :]
+    # the evaluation that was due comes first, before data are read
+    assert resumed.names()[0] == after_save[0] == f"evaluate {first_step}"
+    assert resumed.names()[2:] == after_save[1:]
+    want = [row for row in without_times(whole.rows()) if row["step"] > first_step]
+    assert without_times(resumed.rows()) == want
+    assert {step: state for step, state in whole.saved.items() if step > first_step} == resumed.saved
+
+
+def test_the_state_that_is_saved(whole):
+    assert whole.saved == {
+        # step 4 alone is in no row yet
+        4: {"interval": {"a_loss": 4.0, "num_sequences": 2.0, "num_tokens": 20.0}, "evaluation_due": True},
+        7: {"interval": {}, "evaluation_due": True},
+    }
+
+
+def test_nothing_is_due_without_evaluation():
+    recorder = Recorder()
+    hooks = dataclasses.replace(recorder.hooks(), evaluate=None)
+    assert loop.train(recorder, Steps(), hooks) is None
+    assert [state["evaluation_due"] for state in recorder.saved.values()] == [False, False]
+
+
+def test_a_signal_saves_the_step_under_way_and_stops(whole):
+    recorder = Recorder(signal_at=5)
+    assert train(recorder) == signal.SIGTERM
+    assert recorder.names()[-2:] == ["train 5", "save 5"]
+    resumed = Recorder()
+    assert train(resumed, 5, recorder.saved[5]) is None
+    assert without_times(resumed.rows()) == without_times(whole.rows())[1:]
+
+
+def test_a_signal_in_the_last_step_stops_nothing(whole):
+    recorder = Recorder(signal_at=7)
+    assert train(recorder) is None
+    assert recorder.names() == whole.names()
+
+
+def test_a_signal_where_an_evaluation_is_due_leaves_it_due():
+    recorder = Recorder(signal_at=6)
+    assert train(recorder) == signal.SIGTERM
+    assert recorder.names()[-1] == "save 6" and recorder.saved[6]["evaluation_due"]
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_a_step_that_is_no_number_is_neither_logged_nor_saved(step):
+    recorder = Recorder(fails_at=step)
+    with pytest.raises(InputError, match=f"Received: a_loss nan at step {step}"):
+        train(recorder)
+    assert recorder.names()[-1] == f"train {step}"
+
+
+class Evaluated:
+    def __init__(self, losses):
+        self.losses, self.num_calls = losses, 0
+
+    def eval_step(self, batch):
+        self.num_calls += 1
+        return {"a_loss": self.losses[batch], "num_sequences": 1.0}
+
+
+def test_evaluation_adds_up_batches_up_to_a_number():
+    for max_batches, want in ((0, 15.0), (2, 3.0), (9, 15.0)):
+        engine = Evaluated([1.0, 2.0, 4.0, 8.0])
+        assert loop.evaluate(engine, iter(range(4)), max_batches)["a_loss"] == want
+        assert engine.num_calls == (2 if max_batches == 2 else 4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_evaluation_must_stay_finite(value):
+    with pytest.raises(NotFiniteError, match=f"must stay finite. Received: a_loss {value} in evaluation"):
+        loop.evaluate(Evaluated([1.0, value, 2.0]), range(3))
