@@ -131,7 +131,9 @@ def read_manifest(directory, any_json=False):
         content = json.loads(files.read_text(path))
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise InputError(f"{path} must be JSON of few levels. Received: lists within lists.") from error
+    except ValueError as error:  # no JSON, no text, or a number of thousands of digits
         raise InputError(f"{path} must be JSON. Received: {error}.") from error
     if not isinstance(content, dict):
         if any_json:
@@ -169,7 +171,7 @@ def _read_identity(folder):
     """The identity of the run that `.incomplete` is of, or None."""
     try:
         return json.loads(files.read_text(os.path.join(folder, WORK_NAME, IDENTITY_NAME)))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, RecursionError):  # none, or not what a run writes: nobody's
         return None
 
 
