@@ -18,7 +18,6 @@ import functools
 import os
 import shutil
 import tempfile
-from itertools import islice
 
 import numpy as np
 
@@ -48,26 +47,30 @@ class TokenCorpus:
     def num_documents(self):
         return len(self.document_offsets) - 1
 
+    def document_lengths(self, documents):
+        """Tokens of some documents, int `[n]` numbers of them: int64 `[n]`."""
+        first, last = self.document_offsets[documents], self.document_offsets[np.asarray(documents) + 1]
+        return self.sentence_offsets[last] - self.sentence_offsets[first]
 
-def encode_documents(documents, tokenizer, folder):
+
+def encode_documents(sentences, tokenizer, folder):
     """Tokenize documents and write them to a folder, batch by batch: the text is never held as a whole.
 
     Sentences that give no WordPiece, and documents without a sentence left, are dropped; the others keep
     their number, in the file `document_numbers`.
 
     Args:
-        documents: Iterable of lists of sentences.
+        sentences: Iterable of (number of the document, sentence), as `corpus.read_sentences` yields them.
         tokenizer: From `tokenization.make_tokenizer`.
         folder: Existing folder for the arrays.
 
     Returns:
         `TokenCorpus`, memory-mapped.
     """
-    sentences = ((number, s) for number, document in enumerate(documents, 1) for s in document)
     last_document, num_tokens, num_sentences = None, 0, 0
     with _open_for_writing(folder, [*FILES, "document_numbers"]) as columns:
         columns["sentence_offsets"].write(_bytes([0], np.int64))
-        while batch := list(islice(sentences, tokenization.ENCODE_BATCH)):
+        for batch in tokenization.batches(sentences):
             numbers, texts = zip(*batch, strict=True)
             encoded = tokenization.encode_sentences(tokenizer, list(texts))
             token_ids, sentence_ends, document_starts, document_numbers = [], [], [], []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 from data_gen.text import token_corpus, tokenization
 
 SPECIAL = list(tokenization.SPECIAL_TOKENS)
@@ -51,6 +52,7 @@ def test_vocabulary_round_trip_and_roles(tmp_path):
         ("a\nb\n", r"where \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] are missing"),
         ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"\[PAD\] in its first line.*it is in line 2"),
         (b"\xff\xff", r"`vocab_file` must be UTF-8"),
+        ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", r"must hold a WordPiece besides the special tokens"),
     ],
 )
 def test_unusable_vocabulary(tmp_path, content, message):
@@ -58,6 +60,17 @@ def test_unusable_vocabulary(tmp_path, content, message):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message):
         tokenization.load_vocab(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_vocabulary_with_any_line_ends_on_any_disk(end):
+    files.make_folder("ram://vocabularies")
+    path = f"ram://vocabularies/{len(end)}{end == chr(10)}.txt"
+    with files.open_file(path, "wb") as file:
+        file.write(("\ufeff" + end.join([*SPECIAL, "\u2028", "a"]) + end).encode())
+    assert tokenization.load_vocab(path).tokens == (*SPECIAL, "\u2028", "a")
+    tokenization.save_vocab(VOCABULARY, f"{path}.saved")
+    assert tokenization.load_vocab(f"{path}.saved") == VOCABULARY
 
 
 def make_sentences(seed=0, num_sentences=200):
@@ -90,12 +103,26 @@ def test_too_small_a_vocabulary():
         tokenization.train_vocab([make_sentences()], 20, True)
 
 
+@pytest.mark.parametrize(
+    ("batch", "characters", "sizes"),
+    [(3, 100, [3, 3, 1]), (9, 5, [1, 2, 1, 2, 1]), (9, 1, [1] * 7), (9, 100, [7])],
+)
+def test_batches_are_small_in_sentences_and_characters(monkeypatch, batch, characters, sizes):
+    monkeypatch.setattr(tokenization, "ENCODE_BATCH", batch)
+    monkeypatch.setattr(tokenization, "ENCODE_CHARACTERS", characters)
+    sentences = list(enumerate(["aaaaaa", "bb", "ccc", "ddddd", "e", "ffff", "gg"], 1))
+    found = list(tokenization.batches(iter(sentences)))
+    assert [len(held) for held in found] == sizes
+    assert [pair for held in found for pair in held] == sentences
+
+
 @pytest.mark.parametrize("batch", [1, 2, 4096])
 def test_corpus_holds_every_sentence(tmp_path, monkeypatch, batch):
     monkeypatch.setattr(tokenization, "ENCODE_BATCH", batch)
-    documents = [["wanted", "\u200b"], ["\ufffd", " "], ["cafe, cafe", "unaffable", "mask"]]
+    sentences = [(1, "wanted"), (1, "\u200b"), (2, "\ufffd"), (2, " ")]
+    sentences += [(4, "cafe, cafe"), (4, "unaffable"), (4, "mask")]
     tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    corpus = token_corpus.encode_documents(documents, tokenizer, tmp_path)
+    corpus = token_corpus.encode_documents(iter(sentences), tokenizer, tmp_path)
     pieces = [[["want", "##ed"]], [["cafe", ",", "cafe"], ["un", "##aff", "##able"], ["mask"]]]
     found = []
     for first, last in pairwise(corpus.document_offsets):
@@ -104,9 +131,11 @@ def test_corpus_holds_every_sentence(tmp_path, monkeypatch, batch):
         found.append([[VOCABULARY.tokens[i] for i in span] for span in spans])
     assert found == pieces
     assert corpus.num_documents == 2
+    assert np.fromfile(tmp_path / "document_numbers", np.int64).tolist() == [1, 4]
+    assert corpus.document_lengths([1, 0]).tolist() == [7, 2]
     assert corpus.token_ids.dtype == np.int32
 
 
 def test_a_corpus_without_a_token(tmp_path):
     tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    assert token_corpus.encode_documents([["\u200b"]], tokenizer, tmp_path).num_documents == 0
+    assert token_corpus.encode_documents([(1, "\u200b")], tokenizer, tmp_path).num_documents == 0
