@@ -31,7 +31,9 @@ from data_gen.text.token_corpus import encode_documents, join_corpora, open_corp
 SPLITS = ("train", "eval")
 WRITE_BATCH = 1024  # sequences encoded at once; 1024 of S=512 take about 12 MB
 SHUFFLE_TOKENS = 2**21  # sequences are shuffled among about so many tokens: some thousand of S=512
-PAIRS_PER_MAPPING = 256  # pages of the corpus that are touched count as memory until it is mapped anew
+# Pages of the corpus that are touched count as memory until it is mapped anew, or they are given back
+PAIRS_PER_MAPPING = 256
+SEQUENCES_PER_RELEASE = 256  # of any document: one may be as large as the corpus
 
 # Fifth number of a random key. Documents draw from keys of four, so these never meet theirs.
 SHUFFLE_SHARD, SHUFFLE_PAIRS, CHOOSE_EVAL = 1, 2, 3
@@ -190,7 +192,7 @@ def shuffled_pairs(first, last, documents, num_duplicates, seed, split_index):
 
 
 def _draw_batches(shard, split_index, counts):
-    """Yield `Sequences` of about `SHUFFLE_TOKENS` and the (duplicate, document) of each; count what is read."""
+    """Yield `Sequences` of about `SHUFFLE_TOKENS`, and (duplicate, document) of each; count tokens read."""
     documents = load_documents(shard.corpus_dir, shard.split)
     vocabulary = tokenization.load_vocab(shard.vocab_path)
     held, origins, num_tokens = [], [], 0
@@ -200,7 +202,9 @@ def _draw_batches(shard, split_index, counts):
         corpus = open_corpus(shard.corpus_dir)
         counts["num_tokens_read"] += int(corpus.document_lengths(pairs[:, 1]).sum())
         drawn = draw_instances(corpus, pairs, documents, vocabulary, shard.rules, shard.seed, split_index)
-        for origin, instance in drawn:
+        for number, (origin, instance) in enumerate(drawn, 1):
+            if number % SEQUENCES_PER_RELEASE == 0:
+                corpus.release()
             held.append(instance)
             origins.append(origin)
             num_tokens += len(instance[0])

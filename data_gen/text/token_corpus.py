@@ -15,6 +15,7 @@ and two more, which only `--provenance` needs, where the file had another docume
 import contextlib
 import dataclasses
 import functools
+import mmap
 import os
 import shutil
 import tempfile
@@ -46,6 +47,13 @@ class TokenCorpus:
     @property
     def num_documents(self):
         return len(self.document_offsets) - 1
+
+    def release(self):
+        """Give back the memory of the pages that were read; the next reading maps them again."""
+        for column in (self.token_ids, self.sentence_offsets, self.document_offsets):
+            mapping = getattr(column.base, "obj", column.base)  # NumPy 2 puts a view in between
+            if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+                mapping.madvise(mmap.MADV_DONTNEED)
 
     def document_lengths(self, documents):
         """Tokens of some documents, int `[n]` numbers of them: int64 `[n]`."""
@@ -136,27 +144,37 @@ def _open_for_writing(folder, names):
 
 def _open_columns(folder, names):
     """Memory-map some columns: list of arrays."""
-    folder = _copy_here(str(folder), names) if files.is_remote(folder) else folder
     columns = []
     for name in names:
         path, dtype = os.path.join(folder, name), {**FILES, **ORIGINS}[name]
-        # An empty file cannot be mapped. asarray: the same memory, without the cost of memmap's own indexing
-        is_empty = not os.path.getsize(path)
-        columns.append(np.zeros(0, dtype) if is_empty else np.asarray(np.memmap(path, dtype, "r")))
+        if files.is_remote(path):
+            columns.append(_fetch(path, dtype, files.size_and_time(path)))
+        else:
+            with open(path, "rb") as file:
+                columns.append(_map(file, dtype))
     return columns
 
 
-@functools.cache
-def _copy_here(folder, names):
-    """Copy columns from a URL to this machine, once a process."""
-    here = tempfile.mkdtemp(prefix="bert_packed_corpus_")
-    for name in names:
-        with (
-            files.open_file(os.path.join(folder, name)) as source,
-            open(os.path.join(here, name), "wb") as target,
-        ):
-            shutil.copyfileobj(source, target)
-    return here
+def _map(file, dtype):
+    # An empty file cannot be mapped. Not `np.memmap`: its indexing costs, and it hides its mapping
+    is_empty = not os.fstat(file.fileno()).st_size
+    return np.frombuffer(
+        b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.dtype(dtype)
+    )
+
+
+@functools.lru_cache(maxsize=len(FILES) + len(ORIGINS))
+def _fetch(path, dtype, stamp):
+    """Memory-map a copy of a column behind a URL, made once a process: in a file without a name.
+
+    Args:
+        path, dtype: As of the column.
+        stamp: What `files.size_and_time` says of it now: a run that starts over writes another one there.
+    """
+    with files.open_file(path) as source, tempfile.TemporaryFile() as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        return _map(target, dtype)
 
 
 def _copy(values, shift, file):

@@ -24,6 +24,7 @@ from data_gen.packing.histogram import to_json
 from data_gen.records import tfrecords
 from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
+from data_gen.text.token_corpus import TokenCorpus
 from data_gen.text.tokenization import SPECIAL_TOKENS
 
 NUM_DOCUMENTS = 30
@@ -166,6 +167,15 @@ def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, p
     for split, content in manifest["splits"].items():
         read = content["num_tokens_read"]
         assert (read, content["num_tokens_used"], content["num_tokens_cut"]) == (found[split].sum(), read, 0)
+
+
+def test_a_document_as_large_as_the_corpus_gives_its_pages_back(text, tmp_path, monkeypatch):
+    releases = []
+    monkeypatch.setattr(create_steps, "SEQUENCES_PER_RELEASE", 4)
+    monkeypatch.setattr(TokenCorpus, "release", lambda corpus: releases.append(1))
+    text[0].write_text("doc0 doc1\ndoc2\n" * 200)  # one document
+    manifest = create_job.create(make_config(text, tmp_path / "out", dupe_factor=1))
+    assert len(releases) == manifest["splits"]["train"]["num_sequences"] // 4 > 4
 
 
 def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):

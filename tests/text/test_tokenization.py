@@ -1,6 +1,9 @@
 """Vocabularies train reproducibly and apply as BERT's do; the columnar corpus holds every WordPiece."""
 
+import os
+import tempfile
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,6 +137,37 @@ def test_corpus_holds_every_sentence(tmp_path, monkeypatch, batch):
     assert np.fromfile(tmp_path / "document_numbers", np.int64).tolist() == [1, 4]
     assert corpus.document_lengths([1, 0]).tolist() == [7, 2]
     assert corpus.token_ids.dtype == np.int32
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_a_corpus_gives_its_pages_back(tmp_path):
+    np.arange(2**21, dtype=np.int32).tofile(tmp_path / "token_ids")  # 8 MiB
+    np.array([0, 2**21]).tofile(tmp_path / "sentence_offsets")
+    np.array([0, 1]).tofile(tmp_path / "document_offsets")
+    corpus = token_corpus.open_corpus(tmp_path)
+
+    def shared_pages():
+        return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
+
+    corpus.token_ids.sum()
+    held = shared_pages()
+    corpus.release()
+    assert held - shared_pages() > 7 * 2**20
+    assert corpus.token_ids[[0, -1]].tolist() == [0, 2**21 - 1]  # and maps them again
+
+
+def test_a_corpus_behind_a_url_is_copied_once_and_anew_where_it_changed(monkeypatch):
+    folders = []
+    monkeypatch.setattr(tempfile, "mkdtemp", folders.append)  # no folder that outlives the process
+    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
+    files.make_folder("ram://corpus")
+    for text in ("wanted", "mask mask mask"):
+        corpus = token_corpus.encode_documents([(1, text)], tokenizer, "ram://corpus")
+        want = [VOCABULARY.tokens[index] for index in corpus.token_ids]
+        assert want == to_tokens(VOCABULARY, text)
+        again = token_corpus.open_corpus("ram://corpus")
+        assert again.token_ids is corpus.token_ids
+    assert not folders
 
 
 def test_a_corpus_without_a_token(tmp_path):
