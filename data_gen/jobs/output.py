@@ -144,10 +144,15 @@ def read_manifest(directory, any_json=False):
 
 def refuse_own_input(input_files, directory):
     """Raise `InputError` where a command would replace its own input in `directory`."""
-    directory = os.path.realpath(directory)
+    directory = _real_path(directory)
     for path in input_files:
-        if os.path.dirname(os.path.realpath(path)) == directory:
+        if os.path.dirname(_real_path(path)) == directory:
             raise InputError(f"`output_dir` must not be the directory of an input file. Received: {path}.")
+
+
+def _real_path(path):
+    """A path without links; of a URL, which `os.path` would take for a path of this machine, its own text."""
+    return str(path).rstrip("/") if files.is_remote(path) else os.path.realpath(path)
 
 
 def _is_publishing(folder):
@@ -251,5 +256,9 @@ def _lock(directory):
 
 
 def _remove_if_empty(directory):
+    if files.is_remote(directory):
+        if not files.list_names(directory):
+            files.remove_folder(directory)
+        return
     with contextlib.suppress(OSError):  # someone else's file in it: then it is not ours to remove
         os.rmdir(directory)
