@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tiny import CONFIG, write_data
 
-from bert_packed.config import TrainConfig
 from bert_packed.data.input_pipeline import checked, train_batches
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
