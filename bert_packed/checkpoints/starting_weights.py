@@ -57,7 +57,7 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
         model_config: `ModelConfig` of the model.
-        head: Which of `foreign_names.HEADS` the model has.
+        head: Which of `modeling.HEADS` the model has.
         any_head: Whether a checkpoint of ours may have another head. None: to start a fine-tuning it may,
             pre-training takes its own.
 
