@@ -1,10 +1,17 @@
-"""Small SQuAD files for tests."""
+"""Small SQuAD files for tests, and a vocabulary for them."""
 
 import json
+
+from data_gen.text import tokenization
 
 CONTEXT = (
     "Ada Lovelace wrote the first program in 1843. The program computes Bernoulli numbers, not prime numbers."
 )
+WORDS = (
+    "the first program pro ##gram ##s wrote in 1843 cafe ete ##s ja ##pan ##ese what who ? , . ( ) - $ 5 a"
+)
+VOCABULARY = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *dict.fromkeys(WORDS.split())))
+TOKENIZER = tokenization.make_tokenizer(VOCABULARY, do_lower_case=True)
 
 
 def entry(identifier, question, answer=None, context=CONTEXT, start=None, **more):

@@ -22,12 +22,8 @@ def gather_tokens(hidden_BSD, positions_BQ):
     Returns:
         float `[B, Q, D]`.
     """
-    _, length, width = hidden_BSD.shape
-    batch = ops.shape(hidden_BSD)[0]
-    first_of_pack_B1 = ops.arange(batch, dtype=positions_BQ.dtype)[:, None] * length
-    flat = ops.reshape(positions_BQ + first_of_pack_B1, (-1,))
-    gathered = ops.take(ops.reshape(hidden_BSD, (-1, width)), flat, axis=0)
-    return ops.reshape(gathered, (-1, positions_BQ.shape[1], width))
+    # Along the axis: the faster gather from `[B * S, D]` would collect a batch that is spread over devices
+    return ops.take_along_axis(hidden_BSD, positions_BQ[:, :, None], axis=1)
 
 
 def activation(name):

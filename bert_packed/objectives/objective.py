@@ -32,7 +32,7 @@ class Objective:
         sums: Function `(outputs, batch)` to a dict of float32 scalars, `sum_names`.
         counts: Function from a batch, of a step or of one micro-batch, to those of the sums that follow from
             the data alone, `COUNT_NAMES` among them.
-        losses: Dict from each sum that is minimised to the count that divides it. Their names end in `loss`.
+        losses: Dict from each sum that is minimised to the count that divides it.
         accuracies: Dict from a figure to a pair of sums: what is divided, and by what.
         skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
             one: the number of rounds of its loop follows from the data.
@@ -46,11 +46,6 @@ class Objective:
     losses: dict[str, str]
     accuracies: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     skips_empty: bool = False
-
-    def __post_init__(self):
-        for name in self.losses:  # what the loop looks for to see whether a run is sound
-            if not name.endswith("loss"):
-                raise ValueError(f"`losses` must have names that end in loss. Received: {name!r}.")
 
     @property
     def sum_names(self):

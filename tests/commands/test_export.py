@@ -7,18 +7,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from exports import assert_close, run_export
+from foreign_checkpoints import make_tensors, write_hugging_face
 from packs import packed_and_unpacked
-from test_reference import import_reference
-from test_starting_weights import make_tensors, write_hugging_face
+from reference import import_reference
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
-from bert_packed import export
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.config import ablate
 from bert_packed.models.modeling import build_pretraining_model
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.optimization import Lamb
-from data_gen.cli.command_line import run
 from data_gen.text.tokenization import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.both_backends
@@ -31,12 +30,6 @@ SHAPES = {
     "max_sequences_per_pack": 4,
     "max_predictions_per_pack": 12,
 }
-
-
-def run_export(**flags):
-    return run(
-        export.main, export.ExportConfig, "", ["export", *(f"--{name}={v}" for name, v in flags.items())]
-    )
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +45,6 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def batches():
     return packed_and_unpacked(7)
-
-
-def assert_close(got, want):
-    got, want = np.asarray(got), np.asarray(want)
-    assert got.shape == want.shape
-    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 
 
 def test_a_trained_checkpoint_opens_in_transformers(trained, batches, tmp_path):

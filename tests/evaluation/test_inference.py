@@ -7,26 +7,21 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from test_reference import import_reference, minilm_folder, reference_minilm
+from encoder_files import TEXTS, write_encoder
+from reference import import_reference, minilm_folder, reference_minilm
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
 from bert_packed.evaluation import inference
 from data_gen.cli.settings import InputError
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.both_backends
-WORDS = [f"w{number}" for number in range(26)]
-TEXTS = [" ".join(WORDS[start : start + length]) for start, length in enumerate([3, 0, 9, 1, 22, 5, 2, 8, 4])]
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    checkpoint.save_weights(folder, make_engine().weights(), CONFIG)
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
-    return folder
+    return write_encoder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

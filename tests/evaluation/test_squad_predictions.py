@@ -5,8 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from squad_files import entry, write
-from test_squad_windows import TOKENIZER, VOCABULARY
+from squad_files import TOKENIZER, VOCABULARY, entry, write
 
 from bert_packed.evaluation import squad_predictions
 from bert_packed.evaluation.squad_predictions import best_spans, extract

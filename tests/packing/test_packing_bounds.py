@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.packing import bounds
+from data_gen.packing import bounds, knapsack
 from data_gen.packing.column_generation import pack_cghp
 from data_gen.packing.histogram import count_lengths
 from data_gen.packing.knapsack import best_packs
@@ -72,10 +73,17 @@ def test_values_that_would_overflow_are_refused():
 @given(
     values=st.lists(st.integers(0, 9), min_size=1, max_size=9),
     max_slots=st.integers(0, 6),
+    block_entries=st.sampled_from([1, 7, 2**16]),
 )
 @settings(max_examples=60, deadline=None)
-def test_knapsack_equals_trying_every_pack(values, max_slots):
+def test_knapsack_equals_trying_every_pack(values, max_slots, block_entries):
     values = np.array([0, *itertools.accumulate(values, max)], np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(knapsack, "BLOCK_ENTRIES", block_entries)
+        check_every_pack(values, max_slots)
+
+
+def check_every_pack(values, max_slots):
     table = best_packs(values, max_slots)
     capacities = np.arange(len(values))
     for capacity in capacities:
@@ -86,3 +94,18 @@ def test_knapsack_equals_trying_every_pack(values, max_slots):
     assert slots.shape[1] <= max_slots
     assert np.array_equal(values[slots].sum(axis=1), table.best)
     assert (slots.sum(axis=1) <= capacities).all()
+
+
+def test_knapsack_of_long_packs_needs_no_square_of_their_length():
+    values = np.sort(np.random.default_rng(0).integers(0, 2**40, 4097))  # a square of int64 takes 128 MiB
+    values[0] = 0
+    tracemalloc.start()
+    try:
+        table = best_packs(values, 5)
+        table.slots(np.arange(0, 4097, 16))
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+    # joined in three steps: a value somewhere is what two slots and three slots give together
+    two, three = best_packs(values, 2).best, best_packs(values, 3).best
+    assert table.best[1000] == max(two[given] + three[1000 - given] for given in range(1001))

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 from clock import Clock
 
-from bert_packed.config import ModelConfig, TrainConfig, ablate
+from bert_packed.config import ModelConfig, ablate
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost, turns
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.step_cost import describe, estimate_step_seconds, matmul_flops
-from bert_packed.training.metrics_log import EVAL_COLUMNS, TRAIN_COLUMNS
+from bert_packed.training.metrics_log import eval_columns, train_columns
 from data_gen.schema import PackSpec
 
 CONFIG = ModelConfig(
@@ -45,13 +47,6 @@ def test_the_machine_is_as_fast_as_its_best_product(monkeypatch):
 )
 def test_durations_for_people(seconds, text):
     assert describe(seconds) == text
-
-
-def test_turns_are_timed_each_and_warming_up_is_not(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(turns, "time", clock)
-    ways = {"slow": clock.taking([100, 3, 5, 4]), "fast": clock.taking([200, 1, 2, 1.5])}
-    assert turns.time_in_turns(ways, 3) == {"slow": [3, 5, 4], "fast": [1, 2, 1.5]}
 
 
 def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
@@ -127,17 +122,20 @@ def test_a_row_is_a_line_of_what_is_known():
 
 
 def test_the_last_figures_are_those_of_the_last_rows(tmp_path):
-    for name, columns, steps in (("metrics", TRAIN_COLUMNS, (1, 5)), ("eval_metrics", EVAL_COLUMNS, (4, 3))):
+    objective = pretraining_objective("per_sequence")
+    trained, held_out = train_columns(objective), eval_columns(objective)
+    for name, columns, steps in (("metrics", trained, (1, 5)), ("eval_metrics", held_out, (4, 3))):
         lines = [",".join(columns)]
         lines += [
             ",".join([str(step), *(str(step + place / 8) for place in range(1, len(columns)))])
             for step in steps
         ]
         (tmp_path / f"{name}.csv").write_text("".join(f"{line}\n" for line in lines))
-    train, evaluated = run_summary.last_figures(tmp_path)
     names = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "mlm_token_accuracy", "nsp_accuracy")
+    assert objective.figures == names
+    train, evaluated = run_summary.last_figures(tmp_path, names)
     figures = {name: place / 8 for place, name in enumerate(names, 1)}
     assert train == {"data": "train", "step": 5, **{name: 5 + value for name, value in figures.items()}}
     assert evaluated == {"data": "eval", "step": 3, **{name: 3 + value for name, value in figures.items()}}
     (tmp_path / "eval_metrics.csv").unlink()
-    assert run_summary.last_figures(tmp_path) == [train]
+    assert run_summary.last_figures(tmp_path, names) == [train]

@@ -1,20 +1,16 @@
 """Windows as google-research/bert cuts them, and every answer on the tokens that its characters stand for."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from squad_files import QUESTIONS, entry, write
+from squad_files import QUESTIONS, TOKENIZER, VOCABULARY, entry, write
 
 from data_gen.tasks import squad
 from data_gen.tasks.squad_windows import answer_tokens, make_windows, most_context, window_starts
 from data_gen.text import tokenization
 
-WORDS = (
-    "the first program pro ##gram ##s wrote in 1843 cafe ete ##s ja ##pan ##ese what who ? , . ( ) - $ 5 a"
-)
-VOCABULARY = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *dict.fromkeys(WORDS.split())))
-TOKENIZER = tokenization.make_tokenizer(VOCABULARY, do_lower_case=True)
 DATA = Path(__file__).parents[3] / "shared/data"
 
 
@@ -113,6 +109,18 @@ def test_most_context_equals_a_loop(tokens, size, stride):
     for (start, length), flags in zip(starts, found, strict=True):
         times[start : start + length] += flags
     assert (times == 1).all()
+
+
+def test_windows_of_a_long_context_take_memory_by_its_length():
+    starts = window_starts(20_000, 300, 100)
+    tracemalloc.start()
+    try:
+        found = most_context(starts)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(map(len, found)) == sum(size for _, size in starts)
+    assert peak < 50 * 20_000  # windows times tokens, as 8-byte numbers, were 32 MB
 
 
 def test_answers_cut_by_window_edges(tmp_path):

@@ -3,8 +3,12 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bert_packed.training.metrics_log import EVAL_COLUMNS, TRAIN_COLUMNS, MetricsLog, read_rows
+from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.training.metrics_log import MetricsLog, eval_columns, read_rows, train_columns
 from data_gen.cli.settings import InputError
+
+OBJECTIVE = pretraining_objective("per_token")
+TRAIN_COLUMNS, EVAL_COLUMNS = train_columns(OBJECTIVE), eval_columns(OBJECTIVE)
 
 
 def row(step):

@@ -1,0 +1,18 @@
+"""Export a checkpoint as the command does, and compare what two models give."""
+
+import numpy as np
+
+from bert_packed import export
+from data_gen.cli.command_line import run
+
+
+def run_export(**flags):
+    return run(
+        export.main, export.ExportConfig, "", ["export", *(f"--{name}={v}" for name, v in flags.items())]
+    )
+
+
+def assert_close(got, want):
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()

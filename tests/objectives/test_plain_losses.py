@@ -1,0 +1,121 @@
+"""Losses, figures and gradients by the logits equal a plain loop's, in both engines and micro-batches."""
+
+import functools
+
+import keras
+import numpy as np
+import plain_losses
+import pytest
+from finetuning_batches import packed_and_unpacked as finetuning_batches
+from packs import VOCAB_SIZE, packed_and_unpacked
+from tiny import to_floats
+
+from bert_packed.objectives.answers import answers_objective
+from bert_packed.objectives.classes import classes_objective, numbers_objective
+from bert_packed.objectives.metrics import add_sums
+from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.training import engines
+
+pytestmark = pytest.mark.both_backends
+KINDS = ("per_sequence", "per_token", "answers", "classes", "numbers")
+IS_PRETRAINING = ("per_sequence", "per_token")
+
+
+def batch_of(kind):
+    """Eight packs, three of them empty at the end, of 4, 3, 1, 2 and 1 sequences."""
+    batch = packed_and_unpacked()[0] if kind in IS_PRETRAINING else finetuning_batches()[0]
+    if kind == "numbers":
+        batch = {**batch, "labels": batch["scores"]}
+    batch = {name: np.concatenate([values, np.zeros_like(values[:3])]) for name, values in batch.items()}
+    assert batch["sequence_ids"].max(axis=1).tolist() == [4, 3, 1, 2, 1, 0, 0, 0]
+    return {**batch, "rows": np.arange(8, dtype=np.int32)[:, None]}
+
+
+def logits_of(kind, batch):
+    """Random logits for a batch, also where nothing is to be learnt."""
+    rng = np.random.default_rng(3)
+    slots = (8, 4)
+    shapes = {
+        "answers": {"start_logits": (8, 24), "end_logits": (8, 24)},
+        "classes": {"logits": (*slots, 3)},
+        "numbers": {"logits": (*slots, 1)},
+    }
+    if kind in IS_PRETRAINING:
+        shape = {"mlm_logits": (*batch["prediction_ids"].shape, VOCAB_SIZE), "nsp_logits": (*slots, 2)}
+    else:
+        shape = shapes[kind]
+    found = {name: (3 * rng.normal(size=size)).astype(np.float32) for name, size in shape.items()}
+    if kind in IS_PRETRAINING:  # some of them right, or accuracies would be compared at 0
+        places = np.argwhere(batch["prediction_sequences"] > 0)[::3]
+        for row, place in places:
+            found["mlm_logits"][row, place, batch["prediction_ids"][row, place]] = 20
+    return found
+
+
+def plain_of(kind, logits, batch):
+    if kind in IS_PRETRAINING:
+        return plain_losses.pretraining(logits, batch, kind)
+    return getattr(plain_losses, kind)(logits, batch)
+
+
+def engine_of(kind, logits, **more):
+    objectives = {
+        "answers": answers_objective,
+        "classes": functools.partial(classes_objective, 3),
+        "numbers": numbers_objective,
+    }
+    objective = pretraining_objective(kind) if kind in IS_PRETRAINING else objectives[kind]()
+    return engines.make_engine(plain_losses.Logits(logits), objective, **more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_gradients_by_the_logits(kind, micro_batch_size):
+    """Of the whole step's loss: the denominators are those of all micro-batches."""
+    batch = batch_of(kind)
+    logits = logits_of(kind, batch)
+    engine = engine_of(kind, logits, micro_batch_size=micro_batch_size)
+    for training, scale in ((False, 1), (True, 2)):
+        want = plain_of(kind, {name: scale * values for name, values in logits.items()}, batch)
+        gradients, sums = engine.gradients(batch, training=training)
+        assert to_floats(sums) == pytest.approx(want.sums, rel=1e-5)
+        for variable, gradient in zip(engine.model.trainable_variables, gradients, strict=True):
+            expected = scale * want.gradients[variable.path.split("/")[-1]]
+            largest = np.abs(expected).max()
+            assert np.abs(np.asarray(gradient) - expected).max() <= 1e-5 * largest, variable.path
+            unused = batch["sequence_ids"] == 0 if kind == "answers" else expected == 0
+            assert unused.any() and np.all(np.asarray(gradient)[unused] == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_goes_down_that_gradient_and_evaluation_is_out_of_training(kind):
+    """The compiled programs: the step's update, and the sums and figures of both."""
+    batch = batch_of(kind)
+    logits = logits_of(kind, batch)
+    engine = engine_of(kind, logits, optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2)
+    evaluated, want = to_floats(engine.eval_step(batch)), plain_of(kind, logits, batch)
+    assert evaluated == pytest.approx(want.sums, rel=1e-5)
+    assert engine.objective.means(evaluated) == pytest.approx(want.means, rel=1e-5)
+    want = plain_of(kind, {name: 2 * values for name, values in logits.items()}, batch)
+    assert to_floats(engine.train_step(batch)) == pytest.approx(want.sums, rel=1e-5)
+    for variable in engine.model.trainable_variables:
+        name = variable.path.split("/")[-1]
+        step = 2 * want.gradients[name]
+        np.testing.assert_allclose(logits[name] - variable.numpy(), step, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_of_some_batches_are_those_of_all_their_sequences(kind):
+    """Added up over unequal parts: a mean over parts would differ."""
+    batch = batch_of(kind)
+    logits = logits_of(kind, batch)
+    objective = engine_of(kind, logits).objective
+    total, parts = {}, []
+    for part in (slice(0, 1), slice(1, 5)):
+        cut = [{name: values[part] for name, values in side.items()} for side in (logits, batch)]
+        sums = to_floats(objective.sums(*cut))
+        total = add_sums(total, sums)
+        parts.append(objective.means(sums))
+    want = plain_of(kind, logits, batch).means
+    assert objective.means(total) == pytest.approx(want, rel=1e-5)
+    assert all(abs((parts[0][name] + parts[1][name]) / 2 - value) > 1e-4 for name, value in want.items())

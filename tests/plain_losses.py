@@ -1,0 +1,176 @@
+"""Losses of packs, with figures and gradients, written plainly in NumPy: what ours must equal.
+
+Everything goes sequence after sequence, in float64, and knows packs only by what their records say. The
+gradient of a mean negative log-likelihood by its logits is (softmax - one-hot) / count.
+
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, V vocabulary,
+C classes.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+from keras import ops
+
+
+@dataclasses.dataclass
+class Plain:
+    """What a step's batch comes to.
+
+    Attributes:
+        sums: Dict of floats, named as ours.
+        means: Dict of floats, named as ours: what people read.
+        gradients: Dict from the name of the logits to the gradient of the step's loss by them.
+    """
+
+    sums: dict
+    means: dict
+    gradients: dict
+
+
+def sequences_of(batch):
+    """Rows and slots, counted from 0, of all sequences of a batch."""
+    weights = batch["slot_weights"]
+    return [(row, slot) for row, slot in np.ndindex(weights.shape) if weights[row, slot]]
+
+
+def nll_and_gradient(logits, label):
+    """Negative log-likelihood of one label, and its gradient by its logits, a vector."""
+    logits = np.asarray(logits, np.float64)
+    shares = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    return -np.log(shares[label]), shares - np.eye(len(logits))[label]
+
+
+def pretraining(outputs, batch, mlm_loss):
+    """Masked-LM and next-sentence loss of a whole step, however many micro-batches compute it.
+
+    Args:
+        outputs: Dict of `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, K, 2]`.
+        batch: The whole step's.
+        mlm_loss: "per_sequence": each sequence's mean over its predictions, 0 where it has none, and then the
+            mean over sequences; "per_token": the mean over all predictions.
+    """
+    sequences = sequences_of(batch)
+    num_sequences, num_predictions = len(sequences), np.count_nonzero(batch["prediction_sequences"])
+    gradients = {name: np.zeros(values.shape) for name, values in outputs.items()}
+    mlm_losses, mlm_rights, nsp_losses, nsp_rights = [], [], [], []
+    for row, slot in sequences:
+        places = [p for p, owner in enumerate(batch["prediction_sequences"][row]) if owner == slot + 1]
+        losses, rights = [], []
+        for place in places:
+            label = batch["prediction_ids"][row, place]
+            loss, gradient = nll_and_gradient(outputs["mlm_logits"][row, place], label)
+            losses.append(loss)
+            rights.append(np.argmax(outputs["mlm_logits"][row, place]) == label)
+            count = num_sequences * len(places) if mlm_loss == "per_sequence" else num_predictions
+            gradients["mlm_logits"][row, place] = gradient / count
+        mlm_losses.append(losses)
+        mlm_rights.append(rights)
+        label = batch["nsp_labels"][row, slot]
+        loss, gradient = nll_and_gradient(outputs["nsp_logits"][row, slot], label)
+        gradients["nsp_logits"][row, slot] = gradient / num_sequences
+        nsp_losses.append(loss)
+        nsp_rights.append(np.argmax(outputs["nsp_logits"][row, slot]) == label)
+    reduce = np.mean if mlm_loss == "per_sequence" else np.sum
+    sums = {
+        "mlm_loss": sum(reduce(losses) for losses in mlm_losses if losses),
+        "nsp_loss": sum(nsp_losses),
+        "mlm_correct": sum(map(sum, mlm_rights)),
+        "mlm_sequence_accuracy": sum(np.mean(rights) for rights in mlm_rights if rights),
+        "nsp_correct": sum(nsp_rights),
+        "num_predictions": num_predictions,
+        "num_predicted_sequences": sum(bool(losses) for losses in mlm_losses),
+        "num_sequences": num_sequences,
+        "num_tokens": np.count_nonzero(batch["sequence_ids"]),
+    }
+    all_rights = [right for rights in mlm_rights for right in rights]
+    all_losses = [loss for losses in mlm_losses for loss in losses]
+    means = {
+        "mlm_loss": np.mean([np.mean(losses) if losses else 0.0 for losses in mlm_losses])
+        if mlm_loss == "per_sequence"
+        else np.mean(all_losses),
+        "nsp_loss": np.mean(nsp_losses),
+        "mlm_accuracy": np.mean([np.mean(rights) for rights in mlm_rights if rights]),
+        "mlm_token_accuracy": np.mean(all_rights),
+        "nsp_accuracy": np.mean(nsp_rights),
+    }
+    return Plain(sums, {**means, "loss": means["mlm_loss"] + means["nsp_loss"]}, gradients)
+
+
+def answers(outputs, batch):
+    """SQuAD's loss: a sequence's is the mean of its start's and its end's, each among its own tokens.
+
+    Args:
+        outputs: Dict of `start_logits` and `end_logits` `[B, S]`.
+        batch: The whole step's.
+    """
+    sequences = sequences_of(batch)
+    gradients = {name: np.zeros(values.shape) for name, values in outputs.items()}
+    losses, rights = [], {"start": [], "end": []}
+    for row, slot in sequences:
+        own = np.flatnonzero(batch["sequence_ids"][row] == slot + 1)
+        for name, its_rights in rights.items():
+            logits = outputs[f"{name}_logits"][row, own]
+            label = batch[f"{name}_positions"][row, slot] - own[0]
+            loss, gradient = nll_and_gradient(logits, label)
+            losses.append(loss / 2)
+            its_rights.append(np.argmax(logits) == label)
+            gradients[f"{name}_logits"][row, own] = gradient / 2 / len(sequences)
+    sums = {"loss": sum(losses), **{f"{name}_correct": sum(found) for name, found in rights.items()}}
+    means = {f"{name}_accuracy": np.mean(found) for name, found in rights.items()}
+    return _finetuning(sums, means, gradients, batch, len(sequences))
+
+
+def classes(outputs, batch):
+    """Classification: the mean over sequences. `outputs` has `logits` `[B, K, C]`."""
+    sequences = sequences_of(batch)
+    gradient = np.zeros(outputs["logits"].shape)
+    losses, rights = [], []
+    for row, slot in sequences:
+        logits, label = outputs["logits"][row, slot], batch["labels"][row, slot]
+        loss, its_gradient = nll_and_gradient(logits, label)
+        losses.append(loss)
+        rights.append(np.argmax(logits) == label)
+        gradient[row, slot] = its_gradient / len(sequences)
+    sums = {"loss": sum(losses), "correct": sum(rights)}
+    return _finetuning(sums, {"accuracy": np.mean(rights)}, {"logits": gradient}, batch, len(sequences))
+
+
+def numbers(outputs, batch):
+    """Regression: the mean squared error over sequences. `outputs` has `logits` `[B, K, 1]`."""
+    sequences = sequences_of(batch)
+    gradient = np.zeros(outputs["logits"].shape)
+    total = 0.0
+    for row, slot in sequences:
+        error = float(outputs["logits"][row, slot, 0]) - float(batch["labels"][row, slot])
+        total += error**2
+        gradient[row, slot, 0] = 2 * error / len(sequences)
+    return _finetuning({"loss": total}, {}, {"logits": gradient}, batch, len(sequences))
+
+
+def _finetuning(sums, means, gradients, batch, num_sequences):
+    counts = {"num_sequences": num_sequences, "num_tokens": np.count_nonzero(batch["sequence_ids"])}
+    return Plain({**sums, **counts}, {**means, "loss": sums["loss"] / num_sequences}, gradients)
+
+
+class Logits(keras.Model):
+    """A model whose weights are its outputs: their gradient is the loss's by the logits, row by row.
+
+    Batches tell by `rows`, int32 `[B, 1]`, which rows they are. In training it doubles its logits, so that a
+    step that evaluates in training mode, or trains without, shows.
+    """
+
+    def __init__(self, values):
+        super().__init__(name="logits")
+        self.tables = {
+            name: self.add_weight(shape=v.shape, initializer=keras.initializers.Constant(v), name=name)
+            for name, v in values.items()
+        }
+        self.built = True
+
+    def call(self, batch, training=None):
+        scale = 2.0 if training else 1.0
+        rows = batch["rows"][:, 0]
+        return {name: scale * ops.take(table, rows, axis=0) for name, table in self.tables.items()}

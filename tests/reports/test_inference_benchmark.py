@@ -1,0 +1,101 @@
+"""The benchmark of inference: its arithmetic by a clock that is told the time, its flags, the reference."""
+
+import json
+
+import numpy as np
+import pytest
+from clock import Clock
+from encoder_files import TEXTS, write_encoder
+from reference import import_reference
+
+from bert_packed import export
+from bert_packed.evaluation import inference
+from bert_packed.reports import inference_benchmark, torch_reference
+from bert_packed.runs import turns
+from data_gen.cli.command_line import run
+from data_gen.cli.settings import InputError
+
+
+def command(**flags):
+    module = inference_benchmark
+    argv = ["inference_benchmark", *(f"--{name}={value}" for name, value in flags.items())]
+    return run(module.main, module.BenchmarkConfig, module.DESCRIPTION, argv)
+
+
+def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
+    clock, loaded, encoded = Clock(), [], []
+    # the first two calls compare vectors, and compile
+    times = {"max": clock.taking([90, 90, 2, 1, 4]), 1: clock.taking([90, 90, 6, 4, 8])}
+    times["max_length"], times["longest"] = clock.taking([90, 90, 12, 8, 16]), clock.taking([90, 90, 5, 3, 4])
+
+    def encode(encoder, texts, max_sequences_per_pack="max"):
+        encoded.append((encoder, texts, max_sequences_per_pack))
+        times[max_sequences_per_pack]()
+        return np.ones((3, 2))
+
+    class Reference:
+        def __init__(self, folder, max_seq_length, batch_size, padding):
+            assert (folder, max_seq_length, batch_size) == (str(tmp_path), 24, 5)
+            self.padding = padding
+
+        def encode(self, texts):
+            return encode(None, texts, self.padding)
+
+    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(inference, "load_encoder", lambda *of, **more: loaded.append((of, more)) or "encoder")
+    monkeypatch.setattr(inference, "encode", encode)
+    monkeypatch.setattr(inference, "packing_factor", lambda encoder, texts: 2.0 * len(texts) / 3)
+    monkeypatch.setattr(torch_reference, "TorchEncoder", Reference)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "texts").write_text("one\ntwo\nthree\nfour\n")
+    flags = {"init_checkpoint": tmp_path, "vocab_file": "vocab", "text_file": tmp_path / "texts"}
+    flags |= {"num_texts": 3, "max_seq_length": 24, "batch_size": 5, "repeats": 3, "reference": "true"}
+    assert command(**flags, json=tmp_path / "table.json") == 0
+
+    rows = {row.pop("way"): list(row.values()) for row in json.loads((tmp_path / "table.json").read_text())}
+    # 3 texts in 2, 6, 12 and 4 seconds; medians of ratios of neighbouring times; of a packing factor of 2
+    assert rows == {
+        "packed": [1.5, 1, 0.5],
+        "padded": [0.5, 3, 1.5],
+        "transformers, padded to 24": [0.25, 6, 3],
+        "transformers, padded to the longest": [0.75, 2.5, 1.25],
+    }
+    assert "3 texts, packing factor 2.000" in capsys.readouterr().out
+    assert loaded == [((str(tmp_path), "vocab"), {"max_seq_length": 24, "batch_size": 5})]
+    assert {(encoder, *texts) for encoder, texts, _ in encoded} == {
+        (encoder, "one", "two", "three") for encoder in ("encoder", None)
+    }
+
+
+def test_a_measurement_with_the_reference(tmp_path, capsys):
+    """Nothing replaced; the vectors of transformers agree."""
+    import_reference()
+    model_folder = tmp_path / "model"
+    model_folder.mkdir()
+    write_encoder(model_folder)
+    text_file, hugging_face = tmp_path / "texts.txt", tmp_path / "hf"
+    text_file.write_text("\n".join(text for text in TEXTS if text) + "\n")
+    argv = ["export", f"--init_checkpoint={model_folder}", f"--output_dir={hugging_face}"]
+    argv.append(f"--vocab_file={model_folder / 'vocab.txt'}")
+    assert run(export.main, export.ExportConfig, export.DESCRIPTION, argv) == 0
+    flags = {"init_checkpoint": hugging_face, "vocab_file": model_folder / "vocab.txt"}
+    flags |= {"text_file": text_file, "max_seq_length": 24, "batch_size": 2, "repeats": 1}
+    assert command(**flags, json=tmp_path / "table.json", reference="true") == 0
+    rows = json.loads((tmp_path / "table.json").read_text())
+    for row in rows:
+        assert row["of the packing factor"] == pytest.approx(row["packed / this"] / (8 / 3))
+    assert "8 texts, packing factor 2.667" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("value", "differs"), [(1.00009, False), (1.001, True), (np.nan, True)])
+def test_other_vectors_are_noticed(value, differs):
+    ways = {
+        "packed": lambda: np.ones((2, 3)),
+        "same": lambda: np.ones((2, 3)),
+        "theirs": lambda: np.array([[1.0, 1, 1], [1, 1, value]]),
+    }
+    if not differs:
+        inference_benchmark._check_agreement(ways)
+        return
+    with pytest.raises(InputError, match=r"must give our vectors.*theirs"):
+        inference_benchmark._check_agreement(ways)
