@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from packs import batch_of, random_packs, write_packs
+from packs import batch_of, random_packs, random_sequence, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 import run_pretraining
@@ -75,7 +75,10 @@ def write(path, packs, **shape):
 def files(tmp_path_factory):
     """Records and models for the runs."""
     folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
-    packs = {name: random_packs(rng, size, MAX_SEQ_LENGTH) for name, size in (("a", 9), ("b", 12), ("c", 6))}
+    packs = {  # with more predictions than sequences
+        name: [[random_sequence(rng, 6, 2), *pack[1:]] for pack in random_packs(rng, size, MAX_SEQ_LENGTH)]
+        for name, size in (("a", 9), ("b", 12), ("c", 6))
+    }
     for name in packs:
         write(folder / name / "packed.tfrecord", packs[name])
     single = batch_of([[s] for pack in packs["b"] for s in pack], MAX_SEQ_LENGTH, 1, 8)
@@ -179,6 +182,7 @@ def divided_by(seen):
     """What the masked-LM loss is divided by, in the step and in the log: the names of the counts."""
     predictions, sequences = np.count_nonzero(seen.batch["prediction_sequences"]), seen.batch["slot_weights"]
     counts = {"num_predictions": predictions, "num_sequences": sequences.sum()}
+    assert predictions != sequences.sum()
     in_step = float(seen.engine.objective.denominators(seen.batch)["mlm_loss"])
     sums = {name: float(number) for number, name in enumerate(seen.engine.objective.sum_names, 2)}
     in_log = sums["mlm_loss"] / seen.hooks.means(sums)["mlm_loss"]
