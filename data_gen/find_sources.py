@@ -37,7 +37,7 @@ def main(config):
     rows = [
         {"slot": slot, "input file": path, "record": number} for slot, (path, number) in enumerate(sources, 1)
     ]
-    documents = find_documents(sources)
+    documents = find_documents(sources, config.packed_file)
     if any(documents):
         for row, document in zip(rows, documents, strict=True):
             row["text file"] = document.path if document else ""
