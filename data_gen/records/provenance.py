@@ -237,7 +237,8 @@ def find_documents(sources, packed_file=""):
         index_path = provenance_path(path)
         if not files.exists(index_path):
             if not files.exists(path):
-                logger.warning("%s is not there, so that its documents are not known", path)
+                message = "%s is not there, so that its documents are not known"
+                logger.warning(message, files.printable(path))
             continue
         numbers = sorted({number for other, number in sources if other == path})
         inputs, promised = _read_manifest_of(index_path, path)

@@ -128,6 +128,15 @@ def test_the_command_prints_the_sources(shard, capsys):
     assert capsys.readouterr().out.splitlines()[-1].split() == ["2", "b", "300"]
 
 
+def test_names_that_are_not_utf_8_are_printed(shard, capfdbinary):
+    content = json.loads((shard.parent / "manifest.json").read_text())
+    content["inputs"][0]["path"] = os.fsdecode(b"\xff.tfrecord")
+    (shard.parent / "manifest.json").write_text(json.dumps(content))
+    argv = ["find_sources.py", f"--packed_file={shard}", "--record_number=1"]
+    assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+    assert rb" \xff.tfrecord " in capfdbinary.readouterr().out
+
+
 def cut_index(shard):
     path = Path(provenance_path(shard))
     path.write_bytes(path.read_bytes()[:200])
