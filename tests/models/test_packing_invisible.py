@@ -12,6 +12,8 @@ from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines.functional import gradient
 
 MLM_LOSSES = ("per_sequence", "per_token")
+# What packing leaves alone, it leaves alone in any program; `test_engine.py` compares compiled with uncompiled
+pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
 def sequence_rows(batch, values, ids):
