@@ -12,7 +12,7 @@ from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines.functional import gradient
 
 MLM_LOSSES = ("per_sequence", "per_token")
-# What packing leaves alone, it leaves alone in any program; `test_engine.py` compares compiled with uncompiled
+# `test_engine.py` compares compiled steps with these; here they would compile for longer than they run
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
