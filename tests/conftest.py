@@ -12,8 +12,8 @@ from hypothesis import settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-# Tiny programs compile for longer than they run, the same ones again and again: little optimised, and kept for
-# this run of pytest and its commands
+# Tiny programs compile for longer than they run, the same ones again and again: little optimised, and kept
+# for this run of pytest and its commands
 COMPILED = tempfile.TemporaryDirectory()
 if os.environ.get("KERAS_BACKEND") == "jax":
     # Outside of a program JAX compiles each operation by itself
