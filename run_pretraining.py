@@ -7,6 +7,7 @@ from bert_packed.config import ablate, load_model_config, override_dropout
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.settings import InputError
 
 STATUS_NOT_COMPARED = (
     3  # the run is complete and reported, the comparison of speeds that was asked for failed

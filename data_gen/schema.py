@@ -119,6 +119,6 @@ def dtype(feature):
     return "float32" if feature in FLOAT_FEATURES else "int64"
 
 
-def default_predictions(max_seq_length, masked_lm_prob=0.15):
+def default_predictions(max_seq_length):
     """google-research/bert's `max_predictions_per_seq` for a length; elsewhere the same share, rounded up."""
-    return PREDICTIONS_PER_SEQUENCE.get(max_seq_length, -int(-max_seq_length * masked_lm_prob // 1))
+    return PREDICTIONS_PER_SEQUENCE.get(max_seq_length, -int(-max_seq_length * 0.15 // 1))

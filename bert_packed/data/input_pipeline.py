@@ -3,6 +3,7 @@
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from bert_packed.data.read_order import Spans, find_spans, read_order
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from data_gen import schema
 from data_gen.assembly.online_assembly import pack_stream
@@ -18,48 +20,45 @@ from data_gen.packing.online import OnlinePacker
 from data_gen.records import tfrecords
 from data_gen.records.read_unpacked import read_unpacked
 
+READ_AHEAD = 2**18  # bytes of a file that are read at once
+READERS = 8  # stretches of packs that are read at a time
+from_variant = tf.data.experimental.from_variant
 
-def train_batches(
-    files, num_packs, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED
-):
+
+def train_batches(index, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED):
     """Endless batches in an order that follows from the seed, from any step on.
 
-    Every epoch reads each pack once, files and packs shuffled anew; batches run across the end of an epoch,
-    so no pack is dropped.
+    Every epoch reads each pack once, in an order of its own (`read_order.py`); batches run across the end of
+    an epoch, so no pack is dropped.
 
     Args:
-        files: Paths of packed TFRecord files.
-        num_packs: Packs in all files together.
+        index: `read_order.PackIndex` of packed TFRecord files.
         spec: `schema.PackSpec` of the files.
         batch_size: B.
         seed: Whole number.
-        shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
-        first_step: Batches to leave out, as if they had been read before.
+        shuffle_buffer_size: Packs held in memory and shuffled together, and as many again while the next are
+            read; 1 for the order on disk.
+        first_step: Batches to leave out, as if they had been read before. They are not read.
         features: What to read, `Feature`s, those of an objective; others in the records are passed over.
 
     Returns:
         `tf.data.Dataset` of (batch, sources), as `_decode` makes them.
     """
-    epoch, num_read = divmod(first_step * batch_size, num_packs)
+    names = [field.name for field in dataclasses.fields(Spans)]
 
-    def read_epoch(number):
-        order = tf.range(len(files), dtype=tf.int64)
-        if shuffle_buffer_size == 1:
-            return _read_in_order(files, order)
-        # Block 0 of an epoch is its order of files. Not `Dataset.shuffle`: its order follows from
-        # TensorFlow's global seed as well as from the one given
-        order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number * 2**32])
+    def blocks():
+        for packs in read_order(index.num_packs, seed, shuffle_buffer_size, first_step * batch_size):
+            on_disk = np.sort(packs)
+            spans = find_spans(index, on_disk)
+            yield *(getattr(spans, name) for name in names), np.searchsorted(on_disk, packs)
 
-        def shuffle_block(block, packs):
-            places = tf.range(tf.shape(packs[0])[0])
-            block_seed = [tf.constant(seed, tf.int64), number * 2**32 + block]
-            places = tf.random.experimental.stateless_shuffle(places, seed=block_seed)
-            return tuple(tf.gather(column, places) for column in packs)
-
-        blocks = _read_in_order(files, order).batch(shuffle_buffer_size)
-        return blocks.enumerate(start=1).map(shuffle_block).unbatch()
-
-    packs = tf.data.Dataset.range(epoch, tf.int64.max).flat_map(read_epoch).skip(num_read)
+    signature = (tf.TensorSpec([None], tf.int64),) * (len(names) + 1)
+    packs = (
+        tf.data.Dataset.from_generator(blocks, output_signature=signature)
+        .map(functools.partial(_read_block, tf.constant(index.files)))
+        .prefetch(1)
+        .unbatch()
+    )
     decode = functools.partial(_decode, spec=spec, features=features)
     return packs.batch(batch_size, drop_remainder=True).map(decode, 2).prefetch(2)
 
@@ -174,6 +173,34 @@ def _read_in_order(files, order):
         return numbered.map(lambda number, record: (record, index, number))
 
     return tf.data.Dataset.from_tensor_slices(order).flat_map(read_file)
+
+
+def _read_block(paths, files, offsets, skips, counts, numbers, num_bytes, order):
+    """Packs in an order: string tensor of serialized records, index of its file and number of each, `[n]`.
+
+    Args:
+        paths: String tensor, all files.
+        files, offsets, skips, counts, numbers, num_bytes: Of `Spans`, int64 tensors.
+        order: int64 `[n]`, permutation of the packs as the spans have them.
+    """
+
+    def read_span(path, offset, skip, count, size):
+        records = tf.raw_ops.TFRecordDatasetV2(
+            filenames=[path], compression_type="", buffer_size=size, byte_offsets=[offset]
+        )
+        return from_variant(records, tf.TensorSpec([], tf.string)).skip(skip).take(count)
+
+    spans = (tf.gather(paths, files), offsets, skips, counts, tf.minimum(num_bytes, READ_AHEAD))
+    num_packs = tf.size(order, tf.int64)
+    # Several files are open at once, for stores that answer late; in blocks as long as that each span is
+    # complete before the next
+    records = tf.data.Dataset.from_tensor_slices(spans).interleave(
+        read_span, READERS, block_length=num_packs, num_parallel_calls=READERS, deterministic=True
+    )
+    records = records.batch(num_packs).get_single_element()
+    before = tf.repeat(tf.cumsum(counts, exclusive=True), counts)
+    record_numbers = tf.repeat(numbers, counts) + tf.range(num_packs) - before
+    return tuple(tf.gather(column, order) for column in (records, tf.repeat(files, counts), record_numbers))
 
 
 def _decode(serialized, file_indices, numbers, spec, features):

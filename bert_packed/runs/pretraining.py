@@ -12,7 +12,6 @@ from bert_packed.training import loop, metrics_log
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
 
 NUM_TIMED_STEPS = 5
 
@@ -70,9 +69,7 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         checkpoint.save_checkpoint(folder, step, engine, model_config, state, config.keep_checkpoint_max)
 
     return loop.Hooks(
-        batches=functools.partial(
-            _train_batches, config, model_config, objective, data.train, data.num_packs
-        ),
+        batches=functools.partial(_train_batches, config, model_config, objective, data.train),
         log=write_and_show,
         evaluate=evaluate,
         save=save,
@@ -89,23 +86,21 @@ def speed_rows(config, model_config, data, engine):
     if not data.unpacked.files:
         return []
     unpacked = build_engine(config, model_config, data)
-    num_unpacked = sum(tfrecords.count_records(path) for path in data.unpacked.files)
     contenders = []
-    for name, its_engine, packs, num_packs, factor in (
-        ("unpacked", unpacked, data.unpacked, num_unpacked, 1.0),
-        ("packed", engine, data.train, data.num_packs, data.train.packing_factor),
+    for name, its_engine, packs, factor in (
+        ("unpacked", unpacked, data.unpacked, 1.0),
+        ("packed", engine, data.train, data.train.packing_factor),
     ):
-        batches = _train_batches(config, model_config, engine.objective, packs, num_packs, first_step=0)
+        batches = _train_batches(config, model_config, engine.objective, packs, first_step=0)
         some = list(itertools.islice(batches, NUM_TIMED_STEPS))
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
 
 
-def _train_batches(config, model_config, objective, packs, num_packs, first_step):
+def _train_batches(config, model_config, objective, packs, first_step):
     dataset = input_pipeline.train_batches(
-        packs.files,
-        num_packs,
+        packs.index,
         packs.spec,
         config.train_batch_size,
         config.random_seed,

@@ -1,14 +1,16 @@
 """What a run's packed records are, found out before the first batch: files, shapes, counts, factor."""
 
 import dataclasses
-from pathlib import Path
+import functools
 
 from bert_packed.data.input_pipeline import checked, eval_batches
+from bert_packed.data.read_order import index_files
 from bert_packed.runs.run_directory import describe_inputs
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
 from data_gen.records import tfrecords
-from data_gen.records.inputs import find_files
+from data_gen.records.frames import scan_file
+from data_gen.records.inputs import find_files, folder_of
 from data_gen.schema import PackSpec
 
 
@@ -27,6 +29,16 @@ class PackedFiles:
     spec: PackSpec | None
     manifests: list[dict]
     has_all_manifests: bool
+
+    @functools.cached_property
+    def scans(self):
+        """What one reading of each file tells: list of `frames.FileScan`; read at first use."""
+        return [scan_file(path) for path in self.files]
+
+    @property
+    def index(self):
+        """Where the packs are: `PackIndex`."""
+        return index_files(self.files, self.scans)
 
     @property
     def packing_factor(self):
@@ -102,7 +114,10 @@ def read_data(config):
     _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})
     if unpacked.files:
         _check_comparable(train, unpacked)
-    inputs = {"input_file": describe_inputs(train.files), "eval_input_file": describe_inputs(held_out.files)}
+    inputs = {
+        "input_file": describe_inputs(train.files, train.scans),
+        "eval_input_file": describe_inputs(held_out.files, held_out.scans),
+    }
     return PackedData(train, held_out, unpacked, inputs)
 
 
@@ -139,7 +154,7 @@ def _find_packs(config, name):
         return PackedFiles([], None, [], False)
     files = find_files(pattern, name)
     spec = tfrecords.read_pack_spec(files, name, pattern)
-    folders = sorted({Path(path).parent for path in files})
+    folders = sorted({folder_of(path) for path in files})
     manifests = [manifest for folder in folders if (manifest := _packed_manifest(folder))]
     return PackedFiles(files, spec, manifests, len(manifests) == len(folders))
 

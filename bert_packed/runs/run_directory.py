@@ -11,9 +11,9 @@ from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkp
 from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.jobs.output import read_manifest
 from data_gen.records import tfrecords
+from data_gen.records.frames import scan_file
+from data_gen.records.inputs import check_promises, read_promises
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
@@ -59,14 +59,15 @@ def naming_last_checkpoint(folder):
         ) from error
 
 
-def describe_inputs(paths):
+def describe_inputs(paths, scans=None):
     """What identifies a run's input files, and how many packs they hold.
 
     Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
-    tells the number of records without decoding them.
+    tells that the records need not be decoded to be trusted.
 
     Args:
         paths: Of packed TFRecord files.
+        scans: Their `frames.FileScan`, where they were read already.
 
     Returns:
         List of dicts `path`, `sha256`, `num_records`.
@@ -75,19 +76,12 @@ def describe_inputs(paths):
         InputError: a file is damaged (file and record), or is not what its manifest says.
     """
     described = []
-    for path in paths:
-        checksum = files.file_sha256(path)
-        entry = _listed(path)
-        if entry and entry["sha256"] == checksum:
-            num_records = entry["num_records"]
-        else:
+    promised = read_promises(paths)
+    for path, scan in zip(paths, scans or map(scan_file, paths), strict=True):
+        if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
             num_records = tfrecords.count_records(path)  # names the record if the file is damaged
-            if entry:
-                raise InputError(
-                    f"{path} must be the file that its manifest.json lists, with sha256 {entry['sha256']}. "
-                    f"Received: {checksum}."
-                )
-        described.append({"path": str(path), "sha256": checksum, "num_records": num_records})
+            check_promises(promised.get(path, {}), path, num_records, scan.sha256)
+        described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})
     return described
 
 
@@ -167,14 +161,6 @@ def _is_ours(path):
     if path.is_dir():
         return path.name == EVENTS_FOLDER or bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
     return path.name.removesuffix(".partial") in (*OWN_FILES, LOCK_FILE)
-
-
-def _listed(path):
-    """The entry of a file in the manifest beside it, or None where there is none that tells its checksum."""
-    manifest = read_manifest(Path(path).parent) or {}
-    if manifest.get("kind") != "packed":
-        return None
-    return next((entry for entry in manifest["files"] if entry["name"] == Path(path).name), None)
 
 
 def _read_run(folder):

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import os
 
 import numpy as np
 from tqdm import tqdm
@@ -14,6 +13,7 @@ from data_gen.checks.multiset import BucketSums, group_buckets, hold
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
 from data_gen.records.formats import FORMATS, find_common_format
+from data_gen.records.inputs import folder_of
 from data_gen.records.read_packed import LayoutError, read_packed
 from data_gen.records.read_unpacked import read_unpacked
 from data_gen.records.sequences import range_indices, rank_in_groups, to_offsets
@@ -107,7 +107,7 @@ def find_overlong(packed_files):
         InputError: directories disagree.
     """
     found = {}
-    for directory in sorted({os.path.dirname(path) or "." for path in packed_files}):
+    for directory in sorted({folder_of(path) for path in packed_files}):
         settings = (read_manifest(directory, any_json=True) or {}).get("settings")
         overlong = settings.get("overlong") if isinstance(settings, dict) else None
         # another program's manifest.json says nothing of it

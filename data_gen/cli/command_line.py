@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -100,9 +101,31 @@ def parse(config_class, argv):
     config = config_class(**{name: values[name].value for name in names})
     if hasattr(config, "check_given"):  # some mistakes are only seen here: a default may have been given
         config.check_given({name for name in names if values[name].present})
-    if os.path.isdir(getattr(config, "json", "")):  # now, not when the work is done
-        raise InputError(f"`json` must be a file to write. Received: {config.json!r}, a directory.")
+    check_json_file(getattr(config, "json", ""))
     return config
+
+
+def check_json_file(path):
+    """Raise `InputError` where `write_json` could not write: now, not when the work is done; "" is no file.
+
+    Nothing is left behind, and nothing that is there changes.
+    """
+    if not path:
+        return
+    rule = f"`json` must be a file to write. Received: {path!r}"
+    if "://" in path:
+        raise InputError(f"{rule}, a URL.")
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced, as a file is
+        raise InputError(f"{rule}, {'a directory' if os.path.isdir(path) else 'no file'}.")
+    folder = Path(path).absolute().parent
+    while not folder.exists():  # those that are missing are made with the file
+        folder = folder.parent
+    try:
+        # by trying: what a folder's mode says is not true for everyone, nor on every file system
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{Path(path).name}.", suffix=".partial"):
+            pass
+    except OSError as error:
+        raise InputError(f"{rule}: {error.strerror} in {folder}.") from error
 
 
 def help_text(program, config_class, description):

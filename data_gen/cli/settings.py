@@ -119,11 +119,22 @@ def _broken_rule(field, value):
         return "true or false"
     if kind is str and not isinstance(value, str):
         return "text"
+    if kind is str and not is_utf8(value):
+        return "UTF-8, as file names must be for TensorFlow"
     if limits["minimum"] is not None and value < limits["minimum"]:
         return f"at least {limits['minimum']}"
     if limits["maximum"] is not None and value > limits["maximum"]:
         return f"at most {limits['maximum']}"
     return None
+
+
+def is_utf8(text):
+    """Whether text can be written as UTF-8: a command line's bytes that are none become half characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_depth(text):

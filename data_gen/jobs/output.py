@@ -131,7 +131,9 @@ def read_manifest(directory, any_json=False):
         content = json.loads(files.read_text(path))
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise InputError(f"{path} must be JSON of few levels. Received: lists within lists.") from error
+    except ValueError as error:  # no JSON, no text, or a number of thousands of digits
         raise InputError(f"{path} must be JSON. Received: {error}.") from error
     if not isinstance(content, dict):
         if any_json:
@@ -142,10 +144,15 @@ def read_manifest(directory, any_json=False):
 
 def refuse_own_input(input_files, directory):
     """Raise `InputError` where a command would replace its own input in `directory`."""
-    directory = os.path.realpath(directory)
+    directory = _real_path(directory)
     for path in input_files:
-        if os.path.dirname(os.path.realpath(path)) == directory:
+        if os.path.dirname(_real_path(path)) == directory:
             raise InputError(f"`output_dir` must not be the directory of an input file. Received: {path}.")
+
+
+def _real_path(path):
+    """A path without links; of a URL, which `os.path` would take for a path of this machine, its own text."""
+    return str(path).rstrip("/") if files.is_remote(path) else os.path.realpath(path)
 
 
 def _is_publishing(folder):
@@ -169,7 +176,7 @@ def _read_identity(folder):
     """The identity of the run that `.incomplete` is of, or None."""
     try:
         return json.loads(files.read_text(os.path.join(folder, WORK_NAME, IDENTITY_NAME)))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, RecursionError):  # none, or not what a run writes: nobody's
         return None
 
 
@@ -249,5 +256,9 @@ def _lock(directory):
 
 
 def _remove_if_empty(directory):
+    if files.is_remote(directory):
+        if not files.list_names(directory):
+            files.remove_folder(directory)
+        return
     with contextlib.suppress(OSError):  # someone else's file in it: then it is not ours to remove
         os.rmdir(directory)

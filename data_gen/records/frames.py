@@ -1,11 +1,16 @@
-"""How large the records of a TFRecord file are, read from their headers alone.
+"""How large the records of a TFRecord file are and where they start, read from their headers alone.
 
 A record of n bytes on the disk:
 
     length (8)  checksum (4)  record (n)  checksum (4)
 """
 
+import dataclasses
+import hashlib
 import itertools
+import struct
+
+import numpy as np
 
 from data_gen.jobs import files
 
@@ -13,6 +18,48 @@ LENGTH_BYTES = 8
 FRAME_BYTES = 16  # around each record
 READ_AHEAD = 2**20  # bytes read at once; larger records are jumped over
 MAX_RECORD_BYTES = 2**40  # a header that says more is damaged
+INDEX_STEP = 8  # an index names the place of every eighth record: a byte a record
+
+
+@dataclasses.dataclass(frozen=True)
+class FileScan:
+    """What one reading of a TFRecord file tells.
+
+    Attributes:
+        sha256: Hexadecimal, of all its bytes.
+        num_records: Records in it; None where the headers do not lead to its end, as in a damaged file.
+        offsets: int64 `[ceil(num_records / INDEX_STEP) + 1]`: where every `INDEX_STEP`-th record starts, from
+            the first on, and the size of the file.
+    """
+
+    sha256: str
+    num_records: int | None
+    offsets: np.ndarray
+
+
+def scan_file(path):
+    """Read a TFRecord file once, for its checksum and for where its records are: `FileScan`.
+
+    The checksums within the records are left to who reads them.
+    """
+    digest, offsets, num_records = hashlib.sha256(), [], 0
+    held, held_place, place = b"", 0, 0  # what is held of the file, from where, and the next header's place
+    with files.open_file(path) as file:
+        while content := file.read(READ_AHEAD):
+            digest.update(content)
+            held += content
+            end = held_place + len(held)
+            while place + LENGTH_BYTES <= end:
+                if num_records % INDEX_STEP == 0:
+                    offsets.append(place)
+                (size,) = struct.unpack_from("<Q", held, place - held_place)
+                place += FRAME_BYTES + size
+                num_records += 1
+            held, held_place = held[max(0, place - held_place) :], min(place, end)
+    is_complete = place == held_place and not held
+    # a damaged header may name a place that no array of ours can hold
+    numbers = np.array([*offsets, place] if is_complete else [], np.int64)
+    return FileScan(digest.hexdigest(), num_records if is_complete else None, numbers)
 
 
 def record_sizes(path):

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from data_gen.cli.settings import InputError
+from data_gen.cli.settings import InputError, is_utf8
 from data_gen.jobs import files
 from data_gen.jobs.output import read_manifest
 from data_gen.records.provenance import SUFFIX
@@ -18,30 +18,44 @@ FILE_KEYS = {"num_records": int, "sha256": str}  # and what the entry of a file 
 def find_files(pattern, argument):
     """Find the files that comma-separated paths and globs name, as google-research/bert's flags do.
 
+        "train-*.tfrecord,more/eval.tfrecord"     a glob and a path; `**` crosses folders
+        "a,b.txt"                                 one file, where there is one of that name
+
+    A glob matches no folder, and none of our own indexes, which `--provenance` leaves beside records. A comma
+    that stands in a name is found to do so: the whole pattern is tried as a name first, and a part that names
+    nothing is tried together with the next.
+
     Args:
-        pattern: `"train-*.tfrecord,more/eval.tfrecord"`; `**` crosses folders. A glob matches no folder, and
-            none of our own indexes, which `--provenance` leaves beside records.
+        pattern: Paths and globs.
         argument: Name of the flag, for messages.
 
     Returns:
-        List of paths, sorted, each once.
+        List of paths, sorted, each once: `./a` and `a` are one.
 
     Raises:
-        InputError: a part of the pattern matches no file, or a file has no bytes.
+        InputError: a part of the pattern matches no file, a file has no bytes, a name is not UTF-8, which
+            TensorFlow asks for, or one file has two names, by a link: it would be read twice.
     """
-    found = set()
-    for part in (part.strip() for part in pattern.split(",")):
-        # a file whose own name holds a bracket or a star is that file, not a glob
-        is_name = files.is_file(part)
-        paths = [part] if is_name else files.match(part)
-        paths = [path for path in paths if files.is_file(path) and (is_name or not path.endswith(SUFFIX))]
-        if not paths:
-            raise InputError(f"`{argument}` must match at least one file. Received: {part!r}.")
+    found, parts = set(), pattern.split(",")
+    if files.is_file(pattern.strip()):
+        parts = [pattern]
+    while parts:
+        for count in range(1, len(parts) + 1):
+            paths = _matches(",".join(parts[:count]).strip())
+            if paths:
+                break
+        else:
+            raise InputError(f"`{argument}` must match at least one file. Received: {parts[0].strip()!r}.")
         found.update(paths)
+        parts = parts[count:]
     for path in sorted(found):
+        if not is_utf8(path):
+            raise InputError(f"`{argument}` must match names in UTF-8. Received: {path!r}.")
+    found = _once_each(sorted(found), argument)
+    for path in found:
         if files.size_and_time(path)[0] == 0:
             raise InputError(f"`{argument}` must match files with content. Received: {path}, which is empty.")
-    return sorted(found)
+    return found
 
 
 def stamp_files(paths):
@@ -96,11 +110,8 @@ def read_input_manifests(paths):
     Raises:
         InputError: two directories have different vocabularies.
     """
-    vocabulary, known_from, promised = {}, None, {}
-    for directory in sorted({os.path.dirname(path) or "." for path in paths}):
-        manifest = read_manifest(directory, any_json=True)
-        if manifest is None:
-            continue
+    vocabulary, known_from = {}, None
+    for directory, manifest in _manifests_beside(paths):
         found = _known(manifest, VOCABULARY_KEYS)
         if known_from is not None and found != vocabulary:
             raise InputError(
@@ -109,9 +120,16 @@ def read_input_manifests(paths):
             )
         if known_from is None:
             vocabulary, known_from = found, directory
+    return vocabulary, read_promises(paths)
+
+
+def read_promises(paths):
+    """What the manifests beside files promise of them: dict from path to that, as `read_input_manifests`."""
+    promised = {}
+    for directory, manifest in _manifests_beside(paths):
         for entry in _listed_files(manifest):
             promised[os.path.join(directory, entry["name"])] = _known(entry, FILE_KEYS)
-    return vocabulary, {path: promised[_key(path)] for path in paths if _key(path) in promised}
+    return {path: promised[_key(path)] for path in paths if _key(path) in promised}
 
 
 def check_promises(promised, path, num_records, sha256):
@@ -157,8 +175,53 @@ def check_vocabulary(sequences, vocab_size):
             )
 
 
+def folder_of(path):
+    """The folder that holds a file, of this machine or behind a URL, where its manifest is.
+
+    A `Path` would make gs://b of gs:/b, which is no file at all and has no manifest.
+    """
+    head = str(path).rpartition("/")[0]
+    if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme stands before the name
+        return f"{head}/"
+    return os.path.dirname(path) or "."
+
+
+def _matches(part):
+    """The files that one path or glob names: a file whose own name holds a bracket or a star is that file."""
+    if files.is_file(part):
+        return [part]
+    return [path for path in files.match(part) if files.is_file(path) and not path.endswith(SUFFIX)]
+
+
+def _once_each(paths, argument):
+    """Leave out other spellings of a path that is there already; `InputError` for other names of a file."""
+    kept = {}
+    for path in paths:
+        if files.is_remote(path):
+            # In an object store ./a is another object than a, so that neither may be left out in silence
+            scheme, _, rest = path.partition("://")
+            identity, spelling = f"{scheme}://{os.path.normpath(rest)}", path
+        else:
+            status = os.stat(path)
+            identity, spelling = (status.st_dev, status.st_ino), os.path.abspath(path)
+        other, other_spelling = kept.setdefault(identity, (path, spelling))
+        if spelling != other_spelling:
+            raise InputError(
+                f"`{argument}` must name each file once. Received: {other} and {path}, which are one file."
+            )
+    return [path for path, _ in kept.values()]
+
+
+def _manifests_beside(paths):
+    """The manifests of the folders that hold files: yields (folder, dict)."""
+    for directory in sorted({folder_of(path) for path in paths}):
+        manifest = read_manifest(directory, any_json=True)
+        if manifest is not None:
+            yield directory, manifest
+
+
 def _key(path):
-    return os.path.join(os.path.dirname(path) or ".", os.path.basename(path))
+    return os.path.join(folder_of(path), os.path.basename(path))
 
 
 def _known(content, kinds):

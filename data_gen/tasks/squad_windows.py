@@ -137,11 +137,13 @@ def most_context(starts):
     if len(starts) == 1:
         return [np.ones(starts[0][1], bool)]
     total = max((start + size for start, size in starts), default=0)
-    scores = np.full((len(starts), total), -1.0)
+    # The best so far of each token: a table of windows times tokens is a gigabyte for a context of 10^5
+    best, best_scores = np.zeros(total, np.int32), np.full(total, -1.0)
     for row, (start, size) in enumerate(starts):
-        left = np.arange(size)
-        scores[row, start : start + size] = np.minimum(left, left[::-1]) + 0.01 * size
-    best = scores.argmax(axis=0) if starts else []
+        left, inside = np.arange(size), slice(start, start + size)
+        scores = np.minimum(left, left[::-1]) + 0.01 * size
+        best[inside] = np.where(scores > best_scores[inside], row, best[inside])
+        best_scores[inside] = np.maximum(scores, best_scores[inside])
     return [best[start : start + size] == row for row, (start, size) in enumerate(starts)]
 
 

@@ -1,18 +1,18 @@
-"""How text files become documents: lists of sentences, read one document at a time.
+"""How text files become documents: numbered sentences, read one at a time, however long a document is.
 
 Two formats, each plain or gzipped (`.gz`):
 
     one sentence per line, a blank line between documents      any name
     JSON lines with `text` or `paragraphs`, one document each   .json, .jsonl, .ndjson
 
-Sentences of JSON documents are found by `sentencex`, the rule-based splitter that Wikimedia maintains.
+A line ends with LF, CR LF, or CR alone. Sentences of JSON documents are found by `sentencex`, the rule-based
+splitter that Wikimedia maintains.
 """
 
 import dataclasses
 import gzip
 import json
 import zlib
-from pathlib import Path
 
 import sentencex
 
@@ -21,41 +21,41 @@ from data_gen.cli.settings import InputError
 from data_gen.jobs import files
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
-LINES_BETWEEN = 64  # looks at how far the reading is
+READ_BYTES = 2**16  # at once
 
 
-def read_documents(paths):
-    """Read the documents of text files, in the order of `paths`.
+def read_sentences(paths):
+    """Read the sentences of text files, in the order of `paths`.
+
+        "One fish.", "Two fish.", "", "Red fish."   ->   (1, "One fish.") (1, "Two fish.") (2, "Red fish.")
 
     Args:
-        paths: Iterable of paths.
+        paths: Iterable of paths or URLs.
 
     Yields:
-        List of sentences (str, stripped, not empty), one list a document; empty where a JSON document has
-        no text, so that documents are numbered as they stand in the file. None continues into the next file.
+        The number of the sentence's document in its file, from 1, and the sentence (str, stripped, not
+        empty). JSON documents without text have a number too.
 
     Raises:
         InputError: naming the file and, where there is one, the line: not UTF-8, not gzip, not JSON,
             JSON without `text` or `paragraphs`, or a file without a sentence.
     """
     for path in paths:
-        read = _read_json_lines if _is_json(path) else _read_sentence_lines
-        num_documents = 0
-        for document in read(path):
-            num_documents += bool(document)
-            yield document
-        if not num_documents:
+        number = 0
+        for number, sentence in (_read_json_lines if _is_json(path) else _read_sentence_lines)(path):
+            yield number, sentence
+        if not number:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
 
 
 @dataclasses.dataclass(frozen=True)
 class TextDocuments:
-    """The documents of text files, read anew each time they are iterated; see `read_documents`."""
+    """The numbered sentences of text files, read anew each time they are iterated; see `read_sentences`."""
 
     paths: tuple[str, ...]
 
     def __iter__(self):
-        return read_documents(self.paths)
+        return read_sentences(self.paths)
 
 
 def find_line(path, number):
@@ -66,7 +66,7 @@ def find_line(path, number):
         number: Of the document in its file, from 1.
     """
     is_json, found, before = _is_json(path), 0, ""
-    for line_number, line in _read_lines(path):
+    for line_number, line in read_lines(path):
         found += bool(line) and (is_json or not before)
         if found == number:
             return line_number
@@ -102,21 +102,17 @@ def split_sentences(paragraph, language="en"):
 
 
 def _is_json(path):
-    name = Path(path).name.lower().removesuffix(".gz")
-    return name.endswith(JSON_SUFFIXES)
+    return str(path).lower().removesuffix(".gz").endswith(JSON_SUFFIXES)
 
 
-def _read_lines(path):
-    """Yield (line number from 1, stripped text) of a plain or gzipped file."""
-    number = place = 0
-    is_gzip = Path(path).suffix.lower() == ".gz"
+def read_lines(path):
+    """Yield (line number from 1, stripped text) of a plain or gzipped file; raises as `read_sentences`."""
+    number = 0
+    is_gzip = str(path).lower().endswith(".gz")
     try:
         with files.open_file(path) as raw, gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file:
             # Decoding line by line, rather than through the file object, tells which line is at fault.
-            for number, line in enumerate(file, 1):
-                if number % LINES_BETWEEN == 0:
-                    before, place = place, raw.tell()
-                    progress.advance(place - before)
+            for number, line in enumerate(_split_lines(_read_pieces(file, raw)), 1):
                 # utf-8-sig: Windows editors open a file with a byte order mark
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
     except UnicodeDecodeError as error:
@@ -125,29 +121,65 @@ def _read_lines(path):
         raise InputError(f"{path} must be a complete gzip file. Received: {error}.") from error
 
 
+def _read_pieces(file, raw):
+    """Yield the bytes of an open file, piece by piece, and tell how far the file beneath it was read."""
+    place = 0
+    while piece := file.read(READ_BYTES):
+        before, place = place, raw.tell()
+        progress.advance(place - before)
+        yield piece
+
+
+def _split_lines(pieces):
+    r"""Yield the lines of a text that comes in pieces of bytes, without their ends.
+
+    b"a\rb\r", b"\nc"   ->   b"a" b"b" b"c"
+
+    A file object of bytes knows no line end but LF, and would take a file with CR alone for one line.
+    """
+    held, after_cr = [], False  # pieces of the line that has not ended
+    for piece in pieces:
+        if after_cr and piece.startswith(b"\n"):
+            piece = piece[1:]  # the second half of a line end
+            after_cr = False
+        if not piece:
+            continue
+        after_cr = piece.endswith(b"\r")
+        *ended, rest = piece.splitlines()  # of bytes: at LF, CR LF and CR, nowhere else
+        if piece.endswith((b"\r", b"\n")):
+            ended, rest = [*ended, rest], b""
+        for line in ended:
+            yield b"".join([*held, line]) if held else line
+            held = []
+        if rest:
+            held.append(rest)
+    if held:
+        yield b"".join(held)
+
+
 def _read_sentence_lines(path):
-    document = []
-    for _, line in _read_lines(path):
+    number, was_blank = 0, True
+    for _, line in read_lines(path):
         if line:
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
+            number += was_blank
+            yield number, line
+        was_blank = not line
 
 
 def _read_json_lines(path):
-    for number, line in _read_lines(path):
+    document = 0
+    for number, line in read_lines(path):
         if not line:
             continue
+        document += 1
         place = f"{path}, line {number}"
         try:
             content = json.loads(line)
         except (ValueError, RecursionError) as error:  # also a number or a nesting beyond Python's limits
             raise InputError(f"{place}: must be a JSON object. Received: {error}.") from error
-        paragraphs = [_without_lone_surrogates(paragraph) for paragraph in _paragraphs(content, place)]
-        yield [s for paragraph in paragraphs for s in split_sentences(paragraph)]
+        for paragraph in _paragraphs(content, place):
+            for sentence in split_sentences(_without_lone_surrogates(paragraph)):
+                yield document, sentence
 
 
 def _without_lone_surrogates(text):

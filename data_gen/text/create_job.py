@@ -36,6 +36,13 @@ from data_gen.text.instances import InstanceRules
 from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
 
 VOCAB_NAME = "vocab.txt"
+MOST_CUT = (
+    0.25  # share of the text's tokens; of prose, a sentence a line, it is 0.03 at length 512, 0.11 at 128
+)
+FORMAT_RULE = (
+    "warning: text must have one sentence a line and a blank line between documents, or be JSON lines with "
+    "`text`, whose sentences are found here"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +53,7 @@ class Source:
 
     Attributes:
         name: Path, or the name of the embedded corpus.
-        documents: Iterable of lists of sentences, as often as is wanted.
+        documents: Iterable of (number of the document, sentence), as often as is wanted.
         stamps: List of its stamp (`records/inputs.py`); empty for the embedded corpus.
         size: Bytes, or characters of the embedded corpus.
         sha256: Of the embedded corpus; None where whoever reads the file finds it.
@@ -76,7 +83,9 @@ def create(config):
             vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how it is applied.
             inputs: List of {path, sha256, num_documents}, those without a WordPiece not counted.
             splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
-                histogram, files: list of {name, num_records, sha256}}.
+                num_random_nexts, num_tokens_read, num_tokens_used, num_tokens_cut, histogram, files: list of
+                {name, num_records, sha256}}. Tokens are of the text, once for every pass over it; those cut
+                are in no sequence of that pass, because a pair of sentences was over max_seq_length.
 
     Raises:
         InputError: an input cannot be used, or the output directory is in use.
@@ -104,11 +113,36 @@ def create(config):
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
-    sizes = [(split["num_sequences"], split["num_documents"]) for split in manifest["splits"].values()]
-    num_sequences, num_documents = (sum(column) for column in zip(*sizes, strict=True))
-    seconds = time.monotonic() - start
-    logger.info("made %d sequences of %d documents in %.1f s", num_sequences, num_documents, seconds)
+    names = ("num_sequences", "num_documents", "num_tokens_cut", "num_tokens_read")
+    totals = [sum(split[name] for split in manifest["splits"].values()) for name in names]
+    message = "made %d sequences of %d documents in %.1f s; %d of %d tokens of text were cut (%.1f %%)"
+    seconds, share = time.monotonic() - start, 100 * totals[2] / totals[3]
+    logger.info(message, *totals[:2], seconds, *totals[2:], share)
+    for line in warnings_about(manifest):
+        logger.warning("%s", line)
     return manifest
+
+
+def warnings_about(manifest):
+    """What is odd about the text of a manifest of `create`: list of lines."""
+    lines = []
+    for split, content in manifest["splits"].items():
+        share = content["num_tokens_cut"] / content["num_tokens_read"]
+        if share > MOST_CUT:
+            lines.append(
+                f"warning: {100 * share:.0f} % of the tokens of split {split} are in no sequence, because "
+                f"lines are too long for max_seq_length={manifest['settings']['max_seq_length']}"
+            )
+        label = content["num_random_nexts"] / content["num_sequences"]
+        if label in (0, 1):
+            cause = (
+                "the text is one document" if content["num_documents"] == 1 else "no document has a next line"
+            )
+            lines.append(
+                f"warning: all next_sentence_labels of split {split} are {label:.0f}, from which nothing is "
+                f"learnt: {cause}"
+            )
+    return [*lines, FORMAT_RULE] if lines else []
 
 
 def summarize(manifest):
@@ -225,7 +259,8 @@ def _open_sources(stamps):
     progress = tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None)
     documents = list(progress)  # some megabytes, and parsing again would take longer than all the rest
     text = "\n\n".join("\n".join(document) for document in documents)
-    return [Source(NAME, documents, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
+    numbered = [(number, s) for number, document in enumerate(documents, 1) for s in document]
+    return [Source(NAME, numbered, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
 
 
 def _find_vocab_file(config):
@@ -294,9 +329,12 @@ def _describe_split(shards, written, split, num_documents):
     histogram = sum(np.array(result["histogram"]) for result in results)
     if not histogram.sum():
         raise InputError(f"`input_file` must hold two words or more. Received: none in split {split}.")
+    counts = {name: sum(result["counts"][name] for result in results) for name in results[0]["counts"]}
     return {
         "num_documents": num_documents,
         "num_sequences": int(histogram.sum()),
+        **counts,
+        "num_tokens_cut": counts["num_tokens_read"] - counts["num_tokens_used"],
         "histogram": histograms.to_json(histogram),
         "files": [result["entry"] for result in results],
     }

@@ -19,13 +19,21 @@ from data_gen.records.provenance import DOCUMENT_COLUMNS, open_index
 from data_gen.records.sequences import take
 from data_gen.records.shuffle import shuffle_places
 from data_gen.text import tokenization
-from data_gen.text.instances import InstanceRules, collect_instances, draw_instances, to_features
+from data_gen.text.instances import (
+    InstanceRules,
+    collect_instances,
+    count_own_tokens,
+    draw_instances,
+    to_features,
+)
 from data_gen.text.token_corpus import encode_documents, join_corpora, open_corpus, open_origins
 
 SPLITS = ("train", "eval")
 WRITE_BATCH = 1024  # sequences encoded at once; 1024 of S=512 take about 12 MB
 SHUFFLE_TOKENS = 2**21  # sequences are shuffled among about so many tokens: some thousand of S=512
-PAIRS_PER_MAPPING = 256  # pages of the corpus that are touched count as memory until it is mapped anew
+# Pages of the corpus that are touched count as memory until it is mapped anew, or they are given back
+PAIRS_PER_MAPPING = 256
+SEQUENCES_PER_RELEASE = 256  # of any document: one may be as large as the corpus
 
 # Fifth number of a random key. Documents draw from keys of four, so these never meet theirs.
 SHUFFLE_SHARD, SHUFFLE_PAIRS, CHOOSE_EVAL = 1, 2, 3
@@ -36,7 +44,7 @@ class TokenizeWork:
     """Tokenize some documents.
 
     Attributes:
-        documents: Iterable of lists of sentences, and can be pickled.
+        documents: Iterable of (number of the document, sentence), and can be pickled.
         stamps: List of what `stamp_files` found: the files that they are read from; at most one.
         vocab_path, do_lower_case: How.
         folder: Where the arrays go.
@@ -79,11 +87,22 @@ class Shard:
     rules: InstanceRules
 
 
+@dataclasses.dataclass(frozen=True)
+class _Texts:
+    """Numbered sentences as lists of sentences, made anew each time they are iterated."""
+
+    documents: object
+
+    def __iter__(self):
+        for batch in tokenization.batches(self.documents):
+            yield [sentence for _, sentence in batch]
+
+
 def train_vocabulary(work):
     """Train a vocabulary on (documents, stamps of their files, size, lower case) and write it to (path)."""
     documents, stamps, vocab_size, do_lower_case, path = work
     with unchanged(stamps):
-        vocabulary = tokenization.train_vocab(documents, vocab_size, do_lower_case)
+        vocabulary = tokenization.train_vocab(_Texts(documents), vocab_size, do_lower_case)
     with files.write_whole(path) as partial:
         tokenization.save_vocab(vocabulary, partial)
 
@@ -117,14 +136,19 @@ def write_shard(shard):
     """Make the sequences of a shard, shuffled among their neighbours, and write its file.
 
     Returns:
-        Dict: `entry`, of the file for the manifest, and `histogram` of the lengths, list `[S]`.
+        Dict: `entry`, of the file for the manifest; `histogram` of the lengths, list `[S]`; and `counts`,
+        dict of numbers that shards add up: `num_random_nexts`; `num_tokens_read`, of the documents, once for
+        every pass; and `num_tokens_used`, those of them that a sequence has as text of its own.
     """
     split_index = SPLITS.index(shard.split)
     rules = shard.rules
     histogram = np.zeros(rules.max_seq_length, np.int64)
+    counts = {"num_random_nexts": 0, "num_tokens_read": 0, "num_tokens_used": 0}
 
     def serialize(index):
-        for number, (sequences, its_origins) in enumerate(_draw_batches(shard, split_index)):
+        for number, (sequences, its_origins) in enumerate(_draw_batches(shard, split_index, counts)):
+            counts["num_random_nexts"] += int(np.count_nonzero(sequences.next_sentence_labels))
+            counts["num_tokens_used"] += int(count_own_tokens(sequences))
             key = (shard.seed, split_index, number, shard.index, SHUFFLE_SHARD)
             order = np.random.default_rng(key).permutation(len(sequences))
             if index is not None:
@@ -144,7 +168,7 @@ def write_shard(shard):
             entry = tfrecords.write_file(shard.path, serialize(index))
     else:
         entry = tfrecords.write_file(shard.path, serialize(None))
-    return {"entry": entry.to_json(), "histogram": histogram.tolist()}
+    return {"entry": entry.to_json(), "histogram": histogram.tolist(), "counts": counts}
 
 
 def save_documents(corpus_dir, split, documents):
@@ -167,8 +191,8 @@ def shuffled_pairs(first, last, documents, num_duplicates, seed, split_index):
     return np.stack([places // len(documents), documents[places % len(documents)]], axis=1)
 
 
-def _draw_batches(shard, split_index):
-    """Yield `Sequences` of about `SHUFFLE_TOKENS`, and the (duplicate, document) of each."""
+def _draw_batches(shard, split_index, counts):
+    """Yield `Sequences` of about `SHUFFLE_TOKENS`, and (duplicate, document) of each; count tokens read."""
     documents = load_documents(shard.corpus_dir, shard.split)
     vocabulary = tokenization.load_vocab(shard.vocab_path)
     held, origins, num_tokens = [], [], 0
@@ -176,8 +200,11 @@ def _draw_batches(shard, split_index):
         last = min(first + PAIRS_PER_MAPPING, shard.last)
         pairs = shuffled_pairs(first, last, documents, shard.num_duplicates, shard.seed, split_index)
         corpus = open_corpus(shard.corpus_dir)
+        counts["num_tokens_read"] += int(corpus.document_lengths(pairs[:, 1]).sum())
         drawn = draw_instances(corpus, pairs, documents, vocabulary, shard.rules, shard.seed, split_index)
-        for origin, instance in drawn:
+        for number, (origin, instance) in enumerate(drawn, 1):
+            if number % SEQUENCES_PER_RELEASE == 0:
+                corpus.release()
             held.append(instance)
             origins.append(origin)
             num_tokens += len(instance[0])

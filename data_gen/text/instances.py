@@ -63,7 +63,7 @@ def make_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
 
 
 def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
-    """`make_instances` one by one, so that nothing but the current document is held.
+    """`make_instances` one by one: nothing is held, so that a document may be as long as it likes.
 
     Yields:
         (duplicate, document), and a tuple for `collect_instances`: tokens int32 `[L]`, A/B int8 `[L]`,
@@ -102,7 +102,7 @@ def collect_instances(instances):
 
 
 def draw_segments(corpus, document, documents, rules, rng):
-    """Draw the A and B segments of one document, as spans of the corpus: nothing is copied yet.
+    """Draw the A and B segments of one document, one by one, as spans of the corpus: nothing is copied yet.
 
     Sentences are gathered into a chunk until it reaches the target length, which is S - 3, or with
     `short_seq_prob` a random shorter one. The chunk is cut in two at random. In half of the cases B is
@@ -123,16 +123,15 @@ def draw_segments(corpus, document, documents, rules, rng):
         rules: `InstanceRules`.
         rng: The document's generator.
 
-    Returns:
-        List of (a_begin, a_end, b_begin, b_end, is_random_next): positions in `corpus.token_ids`, and 1 for
-        a random next. A and B have at least one token each.
+    Yields:
+        (a_begin, a_end, b_begin, b_end, is_random_next): positions in `corpus.token_ids`, and 1 for a random
+        next. A and B have at least one token each. The generator may be drawn from in between.
     """
     first, last = corpus.document_offsets[document : document + 2].tolist()
     offsets = corpus.sentence_offsets
     max_num_tokens = target = rules.max_seq_length - NUM_SPECIAL
     if rng.random() < rules.short_seq_prob:
         target = int(rng.integers(2, max_num_tokens + 1))
-    found = []
     start = first
     while start < last:
         end = _gather(offsets, start, last, target)
@@ -151,8 +150,18 @@ def draw_segments(corpus, document, documents, rules, rng):
         if b_begin == b_end:
             continue  # one lone token, and no other document to pair it with
         spans = truncate_pair((a_begin, a_end), (b_begin, b_end), max_num_tokens, rng)
-        found.append((*spans[0], *spans[1], int(is_random)))
-    return found
+        yield *spans[0], *spans[1], int(is_random)
+
+
+def count_own_tokens(sequences):
+    """How many tokens of sequences are text of their own documents: not special, and not of a random next.
+
+    [CLS] A A [SEP] B [SEP]   actual next: 3, random next: 2
+    """
+    is_random = sequences.next_sentence_labels == 1
+    borrowed = np.repeat(is_random, sequences.lengths) & (sequences.token_type_ids == 1)  # with its [SEP]
+    num_special = NUM_SPECIAL * len(sequences) - np.count_nonzero(is_random)
+    return len(sequences.tokens) - np.count_nonzero(borrowed) - num_special
 
 
 def truncate_pair(span_a, span_b, max_num_tokens, rng):

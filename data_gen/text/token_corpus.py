@@ -15,10 +15,10 @@ and two more, which only `--provenance` needs, where the file had another docume
 import contextlib
 import dataclasses
 import functools
+import mmap
 import os
 import shutil
 import tempfile
-from itertools import islice
 
 import numpy as np
 
@@ -48,26 +48,37 @@ class TokenCorpus:
     def num_documents(self):
         return len(self.document_offsets) - 1
 
+    def release(self):
+        """Give back the memory of the pages that were read; the next reading maps them again."""
+        for column in (self.token_ids, self.sentence_offsets, self.document_offsets):
+            mapping = getattr(column.base, "obj", column.base)  # NumPy 2 puts a view in between
+            if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+                mapping.madvise(mmap.MADV_DONTNEED)
 
-def encode_documents(documents, tokenizer, folder):
+    def document_lengths(self, documents):
+        """Tokens of some documents, int `[n]` numbers of them: int64 `[n]`."""
+        first, last = self.document_offsets[documents], self.document_offsets[np.asarray(documents) + 1]
+        return self.sentence_offsets[last] - self.sentence_offsets[first]
+
+
+def encode_documents(sentences, tokenizer, folder):
     """Tokenize documents and write them to a folder, batch by batch: the text is never held as a whole.
 
     Sentences that give no WordPiece, and documents without a sentence left, are dropped; the others keep
     their number, in the file `document_numbers`.
 
     Args:
-        documents: Iterable of lists of sentences.
+        sentences: Iterable of (number of the document, sentence), as `corpus.read_sentences` yields them.
         tokenizer: From `tokenization.make_tokenizer`.
         folder: Existing folder for the arrays.
 
     Returns:
         `TokenCorpus`, memory-mapped.
     """
-    sentences = ((number, s) for number, document in enumerate(documents, 1) for s in document)
     last_document, num_tokens, num_sentences = None, 0, 0
     with _open_for_writing(folder, [*FILES, "document_numbers"]) as columns:
         columns["sentence_offsets"].write(_bytes([0], np.int64))
-        while batch := list(islice(sentences, tokenization.ENCODE_BATCH)):
+        for batch in tokenization.batches(sentences):
             numbers, texts = zip(*batch, strict=True)
             encoded = tokenization.encode_sentences(tokenizer, list(texts))
             token_ids, sentence_ends, document_starts, document_numbers = [], [], [], []
@@ -133,27 +144,37 @@ def _open_for_writing(folder, names):
 
 def _open_columns(folder, names):
     """Memory-map some columns: list of arrays."""
-    folder = _copy_here(str(folder), names) if files.is_remote(folder) else folder
     columns = []
     for name in names:
         path, dtype = os.path.join(folder, name), {**FILES, **ORIGINS}[name]
-        # An empty file cannot be mapped. asarray: the same memory, without the cost of memmap's own indexing
-        is_empty = not os.path.getsize(path)
-        columns.append(np.zeros(0, dtype) if is_empty else np.asarray(np.memmap(path, dtype, "r")))
+        if files.is_remote(path):
+            columns.append(_fetch(path, dtype, files.size_and_time(path)))
+        else:
+            with open(path, "rb") as file:
+                columns.append(_map(file, dtype))
     return columns
 
 
-@functools.cache
-def _copy_here(folder, names):
-    """Copy columns from a URL to this machine, once a process."""
-    here = tempfile.mkdtemp(prefix="bert_packed_corpus_")
-    for name in names:
-        with (
-            files.open_file(os.path.join(folder, name)) as source,
-            open(os.path.join(here, name), "wb") as target,
-        ):
-            shutil.copyfileobj(source, target)
-    return here
+def _map(file, dtype):
+    # An empty file cannot be mapped. Not `np.memmap`: its indexing costs, and it hides its mapping
+    is_empty = not os.fstat(file.fileno()).st_size
+    return np.frombuffer(
+        b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.dtype(dtype)
+    )
+
+
+@functools.lru_cache(maxsize=len(FILES) + len(ORIGINS))
+def _fetch(path, dtype, stamp):
+    """Memory-map a copy of a column behind a URL, made once a process: in a file without a name.
+
+    Args:
+        path, dtype: As of the column.
+        stamp: What `files.size_and_time` says of it now: a run that starts over writes another one there.
+    """
+    with files.open_file(path) as source, tempfile.TemporaryFile() as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        return _map(target, dtype)
 
 
 def _copy(values, shift, file):

@@ -3,7 +3,6 @@
 import dataclasses
 from collections import Counter
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -14,12 +13,14 @@ from tokenizers.trainers import WordPieceTrainer
 
 from data_gen import schema
 from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"  # opens every WordPiece that continues a word
 MAX_ALPHABET = 1000  # characters that a trained vocabulary spells words with; rarer ones become [UNK]
 MAX_WORDS_HELD = 2**20  # about 100 MB
 ENCODE_BATCH = 4096  # sentences
+ENCODE_CHARACTERS = 2**20  # of a batch as well: a token costs the tokenizer some hundred bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +72,17 @@ def load_vocab(path):
         `Vocabulary`.
 
     Raises:
-        InputError: the file is not UTF-8, lacks a special token, or [PAD] is not its first line.
+        InputError: the file is not UTF-8, lacks a special token, has no other one, or [PAD] is not its
+            first line.
+        OSError: it cannot be read.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = files.read_text(path).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InputError(f"`vocab_file` must be UTF-8 text. Received: {path}: {error}.") from error
     # Not `splitlines`: some vocabularies hold WordPieces such as U+2028, which it takes for line ends.
-    tokens = tuple(line.strip("\r\n\t ") for line in text.rstrip("\r\n").split("\n"))
+    line_end = "\n" if "\n" in text else "\r"
+    tokens = tuple(line.strip("\r\n\t ") for line in text.rstrip("\r\n").split(line_end))
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:
         raise InputError(
@@ -90,12 +94,18 @@ def load_vocab(path):
             f"`vocab_file` must have {PAD} in its first line, because id {schema.PADDING_ID} is padding. "
             f"Received: {path}, where it is in line {tokens.index(PAD) + 1}."
         )
-    return Vocabulary(tokens)
+    vocabulary = Vocabulary(tokens)
+    if not len(vocabulary.ordinary_ids):
+        raise InputError(
+            f"`vocab_file` must hold a WordPiece besides the special tokens. Received: {path}, with none."
+        )
+    return vocabulary
 
 
 def save_vocab(vocabulary, path):
     """Write a vocabulary as `load_vocab` reads it."""
-    Path(path).write_bytes("".join(f"{token}\n" for token in vocabulary.tokens).encode())
+    with files.open_file(path, "wb") as file:
+        file.write("".join(f"{token}\n" for token in vocabulary.tokens).encode())
 
 
 def make_tokenizer(vocabulary, do_lower_case):
@@ -116,7 +126,23 @@ def encode_sentences(tokenizer, sentences):
     return [code.ids for code in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
 
 
-def train_vocab(documents, vocab_size, do_lower_case):
+def batches(sentences):
+    """Cut sentences, (number of the document, str), into lists that can be held: of such pairs.
+
+    Each holds up to `ENCODE_BATCH` sentences, and up to `ENCODE_CHARACTERS` unless one sentence has more.
+    """
+    held, num_characters = [], 0
+    for number, sentence in sentences:
+        if held and (len(held) == ENCODE_BATCH or num_characters + len(sentence) > ENCODE_CHARACTERS):
+            yield held
+            held, num_characters = [], 0
+        held.append((number, sentence))
+        num_characters += len(sentence)
+    if held:
+        yield held
+
+
+def train_vocab(texts, vocab_size, do_lower_case):
     """Train a WordPiece vocabulary. Equal text gives an equal vocabulary.
 
     `tokenizers` numbers the continuation characters (`##a`) in the order of a hash map and breaks ties of
@@ -124,7 +150,7 @@ def train_vocab(documents, vocab_size, do_lower_case):
     characters as special tokens numbers them beforehand, in sorted order, and leaves no tie to chance.
 
     Args:
-        documents: Iterable of lists of sentences; it is iterated twice.
+        texts: Iterable of lists of sentences, such as documents; it is iterated twice.
         vocab_size: Wanted number of WordPieces; a small text may give fewer.
         do_lower_case: As in `make_tokenizer`.
 
@@ -134,7 +160,7 @@ def train_vocab(documents, vocab_size, do_lower_case):
     Raises:
         InputError: `vocab_size` does not even hold the characters of the text.
     """
-    alphabet, continuations = _find_alphabet(documents, do_lower_case)
+    alphabet, continuations = _find_alphabet(texts, do_lower_case)
     fixed = [*SPECIAL_TOKENS, *(CONTINUATION + character for character in continuations)]
     minimum = len(fixed) + len(alphabet)
     if vocab_size < minimum:
@@ -153,12 +179,12 @@ def train_vocab(documents, vocab_size, do_lower_case):
         continuing_subword_prefix=CONTINUATION,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     ids = tokenizer.get_vocab(with_added_tokens=False)
     return Vocabulary(tuple(sorted(ids, key=ids.get)))
 
 
-def _find_alphabet(documents, do_lower_case):
+def _find_alphabet(texts, do_lower_case):
     """The most frequent characters of the words, sorted, and those among them that continue a word."""
     normalizer, pre_tokenizer = _normalizer(do_lower_case), BertPreTokenizer()
     words, counts, continuing = Counter(), Counter(), set()
@@ -171,8 +197,8 @@ def _find_alphabet(documents, do_lower_case):
                     counts[character] += count
         words.clear()
 
-    for document in documents:
-        for sentence in document:
+    for sentences in texts:
+        for sentence in sentences:
             words.update(sentence.split())
         if len(words) > MAX_WORDS_HELD:
             count_characters()

@@ -3,6 +3,8 @@
 import gzip
 import hashlib
 import json
+import logging
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +19,13 @@ from data_gen import schema
 from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 from data_gen.create_pretraining_data import DESCRIPTION, main
-from data_gen.jobs import runners
+from data_gen.jobs import files, runners
 from data_gen.jobs.steps import Job
 from data_gen.packing.histogram import to_json
 from data_gen.records import tfrecords
-from data_gen.text import create_job
+from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
+from data_gen.text.token_corpus import TokenCorpus
 from data_gen.text.tokenization import SPECIAL_TOKENS
 
 NUM_DOCUMENTS = 30
@@ -135,6 +138,125 @@ def test_bytes_depend_on_the_seed_and_not_on_the_workers(text, tmp_path):
     assert all(one[name] != other[name] for name in one if name != "vocab.txt")
 
 
+def count_own_words(features):
+    """How often each WordPiece stands in a sequence as text of its own document: int `[V]`, by a loop."""
+    counts = np.zeros(NUM_DOCUMENTS + len(SPECIAL_TOKENS), int)
+    for ids, types, label in zip(
+        restore(features),
+        features[schema.SEGMENT_IDS],
+        features[schema.NEXT_SENTENCE_LABELS][:, 0],
+        strict=True,
+    ):
+        for token, is_b in zip(ids.tolist(), types.tolist(), strict=True):
+            counts[token] += token >= len(SPECIAL_TOKENS) and not (is_b and label)
+    return counts[len(SPECIAL_TOKENS) :]
+
+
+@pytest.mark.parametrize("pairs_at_once", [5, 256])
+def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, pairs_at_once):
+    """Sentences of one word fill a sequence exactly: nothing is cut, so nothing may be missing or doubled."""
+    monkeypatch.setattr(create_steps, "PAIRS_PER_MAPPING", pairs_at_once)
+    sizes = np.random.default_rng(1).integers(2, 60, NUM_DOCUMENTS)
+    text[0].write_text("\n\n".join("\n".join([f"doc{i}"] * size) for i, size in enumerate(sizes)))
+    settings = {"dupe_factor": 3, "eval_fraction": 0.2, "num_shards": 4}
+    manifest = create_job.create(make_config(text, tmp_path / "out", **settings))
+    found = {split: count_own_words(read_split(tmp_path / "out", split)) for split in ("train", "eval")}
+    is_eval = found["eval"] > 0
+    assert is_eval.sum() == 6
+    assert found["eval"].tolist() == (sizes * is_eval).tolist()
+    assert found["train"].tolist() == (3 * sizes * ~is_eval).tolist()
+    for split, content in manifest["splits"].items():
+        read = content["num_tokens_read"]
+        assert (read, content["num_tokens_used"], content["num_tokens_cut"]) == (found[split].sum(), read, 0)
+
+
+def test_a_document_as_large_as_the_corpus_gives_its_pages_back(text, tmp_path, monkeypatch):
+    releases = []
+    monkeypatch.setattr(create_steps, "SEQUENCES_PER_RELEASE", 4)
+    monkeypatch.setattr(TokenCorpus, "release", lambda corpus: releases.append(1))
+    text[0].write_text("doc0 doc1\ndoc2\n" * 200)  # one document
+    manifest = create_job.create(make_config(text, tmp_path / "out", dupe_factor=1))
+    assert len(releases) == manifest["splits"]["train"]["num_sequences"] // 4 > 4
+
+
+def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO", "data_gen")
+    monkeypatch.setattr(logging.getLogger("data_gen"), "propagate", True)
+    manifest = create_job.create(make_config(text, tmp_path / "out", dupe_factor=2))
+    content = manifest["splits"]["train"]
+    features = read_split(tmp_path / "out", "train")
+    num_words = len(text[0].read_text().split())
+    assert content["num_tokens_read"] == 2 * num_words
+    assert content["num_tokens_used"] == count_own_words(features).sum() < 2 * num_words
+    assert content["num_tokens_cut"] == 2 * num_words - content["num_tokens_used"]
+    assert content["num_random_nexts"] == features[schema.NEXT_SENTENCE_LABELS].sum()
+    share = f"{100 * content['num_tokens_cut'] / (2 * num_words):.1f} %"
+    line = f"{content['num_tokens_cut']} of {2 * num_words} tokens of text were cut ({share})"
+    assert [line in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("between", "label", "cause"),
+    [("\n", 0, "the text is one document"), ("\n\n", 1, "no document has a next")],
+)
+def test_a_document_a_line_is_told(text, tmp_path, capsys, between, label, cause):
+    lines = [" ".join([f"doc{i}"] * 200) for i in range(NUM_DOCUMENTS)]
+    text[0].write_text(between.join(lines))
+    arguments = {"input_file": text[0], "vocab_file": text[1], "output_dir": tmp_path / "out"}
+    arguments |= {"num_workers": 1, "max_seq_length": 32, "dupe_factor": 1}
+    argv = ["create", *(f"--{name}={value}" for name, value in arguments.items())]
+    assert run(main, CreateConfig, DESCRIPTION, argv) == 0
+    assert (read_split(tmp_path / "out", "train")[schema.NEXT_SENTENCE_LABELS] == label).all()
+    error = capsys.readouterr().err
+    assert re.search(
+        r"warning: [89]\d % of the tokens of split train are in no sequence, because lines", error
+    )
+    assert f"warning: all next_sentence_labels of split train are {label}, " in error and cause in error
+    assert error.count("a blank line between documents") == 1
+
+
+def test_good_text_is_no_warning(text, tmp_path):
+    text[0].write_text("\n\n".join("\n".join([f"doc{i} doc{i}"] * 30) for i in range(NUM_DOCUMENTS)))
+    manifest = create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.2))
+    assert create_job.warnings_about(manifest) == []
+
+
+def test_urls_give_the_same_bytes(text, tmp_path):
+    """In and out, the vocabulary as well; `ram://` is TensorFlow's own file system in memory."""
+    settings = {"provenance": True, "eval_fraction": 0.2}
+    files.make_folder("ram://create")
+    contents = {"text.txt": text[0].read_bytes(), "words.txt": text[1].read_bytes(), "one.txt": b"doc0 doc1"}
+    for name, content in contents.items():
+        with files.open_file(f"ram://create/{name}", "wb") as file:
+            file.write(content)
+    with pytest.raises(InputError, match="eval_fraction"):
+        create_job.create(
+            make_config(("ram://create/one.txt", text[1]), "ram://create/none", eval_fraction=0.2)
+        )
+    assert not files.exists("ram://create/none")
+    create_job.create(make_config(text, tmp_path / "out", **settings))
+    expected = read_all_bytes(tmp_path / "out")
+    remote = ("ram://create/text.txt", "ram://create/words.txt")
+    manifest = create_job.create(make_config(remote, "ram://create/out", **settings))
+    assert manifest["inputs"][0]["path"] == "ram://create/text.txt"
+    found = {}
+    for name in files.list_names("ram://create/out"):
+        with files.open_file(f"ram://create/out/{name}") as file:
+            found[name] = file.read()
+    assert found.keys() == expected.keys()
+    assert {name for name in found if found[name] != expected[name]} == {"manifest.json"}
+    entries = {split: content["files"] for split, content in manifest["splits"].items()}
+    local = json.loads(expected["manifest.json"])["splits"]
+    assert entries == {split: content["files"] for split, content in local.items()}
+    with pytest.raises(InputError, match="`output_dir` must not be the directory of an input file"):
+        create_job.create(make_config(remote, "ram://create"))
+    with pytest.raises(InputError, match="`output_dir` must be empty"):
+        create_job.create(make_config(remote, "ram://create/out"))
+    again = make_config((remote[0], ""), "ram://create/out", vocab_size=60, overwrite=True)
+    assert create_job.create(again)["vocab_size"] <= 60  # trained there
+    assert "train-00000-of-00003.provenance.npz" not in files.list_names("ram://create/out")
+
+
 def test_duplicates_differ_and_eval_has_none(text, tmp_path):
     manifest = create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.2, dupe_factor=4))
     once = create_job.create(make_config(text, tmp_path / "once", eval_fraction=0.2, dupe_factor=1))
@@ -203,6 +325,8 @@ def test_one_document(tmp_path, text):
         ({"eval_fraction": 0.9}, "`eval_fraction` must be at most 0.5"),
         ({"dupe_factor": 0}, "`dupe_factor` must be at least 1"),
         ({"random_seed": 2**32}, "`random_seed` must be at most"),
+        ({"random_seed": 2**64}, "`random_seed` must be at most 4294967295. Received: 18446744073709551616"),
+        ({"random_seed": -1}, "`random_seed` must be at least 0. Received: -1"),
     ],
 )
 def test_settings_out_of_range(settings, message):
@@ -230,6 +354,7 @@ def check_mistake(capsys, arguments, message):
         ("input_file", "{tmp}/spaces.txt", "`input_file` must hold a word"),
         ("vocab_file", "{tmp}/nothing.txt", "`vocab_file` must match at least one file"),
         ("vocab_file", "{tmp}/no_mask.txt", "[MASK] is missing"),
+        ("vocab_file", "{tmp}/special.txt", "must hold a WordPiece besides the special tokens"),
         ("vocab_file", "{tmp}/*.txt", "`vocab_file` must be one file"),
         ("output_dir", "{tmp}", "`output_dir` must not be the directory of an input file"),
         ("output_dir", "{tmp}/used", "`output_dir` must be empty"),
@@ -242,6 +367,7 @@ def test_mistakes_end_in_one_line_and_leave_nothing(text, tmp_path, capsys, name
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "lone.txt").write_text("doc0")
     (tmp_path / "spaces.txt").write_text("\u200b")
+    (tmp_path / "special.txt").write_text("\n".join(SPECIAL_TOKENS))
     (tmp_path / "no_mask.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used/notes.md").write_text("mine")

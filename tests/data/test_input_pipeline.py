@@ -10,6 +10,7 @@ from packs import batch_of, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
 from bert_packed.data.input_pipeline import checked, eval_batches, train_batches
+from bert_packed.data.read_order import index_files
 from bert_packed.objectives.features import BATCH_NAMES
 from data_gen.cli.settings import InputError
 from data_gen.schema import PackSpec
@@ -24,7 +25,7 @@ def files(tmp_path_factory):
 
 
 def take(files, num_batches, batch_size=4, first_step=0, seed=3, shuffle=5):
-    dataset = train_batches(files, NUM_PACKS, SPEC, batch_size, seed, shuffle, first_step)
+    dataset = train_batches(index_files(files), SPEC, batch_size, seed, shuffle, first_step)
     return list(checked(dataset.take(num_batches), files, SPEC, CONFIG))
 
 
@@ -78,7 +79,7 @@ def test_evaluation_drops_nothing_and_fills_with_empty_packs(files):
 
 
 def test_static_shapes(files):
-    for dataset in (train_batches(files, NUM_PACKS, SPEC, 4, 0, 5), eval_batches(files, SPEC, 4)):
+    for dataset in (train_batches(index_files(files), SPEC, 4, 0, 5), eval_batches(files, SPEC, 4)):
         batch, _ = dataset.element_spec
         assert all(tensor.shape.is_fully_defined() and tensor.shape[0] == 4 for tensor in batch.values())
 

@@ -1,6 +1,7 @@
 """Patterns become files, or a mistake that names the flag; manifests beside them keep their promise."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
 from data_gen.checks.verification import find_overlong
 from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 from data_gen.records.inputs import find_files
 
 S = 16
@@ -112,6 +114,77 @@ def test_a_glob_leaves_our_own_indexes_out(tmp_path):
     assert find_files(index, "input_file") == [index]  # the mistake of who names it shows when it is read
     with pytest.raises(InputError, match="must match at least one file"):
         find_files(f"{tmp_path}/*.npz", "input_file")
+
+
+def test_a_path_spelled_twice_is_one_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("x")
+    for pattern in (
+        "a.txt,./a.txt",
+        f"{tmp_path}/*.txt,a.txt",
+        "a.txt,*.txt,a.txt",
+        f"../{tmp_path.name}/a.txt,a.txt",
+    ):
+        (path,) = find_files(pattern, "input_file")
+        assert Path(path).samefile("a.txt")
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_file_under_two_names_is_refused(tmp_path, link):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").write_text("x")  # equal content is another file
+    assert len(find_files(f"{tmp_path}/*.txt", "input_file")) == 2
+    link(tmp_path / "a.txt", tmp_path / "c.txt")
+    with pytest.raises(
+        InputError, match=r"`input_file` must name each file once\. .*a\.txt and .*c\.txt, which"
+    ):
+        find_files(f"{tmp_path}/*.txt", "input_file")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    with pytest.raises(InputError, match=r"a\.txt and .*folder/a\.txt, which are one"):
+        find_files(f"{tmp_path}/a.txt,{tmp_path}/folder/a.txt", "input_file")
+
+
+def test_an_object_under_two_spellings_is_refused(monkeypatch):
+    files.write_text("ram://twice/a.txt", "x")
+    assert find_files("ram://twice/*.txt,ram://twice/a.txt", "input_file") == ["ram://twice/a.txt"]
+    monkeypatch.setattr(files, "is_file", lambda path: "," not in path)  # as hdfs:// would say
+    with pytest.raises(InputError, match=r"ram://twice/\./a\.txt and ram://twice/a\.txt, which"):
+        find_files("ram://twice/./a.txt,ram://twice/a.txt", "input_file")
+
+
+def test_commas_in_names(tmp_path):
+    names = ["a", "b", "a,b", "c, d.txt", "e,1.txt", "e,2.txt"]
+    (tmp_path / "f,g").mkdir()
+    for name in (*names, "f,g/h"):
+        (tmp_path / name).write_text("x")
+
+    def find(*patterns):
+        found = find_files(",".join(f"{tmp_path}/{pattern}" for pattern in patterns), "input_file")
+        return [path.removeprefix(f"{tmp_path}/") for path in found]
+
+    assert find("a,b") == ["a,b"]  # the whole is a name
+    assert find("a", "b") == ["a", "b"]  # each with its folder: no file has that name
+    assert find("c, d.txt") == ["c, d.txt"]
+    assert find("a", "c, d.txt", "e,*", "f,g/*", "b") == ["a", "b", "c, d.txt", "e,1.txt", "e,2.txt", "f,g/h"]
+    with pytest.raises(InputError, match=r"must match at least one file\. Received: '.*/none'"):
+        find("a", "none", "c, d.txt")
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    Path(name).write_text("x")
+    with pytest.raises(InputError, match=r"`input_file` must match names in UTF-8\. .*caf\\udce9\.txt"):
+        find_files(f"{tmp_path}/*.txt", "input_file")
+    with pytest.raises(InputError, match=r"`input_file` must be UTF-8, .*\\udce9"):
+        config(name, tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"files": ' * 50_000, "1" * 5000, b"\xff{}"])
+def test_manifests_that_python_cannot_read(tmp_path, input_file, content):
+    (tmp_path / "manifest.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=r"manifest\.json must be JSON"):
+        pack(config(input_file, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_find_files_refuses_nothing_and_empty_files(tmp_path):

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import shutil
+from pathlib import Path
 
 import pytest
 from tiny import write_data
@@ -157,18 +157,29 @@ def test_output_directory_that_is_a_file(tmp_path):
         pass
 
 
-def test_counts_come_from_a_manifest_that_fits(files):
+def test_a_manifest_beside_the_records_is_held_to_its_word(files):
     plain = describe_inputs(files)
     assert [entry["num_records"] for entry in plain] == [9, 6]
     folder = files[0].rpartition("/")[0]
     listed = [
-        {"name": entry["path"].rpartition("/")[2], "sha256": entry["sha256"], "num_records": 70 + i}
+        {"name": entry["path"].rpartition("/")[2], "sha256": entry["sha256"], "num_records": 9 - 3 * i}
         for i, entry in enumerate(plain)
     ]
     write_json(f"{folder}/manifest.json", {"kind": "of another tool", "files": ["a"]})
-    assert [entry["num_records"] for entry in describe_inputs(files)] == [9, 6]
+    assert describe_inputs(files) == plain
     write_json(f"{folder}/manifest.json", {"kind": "packed", "files": listed})
-    assert [entry["num_records"] for entry in describe_inputs(files)] == [70, 71]
-    shutil.copy(files[0], files[1])
-    with pytest.raises(InputError, match=r"must be the file that its manifest\.json lists"):
+    assert describe_inputs(files) == plain
+    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": [{**listed[0], "num_records": 70}]})
+    with pytest.raises(InputError, match=r"packed-0\.tfrecord must hold 70 records, as .*Received: 9\."):
+        describe_inputs(files)
+    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": [{**listed[0], "sha256": "0"}]})
+    with pytest.raises(InputError, match=r"packed-0\.tfrecord must have the SHA-256 0, as .*manifest\.json"):
+        describe_inputs(files)
+
+
+def test_damage_is_named_with_and_without_a_manifest(files):
+    content = bytearray(Path(files[1]).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(files[1]).write_bytes(content)
+    with pytest.raises(InputError, match=r"packed-1\.tfrecord, record \d: .* truncated or corrupt"):
         describe_inputs(files)

@@ -1,5 +1,6 @@
 """Windows as google-research/bert cuts them, and every answer on the tokens that its characters stand for."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,18 @@ def test_most_context_equals_a_loop(tokens, size, stride):
     for (start, length), flags in zip(starts, found, strict=True):
         times[start : start + length] += flags
     assert (times == 1).all()
+
+
+def test_windows_of_a_long_context_take_memory_by_its_length():
+    starts = window_starts(20_000, 300, 100)
+    tracemalloc.start()
+    try:
+        found = most_context(starts)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(map(len, found)) == sum(size for _, size in starts)
+    assert peak < 50 * 20_000  # windows times tokens, as 8-byte numbers, were 32 MB
 
 
 def test_answers_cut_by_window_edges(tmp_path):

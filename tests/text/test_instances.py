@@ -6,6 +6,8 @@ import pytest
 from data_gen import schema
 from data_gen.records.sequences import to_offsets
 from data_gen.text import instances, masking
+from data_gen.text.create_config import CreateConfig
+from data_gen.text.instances import InstanceRules
 from data_gen.text.token_corpus import TokenCorpus
 from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary
 
@@ -40,7 +42,7 @@ def draw_all(corpus, documents, rules, seed=0):
     """Yield (document, segments) for every document."""
     for document in documents:
         rng = instances.document_generator(seed, 0, 0, document)
-        yield document, instances.draw_segments(corpus, document, np.asarray(documents), rules, rng)
+        yield document, list(instances.draw_segments(corpus, document, np.asarray(documents), rules, rng))
 
 
 def document_of(corpus, position):
@@ -51,7 +53,7 @@ def document_of(corpus, position):
 @pytest.mark.parametrize("max_seq_length", [8, 33, 128])
 def test_segments_come_from_the_right_documents(max_seq_length):
     corpus, _ = make_corpus(random_documents(0))
-    rules = instances.InstanceRules(max_seq_length, 20)
+    rules = InstanceRules(max_seq_length, 20)
     split = [1, 3, 4, 9, 15]
     seen = {0: 0, 1: 0}
     for document, segments in draw_all(corpus, split, rules):
@@ -73,7 +75,7 @@ def test_segments_come_from_the_right_documents(max_seq_length):
 def test_every_sentence_is_used_once(short_seq_prob):
     # Sentences of one token fill the target exactly: nothing is truncated, so nothing may be missing.
     corpus, _ = make_corpus([[1] * length for length in (1, 2, 7, 40, 100, 101)])
-    rules = instances.InstanceRules(16, 3, short_seq_prob=short_seq_prob)
+    rules = InstanceRules(16, 3, short_seq_prob=short_seq_prob)
     uses = np.zeros(len(corpus.token_ids), int)
     for _, segments in draw_all(corpus, range(6), rules):
         for a_begin, a_end, b_begin, b_end, is_random in segments:
@@ -86,7 +88,7 @@ def test_every_sentence_is_used_once(short_seq_prob):
 
 def test_half_of_the_nexts_are_random():
     corpus, _ = make_corpus([[5] * 200 for _ in range(40)])
-    rules = instances.InstanceRules(64, 10)
+    rules = InstanceRules(64, 10)
     is_random = [s[-1] for _, segments in draw_all(corpus, range(40), rules) for s in segments]
     # of the n-th chunk; the last chunk of a document may be one sentence and must be random
     assert 0.45 < np.mean(is_random) < 0.58
@@ -96,7 +98,7 @@ def test_short_sequences_are_asked_for():
     corpus, _ = make_corpus([[1] * 60 for _ in range(300)])
     full_share = {}
     for prob in (0.0, 0.1, 1.0):
-        rules = instances.InstanceRules(63, 10, short_seq_prob=prob)
+        rules = InstanceRules(63, 10, short_seq_prob=prob)
         chunks = [segments[0] for _, segments in draw_all(corpus, range(300), rules)]
         # a random next may end with its document, whatever the target
         lengths = [chunk[3] - chunk[0] for chunk in chunks if not chunk[-1]]
@@ -108,13 +110,13 @@ def test_short_sequences_are_asked_for():
 
 def test_one_sentence_gets_a_random_next():
     corpus, _ = make_corpus([[5], [4], [3]])
-    for _, segments in draw_all(corpus, range(3), instances.InstanceRules(32, 5)):
+    for _, segments in draw_all(corpus, range(3), InstanceRules(32, 5)):
         assert len(segments) == 1
         assert segments[0][-1] == 1
 
 
 def test_a_single_document_has_actual_nexts_only():
-    rules = instances.InstanceRules(16, 5)
+    rules = InstanceRules(16, 5)
     corpus, _ = make_corpus([[4] * 30])
     ((_, segments),) = draw_all(corpus, [0], rules)
     assert len(segments) > 3
@@ -155,7 +157,7 @@ def test_truncation_equals_the_plain_loop():
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_labels_restore_the_sequence(whole_words):
     corpus, vocabulary = make_corpus(random_documents(1))
-    rules = instances.InstanceRules(64, 7, do_whole_word_mask=whole_words)
+    rules = InstanceRules(64, 7, do_whole_word_mask=whole_words)
     sequences = make(corpus, vocabulary, rules, num_duplicates=3)
     assert len(sequences) > 100
     assert (sequences.num_predictions >= 1).all()
@@ -191,7 +193,7 @@ def rows(sequences):
 
 def test_80_10_10():
     corpus, vocabulary = make_corpus([[20] * 20 for _ in range(40)])
-    sequences = make(corpus, vocabulary, instances.InstanceRules(128, 20), num_duplicates=3)
+    sequences = make(corpus, vocabulary, InstanceRules(128, 20), num_duplicates=3)
     places = np.repeat(sequences.offsets[:-1], sequences.num_predictions) + sequences.prediction_positions
     written = sequences.tokens[places]
     num = len(written)
@@ -209,7 +211,7 @@ def test_80_10_10():
 
 def test_whole_words_are_masked_whole():
     corpus, vocabulary = make_corpus(random_documents(2))
-    rules = instances.InstanceRules(64, 10, do_whole_word_mask=True)
+    rules = InstanceRules(64, 10, do_whole_word_mask=True)
     num_long_words = 0
     for tokens, _, positions, labels in rows(make(corpus, vocabulary, rules)):
         restored = tokens.copy()
@@ -242,9 +244,61 @@ def test_more_predictions_wanted_than_there_are_tokens():
     assert positions.tolist() == [1, 3]
 
 
+@pytest.mark.parametrize("prob", [0.15, 0.3, 0.07])
+@pytest.mark.parametrize("max_seq_length", [64, 128, 384, 512])
+def test_the_share_of_predictions_is_the_one_asked_for(max_seq_length, prob):
+    config = CreateConfig(output_dir="x", max_seq_length=max_seq_length, masked_lm_prob=prob)
+    rules = InstanceRules(max_seq_length, config.num_prediction_slots, prob, short_seq_prob=0.0)
+    corpus, vocabulary = make_corpus([[7] * 200 for _ in range(30)])
+    sequences = make(corpus, vocabulary, rules)
+    assert sequences.lengths.max() == max_seq_length
+    # one by one: rounded to the nearest number, and never cut
+    assert np.abs(sequences.num_predictions - sequences.lengths * prob).max() <= 0.5
+    rate = sequences.num_predictions.sum() / sequences.lengths.sum()
+    assert rate == pytest.approx(prob, abs=0.5 / sequences.lengths.mean())
+    # and no more room than that takes
+    assert sequences.num_predictions.max() >= config.num_prediction_slots - 1
+
+
+def test_an_explicit_limit_of_predictions_is_kept():
+    config = CreateConfig(output_dir="x", max_seq_length=128, max_predictions_per_seq=7, masked_lm_prob=0.3)
+    assert config.num_prediction_slots == config.resolved()["max_predictions_per_seq"] == 7
+    corpus, vocabulary = make_corpus([[7] * 200 for _ in range(4)])
+    sequences = make(corpus, vocabulary, InstanceRules(128, config.num_prediction_slots, 0.3))
+    assert sequences.num_predictions.max() == 7
+
+
+def test_own_tokens_equal_a_loop():
+    corpus, vocabulary = make_corpus(random_documents(5))
+    rules = InstanceRules(24, 5)
+    spans = [span for _, found in draw_all(corpus, range(20), rules, seed=1) for span in found]
+    num_own = sum(b - a + (0 if is_random else d - c) for a, b, c, d, is_random in spans)
+    assert num_own < corpus.document_lengths(np.arange(20)).sum() == len(corpus.token_ids)
+    total = 0
+    for pair in [(0, document) for document in range(20)]:
+        for instance in instances.draw_instances(corpus, [pair], np.arange(20), vocabulary, rules, 1, 0):
+            tokens, types, _, _, is_random = instance[1]
+            special = [vocabulary.cls_id, vocabulary.sep_id]
+            want = sum(
+                t not in special and (a == 0 or not is_random) for t, a in zip(tokens, types, strict=True)
+            )
+            assert instances.count_own_tokens(instances.collect_instances([instance[1]])) == want
+            total += want
+    assert total == instances.count_own_tokens(make(corpus, vocabulary, rules))
+
+
+def test_segments_are_drawn_one_by_one():
+    corpus, _ = make_corpus([[1] * 10_000, [1]])
+    segments = instances.draw_segments(
+        corpus, 0, np.arange(2), InstanceRules(16, 3), instances.document_generator(1, 0, 0, 0)
+    )
+    first = next(segments)
+    assert first[0] == 0 and first[1] <= 16  # and not a list of the thousands that follow
+
+
 def test_a_document_does_not_depend_on_the_others_asked_for():
     corpus, vocabulary = make_corpus(random_documents(3))
-    rules = instances.InstanceRules(64, 10)
+    rules = InstanceRules(64, 10)
     documents = np.arange(corpus.num_documents)
     whole = instances.make_instances(corpus, [(0, 4), (1, 4), (0, 7)], documents, vocabulary, rules, 5, 0)
     alone = instances.make_instances(corpus, [(0, 7)], documents, vocabulary, rules, 5, 0)
@@ -259,7 +313,7 @@ def test_a_document_does_not_depend_on_the_others_asked_for():
 
 def test_features_are_padded_and_complete():
     corpus, vocabulary = make_corpus(random_documents(4))
-    sequences = make(corpus, vocabulary, instances.InstanceRules(40, 9))
+    sequences = make(corpus, vocabulary, InstanceRules(40, 9))
     features = instances.to_features(sequences, 40, 9)
     num = len(sequences)
     sizes = {"S": 40, "P": 9, 1: 1}
@@ -280,7 +334,7 @@ def test_features_are_padded_and_complete():
 
 def test_pinned_sequence():
     corpus, vocabulary = make_corpus([[3, 4, 2], [5, 5]])
-    sequences = make(corpus, vocabulary, instances.InstanceRules(16, 2), seed=12345)
+    sequences = make(corpus, vocabulary, InstanceRules(16, 2), seed=12345)
     tokens, types, positions, labels = next(rows(sequences))
     assert tokens.tolist() == [2, 5, 6, 4, 8, 9, 4, 11, 3, 12, 13, 3]
     assert types.tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]

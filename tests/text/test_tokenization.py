@@ -1,11 +1,15 @@
 """Vocabularies train reproducibly and apply as BERT's do; the columnar corpus holds every WordPiece."""
 
+import os
+import tempfile
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 from data_gen.text import token_corpus, tokenization
 
 SPECIAL = list(tokenization.SPECIAL_TOKENS)
@@ -51,6 +55,7 @@ def test_vocabulary_round_trip_and_roles(tmp_path):
         ("a\nb\n", r"where \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] are missing"),
         ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"\[PAD\] in its first line.*it is in line 2"),
         (b"\xff\xff", r"`vocab_file` must be UTF-8"),
+        ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", r"must hold a WordPiece besides the special tokens"),
     ],
 )
 def test_unusable_vocabulary(tmp_path, content, message):
@@ -58,6 +63,17 @@ def test_unusable_vocabulary(tmp_path, content, message):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message):
         tokenization.load_vocab(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_vocabulary_with_any_line_ends_on_any_disk(end):
+    files.make_folder("ram://vocabularies")
+    path = f"ram://vocabularies/{len(end)}{end == chr(10)}.txt"
+    with files.open_file(path, "wb") as file:
+        file.write(("\ufeff" + end.join([*SPECIAL, "\u2028", "a"]) + end).encode())
+    assert tokenization.load_vocab(path).tokens == (*SPECIAL, "\u2028", "a")
+    tokenization.save_vocab(VOCABULARY, f"{path}.saved")
+    assert tokenization.load_vocab(f"{path}.saved") == VOCABULARY
 
 
 def make_sentences(seed=0, num_sentences=200):
@@ -90,12 +106,26 @@ def test_too_small_a_vocabulary():
         tokenization.train_vocab([make_sentences()], 20, True)
 
 
+@pytest.mark.parametrize(
+    ("batch", "characters", "sizes"),
+    [(3, 100, [3, 3, 1]), (9, 5, [1, 2, 1, 2, 1]), (9, 1, [1] * 7), (9, 100, [7])],
+)
+def test_batches_are_small_in_sentences_and_characters(monkeypatch, batch, characters, sizes):
+    monkeypatch.setattr(tokenization, "ENCODE_BATCH", batch)
+    monkeypatch.setattr(tokenization, "ENCODE_CHARACTERS", characters)
+    sentences = list(enumerate(["aaaaaa", "bb", "ccc", "ddddd", "e", "ffff", "gg"], 1))
+    found = list(tokenization.batches(iter(sentences)))
+    assert [len(held) for held in found] == sizes
+    assert [pair for held in found for pair in held] == sentences
+
+
 @pytest.mark.parametrize("batch", [1, 2, 4096])
 def test_corpus_holds_every_sentence(tmp_path, monkeypatch, batch):
     monkeypatch.setattr(tokenization, "ENCODE_BATCH", batch)
-    documents = [["wanted", "\u200b"], ["\ufffd", " "], ["cafe, cafe", "unaffable", "mask"]]
+    sentences = [(1, "wanted"), (1, "\u200b"), (2, "\ufffd"), (2, " ")]
+    sentences += [(4, "cafe, cafe"), (4, "unaffable"), (4, "mask")]
     tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    corpus = token_corpus.encode_documents(documents, tokenizer, tmp_path)
+    corpus = token_corpus.encode_documents(iter(sentences), tokenizer, tmp_path)
     pieces = [[["want", "##ed"]], [["cafe", ",", "cafe"], ["un", "##aff", "##able"], ["mask"]]]
     found = []
     for first, last in pairwise(corpus.document_offsets):
@@ -104,9 +134,42 @@ def test_corpus_holds_every_sentence(tmp_path, monkeypatch, batch):
         found.append([[VOCABULARY.tokens[i] for i in span] for span in spans])
     assert found == pieces
     assert corpus.num_documents == 2
+    assert np.fromfile(tmp_path / "document_numbers", np.int64).tolist() == [1, 4]
+    assert corpus.document_lengths([1, 0]).tolist() == [7, 2]
     assert corpus.token_ids.dtype == np.int32
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_a_corpus_gives_its_pages_back(tmp_path):
+    np.arange(2**21, dtype=np.int32).tofile(tmp_path / "token_ids")  # 8 MiB
+    np.array([0, 2**21]).tofile(tmp_path / "sentence_offsets")
+    np.array([0, 1]).tofile(tmp_path / "document_offsets")
+    corpus = token_corpus.open_corpus(tmp_path)
+
+    def shared_pages():
+        return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
+
+    corpus.token_ids.sum()
+    held = shared_pages()
+    corpus.release()
+    assert held - shared_pages() > 7 * 2**20
+    assert corpus.token_ids[[0, -1]].tolist() == [0, 2**21 - 1]  # and maps them again
+
+
+def test_a_corpus_behind_a_url_is_copied_once_and_anew_where_it_changed(monkeypatch):
+    folders = []
+    monkeypatch.setattr(tempfile, "mkdtemp", folders.append)  # no folder that outlives the process
+    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
+    files.make_folder("ram://corpus")
+    for text in ("wanted", "mask mask mask"):
+        corpus = token_corpus.encode_documents([(1, text)], tokenizer, "ram://corpus")
+        want = [VOCABULARY.tokens[index] for index in corpus.token_ids]
+        assert want == to_tokens(VOCABULARY, text)
+        again = token_corpus.open_corpus("ram://corpus")
+        assert again.token_ids is corpus.token_ids
+    assert not folders
 
 
 def test_a_corpus_without_a_token(tmp_path):
     tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    assert token_corpus.encode_documents([["\u200b"]], tokenizer, tmp_path).num_documents == 0
+    assert token_corpus.encode_documents([(1, "\u200b")], tokenizer, tmp_path).num_documents == 0

@@ -1,0 +1,167 @@
+"""Training's order: each pack once an epoch, any two may meet, and any place is found without the others."""
+
+import itertools
+
+import numpy as np
+import pytest
+from packs import random_packs, write_packs
+
+from bert_packed.data import read_order as read_order_module
+from bert_packed.data.read_order import IN_ORDER_PACKS, find_spans, index_files, read_order
+from data_gen.records import tfrecords
+from data_gen.records.frames import FRAME_BYTES, INDEX_STEP, scan_file
+
+
+def take(num_packs, buffer, count, seed=1, first=0):
+    blocks = read_order(num_packs, seed, buffer, first)
+    found = list(itertools.chain.from_iterable(blocks_until(blocks, count)))
+    return np.array(found[:count])
+
+
+def blocks_until(blocks, count):
+    while count > 0:
+        block = next(blocks)
+        assert len(block)
+        count -= len(block)
+        yield block
+
+
+# Buffers below, at and above the packs; stretches of one pack and of several; with a short last stretch
+SIZES = [(1, 5), (7, 3), (12, 12), (50, 7), (1000, 130), (1001, 200), (300, 1000), (2500, 1)]
+
+
+@pytest.mark.parametrize(("num_packs", "buffer"), SIZES)
+def test_every_epoch_has_each_pack_once(num_packs, buffer):
+    order = take(num_packs, buffer, 4 * num_packs).reshape(4, num_packs)
+    assert np.array_equal(np.sort(order, axis=1), np.tile(np.arange(num_packs), (4, 1)))
+    if buffer == 1:
+        assert np.array_equal(order[0], np.arange(num_packs))
+    elif num_packs > 5:
+        assert len({tuple(epoch) for epoch in order.tolist()}) == 4  # each in an order of its own
+        assert not np.array_equal(order[0], take(num_packs, buffer, num_packs, seed=2))
+
+
+@pytest.mark.parametrize(("num_packs", "buffer"), SIZES)
+def test_any_place_is_found_without_those_before(num_packs, buffer):
+    whole = take(num_packs, buffer, 3 * num_packs + 40)
+    rng = np.random.default_rng(3)
+    ends = np.array([0, 1, num_packs - 1, num_packs, num_packs + 1, 2 * num_packs])
+    for first in np.unique(np.concatenate([ends, rng.integers(0, 3 * num_packs, 20)])):
+        assert np.array_equal(take(num_packs, buffer, 40, first=first), whole[first : first + 40]), first
+
+
+@pytest.mark.parametrize(("num_packs", "buffer"), SIZES)
+def test_no_more_than_the_buffer_is_held(num_packs, buffer):
+    most = IN_ORDER_PACKS if buffer == 1 else buffer
+    blocks = list(itertools.islice(read_order(num_packs, 1, buffer), 20))
+    assert max(map(len, blocks)) <= most
+    # and it is used: stretches of equal length leave a little of it empty
+    assert max(map(len, blocks)) >= min(num_packs, most * 0.95)
+
+
+def test_resuming_computes_the_block_it_stopped_in_and_no_other(monkeypatch):
+    computed = []
+    block = read_order_module._Epoch.block
+    monkeypatch.setattr(
+        read_order_module._Epoch, "block", lambda self, number: computed.append(number) or block(self, number)
+    )
+    next(read_order(10**9, 1, 1000, first=10**12 + 123_456_789))
+    assert len(computed) == 1
+
+
+def count_meetings(order, batch_size, num_packs):
+    """How often any two packs stood in one batch: int array `[N, N]`."""
+    met = np.zeros((num_packs, num_packs), np.int64)
+    for batch in order[: len(order) // batch_size * batch_size].reshape(-1, batch_size):
+        met[np.ix_(batch, batch)] += 1
+    return met
+
+
+@pytest.mark.parametrize(("num_packs", "buffer", "batch"), [(48, 8, 4), (40, 10, 6)])
+def test_any_two_packs_meet_as_often_as_in_a_uniform_shuffle(num_packs, buffer, batch):
+    """With blocks that keep their packs, only one pair in six would meet at all."""
+    epochs = 120
+    met = count_meetings(take(num_packs, buffer, epochs * num_packs), batch, num_packs)
+    rng = np.random.default_rng(0)
+    shuffled = np.concatenate([rng.permutation(num_packs) for _ in range(epochs)])
+    wanted = count_meetings(shuffled, batch, num_packs)
+    pairs = np.triu_indices(num_packs, 1)
+    found, uniform = met[pairs], wanted[pairs]
+    expected = uniform.mean()
+    assert found.mean() == pytest.approx(expected, rel=0.02)
+    # Poisson about the mean, as far as a thousand pairs go: neither does a pair stand out, nor all a little
+    assert np.abs(found - expected).max() < 5.5 * np.sqrt(expected)
+    assert 0.8 * uniform.var() < found.var() < 1.25 * uniform.var()
+
+
+def test_packs_of_a_stretch_meet_others_too():
+    """Stretches of 4 packs, whose borders move: neighbours share a block in most epochs, others do not."""
+    num_packs, buffer, epochs = 2048, 256, 20
+    order = take(num_packs, buffer, epochs * num_packs).reshape(epochs, num_packs)
+    blocks = np.empty((epochs, num_packs), np.int64)
+    np.put_along_axis(blocks, order, np.arange(num_packs)[None] // buffer, axis=1)
+    share = {d: (blocks[:, d:] == blocks[:, :-d]).mean() for d in (1, 2, 3, 4, 9, 700)}
+    base = buffer / num_packs
+    # a border stands between two packs at distance d in d of 4 epochs
+    for d in (1, 2, 3, 4, 9, 700):
+        together = max(0, 1 - d / 4)
+        assert share[d] == pytest.approx(together + (1 - together) * base, abs=0.02), d
+
+
+def test_places_are_uniform():
+    """Each pack stands in each tenth of the epoch equally often."""
+    num_packs, epochs = 50, 100
+    order = take(num_packs, 5, epochs * num_packs).reshape(epochs, num_packs)
+    tenths = np.argsort(order, axis=1) // 5
+    counts = np.stack([(tenths == tenth).sum(axis=0) for tenth in range(10)])
+    assert np.abs(counts - epochs / 10).max() < 5.5 * np.sqrt(epochs / 10)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("packs"), np.random.default_rng(4)
+    paths = [folder / f"{number}.tfrecord" for number in range(4)]
+    for path, count in zip(paths, (20, 1, INDEX_STEP, 2 * INDEX_STEP + 3), strict=True):
+        write_packs(path, random_packs(rng, count, 24), 24)
+    return [str(path) for path in paths]
+
+
+def test_a_file_is_scanned_across_blocks_of_any_size(files, monkeypatch):
+    for size in (7, 64, 1000, 2**20):
+        monkeypatch.setattr("data_gen.records.frames.READ_AHEAD", size)
+        for path in files[1:3]:
+            scan = scan_file(path)
+            sizes = [len(record) + FRAME_BYTES for record in tfrecords.read_records(path)]
+            starts = np.cumsum([0, *sizes])
+            assert scan.num_records == len(sizes) == tfrecords.count_records(path)
+            assert scan.offsets.tolist() == [*starts[:-1:INDEX_STEP], starts[-1]]
+            assert scan.sha256 == tfrecords.files.file_sha256(path)
+
+
+@pytest.mark.parametrize("cut", [-1, -3, 4])
+def test_a_file_cut_short_has_no_number_of_records(tmp_path, files, cut):
+    with open(files[0], "rb") as file:
+        content = file.read()
+    damaged = tmp_path / "damaged.tfrecord"
+    damaged.write_bytes(content[:cut])
+    assert scan_file(damaged).num_records is None
+    with pytest.raises(ValueError, match="truncated or corrupt"):
+        index_files([str(damaged)])
+
+
+def test_spans_are_the_packs_that_follow_one_another_in_a_file(files):
+    index = index_files(files)
+    assert index.starts.tolist() == [0, 20, 21, 29, 48]
+    packs = np.array([0, 1, 9, 10, 11, 19, 20, 21, 30, 46, 47])
+    spans = find_spans(index, packs)
+    assert spans.files.tolist() == [0, 0, 0, 1, 2, 3, 3]
+    assert spans.counts.tolist() == [2, 3, 1, 1, 1, 1, 2]
+    assert spans.numbers.tolist() == [1, 10, 20, 1, 1, 2, 18]
+    assert spans.skips.tolist() == [0, 1, 3, 0, 0, 1, 1]
+    for file, offset, skip, count, number, num_bytes in zip(
+        *(getattr(spans, name) for name in ("files", "offsets", "skips", "counts", "numbers", "num_bytes")),
+        strict=True,
+    ):
+        starts = np.cumsum([0, *(len(r) + FRAME_BYTES for r in tfrecords.read_records(files[file]))])
+        assert offset == starts[number - 1 - skip]
+        assert starts[number - 1 + count] <= offset + num_bytes

@@ -1,0 +1,109 @@
+"""What the manifests beside the records promise is checked, on this machine and behind a URL alike."""
+
+import dataclasses
+import json
+import os
+
+import numpy as np
+import pytest
+from tiny import CONFIG, write_data
+
+from bert_packed.data.input_pipeline import checked, train_batches
+from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_data import check_fits, read_data
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files
+from data_gen.records.frames import scan_file
+
+COUNTS = (9, 6)
+
+
+@pytest.fixture(params=["local", "ram://training"])
+def root(request, tmp_path):
+    """A folder of this machine, or of TensorFlow's file system in memory."""
+    folder = str(tmp_path / "data") if request.param == "local" else f"{request.param}-{tmp_path.name}"
+    yield folder
+    files.remove_folder(folder)
+
+
+@pytest.fixture
+def place(root, tmp_path):
+    """Function that puts two files of packs and their manifest into a folder of `root`: its glob."""
+
+    def put(name, **changes):
+        made = tmp_path / "made" / name
+        made.mkdir(parents=True)
+        folder = f"{root}/{name}"
+        files.make_folder(folder)
+        listed = []
+        for path, count in zip(write_data(made), COUNTS, strict=True):
+            target = f"{folder}/{os.path.basename(path)}"
+            with open(path, "rb") as source, files.open_file(target, "wb") as copy:
+                copy.write(source.read())
+            sha256 = scan_file(path).sha256
+            listed.append({"name": os.path.basename(path), "num_records": count, "sha256": sha256})
+        manifest = {
+            "kind": "packed",
+            "num_packs": 15,
+            "num_sequences": 36,
+            "vocab_size": CONFIG.vocab_size,
+            "vocab_sha256": "aa",
+            "histogram": {"lengths": [3, 6], "counts": [30, 6]},
+            "files": listed,
+        } | changes
+        files.write_text(f"{folder}/manifest.json", json.dumps(manifest))
+        return f"{folder}/*.tfrecord"
+
+    return put
+
+
+def config(**changes):
+    return TrainConfig(output_dir="out", bert_config_file="tiny", **changes)
+
+
+def test_what_a_manifest_says_is_known(place):
+    pattern = place("a")
+    data = read_data(config(input_file=pattern, packing_correction="betas"))
+    assert data.train.packing_factor == 36 / 15 and data.num_packs == 15
+    assert data.facts["vocabularies"] == ["aa"]
+    assert (data.train.vocab_size, data.train.longest) == (CONFIG.vocab_size, 6)
+    assert [entry["path"].rpartition("/")[0] for entry in data.inputs["input_file"]] == [
+        pattern.rpartition("/")[0]
+    ] * 2
+    batches = train_batches(data.train.index, data.train.spec, 15, seed=1, shuffle_buffer_size=4)
+    (batch,) = checked(batches.take(1), data.train.files, data.train.spec, CONFIG)
+    assert len(np.unique(batch["token_ids"], axis=0)) == 15
+
+
+def test_two_vocabularies_are_refused(place):
+    names = {"input_file": place("a"), "eval_input_file": place("b", vocab_sha256="bb")}
+    with pytest.raises(InputError, match=r"must be of one vocabulary.*aa.*bb"):
+        read_data(config(**names))
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(place):
+    settings = config(input_file=place("a"))
+    smaller = dataclasses.replace(CONFIG, vocab_size=CONFIG.vocab_size - 1)
+    data = read_data(settings)
+    check_fits(data, CONFIG, settings)
+    with pytest.raises(InputError, match=r"vocabulary of `input_file` must be at most vocab_size=30"):
+        check_fits(data, smaller, settings)
+
+
+@pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}])
+def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, entry):
+    pattern = place("a")
+    path = f"{root}/a/manifest.json"
+    manifest = json.loads(files.read_text(path))
+    manifest["files"][0] |= entry
+    files.write_text(path, json.dumps(manifest))
+    with pytest.raises(InputError, match=r"packed-0\.tfrecord must .*, as the manifest\.json beside it says"):
+        read_data(config(input_file=pattern))
+
+
+def test_the_packing_factor_is_asked_for(place, root):
+    pattern = place("a")
+    files.remove(f"{root}/a/manifest.json")
+    assert read_data(config(input_file=pattern)).train.packing_factor is None
+    with pytest.raises(InputError, match="`packing_correction` must be none where no manifest"):
+        read_data(config(input_file=pattern, packing_correction="betas"))
