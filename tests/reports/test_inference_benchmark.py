@@ -1,4 +1,4 @@
-"""The benchmark of inference: its arithmetic by a clock that is told the time, its flags, texts, reference."""
+"""The benchmark of inference: its arithmetic by a clock that is told the time, flags, texts, reference."""
 
 import gzip
 import json
