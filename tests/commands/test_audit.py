@@ -1,5 +1,6 @@
 """The audit passes a sound model and catches each planted fault, by the check that is meant for it."""
 
+import dataclasses
 import functools
 import json
 
@@ -25,6 +26,8 @@ CHANGE, GRADIENT = "neighbours: change of hidden_states", "neighbours: gradient 
 STATES, WEIGHTS = "unpacked: hidden_states", "unpacked: gradients of all weights"
 MLM_LOSS, NSP_LOSS = "unpacked: mlm_loss", "unpacked: nsp_loss"
 
+WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
+
 
 def failed(engine, batch):
     """Names of the checks that fail, uncompiled: a tiny model compiles for longer than it runs."""
@@ -44,9 +47,10 @@ def engine():
     return make_engine(micro_batch_size=5)
 
 
-@pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
-def test_a_sound_model_passes(batch, mlm_loss):
-    assert failed(make_engine(mlm_loss, micro_batch_size=5), batch) == []
+@pytest.mark.parametrize(("mlm_loss", "config"), [("per_sequence", CONFIG), ("per_token", WITH_DROPOUT)])
+def test_a_sound_model_passes(batch, mlm_loss, config):
+    """With dropout too: nothing here is training."""
+    assert failed(make_engine(mlm_loss, config, micro_batch_size=5), batch) == []
 
 
 def test_unpacking_is_what_a_plain_loop_built():
@@ -154,7 +158,7 @@ def test_a_model_that_ignores_its_input_is_caught(engine, batch):
 def on_disk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("audit")
     write_data(folder)
-    checkpoint.save_weights(folder / "model", make_engine().weights(), CONFIG)
+    checkpoint.save_weights(folder / "model", make_engine().weights(), WITH_DROPOUT)
     return folder
 
 
@@ -175,6 +179,23 @@ def test_command_passes(on_disk, capsys):
     rows = json.loads((on_disk / "audit.json").read_text())
     assert f"all {len(rows)} checks passed" in printed and "FAIL" not in printed
     assert all(row["largest"] == 0 for row in rows if row["name"].startswith("neighbours"))
+
+
+def test_flags_arrive(on_disk, capsys, monkeypatch):
+    """At the model, the batch and the checks; and the table says what these say."""
+    given = []
+    checks = [contamination.Check("small", 0.25, 0.5), contamination.Check("large", 1.0, 0.5)]
+    monkeypatch.setattr(contamination, "audit", lambda *of: given.append(of) or checks)
+    assert run_audit(on_disk, num_packs=3, mlm_loss="per_token", tolerance=0.5) == audit.STATUS_FAILED
+    ((engine, batch, tolerance),) = given
+    assert tolerance == 0.5 and len(batch["token_ids"]) == 3
+    assert engine.objective.losses["mlm_loss"] == "num_predictions"
+    assert engine.model.config == WITH_DROPOUT
+    for name, weight in make_engine().weights().items():  # those of the checkpoint
+        np.testing.assert_array_equal(engine.weights()[name].numpy(), weight.numpy())
+    rows = json.loads((on_disk / "audit.json").read_text())
+    assert [(row["name"], row["result"]) for row in rows[:2]] == [("small", "pass"), ("large", "FAIL")]
+    assert f"1 of {len(rows)} checks failed" in capsys.readouterr().out
 
 
 def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, capsys, monkeypatch):

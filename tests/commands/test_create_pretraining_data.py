@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -350,6 +351,7 @@ def check_mistake(capsys, arguments, message):
         ("input_file", "{tmp}/blank.txt", "blank.txt must hold at least one sentence"),
         ("input_file", "{tmp}/latin.txt", "latin.txt, line 2: text must be UTF-8"),
         ("input_file", "{tmp}/bad.json", "bad.json, line 1: must be a JSON object"),
+        ("input_file", "{tmp}/latin_cr.txt", "latin_cr.txt, line 3: text must be UTF-8"),
         ("input_file", "{tmp}/lone.txt", "`input_file` must hold two words or more"),
         ("input_file", "{tmp}/spaces.txt", "`input_file` must hold a word"),
         ("vocab_file", "{tmp}/nothing.txt", "`vocab_file` must match at least one file"),
@@ -364,6 +366,7 @@ def check_mistake(capsys, arguments, message):
 def test_mistakes_end_in_one_line_and_leave_nothing(text, tmp_path, capsys, name, value, message):
     (tmp_path / "blank.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes("fine\ncaf\u00e9\n".encode("latin-1"))
+    (tmp_path / "latin_cr.txt").write_bytes("fine\r\rcaf\u00e9\r".encode("latin-1"))
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "lone.txt").write_text("doc0")
     (tmp_path / "spaces.txt").write_text("\u200b")
@@ -376,6 +379,27 @@ def test_mistakes_end_in_one_line_and_leave_nothing(text, tmp_path, capsys, name
     check_mistake(capsys, {**arguments, name: value.format(tmp=tmp_path)}, message)
     assert not (tmp_path / "out").exists()
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["notes.md"]
+
+
+def test_names_that_are_not_utf_8(text, tmp_path, capsys):
+    odd = os.fsdecode(b"\xff")
+    for path in text:
+        path.rename(tmp_path / f"{odd}{path.name}")
+    names = [str(tmp_path / f"{odd}{path.name}") for path in text]
+    arguments = {"input_file": f"{tmp_path}/{odd}te*", "vocab_file": names[1], "output_dir": tmp_path / "out"}
+    arguments |= {"num_workers": 1, "max_seq_length": 32}
+    argv = ["create", *(f"--{name}={value}" for name, value in arguments.items())]
+    assert run(main, CreateConfig, DESCRIPTION, argv) == 0
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["inputs"][0]["path"] == names[0]
+    capsys.readouterr()
+    arguments["output_dir"] = tmp_path / f"{odd}out"
+    check_mistake(
+        capsys,
+        arguments,
+        f"`output_dir` must have a name in UTF-8, which is all that TensorFlow "
+        f"writes to. Received: {tmp_path}/\\xffout.",
+    )
 
 
 def test_eval_needs_a_second_document(text, tmp_path, capsys):

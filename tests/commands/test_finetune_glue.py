@@ -9,7 +9,6 @@ import pytest
 from tiny import CONFIG
 
 from bert_packed import finetune_glue
-from bert_packed.evaluation import glue_metrics
 from bert_packed.runs.finetuning_config import GlueConfig
 from data_gen.cli.command_line import run
 from data_gen.text import tokenization
@@ -88,7 +87,8 @@ def test_packed_equals_unpacked(data, tmp_path, task, score):
     predicted = np.array([float(row["prediction"]) for row in rows])
     true = np.arange(10) % 2
     assert [row["index"] for row in rows] == [str(index) for index in range(10)]
-    assert scores[score] == pytest.approx(glue_metrics.METRICS[score](predicted, true), abs=1e-5)
+    plain = {"accuracy": np.mean(predicted == true), "pearson": np.corrcoef(predicted, 5.0 * true)[0, 1]}
+    assert scores[score] == pytest.approx(plain[score], abs=1e-5)
 
 
 def test_mistakes_are_one_line(data, tmp_path, capsys):

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -12,7 +13,6 @@ from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
 import run_squad
-from bert_packed.evaluation import squad_scores
 from bert_packed.runs import vocabulary
 from bert_packed.runs.finetuning_config import SquadConfig
 from data_gen.cli.command_line import run
@@ -69,14 +69,27 @@ def losses_of(folder):
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
+def plain_scores(answers):
+    """Exact match and F1 in percent, from the words of the questions above: each has one right answer."""
+    exact, f1 = [], []
+    for _, entries in QUESTIONS:
+        for right in entries:
+            texts = answers[right["id"]], right["answers"][0]["text"]
+            words = [[w for w in re.findall(r"\w+", t.lower()) if w not in ("a", "an", "the")] for t in texts]
+            common = sum(min(words[0].count(word), words[1].count(word)) for word in set(words[0]))
+            exact.append(words[0] == words[1])
+            f1.append(2 * common / len(words[0] + words[1]) if common else 0.0)
+    return {"exact_match": 100 * np.mean(exact), "f1": 100 * np.mean(f1), "total": 6}
+
+
 def test_a_run_writes_answers_and_scores(data, packed):
     _, folder, scores = packed
     questions = read_squad(data["predict_file"], False).questions
     answers = json.loads((folder / "predictions.json").read_text())
     assert list(answers) == [question.id for question in questions]
-    assert scores == squad_scores.score(questions, answers)
+    assert scores == pytest.approx(plain_scores(answers))
     assert scores == json.loads((folder / "eval_results.json").read_text())
-    assert scores["f1"] > 0
+    assert 0 < scores["f1"] < 100
     nbest = json.loads((folder / "nbest_predictions.json").read_text())
     assert all(len(nbest[name]) == 20 and nbest[name][0]["text"] == answers[name] for name in answers)
     assert not (folder / "null_odds.json").exists()

@@ -1,0 +1,168 @@
+"""The audit's checks say how much leaks, from which sequence into which: planted leaks of known size."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from packs import batch_of, random_sequence
+
+from bert_packed.evaluation import contamination
+from bert_packed.objectives.features import RECORDED
+from bert_packed.objectives.pretraining import pretraining_objective
+
+OUTPUTS = {contamination.HIDDEN: "S", "mlm_logits": "P", "nsp_logits": "K"}
+VOCAB_SIZE = 100  # more than any token: none comes round when it is changed by 1
+LENGTHS = [[4, 5, 3], [6, 2, 4], [3]]
+
+
+@pytest.fixture
+def packs():
+    rng = np.random.default_rng(0)
+    batch = batch_of([[random_sequence(rng, n) for n in pack] for pack in LENGTHS], 14, 3, 8)
+    assert batch["sequence_ids"].max(axis=1).tolist() == [3, 3, 1] and not batch["sequence_ids"][:, 13].any()
+    return batch
+
+
+def owners_of(batch, kind):
+    if kind == "K":
+        return batch["slot_weights"] * [1, 2, 3]
+    return batch[{"S": "sequence_ids", "P": "prediction_sequences"}[kind]]
+
+
+def make_forward(leaks=(), frozen=()):
+    """A model whose states are twice its tokens, and whose predictions are the states they stand on.
+
+    Args:
+        leaks: `(output, giver, taker, amount)`: rows of `taker` have the sum of `giver`'s tokens in them.
+        frozen: Sequences whose states do not depend on their tokens.
+    """
+
+    def forward(batch):
+        states = 2.0 * batch["token_ids"] * ~np.isin(batch["sequence_ids"], frozen)
+        found = {
+            contamination.HIDDEN: states,
+            "mlm_logits": np.take_along_axis(states, batch["prediction_positions"], axis=1),
+            "nsp_logits": np.take_along_axis(states, batch["cls_positions"], axis=1),
+        }
+        found = {name: values[..., None].astype(np.float32) for name, values in found.items()}
+        for output, giver, taker, amount in leaks:
+            given_B = np.sum(batch["token_ids"] * (batch["sequence_ids"] == giver), axis=1)
+            takes = owners_of(batch, OUTPUTS[output]) == taker
+            found[output] += (amount * given_B[:, None] * takes)[..., None]
+        return found
+
+    return forward
+
+
+def changes(forward, packs):
+    checks = contamination._neighbours_outputs(forward, OUTPUTS, VOCAB_SIZE, packs)
+    return {check.name: check.largest for check in checks}
+
+
+def test_a_sound_model_changes_no_neighbour(packs):
+    assert set(changes(make_forward(), packs).values()) == {0.0}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_every_way_from_sequence_to_sequence_is_seen(packs, output):
+    """The largest giver has as many tokens as change: each by 1."""
+    most = {1: 6, 2: 5, 3: 4}
+    for giver, taker in itertools.permutations((1, 2, 3), 2):
+        found = changes(make_forward([(output, giver, taker, 0.25)]), packs)
+        assert found.pop(f"neighbours: change of {output}") == 0.25 * most[giver], (giver, taker)
+        assert set(found.values()) == {0.0}
+
+
+def test_padding_must_not_move_and_unused_slots_may(packs):
+    """Nothing reads an unused prediction; padding's states are read by every later block."""
+    for giver in (1, 2, 3):
+        found = changes(make_forward([(contamination.HIDDEN, giver, 0, 1.0)]), packs)
+        assert found[f"neighbours: change of {contamination.HIDDEN}"] > 0
+        for output in ("mlm_logits", "nsp_logits"):
+            assert set(changes(make_forward([(output, giver, 0, 1.0)]), packs).values()) == {0.0}
+
+
+def test_not_a_number_is_no_pass(packs):
+    found = changes(make_forward([("mlm_logits", 2, 1, np.nan)]), packs)
+    assert np.isnan(found["neighbours: change of mlm_logits"])
+    assert not contamination.Check("", np.nan, 0.0).passed and contamination.Check("", 0.0, 0.0).passed
+    assert not contamination.Check("", 1.1e-5, 1e-5).passed
+
+
+@pytest.mark.parametrize(("sequence", "num_tokens"), [(1, 13), (2, 7), (3, 7)])
+def test_tokens_that_do_nothing_are_counted(packs, sequence, num_tokens):
+    found = changes(make_forward(frozen=[sequence]), packs)
+    assert found["changed tokens whose own state stays"] == num_tokens
+
+
+@pytest.mark.parametrize("slot", [1, 2, 3])
+def test_gradients_on_neighbours_and_of_ones_own(packs, slot):
+    """One slot's gradient reaches one token beside it, and one of its own has none."""
+    mine = packs["sequence_ids"] == slot
+
+    def gradient(batch, of, leak=0.0, missing=0):
+        found = np.stack([batch["sequence_ids"] == of, np.zeros(mine.shape)], axis=-1)
+        if of == slot:
+            found[tuple(np.argwhere(~mine)[-1])] = [0, -leak]
+            found[tuple(np.argwhere(mine)[0])] *= 1 - missing
+        return found
+
+    def check(**fault):
+        checks = contamination._neighbours_gradients(lambda *of: gradient(*of, **fault), packs)
+        return [found.largest for found in checks]
+
+    assert check() == [0, 0]
+    assert check(leak=0.5) == [0.5, 0] and check(missing=1) == [0, 1]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_outputs_are_compared_with_those_alone(packs, output):
+    """Relative to the largest of the sequences alone; their neighbours are no part of it."""
+    unpacked, slots = contamination.unpack(packs, 3, RECORDED)
+    assert len(slots) == 7 and len(unpacked["token_ids"]) == 9
+
+    def check(leaks=()):
+        forward = make_forward(leaks)
+        checks = contamination._outputs_alone(forward, OUTPUTS, packs, unpacked, slots, 1e-5)
+        assert {found.tolerance for found in checks} == {1e-5}
+        return {found.name: found.largest for found in checks}
+
+    assert set(check().values()) == {0.0}
+    for giver, taker in itertools.permutations((1, 2, 3), 2):
+        found = check([(output, giver, taker, 0.5)])
+        given = max(packs["token_ids"][row][packs["sequence_ids"][row] == giver].sum() for row in (0, 1))
+        used = owners_of(packs, OUTPUTS[output]) > 0
+        largest = np.abs(make_forward()(packs)[output][used]).max()
+        assert found.pop(f"unpacked: {output}") == pytest.approx(0.5 * given / largest)
+        assert set(found.values()) == {0.0}
+
+
+def test_a_steps_figures_and_gradients_are_compared():
+    objective = pretraining_objective("per_token")
+    sums = dict.fromkeys(objective.sum_names, 4.0)
+    variables = [SimpleNamespace(path=path) for path in ("layer_0/kernel", "layer_1/bias", "key/bias")]
+    model = SimpleNamespace(trainable_variables=variables)
+    alone = [np.array([2.0, -8.0]), np.array([1.0]), np.array([1e-7])]
+
+    def check(changed_sums=None, changed=(0.0, 0.0, 0.0)):
+        together = [values + by for values, by in zip(alone, changed, strict=True)]
+        steps = {"packs": (together, {**sums, **(changed_sums or {})}), "unpacked": (alone, sums)}
+        found = contamination._training_alone(steps.get, model, objective, "packs", "unpacked", 1e-5)
+        return {one.name: one.largest for one in found if one.largest}
+
+    assert check() == {"gradients of key biases, truly 0": 1e-7}
+    # of the largest gradient of its own variable
+    for changed, size in (((0.4, 0, 0), 0.05), ((0, -0.4, 0), 0.4)):
+        assert check(changed=changed)["unpacked: gradients of all weights"] == pytest.approx(size)
+    assert check(changed=(0, 0, 3e-6))["gradients of key biases, truly 0"] == pytest.approx(3.1e-6)
+    found = check({"nsp_correct": 5.0, "mlm_loss": 2.0})
+    assert {name: value for name, value in found.items() if name.startswith("unpacked")} == {
+        "unpacked: nsp_accuracy": 0.25,
+        "unpacked: mlm_loss": 0.5,
+        "unpacked: loss": 0.25,
+    }
+
+
+def test_packs_with_neighbours_are_counted(packs):
+    assert contamination.num_neighbours(packs) == 2

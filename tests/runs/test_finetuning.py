@@ -1,0 +1,69 @@
+"""Prediction of fine-tuning runs: what each sequence gets, by a model of which that is known."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from bert_packed.runs import finetuning
+from data_gen.records.sequences import Sequences
+
+pytestmark = pytest.mark.both_backends
+LENGTHS = [5, 12, 2, 3, 7, 1, 4]
+
+
+def make_sequences():
+    """Sequences of random tokens, each beginning with its own number plus 100."""
+    rng = np.random.default_rng(0)
+    tokens = [[100 + n, *rng.integers(1, 99, length - 1)] for n, length in enumerate(LENGTHS)]
+    number, nothing = len(LENGTHS), np.zeros(0, np.int32)
+    return Sequences(
+        np.concatenate(tokens).astype(np.int32),
+        np.zeros(sum(LENGTHS), np.int8),
+        np.concatenate([[0], np.cumsum(LENGTHS)]),
+        nothing,
+        nothing,
+        np.zeros(number + 1, np.int64),
+        np.zeros(number, np.int8),
+        np.zeros(number, np.int32),
+        np.arange(number),
+        ("",),
+    )
+
+
+class Known(keras.Model):
+    """Gives each token its id and place, and each sequence its first id; in training, negative ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+        self.built = True
+
+    def call(self, batch, training=None):
+        sign = -self.scale if training else self.scale
+        ids = ops.cast(batch["token_ids"], "float32")
+        places = ops.cast(batch["position_ids"], "float32")
+        first = ops.take_along_axis(ids, batch["cls_positions"], axis=1)
+        return {
+            "start_logits": sign * ids,
+            "end_logits": sign * places,
+            "logits": sign * ops.stack([first, 2 * first], axis=-1),
+        }
+
+
+@pytest.mark.parametrize(("depth", "num_packs"), [("max", 3), (2, 4), (1, 7)])
+def test_every_sequence_gets_its_own_outputs_out_of_training(depth, num_packs):
+    config = SimpleNamespace(
+        max_seq_length=12, max_sequences_per_pack=depth, packing_algorithm="lpfhp", predict_batch_size=2
+    )
+    sequences = make_sequences()
+    found, packs = finetuning.predict_packed(config, Known(), sequences)
+    assert packs == num_packs
+    assert found["start_logits"][1].shape == (12,)
+    for number, length in enumerate(LENGTHS):
+        own = sequences.tokens[sequences.offsets[number] :][:length]
+        assert found["start_logits"][number].tolist() == own.tolist()
+        assert found["end_logits"][number].tolist() == list(range(length))
+        assert found["logits"][number].tolist() == [100 + number, 200 + 2 * number]
