@@ -28,20 +28,56 @@ settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
 
 
+class Uncompiled:
+    """A function in the place of its compiled one, which counts the shapes that it would be traced for."""
+
+    def __init__(self, function):
+        self._function = function
+        self._shapes = set()
+
+    def __call__(self, *arguments):
+        import tensorflow as tf
+
+        leaves = tf.nest.flatten(arguments)
+        self._shapes.add(tuple(getattr(values, "shape", None) for values in leaves))
+        return self._function(*tf.nest.map_structure(tf.convert_to_tensor, arguments))
+
+    def experimental_get_tracing_count(self):
+        return len(self._shapes)
+
+
+@contextlib.contextmanager
+def run_uncompiled():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if os.environ.get("KERAS_BACKEND") != "jax":
+            import tensorflow as tf
+
+            compile_function = tf.function
+
+            def function(python_function=None, jit_compile=None, **options):
+                if python_function is not None and jit_compile:
+                    return Uncompiled(python_function)
+                return compile_function(python_function, jit_compile=jit_compile, **options)
+
+            monkeypatch.setattr(tf, "function", function)
+        yield
+
+
 @pytest.fixture
 def uncompiled():
-    """TensorFlow's compiled steps run operation by operation, where a test is not about their compilation.
+    """Steps made meanwhile run operation by operation under TensorFlow, where a test is not about compiling.
 
-    A step of a tiny model takes a second so, and ten times that to compile. Nothing is traced meanwhile.
+    One of a tiny model takes a fraction of a second so, and ten seconds to compile.
     """
-    if os.environ.get("KERAS_BACKEND") == "jax":
+    with run_uncompiled():
         yield
-        return
-    import tensorflow as tf
 
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
+
+@pytest.fixture(scope="module")
+def uncompiled_file():
+    """As `uncompiled`, for a whole file and its own fixtures."""
+    with run_uncompiled():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
