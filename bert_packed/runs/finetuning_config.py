@@ -6,7 +6,7 @@ Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it h
 import dataclasses
 
 from bert_packed.config import DTYPES, MODEL_SIZES
-from data_gen.cli.settings import InputError, check_settings, parse_depth, setting
+from data_gen.cli.settings import InputError, check_depth_fits, check_settings, parse_depth, setting
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.tasks.glue import TASK_NAMES
 from data_gen.tasks.squad import check_files
@@ -86,6 +86,7 @@ class FinetuneConfig:
             if getattr(self, name) < 0 and getattr(self, name) != -1:
                 raise InputError(f"`{name}` must be at least 0, or -1. Received: {getattr(self, name)}.")
         check_files(self, ["vocab_file"])
+        check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
         check_depth(self.packing_algorithm, self.max_seq_length, self.max_sequences_per_pack)
         if not self.do_train and not self.init_checkpoint:
             raise InputError("`init_checkpoint` must be given unless --do_train. Received: nothing.")

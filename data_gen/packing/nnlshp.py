@@ -6,8 +6,8 @@ packs of its own; slots without a sequence are padding.
 
 Extended (`pack_ennlshp`; Packing: Towards 2x NLP BERT Acceleration, Section G.1): no length may be packed too
 seldom. In NNLSHP a sequence left over costs as much as a slot left empty, while it really costs the rest of a
-pack. There a second block of equations with a large weight forces A x - r = b with r >= 0, so that nothing is left over, and the first block weighs the empty
-slots of length i by i, their padding:
+pack. There a second block of equations with a large weight forces A x - r = b with r >= 0, so that nothing is
+left over, and the first block weighs the empty slots of length i by i, their padding:
 
     minimise |w (A x - b)|^2 + |W (A x - b - r)|^2     over x >= 0, r >= 0,     w_i = i,  W large
 
