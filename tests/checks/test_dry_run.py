@@ -40,7 +40,7 @@ def run(*arguments):
 def test_every_length_and_depth_has_a_row():
     histogram = np.array([0, 3, 5, 2, 4, 1, 0, 2, 9])  # one length above S = 8
     rows, notes = try_choices(histogram, "cghp", 8, "max")
-    assert notes == []
+    assert notes == ["max_seq_length=8 cuts 9 tokens of 9 sequences; the longest has 9"]
     choices = [(row["max_seq_length"], row["max_sequences_per_pack"]) for row in rows]
     assert choices == [(length, depth) for length in (3, 4, 8, 16) for depth in DEPTHS]
     for row in rows:
@@ -55,10 +55,8 @@ def test_every_length_and_depth_has_a_row():
     (best,) = (row for row in rows if row["recommended"])
     assert (best["truncated"], best["tokens_cut"], best["max_seq_length"]) == (0, 0, 16)
     cut = {row["max_seq_length"]: row["tokens_cut"] for row in rows}
-    assert cut == {
-        length: sum(max(0, n - length) * count for n, count in enumerate(histogram, start=1))
-        for length in cut
-    }
+    for length, tokens in cut.items():
+        assert tokens == sum(max(0, n - length) * count for n, count in enumerate(histogram, start=1))
     assert [row["max_seq_length"] for row in rows if row["speed_up"] is None] == [3] * 9 + [4] * 9
 
 
@@ -86,6 +84,14 @@ def test_a_choice_needs_no_last_pack(monkeypatch):
     monkeypatch.setitem(dry_run.ALGORITHMS, "cghp", record)
     try_choices(np.array([0, 3, 5]), "cghp", 3, 1)
     assert given == {"gap": 1e-4, "integer_programs": False}
+
+
+def test_a_plan_serves_deeper_packs_only_where_it_is_as_good():
+    """Depths 1 to 3 bind; from 4 on the packs are full, and one plan serves all."""
+    histogram = np.array([0, 0, 0, 400, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    rows, _ = try_choices(histogram, "cghp", 16, "max")
+    at_16 = [(row["max_sequences_per_pack"], row["packs"]) for row in rows if row["max_seq_length"] == 16]
+    assert at_16 == [(1, 400), (2, 200), (3, 134), *((depth, 100) for depth in (4, 5, 6, 7, 8, "max"))]
 
 
 def test_lengths_of_records(tmp_path, capsys):
