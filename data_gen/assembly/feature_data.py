@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from data_gen.assembly.feature_spec import FeatureSpec
+from data_gen.assembly.feature_spec import MAX_CLASSES, FeatureSpec
 from data_gen.assembly.length_plan import plan_lengths
 from data_gen.assembly.spill import Column, row_bytes, take_rows
 from data_gen.cli import progress
@@ -22,8 +22,6 @@ from data_gen.packing import histogram as histograms
 from data_gen.packing.vector_packing import NAME, lower_bound, pack_vectors
 from data_gen.records import tfrecords
 from data_gen.records.sequences import range_indices, to_offsets
-
-MAX_CLASSES = 2**14  # combinations of lengths that a plan tells apart; more are rounded up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +210,8 @@ class FeatureData:
         """Lengths are told apart in steps of these, so that there are not too many classes."""
         if len(self.leaders) == 1:
             return (1,)
-        most = int(MAX_CLASSES ** (1 / len(self.leaders)))
+        most = round(MAX_CLASSES ** (1 / len(self.leaders)))
+        most -= most ** len(self.leaders) > MAX_CLASSES  # the root is a float: 14 of 2 may come as 1.9999
         return tuple(-(-spec.capacity // (most - 1)) for spec in self.leaders)
 
     @property
