@@ -39,7 +39,7 @@ class FeatureShapes:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureData:
-    """Records of any features as `pack_steps.py` handles them; compare `bert_data.BertData`.
+    """Records of any features; `pack_data.PackData` says what each member is for.
 
     Attributes:
         features: Tuple of `FeatureSpec`.
@@ -55,7 +55,7 @@ class FeatureData:
         return [spec for spec in self.features if spec.leader == spec.name]
 
     @property
-    def LAYOUT(self):  # noqa: N802 - the name that every kind of data has
+    def layout(self):
         """Columns of a sequence on the disk."""
         layout = {"file_indices": Column("<i4"), "record_numbers": Column("<i8")}
         layout |= {_size_name(spec.name): Column("<i4") for spec in self.leaders}
@@ -66,7 +66,7 @@ class FeatureData:
         return layout
 
     @property
-    def MEASURED(self):  # noqa: N802
+    def measured_columns(self):
         """The columns that `lengths` and `measure` need."""
         return tuple(_size_name(spec.name) for spec in self.leaders)
 
@@ -77,7 +77,7 @@ class FeatureData:
 
     def pack_bytes(self, depth):
         """How many bytes the columns of a full pack take, which holds `depth` sequences."""
-        layout = self.LAYOUT
+        layout = self.layout
         sized = (
             spec.capacity * spec.width * np.dtype(layout[spec.name].dtype).itemsize for spec in self.features
         )
@@ -99,14 +99,14 @@ class FeatureData:
             columns = self._to_columns(values, path, number)
             is_overlong = self._find_overlong(columns, path, number)
             if is_overlong.any():
-                columns = take_rows(columns, self.LAYOUT, np.flatnonzero(~is_overlong))
+                columns = take_rows(columns, self.layout, np.flatnonzero(~is_overlong))
             yield columns, len(batch), {"dropped": int(is_overlong.sum())}
             number += len(batch)
             progress.advance(tfrecords.batch_bytes(batch))
 
     def lengths(self, columns):
         """The class of each sequence, which is its length where it has but one: int `[n]`."""
-        classes = np.zeros(len(columns[self.MEASURED[0]]), np.int64)
+        classes = np.zeros(len(columns[self.measured_columns[0]]), np.int64)
         for spec, grain, steps in zip(self.leaders, self._grains, self._steps, strict=True):
             classes = classes * steps + -(-columns[_size_name(spec.name)].astype(np.int64) // grain)
         return classes

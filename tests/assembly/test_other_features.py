@@ -144,7 +144,7 @@ def test_no_name_of_a_feature_is_taken_for_a_column_of_ours(tmp_path):
     assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
     # a SPEC cannot name the columns that packing adds
     data = FeatureData(parse_features(spec), "error")
-    for name in data.LAYOUT.keys() - {"audio", "audio length", "audio_length"}:
+    for name in data.layout.keys() - {"audio", "audio length", "audio_length"}:
         with pytest.raises(ValueError, match=r"NAME:int|names that packing does not use"):
             parse_features(f"{name}:int:4")
 
