@@ -44,6 +44,24 @@ def copy_model(model):
         return transformers.BertForPreTraining.from_pretrained(folder)
 
 
+def arguments_of(batch):
+    """What `transformers.BertForPreTraining` is called with for a batch dict at depth 1: dict of arrays.
+
+    prediction_positions [[1 3 0]], prediction_sequences [[1 1 0]], prediction_ids [[7 9 0]]
+    ->   labels [[-100 7 -100 9]]
+    """
+    labels = np.full(batch["token_ids"].shape, IGNORED_LABEL)
+    rows, columns = np.nonzero(batch["prediction_sequences"])
+    labels[rows, batch["prediction_positions"][rows, columns]] = batch["prediction_ids"][rows, columns]
+    return {
+        "input_ids": batch["token_ids"],
+        "attention_mask": batch["sequence_ids"],
+        "token_type_ids": batch["token_type_ids"],
+        "labels": labels,
+        "next_sentence_label": batch["nsp_labels"][:, 0],
+    }
+
+
 class TorchEncoder:
     """Mean vectors of texts by `transformers.BertModel`, on padded batches.
 
@@ -91,22 +109,8 @@ class TorchTraining:
         )
 
     def inputs(self, batch):
-        """Arguments of the model from a batch dict at depth 1: dict of int64 tensors.
-
-        prediction_positions [[1 3 0]], prediction_sequences [[1 1 0]], prediction_ids [[7 9 0]]
-        ->   labels [[-100 7 -100 9]]
-        """
-        labels = np.full(batch["token_ids"].shape, IGNORED_LABEL)
-        rows, columns = np.nonzero(batch["prediction_sequences"])
-        labels[rows, batch["prediction_positions"][rows, columns]] = batch["prediction_ids"][rows, columns]
-        arrays = {
-            "input_ids": batch["token_ids"],
-            "attention_mask": batch["sequence_ids"],
-            "token_type_ids": batch["token_type_ids"],
-            "labels": labels,
-            "next_sentence_label": batch["nsp_labels"][:, 0],
-        }
-        return {name: self._torch.tensor(values).long() for name, values in arrays.items()}
+        """Arguments of the model from a batch dict at depth 1: dict of int64 tensors."""
+        return {name: self._torch.tensor(values).long() for name, values in arguments_of(batch).items()}
 
     def loss(self, inputs):
         """The loss before the first step, without dropout."""

@@ -1,5 +1,6 @@
 """From text to files: every record follows from the seed, splits never mix, mistakes end in one line."""
 
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -21,6 +22,7 @@ from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 from data_gen.create_pretraining_data import DESCRIPTION, main
 from data_gen.jobs import files, runners
+from data_gen.jobs.output import OutputDir
 from data_gen.jobs.steps import Job
 from data_gen.packing.histogram import to_json
 from data_gen.records import tfrecords
@@ -153,10 +155,11 @@ def count_own_words(features):
     return counts[len(SPECIAL_TOKENS) :]
 
 
-@pytest.mark.parametrize("pairs_at_once", [5, 256])
-def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, pairs_at_once):
+@pytest.mark.parametrize("is_small", [True, False], ids=["small batches", "batches as they are"])
+def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, is_small):
     """Sentences of one word fill a sequence exactly: nothing is cut, so nothing may be missing or doubled."""
-    monkeypatch.setattr(create_steps, "PAIRS_PER_MAPPING", pairs_at_once)
+    for name, size in {"PAIRS_PER_MAPPING": 5, "SHUFFLE_TOKENS": 250, "WRITE_BATCH": 4}.items():
+        monkeypatch.setattr(create_steps, name, size if is_small else getattr(create_steps, name))
     sizes = np.random.default_rng(1).integers(2, 60, NUM_DOCUMENTS)
     text[0].write_text("\n\n".join("\n".join([f"doc{i}"] * size) for i, size in enumerate(sizes)))
     settings = {"dupe_factor": 3, "eval_fraction": 0.2, "num_shards": 4}
@@ -214,6 +217,34 @@ def test_a_document_a_line_is_told(text, tmp_path, capsys, between, label, cause
     )
     assert f"warning: all next_sentence_labels of split train are {label}, " in error and cause in error
     assert error.count("a blank line between documents") == 1
+
+
+def test_settings_arrive_where_sequences_are_drawn(text, tmp_path):
+    settings = {
+        "max_seq_length": 40,
+        "max_predictions_per_seq": 3,
+        "masked_lm_prob": 0.3,
+        "short_seq_prob": 0.4,
+        "do_whole_word_mask": True,
+    }
+    config = make_config(text, "out", random_seed=77, dupe_factor=6, num_shards=5, **settings)
+    output = OutputDir(str(tmp_path))
+    (tmp_path / "corpus").mkdir()
+    shards, sizes = create_job.plan_shards(config, 10, output, str(tmp_path / "corpus"))
+    assert len(shards) == 5 and sizes == {"train": 10}
+    for shard in shards:
+        assert dataclasses.asdict(shard.rules) == settings
+        assert (shard.seed, shard.num_duplicates, shard.split) == (77, 6, "train")
+    ends = [(shard.first, shard.last) for shard in shards]
+    assert ends == [(12 * i, 12 * i + 12) for i in range(5)]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_case_arrives_at_the_tokenizer(text, tmp_path, do_lower_case):
+    text[0].write_text("DOC0 DOC1\nDOC2\n" * 9)
+    create_job.create(make_config(text, tmp_path / "out", do_lower_case=do_lower_case))
+    ids = restore(read_split(tmp_path / "out", "train"))
+    assert (SPECIAL_TOKENS.index("[UNK]") in ids) != do_lower_case
 
 
 def test_good_text_is_no_warning(text, tmp_path):

@@ -62,6 +62,49 @@ def test_a_small_program_does_not_look_as_large_as_its_parent():
     assert read_memory("self", "VmHWM") > large.nbytes
 
 
+def write_process(folder, process, parent, peak=None, name="python"):
+    """What Linux says of a process, under /proc."""
+    (folder / str(process)).mkdir()
+    (folder / str(process) / "stat").write_text(f"{process} ({name}) S {parent} 1 1 0 -1")
+    field = "" if peak is None else f"VmHWM:\t  {peak} kB\n"
+    (folder / str(process) / "status").write_text(f"Name:\t{name}\n{field}VmRSS:\t   40 kB\n")
+
+
+def test_memory_and_processes_are_read_as_linux_writes_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(peak_memory, "PROCESSES", str(tmp_path))
+    write_process(tmp_path, 10, 1, peak=70)
+    write_process(tmp_path, 30, 10)
+    write_process(tmp_path, 31, 30, name="a (child) S 7 7")  # of a child
+    write_process(tmp_path, 12, 10)
+    write_process(tmp_path, 13, 1)
+    (tmp_path / "meminfo").write_text("")
+    (tmp_path / "99").mkdir()  # it has ended meanwhile
+    assert peak_memory.find_descendants(10) == [12, 30, 31]
+    assert peak_memory.find_descendants(13) == []
+    assert read_memory(10, "VmHWM") == 70 * 1024 and read_memory(10, "VmRSS") == 40 * 1024
+    assert read_memory(12, "VmHWM") is None and read_memory(99, "VmRSS") is None
+
+
+def test_growth_is_above_the_base_and_each_process_counts_at_its_own_peak(monkeypatch):
+    """A process that ends before the others, one below the base, and this one, looked at once more."""
+    peaks = {
+        "first": iter([500, 900, None, None]),
+        "second": iter([700, 700, 650, 400]),
+        "small": iter([50] * 4),
+    }
+    watch = MemoryWatch()
+    own = 1000
+    monkeypatch.setattr(
+        peak_memory, "read_memory", lambda process, _: next(peaks[process]) if process in peaks else own
+    )
+    watch._base = 300
+    for _ in range(4):
+        watch._look(list(peaks))
+    watch._thread.start()
+    watch.__exit__()
+    assert (watch.largest_growth, watch.total_growth) == (700, 600 + 400 + 0 + 700)
+
+
 def test_elsewhere_nothing_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(peak_memory, "PROCESSES", str(tmp_path))
     with MemoryWatch() as watch:

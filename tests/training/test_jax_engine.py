@@ -1,4 +1,4 @@
-"""What only JAX does: donated state, seeds carried from part to part, its own out-of-memory."""
+"""What only JAX does: donated state, its own out-of-memory."""
 
 import functools
 
@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from other_backend import WITH_DROPOUT, batch_at, train, training_engine
+from other_backend import batch_at, train, training_engine
 from packs import packed_and_unpacked
 from tiny import CONFIG, replace_sums
 
@@ -27,22 +27,6 @@ def test_one_program_that_writes_over_its_state():
     train(engine, range(3))
     assert engine.num_train_traces == engine.compiled_train_step._cache_size() == 1
     assert all(values.is_deleted() for kind in before.values() for values in kind)
-
-
-def test_seeds_go_from_part_to_part():
-    """Each micro-batch drops other units, and the next step others again."""
-    engine = training_engine(WITH_DROPOUT)
-    seeds = [v for name, v in engine.training_state().items() if name.startswith("dropout_seed/")]
-    assert len(seeds) == 1 + 3 * CONFIG.num_hidden_layers
-    start = [seed.numpy() for seed in seeds]
-    one = {name: np.repeat(values[:1], 4, axis=0) for name, values in batch_at(0).items()}
-    engine.gradients(one)
-    parts = training_engine(WITH_DROPOUT, micro_batch_size=1)
-    sums = [float(parts.gradients(one)[1]["mlm_loss"]) for _ in range(2)]
-    whole = float(training_engine(CONFIG, micro_batch_size=1).gradients(one)[1]["mlm_loss"])
-    assert len({*sums, whole}) == 3
-    for seed, first in zip(seeds, start, strict=True):
-        assert seed.numpy().tolist() == [first[0], first[1] + 2]
 
 
 def test_out_of_memory_is_a_memory_error():
