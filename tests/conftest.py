@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -23,6 +24,12 @@ if os.environ.get("KERAS_BACKEND") == "jax":
 else:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     os.environ.setdefault("TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={COMPILED.name}")
+
+# Workers that a test starts from here come from one fork server, which has imported TensorFlow once. Commands
+# in processes of their own, and those of `crash.py`, spawn theirs as for a user.
+get_context = multiprocessing.get_context
+get_context("forkserver").set_forkserver_preload(["data_gen.assembly.pack_job", "data_gen.text.create_job"])
+multiprocessing.get_context = lambda method=None: get_context("forkserver" if method == "spawn" else method)
 
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
