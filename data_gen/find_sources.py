@@ -31,16 +31,18 @@ class SourcesConfig:
 
 def main(config):
     """Look the pack up, and print a row for each of its sequences."""
+    from data_gen.jobs.files import printable
     from data_gen.records.provenance import find_documents, find_sources  # NumPy: not for --help
 
     sources = find_sources(config.packed_file, config.record_number)
     rows = [
-        {"slot": slot, "input file": path, "record": number} for slot, (path, number) in enumerate(sources, 1)
+        {"slot": slot, "input file": printable(path), "record": number}
+        for slot, (path, number) in enumerate(sources, 1)
     ]
-    documents = find_documents(sources)
+    documents = find_documents(sources, config.packed_file)
     if any(documents):
         for row, document in zip(rows, documents, strict=True):
-            row["text file"] = document.path if document else ""
+            row["text file"] = printable(document.path) if document else ""
             row["document"] = document.number if document else ""
             row["line"] = (find_line_of(document) if document else None) or ""
     print_table(rows, config.json)

@@ -1,19 +1,93 @@
-"""Quiet TensorFlow before any test imports it, and the same random cases in every run."""
+"""What tests share: a quiet TensorFlow, the same random cases in every run, and cheap programs."""
 
+import contextlib
+import ctypes
+import gc
 import os
+import sys
 import tempfile
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+# Tiny programs compile for longer than they run, the same ones again and again: little optimised, and kept
+# for this run of pytest and its commands
+COMPILED = tempfile.TemporaryDirectory()
 if os.environ.get("KERAS_BACKEND") == "jax":
-    # Tiny programs compile for longer than they run, the same ones again and again, and outside of one JAX
-    # compiles each operation by itself: little optimised, and kept for this run of pytest and its commands
-    COMPILED = tempfile.TemporaryDirectory()
+    # Outside of a program JAX compiles each operation by itself
     os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+else:
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    os.environ.setdefault("TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={COMPILED.name}")
 
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
+
+
+class Uncompiled:
+    """A function in the place of its compiled one, which counts the shapes that it would be traced for."""
+
+    def __init__(self, function):
+        self._function = function
+        self._shapes = set()
+
+    def __call__(self, *arguments):
+        import tensorflow as tf
+
+        leaves = tf.nest.flatten(arguments)
+        self._shapes.add(tuple(getattr(values, "shape", None) for values in leaves))
+        return self._function(*tf.nest.map_structure(tf.convert_to_tensor, arguments))
+
+    def experimental_get_tracing_count(self):
+        return len(self._shapes)
+
+
+@contextlib.contextmanager
+def run_uncompiled():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if os.environ.get("KERAS_BACKEND") != "jax":
+            import tensorflow as tf
+
+            compile_function = tf.function
+
+            def function(python_function=None, jit_compile=None, **options):
+                if python_function is not None and jit_compile:
+                    return Uncompiled(python_function)
+                return compile_function(python_function, jit_compile=jit_compile, **options)
+
+            monkeypatch.setattr(tf, "function", function)
+        yield
+
+
+@pytest.fixture
+def uncompiled():
+    """Steps made meanwhile run operation by operation under TensorFlow, where a test is not about compiling.
+
+    One of a tiny model takes a fraction of a second so, and ten seconds to compile.
+    """
+    with run_uncompiled():
+        yield
+
+
+@pytest.fixture(scope="module")
+def uncompiled_file():
+    """As `uncompiled`, for a whole file and its own fixtures."""
+    with run_uncompiled():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def drop_models():
+    """After each file its models and programs go: together they would take several gigabytes."""
+    yield
+    if "keras" in sys.modules:
+        sys.modules["keras"].backend.clear_session()
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -62,7 +62,7 @@ def read_hugging_face(folder, head=PRETRAINING):
 
     Args:
         folder: Local folder.
-        head: Which of `foreign_names.HEADS` our model has; tensors of others are unused.
+        head: Which of `modeling.HEADS` our model has; tensors of others are unused.
 
     Returns:
         `ForeignCheckpoint`.

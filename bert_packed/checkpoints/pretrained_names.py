@@ -39,7 +39,10 @@ class TensorName:
 
 
 def tensor_names(num_hidden_layers, head=PRETRAINING):
-    """The table for a number of layers and one of `HEADS`: list of `TensorName`, every tensor once."""
+    """The table for a number of layers and one of `HEADS`: list of `TensorName`, every tensor once.
+
+    Of another head, which only an objective knows, the table has nothing: its encoder alone has other names.
+    """
     table = [
         TensorName(f"bert/embeddings/{name}", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
         for name in ("word_embeddings", "token_type_embeddings", "position_embeddings")
@@ -47,7 +50,7 @@ def tensor_names(num_hidden_layers, head=PRETRAINING):
     table += _norm("bert/embeddings", "bert.embeddings", "bert/embeddings")
     for i in range(num_hidden_layers):
         table += _block(f"bert/layer_{i}", f"bert.encoder.layer.{i}", f"bert/encoder/layer_{i}")
-    return table + _HEAD_ROWS[head]()
+    return table + _HEAD_ROWS.get(head, list)()
 
 
 def _pretraining_rows():

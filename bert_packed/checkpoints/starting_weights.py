@@ -57,7 +57,7 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
         model_config: `ModelConfig` of the model.
-        head: Which of `foreign_names.HEADS` the model has.
+        head: Which of `modeling.HEADS` the model has, or the name of another.
         any_head: Whether a checkpoint of ours may have another head. None: to start a fine-tuning it may,
             pre-training takes its own.
 
@@ -72,7 +72,7 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
     found = _read_foreign(path, model_config.num_hidden_layers, head)
     if any_head is None:
         any_head = head != PRETRAINING
-    if found is None and any_head and stored_head(path)[0] != head:
+    if found is None and any_head and stored_head(path)[0] != head and not _holds(path, weights):
         found = _read_ours(path, head)
     if found is None:
         folder = checkpoint.load_weights(path, weights, model_config)
@@ -146,6 +146,12 @@ def _read_foreign(path, num_hidden_layers, head):
         return pretrained_files.read_hugging_face(path, head)
     prefix = pretrained_files.find_google(path)
     return pretrained_files.read_google(prefix, num_hidden_layers, head) if prefix else None
+
+
+def _holds(path, weights):
+    """Whether a checkpoint of ours has every tensor of a model, whatever its head is called."""
+    stored = pretrained_files.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
+    return weights.keys() <= stored.keys()
 
 
 def _read_ours(path, head):

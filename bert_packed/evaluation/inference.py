@@ -102,7 +102,7 @@ def load_encoder(
             f"`init_checkpoint` must be of a model that keeps sequences apart. Received: {init_checkpoint}, "
             f"with {', '.join(ablations(config))}."
         )
-    vocabulary = tokenization.load_vocab(Path(vocab_file))
+    vocabulary = tokenization.load_vocab(vocab_file)
     if len(vocabulary) > config.vocab_size:
         raise InputError(
             f"`vocab_file` must have at most vocab_size={config.vocab_size} WordPieces. "

@@ -83,9 +83,10 @@ def main(config):
 
 def _read_texts(config):
     if config.text_file:
-        with open(config.text_file, encoding="utf-8") as file:
-            lines = (line.strip() for line in file)
-            texts = list(itertools.islice((line for line in lines if line), config.num_texts))
+        from data_gen.text.corpus import read_lines
+
+        lines = (line for _, line in read_lines(config.text_file) if line)
+        texts = list(itertools.islice(lines, config.num_texts))
     else:
         from data_gen.text.sample_corpus import read_sample_documents
 

@@ -18,8 +18,8 @@ from scipy import optimize
 
 from data_gen.cli.command_line import print_table, run, write_json
 from data_gen.cli.settings import check_settings, setting
+from data_gen.packing.baselines import shuffled_lengths
 from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.greedy import shuffled_lengths
 from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.lpfhp import pack_lpfhp
 from data_gen.packing.nnlshp import OFFSET, WEIGHT, mix_nnlshp, packing_matrix, round_and_repair

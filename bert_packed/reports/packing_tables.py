@@ -19,11 +19,10 @@ from bert_packed.reports.packing_figures import KNOWN_DIFFERENCES, PRINTED
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
 from data_gen.packing.algorithms import ALGORITHMS
-from data_gen.packing.greedy import greedy_starts, shuffled_lengths
+from data_gen.packing.baselines import cost_of_sorted_batching, greedy_starts, shuffled_lengths
 from data_gen.packing.histogram import known_histogram_names, load_known_histogram
 from data_gen.packing.nnlshp import first_mix, mix_nnlshp, packing_matrix
 from data_gen.packing.plan import validate_plan
-from data_gen.packing.sorting import cost_of_sorted_batching
 
 SORTED_BATCH = 32
 # Extra rows: (histogram, S, depths)

@@ -34,7 +34,7 @@ from data_gen.jobs.runners import check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
 from data_gen.packing import plan as plans
 from data_gen.records.inputs import find_files, read_input_manifests, stamp_files
-from data_gen.records.provenance import provenance_path
+from data_gen.records.provenance import describe_path, provenance_path
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ def metrics_row(manifest):
     }
     if "max_seq_length" in packed:  # of one length
         plan = plans.from_json(packed)
-        row |= {"tight bound": plan.certificate.tight, "tokens": plan.num_tokens, "padding": plan.num_padding}
+        tight = packed["certificate"]["tight"]  # computed anew, it takes seconds for long packs
+        row |= {"tight bound": tight, "tokens": plan.num_tokens, "padding": plan.num_padding}
     efficiency, factor = manifest["efficiency"], manifest["packing_factor"]
     return {**row, "efficiency %": 100 * efficiency, "packing factor": factor}
 
@@ -153,7 +154,9 @@ def _pack_inputs(config, stamps, promises, output, job):
         **vocabulary,
         "num_records": sum(result["entry"]["num_records"] for result in read),
         "num_overlong": _add_up(result["num_overlong"] for result in read),
-        "inputs": [result["entry"] for result in read],
+        "inputs": [
+            describe_path(result["entry"]["path"], config.output_dir) | result["entry"] for result in read
+        ],
         "files": _write_shards(config, work, shards, spec, output, job),
     }
 

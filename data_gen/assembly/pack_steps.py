@@ -252,7 +252,9 @@ def write_shard(work):
     if not work.provenance:
         return tfrecords.write_file(work.path, serialize(None)).to_json()
     with open_provenance(work.provenance) as provenance:
-        return tfrecords.write_file(work.path, serialize(provenance)).to_json()
+        entry = tfrecords.write_file(work.path, serialize(provenance))
+        provenance.add_checksum(entry.sha256)
+    return entry.to_json()
 
 
 def _read_part(work, part, names=None):

@@ -1,4 +1,4 @@
-"""Whether packs hold exactly the sequences of their inputs: a comparison of multisets of digests."""
+"""Whether packs hold exactly the sequences of their inputs, and are what their manifests say."""
 
 import dataclasses
 import functools
@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from data_gen.assembly.feature_spec import ADDED_SUFFIXES
 from data_gen.assembly.overlong import OVERLONG_CHOICES, fit_lengths
+from data_gen.checks.manifest_claims import FileFacts, find_false_claims
 from data_gen.checks.multiset import BucketSums, group_buckets, hold
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
@@ -34,6 +35,7 @@ class Comparison:
         num_unexpected: Sequences in the packs that are not in the inputs, or too often.
         differences: The first of them in words; with `malformed`, what is wrong with the layout.
         malformed: Whether the packs break the layout; then the counts are of what was read before.
+        false_claims: What the manifests beside the packs say and is not so.
     """
 
     num_input_sequences: int
@@ -42,14 +44,21 @@ class Comparison:
     num_unexpected: int
     differences: tuple[str, ...]
     malformed: bool = False
+    false_claims: tuple[str, ...] = ()
 
     @property
     def is_equal(self):
+        """Whether the packs hold the sequences of the inputs."""
         return not self.differences
+
+    @property
+    def is_good(self):
+        """Whether they do, and nothing that is said of them is false."""
+        return self.is_equal and not self.false_claims
 
 
 def compare_files(input_files, packed_files, overlong):
-    """Compare the sequences of unpacked and packed files.
+    """Compare the sequences of unpacked and packed files, and what manifests say with what is.
 
     Two sequences are the same where tokens, A/B, prediction positions and labels, and the next-sentence
     label all are. Memory does not grow with their number (`multiset.py`); where they differ the files are
@@ -68,13 +77,27 @@ def compare_files(input_files, packed_files, overlong):
     _refuse_other_features(packed_files)
     spec = read_pack_spec(packed_files, kinds=FORMATS[find_common_format(packed_files)].lengths)
 
-    def fit(part):
-        # Under "error" packing would have refused them: here they count as missing.
-        return part if overlong == "error" else fit_lengths(part, spec.max_seq_length, overlong)[0]
+    facts = [{path: FileFacts() for path in paths} for paths in (input_files, packed_files)]
+
+    def read_inputs(path):
+        facts[0][path] = its_facts = FileFacts()  # anew, where the file is read again
+        for part in read_unpacked(path):
+            its_facts.num_records += len(part)
+            # Under "error" packing would have refused them: here they count as missing.
+            if overlong != "error":
+                part, num_overlong = fit_lengths(part, spec.max_seq_length, overlong)
+                its_facts.num_overlong.update(num_overlong)
+            yield part
+
+    def read_packs(path):
+        facts[1][path] = its_facts = FileFacts()
+        for part in read_packed(path):
+            its_facts.add_packs(part)
+            yield part
 
     sides = (
-        (input_files, functools.partial(_read, input_files, lambda path: map(fit, read_unpacked(path)))),
-        (packed_files, functools.partial(_read, packed_files, read_packed)),
+        (input_files, functools.partial(_read, input_files, read_inputs)),
+        (packed_files, functools.partial(_read, packed_files, read_packs)),
     )
     sums = [BucketSums(), BucketSums()]
     try:
@@ -97,7 +120,9 @@ def compare_files(input_files, packed_files, overlong):
         for word, origins, (paths, _) in zip(words, found[0], sides, strict=True)
         for file, record, length in sorted(origins)[:NUM_SHOWN]
     ]
-    return Comparison(*(int(total.counts.sum()) for total in sums), *found[1], tuple(differences))
+    false_claims = find_false_claims(facts[1], facts[0], spec)
+    counts = (int(total.counts.sum()) for total in sums)
+    return Comparison(*counts, *found[1], tuple(differences), false_claims=tuple(false_claims))
 
 
 def find_overlong(packed_files):

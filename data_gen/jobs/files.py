@@ -23,6 +23,11 @@ def is_remote(path):
     return "://" in str(path)
 
 
+def printable(path):
+    r"""A path as text that any output takes: a name that is not UTF-8, "\udcff" in Python, becomes "\xff"."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def open_file(path, mode="rb"):
     """Open a binary file: "rb" or "wb"; raises `OSError`."""
     if not is_remote(path):

@@ -84,6 +84,11 @@ def open_output_dir(path, overwrite=False, identity=None):
     final = os.fspath(path)
     if files.is_file(final):
         raise InputError(f"`output_dir` must be a directory. Received: {final}, which is a file.")
+    if files.printable(final) != final:
+        raise InputError(
+            "`output_dir` must have a name in UTF-8, which is all that TensorFlow writes to. "
+            f"Received: {files.printable(final)}."
+        )
     is_new = not files.exists(final)
     files.make_folder(final)
     with _lock(final):

@@ -1,11 +1,9 @@
 """Every packing algorithm by name: all take (histogram, max_seq_length, max_sequences_per_pack)."""
 
+from data_gen.packing.baselines import pack_bfd, pack_ffd, pack_greedy, pack_local_greedy
 from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.decreasing import pack_bfd, pack_ffd
-from data_gen.packing.ennlshp import pack_ennlshp
-from data_gen.packing.greedy import pack_greedy, pack_local_greedy
 from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.packing.nnlshp import pack_nnlshp
+from data_gen.packing.nnlshp import pack_ennlshp, pack_nnlshp
 from data_gen.packing.spfhp import pack_spfhp
 
 DEFAULT_ALGORITHM = "cghp"

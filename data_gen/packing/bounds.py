@@ -22,7 +22,8 @@ class Certificate:
         lower_bound: No plan has fewer packs.
         gap: (packs - lower_bound) / lower_bound, 0 for an empty plan; 0 proves that the plan is optimal.
         tight: Name of the bound that gives `lower_bound`, the simplest where several do.
-        bounds: Each bound by name: "material", "depth", "L2" and, where dual values are known, "LP".
+        bounds: Each bound by name: "material", "depth", "L2" and, where these leave a gap and dual
+            values are known, "LP".
     """
 
     lower_bound: int
@@ -31,7 +32,7 @@ class Certificate:
     bounds: dict[str, int]
 
 
-def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_values=()):
+def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_values=(), lp_bound=None):
     """Compare a number of packs with every bound that is known.
 
     Args:
@@ -40,6 +41,8 @@ def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_v
         max_seq_length: S.
         max_sequences_per_pack: Depth, a whole number from 1, or "max".
         dual_values: As in `dual_bound`; empty for none.
+        lp_bound: What they prove, where a search has just computed it; None to compute it here, if the other
+            bounds leave a gap.
 
     Returns:
         A `Certificate`.
@@ -52,8 +55,11 @@ def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_v
         "depth": depth_bound(histogram, max_seq_length, max_sequences_per_pack),
         "L2": l2_bound(histogram, max_seq_length),
     }
-    if len(dual_values):
-        bounds["LP"] = dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values)
+    # nothing proves more than a bound that the plan reaches, and long packs take seconds to price
+    if len(dual_values) and num_packs > max(bounds.values()):
+        if lp_bound is None:
+            lp_bound = dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values)
+        bounds["LP"] = lp_bound
     tight = max(bounds, key=bounds.get)  # the first of equals: they stand from simple to subtle
     lower = bounds[tight]
     return Certificate(lower, (num_packs - lower) / lower if lower else 0.0, tight, bounds)
@@ -136,13 +142,18 @@ def dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values):
         raise ValueError(f"{rule} Received: {len(dual_values)}.")
     if not counts.any():
         return 0
-    depth = min(depth, max_seq_length // (int(np.flatnonzero(counts)[0]) + 1))  # no pack holds more
+    depth = most_sequences(counts.tolist(), int(np.flatnonzero(counts)[0]) + 1, max_seq_length, depth)
     # A slot takes a shorter sequence as well, and only lengths that occur: the most valuable pack then
     # holds real sequences, and values of absent lengths do not matter.
     slot_values = np.maximum.accumulate(np.concatenate([[0], np.where(counts > 0, values, 0)]))
     most_valuable = int(best_packs(slot_values, depth).best[-1])
     total = sum(count * value for count, value in zip(counts.tolist(), values.tolist(), strict=True))
     return _ceil_divide(total, most_valuable) if most_valuable else 0
+
+
+def most_sequences(counts, shortest, max_seq_length, depth):
+    """How many sequences a pack can hold at most: the depth, what fits of the shortest, or all there are."""
+    return min(depth, max_seq_length // shortest, sum(counts))
 
 
 def scale_values(values, depth):

@@ -5,7 +5,6 @@ thirty (depth 3: 8,143,829 packs, which is the bound).
 """
 
 import math
-import time
 from collections import Counter
 
 import numpy as np
@@ -16,21 +15,20 @@ ROUND_UP_SHARE = 0.25  # of the fractional packs, in each turn: fewer cost more 
 TOLERANCE = 1e-6
 
 
-def dive(search, target, deadline):
+def dive(search, target):
     """Round a fractional plan to a whole one.
 
     Args:
         search: `Relaxation` that has been run; the demand of its master is changed.
         target: A number of packs that is good enough.
-        deadline: `time.monotonic()` at which to stop.
 
     Returns:
         List of `(ascending tuple of rows, count)` that can hold the demand, and whether it ended before the
-        deadline.
+        limit of the search's effort.
     """
     demand, master, pack_counts = search.demand, search.master, search.pack_counts
     best = search.first_plan
-    if time.monotonic() >= deadline:
+    if not search.effort.left:
         return best, False
     chosen, rest = Counter(), list(demand)
     while True:
@@ -41,7 +39,7 @@ def dive(search, target, deadline):
         best = min(best, _plan(chosen, search.pack_rest(rest)), key=num_packs)
         if not any(rest) or num_packs(best) <= target:
             return _drop_unused(best, demand), True
-        if time.monotonic() >= deadline:
+        if not search.effort.left:
             return _drop_unused(best, demand), False
         rest = _round_up(master.packs, pack_counts - whole, chosen, rest)
         best = min(best, _plan(chosen, search.pack_rest(rest)), key=num_packs)
@@ -49,13 +47,13 @@ def dive(search, target, deadline):
             return _drop_unused(best, demand), True
         master.set_demand(rest)
         if not master.solve():
-            return _drop_unused(best, demand), time.monotonic() < deadline
+            return _drop_unused(best, demand), search.effort.left > 0
         pack_counts = master.pack_counts()
 
 
 def _round_up(packs, fractions, chosen, rest):
     """Add one each of the packs nearest to one more whose slots are all needed; returns the new rest."""
-    quota = max(1, math.ceil(ROUND_UP_SHARE * fractions.sum()))
+    quota = max(1, math.ceil(ROUND_UP_SHARE * math.fsum(fractions)))
     rest = list(rest)
     order = np.argsort(-fractions, kind="stable")
     placed = 0

@@ -11,21 +11,21 @@ from data_gen.packing.strategies import count_strategies, list_strategies
 
 MAX_STRATEGIES = 2_000
 MAX_SEQUENCES = 10**6  # beyond, one pack is below the solver's tolerance
-SECONDS = 5.0
+MAX_NODES = 1_000
 
 
-def fewest_packs(demand, row_of_slot, depth, seconds=SECONDS):
+def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
     """Solve the packing program over all strategies.
 
     Args:
         demand: Whole numbers from 1 by row.
         row_of_slot: int `[S + 1]`, the row of the longest length that a slot of this size holds, or -1.
         depth: Slots per pack.
-        seconds: When to give up.
+        max_nodes: Of branch and bound, after which to give up.
 
     Returns:
         List of `(ascending tuple of rows, count)` that can hold the demand, or None where the case is too
-        large or time ran out; and whether it did not run out.
+        large or the nodes ran out; and whether they did not run out.
     """
     max_seq_length = len(row_of_slot) - 1
     num_strategies = count_strategies(max_seq_length, depth, limit=MAX_STRATEGIES)
@@ -37,7 +37,8 @@ def fewest_packs(demand, row_of_slot, depth, seconds=SECONDS):
     for option, value in {
         "output_flag": False,
         "threads": 1,
-        "time_limit": seconds,
+        "random_seed": 0,
+        "mip_max_nodes": max_nodes,
         "mip_rel_gap": 0.0,
         "mip_abs_gap": 0.5,
     }.items():
@@ -56,6 +57,6 @@ def fewest_packs(demand, row_of_slot, depth, seconds=SECONDS):
         model.addRow(float(sum(demand[row:])), highspy.kHighsInf, len(used), used, entries[used])
     model.run()
     if (status := model.getModelStatus()) != highspy.HighsModelStatus.kOptimal:
-        return None, status != highspy.HighsModelStatus.kTimeLimit
+        return None, status != highspy.HighsModelStatus.kSolutionLimit
     counts = np.rint(model.getSolution().col_value).astype(int).tolist()
     return [(pack, count) for pack, count in zip(packs, counts, strict=True) if count], True

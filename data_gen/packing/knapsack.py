@@ -26,6 +26,7 @@ class BestPacks:
         num_slots: Most slots that a pack has here.
         best: int64 `[S + 1]`, the value by capacity.
         left, right: The tables joined, or None for a table of a single slot or none.
+        num_sums: Sums that it took to compute, those of `left` and `right` included.
         split: int64 `[S + 1]`, the capacity given to `left`, the rest goes to `right`; -1 where nobody has
             asked yet. A bound asks for none, and finding them takes longer than the values.
     """
@@ -34,6 +35,7 @@ class BestPacks:
     best: np.ndarray
     left: "BestPacks | None" = None
     right: "BestPacks | None" = None
+    num_sums: int = 0
     split: np.ndarray | None = None
 
     def slots(self, capacities):
@@ -105,7 +107,7 @@ def _join(left, right):
     windows = sliding_window_view(np.concatenate([np.full(size, IMPOSSIBLE), right.best]), size)
     if left is right:
         steps = steps[: np.searchsorted(steps, size // 2, side="right")]
-    start = 0
+    start = num_sums = 0
     while start < len(steps):
         # Joined with itself a table is symmetric: the smaller of two capacities is at most half their sum.
         lowest = int(steps[start]) * (2 if left is right else 1)
@@ -116,5 +118,6 @@ def _join(left, right):
         sums += left.best[block][:, None]
         np.maximum(best[lowest:], sums.max(axis=0), out=best[lowest:])
         start += len(block)
-    split = np.full(size, -1)
-    return BestPacks(left.num_slots + right.num_slots, best, left, right, split)
+        num_sums += sums.size
+    num_sums += left.num_sums + (0 if left is right else right.num_sums)
+    return BestPacks(left.num_slots + right.num_slots, best, left, right, num_sums, np.full(size, -1))

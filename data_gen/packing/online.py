@@ -11,7 +11,7 @@ import itertools
 
 import numpy as np
 
-from data_gen.packing.decreasing import first_fit_decreasing
+from data_gen.packing.baselines import first_fit_decreasing
 from data_gen.packing.histogram import check_lengths, check_limits, is_whole
 from data_gen.packing.lpfhp import longest_pack_first
 

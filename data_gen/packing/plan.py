@@ -28,6 +28,8 @@ class PackingPlan:
         dual_values: `[S]`, a whole number for each length, that prove a lower bound (`bounds.dual_bound`);
             empty where the algorithm computes none. They are kept, and not the bound that they prove, so
             that whoever reads the plan can check it.
+        lp_bound: What they prove, where the search that made the plan has computed it; None in a plan that
+            was read, whose reader computes it again.
     """
 
     algorithm: str
@@ -36,6 +38,7 @@ class PackingPlan:
     strategies: dict[tuple[int, ...], int]
     notes: tuple[str, ...] = ()
     dual_values: tuple[int, ...] = ()
+    lp_bound: int | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @functools.cached_property
     def certificate(self) -> Certificate:
@@ -46,6 +49,7 @@ class PackingPlan:
             self.max_seq_length,
             self.max_sequences_per_pack,
             self.dual_values,
+            self.lp_bound,
         )
 
     @property
@@ -105,7 +109,9 @@ class PackingPlan:
         }
 
 
-def make_plan(algorithm, max_seq_length, max_sequences_per_pack, packs, notes=(), dual_values=()):
+def make_plan(
+    algorithm, max_seq_length, max_sequences_per_pack, packs, notes=(), dual_values=(), lp_bound=None
+):
     """Build a plan from `(lengths, count)` pairs.
 
     A pack without any sequence is dropped, like a count of 0. The papers count strategies as their listings
@@ -123,7 +129,13 @@ def make_plan(algorithm, max_seq_length, max_sequences_per_pack, packs, notes=()
             total[tuple(sorted(int(length) for length in lengths))] += int(count)
     strategies = dict(sorted(total.items()))
     return PackingPlan(
-        algorithm, max_seq_length, max_sequences_per_pack, strategies, tuple(notes), tuple(dual_values)
+        algorithm,
+        max_seq_length,
+        max_sequences_per_pack,
+        strategies,
+        tuple(notes),
+        tuple(dual_values),
+        lp_bound,
     )
 
 

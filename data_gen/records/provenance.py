@@ -11,10 +11,14 @@ For instances, of which the second and third come from document 4 of the first t
     file_indices      [1 0 0]   into the manifest's `inputs`
     document_numbers  [9 4 4]   the document's place in that file, from 1
     duplicates        [0 0 3]   which pass over the documents, from 0
+
+Both end in `shard_sha256`, 32 numbers: the SHA-256 of the file that the index is of. An index that was
+copied, or left by an earlier run, would name wrong sources otherwise.
 """
 
 import contextlib
 import dataclasses
+import logging
 import os
 import shutil
 import tempfile
@@ -28,9 +32,12 @@ from data_gen.jobs import files
 from data_gen.jobs.output import read_manifest
 
 SUFFIX = ".provenance.npz"
-PACK_COLUMNS = ("pack_offsets", "file_indices", "record_numbers")
-DOCUMENT_COLUMNS = ("file_indices", "document_numbers", "duplicates")
+CHECKSUM = "shard_sha256"
+PACK_COLUMNS = ("pack_offsets", "file_indices", "record_numbers", CHECKSUM)
+DOCUMENT_COLUMNS = ("file_indices", "document_numbers", "duplicates", CHECKSUM)
 VALUES_AT_ONCE = 2**17  # copied from the disk to the index; a shard may have a billion
+
+logger = logging.getLogger(__name__)
 
 
 def provenance_path(path):
@@ -53,12 +60,25 @@ class Document:
     number: int
 
 
+def describe_path(path, output_dir):
+    """How the manifest in a directory names an input: dict `path`, as it was given, and `relative_path`.
+
+    A relative path holds in the folder where the command ran. `relative_path`, for such paths only, leads
+    from the manifest to the file, wherever one stands and whereto the two are moved together.
+    """
+    if os.path.isabs(path) or files.is_remote(path) or files.is_remote(output_dir):
+        return {"path": path}
+    relative = os.path.relpath(os.path.realpath(path), os.path.realpath(output_dir))
+    return {"path": path, "relative_path": relative}
+
+
 @contextlib.contextmanager
 def open_index(path, names):
     """Write arrays of whole numbers piece by piece, never holding more than a piece.
 
         with open_index("a.provenance.npz", DOCUMENT_COLUMNS) as index:
             index["duplicates"].add([0, 0, 3])
+            add_checksum(index, entry.sha256)
 
     Args:
         path: Where to; it appears when the block ends well.
@@ -86,6 +106,7 @@ def open_provenance(path):
 
         with open_provenance("packs/a.provenance.npz") as provenance:
             provenance.add(depths, file_indices, record_numbers)
+            provenance.add_checksum(entry.sha256)
 
     Args:
         path: Where to; it appears when the block ends well.
@@ -97,6 +118,11 @@ def open_provenance(path):
     with open_index(path, PACK_COLUMNS) as columns:
         columns["pack_offsets"].add(np.zeros(1, np.int64))
         yield _Columns(columns)
+
+
+def add_checksum(index, sha256):
+    """Say of which file an index from `open_index` is, by its hexadecimal SHA-256."""
+    index[CHECKSUM].add(list(bytes.fromhex(sha256)))
 
 
 class _Columns:
@@ -111,6 +137,10 @@ class _Columns:
         offsets.add(offsets.largest + np.cumsum(depths))
         self._columns["file_indices"].add(file_indices)
         self._columns["record_numbers"].add(record_numbers)
+
+    def add_checksum(self, sha256):
+        """Say of which file the index is, by its hexadecimal SHA-256."""
+        add_checksum(self._columns, sha256)
 
 
 class _Column:
@@ -160,27 +190,39 @@ def find_sources(path, record_number):
         List of (path of the input file, number of its record), slot after slot.
 
     Raises:
-        InputError: the shard has no index or no such record, or its index or manifest is damaged.
+        InputError: the shard has no index or no such record, or its index or manifest is damaged, or of
+            another file.
+        OSError: the shard cannot be read.
     """
     index_path = provenance_path(path)
     if not files.exists(index_path):
         raise InputError(f"{path} must be packed with --provenance. Received: no {index_path}.")
+    checksum = files.file_sha256(path)
+    inputs, promised = _read_manifest_of(index_path, path)
+    if promised.get("sha256") != checksum:
+        raise InputError(
+            f"{os.path.dirname(path) or '.'} must hold the manifest.json that was written with {path}. "
+            f"Received: {'one with another SHA-256' if promised else 'none that lists it'}."
+        )
     with _open_archive(index_path) as archive:
+        _check_owner(archive, index_path, path, checksum, "pack_offsets", promised.get("num_records", 0) + 1)
         num_packs = _num_entries(archive, "pack_offsets") - 1
         if not 1 <= record_number <= num_packs:
             raise InputError(f"{path} must have the record. Received: {record_number} of {num_packs}.")
         first, last = _read_entries(archive, "pack_offsets", [record_number - 1, record_number])
         file_indices = _read_entries(archive, "file_indices", range(first, last))
         numbers = _read_entries(archive, "record_numbers", range(first, last))
-    paths = [entry["path"] for entry in _find_inputs(index_path, max(file_indices))]
-    return [(paths[index], number) for index, number in zip(file_indices, numbers, strict=True)]
+    _check_inputs(inputs, index_path, max(file_indices))
+    return [(inputs[index]["path"], number) for index, number in zip(file_indices, numbers, strict=True)]
 
 
-def find_documents(sources):
-    """The documents of some instances.
+def find_documents(sources, packed_file=""):
+    """The documents of some instances. What is not there any more is logged.
 
     Args:
         sources: List of (path of a file of instances, number of its record), as `find_sources` returns it.
+        packed_file: The shard that they are of, whose manifest says which instances were packed; "" takes
+            those that are there now.
 
     Returns:
         List of `Document`, in that order; None where the instances have no index here.
@@ -189,12 +231,22 @@ def find_documents(sources):
         InputError: an index or the manifest beside it is damaged, or of other instances.
     """
     found = dict.fromkeys(sources)
+    packed = _read_manifest_of(packed_file, packed_file)[0] if packed_file else []
+    checksums = {entry["path"]: entry.get("sha256") for entry in packed}
     for path in dict.fromkeys(path for path, _ in sources):
         index_path = provenance_path(path)
         if not files.exists(index_path):
+            if not files.exists(path):
+                message = "%s is not there, so that its documents are not known"
+                logger.warning(message, files.printable(path))
             continue
         numbers = sorted({number for other, number in sources if other == path})
+        inputs, promised = _read_manifest_of(index_path, path)
+        checksum = checksums.get(path) or (files.file_sha256(path) if files.exists(path) else None)
         with _open_archive(index_path) as archive:
+            if checksum:
+                size = promised.get("num_records")
+                _check_owner(archive, index_path, path, checksum, "document_numbers", size)
             num_records = _num_entries(archive, "document_numbers")
             if numbers[-1] > num_records:
                 raise InputError(
@@ -204,7 +256,7 @@ def find_documents(sources):
             places = [number - 1 for number in numbers]
             file_indices = _read_entries(archive, "file_indices", places)
             document_numbers = _read_entries(archive, "document_numbers", places)
-        inputs = _find_inputs(index_path, max(file_indices))
+        _check_inputs(inputs, index_path, max(file_indices))
         for number, file_index, document in zip(numbers, file_indices, document_numbers, strict=True):
             entry = inputs[file_index]
             found[path, number] = Document(entry["path"], str(entry.get("sha256", "")), document)
@@ -223,18 +275,62 @@ def _open_archive(index_path):
         raise InputError(f"{index_path} must be an index of --provenance. Received: {error}.") from error
 
 
-def _find_inputs(index_path, largest):
-    """The inputs that the manifest beside an index names, list of dict; raises if `largest` is none."""
+def _check_owner(archive, index_path, path, checksum, column, size):
+    """Raise `InputError` where an index is not of the file `path`, which has this SHA-256.
+
+    An index of earlier versions has no checksum: then its `column` must have the `size` that follows from
+    the manifest, unless that is None.
+    """
+    if f"{CHECKSUM}.npy" in archive.namelist():
+        found = bytes(_read_entries(archive, CHECKSUM, range(32))).hex()
+        received = f"that of a file with {found}" if found != checksum else ""
+    else:
+        found = _num_entries(archive, column)
+        received = f"one of {found} entries" if size not in (found, None) else ""
+    if received:
+        raise InputError(f"{index_path} must be of {path} with SHA-256 {checksum}. Received: {received}.")
+
+
+def _read_manifest_of(index_path, path):
+    """What the manifest beside an index says.
+
+    Returns:
+        List of dicts, its inputs, each with the `path` at which it is from here, and dict, the entry of the
+        file `path`; both empty where there is none.
+    """
     folder = os.path.dirname(index_path) or "."
-    inputs = (read_manifest(folder) or {}).get("inputs")
-    inputs = inputs if isinstance(inputs, list) else []
-    inputs = [entry for entry in inputs if isinstance(entry, dict) and isinstance(entry.get("path"), str)]
+    manifest = read_manifest(folder) or {}
+    inputs = [entry for entry in _dicts(manifest.get("inputs")) if isinstance(entry.get("path"), str)]
+    inputs = [{**entry, "path": _resolve(entry, folder)} for entry in inputs]
+    splits = manifest.get("splits")
+    groups = [manifest, *(_dicts(list(splits.values())) if isinstance(splits, dict) else [])]
+    entries = [entry for group in groups for entry in _dicts(group.get("files"))]
+    return inputs, next((e for e in entries if e.get("name") == os.path.basename(path)), {})
+
+
+def _dicts(values):
+    """The dicts in a list; none where it is no list."""
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _resolve(entry, folder):
+    """Where the input of a manifest in `folder` is from here: the inverse of `describe_path`."""
+    relative = entry.get("relative_path")
+    if not isinstance(relative, str) or files.is_remote(folder):
+        return entry["path"]
+    path = os.path.normpath(os.path.join(os.path.realpath(folder), relative))
+    from_here = os.path.relpath(path, os.path.realpath("."))
+    return path if from_here.startswith(os.pardir) else from_here
+
+
+def _check_inputs(inputs, index_path, largest):
+    """Raise `InputError` where an index names more inputs than the manifest beside it."""
     if largest >= len(inputs):
+        folder = os.path.dirname(index_path) or "."
         raise InputError(
             f"{folder} must hold the manifest.json that was written with {index_path}. "
             f"Received: {len(inputs)} inputs, of which it names number {largest + 1}."
         )
-    return inputs
 
 
 def _num_entries(archive, name):

@@ -20,6 +20,7 @@ from data_gen.records.frames import FRAME_BYTES, BatchSizes
 tf = import_quietly("tensorflow")
 
 READ_BATCH = 1024  # records; a batch of S=512 decodes to about 20 MB
+BUFFER_BYTES = 2**18  # of a file, read at once
 READ_BYTES = 2**23  # of a batch as well: numbers of one byte decode to eight times that
 
 
@@ -293,7 +294,7 @@ def _read_within(path, batch_size, max_bytes):
     while True:
         # TensorFlow batches by number alone
         if sizes.look_ahead() or batches is None:
-            dataset = tf.data.TFRecordDataset(path).skip(num_read).batch(sizes.size)
+            dataset = _open_dataset(path).skip(num_read).batch(sizes.size)
             batches = _name_errors(dataset, path)
         batch = next(batches, None)
         if batch is None:
@@ -301,6 +302,12 @@ def _read_within(path, batch_size, max_bytes):
         yield batch
         num_read += len(batch)
         sizes.advance(len(batch))
+
+
+def _open_dataset(path):
+    """The records of a file: what `tf.data.TFRecordDataset` does, which traces a function for every file."""
+    variant = tf.raw_ops.TFRecordDataset(filenames=[path], compression_type="", buffer_size=BUFFER_BYTES)
+    return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
 
 
 def _name_errors(dataset, path):
@@ -351,7 +358,7 @@ def _describe_damage(path):
     """The message for a file that TensorFlow cannot read to its end."""
     num_good = 0
     with contextlib.suppress(tf.errors.OpError):  # expected: the point is how many came before it
-        for _ in tf.data.TFRecordDataset(path):
+        for _ in _open_dataset(path):
             num_good += 1
     return _damage(path, num_good)
 

@@ -9,10 +9,10 @@ v2.0 adds `is_impossible`: the question then has no answer in its context.
 import dataclasses
 import json
 import re
-from pathlib import Path
 from unicodedata import category
 
 from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write them; no tokenizer reads them
 WHERE_NAMES = ("article", "paragraph", "question", "answer")
@@ -106,7 +106,7 @@ def load_articles(path):
 def load_json(path):
     """A JSON file's content; raises `InputError` with line and column."""
     try:
-        return json.loads(Path(path).read_bytes().decode("utf-8-sig"))
+        return json.loads(files.read_text(path).removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
     except json.JSONDecodeError as error:
@@ -125,7 +125,7 @@ def check_files(config, names):
     """
     for name in names:
         path = getattr(config, name)
-        if path and (not Path(path).exists() or Path(path).is_dir()):
+        if path and not files.is_file(path):
             raise InputError(f"`{name}` must be an existing file. Received: {path}.")
 
 

@@ -18,7 +18,7 @@ from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_
 from data_gen.jobs.steps import Job, Step
 from data_gen.packing import histogram as histograms
 from data_gen.records.inputs import find_files, stamp_files, unchanged
-from data_gen.records.provenance import provenance_path
+from data_gen.records.provenance import describe_path, provenance_path
 from data_gen.records.shuffle import shuffle_places
 from data_gen.text import tokenization
 from data_gen.text.corpus import TextDocuments
@@ -81,7 +81,8 @@ def create(config):
             settings: Dict of the settings that the records depend on.
             versions: Dict of those of the packages that made them.
             vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how it is applied.
-            inputs: List of {path, sha256, num_documents}, those without a WordPiece not counted.
+            inputs: List of {path, sha256, num_documents}, documents without a WordPiece not counted; of
+                relative paths also `relative_path`, see `provenance.describe_path`.
             splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
                 num_random_nexts, num_tokens_read, num_tokens_used, num_tokens_cut, histogram, files: list of
                 {name, num_records, sha256}}. Tokens are of the text, once for every pass over it; those cut
@@ -314,7 +315,7 @@ def _make_corpus(config, sources, output, job):
     job.run([Step("join", join, (parts, corpus_dir))], "join", release=release)
     inputs = [
         {
-            "path": source.name,
+            **(describe_path(source.name, config.output_dir) if source.stamps else {"path": source.name}),
             "sha256": source.sha256 or tokenized["sha256"],
             "num_documents": tokenized["num_documents"],
         }

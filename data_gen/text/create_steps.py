@@ -15,7 +15,7 @@ from data_gen.packing import histogram as histograms
 from data_gen.records import tfrecords
 from data_gen.records.example_bytes import serialize_examples
 from data_gen.records.inputs import unchanged
-from data_gen.records.provenance import DOCUMENT_COLUMNS, open_index
+from data_gen.records.provenance import DOCUMENT_COLUMNS, add_checksum, open_index
 from data_gen.records.sequences import take
 from data_gen.records.shuffle import shuffle_places
 from data_gen.text import tokenization
@@ -166,6 +166,7 @@ def write_shard(shard):
     if shard.provenance:
         with open_index(shard.provenance, DOCUMENT_COLUMNS) as index:
             entry = tfrecords.write_file(shard.path, serialize(index))
+            add_checksum(index, entry.sha256)
     else:
         entry = tfrecords.write_file(shard.path, serialize(None))
     return {"entry": entry.to_json(), "histogram": histogram.tolist(), "counts": counts}

@@ -27,7 +27,7 @@ def snapshot(engine):
 
 
 @pytest.fixture(scope="module")
-def trained_once(tmp_path_factory):
+def trained_once(uncompiled_file, tmp_path_factory):
     engine, folder = training_engine(), tmp_path_factory.mktemp("run")
     engine.train_step(packed_and_unpacked()[0])
     checkpoint.save_checkpoint(folder, 1, engine, WITH_DROPOUT, {"interval": {"mlm_loss": 0.1}})

@@ -176,6 +176,7 @@ def test_mistakes_in_files_are_named(tmp_path, weights):
         starting_weights.load(prefix.parent, weights, ONE_LAYER)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_run_starts_from_a_foreign_checkpoint(tmp_path, capsys):
     (tmp_path / "data").mkdir()
     write_data(tmp_path / "data")

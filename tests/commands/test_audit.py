@@ -218,6 +218,7 @@ def test_command_fails(on_disk, capsys, monkeypatch):
     assert "checks failed" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, capsys):
     """Without next-sentence loss the weights alone look sound."""
     config = ablate(CONFIG, "no_next_sentence")

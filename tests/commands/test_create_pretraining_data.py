@@ -1,9 +1,11 @@
 """From text to files: every record follows from the seed, splits never mix, mistakes end in one line."""
 
+import dataclasses
 import gzip
 import hashlib
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 from data_gen.create_pretraining_data import DESCRIPTION, main
 from data_gen.jobs import files, runners
+from data_gen.jobs.output import OutputDir
 from data_gen.jobs.steps import Job
 from data_gen.packing.histogram import to_json
 from data_gen.records import tfrecords
@@ -152,10 +155,11 @@ def count_own_words(features):
     return counts[len(SPECIAL_TOKENS) :]
 
 
-@pytest.mark.parametrize("pairs_at_once", [5, 256])
-def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, pairs_at_once):
+@pytest.mark.parametrize("is_small", [True, False], ids=["small batches", "batches as they are"])
+def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, is_small):
     """Sentences of one word fill a sequence exactly: nothing is cut, so nothing may be missing or doubled."""
-    monkeypatch.setattr(create_steps, "PAIRS_PER_MAPPING", pairs_at_once)
+    for name, size in {"PAIRS_PER_MAPPING": 5, "SHUFFLE_TOKENS": 250, "WRITE_BATCH": 4}.items():
+        monkeypatch.setattr(create_steps, name, size if is_small else getattr(create_steps, name))
     sizes = np.random.default_rng(1).integers(2, 60, NUM_DOCUMENTS)
     text[0].write_text("\n\n".join("\n".join([f"doc{i}"] * size) for i, size in enumerate(sizes)))
     settings = {"dupe_factor": 3, "eval_fraction": 0.2, "num_shards": 4}
@@ -213,6 +217,34 @@ def test_a_document_a_line_is_told(text, tmp_path, capsys, between, label, cause
     )
     assert f"warning: all next_sentence_labels of split train are {label}, " in error and cause in error
     assert error.count("a blank line between documents") == 1
+
+
+def test_settings_arrive_where_sequences_are_drawn(text, tmp_path):
+    settings = {
+        "max_seq_length": 40,
+        "max_predictions_per_seq": 3,
+        "masked_lm_prob": 0.3,
+        "short_seq_prob": 0.4,
+        "do_whole_word_mask": True,
+    }
+    config = make_config(text, "out", random_seed=77, dupe_factor=6, num_shards=5, **settings)
+    output = OutputDir(str(tmp_path))
+    (tmp_path / "corpus").mkdir()
+    shards, sizes = create_job.plan_shards(config, 10, output, str(tmp_path / "corpus"))
+    assert len(shards) == 5 and sizes == {"train": 10}
+    for shard in shards:
+        assert dataclasses.asdict(shard.rules) == settings
+        assert (shard.seed, shard.num_duplicates, shard.split) == (77, 6, "train")
+    ends = [(shard.first, shard.last) for shard in shards]
+    assert ends == [(12 * i, 12 * i + 12) for i in range(5)]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_case_arrives_at_the_tokenizer(text, tmp_path, do_lower_case):
+    text[0].write_text("DOC0 DOC1\nDOC2\n" * 9)
+    create_job.create(make_config(text, tmp_path / "out", do_lower_case=do_lower_case))
+    ids = restore(read_split(tmp_path / "out", "train"))
+    assert (SPECIAL_TOKENS.index("[UNK]") in ids) != do_lower_case
 
 
 def test_good_text_is_no_warning(text, tmp_path):
@@ -350,6 +382,7 @@ def check_mistake(capsys, arguments, message):
         ("input_file", "{tmp}/blank.txt", "blank.txt must hold at least one sentence"),
         ("input_file", "{tmp}/latin.txt", "latin.txt, line 2: text must be UTF-8"),
         ("input_file", "{tmp}/bad.json", "bad.json, line 1: must be a JSON object"),
+        ("input_file", "{tmp}/latin_cr.txt", "latin_cr.txt, line 3: text must be UTF-8"),
         ("input_file", "{tmp}/lone.txt", "`input_file` must hold two words or more"),
         ("input_file", "{tmp}/spaces.txt", "`input_file` must hold a word"),
         ("vocab_file", "{tmp}/nothing.txt", "`vocab_file` must match at least one file"),
@@ -364,6 +397,7 @@ def check_mistake(capsys, arguments, message):
 def test_mistakes_end_in_one_line_and_leave_nothing(text, tmp_path, capsys, name, value, message):
     (tmp_path / "blank.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes("fine\ncaf\u00e9\n".encode("latin-1"))
+    (tmp_path / "latin_cr.txt").write_bytes("fine\r\rcaf\u00e9\r".encode("latin-1"))
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "lone.txt").write_text("doc0")
     (tmp_path / "spaces.txt").write_text("\u200b")
@@ -376,6 +410,27 @@ def test_mistakes_end_in_one_line_and_leave_nothing(text, tmp_path, capsys, name
     check_mistake(capsys, {**arguments, name: value.format(tmp=tmp_path)}, message)
     assert not (tmp_path / "out").exists()
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["notes.md"]
+
+
+def test_names_that_are_not_utf_8(text, tmp_path, capsys):
+    odd = os.fsdecode(b"\xff")
+    for path in text:
+        path.rename(tmp_path / f"{odd}{path.name}")
+    names = [str(tmp_path / f"{odd}{path.name}") for path in text]
+    arguments = {"input_file": f"{tmp_path}/{odd}te*", "vocab_file": names[1], "output_dir": tmp_path / "out"}
+    arguments |= {"num_workers": 1, "max_seq_length": 32}
+    argv = ["create", *(f"--{name}={value}" for name, value in arguments.items())]
+    assert run(main, CreateConfig, DESCRIPTION, argv) == 0
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["inputs"][0]["path"] == names[0]
+    capsys.readouterr()
+    arguments["output_dir"] = tmp_path / f"{odd}out"
+    check_mistake(
+        capsys,
+        arguments,
+        f"`output_dir` must have a name in UTF-8, which is all that TensorFlow "
+        f"writes to. Received: {tmp_path}/\\xffout.",
+    )
 
 
 def test_eval_needs_a_second_document(text, tmp_path, capsys):

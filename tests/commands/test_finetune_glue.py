@@ -66,6 +66,7 @@ def losses_of(folder):
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(("task", "score"), [("SST-2", "accuracy"), ("STS-B", "pearson")])
 def test_packed_equals_unpacked(data, tmp_path, task, score):
     found = {}

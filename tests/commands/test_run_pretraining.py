@@ -195,6 +195,7 @@ def test_evaluation_that_a_kill_cut_off_is_made(data, uninterrupted, tmp_path):
         assert read_rows(folder / "eval_metrics.csv") == read_rows(uninterrupted / "eval_metrics.csv")
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_packed_against_unpacked_is_reported(data, tmp_path, capsys, monkeypatch):
     rng = np.random.default_rng(3)
     sequences = [[sequence] for pack in random_packs(rng, 12, MAX_SEQ_LENGTH) for sequence in pack]
@@ -207,6 +208,7 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, capsys, monkeypatch
         tmp_path / "data",
         tmp_path / "run",
         eval_input_file="",
+        eval_steps=0,
         unpacked_input_file=tmp_path / "unpacked.tfrecord",
         json=report,
         num_train_steps=2,
@@ -247,6 +249,7 @@ def test_packed_against_unpacked_is_reported(data, tmp_path, capsys, monkeypatch
         assert json.loads(report.read_text()) == {"metrics": content["metrics"], "speed": []}
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_init_checkpoint(data, uninterrupted, tmp_path, capsys):
     assert run(*arguments(data, tmp_path / "run", init_checkpoint=uninterrupted, num_train_steps=1)) == 0
     assert f"of {uninterrupted}/checkpoint-24" in capsys.readouterr().out
@@ -254,6 +257,7 @@ def test_init_checkpoint(data, uninterrupted, tmp_path, capsys):
     assert float(first["loss"]) < float(read_rows(uninterrupted / "metrics.csv")[0]["loss"])
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_weights_that_an_update_makes_nan_are_never_saved(data, tmp_path, capsys, monkeypatch):
     """The loss of that step is finite, and --keep_checkpoint_max would remove the last good one."""
     train_step = TensorFlowEngine.train_step

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import random
 import shutil
 
 import keras
@@ -27,6 +28,16 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def encoder(model_folder):
     return inference.load_encoder(model_folder, model_folder / "vocab.txt", batch_size=2)
+
+
+def test_loading_leaves_the_random_numbers_of_the_caller_alone(model_folder):
+    keras.utils.set_random_seed(3)
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    inference.load_encoder(model_folder, model_folder / "vocab.txt")
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+    found = np.asarray(keras.random.uniform((3,)))
+    keras.utils.set_random_seed(3)
+    np.testing.assert_array_equal(found, np.asarray(keras.random.uniform((3,))))
 
 
 def test_packs_really_hold_several(encoder):

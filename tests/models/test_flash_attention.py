@@ -202,6 +202,7 @@ def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
         assert "attention: flash: the fused GPU kernel" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_the_command_says_what_it_took_and_refuses_what_it_cannot(tmp_path, capsys):
     write_data(tmp_path)
     flags = {

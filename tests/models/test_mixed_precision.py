@@ -13,7 +13,7 @@ from bert_packed.training.optimization import Lamb
 
 BF16 = 2.0**-8  # half of the distance from 1 to the next number
 DTYPE = "mixed_bfloat16"
-pytestmark = pytest.mark.both_backends
+pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 
 
 @pytest.fixture(scope="module")

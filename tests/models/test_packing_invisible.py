@@ -12,6 +12,8 @@ from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines.functional import gradient
 
 MLM_LOSSES = ("per_sequence", "per_token")
+# `test_engine.py` compares compiled steps with these; here they would compile for longer than they run
+pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
 def sequence_rows(batch, values, ids):

@@ -1,17 +1,19 @@
 """Does column generation reach the figures asked, prove them, and stop when told?"""
 
-import math
+import itertools
+import random
 import time
-import types
 
+import highspy
 import numpy as np
 import pytest
 
-from data_gen.packing import column_generation, diving, relaxation, slots
+from data_gen.packing import bounds, column_generation, exact, master, relaxation, repacking, slots
 from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.histogram import load_known_histogram
+from data_gen.packing.effort import Effort
+from data_gen.packing.histogram import fold, load_known_histogram
 from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.packing.plan import validate_plan
+from data_gen.packing.plan import from_json, validate_plan
 from data_gen.packing.strategies import count_strategies, list_strategies
 
 
@@ -34,9 +36,9 @@ def test_coarse_classes_give_real_packs(monkeypatch):
     plain = pack_cghp(histogram, 64, 5)
     monkeypatch.setattr(column_generation, "MANY_LENGTHS", 8)
     monkeypatch.setattr(relaxation, "COARSE_CLASSES", 12)
-    search = relaxation.Relaxation(histogram, 5, math.inf)
+    search = relaxation.Relaxation(histogram, 5, Effort())
     before = len(search.master.packs)
-    search.add_coarse_packs(math.inf)
+    search.add_coarse_packs()
     added = search.master.packs[before:]
     assert len(added) > 5
     assert all(search.lengths[list(pack)].sum() <= 64 and len(pack) <= 5 for pack in added)
@@ -51,42 +53,127 @@ def test_same_input_same_plan():
     assert pack_cghp(histogram, 64, 3) == pack_cghp(histogram, 64, 3)
 
 
-def test_a_spent_time_limit_leaves_a_whole_plan_and_says_so():
+@pytest.mark.parametrize("factor", [0, 1e9])
+def test_no_clock_decides(monkeypatch, factor):
+    """A machine whose clock stands still, or runs a year in a moment, makes the same plans."""
+    tiny = [0, 16, 5, 7, 15, 0, 0, 0, 0, 0]
+    histogram = np.random.default_rng(3).integers(0, 9, 64)
+    plans = [pack_cghp(tiny, 10, 5), pack_cghp(histogram, 64, 6), pack_cghp(histogram, 64, 6, effort=1e-3)]
+    start = time.monotonic()
+    for clock in ("monotonic", "perf_counter", "time", "process_time"):
+        real = getattr(time, clock)
+        monkeypatch.setattr(time, clock, lambda real=real: start + factor * (real() - start))
+    assert plans == [
+        pack_cghp(tiny, 10, 5),
+        pack_cghp(histogram, 64, 6),
+        pack_cghp(histogram, 64, 6, effort=1e-3),
+    ]
+
+
+def test_solvers_get_no_time_limit_one_thread_and_one_seed(monkeypatch):
+    made = []
+    real = highspy.Highs
+
+    def recorded():
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setattr(highspy, "Highs", recorded)
+    pack_cghp([0, 16, 5, 7, 15, 0, 0, 0, 0, 0], 10, 5)
+    monkeypatch.setattr(repacking, "MAX_TURNS", 0)
+    pack_cghp([0, 16, 5, 7, 15, 0, 0, 0, 0, 0], 10, 5)
+    fewest = [model.getOptionValue("mip_max_nodes")[1] for model in made]
+    assert len(made) > 2 and {exact.MAX_NODES, repacking.MAX_NODES} <= set(fewest)
+    for model in made:
+        options = {name: model.getOptionValue(name)[1] for name in ("time_limit", "threads", "random_seed")}
+        assert options == {"time_limit": highspy.kHighsInf, "threads": 1, "random_seed": 0}
+
+
+def test_a_spent_effort_leaves_a_whole_plan_and_says_so():
     histogram = np.random.default_rng(3).integers(0, 900, 64)
-    plan = pack_cghp(histogram, 64, 3, time_limit=1e-9)
+    plan = pack_cghp(histogram, 64, 3, effort=1e-9, integer_programs=False)
     validate_plan(plan, histogram)
     assert plan.num_packs <= pack_lpfhp(histogram, 64, 3).num_packs
     assert plan.certificate.lower_bound > 0
-    assert plan.notes == ("Stopped by the time limit of 1e-09 seconds before the gap was met.",)
+    assert plan.notes == ("Stopped by the limit of effort, 1e-09, before the gap was met.",)
 
 
 def test_no_note_where_the_gap_is_met_in_spite_of_the_limit():
     histogram = np.random.default_rng(3).integers(0, 900, 64)
-    plan = pack_cghp(histogram, 64, 3, gap=1.0, time_limit=1e-9)
+    plan = pack_cghp(histogram, 64, 3, gap=1.0, effort=1e-9)
     assert plan.certificate.gap <= 1.0
     assert plan.notes == ()
 
 
-def test_rounding_that_runs_out_of_time_says_so(monkeypatch):
+def test_every_effort_ends_in_a_whole_plan_and_more_is_no_worse():
+    """The limit falls into each part of the search in turn: pricing, solving, rounding."""
+    histogram = fold(load_known_histogram("wikipedia_512"), 256)
+    num_packs = []
+    for effort in (1e-4, 1e-2, 2e-2, 3e-2, 4e-2, 60):
+        plan = pack_cghp(histogram, 256, 3, effort=effort)
+        validate_plan(plan, histogram)
+        num_packs.append(plan.num_packs)
+        assert plan.notes == () if plan.certificate.gap < 1e-6 else f"effort, {effort:g}" in plan.notes[0]
+    assert num_packs == sorted(num_packs, reverse=True)
+    assert len(set(num_packs)) > 2 and plan.notes == ()
+
+
+def test_a_solve_ends_within_the_effort():
+    """A limit that falls into the first solve: the solver itself is stopped, after so many iterations."""
     histogram = load_known_histogram("wikipedia_512", 512)
-    monkeypatch.setattr(diving, "time", types.SimpleNamespace(monotonic=lambda: math.inf))
-    plan = pack_cghp(histogram, 512, 3)
-    validate_plan(plan, histogram)
-    assert plan.certificate.gap > 1e-6
-    assert plan.notes == ("Stopped by the time limit of 60 seconds before the gap was met.",)
+    counter = Effort()
+    search = relaxation.Relaxation(histogram, 3, counter)
+    counter.limit = counter.steps + 100 * master.STEPS_PER_ITERATION * len(search.lengths)
+    assert search.run(0.0) is False
+    past = counter.steps - counter.limit
+    assert 0 <= past <= 2 * master.STEPS_PER_ITERATION * len(search.lengths)
 
 
 def test_the_integer_program_saves_a_pack_and_says_when_it_gives_up(monkeypatch):
     histogram = [0, 16, 5, 7, 15, 0, 0, 0, 0, 0]
+    monkeypatch.setattr(repacking, "MAX_TURNS", 0)
     plan = pack_cghp(histogram, 10, 5)
     assert (plan.num_packs, plan.certificate.lower_bound, plan.notes) == (15, 15, ())
-    monkeypatch.setattr(column_generation, "SECONDS", 0.0)
+    assert pack_cghp(histogram, 10, 5, integer_programs=False).num_packs == 16
+    monkeypatch.setattr(column_generation, "fewest_packs", lambda *arguments: (None, False))
     plan = pack_cghp(histogram, 10, 5)
     assert plan.num_packs == 16
-    assert plan.notes == ("The integer program was stopped after 0 seconds.",)
-    monkeypatch.undo()
-    plan = pack_cghp(histogram, 10, 5, time_limit=1e-9)
-    assert plan.notes == ("Stopped by the time limit of 1e-09 seconds before the gap was met.",)
+    assert plan.notes == ("The integer program was stopped before it had proven its optimum.",)
+
+
+def cut_packs(rng, size, depth, num_packs):
+    """A histogram that full packs were cut into: their number is the optimum."""
+    histogram = np.zeros(size, int)
+    for _ in range(num_packs):
+        cuts = np.sort(rng.choice(np.arange(1, size), rng.integers(0, depth), replace=False))
+        np.add.at(histogram, np.diff([0, *cuts, size]) - 1, 1)
+    return histogram
+
+
+def test_sets_cut_from_full_packs_end_at_the_optimum():
+    cases = [(32, 4, 60), (48, 4, 100), (64, 4, 40), (64, 3, 200), (128, 4, 100), (160, 4, 50)]
+    histograms = [(cut_packs(np.random.default_rng(size), size, *rest), *rest) for size, *rest in cases]
+    for histogram, depth, num_packs in histograms:
+        plan = pack_cghp(histogram, len(histogram), depth)
+        validate_plan(plan, histogram)
+        assert (plan.num_packs, plan.efficiency) == (num_packs, 1.0)
+    missed = [
+        pack_cghp(histogram, len(histogram), depth, integer_programs=False).num_packs > num_packs
+        for histogram, depth, num_packs in histograms
+    ]
+    assert sum(missed) >= 3  # without the programs they end above
+
+
+def test_packs_to_choose_from_are_all_that_fit():
+    lengths, demand = [1, 2, 3, 5], {0: 2, 1: 1, 2: 2, 3: 1}
+    listed = repacking.list_packs(demand, lengths, 8, 3, 1, 1000, random.Random(0))
+    wanted = [
+        pack
+        for num in (1, 2, 3)
+        for pack in itertools.combinations_with_replacement(range(4), num)
+        if 7 <= sum(lengths[row] for row in pack) <= 8 and all(pack.count(row) <= demand[row] for row in pack)
+    ]
+    assert listed == sorted(wanted) and len(listed) > 3
 
 
 def test_packs_that_rounding_of_huge_counts_leaves_over_are_dropped():
@@ -97,15 +184,15 @@ def test_packs_that_rounding_of_huge_counts_leaves_over_are_dropped():
     assert plan.num_packs == 150_000_000_000_007  # one more where all are kept
 
 
-def test_pricing_stops_at_the_deadline(monkeypatch):
+def test_pricing_stops_at_the_limit(monkeypatch):
     histogram = np.random.default_rng(3).integers(0, 900, 64)
-    search = relaxation.Relaxation(histogram, 3, math.inf)
+    search = relaxation.Relaxation(histogram, 3, Effort())
     priced = []
     price = search._price
 
     def price_until_late(values):
         priced.append(values)
-        search.master.deadline = -math.inf
+        search.effort.limit = 0
         return price(values)
 
     monkeypatch.setattr(search, "_price", price_until_late)
@@ -114,14 +201,25 @@ def test_pricing_stops_at_the_deadline(monkeypatch):
     assert len(priced) == 1
 
 
-def test_the_time_limit_holds_for_long_packs():
-    # Few sequences of many lengths: the integer program is tried, and its strategies were all counted.
-    histogram = np.zeros(8192, int)
-    histogram[np.random.default_rng(0).choice(8192, 300, replace=False)] = 1
-    start = time.monotonic()
-    plan = pack_cghp(histogram, 8192, "max", time_limit=0.1)
-    assert time.monotonic() - start < 2.5  # half a second alone; counting took three
-    validate_plan(plan, histogram)
+def test_no_more_is_computed_than_a_cheap_bound_leaves_open(monkeypatch):
+    """Three sequences in packs of 16,384: two bounds that cost nothing say one pack, and no table is made."""
+    for module in (bounds, relaxation):
+        monkeypatch.setattr(module, "best_packs", lambda *arguments: pytest.fail("priced"))
+    histogram = np.zeros(16_384, int)
+    histogram[[0, 1, 2]] = 1
+    plan = pack_cghp(histogram, 16_384, "max")
+    assert (plan.num_packs, plan.certificate.tight, plan.dual_values) == (1, "material", ())
+
+
+def test_the_bound_of_the_search_is_the_one_that_a_reader_proves():
+    rng = np.random.default_rng(8)
+    proven = 0
+    for _ in range(12):
+        histogram = np.where(rng.random(40) < 0.4, rng.integers(0, 60, 40), 0)
+        plan = pack_cghp(histogram, 40, 3, integer_programs=False)
+        assert from_json(plan.to_json()).certificate == plan.certificate
+        proven += plan.certificate.tight == "LP"
+    assert proven > 2
 
 
 @pytest.mark.parametrize(
@@ -129,7 +227,7 @@ def test_the_time_limit_holds_for_long_packs():
     [
         ({"gap": -0.1}, "`gap` must be at least 0. Received: -0.1"),
         ({"gap": float("nan")}, "`gap` must be at least 0. Received: nan"),
-        ({"time_limit": 0}, "`time_limit` must be above 0 seconds. Received: 0"),
+        ({"effort": 0}, "`effort` must be above 0. Received: 0"),
     ],
 )
 def test_wrong_settings_are_named(setting, message):

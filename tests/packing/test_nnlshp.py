@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
-from data_gen.packing.ennlshp import pack_ennlshp
 from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.least_squares import solve_nnls
-from data_gen.packing.nnlshp import mix_nnlshp, pack_nnlshp
+from data_gen.packing.nnlshp import mix_nnlshp, pack_ennlshp, pack_nnlshp
 from data_gen.packing.plan import validate_plan
 
 

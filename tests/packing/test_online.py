@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.packing.greedy import shuffled_lengths
+from data_gen.packing.baselines import shuffled_lengths
 from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.online import POLICIES, OnlinePacker, pack_items
 

@@ -5,16 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.packing.decreasing import pack_bfd, pack_ffd
-from data_gen.packing.greedy import (
+from data_gen.packing.baselines import (
+    SortedBatching,
+    cost_of_sorted_batching,
     greedy_starts,
+    pack_bfd,
+    pack_ffd,
     pack_greedy,
     pack_local_greedy,
     shuffled_lengths,
 )
 from data_gen.packing.histogram import count_lengths, load_known_histogram
 from data_gen.packing.plan import make_plan
-from data_gen.packing.sorting import SortedBatching, cost_of_sorted_batching
 
 
 def fit_one_at_a_time(lengths, size, depth, choose):

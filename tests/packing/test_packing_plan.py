@@ -34,14 +34,20 @@ def test_equal_packs_are_added_up_in_any_order():
 
 
 def test_json_round_trip_keeps_the_proof():
-    plan = pack_cghp(HISTOGRAM, 8, 3)
+    plan = pack_cghp([3, 0, 4, 3, 0, 3, 2, 0], 8, 3)
     content = json.loads(json.dumps(plan.to_json()))
     assert from_json(content) == plan
     assert from_json(content).certificate == plan.certificate
-    assert content["certificate"]["lower_bound"] == 3
+    assert (plan.certificate.lower_bound, plan.certificate.tight) == (9, "LP")
+    assert (content["certificate"]["lower_bound"], content["certificate"]["bounds"]["L2"]) == (9, 8)
     assert len(plan.dual_values) == 8
     del content["dual_values"], content["certificate"]  # as older manifests have it
-    assert from_json(content).certificate.lower_bound == 3
+    assert from_json(content).certificate.lower_bound == 8
+
+
+def test_values_that_prove_nothing_more_are_not_kept():
+    plan = pack_cghp(HISTOGRAM, 8, 3)
+    assert (plan.certificate.lower_bound, plan.certificate.tight, plan.dual_values) == (3, "material", ())
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """Every sequence of a pack can be traced to its input record, and every record to its document."""
 
+import hashlib
 import io
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -73,11 +76,20 @@ def test_without_an_index_there_is_an_error(tmp_path):
 @pytest.fixture
 def shard(tmp_path):
     """A file of packs with its index, both with two inputs; the index in pieces of three numbers."""
-    (tmp_path / "manifest.json").write_text('{"inputs": [{"path": "a"}, {"path": "b"}]}')
+    write_shard(tmp_path, "x.tfrecord", b"four packs")
     with open_provenance(provenance_path(tmp_path / "x.tfrecord")) as index:
         index.add(np.array([2, 1]), np.array([0, 1, 0]), np.array([7, 300, 9]))
         index.add(np.array([1, 3]), np.array([1, 1, 0, 0]), np.array([1, 2, 3, 4]))
+        index.add_checksum(hashlib.sha256(b"four packs").hexdigest())
     return tmp_path / "x.tfrecord"
+
+
+def write_shard(folder, name, content):
+    """A file that a manifest beside it lists; whatever it holds."""
+    (folder / name).write_bytes(content)
+    entry = {"name": name, "num_records": 4, "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = {"inputs": [{"path": "a"}, {"path": "b"}], "files": [entry]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
@@ -87,6 +99,7 @@ def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
         "pack_offsets": (np.uint8, [0, 2, 3, 4, 7]),
         "file_indices": (np.uint8, [0, 1, 0, 1, 1, 0, 0]),
         "record_numbers": (np.uint16, [7, 300, 9, 1, 2, 3, 4]),
+        "shard_sha256": (np.uint8, list(hashlib.sha256(b"four packs").digest())),
     }
     monkeypatch.setattr(provenance, "VALUES_AT_ONCE", 2)
     for folder in (tmp_path, "ram://provenance"):
@@ -96,9 +109,10 @@ def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
             index.add(
                 np.array([2, 1, 1, 3]), np.array([0, 1, 0, 1, 1, 0, 0]), np.array([7, 300, 9, 1, 2, 3, 4])
             )
+            index.add_checksum(hashlib.sha256(b"four packs").hexdigest())
         with files.open_file(path) as file, np.load(io.BytesIO(file.read())) as index:
             assert {name: (index[name].dtype, index[name].tolist()) for name in index.files} == found
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npz", ".npz"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npz", ".npz", ".tfrecord"]
     assert (tmp_path / "y.provenance.npz").read_bytes() == Path(provenance_path(shard)).read_bytes()
     assert find_sources(shard, 4) == [("b", 2), ("a", 3), ("a", 4)]
     assert find_sources(shard, 1) == [("a", 7), ("b", 300)]
@@ -112,6 +126,15 @@ def test_the_command_prints_the_sources(shard, capsys):
         {"slot": 2, "input file": "b", "record": 300},
     ]
     assert capsys.readouterr().out.splitlines()[-1].split() == ["2", "b", "300"]
+
+
+def test_names_that_are_not_utf_8_are_printed(shard, capfdbinary):
+    content = json.loads((shard.parent / "manifest.json").read_text())
+    content["inputs"][0]["path"] = os.fsdecode(b"\xff.tfrecord")
+    (shard.parent / "manifest.json").write_text(json.dumps(content))
+    argv = ["find_sources.py", f"--packed_file={shard}", "--record_number=1"]
+    assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
+    assert rb" \xff.tfrecord " in capfdbinary.readouterr().out
 
 
 def cut_index(shard):
@@ -135,7 +158,28 @@ def lose_manifest(shard):
 
 
 def replace_manifest(shard):
-    (shard.parent / "manifest.json").write_text('{"inputs": ["a", "b"]}')
+    (shard.parent / "manifest.json").write_text('{"inputs": ["a", "b"], "splits": [], "files": {}}')
+
+
+def replace_inputs(shard):
+    content = json.loads((shard.parent / "manifest.json").read_text())
+    (shard.parent / "manifest.json").write_text(json.dumps({**content, "inputs": ["a", {"path": 3}]}))
+
+
+def replace_shard(shard):
+    shard.write_bytes(b"five packs")
+
+
+def copy_index(shard):
+    """The index of another shard: of as many packs, so that nothing but a checksum tells."""
+    write_shard(shard.parent, shard.name, b"more packs")
+
+
+def age_index(shard):
+    """As before there were checksums, and of five packs: what is left to tell by is the number."""
+    with np.load(provenance_path(shard)) as index:
+        arrays = {name: index[name] for name in index.files if name != "shard_sha256"}
+    np.savez(provenance_path(shard), **{**arrays, "pack_offsets": np.append(arrays["pack_offsets"], 7)})
 
 
 @pytest.mark.parametrize(
@@ -144,8 +188,16 @@ def replace_manifest(shard):
         (cut_index, [], r"x\.provenance\.npz must be an index of --provenance"),
         (replace_index, [], r"x\.provenance\.npz must be an index of --provenance"),
         (flip_index, [], r"x\.provenance\.npz must be an index of --provenance"),
-        (lose_manifest, [], r"must hold the manifest\.json .* Received: 0 inputs"),
-        (replace_manifest, [], r"must hold the manifest\.json .* Received: 0 inputs"),
+        (lose_manifest, [], r"must hold the manifest\.json .*x\.tfrecord\. Received: none that lists it"),
+        (replace_manifest, [], r"must hold the manifest\.json .* Received: none that lists it"),
+        (replace_inputs, [], r"must hold the manifest\.json .* Received: 0 inputs, .* names number 2"),
+        (replace_shard, [], r"must hold the manifest\.json .*x\.tfrecord\. Received: one with another SHA"),
+        (
+            copy_index,
+            [],
+            r"x\.provenance\.npz must be of .*x\.tfrecord with .* Received: that of a file with",
+        ),
+        (age_index, [], r"x\.provenance\.npz must be of .*x\.tfrecord with .* Received: one of 6 entries"),
         (None, ["--record_number=5"], r"x\.tfrecord must have the record\. Received: 5 of 4"),
         (None, ["--record_number=0"], "`record_number` must be at least 1"),
         (None, ["--packed_file="], "`packed_file` must be given"),
@@ -264,9 +316,60 @@ def test_a_text_that_changed_has_no_lines_and_lost_instances_no_documents(traced
     assert {row["line"] for row in rows} == {""} and {row["document"] for row in rows} == {1, 3, 4}
     index = folder / "in" / "train-00000-of-00001.provenance.npz"
     with np.load(index) as content:
-        np.savez(index, **{name: content[name][:1] for name in content.files})
+        short = {name: content[name][: 32 if name == "shard_sha256" else 1] for name in content.files}
+    np.savez(index, **short)
     with pytest.raises(InputError, match="must be of the instances that were packed"):
         rows = [provenance.find_documents(find_sources(shard, number)) for number in (1, 2)]
     index.unlink()
     rows, _ = rows_of(shard)
     assert {tuple(row) for row in rows} == {("slot", "input file", "record")}
+
+
+def test_relative_paths_lead_to_documents_from_any_folder(tmp_path, monkeypatch, capsys):
+    words = [f"w{i}" for i in range(6)]
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/words.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    (tmp_path / "text/a.txt").write_text("w0 w0\nw0\n\nw1 w1\nw1\n")
+    monkeypatch.chdir(tmp_path)
+    common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
+    create(CreateConfig("text/a.txt", "in", "text/words.txt", dupe_factor=2, **common))
+    pack(PackConfig(input_file="in/train-*", output_dir="deep/out", **common))
+    shard = "deep/out/packed-00000-of-00001.tfrecord"
+    expected, _ = rows_of(shard)
+    assert {row["input file"] for row in expected} == {"in/train-00000-of-00001.tfrecord"}
+    assert {row["text file"] for row in expected} == {"text/a.txt"}
+    assert {row["line"] for row in expected} == {1, 4}
+    shutil.copytree(tmp_path, tmp_path.parent / "moved", dirs_exist_ok=True)
+    for root in (tmp_path, tmp_path.parent / "moved"):
+        monkeypatch.chdir(root / "text")
+        for path in (f"../{shard}", f"{root}/{shard}"):
+            rows, _ = rows_of(path)
+            assert {row["text file"] for row in rows} == {"a.txt"}
+            assert {row["input file"] for row in rows} == {f"{root}/in/train-00000-of-00001.tfrecord"}
+            same = ("document", "line", "record", "slot")
+            assert [[row[name] for name in same] for row in rows] == [
+                [row[name] for name in same] for row in expected
+            ]
+    (root / "in/train-00000-of-00001.tfrecord").unlink()
+    os.remove(provenance_path(root / "in/train-00000-of-00001.tfrecord"))
+    capsys.readouterr()
+    rows, _ = rows_of(f"../{shard}")
+    assert {tuple(row) for row in rows} == {("slot", "input file", "record")}
+    assert "train-00000-of-00001.tfrecord is not there, so that its documents are not known" in (
+        capsys.readouterr().err
+    )
+
+
+def test_instances_made_anew_are_not_those_that_were_packed(traced):
+    shard, folder = traced
+    text = {"input_file": f"{folder}/[ab].*", "vocab_file": f"{folder}/words.txt", "dupe_factor": 2}
+    common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
+    again = CreateConfig(output_dir=f"{folder}/in", random_seed=5, overwrite=True, **text, **common)
+    create(again)
+    sources = find_sources(shard, 1)
+    with pytest.raises(InputError, match=r"train-.*npz must be of .*/in/train-.* Received: that of a file"):
+        provenance.find_documents(sources, shard)
+    assert all(provenance.find_documents(sources))  # of those that are there now, where nobody says which
+    shutil.copy(f"{folder}/words.txt", f"{folder}/in/train-00000-of-00001.tfrecord")
+    with pytest.raises(InputError, match=r"train-.*npz must be of .*/in/train-.* Received: that of a file"):
+        provenance.find_documents(sources)

@@ -1,5 +1,6 @@
-"""The benchmark of inference: its arithmetic by a clock that is told the time, its flags, the reference."""
+"""The benchmark of inference: its arithmetic by a clock that is told the time, flags, texts, reference."""
 
+import gzip
 import json
 
 import numpy as np
@@ -99,3 +100,27 @@ def test_other_vectors_are_noticed(value, differs):
         return
     with pytest.raises(InputError, match=r"must give our vectors.*theirs"):
         inference_benchmark._check_agreement(ways)
+
+
+def read_texts(path, num_texts=2):
+    return inference_benchmark._read_texts(
+        inference_benchmark.BenchmarkConfig("model", "vocab.txt", text_file=str(path), num_texts=num_texts)
+    )
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_texts_are_the_first_lines(tmp_path, end):
+    content = end.join(["\ufeffcaf\u00e9", "", " two ", "three"]).encode()
+    (tmp_path / "a.txt").write_bytes(content)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    assert read_texts(tmp_path / "a.txt") == read_texts(tmp_path / "a.gz") == ["caf\u00e9", "two"]
+    assert read_texts(tmp_path / "a.txt", 9) == ["caf\u00e9", "two", "three"]
+
+
+def test_other_encodings_and_empty_files_are_one_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes("fine\ncaf\u00e9\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"a\.txt, line 2: text must be UTF-8"):
+        read_texts(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_bytes(b"\n \n")
+    with pytest.raises(InputError, match=r"`text_file` must hold a text\. Received: none in .*a\.txt"):
+        read_texts(tmp_path / "a.txt")

@@ -59,6 +59,7 @@ def test_without_reset_only_later_sequences_move(batches):
     assert all((size > 1e-3) == (slot > 1) for (_, slot), size in found.items())
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_without_next_sentence_its_head_does_not_learn(batches):
     want = to_floats(make_engine().eval_step(batches[0]))
     engine = make_engine()
@@ -97,6 +98,7 @@ def train(data, output_dir, **changes):
     return command_line.run(run_pretraining.main, TrainConfig, "", argv)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_run_says_so_and_its_checkpoint_keeps_it(data, tmp_path, capsys):
     assert train(data, tmp_path / "run", ablation="no_position_reset,no_next_sentence") == 0
     printed = capsys.readouterr().out

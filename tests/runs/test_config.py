@@ -86,6 +86,8 @@ def test_heads_must_divide_width():
         ({"packing_correction": "lr"}, "one of none, betas"),
         ({"train_batch_size": 0}, "`train_batch_size` must be at least 1"),
         ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1. Received: -0.5."),
+        ({"eval_steps": 5}, r"`eval_steps` must be 0 without eval_input_file\. Received: 5\."),
+        ({"max_eval_steps": 2}, r"`max_eval_steps` must be 0 without eval_input_file\. Received: 2\."),
         ({"learning_rate": -1.0}, "`learning_rate` must be at least 0"),
         ({"epsilon": 0.0}, r"`epsilon` must be at least 1e-30\. Received: 0\.0"),
     ],
@@ -93,6 +95,11 @@ def test_heads_must_divide_width():
 def test_bad_train_configs(values, message):
     with pytest.raises(InputError, match=message):
         TrainConfig(**{**GIVEN, **values})
+
+
+def test_evaluation_may_be_limited_where_there_is_one():
+    config = TrainConfig(**GIVEN, eval_input_file="held-out", eval_steps=5, max_eval_steps=2)
+    assert (config.eval_steps, config.max_eval_steps) == (5, 2)
 
 
 def test_micro_batch_defaults_to_the_whole_batch():

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ from bert_packed.runs.run_directory import (
     describe_inputs,
     find_checkpoint,
     locked,
+    naming_last_checkpoint,
+    record_segment,
     remove_partial,
     start_run,
 )
+from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import write_json
 from data_gen.cli.settings import InputError
 
@@ -183,3 +187,42 @@ def test_damage_is_named_with_and_without_a_manifest(files):
     Path(files[1]).write_bytes(content)
     with pytest.raises(InputError, match=r"packed-1\.tfrecord, record \d: .* truncated or corrupt"):
         describe_inputs(files)
+
+
+def test_every_part_of_a_run_is_on_record(started):
+    folder, _, _ = started
+    record_segment(folder, 0, "tensorflow")
+    record_segment(folder, 70, "jax")
+    record = json.loads((folder / "run.json").read_text())
+    assert record["segments"] == [
+        {"first_step": 0, "backend": "tensorflow"},
+        {"first_step": 70, "backend": "jax"},
+    ]
+    assert record["model"] == {"hidden_size": 8, "hidden_act": "gelu"}
+
+
+def test_who_diverges_is_told_the_last_good_checkpoint(started):
+    folder, _, _ = started
+    for step in (9, 10):
+        (folder / f"checkpoint-{step}").mkdir()
+    with (
+        pytest.raises(InputError, match=r"Received: loss nan.* start from .*checkpoint-10, the last good"),
+        naming_last_checkpoint(folder),
+    ):
+        raise NotFiniteError("Received: loss nan at step 11.")
+    with pytest.raises(InputError, match=r"^no such record$"), naming_last_checkpoint(folder):
+        raise InputError("no such record")
+    for step in (1, 9, 10):
+        (folder / f"checkpoint-{step}").rmdir()
+    with pytest.raises(InputError, match="To go on, start in a new"), naming_last_checkpoint(folder):
+        raise NotFiniteError("Received: loss nan at step 1.")
+
+
+def test_a_run_may_be_older_than_a_flag(started):
+    folder, config, facts = started
+    record = json.loads((folder / "run.json").read_text())
+    del record["flags"]["remat"]
+    (folder / "run.json").write_text(json.dumps(record))
+    assert find_checkpoint(folder, config, facts) == folder / "checkpoint-1"
+    with pytest.raises(InputError, match="remat False -> True"):
+        find_checkpoint(folder, dataclasses.replace(config, remat=True), facts)

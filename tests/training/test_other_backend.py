@@ -22,13 +22,13 @@ from data_gen.cli import command_line
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
-HERE = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 OTHER = {"tensorflow": "jax", "jax": "tensorflow"}[keras.backend.backend()]
 
 
 def run_other(*command):
     """A Python command under the other backend: what it prints."""
-    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "KERAS_BACKEND": OTHER, "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False
@@ -49,7 +49,7 @@ def trained(tmp_path_factory):
     engine = other_backend.training_engine(other_backend.WITH_DROPOUT)
     other_backend.train(engine, range(1))
     checkpoint.save_checkpoint(folder / "dropout", 1, engine, other_backend.WITH_DROPOUT, {})
-    run_other(HERE / "other_backend.py", folder)
+    run_other(TESTS / "other_backend.py", folder)
     there = json.loads((folder / "losses.json").read_text())
     return folder, np.array(losses), {int(step): np.array(values) for step, values in there.items()}
 
@@ -104,7 +104,7 @@ def test_a_run_goes_on_under_the_other_backend(tmp_path):
     assert command_line.run(run_pretraining.main, TrainConfig, "", [*command, f"--output_dir={whole}"]) == 0
     shutil.copytree(whole, moved)
     shutil.rmtree(moved / "checkpoint-5")
-    printed = run_other(HERE.parent / command[0], *command[1:], f"--output_dir={moved}")
+    printed = run_other(TESTS.parent / command[0], *command[1:], f"--output_dir={moved}")
     assert f"continues from {moved}/checkpoint-3" in printed and "compiled   1 training" in printed
     here = keras.backend.backend()
     assert json.loads((moved / "run.json").read_text())["segments"] == [

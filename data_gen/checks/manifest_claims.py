@@ -1,0 +1,202 @@
+"""Whether the manifest beside packs tells the truth: its checksums, its counts, and what it says is proven.
+
+All that it says of the packs follows from which strategies they are made of, which one reading counts:
+
+    packs (3 5) (8) (3 5)     ->     num_packs 3, num_sequences 5, efficiency 24 / 24, ...
+"""
+
+import collections
+import dataclasses
+import math
+import os
+
+import numpy as np
+
+from data_gen.jobs import files
+from data_gen.jobs.output import MANIFEST_NAME, read_manifest
+from data_gen.packing import plan as plans
+from data_gen.packing.bounds import certify
+from data_gen.packing.histogram import to_json
+from data_gen.records.inputs import folder_of
+from data_gen.schema import PackSpec
+
+
+@dataclasses.dataclass
+class FileFacts:
+    """What a file of packs holds, or the inputs that packs were made of.
+
+    Attributes:
+        num_records: Records.
+        strategies: Of packs: how often each strategy occurs, a tuple of ascending lengths.
+        largest_id: The largest id of a token or label.
+        num_overlong: Of inputs: how many sequences were "truncated" and "dropped".
+    """
+
+    num_records: int = 0
+    strategies: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    largest_id: int = 0
+    num_overlong: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+
+    def add_packs(self, sequences):
+        """Add the packs of a batch, `Sequences` as `read_packed` yields them."""
+        for strategy, count in count_strategies(sequences.lengths, sequences.record_numbers).items():
+            self.strategies[strategy] += count
+            self.num_records += count
+        for ids in (sequences.tokens, sequences.prediction_ids):
+            self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
+
+
+def count_strategies(lengths, packs):
+    """Strategies of some packs: lengths [5 3 8], packs [1 1 2] -> {(3, 5): 1, (8,): 1}.
+
+    Args:
+        lengths: Int array `[n]`, of each sequence.
+        packs: Int array `[n]`, which pack it is in.
+    """
+    order = np.lexsort((lengths, packs))
+    lengths, starts = lengths[order], np.unique(packs[order], return_index=True)[1]
+    depths = np.diff(starts, append=len(lengths))
+    found = {}
+    for depth in np.unique(depths).tolist():
+        rows = starts[depths == depth][:, None] + np.arange(depth)
+        different, counts = np.unique(lengths[rows], axis=0, return_counts=True)
+        found |= zip(map(tuple, different.tolist()), counts.tolist(), strict=True)
+    return found
+
+
+def find_false_claims(packed, inputs, spec):
+    """Compare the manifests beside packs with what the files hold.
+
+    What a manifest says of its packs together is checked where all of them were read. A `lower_bound` must be
+    proven by the histogram and the dual values of the plan; a weaker one than they prove is true.
+
+    Args:
+        packed, inputs: Dicts from path to `FileFacts`: the packs, and what they were made of.
+        spec: `PackSpec` of the packs.
+
+    Returns:
+        List of sentences that name what is false; manifests of other programs claim nothing.
+    """
+    found, totals = [], []
+    for folder in sorted({folder_of(path) for path in packed}):
+        manifest = read_manifest(folder, any_json=True) or {}
+        if manifest.get("kind") != "packed":
+            totals.append(None)
+            continue
+        claims = _Claims(os.path.join(folder, MANIFEST_NAME))
+        facts = {os.path.basename(path): packed[path] for path in packed if folder_of(path) == folder}
+        try:
+            is_whole = _check_files(claims, manifest["files"], folder, facts)
+            _check_inputs(claims, manifest["inputs"], inputs)
+            if is_whole:
+                listed = [facts[entry["name"]] for entry in manifest["files"]]
+                _check_packs(claims, manifest, listed, spec)
+                totals.append((claims, manifest["num_records"], manifest["num_overlong"]))
+            else:
+                totals.append(None)
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            claims.add(f"what packing writes must be there, in its form. Received: {_describe(error)}.")
+        found.append(claims)
+    if totals and all(totals):
+        _check_reading(totals, inputs)
+    return [sentence for claims in found for sentence in claims.false]
+
+
+class _Claims:
+    """Collects what is false in one manifest."""
+
+    def __init__(self, path):
+        self._path = path
+        self.false = []
+
+    def add(self, sentence):
+        self.false.append(f"{self._path}: {sentence}")
+
+    def check(self, name, claimed, fact):
+        """Compare a number or plain JSON with what it must be."""
+        is_float = isinstance(claimed, float) and isinstance(fact, int | float)
+        if not (math.isclose(claimed, fact, rel_tol=1e-9) if is_float else claimed == fact):
+            self.add(f"`{name}` must be {_short(fact)}. Received: {_short(claimed)}.")
+
+
+def _check_files(claims, listed, folder, facts):
+    """Check the entries of files; returns whether all files that are listed were read."""
+    for entry in listed:
+        name = entry["name"]
+        if name in facts:
+            claims.check(f"num_records of {name}", entry["num_records"], facts[name].num_records)
+            claims.check(f"sha256 of {name}", entry["sha256"], files.file_sha256(os.path.join(folder, name)))
+        elif not files.is_file(os.path.join(folder, name)):
+            claims.add(f"`files` must be there. Received: {name}, which is missing.")
+    return all(entry["name"] in facts for entry in listed)
+
+
+def _check_inputs(claims, listed, inputs):
+    """Check the entries of inputs that stand where they were packed from."""
+    here = {os.path.abspath(path): path for path in inputs}
+    for entry in listed:
+        path = here.get(os.path.abspath(entry["path"]))
+        if path:
+            claims.check(f"num_records of {path}", entry["num_records"], inputs[path].num_records)
+            claims.check(f"sha256 of {path}", entry["sha256"], files.file_sha256(path))
+
+
+def _check_packs(claims, manifest, listed, spec):
+    """Check what is said of the packs of all files together."""
+    strategies = sum((facts.strategies for facts in listed), collections.Counter())
+    plan = plans.from_json(manifest["plan"])
+    real = dataclasses.replace(
+        plan, max_seq_length=spec.max_seq_length, strategies=dict(strategies), dual_values=()
+    )
+    claims.check("spec", PackSpec(**manifest["spec"]), spec)
+    claims.check("num_packs", manifest["num_packs"], real.num_packs)
+    claims.check("num_sequences", manifest["num_sequences"], real.num_sequences)
+    claims.check("histogram", manifest["histogram"], to_json(real.histogram()))
+    claims.check("strategies of the plan", plan.strategies, real.strategies)
+    claims.check("max_seq_length of the plan", plan.max_seq_length, spec.max_seq_length)
+    claims.check("efficiency", manifest["efficiency"], real.efficiency)
+    claims.check("packing_factor", manifest["packing_factor"], real.packing_factor)
+    claims.check("depth", manifest["depth"], real.depth)
+    asked = plan.max_sequences_per_pack
+    if asked != "max" and asked < real.depth:
+        claims.add(f"`max_sequences_per_pack` of the plan must be at least {real.depth}. Received: {asked}.")
+    largest = max(facts.largest_id for facts in listed)
+    if manifest.get("vocab_size", largest + 1) <= largest:
+        claims.add(f"`vocab_size` must be above the id {largest}. Received: {manifest['vocab_size']}.")
+    _check_bounds(claims, manifest, plan, real)
+
+
+def _check_bounds(claims, manifest, plan, real):
+    """Prove the lower bounds again, from the packs' own lengths."""
+    bound, said = manifest["lower_bound"], manifest["plan"]["certificate"]
+    depth = plan.max_sequences_per_pack
+    proven = certify(real.num_packs, real.histogram(), real.max_seq_length, depth, plan.dual_values)
+    for name, claimed, most in (
+        ("lower_bound", bound, proven.lower_bound),
+        *((f"bound {kind}", said["bounds"][kind], proven.bounds.get(kind, 0)) for kind in said["bounds"]),
+    ):
+        if claimed > most:
+            claims.add(f"`{name}` must be at most {most}, which is what is proven. Received: {claimed}.")
+    claims.check("lower_bound of the certificate", said["lower_bound"], bound)
+    gap = (real.num_packs - bound) / bound if bound else 0.0
+    claims.check("gap", manifest["gap"], gap)
+    claims.check("gap of the certificate", said["gap"], gap)
+
+
+def _check_reading(totals, inputs):
+    """Check what all manifests together say of the inputs."""
+    claims = totals[-1][0]
+    num_records = sum(records for _, records, _ in totals)
+    claims.check("num_records", num_records, sum(facts.num_records for facts in inputs.values()))
+    for name in ("truncated", "dropped"):
+        said = sum(overlong.get(name, 0) for _, _, overlong in totals)
+        claims.check(f"num_overlong {name}", said, sum(f.num_overlong[name] for f in inputs.values()))
+
+
+def _describe(error):
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _short(value):
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

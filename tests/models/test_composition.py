@@ -1,0 +1,197 @@
+"""One context for all blocks; `block`, `attend`, `remat` and `make_dense` go together, whoever wrote them."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from packs import packed_and_unpacked
+from tiny import CONFIG, make_engine, to_floats
+
+from bert_packed.config import ablate
+from bert_packed.models import context
+from bert_packed.models.context import PackContext
+from bert_packed.models.dropout import Dropout
+from bert_packed.models.heads import build_classification_model, build_question_answering_model
+from bert_packed.models.layers import TransformerBlock, dense, layer_norm
+from bert_packed.models.modeling import build_pretraining_model
+
+pytestmark = pytest.mark.both_backends
+WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+
+
+class RunningMeanBlock(keras.layers.Layer):
+    """A block without attention: what stands before a token in its sequence, by ids and positions alone."""
+
+    def __init__(self, config, name):
+        super().__init__(name=name)
+        self.mix = dense(config.hidden_size, config, "mix")
+        self.norm = layer_norm(config)
+        self.parts = [Dropout(config.hidden_dropout_prob), Dropout(config.hidden_dropout_prob)]
+
+    def build(self, hidden_shape):
+        self.mix.build(hidden_shape)
+        self.norm.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, context, training=None):
+        first, second = self.parts
+        sums_BSD = ops.cumsum(first(hidden_BSD, training=training), axis=1)
+        # What was summed up before the sequence began, which is `position` tokens ago
+        starts_BS = ops.arange(hidden_BSD.shape[1], dtype="int32") - context.position_ids_BS
+        padded_BTD = ops.pad(sums_BSD, [[0, 0], [1, 0], [0, 0]])
+        own_BSD = sums_BSD - ops.take_along_axis(padded_BTD, starts_BS[..., None], axis=1)
+        means_BSD = own_BSD / ops.cast(context.position_ids_BS + 1, own_BSD.dtype)[..., None]
+        is_used_BS1 = ops.cast(context.sequence_ids_BS > 0, own_BSD.dtype)[..., None]
+        return self.norm(hidden_BSD + second(self.mix(means_BSD * is_used_BS1), training=training))
+
+
+class SandwichBlock(TransformerBlock):
+    """The package's block with a layer norm of its own before it."""
+
+    def __init__(self, config, name, attend=None):
+        super().__init__(config, name, attend=attend)
+        self.before = layer_norm(config)
+
+    def build(self, hidden_shape, *_):
+        self.before.build(hidden_shape)
+        super().build(hidden_shape)
+
+    def call(self, hidden_BSD, context, training=None):
+        return super().call(self.before(hidden_BSD), context, training=training)
+
+
+class CountingBlock(RunningMeanBlock):
+    """Has state that every call in training moves on."""
+
+    def build(self, hidden_shape):
+        super().build(hidden_shape)
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+
+
+def plain_attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
+    """What a fused kernel computes, written plainly."""
+    scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
+    ids_BS = ops.convert_to_tensor(sequence_ids_BS)
+    is_own = ops.equal(ids_BS[:, None, :, None], ids_BS[:, None, None, :])
+    exponents = ops.exp(scores_BNSS - ops.max(scores_BNSS, axis=-1, keepdims=True)) * ops.cast(
+        is_own, "float32"
+    )
+    shares = exponents / ops.sum(exponents, axis=-1, keepdims=True)
+    return ops.einsum("bnst,btnh->bsnh", shares, value_BSNH)
+
+
+def assert_same_steps(one, other, config=CONFIG):
+    """Sums and gradients of two draws of dropout are the same for two ways to build a model."""
+    packed, _ = packed_and_unpacked()
+    engines = [make_engine(config=config, build=build) for build in (one, other)]
+    losses = []
+    for _ in range(2):
+        (want, want_sums), (got, got_sums) = (engine.gradients(packed) for engine in engines)
+        assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
+        losses.append(float(got_sums["mlm_loss"]))
+        for variable, first, second in zip(engines[0].model.trainable_variables, want, got, strict=True):
+            first, second = np.asarray(first), np.asarray(second)
+            assert np.abs(first - second).max() <= 1e-5 * np.abs(first).max() + 1e-6, variable.path
+    assert (losses[0] == losses[1]) == (config.hidden_dropout_prob == 0)
+
+
+@pytest.mark.parametrize("block", [RunningMeanBlock, SandwichBlock])
+def test_remat_goes_with_any_block_dropout_included(block):
+    assert_same_steps({"block": block}, {"block": block, "remat": True}, WITH_DROPOUT)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("block", [TransformerBlock, SandwichBlock])
+def test_attend_goes_with_remat_and_with_a_block_that_takes_it(block, remat):
+    assert_same_steps({"block": block}, {"block": block, "attend": plain_attend, "remat": remat})
+
+
+def test_what_a_block_cannot_honour_is_refused():
+    with pytest.raises(ValueError, match="`attend` must not be given for a block without it"):
+        build_pretraining_model(CONFIG, 1, block=RunningMeanBlock, attend=plain_attend)
+    with pytest.raises(ValueError, match="`make_dense` must not be given for a block without it"):
+        build_pretraining_model(CONFIG, 1, block=SandwichBlock, make_dense=lambda *_, **__: None)
+    model = build_pretraining_model(CONFIG, 1, block=CountingBlock, remat=True)
+    with pytest.raises(ValueError, match=r"`remat` must be False for a block with state .*layer_0/calls"):
+        model(packed_and_unpacked()[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "num_masks"), [({}, 1), ({"attend": plain_attend}, 0), ({"remat": True}, 2)]
+)
+def test_the_mask_is_made_once_where_somebody_asks(monkeypatch, options, num_masks):
+    """By two blocks; each block that is computed again has its own, which lives no longer than it."""
+    made = []
+    same_sequence = context.same_sequence
+    monkeypatch.setattr(context, "same_sequence", lambda ids: made.append(ids) or same_sequence(ids))
+    build_pretraining_model(CONFIG, 1, **options).encode(packed_and_unpacked()[0])
+    assert len(made) == num_masks
+
+
+class WitnessBlock(RunningMeanBlock):
+    """Keeps the contexts that it is given."""
+
+    def __init__(self, config, name):
+        super().__init__(config, name)
+        self.seen = []
+
+    def call(self, hidden_BSD, context, training=None):
+        self.seen.append(context)
+        return super().call(hidden_BSD, context, training=training)
+
+
+def test_blocks_share_one_context_of_ids_positions_and_mask():
+    packed, _ = packed_and_unpacked()
+    model = build_pretraining_model(CONFIG, 1, block=WitnessBlock)
+    model.encode(packed)
+    (one,), (other,) = (block.seen for block in model.bert.blocks)
+    assert one is other
+    np.testing.assert_array_equal(one.sequence_ids_BS, packed["sequence_ids"])
+    np.testing.assert_array_equal(one.position_ids_BS, packed["position_ids"])
+    ids = packed["sequence_ids"]
+    np.testing.assert_array_equal(one.mask_B1SS[:, 0], ids[:, :, None] == ids[:, None, :])
+
+
+def test_the_context_is_as_an_ablation_has_it():
+    packed, _ = packed_and_unpacked()
+    model = build_pretraining_model(ablate(CONFIG, "separator_only"), 1, block=WitnessBlock)
+    model.encode(packed)
+    found = model.bert.blocks[0].seen[0]
+    np.testing.assert_array_equal(found.sequence_ids_BS, packed["sequence_ids"] > 0)
+    np.testing.assert_array_equal(found.position_ids_BS, np.tile(np.arange(24), (5, 1)))
+
+
+def test_hidden_scores_are_out_of_every_softmax():
+    ids = np.array([[1, 1, 2, 0]], np.int32)
+    scores = np.random.default_rng(0).normal(size=(1, 2, 4, 4)).astype(np.float32) * 100
+    shares = np.asarray(ops.softmax(PackContext(ids, None).hide(scores), axis=-1))
+    is_own = (ids[0][:, None] == ids[0])[None, None]
+    assert np.all(shares[~np.broadcast_to(is_own, shares.shape)] == 0)
+    np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "heads"),
+    [
+        (build_pretraining_model, ["transform", "pooler", "classifier"]),
+        (build_question_answering_model, ["output"]),
+        (
+            lambda config, seed, **more: build_classification_model(config, 3, seed, **more),
+            ["pooler", "classifier"],
+        ),
+    ],
+)
+def test_all_linear_layers_come_from_the_factory(build, heads):
+    made = []
+
+    def make_dense(width, config, name, dtype=None):
+        made.append((name, dense(width, config, name, dtype)))
+        return made[-1][1]
+
+    model = build(CONFIG, seed=1, make_dense=make_dense)
+    per_block = ["query", "key", "value", "output", "intermediate", "output"]
+    assert [name for name, _ in made] == [*per_block * CONFIG.num_hidden_layers, *heads]
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)]
+    assert {id(layer) for layer in layers} == {id(layer) for _, layer in made}

@@ -1,0 +1,267 @@
+"""A third objective, of this test's own, goes through all that trains, saves, reads and audits, unchanged.
+
+It predicts the next token of each sequence, with a block and a head that the package does not know.
+
+Legend: B packs per batch, S pack length, D model width, V vocabulary.
+"""
+
+import dataclasses
+import shutil
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from packs import packed_and_unpacked
+from scipy.special import log_softmax
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, to_floats, write_data
+
+from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.data.input_pipeline import checked, eval_batches, train_batches
+from bert_packed.evaluation import contamination
+from bert_packed.models.context import PackContext
+from bert_packed.models.dropout import Dropout
+from bert_packed.models.layers import dense, layer_norm
+from bert_packed.models.modeling import PackedModel, build_seeded
+from bert_packed.objectives.features import SEQUENCES
+from bert_packed.objectives.likelihood import nll_and_right
+from bert_packed.objectives.metrics import count_sequences
+from bert_packed.objectives.objective import Objective
+from bert_packed.training import engines, loop
+from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.metrics_log import MetricsLog, read_rows, train_columns
+from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay
+from data_gen.cli.settings import InputError
+from data_gen.schema import PackSpec
+
+pytestmark = pytest.mark.both_backends
+SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
+NUM_PACKS, NUM_STEPS = 15, 4
+ONE_LAYER = dataclasses.replace(CONFIG, num_hidden_layers=1)
+WITH_DROPOUT = dataclasses.replace(ONE_LAYER, hidden_dropout_prob=0.2)
+
+
+class CausalMeanBlock(keras.layers.Layer):
+    """Each token sees the mean of its own sequence up to itself: a block that attends to nothing."""
+
+    def __init__(self, config, name):
+        super().__init__(name=name)
+        self.mix = dense(config.hidden_size, config, "mix")
+        self.norm = layer_norm(config)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def build(self, hidden_shape):
+        self.mix.build(hidden_shape)
+        self.norm.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, context, training=None):
+        seen_BSS = ops.tril(ops.cast(context.mask_B1SS[:, 0], "float32"))
+        means_BSD = ops.matmul(seen_BSS / ops.sum(seen_BSS, axis=-1, keepdims=True), hidden_BSD)
+        return self.norm(hidden_BSD + self.dropout(self.mix(means_BSD), training=training))
+
+
+class LeakingBlock(CausalMeanBlock):
+    """The same, of all that stands before a token in its pack."""
+
+    def call(self, hidden_BSD, context, training=None):
+        together = PackContext(ops.ones_like(context.sequence_ids_BS), None)
+        return super().call(hidden_BSD, together, training=training)
+
+
+class NextTokenModel(PackedModel):
+    """Logits of the token that follows each one."""
+
+    head = "next_token"
+
+    def __init__(self, config, **encoder):
+        super().__init__(config, "next", **encoder)
+        self.transform = dense(config.hidden_size, config, "transform")
+
+    def build_heads(self, hidden_shape):
+        self.transform.build(hidden_shape)
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        table_VD = ops.convert_to_tensor(self.bert.embeddings.word_embeddings_VD)
+        return {"next_logits": ops.matmul(self.transform(hidden_BSD), ops.transpose(table_VD))}
+
+
+def token_weights(batch):
+    """float32 `[B, S - 1]`: the weight of its sequence where the next token is of the same, else 0."""
+    ids_BS = batch["sequence_ids"]
+    weights_BS = ops.take_along_axis(batch["slot_weights"], ops.maximum(ids_BS - 1, 0), axis=1)
+    goes_on = ops.logical_and(ops.equal(ids_BS[:, 1:], ids_BS[:, :-1]), ids_BS[:, 1:] > 0)
+    return weights_BS[:, :-1] * ops.cast(goes_on, "float32")
+
+
+def next_token_sums(outputs, batch):
+    nll, right = nll_and_right(outputs["next_logits"][:, :-1], batch["token_ids"][:, 1:])
+    weights = token_weights(batch)
+    return {
+        "next_loss": ops.sum(nll * weights),
+        "right": ops.sum(right * weights),
+        **next_token_counts(batch),
+    }
+
+
+def next_token_counts(batch):
+    return {"num_followed": ops.sum(token_weights(batch)), **count_sequences(batch)}
+
+
+def next_token_objective(block=CausalMeanBlock):
+    def build_model(config, seed, dtype="float32", **encoder):
+        return build_seeded(lambda: NextTokenModel(config, block=block, **encoder), seed, dtype)
+
+    return Objective(
+        build_model=build_model,
+        features=SEQUENCES,
+        outputs={"next_logits": "S"},
+        sums=next_token_sums,
+        counts=next_token_counts,
+        losses={"next_loss": "num_followed"},
+        accuracies={"next_accuracy": ("right", "num_followed")},
+    )
+
+
+def next_token_engine(config=ONE_LAYER, micro_batch_size=None, block=CausalMeanBlock, seed=1):
+    objective = next_token_objective(block)
+    optimizer = AdamWeightDecay(0.01, weight_decay_rate=0.1, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    return engines.make_engine(objective.build_model(config, seed), objective, optimizer, micro_batch_size)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def train(folder, files, num_steps, checkpoint_to_restore=None):
+    """Run the package's loop on packed records, from the start or from a checkpoint; returns the engine."""
+    seed = 1 if checkpoint_to_restore is None else 2  # what is restored must come from the checkpoint
+    engine, first_step, state = next_token_engine(WITH_DROPOUT, 2, seed=seed), 0, None
+    if checkpoint_to_restore:
+        state = checkpoint.restore_checkpoint(checkpoint_to_restore, engine)
+        first_step = state["step"]
+    features = engine.objective.features
+    log = MetricsLog(folder / "metrics.csv", train_columns(engine.objective), first_step)
+
+    def batches(first):
+        dataset = train_batches(files, NUM_PACKS, SPEC, 4, 7, 5, first, features)
+        return checked(dataset, files, SPEC, WITH_DROPOUT, features)
+
+    def save(step, state):
+        checkpoint.save_checkpoint(folder, step, engine, WITH_DROPOUT, state)
+
+    hooks = loop.Hooks(batches, log.write, None, save, lambda _: 0.01, engine.objective.means)
+    # A row every three steps: at the checkpoint of step 2 it is unfinished
+    config = SimpleNamespace(num_train_steps=num_steps, log_steps=3, eval_steps=0, save_checkpoints_steps=2)
+    loop.train(engine, config, hooks, first_step, state)
+    assert engine.num_train_traces == 1
+    return engine
+
+
+def figures(folder):
+    """Rows of the log without the columns of speed."""
+    names = ("step", "loss", "next_loss", "next_accuracy")
+    return [{name: row[name] for name in names} for row in read_rows(folder / "metrics.csv")]
+
+
+def test_it_trains_and_resumes_bit_for_bit_from_packed_records(files, tmp_path):
+    whole = train(tmp_path, files, NUM_STEPS)
+    rows = figures(tmp_path)
+    assert [row["step"] for row in rows] == ["3", "4"] and float(rows[0]["next_loss"]) > 1
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    resumed = train(tmp_path, files, NUM_STEPS, tmp_path / "checkpoint-2")
+    assert figures(tmp_path) == rows
+    for part in ("weights", "training_state"):
+        want, got = getattr(whole, part)(), getattr(resumed, part)()
+        assert want.keys() == got.keys()
+        for name, variable in want.items():
+            np.testing.assert_array_equal(got[name].numpy(), variable.numpy(), err_msg=name)
+    start = next_token_engine(WITH_DROPOUT).weights()
+    assert all(np.any(start[name].numpy() != v.numpy()) for name, v in whole.weights().items())
+
+
+def test_its_features_alone_are_read_and_their_limits_hold(files):
+    features = next_token_objective().features
+    batch = next(checked(eval_batches(files, SPEC, 4, features), files, SPEC, ONE_LAYER, features))
+    assert set(batch) == {feature.name for feature in features} and "nsp_labels" not in batch
+    small = dataclasses.replace(ONE_LAYER, vocab_size=5)
+    with pytest.raises(InputError, match=r"record 1: every value of input_ids .* below vocab_size=5\."):
+        next(checked(eval_batches(files, SPEC, 4, features), files, SPEC, small, features))
+
+
+def test_its_loss_is_that_of_a_loop_over_sequences():
+    packed, unpacked = packed_and_unpacked()
+    engine = next_token_engine(micro_batch_size=5)
+    logits = np.asarray(engine.model(packed)["next_logits"], np.float64)
+    nll = []
+    for row, slot in np.argwhere(packed["slot_weights"] > 0):
+        mine = np.flatnonzero(packed["sequence_ids"][row] == slot + 1)
+        tokens = packed["token_ids"][row, mine]
+        likelihoods = log_softmax(logits[row, mine[:-1]], axis=-1)
+        nll += (-likelihoods[np.arange(len(mine) - 1), tokens[1:]]).tolist()
+    assert len(nll) == np.count_nonzero(packed["sequence_ids"]) - 11
+    for batch in (packed, unpacked):
+        got = engine.objective.means(to_floats(engine.objective.sums(engine.model(batch), batch)))
+        assert got["next_loss"] == got["loss"] == pytest.approx(np.mean(nll), rel=1e-5)
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 1])
+def test_packed_gradients_are_unpacked_ones(micro_batch_size):
+    packed, unpacked = packed_and_unpacked()
+    engine = next_token_engine(micro_batch_size=micro_batch_size)
+    pairs = [engine.gradients(batch)[0] for batch in (packed, unpacked)]
+    for variable, one, other in zip(engine.model.trainable_variables, *pairs, strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        scale = np.abs(other).max()
+        assert scale > 1e-4 and np.abs(one - other).max() <= 1e-5 * scale, variable.path
+
+
+def failed(engine, files):
+    features = engine.objective.features
+    batch = next(checked(eval_batches(files, SPEC, 4, features), files, SPEC, ONE_LAYER, features))
+    checks = contamination.audit(engine, batch, compile=lambda function, _: function)
+    assert "unpacked: next_loss" in [check.name for check in checks]
+    return {check.name for check in checks if not check.passed}
+
+
+def test_the_audit_passes_it_and_finds_a_leak(files):
+    assert failed(next_token_engine(), files) == set()
+    leaking = failed(next_token_engine(block=LeakingBlock), files)
+    assert {"neighbours: change of next_logits", "neighbours: gradient on their embeddings"} <= leaking
+    assert {"unpacked: next_logits", "unpacked: next_loss", "unpacked: gradients of all weights"} <= leaking
+
+
+def test_the_audit_finds_a_loss_that_looks_over_the_edge(files):
+    """The last token of a sequence must not be asked for the first of the next."""
+
+    def sums(outputs, batch):
+        found = next_token_sums(outputs, batch)
+        nll, _ = nll_and_right(outputs["next_logits"][:, :-1], batch["token_ids"][:, 1:])
+        return {**found, "next_loss": ops.sum(nll * ops.cast(batch["sequence_ids"][:, 1:] > 0, "float32"))}
+
+    engine = next_token_engine()
+    engine.objective = dataclasses.replace(engine.objective, sums=sums)
+    found = failed(engine, files)
+    assert {"unpacked: next_loss", "neighbours: gradient on their embeddings"} <= found
+    assert "neighbours: change of next_logits" not in found
+
+
+def test_it_starts_from_a_pretrained_encoder_and_from_its_own_checkpoint(tmp_path):
+    def build(seed):
+        return build_seeded(lambda: NextTokenModel(ONE_LAYER), seed)  # of blocks as the pre-trained has
+
+    pretrained = make_engine(config=ONE_LAYER).weights()
+    checkpoint.save_weights(tmp_path / "pretrained", pretrained, ONE_LAYER)
+    model = build(5)
+    weights = named_weights(model)
+    found = starting_weights.load(tmp_path / "pretrained", weights, ONE_LAYER, model.head)
+    assert found.missing == ["transform/kernel", "transform/bias"]
+    name = "bert/layer_0/attention/query/kernel"
+    np.testing.assert_array_equal(weights[name].numpy(), pretrained[name].numpy())
+    checkpoint.save_weights(tmp_path / "own", weights, ONE_LAYER)
+    again = named_weights(build(6))
+    assert starting_weights.load(tmp_path / "own", again, ONE_LAYER, model.head).missing == []
+    for name, variable in weights.items():
+        np.testing.assert_array_equal(again[name].numpy(), variable.numpy(), err_msg=name)

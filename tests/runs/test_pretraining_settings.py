@@ -1,0 +1,338 @@
+"""Every flag of `run_pretraining.py` arrives where it works: in the engine, the hooks or the files of a run.
+
+The command runs up to the outer loop, which is handed over to the test instead of training: once with every
+flag changed, once with what must be given, and for flags that exclude each other a few times more.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import types
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from packs import batch_of, random_packs, random_sequence, write_packs
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
+
+import run_pretraining
+from bert_packed.checkpoints import checkpoint
+from bert_packed.config import ablate
+from bert_packed.objectives.features import BATCH_NAMES
+from bert_packed.runs import pretraining, run_summary
+from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.training import loop
+from bert_packed.training.optimization import build_optimizer
+from data_gen import sample_data
+from data_gen.cli import command_line
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
+
+FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+FACTOR = 2.0  # of the changed run's data
+WIDE = dataclasses.replace(CONFIG, hidden_size=32)
+SAVES, STEPS = 5, range(0, 50, 7)
+CHANGED = {
+    "train_batch_size": 6,
+    "micro_batch_size": 2,
+    "eval_batch_size": 4,
+    "num_train_steps": 50,
+    "num_warmup_steps": 7,
+    "learning_rate": 0.03,
+    "end_learning_rate": 0.002,
+    "decay_power": 2.0,
+    "weight_decay": 0.05,
+    "beta_1": 0.8,
+    "beta_2": 0.95,
+    "epsilon": 1e-3,
+    "max_grad_norm": 0.5,
+    "mlm_loss": "per_token",
+    "packing_correction": "betas",
+    "ablation": "no_next_sentence",
+    "dtype": "mixed_bfloat16",
+    "remat": True,
+    "hidden_dropout_prob": 0.2,
+    "attention_probs_dropout_prob": 0.3,
+    "shuffle_buffer_size": 1,
+    "log_steps": 3,
+    "eval_steps": 5,
+    "max_eval_steps": 1,
+    "save_checkpoints_steps": 11,
+    "keep_checkpoint_max": 2,
+    "sample_data": True,
+    "overwrite": True,
+}  # and files, in the fixture
+
+
+def write(path, packs, **shape):
+    path.parent.mkdir(exist_ok=True)
+    write_packs(path, packs, MAX_SEQ_LENGTH, **shape)
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Records and models for the runs."""
+    folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
+    packs = {  # with more predictions than sequences
+        name: [[random_sequence(rng, 6, 2), *pack[1:]] for pack in random_packs(rng, size, MAX_SEQ_LENGTH)]
+        for name, size in (("a", 9), ("b", 12), ("c", 6))
+    }
+    for name in packs:
+        write(folder / name / "packed.tfrecord", packs[name])
+    single = batch_of([[s] for pack in packs["b"] for s in pack], MAX_SEQ_LENGTH, 1, 8)
+    features = {name: single[ours] for name, ours in BATCH_NAMES.items()}
+    tfrecords.write_records(folder / "unpacked.tfrecord", serialize_examples(features))
+    manifest = {"kind": "packed", "files": [], "num_sequences": 12 * FACTOR, "num_packs": 12}
+    (folder / "b" / "manifest.json").write_text(json.dumps({**manifest, "histogram": {"lengths": [6]}}))
+    narrow = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    for name, config in (("narrow", narrow), ("wide", WIDE)):
+        (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
+    ablated = ablate(WIDE, CHANGED["ablation"])
+    checkpoint.save_weights(folder / "start", make_engine(config=ablated, seed=7).weights(), ablated)
+    rows = {name: batch_of(packs[name], MAX_SEQ_LENGTH, 4, 12)["token_ids"].tolist() for name in packs}
+    return folder, {**rows, "unpacked": single["token_ids"].tolist()}
+
+
+def run(folder, **flags):
+    """A run under flags, up to the loop: what reached it and what it left."""
+    seen = types.SimpleNamespace(engine=None, built_sample=False, contenders=[], evaluated=[])
+
+    def train(engine, config, hooks, first_step, state):
+        seen.engine, seen.steps, seen.hooks = engine, config, hooks
+        seen.weights = {name: variable.numpy() for name, variable in engine.weights().items()}
+        seen.seeds = [v.numpy() for n, v in engine.training_state().items() if n.startswith("dropout_seed/")]
+        seen.batch = next(iter(hooks.batches(first_step)))
+
+        def eval_step(batch):
+            seen.evaluated.append(batch["token_ids"])
+            return dict.fromkeys(engine.objective.sum_names, 1.0)
+
+        engine.eval_step = eval_step
+        if hooks.evaluate:
+            hooks.evaluate(SAVES)
+        for step in range(SAVES):
+            hooks.save(step, {})
+
+    def compare(contenders, _):
+        seen.contenders = contenders
+        return [{"data": contender.name} for contender in contenders]
+
+    flags = {"output_dir": folder, **flags}
+    argv = ["run_pretraining.py", *(f"--{name}={value!s}" for name, value in flags.items())]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as error:
+        patch.setattr(loop, "train", train)
+        patch.setattr(run_summary, "describe_cost", lambda *_: "")
+        patch.setattr(sample_data, "build_missing", lambda: setattr(seen, "built_sample", True))
+        patch.setattr(pretraining, "compare", compare)
+        with contextlib.redirect_stdout(io.StringIO()):
+            seen.status = command_line.run(run_pretraining.main, TrainConfig, "", argv)
+    seen.folder, seen.error = folder, error.getvalue()
+    return seen
+
+
+def other_run(folder):
+    """A folder that holds a run under other flags."""
+    (folder / "checkpoint-77").mkdir(parents=True)
+    record = {"flags": {"learning_rate": 9.0}, "model": {}, "data": {}, "inputs": {}}
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(files, tmp_path_factory):
+    """The runs by name, and the flags of the changed one."""
+    folder, tmp = files[0], tmp_path_factory.mktemp("runs")
+    given = {
+        "input_file": folder / "a" / "*",
+        "bert_config_file": folder / "narrow.json",
+        "train_batch_size": 3,
+        "num_train_steps": 20,
+    }
+    changed = {
+        **CHANGED,
+        "input_file": folder / "b" / "*.tfrecord",
+        "eval_input_file": folder / "c" / "*",
+        "bert_config_file": folder / "wide.json",
+        "init_checkpoint": folder / "start",
+        "unpacked_input_file": folder / "unpacked.tfrecord",
+        "json": tmp / "report.json",
+    }
+    made = {
+        "default": run(tmp / "default", **given),
+        "changed": run(other_run(tmp / "changed"), **changed),
+        "seeded": run(tmp / "seeded", **given, random_seed=99),
+        "flash": run(tmp / "flash", **given, attention="flash"),
+        "kept": run(other_run(tmp / "kept"), **given),
+    }
+    assert made["default"].status == made["changed"].status == 0, made["changed"].error
+    made["default"].report = made["changed"].report = tmp / "report.json"
+    return made, {**changed, "output_dir": tmp / "changed", "random_seed": 99, "attention": "flash"}
+
+
+def schedule(seen):
+    """The optimizer's schedule, which is what the log says too."""
+    found = seen.engine.optimizer._learning_rate
+    assert [seen.hooks.learning_rate(step) for step in STEPS] == [float(found(step)) for step in STEPS]
+    return found
+
+
+def divided_by(seen):
+    """What the masked-LM loss is divided by, in the step and in the log: the names of the counts."""
+    predictions, sequences = np.count_nonzero(seen.batch["prediction_sequences"]), seen.batch["slot_weights"]
+    counts = {"num_predictions": predictions, "num_sequences": sequences.sum()}
+    assert predictions != sequences.sum()
+    in_step = float(seen.engine.objective.denominators(seen.batch)["mlm_loss"])
+    sums = {name: float(number) for number, name in enumerate(seen.engine.objective.sum_names, 2)}
+    in_log = sums["mlm_loss"] / seen.hooks.means(sums)["mlm_loss"]
+    return [name for name in counts if counts[name] == in_step and sums[name] == pytest.approx(in_log)]
+
+
+def nsp_loss(seen):
+    """The next-sentence loss of a batch, and what the model's config says of it."""
+    objective, model = seen.engine.objective, seen.engine.model
+    loss = float(objective.sums(model(seen.batch), seen.batch)["nsp_loss"])
+    return loss > 0, model.config.ablation_no_next_sentence
+
+
+def block(seen):
+    return seen.engine.model.bert.blocks[0]
+
+
+def is_from(seen, rows):
+    return all(row in rows for row in seen.batch["token_ids"].tolist())
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How a setting is seen to arrive.
+
+    Attributes:
+        seen: Function from what `run` gave, and the fixture `files`, to what is looked at.
+        expected: What that is in the run that changed the setting.
+        run, other: The run that changed it, and one that did not, where it must be something else.
+    """
+
+    seen: Callable
+    expected: object
+    run: str = "changed"
+    other: str = "default"
+
+
+DIFFERENT = object()  # from the other run; no value to expect
+optimizer = {
+    "weight_decay": "weight_decay_rate",
+    "epsilon": "epsilon",
+    "max_grad_norm": "global_clipnorm",
+}
+schedules = {
+    "num_train_steps": "num_train_steps",
+    "num_warmup_steps": "num_warmup_steps",
+    "learning_rate": "peak",
+    "end_learning_rate": "end",
+    "decay_power": "power",
+}
+CASES = {
+    **{
+        name: Case(lambda seen, _, its=its: getattr(seen.engine.optimizer, its), CHANGED[name])
+        for name, its in optimizer.items()
+    },
+    **{
+        name: Case(lambda seen, _, its=its: getattr(schedule(seen), its), CHANGED[name])
+        for name, its in schedules.items()
+    },
+    **{
+        name: Case(lambda seen, _, name=name: getattr(seen.steps, name), CHANGED[name])
+        for name in ("log_steps", "eval_steps", "save_checkpoints_steps")  # what `loop.train` reads
+    },
+    # under the packing correction
+    "beta_1": Case(lambda seen, _: seen.engine.optimizer.beta_1, pytest.approx(0.8**FACTOR)),
+    "beta_2": Case(lambda seen, _: seen.engine.optimizer.beta_2, pytest.approx(0.95**FACTOR)),
+    "packing_correction": Case(
+        lambda seen, _: np.log(seen.engine.optimizer.beta_1) / np.log(seen.steps.beta_1),
+        pytest.approx(FACTOR),
+    ),
+    "input_file": Case(lambda seen, files: is_from(seen, files[1]["b"]), True),
+    "eval_input_file": Case(
+        lambda seen, files: [row in files[1]["c"] for part in seen.evaluated for row in part.tolist()],
+        [True] * 4,
+    ),
+    "output_dir": Case(
+        lambda seen, _: (seen.folder.name, len(list(seen.folder.glob("*.csv")))), ("changed", 2)
+    ),
+    "bert_config_file": Case(lambda seen, _: seen.engine.model.config.hidden_size, 32),
+    "init_checkpoint": Case(
+        lambda seen, files: all(
+            np.array_equal(seen.weights[name], values)
+            for name, values in checkpoint.read_weights(files[0] / "start").items()
+        ),
+        True,
+    ),
+    "train_batch_size": Case(lambda seen, _: len(seen.batch["token_ids"]), 6),
+    "micro_batch_size": Case(lambda seen, _: seen.engine._micro_batch_size, 2),
+    "eval_batch_size": Case(lambda seen, _: [len(part) for part in seen.evaluated], [4]),
+    "max_eval_steps": Case(lambda seen, _: len(seen.evaluated), 1),
+    "mlm_loss": Case(lambda seen, _: divided_by(seen), ["num_predictions"]),
+    "ablation": Case(lambda seen, _: nsp_loss(seen), (False, True)),
+    "dtype": Case(lambda seen, _: block(seen).attention.query.compute_dtype, "bfloat16"),
+    "attention": Case(lambda seen, _: (seen.status, "`attention`" in seen.error), (2, True), run="flash"),
+    "remat": Case(lambda seen, _: seen.engine.model.bert.remat, True),
+    "hidden_dropout_prob": Case(
+        lambda seen, _: {block(seen).attention.dropout.rate, block(seen).feed_forward.dropout.rate}, {0.2}
+    ),
+    "attention_probs_dropout_prob": Case(lambda seen, _: block(seen).attention.attention_dropout.rate, 0.3),
+    "random_seed": Case(lambda seen, _: str(seen.seeds), DIFFERENT, run="seeded"),  # and see below
+    "shuffle_buffer_size": Case(
+        lambda seen, files: seen.batch["token_ids"].tolist() in (files[1]["a"][:3], files[1]["b"][:6]), True
+    ),
+    "keep_checkpoint_max": Case(lambda seen, _: len(list(seen.folder.glob("checkpoint-*"))), 2),
+    "sample_data": Case(lambda seen, _: seen.built_sample, True),
+    "unpacked_input_file": Case(
+        lambda seen, files: [
+            (contender.name, contender.batches[0]["token_ids"].tolist()[0] in files[1]["unpacked"])
+            for contender in seen.contenders
+        ],
+        [("unpacked", True), ("packed", False)],
+    ),
+    "overwrite": Case(
+        lambda seen, _: (seen.status, (seen.folder / "checkpoint-77").exists()), (0, False), other="kept"
+    ),
+    "json": Case(
+        lambda seen, _: json.loads(seen.report.read_text())["speed"],
+        [{"data": "unpacked"}, {"data": "packed"}],
+        other="",  # the other runs wrote none: the run would have failed
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_setting_arrives(files, runs, name):
+    assert name in CASES, f"--{name} needs an entry here: how is it seen to arrive?"
+    case, (made, flags) = CASES[name], runs
+    assert flags[name] != FIELDS[name].default
+    found = case.seen(made[case.run], files)
+    if case.expected is not DIFFERENT:
+        assert found == case.expected
+    if case.other:
+        assert case.seen(made[case.other], files) != found
+
+
+def test_the_seed_is_of_weights_dropout_and_order(runs):
+    one, other = (runs[0][name] for name in ("default", "seeded"))
+    kernel = "bert/layer_0/attention/query/kernel"
+    assert not np.array_equal(one.weights[kernel], other.weights[kernel])
+    assert str(one.seeds) != str(other.seeds)
+    assert one.batch["token_ids"].tolist() != other.batch["token_ids"].tolist()
+
+
+def test_a_norm_of_0_clips_nothing():
+    config = TrainConfig(input_file="x", output_dir="y", max_grad_norm=0.0)
+    assert build_optimizer(config).global_clipnorm is None
+
+
+def test_norms_and_biases_are_neither_decayed_nor_adapted(runs):
+    engine = runs[0]["changed"].engine
+    for variable in engine.model.trainable_variables:
+        is_plain = "LayerNorm" in variable.path or "bias" in variable.path.split("/")[-1]
+        assert engine.optimizer.decays(variable) == engine.optimizer.adapts(variable) == (not is_plain)

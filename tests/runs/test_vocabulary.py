@@ -1,0 +1,74 @@
+"""Which vocabulary a fine-tuning takes, and when it is not the one that its model learned."""
+
+import dataclasses
+import json
+
+import pytest
+from tiny import CONFIG
+
+from bert_packed.runs import vocabulary
+from bert_packed.runs.finetuning_config import FinetuneConfig
+from data_gen.cli.settings import InputError
+from data_gen.jobs.files import file_sha256
+
+
+def config(**settings):
+    return FinetuneConfig(**{"output_dir": "x", **{name: str(value) for name, value in settings.items()}})
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that was trained with cased texts, and its vocabulary; another one of the same size."""
+    for name in ("vocab.txt", "other.txt"):
+        (tmp_path / name).write_text(name)
+    facts = {"flags": {"do_lower_case": False}, "data": {"vocab_sha256": file_sha256(tmp_path / "vocab.txt")}}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    (tmp_path / "checkpoint-4").mkdir()
+    return tmp_path
+
+
+def test_what_lies_beside_a_checkpoint_is_its_own(run):
+    assert vocabulary.find_vocab(config(init_checkpoint=run)) == run / "vocab.txt"
+    assert vocabulary.find_vocab(config(init_checkpoint=run / "checkpoint-4")) == run / "vocab.txt"
+    given = config(init_checkpoint=run, vocab_file=run / "other.txt")
+    assert vocabulary.find_vocab(given) == run / "other.txt"
+
+
+def test_what_lies_beside_a_whole_model_is_anothers(run):
+    (run / "model").mkdir()
+    with pytest.raises(InputError, match=r"`vocab_file` must be given where no vocab\.txt"):
+        vocabulary.find_vocab(config(init_checkpoint=run / "model"))
+
+
+@pytest.mark.parametrize("name", ["", "checkpoint-4"])
+def test_texts_are_read_as_in_the_training(run, name):
+    start = run / name
+    cased = dataclasses.replace(config(init_checkpoint=start), do_lower_case=False)
+    vocabulary.check_as_trained(cased, run / "vocab.txt")
+    with pytest.raises(InputError, match=r"`do_lower_case` must be as .* False by .*run\.json"):
+        vocabulary.check_as_trained(dataclasses.replace(cased, do_lower_case=True), run / "vocab.txt")
+    with pytest.raises(InputError, match=r"`vocab_file` must be the one .* another one"):
+        vocabulary.check_as_trained(cased, run / "other.txt")
+
+
+def test_only_a_use_without_training_must_read_as_the_training_did(run):
+    """A fine-tuning may take another vocabulary of the same size, at its own risk; a prediction may not."""
+    lines, size = [], CONFIG.vocab_size
+    training = config(init_checkpoint=run)
+    vocabulary.check_vocabulary(training, run / "other.txt", size, CONFIG, lines.append)
+    assert lines == [f"vocabulary {run / 'other.txt'}, {size} WordPieces"]
+    with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
+        predicting = dataclasses.replace(training, do_train=False)
+        vocabulary.check_vocabulary(predicting, run / "other.txt", size, CONFIG, lines.append)
+
+
+def test_rows_that_round_a_vocabulary_up():
+    describe = vocabulary.describe_vocabulary
+    for rows, size, is_padding in ((128, 100, True), (128, 1, True), (136, 8, False), (100, 98, False)):
+        model = dataclasses.replace(CONFIG, vocab_size=rows)
+        if is_padding:
+            assert f"has {rows - size} more rows" in describe("v", size, model, True)
+        else:
+            with pytest.raises(InputError, match=f"of its vocab_size={rows}. Received: v, of {size}"):
+                describe("v", size, model, True)
+        assert "more rows" in describe("v", size, model, False)
