@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from bert_packed.reports.finetuning_comparison import DESCRIPTION, SPEED, ComparisonConfig, main
+from bert_packed.reports.finetuning_comparison import DEPTH, DESCRIPTION, SPEED, ComparisonConfig, main
 from data_gen.cli.command_line import run
 
 
