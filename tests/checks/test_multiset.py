@@ -63,7 +63,7 @@ def test_every_difference_shows_in_its_bucket(damage):
 
 
 def test_equal_digests_cancel_nothing():
-    """Exclusive or, the tempting other choice, takes two equal sequences for none, and so for any two others."""
+    """Exclusive or, the tempting other choice, takes two equal sequences for none, as any other two."""
     digests = draw(3)
     digests[:, 0] = digests[0, 0]  # one bucket, and equal numbers: the sums alone can tell
     one, two, three = digests[:1], digests[1:2], digests[2:]
