@@ -98,6 +98,14 @@ def test_answer_loss_equals_a_loop():
         assert sums["loss"] == pytest.approx(plain_answer_loss(outputs, batch), rel=1e-5)
 
 
+def test_number_loss_is_the_sum_of_squared_errors():
+    packed, _ = batches_of("numbers")
+    logits = np.random.default_rng(0).normal(size=(*packed["labels"].shape, 1)).astype(np.float32)
+    used = packed["slot_weights"] > 0
+    sums = to_floats(KINDS["numbers"].sums({"logits": logits}, packed))
+    assert sums["loss"] == pytest.approx(np.sum((logits[..., 0] - packed["labels"])[used] ** 2), rel=1e-5)
+
+
 def test_large_logits_stay_finite():
     packed, _ = batches_of("answers")
     logits = np.linspace(-1e4, 1e4, packed["token_ids"].size, dtype=np.float32)

@@ -67,6 +67,28 @@ def test_sums_equal_a_plain_loop(packed, outputs, mlm_loss):
     assert sums["num_tokens"] == np.count_nonzero(packed["sequence_ids"])
 
 
+@pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
+def test_means_and_the_minimised_loss_equal_a_plain_loop(packed, outputs, mlm_loss):
+    objective = pretraining_objective(mlm_loss)
+    sums = objective.sums(outputs, packed)
+    sequences = sequence_losses(outputs, packed)
+    predicted = [(nll, right) for nll, right, _ in sequences if len(nll)]
+    nll, right = (np.concatenate(parts) for parts in zip(*predicted, strict=True))
+    per_sequence = sum(own.mean() for own, _ in predicted) / len(sequences)
+    want = {
+        "mlm_loss": nll.mean() if mlm_loss == "per_token" else per_sequence,
+        "nsp_loss": np.mean([nsp for _, _, nsp in sequences]),
+        "mlm_accuracy": np.mean([own.mean() for _, own in predicted]),
+        "mlm_token_accuracy": right.mean(),
+    }
+    want["loss"] = want["mlm_loss"] + want["nsp_loss"]
+    means = objective.means({name: float(value) for name, value in sums.items()})
+    assert {name: means[name] for name in want} == pytest.approx(want, rel=1e-5)
+    minimised = objective.loss(sums, objective.denominators(packed))
+    assert float(minimised) == pytest.approx(want["loss"], rel=1e-5)
+    assert abs(nll.mean() - per_sequence) > 1e-2
+
+
 def test_a_sequence_without_predictions_adds_zero_but_counts(packed, outputs):
     sums = {name: float(value) for name, value in pretraining_sums(outputs, packed, "per_sequence").items()}
     assert sums["num_predicted_sequences"] == pytest.approx(10) and sums["num_sequences"] == 11
