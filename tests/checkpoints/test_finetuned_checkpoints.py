@@ -125,7 +125,12 @@ def test_google_names(head, tmp_path):
         row.google: weights[row.ours].numpy().T if row.google_transposed else weights[row.ours].numpy()
         for row in tensor_names(CONFIG.num_hidden_layers, head)
     }
-    assert {"cls/squad/output_weights", "output_weights"} & tensors.keys()
+    # outputs × inputs, as run_squad.py and run_classifier.py of google-research/bert declare them
+    name, num_outputs = {
+        QUESTION_ANSWERING: ("cls/squad/output_weights", 2),
+        CLASSIFICATION: ("output_weights", NUM_CLASSES),
+    }[head]
+    assert tensors[name].shape == (num_outputs, CONFIG.hidden_size)
     prefix = write_google(tmp_path / "google", tensors, CONFIG)
     assert starting_weights.stored_head(prefix)[0] == head
     again = build_model(head, CONFIG, NUM_CLASSES, seed=2)

@@ -143,6 +143,16 @@ def test_another_model_is_refused_and_nothing_assigned(tmp_path, form, change, m
     assert_loaded(weights, before)
 
 
+def test_a_file_of_others_that_is_not_finite_is_refused_and_nothing_assigned(tmp_path, weights):
+    _, theirs, _ = make_tensors()
+    before = {name: variable.numpy() for name, variable in weights.items()}
+    name = "bert.encoder.layer.0.output.dense.bias"
+    theirs[name] = np.where(np.arange(WIDTH) == 3, np.nan, theirs[name]).astype(np.float32)
+    with pytest.raises(InputError, match=r"Received: nan in bert/layer_0/feed_forward/output/bias of .*hf"):
+        starting_weights.load(write_hugging_face(tmp_path / "hf", theirs), weights, ONE_LAYER)
+    assert_loaded(weights, before)
+
+
 def test_missing_tensor_of_the_encoder_is_named(tmp_path, weights):
     _, _, google = make_tensors()
     del google["bert/encoder/layer_0/output/dense/bias"]
