@@ -175,3 +175,17 @@ def test_command_on_v2(tmp_path):
     scores = json.loads(out.read_text())
     assert (scores["exact_match"], scores["HasAns_f1"], scores["NoAns_f1"]) == (100.0, 100.0, 100.0)
     assert (scores["best_f1"], scores["best_f1_thresh"]) == (100.0, -3.5)
+
+
+def test_a_threshold_that_lets_wrong_answers_in_is_no_better():
+    """By ascending probability: right, then an answer where there is none, then right again."""
+    questions = [
+        Question("a", "?", 0, (("one", 0),), False),
+        Question("b", "?", 0, (), True),
+        Question("c", "?", 0, (("two", 0),), False),
+    ]
+    predictions, probs = {"a": "one", "b": "one", "c": "two"}, {"a": 0.1, "b": 0.2, "c": 0.3}
+    scores = squad_scores.score(questions, predictions, probs)
+    for name in ("exact", "f1"):
+        assert scores[f"best_{name}"] == pytest.approx(200 / 3)
+        assert scores[f"best_{name}_thresh"] == 0.1

@@ -237,6 +237,16 @@ def test_a_word_longer_than_the_share_is_still_predicted():
     assert positions.tolist() == [5]  # never over the limit
 
 
+def test_no_word_crosses_a_border_of_segments():
+    vocabulary = Vocabulary((*SPECIAL_TOKENS, "a", "##b"))
+    token_ids = np.array([2, 5, 3, 6, 3], np.int32)  # cut within a word: B opens with a continuation
+    for seed in range(9):
+        _, positions, _ = masking.mask_tokens(
+            token_ids, vocabulary, 0.15, 20, True, np.random.default_rng(seed)
+        )
+        assert len(positions) == 1
+
+
 def test_more_predictions_wanted_than_there_are_tokens():
     vocabulary = Vocabulary((*SPECIAL_TOKENS, "a"))
     token_ids = np.array([2, 5, 3, 5, 3], np.int32)
