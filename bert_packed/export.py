@@ -8,7 +8,7 @@ from pathlib import Path
 from bert_packed.config import ablations, load_model_config
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError, check_settings, setting
+from data_gen.cli.settings import InputError, check_depth_fits, check_settings, setting
 from data_gen.schema import PackSpec
 
 FORMATS = ("hf", "keras", "saved_model")
@@ -46,6 +46,7 @@ class ExportConfig:
                 raise InputError(f"`{name}` must be given. Received: nothing.")
         if self.vocab_file and self.format != "hf":
             raise InputError(f"`vocab_file` must be left out unless --format=hf. Received: {self.format}.")
+        check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
 
     @property
     def spec(self):

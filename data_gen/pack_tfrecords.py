@@ -21,7 +21,10 @@ def main(config):
 
         rows, folder = report_choices(config)
         print_table(rows, config.json)
-        best = next(row for row in rows if row["recommended"])
+        best = next((row for row in rows if row["recommended"]), None)
+        if best is None:
+            print(f"none is recommended: every length tried cuts text; pictures in {folder}")
+            return
         print(
             f"recommended: --max_seq_length={best['max_seq_length']} "
             f"--max_sequences_per_pack={best['max_sequences_per_pack']}, {best['speed_up']:.2f} times as "

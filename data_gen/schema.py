@@ -93,7 +93,7 @@ class PackSpec:
     Attributes:
         max_seq_length: S, tokens per pack.
         max_sequences_per_pack: K, slots for sequences per pack.
-        max_predictions_per_pack: P, slots for masked-LM predictions per pack.
+        max_predictions_per_pack: P, masked-LM predictions that a pack has room for.
     """
 
     max_seq_length: int

@@ -10,13 +10,13 @@ from data_gen.records.read_unpacked import read_unpacked
 from data_gen.records.sequences import concatenate
 
 
-def make_features(lengths, max_seq_length, seed=0, num_slots=4, vocab_size=300):
+def make_features(lengths, max_seq_length, seed=0, max_predictions=4, vocab_size=300):
     """Features of unpacked records with random content; dict of arrays `[n, ...]`.
 
-    Sequence i has 0 to num_slots predictions, fewer where it is short.
+    Sequence i has 0 to max_predictions predictions, fewer where it is short.
     """
     rng = np.random.default_rng(seed)
-    shape = {"S": max_seq_length, "P": num_slots, 1: 1}
+    shape = {"S": max_seq_length, "P": max_predictions, 1: 1}
     features = {
         name: np.zeros((len(lengths), shape[kind]), schema.dtype(name))
         for name, kind in schema.UNPACKED_LENGTHS.items()
@@ -25,7 +25,7 @@ def make_features(lengths, max_seq_length, seed=0, num_slots=4, vocab_size=300):
         features[schema.INPUT_IDS][row, :length] = rng.integers(1, vocab_size, length)
         features[schema.INPUT_MASK][row, :length] = 1
         features[schema.SEGMENT_IDS][row, length // 2 : length] = 1
-        count = rng.integers(0, min(num_slots, length) + 1)
+        count = rng.integers(0, min(max_predictions, length) + 1)
         features[schema.MASKED_LM_POSITIONS][row, :count] = np.sort(rng.choice(length, count, replace=False))
         features[schema.MASKED_LM_IDS][row, :count] = rng.integers(1, vocab_size, count)
         features[schema.MASKED_LM_WEIGHTS][row, :count] = 1

@@ -74,11 +74,11 @@ def predict(forward, sequences, packs, spec, batch_size):
     data, found = LabelledSequences(sequences, {}), {}
     starts = range(0, len(packs), batch_size)
     for first in tqdm(starts, desc="predict", unit="batch", disable=None):
-        part = packs.part(first, min(first + batch_size, len(packs)))
-        batch = make_batch(data, part, spec, batch_size)
+        some = packs.between(first, min(first + batch_size, len(packs)))
+        batch = make_batch(data, some, spec, batch_size)
         for name, values in forward(batch).items():
             own = found.setdefault(name, [None] * len(sequences))
-            _give_back(np.asarray(values), batch, part, sequences.lengths, own)
+            _give_back(np.asarray(values), batch, some, sequences.lengths, own)
     return found
 
 

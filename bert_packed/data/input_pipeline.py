@@ -114,14 +114,14 @@ def online_batches(
 
     make_packer()  # a wrong setting shows here, and not as an error of TensorFlow at the first batch
 
-    def parts():
+    def batches():
         epochs = itertools.count() if num_epochs is None else range(num_epochs)
         for _ in epochs:
             for path in files:
                 yield from read_unpacked(path)
 
     def packs():
-        for features in pack_stream(parts(), make_packer(), spec):
+        for features in pack_stream(batches(), make_packer(), spec):
             yield {BATCH_NAMES[name]: values for name, values in features.items()}
 
     signature = {

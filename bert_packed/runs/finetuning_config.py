@@ -6,7 +6,7 @@ Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it h
 import dataclasses
 
 from bert_packed.config import DTYPES, LEAST_EPSILON, MODEL_SIZES, check_dropout_overrides
-from data_gen.cli.settings import InputError, check_settings, parse_depth, setting
+from data_gen.cli.settings import InputError, check_depth_fits, check_settings, parse_depth, setting
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.tasks.glue import TASK_NAMES
 from data_gen.tasks.squad import check_files
@@ -84,6 +84,7 @@ class FinetuneConfig:
             raise InputError("`output_dir` must be given. Received: nothing.")
         check_dropout_overrides(self)
         check_files(self, ["vocab_file"])
+        check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
         check_depth(self.packing_algorithm, self.max_seq_length, self.max_sequences_per_pack)
         if not self.do_train and not self.init_checkpoint:
             raise InputError("`init_checkpoint` must be given unless --do_train. Received: nothing.")

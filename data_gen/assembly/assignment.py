@@ -43,7 +43,7 @@ class Packs:
     def __len__(self):
         return len(self.offsets) - 1
 
-    def part(self, start, stop):
+    def between(self, start, stop):
         """The packs `start` to `stop`, the latter excluded, as `Packs`."""
         first, last = self.offsets[start], self.offsets[min(stop, len(self))]
         return Packs(self.members[first:last], self.offsets[start : stop + 1] - first)

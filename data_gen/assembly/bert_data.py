@@ -18,14 +18,14 @@ from data_gen.records.sequences import Sequences, to_offsets
 
 @dataclasses.dataclass(frozen=True)
 class BertData:
-    """BERT's records as `pack_steps.py` handles them.
+    """BERT's records; `pack_data.PackData` says what each member is for.
 
     Attributes:
         max_seq_length: S.
         overlong: What happens to longer sequences, one of `overlong.OVERLONG_CHOICES`.
         vocab_size: Ids are below it; None where nobody says.
         max_predictions_per_pack: P asked for; 0 = as many as the fullest pack needs.
-        output_format: One of `record_formats.FORMAT_NAMES`.
+        output_format: One of `schema.FORMAT_NAMES`.
     """
 
     max_seq_length: int
@@ -34,7 +34,7 @@ class BertData:
     max_predictions_per_pack: int
     output_format: str
 
-    LAYOUT = {  # noqa: RUF012 - a dataclass would make it a field if it were annotated
+    layout = {  # noqa: RUF012 - a dataclass would make it a field if it were annotated
         "lengths": Column("<i4"),
         "num_predictions": Column("<i4"),
         "next_sentence_labels": Column("|i1"),
@@ -45,7 +45,7 @@ class BertData:
         "prediction_positions": Column("<i4", "num_predictions"),
         "prediction_ids": Column("<i4", "num_predictions"),
     }
-    MEASURED = ("lengths", "num_predictions")  # the columns that `measure` needs
+    measured_columns = ("lengths", "num_predictions")  # the columns that `measure` needs
 
     @property
     def num_lengths(self):
@@ -55,7 +55,7 @@ class BertData:
     def pack_bytes(self, depth):
         """About how many bytes the columns of a full pack take, which holds `depth` sequences."""
         num_predictions = schema.default_predictions(self.max_seq_length)
-        return 5 * self.max_seq_length + 8 * num_predictions + math.ceil(depth * row_bytes(self.LAYOUT))
+        return 5 * self.max_seq_length + 8 * num_predictions + math.ceil(depth * row_bytes(self.layout))
 
     def read(self, path):
         """Read, check and fit one file.
@@ -66,10 +66,10 @@ class BertData:
         Raises:
             InputError: a record cannot be used.
         """
-        for part in read_unpacked(path):
-            check_vocabulary(part, self.vocab_size)
-            fitted, num_overlong = fit_lengths(part, self.max_seq_length, self.overlong)
-            yield _to_columns(fitted), len(part), num_overlong
+        for batch in read_unpacked(path):
+            check_vocabulary(batch, self.vocab_size)
+            fitted, num_overlong = fit_lengths(batch, self.max_seq_length, self.overlong)
+            yield _to_columns(fitted), len(batch), num_overlong
 
     def lengths(self, columns):
         """What a plan is made for: int `[n]`, each from 1 and below `num_lengths`."""
@@ -97,7 +97,7 @@ class BertData:
         Raises:
             InputError: there is less room for predictions than they need.
         """
-        # a feature of length 0 cannot be told from a missing one: data without predictions keeps one slot
+        # a feature of length 0 cannot be told from a missing one: data without predictions has room for one
         needed = max(measured, 1)
         if self.max_predictions_per_pack and self.max_predictions_per_pack < needed:
             raise InputError(

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from data_gen.assembly.feature_spec import FeatureSpec
+from data_gen.assembly.feature_spec import MAX_CLASSES, FeatureSpec
 from data_gen.assembly.length_plan import plan_lengths
 from data_gen.assembly.spill import Column, row_bytes, take_rows
 from data_gen.cli import progress
@@ -22,8 +22,6 @@ from data_gen.packing import histogram as histograms
 from data_gen.packing.vector_packing import NAME, lower_bound, pack_vectors
 from data_gen.records import tfrecords
 from data_gen.records.sequences import range_indices, to_offsets
-
-MAX_CLASSES = 2**14  # combinations of lengths that a plan tells apart; more are rounded up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +39,7 @@ class FeatureShapes:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureData:
-    """Records of any features as `pack_steps.py` handles them; compare `bert_data.BertData`.
+    """Records of any features; `pack_data.PackData` says what each member is for.
 
     Attributes:
         features: Tuple of `FeatureSpec`.
@@ -57,7 +55,7 @@ class FeatureData:
         return [spec for spec in self.features if spec.leader == spec.name]
 
     @property
-    def LAYOUT(self):  # noqa: N802 - the name that every kind of data has
+    def layout(self):
         """Columns of a sequence on the disk."""
         layout = {"file_indices": Column("<i4"), "record_numbers": Column("<i8")}
         layout |= {_size_name(spec.name): Column("<i4") for spec in self.leaders}
@@ -68,7 +66,7 @@ class FeatureData:
         return layout
 
     @property
-    def MEASURED(self):  # noqa: N802
+    def measured_columns(self):
         """The columns that `lengths` and `measure` need."""
         return tuple(_size_name(spec.name) for spec in self.leaders)
 
@@ -79,7 +77,7 @@ class FeatureData:
 
     def pack_bytes(self, depth):
         """How many bytes the columns of a full pack take, which holds `depth` sequences."""
-        layout = self.LAYOUT
+        layout = self.layout
         sized = (
             spec.capacity * spec.width * np.dtype(layout[spec.name].dtype).itemsize for spec in self.features
         )
@@ -101,14 +99,14 @@ class FeatureData:
             columns = self._to_columns(values, path, number)
             is_overlong = self._find_overlong(columns, path, number)
             if is_overlong.any():
-                columns = take_rows(columns, self.LAYOUT, np.flatnonzero(~is_overlong))
+                columns = take_rows(columns, self.layout, np.flatnonzero(~is_overlong))
             yield columns, len(batch), {"dropped": int(is_overlong.sum())}
             number += len(batch)
             progress.advance(tfrecords.batch_bytes(batch))
 
     def lengths(self, columns):
         """The class of each sequence, which is its length where it has but one: int `[n]`."""
-        classes = np.zeros(len(columns[self.MEASURED[0]]), np.int64)
+        classes = np.zeros(len(columns[self.measured_columns[0]]), np.int64)
         for spec, grain, steps in zip(self.leaders, self._grains, self._steps, strict=True):
             classes = classes * steps + -(-columns[_size_name(spec.name)].astype(np.int64) // grain)
         return classes
@@ -212,7 +210,8 @@ class FeatureData:
         """Lengths are told apart in steps of these, so that there are not too many classes."""
         if len(self.leaders) == 1:
             return (1,)
-        most = int(MAX_CLASSES ** (1 / len(self.leaders)))
+        most = round(MAX_CLASSES ** (1 / len(self.leaders)))
+        most -= most ** len(self.leaders) > MAX_CLASSES  # the root is a float: 14 of 2 may come as 1.9999
         return tuple(-(-spec.capacity // (most - 1)) for spec in self.leaders)
 
     @property

@@ -11,6 +11,9 @@ a pack, or =NAME for a feature that is as long as another in every sequence, or 
 import dataclasses
 import re
 
+MAX_CLASSES = 2**14  # combinations of lengths that a plan tells apart; more are rounded up
+MAX_CAPACITIES = 14  # so that each of them is told from none
+
 EACH = "each"
 ADDED_SUFFIXES = ("_sequence_ids", "_position_ids")  # what packs receive for each feature with a capacity
 RESERVED_NAMES = {"slots", "file_indices", "record_numbers"}  # columns of ours beside those of the features
@@ -58,4 +61,9 @@ def parse_features(text):
         raise ValueError(f"features of names that packing does not use itself, and not {taken[0]!r}")
     if not any(spec.leader for spec in specs.values()):
         raise ValueError("such that one feature has a capacity")
+    num_capacities = sum(spec.leader == spec.name for spec in specs.values())
+    if num_capacities > MAX_CAPACITIES:
+        raise ValueError(
+            f"such that at most {MAX_CAPACITIES} have a capacity of their own, not {num_capacities}"
+        )
     return tuple(specs.values())

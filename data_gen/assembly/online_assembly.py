@@ -9,31 +9,31 @@ from data_gen.packing.online import check_waiting
 from data_gen.records.sequences import concatenate, take, to_offsets
 
 
-def pack_stream(parts, packer, spec, waiting=None):
+def pack_stream(batches, packer, spec, waiting=None):
     """Pack sequences as they arrive, with no more of them in memory than the packer's buffer holds.
 
     A pack with more predictions than P is split between two sequences, so nothing is dropped.
 
     Args:
-        parts: Iterable of `Sequences`, batch after batch; it may never end.
+        batches: Iterable of `Sequences`, batch after batch; it may never end.
         packer: `online.OnlinePacker` for the spec's S and K.
         spec: `schema.PackSpec`.
         waiting: For a packer that goes on, the `Sequences` that wait in it, in the order of `packer.waiting`.
 
     Yields:
         Dicts from packed feature name to array `[n, S]`, `[n, P]` or `[n, K]`, as `assemble_packs` returns
-        them; at the end of `parts` also what waits.
+        them; at the end of `batches` also what waits.
 
     Raises:
         InputError: a sequence is longer than S or has more predictions than P; it names the record.
         ValueError: `waiting` is not what waits in the packer.
     """
     numbers = check_waiting(packer, () if waiting is None else waiting)  # of arrival, ascending
-    for part in parts:
-        _check_fits(part, spec)
+    for batch in batches:
+        _check_fits(batch, spec)
         first = packer.num_arrived
-        ready = packer.add(part.lengths)
-        waiting = part if waiting is None else concatenate([waiting, part])
+        ready = packer.add(batch.lengths)
+        waiting = batch if waiting is None else concatenate([waiting, batch])
         numbers = np.concatenate([numbers, np.arange(first, packer.num_arrived)])
         if len(ready[1]):
             yield assemble_packs(waiting, _packs(ready, waiting, numbers, spec), spec)
@@ -88,15 +88,15 @@ def _split_one(num_predictions, limit):
     return sizes
 
 
-def _check_fits(part, spec):
+def _check_fits(batch, spec):
     for name, numbers, what in (
-        ("max_seq_length", part.lengths, "tokens"),
-        ("max_predictions_per_pack", part.num_predictions, "predictions"),
+        ("max_seq_length", batch.lengths, "tokens"),
+        ("max_predictions_per_pack", batch.num_predictions, "predictions"),
     ):
         limit = getattr(spec, name)
-        if len(part) and numbers.max() > limit:
+        if len(batch) and numbers.max() > limit:
             index = int(np.argmax(numbers > limit))
             raise InputError(
-                f"{part.origin(index)}: a sequence must have at most {name}={limit} {what}. "
+                f"{batch.origin(index)}: a sequence must have at most {name}={limit} {what}. "
                 f"Received: {numbers[index]}."
             )

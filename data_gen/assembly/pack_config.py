@@ -4,7 +4,14 @@ import dataclasses
 
 from data_gen.assembly.feature_spec import parse_features
 from data_gen.assembly.overlong import OVERLONG_CHOICES
-from data_gen.cli.settings import InputError, check_settings, parse_depth, result_settings, setting
+from data_gen.cli.settings import (
+    InputError,
+    check_depth_fits,
+    check_settings,
+    parse_depth,
+    result_settings,
+    setting,
+)
 from data_gen.jobs.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from data_gen.schema import FORMAT_NAMES, PACKED
@@ -94,6 +101,11 @@ class PackConfig:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
         if self.features:
             self._check_other_features()
+            # a sequence has one position or more of the first feature with a capacity
+            first = next(spec for spec in parse_features(self.features) if spec.leader == spec.name)
+            check_depth_fits(self.max_sequences_per_pack, first.capacity, f"the capacity of {first.name}")
+        else:
+            check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
 
     def check_given(self, names):
         """Refuse flags that were given on the command line, if only with their default, and mean nothing."""

@@ -3,9 +3,8 @@
     input files ──► runs ──► sorted runs ──► parts ──► shards
                read     sort             measure, write
 
-A *run* is some megabytes of sequences of one input file, as columns on the disk (`spill.py`). A *part* is as
-large: packs that follow one another; a shard is made of whole parts. Sorting cuts each run into the sequences
-of each part, so that writing a part reads one piece of every run, and nothing else.
+`data_gen.jobs` says what these words mean. Sorting cuts each run, which is columns on the disk (`spill.py`),
+into the sequences of each part, so that writing a part reads one group of every run, and nothing else.
 """
 
 import dataclasses
@@ -14,6 +13,7 @@ import os
 import numpy as np
 
 from data_gen.assembly.assignment import PackOrder, choose_slots, fill_packs
+from data_gen.assembly.pack_data import PackData
 from data_gen.assembly.spill import (
     Column,
     join_rows,
@@ -44,14 +44,14 @@ class ReadWork:
     """Read one input file into runs.
 
     Attributes:
-        data: What the records are, such as `BertData`.
+        data: What the records are.
         stamp, file_index: The file, as `stamp_files` found it, and its number among the inputs.
         promised: What it must be, as `read_input_manifests` returns it.
         folder: Where the runs go.
         run_bytes: Of a run, from `choose_run_bytes`.
     """
 
-    data: object
+    data: PackData
     stamp: list
     file_index: int
     promised: dict
@@ -73,7 +73,7 @@ class SortWork:
         seed: Of the assignment.
     """
 
-    data: object
+    data: PackData
     run: str
     sorted_run: str
     ranks: str
@@ -84,7 +84,7 @@ class SortWork:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Packs that are assembled together.
+    """A part: packs that are assembled together.
 
     Attributes:
         index: Its number in the sorted runs.
@@ -108,7 +108,7 @@ class PackWork:
         seed: Of the assignment.
     """
 
-    data: object
+    data: PackData
     strategies: dict
     folder: str
     num_runs: int
@@ -175,12 +175,12 @@ def _read_runs(work, path):
     def flush():
         if not held:
             return
-        columns = join_rows(held, work.data.LAYOUT)
+        columns = join_rows(held, work.data.layout)
         held.clear()
         columns["file_indices"] = np.full(len(columns["file_indices"]), work.file_index, np.int32)
         lengths = work.data.lengths(columns)
         run = os.path.join(work.folder, f"run-{work.file_index:05d}-{len(runs):05d}.spill")
-        write_spill(run, columns, work.data.LAYOUT, [len(lengths)])
+        write_spill(run, columns, work.data.layout, [len(lengths)])
         write_array(histogram_path(run), np.stack(np.unique(lengths, return_counts=True)))
         runs.append([run, len(lengths)])
 
@@ -201,7 +201,7 @@ def _read_runs(work, path):
 
 def sort_run(work):
     """Give each sequence of a run its slot, and write the run in the order of the parts."""
-    columns = dict(read_spill(work.run, work.data.LAYOUT))
+    columns = dict(read_spill(work.run, work.data.layout))
     lengths = work.data.lengths(columns)
     known, *numbers = read_array(work.ranks)
     first_ranks, totals = np.zeros((2, work.data.num_lengths), np.int64)
@@ -211,7 +211,7 @@ def sort_run(work):
     part_ends = read_array(work.part_ends)
     parts = np.searchsorted(part_ends, packs, side="right")
     columns["slots"] = slots
-    layout = {**work.data.LAYOUT, **SLOTS}
+    layout = {**work.data.layout, **SLOTS}
     columns = take_rows(columns, layout, np.argsort(parts, kind="stable"))
     write_spill(work.sorted_run, columns, layout, np.bincount(parts, minlength=len(part_ends)))
 
@@ -224,7 +224,7 @@ def histogram_path(run):
 def measure_part(work_and_part):
     """The fullest pack of a part, by what `data.measure` measures: int."""
     work, part = work_and_part
-    columns, packs = _read_part(work, part, work.data.MEASURED)
+    columns, packs = _read_part(work, part, work.data.measured_columns)
     return work.data.measure(columns, packs)
 
 
@@ -244,7 +244,7 @@ def write_shard(work):
                 files_of, numbers = columns["file_indices"], columns["record_numbers"]
                 provenance.add(np.diff(packs.offsets), files_of[packs.members], numbers[packs.members])
             for start in range(0, len(packs), size):
-                some = packs.part(start, min(start + size, len(packs)))
+                some = packs.between(start, min(start + size, len(packs)))
                 arrays = work.pack_work.data.assemble(columns, some, work.spec)
                 yield from serialize_examples(arrays)
                 progress.advance(len(some))
@@ -259,7 +259,7 @@ def write_shard(work):
 
 def _read_part(work, part, names=None):
     """The sequences of a part, from all runs: dict of columns; and its `Packs`."""
-    layout = {**work.data.LAYOUT, **SLOTS}
+    layout = {**work.data.layout, **SLOTS}
     wanted = None if names is None else {"slots", *names}
     pieces = [read_spill(path, layout, part.index, wanted) for path in work.sorted_runs]
     columns = join_rows(pieces, pieces[0])

@@ -49,11 +49,11 @@ def take_rows(columns, layout, rows):
     return taken
 
 
-def join_rows(parts, layout):
+def join_rows(pieces, layout):
     """Dicts of columns, at least one, as one."""
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in layout}
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in layout}
 
 
 def row_bytes(layout):

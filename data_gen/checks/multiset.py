@@ -57,20 +57,20 @@ def find_buckets(digests):
     return (digests[:, 0] % np.uint64(NUM_BUCKETS)).astype(np.int64)
 
 
-def hold(parts, buckets):
+def hold(batches, buckets):
     """Keep the sequences of some buckets.
 
     Args:
-        parts: Iterable of (digests, origins), as in `Held`.
+        batches: Iterable of (digests, origins), as in `Held`.
         buckets: Int array.
 
     Returns:
-        `Held`, in the order of `parts`.
+        `Held`, in the order of `batches`.
     """
     is_wanted = np.zeros(NUM_BUCKETS, bool)
     is_wanted[buckets] = True
     digests, origins = [np.zeros((0, 2), np.uint64)], [np.zeros((0, 3), np.int64)]
-    for some, their_origins in parts:
+    for some, their_origins in batches:
         wanted = is_wanted[find_buckets(some)]
         digests.append(some[wanted])
         origins.append(their_origins[wanted])

@@ -35,20 +35,19 @@ def draw_efficiency(rows, path):
     figure, axes = _new_figure()
     points = {}
     for row in rows:
-        points.setdefault(f"{row['max_seq_length']} tokens", {})[row["max_sequences_per_pack"]] = row[
-            "efficiency"
-        ]
-    recommended = next(row for row in rows if row["recommended"])
+        label = f"{row['max_seq_length']} tokens{', cuts text' if row['tokens_cut'] else ''}"
+        points.setdefault(label, {})[row["max_sequences_per_pack"]] = row["efficiency"]
     positions = plot_efficiency(axes, points)
-    axes.plot(
-        positions[recommended["max_sequences_per_pack"]],
-        100 * recommended["efficiency"],
-        "o",
-        markersize=14,
-        fillstyle="none",
-        color="black",
-        label="recommended",
-    )
+    for recommended in (row for row in rows if row["recommended"]):  # one, or none
+        axes.plot(
+            positions[recommended["max_sequences_per_pack"]],
+            100 * recommended["efficiency"],
+            "o",
+            markersize=14,
+            fillstyle="none",
+            color="black",
+            label="recommended",
+        )
     axes.set(title=f"Efficiency by depth, {rows[0]['algorithm']}")
     axes.legend(loc="lower right")
     _save(figure, path)

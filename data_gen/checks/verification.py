@@ -81,19 +81,19 @@ def compare_files(input_files, packed_files, overlong):
 
     def read_inputs(path):
         facts[0][path] = its_facts = FileFacts()  # anew, where the file is read again
-        for part in read_unpacked(path):
-            its_facts.num_records += len(part)
+        for batch in read_unpacked(path):
+            its_facts.num_records += len(batch)
             # Under "error" packing would have refused them: here they count as missing.
             if overlong != "error":
-                part, num_overlong = fit_lengths(part, spec.max_seq_length, overlong)
+                batch, num_overlong = fit_lengths(batch, spec.max_seq_length, overlong)
                 its_facts.num_overlong.update(num_overlong)
-            yield part
+            yield batch
 
     def read_packs(path):
         facts[1][path] = its_facts = FileFacts()
-        for part in read_packed(path):
-            its_facts.add_packs(part)
-            yield part
+        for batch in read_packed(path):
+            its_facts.add_packs(batch)
+            yield batch
 
     sides = (
         (input_files, functools.partial(_read, input_files, read_inputs)),
@@ -171,7 +171,7 @@ def unmatched(left, right):
 def digest_sequences(sequences):
     """A digest of all that is to be conserved of each sequence: uint64 `[n, 2]`."""
     lengths, num_predictions = sequences.lengths, sequences.num_predictions
-    # One row of numbers per sequence; the two counts in front make its parts unambiguous:
+    # One row of numbers per sequence; the two counts in front make the rest unambiguous:
     #     length, predictions, next-sentence label, tokens, A/B, prediction positions, prediction labels
     offsets = to_offsets(3 + 2 * lengths + 2 * num_predictions)
     numbers = np.empty(offsets[-1], "<i4")
@@ -211,7 +211,7 @@ def _read(paths, read, title):
     """Read one side: yields digests uint64 `[n, 2]`, and origins int64 `[n, 3]` as in `multiset.Held`."""
     with tqdm(desc=title, unit=" sequences", disable=None) as progress:
         for number, path in enumerate(paths):
-            for part in read(path):
-                origins = np.stack([np.full(len(part), number), part.record_numbers, part.lengths], axis=1)
-                yield digest_sequences(part), origins
-                progress.update(len(part))
+            for batch in read(path):
+                origins = np.stack([np.full(len(batch), number), batch.record_numbers, batch.lengths], axis=1)
+                yield digest_sequences(batch), origins
+                progress.update(len(batch))

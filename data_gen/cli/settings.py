@@ -144,3 +144,12 @@ def parse_depth(text):
     if not text.isdecimal() or int(text) < 1:
         raise ValueError("a whole number of at least 1, or the word max")
     return int(text)
+
+
+def check_depth_fits(max_sequences_per_pack, max_seq_length, length_name="max_seq_length"):
+    """Raise `InputError` where a pack was to hold more sequences than tokens, which none ever does."""
+    if max_sequences_per_pack != "max" and max_sequences_per_pack > max_seq_length:
+        raise InputError(
+            f"`max_sequences_per_pack` must be at most {length_name}. Received: "
+            f"max_sequences_per_pack={max_sequences_per_pack}, {length_name}={max_seq_length}."
+        )

@@ -35,8 +35,8 @@ def _count_records(input_file):
 
     counts = np.zeros(0, np.int64)
     for path in find_files(input_file, "input_file"):
-        for part in read_unpacked(path):
-            more = np.bincount(part.lengths)[1:]
+        for batch in read_unpacked(path):
+            more = np.bincount(batch.lengths)[1:]
             if len(more) > len(counts):
                 counts, more = more, counts
             counts[: len(more)] += more

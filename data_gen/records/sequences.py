@@ -107,21 +107,21 @@ def make_unlabelled(tokens, token_type_ids, lengths, record_numbers, path):
     )
 
 
-def concatenate(parts):
+def concatenate(batches):
     """Join `Sequences`, at least one, in the order given."""
-    files = tuple(dict.fromkeys(path for part in parts for path in part.files))
+    files = tuple(dict.fromkeys(path for batch in batches for path in batch.files))
     place = {path: index for index, path in enumerate(files)}
     file_indices = [
-        np.array([place[path] for path in part.files], np.int32)[part.file_indices] for part in parts
+        np.array([place[path] for path in batch.files], np.int32)[batch.file_indices] for batch in batches
     ]
     joined = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        field.name: np.concatenate([getattr(batch, field.name) for batch in batches])
         for field in dataclasses.fields(Sequences)
         if field.name not in ("offsets", "prediction_offsets", "file_indices", "files")
     }
     return Sequences(
-        offsets=to_offsets(np.concatenate([part.lengths for part in parts])),
-        prediction_offsets=to_offsets(np.concatenate([part.num_predictions for part in parts])),
+        offsets=to_offsets(np.concatenate([batch.lengths for batch in batches])),
+        prediction_offsets=to_offsets(np.concatenate([batch.num_predictions for batch in batches])),
         file_indices=np.concatenate(file_indices),
         files=files,
         **joined,

@@ -47,8 +47,8 @@ def _walk(move, cells, num_items, key):
     num_columns = (sizes + num_rows - np.uint64(1)) // num_rows
     num_columns = np.maximum(num_columns, np.uint64(1))
     mixed_key = np.zeros(cells.shape, np.uint64)
-    for part in key:
-        mixed_key = _mix(mixed_key ^ np.asarray(part, np.uint64))
+    for number in key:
+        mixed_key = _mix(mixed_key ^ np.asarray(number, np.uint64))
     moved = move(cells, num_rows, num_columns, mixed_key)
     outside = np.flatnonzero(moved >= sizes)
     while len(outside):

@@ -40,7 +40,7 @@ def test_every_sequence_is_in_one_pack_unchanged(tmp_path, algorithm, depth):
     if depth != 1:
         assert np.mean(arrays[schema.INPUT_MASK].max(axis=1) > 1) > 0.3  # packs that really are packs
     assert Counter(
-        tuple(sorted(sequences.lengths[packs.part(i, i + 1).members].tolist())) for i in range(len(packs))
+        tuple(sorted(sequences.lengths[packs.between(i, i + 1).members].tolist())) for i in range(len(packs))
     ) == Counter(plan.strategies)
 
 
@@ -103,7 +103,7 @@ def test_part_is_a_run_of_packs(tmp_path):
     packs = assign_sequences(plan, sequences.lengths, seed=0)
     spec = schema.PackSpec(S, plan.depth, int(count_predictions(packs, sequences.num_predictions).max()))
     whole = assemble_packs(sequences, packs, spec)
-    halves = [assemble_packs(sequences, packs.part(*ends), spec) for ends in ((0, 5), (5, len(packs)))]
+    halves = [assemble_packs(sequences, packs.between(*ends), spec) for ends in ((0, 5), (5, len(packs)))]
     for name, values in whole.items():
         assert np.array_equal(values, np.concatenate([half[name] for half in halves])), name
 

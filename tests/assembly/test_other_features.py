@@ -144,7 +144,7 @@ def test_no_name_of_a_feature_is_taken_for_a_column_of_ours(tmp_path):
     assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
     # a SPEC cannot name the columns that packing adds
     data = FeatureData(parse_features(spec), "error")
-    for name in data.LAYOUT.keys() - {"audio", "audio length", "audio_length"}:
+    for name in data.layout.keys() - {"audio", "audio length", "audio_length"}:
         with pytest.raises(ValueError, match=r"NAME:int|names that packing does not use"):
             parse_features(f"{name}:int:4")
 
@@ -312,3 +312,76 @@ def test_vectors_are_packed_within_all_capacities():
         assert placed.tolist() == counts.tolist()
         assert sum(strategies.values()) >= lower_bound(sizes, counts, capacities, depth)
     assert sum(pack_vectors(sizes, counts, capacities, 1).values()) == counts.sum()
+
+
+def fewest_by_trying(sequences, capacities, depth):
+    """The fewest packs of a few sequences, each a tuple of lengths: every open pack is tried for each."""
+
+    def fewest(index, packs):
+        if index == len(sequences):
+            return len(packs)
+        options = [fewest(index + 1, (*packs, (sequences[index], 1)))]
+        for place, (used, count) in enumerate(packs):
+            total = tuple(a + b for a, b in zip(used, sequences[index], strict=True))
+            if count < depth and all(a <= b for a, b in zip(total, capacities, strict=True)):
+                options.append(fewest(index + 1, (*packs[:place], (total, count + 1), *packs[place + 1 :])))
+        return min(options)
+
+    return fewest(0, ())
+
+
+def test_no_vector_bound_is_false():
+    """Plain trial on small cases: no plan is below the fewest packs, and no bound above."""
+    rng = np.random.default_rng(3)
+    seen = Counter()
+    for _ in range(150):
+        capacities = rng.integers(2, 9, 2)
+        sizes = np.unique(rng.integers([1, 0], capacities + 1, (3, 2)), axis=0)
+        counts, depth = rng.integers(1, 3, len(sizes)), int(rng.integers(1, 4))
+        sequences = [tuple(size) for size in np.repeat(sizes, counts, axis=0).tolist()]
+        fewest = fewest_by_trying(sequences, capacities.tolist(), depth)
+        packs = sum(pack_vectors(sizes, counts, capacities, depth).values())
+        bound = lower_bound(sizes, counts, capacities, depth)
+        assert bound <= fewest <= packs
+        seen[bound == fewest] += 1
+        totals = [sum(lengths) for lengths in zip(*sequences, strict=True)]
+        parts = [-(-total // capacity) for total, capacity in zip(totals, capacities.tolist(), strict=True)]
+        assert bound == max(*parts, -(-len(sequences) // depth))
+    assert min(seen[True], seen[False]) > 5  # cases where the bound is tight, and where it is not
+
+
+def test_the_bound_in_the_manifest_holds_for_lengths_rounded_up():
+    """Capacities over 127 are told apart in steps: bounds take the least of a step, packs the most."""
+    data = FeatureData(parse_features("a:int:1000,b:int:300"), "error")
+    columns = {"a:length": np.array([497, 503, 497, 503]), "b:length": np.array([1, 2, 1, 2])}
+    histogram = np.bincount(data.lengths(columns), minlength=data.num_lengths)
+    planned = data.make_plan(histogram, "", "max")
+    assert planned["lower_bound"] <= 2 <= planned["num_packs"]  # 497 + 503 twice
+    full = np.bincount(data.lengths({"a:length": np.full(6, 1000), "b:length": np.full(6, 1)}))
+    assert data.make_plan(full, "", "max")["lower_bound"] == 6
+
+
+@pytest.mark.parametrize("num", [2, 7, 13, 14])
+def test_many_capacities(num):
+    spec = ",".join(f"f{index}:int:{4 + index}" for index in range(num))
+    data = FeatureData(parse_features(spec), "error")
+    assert data.num_lengths <= 2**14
+    rng = np.random.default_rng(0)
+    columns = {f"f{index}:length": rng.integers(1, 5 + index, 30) for index in range(num)}
+    classes = data.lengths(columns)
+    assert classes.min() > 0 and classes.max() < data.num_lengths
+    described = data.describe_lengths(np.bincount(classes, minlength=data.num_lengths))
+    rounded = dict(zip(described["classes"], described["lengths"], strict=True))
+    for row, number in enumerate(classes.tolist()):
+        assert all(rounded[number][index] >= columns[f"f{index}:length"][row] for index in range(num))
+    planned = data.make_plan(np.bincount(classes, minlength=data.num_lengths), "", "max")
+    assert planned["num_sequences"] == 30 and planned["lower_bound"] <= planned["num_packs"] <= 30
+
+
+@pytest.mark.parametrize("num", [15, 16, 20])
+def test_too_many_capacities_are_one_line(num, capsys):
+    spec = ",".join(f"f{index}:int:9" for index in range(num))
+    assert run(main, PackConfig, DESCRIPTION, ["p.py", "--input_file=a", f"--features={spec}"]) == 2
+    error = capsys.readouterr().err
+    assert f"such that at most 14 have a capacity of their own, not {num}" in error
+    assert error.count("\n") == 1

@@ -34,7 +34,7 @@ def groups(monkeypatch):
 
     def count_owners(work_and_part):
         work, part = work_and_part
-        layout = {**work.data.LAYOUT, **pack_steps.SLOTS}
+        layout = {**work.data.layout, **pack_steps.SLOTS}
         pieces = [read_spill(path, layout, part.index) for path in work.sorted_runs]
         found["runs of a part"].append(sum(len(piece["slots"]) > 0 for piece in pieces))
         return measure(work_and_part)

@@ -10,7 +10,7 @@ from data_gen.assembly import spill
 from data_gen.assembly.spill import Column, join_rows, read_spill, take_rows, write_spill
 from data_gen.jobs import files
 
-LAYOUT = {
+layout = {
     "sizes": Column("<i4"),
     "pair": Column("<f4", width=2),
     "tokens": Column("<i4", "sizes"),
@@ -40,13 +40,13 @@ def test_groups_and_whole_come_back(tmp_path, folder):
     folder = folder or str(tmp_path)
     files.make_folder(folder)
     columns = make_columns()
-    write_spill(f"{folder}/x.spill", columns, LAYOUT, [2, 0, 4, 3])
+    write_spill(f"{folder}/x.spill", columns, layout, [2, 0, 4, 3])
     assert files.list_names(folder) == ["x.spill"]
-    assert_equal(read_spill(f"{folder}/x.spill", LAYOUT), columns)
-    parts = [read_spill(f"{folder}/x.spill", LAYOUT, group) for group in range(4)]
+    assert_equal(read_spill(f"{folder}/x.spill", layout), columns)
+    parts = [read_spill(f"{folder}/x.spill", layout, group) for group in range(4)]
     assert [len(part["sizes"]) for part in parts] == [2, 0, 4, 3]
-    assert_equal(join_rows(parts, LAYOUT), columns)
-    some = read_spill(f"{folder}/x.spill", LAYOUT, 2, {"tokens"})
+    assert_equal(join_rows(parts, layout), columns)
+    some = read_spill(f"{folder}/x.spill", layout, 2, {"tokens"})
     assert list(some) == ["tokens"] and np.array_equal(some["tokens"], parts[2]["tokens"])
 
 
@@ -78,9 +78,9 @@ def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
     for num_groups in (2000, 4):
         with monkeypatch.context() as plainly:
             plainly.setattr(files, "open_file", open_file)
-            write_spill(tmp_path / "x.spill", columns, LAYOUT, [2000 // num_groups] * num_groups)
+            write_spill(tmp_path / "x.spill", columns, layout, [2000 // num_groups] * num_groups)
         num_read.clear()
-        read_spill(tmp_path / "x.spill", LAYOUT, 3, {"sizes"})
+        read_spill(tmp_path / "x.spill", layout, 3, {"sizes"})
         sums.append(sum(num_read))
     assert sums[0] < 150  # one row, and where it lies
     assert sums[1] - sums[0] > 499 * 3
@@ -89,16 +89,16 @@ def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
 def test_rows_are_taken_by_number_in_pieces(monkeypatch):
     columns = make_columns(num_rows=50)
     rows = np.random.default_rng(1).permutation(50)
-    whole = take_rows(columns, LAYOUT, rows)
+    whole = take_rows(columns, layout, rows)
     for values_at_once in (1, 7):
         monkeypatch.setattr(spill, "VALUES_AT_ONCE", values_at_once)
-        assert_equal(take_rows(columns, LAYOUT, rows), whole)
+        assert_equal(take_rows(columns, layout, rows), whole)
 
 
 def test_rows_are_taken_by_number():
     columns = make_columns()
     rows = np.array([4, 0, 8, 4])
-    taken = take_rows(columns, LAYOUT, rows)
+    taken = take_rows(columns, layout, rows)
     offsets = np.concatenate([[0], np.cumsum(columns["sizes"])])
     expected = [columns["frames"].reshape(-1, 3)[offsets[row] : offsets[row + 1]] for row in rows]
     assert np.array_equal(taken["frames"].reshape(-1, 3), np.concatenate(expected))
@@ -132,5 +132,5 @@ def test_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "_flush_to_disk", fail)
     with pytest.raises(OSError, match=r"No space left on device: .*x\.spill"):
-        write_spill(tmp_path / "x.spill", make_columns(), LAYOUT, [9])
+        write_spill(tmp_path / "x.spill", make_columns(), layout, [9])
     assert list(tmp_path.iterdir()) == []

@@ -63,9 +63,21 @@ def test_every_difference_shows_in_its_bucket(damage):
 
 
 def test_equal_digests_cancel_nothing():
-    """Exclusive or, the tempting other choice, takes two equal sequences for none."""
-    one = draw(1)
+    """Exclusive or, the tempting other choice, takes two equal sequences for none, as any other two."""
+    digests = draw(3)
+    digests[:, 0] = digests[0, 0]  # one bucket, and equal numbers: the sums alone can tell
+    one, two, three = digests[:1], digests[1:2], digests[2:]
+    assert len(sums_of(one, one, three).find_different(sums_of(two, two, three))) == 1
+    assert len(sums_of(digests[[0, 0, 2]]).find_different(sums_of(digests[[1, 1, 2]]))) == 1
     assert len(sums_of(one, one, one).find_different(sums_of(one))) == 1
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_both_halves_of_a_digest_count(half):
+    one = draw(1)
+    other = one.copy()
+    other[0, half] += np.uint64(NUM_BUCKETS)  # in the same bucket
+    assert len(sums_of(one).find_different(sums_of(other))) == 1
 
 
 def test_buckets_are_grouped_to_fit():

@@ -18,6 +18,8 @@ import pytest
 from interrupts import interruptible
 
 from data_gen import schema
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
 from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 from data_gen.create_pretraining_data import DESCRIPTION, main
@@ -26,6 +28,7 @@ from data_gen.jobs.output import OutputDir
 from data_gen.jobs.steps import Job
 from data_gen.packing.histogram import to_json
 from data_gen.records import tfrecords
+from data_gen.records.provenance import find_documents, find_sources
 from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.token_corpus import TokenCorpus
@@ -280,6 +283,13 @@ def test_urls_give_the_same_bytes(text, tmp_path):
     entries = {split: content["files"] for split, content in manifest["splits"].items()}
     local = json.loads(expected["manifest.json"])["splits"]
     assert entries == {split: content["files"] for split, content in local.items()}
+    packing = {"max_seq_length": 32, "num_workers": 1, "num_shards": 1, "provenance": True}
+    pack(
+        PackConfig(input_file="ram://create/out/train-*.tfrecord", output_dir="ram://create/packs", **packing)
+    )
+    shard = "ram://create/packs/packed-00000-of-00001.tfrecord"
+    documents = find_documents(find_sources(shard, 3), shard)
+    assert documents and {document.path for document in documents} == {"ram://create/text.txt"}
     with pytest.raises(InputError, match="`output_dir` must not be the directory of an input file"):
         create_job.create(make_config(remote, "ram://create"))
     with pytest.raises(InputError, match="`output_dir` must be empty"):
@@ -287,6 +297,30 @@ def test_urls_give_the_same_bytes(text, tmp_path):
     again = make_config((remote[0], ""), "ram://create/out", vocab_size=60, overwrite=True)
     assert create_job.create(again)["vocab_size"] <= 60  # trained there
     assert "train-00000-of-00003.provenance.npz" not in files.list_names("ram://create/out")
+
+
+def test_a_run_behind_a_url_that_failed_goes_on(text, tmp_path, monkeypatch):
+    config = make_config(text, "ram://failed/out")
+    calls = []
+
+    def fail_late(shard):
+        calls.append(shard.path)
+        if len(calls) == 2:
+            raise OSError("network is down")
+        return create_steps.write_shard(shard)
+
+    monkeypatch.setattr(create_job, "write_shard", fail_late)
+    with pytest.raises(OSError, match="network is down") as error:
+        create_job.create(config)
+    assert error.value.__notes__ == [
+        "the same command continues with what is in ram://failed/out/.incomplete"
+    ]
+    assert files.list_names("ram://failed/out") == [".incomplete"]
+    manifest = create_job.create(config)
+    assert len(calls) == 2 + 2  # the first shard was noted
+    assert ".incomplete" not in files.list_names("ram://failed/out")
+    local = create_job.create(make_config(text, tmp_path / "out"))
+    assert manifest["splits"] == local["splits"]
 
 
 def test_duplicates_differ_and_eval_has_none(text, tmp_path):

@@ -282,6 +282,14 @@ def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypat
     [
         (["--algorithm=best"], "`algorithm` must be one of " + ", ".join(ALGORITHM_NAMES)),
         (["--max_sequences_per_pack=0"], "a whole number of at least 1, or the word max. Received: '0'"),
+        (
+            ["--max_sequences_per_pack=33", "--max_seq_length=32"],
+            "at most max_seq_length. Received: max_sequences_per_pack=33, max_seq_length=32",
+        ),
+        (
+            ["--input_file=a", "--output_dir=b", "--features=a:int:9,b:int:4", "--max_sequences_per_pack=10"],
+            "`max_sequences_per_pack` must be at most the capacity of a. Received: max_sequences_per_pack=10",
+        ),
         (["--max_seq_length=2"], "`max_seq_length` must be at least 3. Received: 2"),
         (["--overlong=cut"], "`overlong` must be one of error, truncate, drop. Received: 'cut'"),
         (["--num_shards=0"], "`num_shards` must be at least 1"),

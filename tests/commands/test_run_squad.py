@@ -239,6 +239,10 @@ def test_version_2(data, packed, tmp_path):
             {"max_seq_length": 64},
             "`max_seq_length` must have at most the model's max_position_embeddings=48. Received: 64",
         ),
+        (
+            {"max_sequences_per_pack": 49},
+            "`max_sequences_per_pack` must be at most max_seq_length. Received: max_sequences_per_pack=49",
+        ),
         ({"max_sequences_per_pack": 0}, "must be a whole number of at least 1, or the word max"),
         (
             {"packing_algorithm": "nnlshp", "max_seq_length": 384},

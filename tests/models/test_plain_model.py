@@ -14,7 +14,7 @@ from bert_packed.models.modeling import build_pretraining_model
 from bert_packed.training.engines.variables import named_weights
 
 pytestmark = pytest.mark.both_backends
-WIDE = dataclasses.replace(CONFIG, num_attention_heads=4, hidden_act="gelu", layer_norm_eps=1e-3)
+WIDE = dataclasses.replace(CONFIG, num_attention_heads=8, hidden_act="gelu", layer_norm_eps=1e-3)
 
 
 class PlainBert:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from unpacked_records import make_features, write_features
 
+from data_gen import schema
+from data_gen.assembly import pack_job
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
-from data_gen.checks.verification import find_overlong
+from data_gen.checks.verification import compare_files, find_overlong
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
-from data_gen.records.inputs import find_files
+from data_gen.records.inputs import find_files, stamp_files, unchanged
 
 S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
@@ -91,6 +93,45 @@ def test_broken_manifest_beside_the_input(tmp_path, input_file):
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(InputError, match=r"manifest\.json must be JSON"):
         pack(config(input_file, tmp_path / "out"))
+
+
+def test_an_unfinished_run_of_an_input_that_changed_starts_over(tmp_path, features, input_file, monkeypatch):
+    """Its size is the same: only the time of the change tells."""
+
+    def fail(work):
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_job, "write_shard", fail)
+        with pytest.raises(OSError, match="the disk is gone"):
+            pack(config(input_file, tmp_path / "out", num_workers=1))
+    before = os.stat(input_file)
+    features[schema.NEXT_SENTENCE_LABELS] = 1 - features[schema.NEXT_SENTENCE_LABELS]
+    write_features(input_file, features)
+    os.utime(input_file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert os.stat(input_file).st_size == before.st_size and os.listdir(tmp_path / "out")
+    pack(config(input_file, tmp_path / "out", num_workers=1))
+    packed = sorted(str(path) for path in (tmp_path / "out").glob("*.tfrecord"))
+    assert compare_files([input_file], packed, "error").is_good
+
+
+@pytest.mark.parametrize("change", ["time", "size", "other file"])
+def test_what_changes_while_it_is_read_is_named(tmp_path, change):
+    path = tmp_path / "a.txt"
+    path.write_text("content")
+    stamps = stamp_files([str(path)])
+    with unchanged(stamps):
+        path.read_text()
+    with pytest.raises(InputError, match=r"a\.txt must stay as it is while it is read"), unchanged(stamps):
+        if change == "time":
+            os.utime(path, ns=(0, stamps[0][2] + 1))
+        elif change == "size":
+            path.write_text("more content")
+            os.utime(path, ns=(0, stamps[0][2]))
+        else:
+            (tmp_path / "b.txt").write_text("CONTENT")
+            os.utime(tmp_path / "b.txt", ns=(0, stamps[0][2]))
+            (tmp_path / "b.txt").replace(path)
 
 
 def test_find_files_sorts_and_joins_patterns(tmp_path):

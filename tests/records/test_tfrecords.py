@@ -119,8 +119,8 @@ def test_unpacked_records_are_read_in_columns(tmp_path):
 
 
 def test_files_of_other_widths_join(tmp_path):
-    first = make_features([5, 8], 8, num_slots=4)
-    second = make_features([3, 12], 16, seed=1, num_slots=9)
+    first = make_features([5, 8], 8, max_predictions=4)
+    second = make_features([3, 12], 16, seed=1, max_predictions=9)
     joined = concatenate(
         [
             load(write_features(tmp_path / "a.tfrecord", first)),
@@ -243,7 +243,7 @@ def test_feature_of_another_length_or_type(tmp_path):
     ],
 )
 def test_nonsense_is_named_by_record(tmp_path, feature, values, message):
-    features = make_features([3, 3, 3], 4, num_slots=2)
+    features = make_features([3, 3, 3], 4, max_predictions=2)
     features[schema.MASKED_LM_POSITIONS][:] = [1, 2]
     features[schema.MASKED_LM_WEIGHTS][:] = 1
     features[feature][1] = values

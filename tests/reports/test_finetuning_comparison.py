@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from bert_packed.reports.finetuning_comparison import DESCRIPTION, SPEED, ComparisonConfig, main
+from bert_packed.reports.finetuning_comparison import DEPTH, DESCRIPTION, SPEED, ComparisonConfig, main
 from data_gen.cli.command_line import run
 
 
@@ -15,9 +15,7 @@ def write_run(folder, speeds, f1, checksum="a", **flags):
         "flags": {"output_dir": str(folder), "overwrite": False, **flags},
         "inputs": {"train_file": [{"path": "squad.json", "sha256": checksum}]},
         "segments": [{"first_step": 0, "backend": "tensorflow"}],
-        "packing_factor": 1.0
-        if flags["max_sequences_per_pack"] == 1
-        else 1.5 + flags["random_seed"] ** 2 / 8,
+        "packing_factor": 1.0 if flags[DEPTH] == 1 else 1.5 + flags["random_seed"] ** 2 / 8,
     }
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "eval_results.json").write_text(json.dumps({"exact_match": f1 / 2, "f1": f1}))

@@ -92,6 +92,8 @@ def test_sequences():
     assert pair.lengths.tolist() == [6, 7]
     single, num_cut = make_glue_sequences([["a b", ""]], tokenizer, vocabulary, 8)
     assert (single.tokens.tolist(), num_cut) == ([cls, a, b, sep, cls, sep], 0)
+    full, num_cut = make_glue_sequences([["a b", "a b a"]], tokenizer, vocabulary, 4)  # as many as fit
+    assert (full.tokens.tolist(), num_cut) == ([cls, a, b, sep, cls, a, b, sep], 1)
 
 
 def test_metrics_by_hand():

@@ -33,6 +33,12 @@ def test_impossible_questions_are_v2(tmp_path):
     with pytest.raises(InputError, match=r"question 1: must have an answer, unless --version_2_with_neg"):
         read_squad(path, for_training=True)
     assert read_squad(path, for_training=True, version_2_with_negative=True).questions[0].is_impossible
+    # v2.0 files may give impossible questions plausible answers: scores go by them, training does not
+    path = write(
+        tmp_path / "b.json", (CONTEXT, [entry("1", "?", "1843", is_impossible=True)]), version="v2.0"
+    )
+    assert read_squad(path, True, version_2_with_negative=True).questions[0].answers == ()
+    assert read_squad(path, False).questions[0].answers == (("1843", CONTEXT.index("1843")),)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from squad_files import QUESTIONS, TOKENIZER, VOCABULARY, entry, write
 
-from data_gen.tasks import squad
+from data_gen.tasks import squad, squad_windows
 from data_gen.tasks.squad_windows import answer_tokens, make_windows, most_context, window_starts
 from data_gen.text import tokenization
 
@@ -100,7 +100,9 @@ def plain_most_context(starts):
     return found
 
 
-@pytest.mark.parametrize(("tokens", "size", "stride"), [(8, 6, 4), (300, 50, 20), (97, 40, 39), (5, 9, 3)])
+@pytest.mark.parametrize(
+    ("tokens", "size", "stride"), [(8, 6, 4), (300, 50, 20), (97, 40, 39), (5, 9, 3), (400, 384, 300)]
+)
 def test_most_context_equals_a_loop(tokens, size, stride):
     starts = window_starts(tokens, size, stride)
     found = most_context(starts)
@@ -148,9 +150,11 @@ def test_questions_without_answer_and_contexts_without_word(tmp_path):
 
 def test_long_questions_are_cut_and_counted(tmp_path):
     _, windows = windows_of(
-        tmp_path, "the first", entry("1", "who who who who?"), entry("2", "who who ?"), query=3
+        tmp_path, "the first", entry("1", "who what who who?"), entry("2", "who who ?"), query=3
     )
     assert windows.num_truncated == 1
+    words = [VOCABULARY.tokens[token] for token in windows.sequences.tokens]
+    assert words[:5] == ["[CLS]", "who", "what", "who", "[SEP]"]  # the end is what is cut
     assert windows.sequences.lengths.tolist() == [3 + 3 + 2, 3 + 3 + 2]
 
 
@@ -217,7 +221,9 @@ def test_official_dev_set_has_berts_windows_and_spans():
     assert len(differing) <= 5, differing
 
 
-def test_small_set_by_hand(tmp_path):
+@pytest.mark.parametrize("at_once", [1, 1024])
+def test_small_set_by_hand(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(squad_windows, "ENCODE_AT_ONCE", at_once)
     questions = squad.read_squad(write(tmp_path / "a.json", *QUESTIONS), for_training=True)
     windows = make_windows(questions, TOKENIZER, VOCABULARY, 64, 32, 16)
     assert read_back(questions, windows) == [question.answers[0][0] for question in questions.questions]

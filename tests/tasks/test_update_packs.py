@@ -71,6 +71,22 @@ def test_depths_that_least_squares_cannot_list_are_refused(algorithm):
             check_depth(algorithm, 384, depth)
 
 
+def test_epochs_differ():
+    updates = step_members(plan(num_updates=12, lengths=LENGTHS[:96]))
+    first, second = updates[:6], updates[6:]
+    for epoch in (first, second):
+        assert sorted(itertools.chain(*epoch)) == list(range(96))
+    assert sorted(first) != sorted(second)
+
+
+def test_no_step_has_more_packs_than_its_sequences_need_alone():
+    lengths = np.random.default_rng(5).integers(3, 25, 60).astype(np.int64)
+    updates = plan(num_updates=30, batch_size=7, lengths=lengths)
+    for packs in updates.packs:
+        alone, _ = pack_all(lengths[packs.members], 24, "max", "cghp")
+        assert len(packs) <= len(alone)
+
+
 def test_longer_runs_begin_alike():
     assert step_members(plan(num_updates=40))[:20] == step_members(plan())
 

@@ -80,6 +80,27 @@ def test_documents_are_prose_and_never_repeat(monkeypatch):
     assert letters > 0.75 * sum(len(sentence) for sentence in sentences)
 
 
+def test_short_documents_and_single_sentences_are_left_out(monkeypatch):
+    long = "Whoever reads this sentence has read enough words of it to know that one alone is no document."
+    more = "The next sentence makes a document of the two, since it is long enough as well."
+    again = long.replace("Whoever", "Everyone who")
+    texts = [f"{long} {more}", again, "These are just six short words. They are not twenty."]
+    monkeypatch.setattr(sample_corpus, "_texts", lambda: iter((text, False) for text in texts))
+    assert list(sample_corpus.read_sample_documents()) == [[long, more]]
+
+
+def test_every_package_is_read(monkeypatch, tmp_path):
+    for name in ("library", "numpy", "tensorflow"):
+        (tmp_path / name / "tests").mkdir(parents=True)
+        (tmp_path / name / "a.py").write_text(f'"""Of {name}."""')
+        (tmp_path / name / "tests/b.py").write_text('"""Of tests."""')
+    monkeypatch.setattr(sample_corpus, "PACKAGES", ("numpy", "tensorflow"))
+    monkeypatch.setattr(sample_corpus, "_package_folder", tmp_path.joinpath)
+    monkeypatch.setattr(sample_corpus.sysconfig, "get_path", lambda name: str(tmp_path / "library"))
+    found = list(sample_corpus._texts())
+    assert found == [(f"Of {name}.", False) for name in ("library", "numpy", "tensorflow")]
+
+
 def test_every_package_has_its_docstrings():
     for name in sample_corpus.PACKAGES:
         assert (sample_corpus._package_folder(name) / "__init__.py").is_file()

@@ -33,6 +33,13 @@ def test_case_stays_where_wanted():
     assert to_tokens(VOCABULARY, "Cafe cafe", do_lower_case=False) == ["[UNK]", "cafe"]
 
 
+def test_chinese_characters_stand_apart_and_words_may_be_long():
+    vocabulary = tokenization.Vocabulary((*SPECIAL, "\u4e2d", "\u56fd", "a", "##a"))
+    assert to_tokens(vocabulary, "\u4e2d\u56fda") == ["\u4e2d", "\u56fd", "a"]
+    assert to_tokens(vocabulary, "a" * 100) == ["a", *["##a"] * 99]
+    assert to_tokens(vocabulary, "a" * 101) == ["[UNK]"]  # past the tokenizer's limit of a word
+
+
 def test_a_special_token_in_the_text_is_text():
     assert to_tokens(VOCABULARY, "[MASK]") == ["[", "mask", "]"]
 
@@ -168,6 +175,33 @@ def test_a_corpus_behind_a_url_is_copied_once_and_anew_where_it_changed(monkeypa
         again = token_corpus.open_corpus("ram://corpus")
         assert again.token_ids is corpus.token_ids
     assert not folders
+
+
+@pytest.mark.parametrize("values", [1, 2, 2**20])
+def test_joined_corpora_hold_all_in_order(tmp_path, monkeypatch, values):
+    monkeypatch.setattr(token_corpus, "COPY_VALUES", values)
+    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
+    texts = [[(1, "wanted mask"), (1, "cafe"), (3, "mask")], [(2, "cafe mask"), (4, "unaffable")]]
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder, sentences in zip(folders, texts, strict=True):
+        folder.mkdir()
+        token_corpus.encode_documents(sentences, tokenizer, folder)
+    (tmp_path / "all").mkdir()
+    token_corpus.join_corpora(folders, tmp_path / "all")
+    corpus = token_corpus.open_corpus(tmp_path / "all")
+    assert [VOCABULARY.tokens[index] for index in corpus.token_ids] == (
+        ["want", "##ed", "mask", "cafe", "mask", "cafe", "mask", "un", "##aff", "##able"]
+    )
+    assert corpus.sentence_offsets.tolist() == [0, 3, 4, 5, 7, 10]
+    assert corpus.document_offsets.tolist() == [0, 2, 3, 4, 5]
+    text_files, numbers = token_corpus.open_origins(tmp_path / "all")
+    assert (text_files.tolist(), numbers.tolist()) == ([0, 0, 1, 1], [1, 3, 2, 4])
+
+
+def test_a_vocabulary_of_words_that_were_counted_in_parts(monkeypatch):
+    whole = tokenization.train_vocab([make_sentences()], 300, True)
+    monkeypatch.setattr(tokenization, "MAX_WORDS_HELD", 10)
+    assert tokenization.train_vocab([[sentence] for sentence in make_sentences()], 300, True) == whole
 
 
 def test_a_corpus_without_a_token(tmp_path):

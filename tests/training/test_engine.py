@@ -1,12 +1,14 @@
 """The compiled step: one trace, static shapes, the optimizer's exact number of steps, learning."""
 
+import dataclasses
+import itertools
 import re
 
 import keras
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from tiny import make_engine, to_floats
+from tiny import CONFIG, make_engine, to_floats
 
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
 
@@ -65,6 +67,37 @@ def test_compiled_step_equals_the_plain_gradient(batches):
         scale = max(np.abs(gradient).max(), 1e-1)
         np.testing.assert_allclose(
             start - variable.numpy(), gradient, atol=1e-5 * scale, err_msg=variable.path
+        )
+
+
+def test_evaluation_is_without_dropout_and_each_training_step_drops_other_units(batches):
+    """With a rate of 0 the weights stay: what differs from step to step is dropout alone."""
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+    engine = make_engine(config=config, optimizer=keras.optimizers.SGD(0.0), micro_batch_size=5)
+    want = to_floats(engine.objective.sums(engine.model(batches[0], training=False), batches[0]))
+    losses = []
+    for _ in range(3):
+        assert to_floats(engine.eval_step(batches[0])) == pytest.approx(want, rel=1e-5)
+        losses.append(float(engine.train_step(batches[0])["mlm_loss"]))
+    losses.append(want["mlm_loss"])
+    assert min(abs(one - other) for one, other in itertools.combinations(losses, 2)) > 1e-3
+
+
+def test_the_whole_gradient_is_clipped_once(batches):
+    """Not each micro-batch's: it keeps the direction of all packs together, its length is the limit."""
+    limit = 0.01
+    whole = make_engine()
+    gradients = [np.asarray(gradient) for gradient in whole.gradients(batches[0])[0]]
+    length = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
+    assert length > 10 * limit
+    # A step of 1 / limit: an update of 0.01 would drown in the weights' own rounding
+    optimizer = keras.optimizers.SGD(1 / limit, global_clipnorm=limit)
+    engine = make_engine(optimizer=optimizer, micro_batch_size=2)
+    engine.train_step(batches[0])
+    pairs = zip(whole.model.trainable_variables, engine.model.trainable_variables, gradients, strict=True)
+    for before, after, gradient in pairs:
+        np.testing.assert_allclose(
+            before.numpy() - after.numpy(), gradient / length, atol=1e-5, err_msg=before.path
         )
 
 

@@ -1,6 +1,7 @@
 """LAMB against the golden steps of tensorflow-addons; its exclusions, schedule and packing correction."""
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bert_packed.training.optimization import (
     WarmupPolynomialDecay,
     build_optimizer,
     correct_betas,
+    optimizer_settings,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "lamb_tfa_golden.json").read_text())
@@ -111,6 +113,32 @@ def test_packing_correction():
     assert (optimizer.beta_1, optimizer.beta_2) == pytest.approx((0.81, 0.998001))
     plain = build_optimizer(TrainConfig(input_file="x", output_dir="y"), packing_factor=2.0)
     assert (plain.beta_1, plain.beta_2) == (0.9, 0.999)
+
+
+def test_settings_of_every_run_reach_the_optimizer():
+    config = TrainConfig(
+        input_file="x",
+        output_dir="y",
+        beta_1=0.8,
+        beta_2=0.7,
+        epsilon=1e-3,
+        weight_decay=0.2,
+        max_grad_norm=0.5,
+    )
+    optimizer = build_optimizer(config)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.8, 0.7, 1e-3)
+    assert (optimizer.weight_decay_rate, optimizer.global_clipnorm) == (0.2, 0.5)
+    kernel, bias = make_variable("dense/kernel", [1.0]), make_variable("dense/bias", [1.0])
+    assert optimizer.decays(kernel) and not optimizer.decays(bias)
+    assert optimizer.adapts(kernel) and not optimizer.adapts(bias)
+    assert optimizer_settings(dataclasses.replace(config, max_grad_norm=0.0))["global_clipnorm"] is None
+
+
+def test_adam_and_lamb_are_no_kinds_of_one_another():
+    assert not issubclass(AdamWeightDecay, Lamb) and not issubclass(Lamb, AdamWeightDecay)
+    for optimizer in (Lamb(0.1, exclude_from_layer_adaptation=["bias"]), AdamWeightDecay(0.1, False)):
+        again = type(optimizer).from_config(optimizer.get_config())
+        assert again.get_config() == optimizer.get_config()
 
 
 def test_packed_step_moves_moments_like_p_steps():

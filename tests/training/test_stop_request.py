@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,19 @@ def test_first_signal_is_noted_and_handlers_come_back(number):
             assert stop.signal == number
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_what_another_watched_signals_with_comes_back():
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno())
+    try:
+        with StopRequest().watching():
+            pass
+    finally:
+        assert signal.set_wakeup_fd(-1) == writer.fileno()
+        reader.close()
+        writer.close()
 
 
 def test_an_interrupt_that_was_ignored_before_stays_ignored():

@@ -1,0 +1,49 @@
+"""What packing asks of a kind of records stands in one place, and both kinds answer it."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+from data_gen.assembly import pack_job, pack_steps
+from data_gen.assembly.bert_data import BertData
+from data_gen.assembly.feature_data import FeatureData
+from data_gen.assembly.feature_spec import parse_features
+from data_gen.assembly.pack_data import PackData
+
+MEMBERS = {name for name in vars(PackData) if not name.startswith("_")}
+
+
+def asked_of_data(module):
+    """Names of the attributes of anything called `data` in a module."""
+    found = set()
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            if getattr(owner, "id", getattr(owner, "attr", None)) == "data":
+                found.add(node.attr)
+    return found
+
+
+def test_packing_asks_for_all_of_it_and_for_nothing_else():
+    assert asked_of_data(pack_steps) | asked_of_data(pack_job) == MEMBERS
+    assert all(inspect.getdoc(vars(PackData)[name]) for name in MEMBERS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [BertData(16, "error", None, 0, "packed"), FeatureData(parse_features("a:int:4,b:int:8"), "error")],
+)
+def test_both_kinds_answer(data):
+    assert isinstance(data, PackData)
+    public = {name for name in dir(type(data)) if not name.startswith("_")}
+    settings = set(inspect.signature(type(data)).parameters)
+    assert public - settings - {"leaders"} == MEMBERS
+    assert {"file_indices", "record_numbers"} <= data.layout.keys() and set(
+        data.measured_columns
+    ) <= data.layout.keys()
+    for name in MEMBERS:
+        wanted, given = (getattr(kind, name) for kind in (PackData, type(data)))
+        if inspect.isfunction(wanted):
+            assert [*inspect.signature(wanted).parameters] == [*inspect.signature(given).parameters], name
