@@ -118,7 +118,7 @@ def test_reading_and_writing_move_the_bar_within_a_file(tmp_path, bars, monkeypa
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0)
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 50)
     monkeypatch.setattr(create_steps, "PAIRS_PER_MAPPING", 50)
-    monkeypatch.setattr(corpus, "LINES_BETWEEN", 50)
+    monkeypatch.setattr(corpus, "READ_BYTES", 500)
     read_batches = tfrecords.read_batches
     monkeypatch.setattr(
         tfrecords, "read_batches", lambda path, batch_size=100: read_batches(path, batch_size)

@@ -141,7 +141,10 @@ def test_complete_run_says_so_and_reports(data, uninterrupted, tmp_path, capsys)
     assert [row["step"] for row in json.loads(report.read_text())["metrics"]] == [24, 24]
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(15, marks=pytest.mark.both_backends)])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(5, marks=pytest.mark.slow), pytest.param(15, marks=pytest.mark.both_backends)],
+)
 def test_killed_run_continues_bit_for_bit(data, uninterrupted, tmp_path, step):
     # One process each: the very start of a process must not matter either
     folder = tmp_path / "killed"

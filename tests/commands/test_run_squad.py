@@ -165,6 +165,7 @@ def test_the_vocabulary_is_the_checkpoints(packed, tmp_path):
     assert vocabulary.find_vocab(config) == tmp_path / "vocab.txt"
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_own_questions_take_the_checkpoints_vocabulary(packed, tmp_path, capsys, monkeypatch):
     _, folder, _ = packed
     monkeypatch.chdir(tmp_path)
@@ -259,6 +260,7 @@ def test_mistakes_are_one_line(data, tmp_path, capsys, change, message):
     assert not list(tmp_path.rglob("checkpoint-*"))
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_contexts_without_a_word_are_answered_with_nothing(packed, tmp_path, capsys):
     _, folder, _ = packed
     path = write(tmp_path / "a.json", (" \u200b", [entry("1", "Who?"), entry("2", "When?")]))

@@ -67,9 +67,18 @@ def continue_and_compare(job, folder, expected):
         assert found == expected
 
 
-@pytest.mark.parametrize("name", ["pack", "create"])
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "overwrite", "stride"),
+    [
+        ("pack", True, 7),
+        ("create", False, 7),
+        *(
+            pytest.param(name, overwrite, 1, marks=pytest.mark.slow)
+            for name in ("pack", "create")
+            for overwrite in (False, True)
+        ),
+    ],
+)
 def test_killed_at_changes_of_names(tmp_path, jobs, name, overwrite, stride):
     """Files appear, move and vanish at these changes: with stride 1, at every state that a kill can leave."""
     function, config_class, settings = jobs[name]
@@ -89,7 +98,7 @@ def test_killed_at_changes_of_names(tmp_path, jobs, name, overwrite, stride):
     assert fatal_change > 20 and num_incomplete > 0
 
 
-@pytest.mark.parametrize("name", ["pack", "create"])
+@pytest.mark.parametrize("name", ["pack", pytest.param("create", marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path, jobs, name):
     kill_at_random_moments(tmp_path, jobs[name], NUM_KILLS, seed=0)
 
