@@ -9,9 +9,8 @@ from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
 from data_gen.cli.settings import InputError
 
-STATUS_NOT_COMPARED = (
-    3  # the run is complete and reported, the comparison of speeds that was asked for failed
-)
+# The run is complete and reported, the comparison of speeds that was asked for failed
+STATUS_NOT_COMPARED = 3
 DESCRIPTION = """
 Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords.
 

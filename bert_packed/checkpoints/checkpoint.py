@@ -34,10 +34,10 @@ NAME = re.compile(r"checkpoint-(\d+)")
 PARTIAL_SUFFIX = ".partial"
 
 
-def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
+def save_checkpoint(output_dir, step, engine, model_config, state):
     """Write a checkpoint and give it its name when every byte is on disk.
 
-    Only finite tensors are written, and older checkpoints go after that: the newest one is good, always.
+    Only finite tensors are written.
 
     Args:
         output_dir: Folder of the run.
@@ -45,7 +45,6 @@ def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
         engine: Engine with `weights()` and `training_state()`, dicts from name to Keras variable.
         model_config: `ModelConfig`.
         state: JSON-able dict for the training loop.
-        keep: Number of newest checkpoints to keep; None keeps all.
 
     Returns:
         Path of the checkpoint.
@@ -69,11 +68,14 @@ def save_checkpoint(output_dir, step, engine, model_config, state, keep=None):
         _flush_to_disk(path)
     partial.rename(final)
     _flush_to_disk(final.parent)
-    if keep:
-        for old in list_checkpoints(output_dir)[:-keep]:
-            # Under another name first: killed in the middle, a half-empty folder must not pass for complete
-            shutil.rmtree(old.rename(old.with_name(old.name + PARTIAL_SUFFIX)))
     return final
+
+
+def prune_checkpoints(output_dir, keep):
+    """Remove all but the newest `keep` checkpoints, a number from 1."""
+    for old in list_checkpoints(output_dir)[:-keep]:
+        # Under another name first: killed in the middle, a half-empty folder must not pass for complete
+        shutil.rmtree(old.rename(old.with_name(old.name + PARTIAL_SUFFIX)))
 
 
 def save_weights(folder, weights, model_config):

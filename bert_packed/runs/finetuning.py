@@ -130,9 +130,8 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         batches=functools.partial(train_batches, data, updates, num_packs),
         log=lambda row: (log.write(row), show_row(row)),
         evaluate=None,
-        save=lambda step, state: checkpoint.save_checkpoint(
-            folder, step, engine, model_config, state, config.keep_checkpoint_max
-        ),
+        save=lambda step, state: checkpoint.save_checkpoint(folder, step, engine, model_config, state),
+        prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
     )

@@ -74,7 +74,12 @@ class FinetuneConfig:
     )
     log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1)
     save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1, changeable=True)
-    keep_checkpoint_max: int = setting(1, "newest checkpoints kept", minimum=1, changeable=True)
+    keep_checkpoint_max: int = setting(
+        1,
+        "newest checkpoints kept, and others until the newest has given a finite loss",
+        minimum=1,
+        changeable=True,
+    )
     overwrite: bool = setting(False, "start anew, removing an earlier run in output_dir", transient=True)
     json: str = setting("", "also write the final scores to this file, as JSON", transient=True)
 

@@ -66,13 +66,14 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         show_row(row)
 
     def save(step, state):
-        checkpoint.save_checkpoint(folder, step, engine, model_config, state, config.keep_checkpoint_max)
+        checkpoint.save_checkpoint(folder, step, engine, model_config, state)
 
     return loop.Hooks(
         batches=functools.partial(_train_batches, config, model_config, objective, data.train),
         log=write_and_show,
         evaluate=evaluate,
         save=save,
+        prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
     )

@@ -90,7 +90,12 @@ class TrainConfig:
     eval_steps: int = setting(0, "steps between evaluations; 0 = only at the end", minimum=0)
     max_eval_steps: int = setting(0, "evaluation batches; 0 = all of the held-out data", minimum=0)
     save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1, changeable=True)
-    keep_checkpoint_max: int = setting(3, "newest checkpoints kept", minimum=1, changeable=True)
+    keep_checkpoint_max: int = setting(
+        3,
+        "newest checkpoints kept, and others until the newest has given a finite loss",
+        minimum=1,
+        changeable=True,
+    )
     sample_data: bool = setting(
         False,
         "build the embedded sample corpus and its packed records where they are missing",

@@ -51,8 +51,10 @@ def naming_last_checkpoint(folder):
     try:
         yield
     except NotFiniteError as error:
-        saved = list_checkpoints(folder)[-1:]
-        start = f"start from {saved[0]}, the last good checkpoint, by `init_checkpoint`" if saved else "start"
+        good = list_checkpoints(folder)
+        if error.weights_step is not None:
+            good = [path for path in good if int(NAME.fullmatch(path.name)[1]) < error.weights_step]
+        start = f"start from {good[-1]}, the last good checkpoint, by `init_checkpoint`" if good else "start"
         raise InputError(
             f"{error} To go on, {start} in a new `output_dir`, with a lower `learning_rate` or "
             "`max_grad_norm`."

@@ -1,8 +1,8 @@
-"""Whether training still computes with finite numbers: sums of steps and evaluations, tensors on their way to disk.
+"""Whether training still computes with finite numbers: sums of steps and evaluations, tensors to be saved.
 
 A loss can be finite in the very step whose update makes the weights NaN, so that neither check replaces the
 other.
-"""  # noqa: E501  the question is one line
+"""
 
 import math
 
@@ -12,15 +12,25 @@ from data_gen.cli.settings import InputError
 
 
 class NotFiniteError(InputError):
-    """A run has diverged: NaN or infinity where a number should be."""
+    """A run has diverged: NaN or infinity where a number should be.
+
+    Attributes:
+        weights_step: After which step the weights gave such a number; None where it is not known, or where
+            they hold one themselves and so are not saved.
+    """
+
+    def __init__(self, message, weights_step=None):
+        super().__init__(message)
+        self.weights_step = weights_step
 
 
-def check_sums(sums, where):
+def check_sums(sums, where, weights_step=None):
     """Check the sums of a step or an evaluation.
 
     Args:
         sums: Dict of floats.
         where: What they are of, for the message: "at step 7".
+        weights_step: After which step the weights were that gave them.
 
     Raises:
         NotFiniteError: naming those that are not finite.
@@ -28,7 +38,7 @@ def check_sums(sums, where):
     bad = {name: value for name, value in sums.items() if not math.isfinite(value)}
     if bad:
         received = ", ".join(f"{name} {value}" for name, value in bad.items())
-        raise NotFiniteError(f"the loss must stay finite. Received: {received} {where}.")
+        raise NotFiniteError(f"the loss must stay finite. Received: {received} {where}.", weights_step)
 
 
 def check_arrays(arrays, where):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from tqdm import tqdm
 
 from bert_packed.objectives.metrics import add_sums
-from bert_packed.training.finite import check_sums
+from bert_packed.training.finite import NotFiniteError, check_sums
 from bert_packed.training.stop_request import StopRequest
 
 
@@ -23,6 +23,7 @@ class Hooks:
         log: With a row of training figures.
         evaluate: With a step; None for no evaluation.
         save: With a step and the loop's own state.
+        prune: Once the weights saved last have given finite sums: older checkpoints may go.
         learning_rate: From a step's index, from 0, to its rate.
         means: From sums over steps to the figures of a row.
     """
@@ -31,6 +32,7 @@ class Hooks:
     log: Callable[[dict], None]
     evaluate: Callable[[int], None] | None
     save: Callable[[int, dict], None]
+    prune: Callable[[], None]
     learning_rate: Callable[[int], float]
     means: Callable[[dict], dict]
 
@@ -76,6 +78,9 @@ def train(engine, config, hooks, first_step=0, state=None):
     a long evaluation costs a step. What is saved says that the evaluation is due; a run that continues there
     begins with it.
 
+    Finite weights may be useless all the same. So older checkpoints go when the next step or the evaluation
+    of what was saved has given finite sums, or when the run is complete, and not with the saving.
+
     Args:
         engine: Engine with `train_step(batch)`.
         config: `TrainConfig`, or what else has its numbers of steps.
@@ -91,18 +96,21 @@ def train(engine, config, hooks, first_step=0, state=None):
     """
     state = state or {"interval": {}, "evaluation_due": False}
     interval = LogInterval(dict(state["interval"]))
-    is_first = True
+    is_first = is_unproven = True
     stop = StopRequest()
     with stop.watching(), _progress_bar(config, first_step) as bar:
         if state["evaluation_due"]:
-            hooks.evaluate(first_step)
+            _evaluate_step(hooks, first_step)
         batches = iter(hooks.batches(first_step))
         for step in range(first_step + 1, config.num_train_steps + 1):
             start = time.perf_counter()
             sums = {name: float(value) for name, value in engine.train_step(next(batches)).items()}
             interval.add(sums, None if is_first else time.perf_counter() - start)
             is_first = False
-            check_sums(sums, f"at step {step}")
+            check_sums(sums, f"at step {step}", step - 1)
+            if is_unproven:
+                hooks.prune()
+                is_unproven = False
             bar.update()
             is_last = step == config.num_train_steps
             if is_last or step % config.log_steps == 0:
@@ -113,10 +121,12 @@ def train(engine, config, hooks, first_step=0, state=None):
             due = bool(hooks.evaluate) and (is_last or _is_every(step, config.eval_steps))
             if is_last or stop.signal or _is_every(step, config.save_checkpoints_steps):
                 hooks.save(step, {"interval": interval.sums, "evaluation_due": due})
+                is_unproven = True
             if stop.signal and not is_last:
                 return stop.signal
             if due:
-                hooks.evaluate(step)
+                _evaluate_step(hooks, step)
+        hooks.prune()
     return None
 
 
@@ -141,6 +151,13 @@ def evaluate(engine, batches, max_batches=0):
             break
     check_sums(total, "in evaluation")
     return total
+
+
+def _evaluate_step(hooks, step):
+    try:
+        hooks.evaluate(step)
+    except NotFiniteError as error:
+        raise NotFiniteError(str(error), step) from error
 
 
 def _is_every(step, steps):

@@ -74,7 +74,8 @@ def test_round_trip_is_exact(trained):
 def test_the_last_k_are_kept_in_order_of_steps(tmp_path):
     engine = training_engine()
     for step in (9, 10, 100):
-        checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {}, keep=2)
+        checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {})
+    checkpoint.prune_checkpoints(tmp_path, 2)
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == [
         "checkpoint-10",
         "checkpoint-100",
@@ -85,14 +86,14 @@ def test_the_last_k_are_kept_in_order_of_steps(tmp_path):
 @pytest.mark.parametrize("kind", ["weights", "training_state"])
 def test_what_is_not_finite_is_neither_written_nor_costs_a_good_checkpoint(tmp_path, kind, value):
     engine = training_engine()
-    checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {}, keep=1)
+    checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
     variables = getattr(engine, kind)()
     name, variable = next((n, v) for n, v in variables.items() if len(v.shape) == 2)
     values = np.zeros(variable.shape, np.float32)
     values[-1, -1] = value  # one of many
     variable.assign(values)
     with pytest.raises(InputError, match=f"checkpoint-2 is not written: .*Received: {value} in {name}"):
-        checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {}, keep=1)
+        checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {})
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
@@ -128,14 +129,15 @@ def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
 def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
     """An old checkpoint loses its name before its files."""
     engine = training_engine()
-    checkpoint.save_checkpoint(tmp_path, 1, engine, WITH_DROPOUT, {})
+    for step in (1, 2):
+        checkpoint.save_checkpoint(tmp_path, step, engine, WITH_DROPOUT, {})
 
     def killed(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: killed() if path.exists() else None)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {}, keep=1)
+        checkpoint.prune_checkpoints(tmp_path, 1)
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-2"]
 
 

@@ -210,6 +210,11 @@ def test_who_diverges_is_told_the_last_good_checkpoint(started):
         naming_last_checkpoint(folder),
     ):
         raise NotFiniteError("Received: loss nan at step 11.")
+    with (
+        pytest.raises(InputError, match=r"start from .*checkpoint-9, the last"),
+        naming_last_checkpoint(folder),
+    ):
+        raise NotFiniteError("Received: loss nan in evaluation.", 10)
     with pytest.raises(InputError, match=r"^no such record$"), naming_last_checkpoint(folder):
         raise InputError("no such record")
     for step in (1, 9, 10):

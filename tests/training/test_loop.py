@@ -25,10 +25,12 @@ class Steps:
 class Recorder:
     """Engine and hooks in one: the sums of a step tell which batch it was; everything called is noted."""
 
-    def __init__(self, fails_at=None, signal_at=None):
+    def __init__(self, fails_at=None, signal_at=None, fails_evaluation=None):
         self.calls = []
         self.saved = {}
+        self.kept = []  # steps of checkpoints; one is kept where older ones may go
         self._fails_at, self._signal_at = fails_at, signal_at
+        self._fails_evaluation = fails_evaluation
 
     def train_step(self, batch):
         self.calls.append(("train", batch))
@@ -44,13 +46,23 @@ class Recorder:
     def save(self, step, state):
         self.calls.append(("save", step))
         self.saved[step] = state
+        self.kept.append(step)
+
+    def evaluate(self, step):
+        self.calls.append(("evaluate", step))
+        if step == self._fails_evaluation:
+            raise NotFiniteError("inf in evaluation")
+
+    def prune(self):
+        self.kept = self.kept[-1:]
 
     def hooks(self):
         return loop.Hooks(
             batches=self.batches,
             log=lambda row: self.calls.append(("log", row)),
-            evaluate=lambda step: self.calls.append(("evaluate", step)),
+            evaluate=self.evaluate,
             save=self.save,
+            prune=self.prune,
             learning_rate=lambda step: step / 10,
             means=lambda sums: {"loss": sums["a_loss"] / sums["num_sequences"]},
         )
@@ -184,3 +196,20 @@ def test_evaluation_adds_up_batches_up_to_a_number():
 def test_evaluation_must_stay_finite(value):
     with pytest.raises(NotFiniteError, match=f"must stay finite. Received: a_loss {value} in evaluation"):
         loop.evaluate(Evaluated([1.0, value, 2.0]), range(3))
+
+
+def test_a_checkpoint_stays_until_the_next_has_given_finite_sums():
+    """Weights that are finite and useless are saved; what was good before them is there, and is named."""
+    steps = Steps(num_train_steps=11)
+    for fault, weights_step, kept in (
+        ({"fails_at": 9}, 8, [4, 8]),
+        ({"fails_evaluation": 8}, 8, [4, 8]),
+        ({"fails_at": 10}, 9, [8]),
+    ):
+        run = Recorder(**fault)
+        with pytest.raises(NotFiniteError) as raised:
+            loop.train(run, steps, run.hooks())
+        assert (raised.value.weights_step, run.kept) == (weights_step, kept)
+    run = Recorder()
+    loop.train(run, steps, run.hooks())
+    assert run.kept == [11]
