@@ -265,3 +265,11 @@ def test_slots_hold_as_many_as_any_assignment():
         ValueError, match=r"the slots must hold every sequence\. Received: 1 too many in row 0"
     ):
         slots.fill_slots([((0, 2), 1)], [3, 0, 0])
+
+
+def test_packs_anew_may_leave_what_is_free_beyond_a_pack():
+    """5 | 4 2 | 3 leave 10 tokens of 8 free: two packs hold all, and not both are full."""
+    packs = [((3,), 1), ((0, 2), 1), ((1,), 1)]
+    better = repacking.repack(packs, [2, 3, 4, 5], 8, 3, 2)
+    assert len(better) == 2 and all(count == 1 for _, count in better)
+    assert sorted(row for pack, _ in better for row in pack) == [0, 1, 2, 3]
