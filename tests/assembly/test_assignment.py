@@ -111,3 +111,10 @@ def test_fill_packs_example():
     assert packs.members.tolist() == [2, 1, 0] and packs.offsets.tolist() == [0, 2, 3]
     with pytest.raises(ValueError, match="must be one for the lengths"):
         fill_packs(np.array([3, 5, 3]), np.array([9, 4, 7]), np.array([2, 1]), lengths, slots)
+
+
+def test_the_seed_chooses_among_sequences_of_one_length():
+    lengths, totals = np.full(50, 3), np.array([0, 0, 0, 50])
+    one, same, other = (choose_slots(lengths, np.zeros(4, int), totals, seed) for seed in (1, 1, 2))
+    assert np.array_equal(one, same) and not np.array_equal(one, other)
+    assert np.array_equal(np.sort(one), np.sort(other))

@@ -63,13 +63,18 @@ def test_every_difference_shows_in_its_bucket(damage):
 
 
 def test_equal_digests_cancel_nothing():
-    """Exclusive or, the tempting other choice, takes two equal sequences for none, as any other two."""
+    """Exclusive or, the tempting other choice, takes two equal sequences for none, or for two others."""
     digests = draw(3)
     digests[:, 0] = digests[0, 0]  # one bucket, and equal numbers: the sums alone can tell
     one, two, three = digests[:1], digests[1:2], digests[2:]
     assert len(sums_of(one, one, three).find_different(sums_of(two, two, three))) == 1
     assert len(sums_of(digests[[0, 0, 2]]).find_different(sums_of(digests[[1, 1, 2]]))) == 1
     assert len(sums_of(one, one, one).find_different(sums_of(one))) == 1
+
+
+def test_a_digest_that_adds_nothing_is_counted():
+    nothing = np.zeros((2, 2), np.uint64)
+    assert len(sums_of(nothing).find_different(sums_of(nothing[:1]))) == 1
 
 
 @pytest.mark.parametrize("half", [0, 1])
