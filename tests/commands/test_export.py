@@ -33,7 +33,7 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module")
-def trained(uncompiled_file, tmp_path_factory):
+def trained(tmp_path_factory):
     """A model after two training steps, and the output directory of its run."""
     engine, folder = make_engine(optimizer=Lamb(0.05)), tmp_path_factory.mktemp("run")
     for seed in range(2):
