@@ -43,7 +43,7 @@ def states_of(text):
     return [[token, position, sum(ids)] for position, token in enumerate(ids)]
 
 
-SHORT = ["a b c", "", "c a b a c b a a", "b", "a a a a a", "c c", "b " * 40, ""]
+SHORT = ["a b c", "", "c a b a c b a a", "b", "a a a a a", "c c", "b a c " * 14, ""]
 
 
 @pytest.mark.parametrize("depth", ["max", 2, 1])
