@@ -103,7 +103,7 @@ def write_saved_model(folder, model, spec, batch_size):
         if model.head != PRETRAINING:
             return model(batch, training=False)
         hidden_BSD = model.encode(batch)
-        heads = model.apply_heads(hidden_BSD, batch["prediction_positions"], batch["cls_positions"])
+        heads = model.apply_heads(hidden_BSD, batch, training=False)
         return {"hidden_states": tf.cast(hidden_BSD, tf.float32), **heads}
 
     def unpacked(batch):
