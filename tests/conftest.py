@@ -14,12 +14,13 @@ from hypothesis import settings
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 # Tiny programs compile for longer than they run, the same ones again and again: little optimised, and kept
-# for this run of pytest and its commands. Both backends': some tests use the other one too.
+# for this run of pytest and its commands. Both backends': some tests use the other one too. Who sets these
+# variables has the programs of users: `XLA_FLAGS= JAX_DISABLE_MOST_OPTIMIZATIONS=0`, as a tier of CI does.
 COMPILED = tempfile.TemporaryDirectory()
 # Outside of a program JAX compiles each operation by itself
 os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ.get("KERAS_BACKEND") != "jax":
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     os.environ.setdefault("TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={COMPILED.name}")

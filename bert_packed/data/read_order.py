@@ -141,7 +141,8 @@ class _Epoch:
     def __init__(self, num_packs, seed, shuffle_buffer_size, epoch):
         self._num_packs = num_packs
         self._is_shuffled = shuffle_buffer_size > 1
-        most = shuffle_buffer_size if self._is_shuffled else IN_ORDER_PACKS
+        # No more than there are: who wants all packs shuffled together asks for a very large buffer
+        most = min(shuffle_buffer_size if self._is_shuffled else IN_ORDER_PACKS, num_packs)
         self._length = max(1, most // NUM_STRETCHES)
         self._per_block = most // self._length
         self._num_stretches = -(-num_packs // self._length)

@@ -9,6 +9,8 @@ from keras import ops
 from bert_packed.models.layers import Dropout, dense, gather_tokens
 from bert_packed.models.modeling import (
     CLASSIFICATION,
+    HEADS,
+    PRETRAINING,
     QUESTION_ANSWERING,
     PackedModel,
     build_pretraining_model,
@@ -117,9 +119,15 @@ def build_classification_model(config, num_classes, seed, dtype="float32", **enc
 
 
 def build_model(head, config, num_outputs, seed, dtype="float32", **encoder):
-    """The model with one of `modeling.HEADS`; `num_outputs` counts the classes of a classification."""
+    """The model with one of `modeling.HEADS`; `num_outputs` counts the classes of a classification.
+
+    Raises:
+        ValueError: there is no such head.
+    """
     if head == QUESTION_ANSWERING:
         return build_question_answering_model(config, seed, dtype, **encoder)
     if head == CLASSIFICATION:
         return build_classification_model(config, num_outputs, seed, dtype, **encoder)
+    if head != PRETRAINING:
+        raise ValueError(f"`head` must be one of {', '.join(HEADS)}. Received: {head!r}.")
     return build_pretraining_model(config, seed, dtype, **encoder)

@@ -16,11 +16,16 @@ from data_gen.cli.settings import InputError
 NUM_TIMED_STEPS = 5
 
 
+def choose_objective(config, model_config):
+    """What a run learns, an `Objective`."""
+    return pretraining_objective(config.mlm_loss, not model_config.ablation_no_next_sentence)
+
+
 def build_engine(config, model_config, data):
     """A compiled-step engine around a new model and optimizer, seeded by the config."""
     if model_config.ablation_no_position_reset:
         _check_positions(model_config, data.train.spec)
-    objective = pretraining_objective(config.mlm_loss, not model_config.ablation_no_next_sentence)
+    objective = choose_objective(config, model_config)
     attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
     model = objective.build_model(
         model_config, config.random_seed, dtype=config.dtype, remat=config.remat, attend=attention.attend

@@ -121,10 +121,14 @@ def read_data(config):
     return PackedData(train, held_out, unpacked, inputs)
 
 
-def check_fits(data, model_config, config):
+def check_fits(data, model_config, config, features):
     """Check, before training, that the records fit the model: by the manifests, and all held-out records.
 
     Held-out records are all read, because a mistake in them would show after training only.
+
+    Args:
+        data, model_config, config: Of the run.
+        features: Those of its objective.
 
     Raises:
         InputError: a vocabulary or a sequence is larger than the model's tables, or a held-out record is
@@ -142,8 +146,8 @@ def check_fits(data, model_config, config):
                     f"{config.bert_config_file}. Received: {value}."
                 )
     if data.eval.files:
-        dataset = eval_batches(data.eval.files, data.eval.spec, config.eval_batch_size)
-        for _ in checked(dataset, data.eval.files, data.eval.spec, model_config):
+        dataset = eval_batches(data.eval.files, data.eval.spec, config.eval_batch_size, features)
+        for _ in checked(dataset, data.eval.files, data.eval.spec, model_config, features):
             continue
 
 

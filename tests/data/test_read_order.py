@@ -165,3 +165,10 @@ def test_spans_are_the_packs_that_follow_one_another_in_a_file(files):
         starts = np.cumsum([0, *(len(r) + FRAME_BYTES for r in tfrecords.read_records(files[file]))])
         assert offset == starts[number - 1 - skip]
         assert starts[number - 1 + count] <= offset + num_bytes
+
+
+def test_a_buffer_larger_than_the_data_holds_no_more_than_these():
+    """Who wants all packs shuffled together gives a number beyond any data."""
+    order = take(100, 10**15, 100)
+    assert sorted(order.tolist()) == list(range(100))
+    assert np.array_equal(order, take(100, 100, 100))

@@ -9,6 +9,7 @@ import pytest
 from tiny import CONFIG, write_data
 
 from bert_packed.data.input_pipeline import checked, train_batches
+from bert_packed.objectives.features import RECORDED
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
 from data_gen.cli.settings import InputError
@@ -85,9 +86,9 @@ def test_a_vocabulary_larger_than_the_model_is_refused(place):
     settings = config(input_file=place("a"))
     smaller = dataclasses.replace(CONFIG, vocab_size=CONFIG.vocab_size - 1)
     data = read_data(settings)
-    check_fits(data, CONFIG, settings)
+    check_fits(data, CONFIG, settings, RECORDED)
     with pytest.raises(InputError, match=r"vocabulary of `input_file` must be at most vocab_size=30"):
-        check_fits(data, smaller, settings)
+        check_fits(data, smaller, settings, RECORDED)
 
 
 @pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}])
