@@ -285,8 +285,8 @@ def _open_archive(index_path):
 def _check_owner(archive, index_path, path, checksum, column, size):
     """Raise `InputError` where an index is not of the file `path`, which has this SHA-256.
 
-    An index without a checksum must have in its `column` the `size` that follows from the manifest, unless that
-    is None.
+    An index without a checksum must have in its `column` the `size` that follows from the manifest, unless
+    that is None.
     """
     if f"{CHECKSUM}.npy" in archive.namelist():
         found = bytes(_read_entries(archive, CHECKSUM, range(32))).hex()
