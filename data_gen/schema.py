@@ -57,7 +57,7 @@ UNPACKED_LENGTHS = {
 }
 PACKED, GRAPHCORE = FORMAT_NAMES = ("packed", "graphcore")  # layouts of packed records
 
-# Graphcore's packed layout (`record_formats.py` has its picture), whose P is ours or more.
+# Graphcore's packed layout (`records/formats.py` has its picture), whose P is ours or more.
 GRAPHCORE_INPUT_IDS = "packed_input_ids"
 GRAPHCORE_INPUT_MASK = "packed_input_mask"
 GRAPHCORE_SEGMENT_IDS = "packed_segment_ids"

@@ -1,5 +1,6 @@
 """What the documentation names exists: files, modules and commands."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -11,6 +12,9 @@ HALVES = ("data_gen", "bert_packed")
 # Modules are named from the top or from the half that the text is about, folders from the top
 PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py|(?:data_gen|bert_packed|tests|configs|docs)/[a-z_/]*)`")
 COMMAND = re.compile(r"python (?:-m ([a-z_.]+[a-z_])|([a-z_/]+\.py))(?!\.?[A-Za-z])")
+
+
+FILE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`")
 
 
 def page_id(path):
@@ -33,6 +37,22 @@ def test_commands_that_a_page_names_exist(page):
             script = module.replace(".", "/") + ".py"
         if script:
             assert (ROOT / script).exists(), script
+
+
+def test_files_that_a_docstring_names_exist():
+    paths = [path for half in HALVES for path in (ROOT / half).rglob("*.py")]
+    there = [f"/{path.relative_to(ROOT).as_posix()}" for path in (*paths, *(ROOT / "tests").rglob("*.py"))]
+    there += [f"/{path.name}" for path in ROOT.glob("*.py")]
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    named = {
+        (path.name, name)
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds)
+        for name in FILE.findall(ast.get_docstring(node) or "")
+    }
+    assert len(named) > 50
+    assert not {(path, name) for path, name in named if not any(t.endswith(f"/{name}") for t in there)}
 
 
 def test_the_tour_names_every_wing_in_the_order_of_the_rules():

@@ -9,7 +9,6 @@ OUTPUT_DIR/checkpoint-200/
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from bert_packed.config import load_model_config
 from bert_packed.training.finite import NotFiniteError, check_arrays
 from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 
 WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
     "model.safetensors",
@@ -65,9 +65,9 @@ def save_checkpoint(output_dir, step, engine, model_config, state):
         raise NotFiniteError(f"checkpoint-{step} is not written: {error}") from error
     (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
     for path in (*partial.iterdir(), partial):
-        _flush_to_disk(path)
+        files.flush_to_disk(path)
     partial.rename(final)
-    _flush_to_disk(final.parent)
+    files.flush_to_disk(final.parent)
     return final
 
 
@@ -224,11 +224,3 @@ def _to_numpy(variables):
         # Not ascontiguousarray, which would turn the scalar step count into an array of one
         arrays[name] = np.array(values, dtype, order="C")
     return arrays
-
-
-def _flush_to_disk(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

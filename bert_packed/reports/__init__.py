@@ -1,1 +1,4 @@
-"""One command for each table, figure or benchmark: `python -m bert_packed.reports.NAME`."""
+"""One command for each table, figure or benchmark: `python -m bert_packed.reports.NAME`.
+
+Read any of them alone; `packing_tables.py` is the simplest.
+"""

@@ -61,7 +61,9 @@ class PackConfig:
         choices=OVERLONG_CHOICES,
     )
     num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
-    random_seed: int = setting(12345, "seed of the assignment of sequences to packs", minimum=0)
+    random_seed: int = setting(
+        12345, "seed of the assignment of sequences to packs", minimum=0, maximum=2**32 - 1
+    )
     output_format: str = setting(
         PACKED,
         "layout of the packs: packed is this package's, graphcore that of Graphcore's BERT (docs/formats.md)",

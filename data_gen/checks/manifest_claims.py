@@ -15,9 +15,10 @@ import numpy as np
 from data_gen.jobs import files
 from data_gen.jobs.output import MANIFEST_NAME, read_manifest
 from data_gen.packing import plan as plans
-from data_gen.packing.bounds import certify
-from data_gen.packing.histogram import to_json
+from data_gen.packing.bounds import certify, dual_bound
+from data_gen.packing.histogram import is_whole, to_json
 from data_gen.records.inputs import folder_of
+from data_gen.records.provenance import real_name, resolve_path
 from data_gen.schema import PackSpec
 
 
@@ -30,17 +31,25 @@ class FileFacts:
         strategies: Of packs: how often each strategy occurs, a tuple of ascending lengths.
         largest_id: The largest id of a token or label.
         num_overlong: Of inputs: how many sequences were "truncated" and "dropped".
+        planned: The strategies to count, a set; None counts all. Other packers have a new one in nearly
+            every pack, and memory must not grow with the packs.
+        num_others: Packs of other strategies.
     """
 
     num_records: int = 0
     strategies: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     largest_id: int = 0
     num_overlong: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    planned: frozenset | None = None
+    num_others: int = 0
 
     def add_packs(self, sequences):
         """Add the packs of a batch, `Sequences` as `read_packed` yields them."""
         for strategy, count in count_strategies(sequences.lengths, sequences.record_numbers).items():
-            self.strategies[strategy] += count
+            if self.planned is None or strategy in self.planned:
+                self.strategies[strategy] += count
+            else:
+                self.num_others += count
             self.num_records += count
         for ids in (sequences.tokens, sequences.prediction_ids):
             self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
@@ -64,6 +73,17 @@ def count_strategies(lengths, packs):
     return found
 
 
+def planned_strategies(folder):
+    """The strategies of the plan in a folder's manifest: frozen set of tuples; empty without one of ours."""
+    manifest = read_manifest(folder, any_json=True) or {}
+    if manifest.get("kind") != "packed":
+        return frozenset()
+    try:
+        return frozenset(tuple(strategy) for strategy, _ in manifest["plan"]["strategies"])
+    except (KeyError, TypeError, ValueError):  # which `find_false_claims` tells
+        return frozenset()
+
+
 def find_false_claims(packed, inputs, spec):
     """Compare the manifests beside packs with what the files hold.
 
@@ -78,28 +98,45 @@ def find_false_claims(packed, inputs, spec):
         List of sentences that name what is false; manifests of other programs claim nothing.
     """
     found, totals = [], []
-    for folder in sorted({folder_of(path) for path in packed}):
+    for folder, paths in _group_by_folder(packed).items():
         manifest = read_manifest(folder, any_json=True) or {}
         if manifest.get("kind") != "packed":
             totals.append(None)
             continue
         claims = _Claims(os.path.join(folder, MANIFEST_NAME))
-        facts = {os.path.basename(path): packed[path] for path in packed if folder_of(path) == folder}
+        facts = {os.path.basename(path): packed[path] for path in paths}
+        totals.append(None)
         try:
             is_whole = _check_files(claims, manifest["files"], folder, facts)
-            _check_inputs(claims, manifest["inputs"], inputs)
+            _check_inputs(claims, manifest["inputs"], folder, inputs)
             if is_whole:
                 listed = [facts[entry["name"]] for entry in manifest["files"]]
                 _check_packs(claims, manifest, listed, spec)
-                totals.append((claims, manifest["num_records"], manifest["num_overlong"]))
-            else:
-                totals.append(None)
+                totals[-1] = (claims, *_numbers_read(manifest))
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             claims.add(f"what packing writes must be there, in its form. Received: {_describe(error)}.")
         found.append(claims)
     if totals and all(totals):
         _check_reading(totals, inputs)
     return [sentence for claims in found for sentence in claims.false]
+
+
+def _group_by_folder(paths):
+    """Dict from folder to the paths in it; two spellings of a folder are one, the first."""
+    spellings, groups = {}, {}
+    for folder, path in sorted((folder_of(path), path) for path in paths):
+        place = folder if files.is_remote(folder) else os.path.realpath(folder)
+        groups.setdefault(spellings.setdefault(place, folder), []).append(path)
+    return groups
+
+
+def _numbers_read(manifest):
+    """What a manifest says of the inputs: records, and dict of overlong ones; `ValueError` if not numbers."""
+    overlong = {name: manifest["num_overlong"].get(name, 0) for name in ("truncated", "dropped")}
+    for value in (manifest["num_records"], *overlong.values()):
+        if not is_whole(value):
+            raise ValueError(f"{_short(value)} for a whole number")
+    return manifest["num_records"], overlong
 
 
 class _Claims:
@@ -131,11 +168,11 @@ def _check_files(claims, listed, folder, facts):
     return all(entry["name"] in facts for entry in listed)
 
 
-def _check_inputs(claims, listed, inputs):
-    """Check the entries of inputs that stand where they were packed from."""
-    here = {os.path.abspath(path): path for path in inputs}
+def _check_inputs(claims, listed, folder, inputs):
+    """Check the entries of inputs that stand where they were packed from, or were moved to with the packs."""
+    here = {real_name(path): path for path in inputs}
     for entry in listed:
-        path = here.get(os.path.abspath(entry["path"]))
+        path = here.get(real_name(resolve_path(entry, folder)))
         if path:
             claims.check(f"num_records of {path}", entry["num_records"], inputs[path].num_records)
             claims.check(f"sha256 of {path}", entry["sha256"], files.file_sha256(path))
@@ -145,6 +182,10 @@ def _check_packs(claims, manifest, listed, spec):
     """Check what is said of the packs of all files together."""
     strategies = sum((facts.strategies for facts in listed), collections.Counter())
     plan = plans.from_json(manifest["plan"])
+    num_others = sum(facts.num_others for facts in listed)
+    if num_others:  # all else that is said follows from the strategies
+        claims.add(f"`strategies` of the plan must be those of all packs. Received: {num_others} of others.")
+        return
     real = dataclasses.replace(
         plan, max_seq_length=spec.max_seq_length, strategies=dict(strategies), dual_values=()
     )
@@ -171,9 +212,13 @@ def _check_bounds(claims, manifest, plan, real):
     bound, said = manifest["lower_bound"], manifest["plan"]["certificate"]
     depth = plan.max_sequences_per_pack
     proven = certify(real.num_packs, real.histogram(), real.max_seq_length, depth, plan.dual_values)
+    bounds = dict(proven.bounds)
+    if "LP" in said["bounds"] and "LP" not in bounds and plan.dual_values:
+        # `certify` prices no values where a bound that costs nothing is reached: the claim may still be true
+        bounds["LP"] = dual_bound(real.histogram(), real.max_seq_length, depth, plan.dual_values)
     for name, claimed, most in (
         ("lower_bound", bound, proven.lower_bound),
-        *((f"bound {kind}", said["bounds"][kind], proven.bounds.get(kind, 0)) for kind in said["bounds"]),
+        *((f"bound {kind}", said["bounds"][kind], bounds.get(kind, 0)) for kind in said["bounds"]),
     ):
         if claimed > most:
             claims.add(f"`{name}` must be at most {most}, which is what is proven. Received: {claimed}.")
@@ -189,7 +234,7 @@ def _check_reading(totals, inputs):
     num_records = sum(records for _, records, _ in totals)
     claims.check("num_records", num_records, sum(facts.num_records for facts in inputs.values()))
     for name in ("truncated", "dropped"):
-        said = sum(overlong.get(name, 0) for _, _, overlong in totals)
+        said = sum(overlong[name] for _, _, overlong in totals)
         claims.check(f"num_overlong {name}", said, sum(f.num_overlong[name] for f in inputs.values()))
 
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from data_gen.assembly.feature_spec import ADDED_SUFFIXES
 from data_gen.assembly.overlong import OVERLONG_CHOICES, fit_lengths
-from data_gen.checks.manifest_claims import FileFacts, find_false_claims
+from data_gen.checks.manifest_claims import FileFacts, find_false_claims, planned_strategies
 from data_gen.checks.multiset import BucketSums, group_buckets, hold
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
@@ -89,8 +89,10 @@ def compare_files(input_files, packed_files, overlong):
                 its_facts.num_overlong.update(num_overlong)
             yield batch
 
+    planned = {folder: planned_strategies(folder) for folder in {folder_of(path) for path in packed_files}}
+
     def read_packs(path):
-        facts[1][path] = its_facts = FileFacts()
+        facts[1][path] = its_facts = FileFacts(planned=planned[folder_of(path)])
         for batch in read_packed(path):
             its_facts.add_packs(batch)
             yield batch

@@ -50,7 +50,7 @@ def write_whole(path):
     try:
         yield partial
         if not is_remote(path):
-            _flush_to_disk(partial)  # or a power cut could leave the name without the content
+            flush_to_disk(partial)  # or a power cut could leave the name without the content
         replace(partial, path)
         if not is_remote(path):
             flush_folder(os.path.dirname(path))
@@ -60,12 +60,21 @@ def write_whole(path):
         raise
 
 
+def flush_to_disk(path):
+    """Wait until a local file, or the names in a local folder, are on the disk; raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def flush_folder(path):
     """Have the names in a folder on the disk, "" for the current one; an object store needs no telling."""
     if is_remote(path):
         return
     try:
-        _flush_to_disk(path or ".")
+        flush_to_disk(path or ".")
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such call
             raise
@@ -199,11 +208,3 @@ def _call(function, *arguments, **named):
         raise FileNotFoundError(error.message) from error
     except errors.OpError as error:
         raise OSError(error.message) from error
-
-
-def _flush_to_disk(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

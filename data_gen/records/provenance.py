@@ -68,8 +68,15 @@ def describe_path(path, output_dir):
     """
     if os.path.isabs(path) or files.is_remote(path) or files.is_remote(output_dir):
         return {"path": path}
-    relative = os.path.relpath(os.path.realpath(path), os.path.realpath(output_dir))
-    return {"path": path, "relative_path": relative}
+    return {"path": path, "relative_path": os.path.relpath(real_name(path), os.path.realpath(output_dir))}
+
+
+def real_name(path):
+    """A path whose folder has no links, but its own name, beside which its index is; a URL as it is."""
+    if files.is_remote(path):
+        return path
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)
 
 
 @contextlib.contextmanager
@@ -278,8 +285,8 @@ def _open_archive(index_path):
 def _check_owner(archive, index_path, path, checksum, column, size):
     """Raise `InputError` where an index is not of the file `path`, which has this SHA-256.
 
-    An index of earlier versions has no checksum: then its `column` must have the `size` that follows from
-    the manifest, unless that is None.
+    An index without a checksum must have in its `column` the `size` that follows from the manifest, unless
+    that is None.
     """
     if f"{CHECKSUM}.npy" in archive.namelist():
         found = bytes(_read_entries(archive, CHECKSUM, range(32))).hex()
@@ -301,7 +308,7 @@ def _read_manifest_of(index_path, path):
     folder = os.path.dirname(index_path) or "."
     manifest = read_manifest(folder) or {}
     inputs = [entry for entry in _dicts(manifest.get("inputs")) if isinstance(entry.get("path"), str)]
-    inputs = [{**entry, "path": _resolve(entry, folder)} for entry in inputs]
+    inputs = [{**entry, "path": resolve_path(entry, folder)} for entry in inputs]
     splits = manifest.get("splits")
     groups = [manifest, *(_dicts(list(splits.values())) if isinstance(splits, dict) else [])]
     entries = [entry for group in groups for entry in _dicts(group.get("files"))]
@@ -313,7 +320,7 @@ def _dicts(values):
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-def _resolve(entry, folder):
+def resolve_path(entry, folder):
     """Where the input of a manifest in `folder` is from here: the inverse of `describe_path`."""
     relative = entry.get("relative_path")
     if not isinstance(relative, str) or files.is_remote(folder):

@@ -18,7 +18,7 @@ def read_packed(path):
     """Read one file of packs and unpack it.
 
     Args:
-        path: TFRecord file in any layout of `record_formats.py`.
+        path: TFRecord file in any layout of `formats.py`.
 
     Yields:
         `Sequences` of one batch of packs each, in the order of the file and of the slots.

@@ -62,7 +62,7 @@ def find_line(path, number):
     """The line, from 1, where a document of a text file begins; None where the file has not so many.
 
     Args:
-        path: As in `read_documents`.
+        path: Of a text file, or of JSON lines, as in `read_lines`.
         number: Of the document in its file, from 1.
     """
     is_json, found, before = _is_json(path), 0, ""

@@ -130,7 +130,7 @@ def test_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
     def fail(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    monkeypatch.setattr(files, "_flush_to_disk", fail)
+    monkeypatch.setattr(files, "flush_to_disk", fail)
     with pytest.raises(OSError, match=r"No space left on device: .*x\.spill"):
         write_spill(tmp_path / "x.spill", make_columns(), layout, [9])
     assert list(tmp_path.iterdir()) == []

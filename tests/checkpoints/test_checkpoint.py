@@ -116,7 +116,7 @@ def test_a_killed_save_leaves_no_checkpoint(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "_flush_to_disk", killed)
+    monkeypatch.setattr(checkpoint.files, "flush_to_disk", killed)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save_checkpoint(tmp_path, 2, engine, WITH_DROPOUT, {})
     monkeypatch.undo()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from data_gen.checks.manifest_claims import (
     _Claims,
     count_strategies,
     find_false_claims,
+    planned_strategies,
 )
 from data_gen.cli.command_line import run
 from data_gen.packing import plan as plans
@@ -106,7 +108,7 @@ def add(number):
 
 def test_the_truth_is_accepted(packs, find, verify):
     manifest = json.loads((packs / "manifest.json").read_text())
-    assert manifest["num_overlong"]["truncated"] and manifest["plan"]["dual_values"]
+    assert manifest["num_overlong"]["truncated"]
     assert manifest["plan"]["certificate"]["bounds"].keys() >= {"material", "depth", "L2"}
     assert verify(f"{packs}/*.tfrecord") == (0, "equal", [])
     assert find() == []
@@ -190,6 +192,18 @@ def test_a_bound_without_its_proof_is_false(tmp_path):
     assert claims[0] == [] and "`lower_bound` must be at most 2" in claims[1][0]
 
 
+@pytest.mark.parametrize("claimed, is_true", [(30, True), (31, False)])
+def test_dual_values_prove_their_bound_where_another_is_as_good(claimed, is_true):
+    """Thirty of length 9 in S = 16 are thirty packs, says L2 as well; manifests may state both."""
+    plan = plans.make_plan("cghp", S, "max", [((9,), 30)], (), [0] * 8 + [1] + [0] * 7)
+    assert "LP" not in plan.certificate.bounds and plan.certificate.lower_bound == 30
+    manifest = {"lower_bound": 30, "gap": 0.0, "plan": plan.to_json()}
+    manifest["plan"]["certificate"]["bounds"]["LP"] = claimed
+    claims = _Claims("manifest.json")
+    _check_bounds(claims, manifest, plan, plan)
+    assert (claims.false == []) == is_true, claims.false
+
+
 @pytest.mark.parametrize(
     "edit",
     [
@@ -198,12 +212,52 @@ def test_a_bound_without_its_proof_is_false(tmp_path):
         lambda manifest: manifest["plan"].pop("certificate"),
         put("files", value=7),
         put("plan", "strategies", value="many"),
-        put("plan", "dual_values", value=[-1]),
+        put(
+            "plan",
+            value=lambda plan: [plan["certificate"]["bounds"].update(LP=1), plan][1] | {"dual_values": [-1]},
+        ),
+        put("num_records", value="60"),
+        put("num_overlong", value=[]),
+        put("num_overlong", "truncated", value="x"),
         put("histogram", value=None),
     ],
 )
 def test_what_is_missing_or_of_another_form_is_told(packs, find, edit):
     change(packs, edit)
+    assert find()
+
+
+def test_a_folder_under_two_spellings_is_one(packs, facts):
+    packed, inputs, spec = facts
+    change(packs, put("num_packs", value=add(1)))
+    odd = {f"{packs}{'/.' * (i % 2)}/{name}": its for i, (name, its) in enumerate(packed.items())}
+    (sentence, *_) = find_false_claims(odd, inputs, spec)
+    assert "`num_packs` must be" in sentence
+
+
+def test_inputs_are_checked_from_any_folder(packs, facts, monkeypatch):
+    packed, inputs, spec = facts
+    (path,) = inputs
+    relative = os.path.relpath(path, packs)
+    lie = {"path": "in.tfrecord", "relative_path": relative, "num_records": 60, "sha256": "0" * 64}
+    change(packs, put("inputs", value=[lie]))
+    monkeypatch.chdir("/")
+    (sentence,) = find_false_claims({f"{packs}/{name}": its for name, its in packed.items()}, inputs, spec)
+    assert f"sha256 of {path}" in sentence
+
+
+def test_strategies_that_no_plan_of_ours_has_are_one_number(packs, facts, find):
+    packed, _, _ = facts
+    assert planned_strategies(str(packs.parent)) == frozenset()
+    planned = planned_strategies(str(packs))
+    assert planned == set().union(*(its.strategies for its in packed.values()))
+    few = FileFacts(planned=frozenset())
+    for path in sorted(packs.glob("*.tfrecord")):
+        for part in read_packed(str(path)):
+            few.add_packs(part)
+    assert (few.num_records, few.num_others) == (sum(its.num_records for its in packed.values()),) * 2
+    assert not few.strategies
+    change(packs, lambda manifest: manifest["plan"]["strategies"].pop())
     assert find()
 
 

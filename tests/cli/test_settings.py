@@ -75,3 +75,11 @@ def test_parse_depth():
     assert parse_depth("12") == 12
     with pytest.raises(ValueError, match="or the word max"):
         parse_depth("-1")
+
+
+@pytest.mark.parametrize("config", [CreateConfig, PackConfig])
+def test_a_seed_that_no_generator_takes_is_a_mistake(config, tmp_path):
+    assert config(output_dir=str(tmp_path), random_seed=2**32 - 1).random_seed == 2**32 - 1
+    for seed in (2**32, 2**64):
+        with pytest.raises(InputError, match=rf"`random_seed` must be .*Received: {seed}"):
+            config(output_dir=str(tmp_path), random_seed=seed)

@@ -152,7 +152,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     tmp_path, settings, name, num_good, monkeypatch, capsys
 ):
     settings, out = settings[name], tmp_path / "out"
-    flush, num_flushed = files._flush_to_disk, 0
+    flush, num_flushed = files.flush_to_disk, 0
 
     def fail(path):
         nonlocal num_flushed
@@ -161,7 +161,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         flush(path)
 
-    monkeypatch.setattr(files, "_flush_to_disk", fail)
+    monkeypatch.setattr(files, "flush_to_disk", fail)
     monkeypatch.setattr(command_line, "_show_log", lambda: None)  # it would stay for other tests
     main = COMMANDS[name][1]
     assert command_line.run(main, COMMANDS[name][2], "", arguments(name, out, settings)) == 2
@@ -201,7 +201,7 @@ def test_a_full_disk_before_the_first_note_leaves_nothing(tmp_path, settings, mo
     def fail(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    monkeypatch.setattr(files, "_flush_to_disk", fail)
+    monkeypatch.setattr(files, "flush_to_disk", fail)
     with pytest.raises(OSError, match="No space left"):
         complete("pack", tmp_path / "out", settings["pack"])
     assert not (tmp_path / "out").exists()

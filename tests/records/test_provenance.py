@@ -73,6 +73,20 @@ def test_without_an_index_there_is_an_error(tmp_path):
         find_sources(path, 1)
 
 
+def test_a_link_keeps_its_own_name(tmp_path, monkeypatch):
+    """As in a cache whose files are links to their content: the index lies beside the link."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snap").mkdir()
+    (tmp_path / "blobs/4711").write_bytes(b"records")
+    (tmp_path / "snap/train.tfrecord").symlink_to("../blobs/4711")
+    (tmp_path / "hub").symlink_to("snap")
+    monkeypatch.chdir(tmp_path)
+    entry = provenance.describe_path("hub/train.tfrecord", "packs")
+    assert entry == {"path": "hub/train.tfrecord", "relative_path": "../snap/train.tfrecord"}
+    (tmp_path / "packs").mkdir()
+    assert provenance.resolve_path(entry, "packs") == "snap/train.tfrecord"
+
+
 @pytest.fixture
 def shard(tmp_path):
     """A file of packs with its index, both with two inputs; the index in pieces of three numbers."""
