@@ -268,7 +268,7 @@ def test_slots_hold_as_many_as_any_assignment():
 
 
 def test_packs_anew_may_leave_what_is_free_beyond_a_pack():
-    """5 | 4 2 | 3 leave 10 tokens of 8 free: 5 3 and 4 2 are left, of which one is not full, or 5 2 and 4 3."""
+    """5 | 4 2 | 3 leave 10 tokens of 8 free: 5 3 and 4 2 are left, of which one is not full, or the like."""
     packs = [((3,), 1), ((0, 2), 1), ((1,), 1)]
     made = repacking.repack(packs, [2, 3, 4, 5], 8, 3, 2)
     assert made in ([((0, 2), 1), ((1, 3), 1)], [((0, 3), 1), ((1, 2), 1)])
