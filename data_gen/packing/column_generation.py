@@ -48,7 +48,7 @@ def pack_cghp(
         gap: (packs - lower bound) / lower bound that is good enough, from 0.
         effort: Steps of the search, in 10**9, about a second each; above 0, math.inf for no limit. When they
             are used up the best plan so far is returned, with a note where the gap is not met.
-        integer_programs: Whether to look for the last packs with integer programs, seldom over ten seconds
+        integer_programs: Whether to look for the last packs with integer programs, seldom over three seconds
             beyond the effort.
 
     Returns:

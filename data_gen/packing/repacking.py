@@ -18,8 +18,8 @@ import numpy as np
 MAX_TURNS = 24  # programs; each takes some hundredths of a second, seldom a second
 FIRST_SEQUENCES, MOST_SEQUENCES = 32, 128  # packed anew in a turn
 FIRST_PACKS, MOST_PACKS = 1500, 3000  # to choose from
-MAX_WORK = 150_000  # packs to choose from times sequences, over all turns: seldom over 10 seconds
-MAX_NODES = 50
+MAX_WORK = 100_000  # packs to choose from times lengths, over all turns: seldom over 3 seconds
+MAX_NODES = 20
 MAX_COPIES = 8  # of equal packs in a turn
 
 
@@ -183,6 +183,7 @@ def _mix(candidates, demand, num_packs):
     model = highspy.Highs()
     # no limit of time: the plan must not depend on the machine
     options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": MAX_NODES}
+    options["presolve"] = "off"  # it takes seconds and finds little to leave out
     for option, value in options.items():
         model.setOptionValue(option, value)
     model.passModel(program)

@@ -39,6 +39,7 @@ VOCAB_NAME = "vocab.txt"
 MOST_CUT = (
     0.25  # share of the text's tokens; of prose, a sentence a line, it is 0.03 at length 512, 0.11 at 128
 )
+MIN_LABELS = 20  # sequences of a split whose labels are looked at
 FORMAT_RULE = (
     "warning: text must have one sentence a line and a blank line between documents, or be JSON lines with "
     "`text`, whose sentences are found here"
@@ -135,7 +136,8 @@ def warnings_about(manifest):
                 f"lines are too long for max_seq_length={manifest['settings']['max_seq_length']}"
             )
         label = content["num_random_nexts"] / content["num_sequences"]
-        if label in (0, 1):
+        # few labels are equal by chance, twenty in one split of half a million
+        if label in (0, 1) and content["num_sequences"] >= MIN_LABELS:
             cause = (
                 "the text is one document" if content["num_documents"] == 1 else "no document has a next line"
             )

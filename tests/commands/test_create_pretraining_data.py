@@ -256,6 +256,13 @@ def test_good_text_is_no_warning(text, tmp_path):
     assert create_job.warnings_about(manifest) == []
 
 
+@pytest.mark.parametrize("num_sequences, warned", [(1, False), (2, False), (40, True)])
+def test_equal_labels_of_a_few_sequences_are_chance(num_sequences, warned):
+    split = {"num_tokens_cut": 0, "num_tokens_read": 9, "num_random_nexts": 0, "num_documents": 1}
+    lines = create_job.warnings_about({"splits": {"eval": {**split, "num_sequences": num_sequences}}})
+    assert bool(lines) == warned and (not warned or "split eval" in lines[0])
+
+
 def test_urls_give_the_same_bytes(text, tmp_path):
     """In and out, the vocabulary as well; `ram://` is TensorFlow's own file system in memory."""
     settings = {"provenance": True, "eval_fraction": 0.2}
