@@ -45,7 +45,7 @@ def test_every_sequence_is_in_one_pack_unchanged(tmp_path, algorithm, depth):
 
 
 def test_assembled_arrays_are_the_record_of_the_schema(tmp_path):
-    features = make_features([4, 3], 8, num_slots=2)
+    features = make_features([4, 3], 8, max_predictions=2)
     features[schema.INPUT_IDS][:, :4] = [[2, 7, 4, 3], [2, 9, 3, 0]]
     features[schema.SEGMENT_IDS][:, :4] = [[0, 0, 1, 1], [0, 0, 0, 0]]
     features[schema.MASKED_LM_POSITIONS][:] = [[2, 0], [1, 0]]
@@ -120,7 +120,7 @@ def test_packs_over_the_spec_are_refused(tmp_path, smaller):
 
 
 def overlong_case(tmp_path):
-    features = make_features([3, 6, 5], 8, num_slots=3)
+    features = make_features([3, 6, 5], 8, max_predictions=3)
     features[schema.INPUT_IDS][1] = [2, 7, 4, 6, 9, 3, 0, 0]
     features[schema.SEGMENT_IDS][1] = [0, 0, 0, 0, 1, 1, 0, 0]
     features[schema.MASKED_LM_POSITIONS][1] = [2, 3, 5]

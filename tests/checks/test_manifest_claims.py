@@ -190,6 +190,11 @@ def test_a_bound_without_its_proof_is_false(tmp_path):
         _check_bounds(collected, manifest, dataclasses.replace(plan, dual_values=duals), plan)
         found += collected.false
     assert claims[0] == [] and "`lower_bound` must be at most 2" in claims[1][0]
+    # Nor does it hold of more packs than there are, whatever the plan beside it says
+    twice = dataclasses.replace(plan, strategies={key: 2 * count for key, count in plan.strategies.items()})
+    collected = _Claims("manifest.json")
+    _check_bounds(collected, manifest | {"lower_bound": 60}, twice, plan)
+    assert "`lower_bound` must be at most 30, " in collected.false[0]
 
 
 @pytest.mark.parametrize("claimed, is_true", [(30, True), (31, False)])

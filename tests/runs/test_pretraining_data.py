@@ -82,13 +82,49 @@ def test_two_vocabularies_are_refused(place):
         read_data(config(**names))
 
 
-def test_a_vocabulary_larger_than_the_model_is_refused(place):
+def test_the_packing_factor_is_that_of_all_folders(place):
+    names = ",".join([place("a"), place("b", num_packs=5, num_sequences=30)])
+    # Not the mean of the two folders' factors, 2.4 and 6
+    assert read_data(config(input_file=names, packing_correction="betas")).train.packing_factor == 66 / 20
+
+
+@pytest.mark.parametrize("kind", ["none", "unpacked"])
+def test_a_folder_without_manifest_of_packs_leaves_the_packing_factor_unknown(place, root, kind):
+    names = ",".join([place("a"), place("b", kind=kind)])
+    if kind == "none":
+        files.remove(f"{root}/b/manifest.json")
+    assert read_data(config(input_file=names)).train.packing_factor is None
+    with pytest.raises(InputError, match="`packing_correction` must be none where no manifest"):
+        read_data(config(input_file=names, packing_correction="betas"))
+
+
+@pytest.mark.parametrize(
+    "changes, rule",
+    [
+        ({"vocab_size": CONFIG.vocab_size - 1}, "vocabulary of `input_file` must be at most vocab_size=30"),
+        ({"max_position_embeddings": 5}, "longest sequence of `input_file` must be at most .*=5 .* 6"),
+    ],
+)
+def test_records_larger_than_the_model_are_refused(place, changes, rule):
     settings = config(input_file=place("a"))
-    smaller = dataclasses.replace(CONFIG, vocab_size=CONFIG.vocab_size - 1)
     data = read_data(settings)
     check_fits(data, CONFIG, settings, RECORDED)
-    with pytest.raises(InputError, match=r"vocabulary of `input_file` must be at most vocab_size=30"):
-        check_fits(data, smaller, settings, RECORDED)
+    with pytest.raises(InputError, match=rule):
+        check_fits(data, dataclasses.replace(CONFIG, **changes), settings, RECORDED)
+
+
+@pytest.mark.parametrize(
+    "changes, rule",
+    [
+        ({"vocab_size": 32}, "vocabulary of `eval_input_file` must be at most vocab_size=31"),
+        ({"histogram": {"lengths": [25], "counts": [36]}}, "longest .* `eval_input_file` .*=24 .* 25"),
+    ],
+)
+def test_held_out_records_are_checked_by_their_manifest_too(place, changes, rule):
+    # What the records themselves hold fits: only the manifest tells
+    settings = config(input_file=place("a"), eval_input_file=place("b", **changes))
+    with pytest.raises(InputError, match=rule):
+        check_fits(read_data(settings), CONFIG, settings, RECORDED)
 
 
 @pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}])
