@@ -199,7 +199,7 @@ def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):
     assert content["num_random_nexts"] == features[schema.NEXT_SENTENCE_LABELS].sum()
     share = f"{100 * content['num_tokens_cut'] / (2 * num_words):.1f} %"
     line = f"{content['num_tokens_cut']} of {2 * num_words} tokens of text were cut ({share})"
-    assert [line in record.message for record in caplog.records] == [True]
+    assert sum(line in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -454,24 +454,17 @@ def test_mistakes_end_in_one_line_and_leave_nothing(text, tmp_path, capsys, name
 
 
 def test_names_that_are_not_utf_8(text, tmp_path, capsys):
-    odd = os.fsdecode(b"\xff")
-    for path in text:
-        path.rename(tmp_path / f"{odd}{path.name}")
-    names = [str(tmp_path / f"{odd}{path.name}") for path in text]
-    arguments = {"input_file": f"{tmp_path}/{odd}te*", "vocab_file": names[1], "output_dir": tmp_path / "out"}
-    arguments |= {"num_workers": 1, "max_seq_length": 32}
-    argv = ["create", *(f"--{name}={value}" for name, value in arguments.items())]
-    assert run(main, CreateConfig, DESCRIPTION, argv) == 0
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert manifest["inputs"][0]["path"] == names[0]
-    capsys.readouterr()
-    arguments["output_dir"] = tmp_path / f"{odd}out"
-    check_mistake(
-        capsys,
-        arguments,
-        f"`output_dir` must have a name in UTF-8, which is all that TensorFlow "
-        f"writes to. Received: {tmp_path}/\\xffout.",
-    )
+    """Manifests, indexes and TensorFlow hold names as UTF-8; `caf\xe9` is Latin-1."""
+    odd = os.fsdecode(b"caf\xe9")
+    text[0].rename(tmp_path / f"{odd}.txt")
+    arguments = {"input_file": f"{tmp_path}/*.txt", "vocab_file": text[1], "output_dir": tmp_path / "out"}
+    for changes, message in (
+        ({"input_file": f"{tmp_path}/caf*.txt"}, "`input_file` must match names in UTF-8."),
+        ({"input_file": f"{tmp_path}/{odd}.txt"}, "`input_file` must be UTF-8"),
+        ({"input_file": text[1], "output_dir": tmp_path / odd}, "`output_dir` must be UTF-8"),
+    ):
+        check_mistake(capsys, {**arguments, **changes}, message)
+    assert not (tmp_path / "out").exists() and not (tmp_path / odd).exists()
 
 
 def test_eval_needs_a_second_document(text, tmp_path, capsys):
