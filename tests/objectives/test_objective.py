@@ -19,6 +19,7 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, to_floats, write_data
 
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.data.input_pipeline import checked, eval_batches, train_batches
+from bert_packed.data.read_order import index_files
 from bert_packed.evaluation import contamination
 from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import Dropout
@@ -37,7 +38,7 @@ from data_gen.schema import PackSpec
 
 pytestmark = pytest.mark.both_backends
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
-NUM_PACKS, NUM_STEPS = 15, 4
+NUM_STEPS = 4
 ONE_LAYER = dataclasses.replace(CONFIG, num_hidden_layers=1)
 WITH_DROPOUT = dataclasses.replace(ONE_LAYER, hidden_dropout_prob=0.2)
 
@@ -146,7 +147,7 @@ def train(folder, files, num_steps, checkpoint_to_restore=None):
     log = MetricsLog(folder / "metrics.csv", train_columns(engine.objective), first_step)
 
     def batches(first):
-        dataset = train_batches(files, NUM_PACKS, SPEC, 4, 7, 5, first, features)
+        dataset = train_batches(index_files(files), SPEC, 4, 7, 5, first, features)
         return checked(dataset, files, SPEC, WITH_DROPOUT, features)
 
     def save(step, state):
