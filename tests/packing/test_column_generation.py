@@ -48,6 +48,30 @@ def test_coarse_classes_give_real_packs(monkeypatch):
     assert plan.certificate.lower_bound == plain.certificate.lower_bound
 
 
+def test_coarse_classes_round_lengths_up(monkeypatch):
+    """5 and 11 are 3 and 6 in twos, slots of 6 and 12 that hold them; slots of 4 and 10 would not."""
+    monkeypatch.setattr(relaxation, "COARSE_CLASSES", 8)
+    search = relaxation.Relaxation(np.bincount([5] * 3 + [11] * 2, minlength=17)[1:], 4, Effort())
+    offered = []
+    monkeypatch.setattr(search.master, "add", offered.extend)
+    search.add_coarse_packs()
+    assert {row for pack in offered for row in pack} == {0, 1}
+
+
+def test_rounding_ends_at_the_bound_without_integer_programs():
+    """Rounded to the nearest instead of down, each of these ends a pack above."""
+    cases = [
+        (3, [10, 11, 0, 0, 2, 4, 0, 0, 0, 7, 0, 0, 7, 0, 0, 1, 0, 0, 0]),
+        (3, [9, 7, 9, 10, 0, 0, 2, 1, 10]),
+        (3, [0, 9, 0, 9, 11, 0, 0, 3, 1, 0, 9, 0, 8, 0, 3, 0, 0, 11, 0, 0, 0, 0, 0]),
+        (3, [7, 0, 8, 4, 5, 10, 5, 11, 8, 9, 0, 5, 0, 0, 0, 0, 0]),
+        (3, [0, 4, 0, 0, 9, 0, 9, 10, 9, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0]),
+    ]
+    plans = [pack_cghp(counts, len(counts), depth, integer_programs=False) for depth, counts in cases]
+    # Another solver may stop at another of equal optima: most of them, not all
+    assert sum(plan.num_packs == plan.certificate.lower_bound for plan in plans) >= 3
+
+
 def test_same_input_same_plan():
     histogram = np.random.default_rng(3).integers(0, 900, 64)
     assert pack_cghp(histogram, 64, 3) == pack_cghp(histogram, 64, 3)

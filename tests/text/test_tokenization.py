@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -201,7 +202,18 @@ def test_joined_corpora_hold_all_in_order(tmp_path, monkeypatch, values):
 def test_a_vocabulary_of_words_that_were_counted_in_parts(monkeypatch):
     whole = tokenization.train_vocab([make_sentences()], 300, True)
     monkeypatch.setattr(tokenization, "MAX_WORDS_HELD", 10)
-    assert tokenization.train_vocab([[sentence] for sentence in make_sentences()], 300, True) == whole
+    held = []
+
+    class Watched(Counter):
+        def clear(self):
+            held.append(len(self))
+            super().clear()
+
+    monkeypatch.setattr(tokenization, "Counter", Watched)
+    sentences = make_sentences()
+    assert tokenization.train_vocab([[sentence] for sentence in sentences], 300, True) == whole
+    # Words are dropped as soon as one sentence brought more than may be held
+    assert len(held) > 2 and max(held) <= 10 + max(len(sentence.split()) for sentence in sentences)
 
 
 def test_a_corpus_without_a_token(tmp_path):

@@ -1,0 +1,46 @@
+"""What a manifest says of a plan follows from its packs, and a plan that loses sequences is refused."""
+
+import pytest
+
+from data_gen.assembly import length_plan
+from data_gen.cli.settings import InputError
+from data_gen.packing.plan import make_plan
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Function that plans lengths 2 3 3 4 for S = 8 by an algorithm which makes these strategies."""
+
+    def plan(strategies):
+        algorithms = {"fixed": lambda histogram, size, depth: make_plan("fixed", size, depth, strategies)}
+        monkeypatch.setattr(length_plan, "ALGORITHMS", algorithms)
+        return length_plan.plan_lengths([0, 1, 2, 1, 0, 0, 0, 0], "fixed", 8, 3)
+
+    return plan
+
+
+def test_the_figures_are_those_of_the_packs(made):
+    found = made([((2, 3), 1), ((3,), 1), ((4,), 1)])
+    assert [name for name in found if name != "plan"] == [
+        "num_sequences",
+        "num_packs",
+        "efficiency",
+        "packing_factor",
+        "depth",
+        "lower_bound",
+        "gap",
+    ]
+    del found["plan"]
+    # 12 tokens need two packs of 8
+    assert list(found.values()) == [4, 3, 12 / 24, 4 / 3, 2, 2, (3 - 2) / 2]
+
+
+@pytest.mark.parametrize("strategies", [[((2, 3), 1), ((4,), 1)], [((2, 3), 1), ((3, 4), 1), ((3,), 1)]])
+def test_a_plan_of_other_sequences_is_refused(made, strategies):
+    with pytest.raises(ValueError, match="must place each sequence exactly once"):
+        made(strategies)
+
+
+def test_an_algorithm_that_cannot_is_named():
+    with pytest.raises(InputError, match="`algorithm` nnlshp cannot pack these lengths: "):
+        length_plan.plan_lengths([1] * 384, "nnlshp", 384, 20)
