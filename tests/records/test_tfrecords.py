@@ -99,7 +99,7 @@ def test_errors_of_tensorflow_name_the_file(unpacked, monkeypatch, error, kind):
         def __iter__(self):
             raise error(None, None, "as the store says")
 
-    monkeypatch.setattr(tfrecords.tf.data, "TFRecordDataset", lambda path: Failing())
+    monkeypatch.setattr(tfrecords, "_open_dataset", lambda path: Failing())
     with pytest.raises(kind, match=r"in\.tfrecord: as the store says") as found:
         list(tfrecords.read_batches(unpacked))
     assert not isinstance(found.value, InputError)

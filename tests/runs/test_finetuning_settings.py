@@ -124,6 +124,7 @@ def run(command, folder, **flags):
         seen.batch = next(iter(hooks.batches(first_step)))
         for step in range(SAVES):
             hooks.save(step, {})
+        hooks.prune()
 
     def recording(function):
         def call(*arguments, **keywords):

@@ -114,6 +114,7 @@ def run(folder, **flags):
             hooks.evaluate(SAVES)
         for step in range(SAVES):
             hooks.save(step, {})
+        hooks.prune()
 
     def compare(contenders, _):
         seen.contenders = contenders
