@@ -417,3 +417,12 @@ def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path,
 def _write(path, batch, leave_out=None):
     features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
     tfrecords.write_records(path, serialize_examples(features))
+
+
+def test_a_mistake_is_all_that_a_process_prints(tmp_path):
+    """No start-up line of TensorFlow's stands around it, whichever module imports that first."""
+    command = [sys.executable, ROOT / "run_pretraining.py", "--input_file=none", f"--output_dir={tmp_path}"]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
+    assert "`input_file` must match at least one file. Received: 'none'." in found.stderr

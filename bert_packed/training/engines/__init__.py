@@ -15,7 +15,7 @@ ENGINES = {
 
 
 def choose_backend():
-    """Settle the backend before Keras is imported, whatever `keras.json` says.
+    """Settle the backend, whatever `keras.json` says, and import Keras on it without start-up lines.
 
     `KERAS_BACKEND` decides; without it, TensorFlow. Under JAX, TensorFlow only reads records: it is kept off
     the GPU, whose memory it would reserve at its first operation.
@@ -33,6 +33,7 @@ def choose_backend():
         if importlib.util.find_spec("jax") is None:
             raise InputError("KERAS_BACKEND=jax needs `pip install -e '.[jax]'`. Received: no package jax.")
         import_quietly("tensorflow").config.set_visible_devices([], "GPU")
+    import_quietly("keras")
     return backend
 
 
