@@ -1,14 +1,12 @@
 """What tests share: a quiet TensorFlow, the same random cases in every run, and cheap programs."""
 
 import contextlib
-import ctypes
-import gc
 import multiprocessing
 import os
-import sys
 import tempfile
 
 import pytest
+from file_processes import pytest_addoption, pytest_configure  # noqa: F401  hooks
 from hypothesis import settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -85,16 +83,3 @@ def uncompiled_file():
     """As `uncompiled`, for a whole file and its own fixtures."""
     with run_uncompiled():
         yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def drop_models():
-    """After each file its models and programs go: together they would take several gigabytes."""
-    yield
-    if "keras" in sys.modules:
-        sys.modules["keras"].backend.clear_session()
-    if "jax" in sys.modules:
-        sys.modules["jax"].clear_caches()
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
