@@ -14,14 +14,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Tiny programs compile for longer than they run, the same ones again and again: little optimised, and kept
 # for this run of pytest and its commands. Both backends': some tests use the other one too. Who sets these
 # variables has the programs of users: `XLA_FLAGS= JAX_DISABLE_MOST_OPTIMIZATIONS=0`, as a tier of CI does.
-COMPILED = tempfile.TemporaryDirectory()
+if "PYTEST_XDIST_WORKER" not in os.environ:  # its workers share
+    COMPILED = tempfile.TemporaryDirectory()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
 # Outside of a program JAX compiles each operation by itself
-os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ.get("KERAS_BACKEND") != "jax":
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-    os.environ.setdefault("TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={COMPILED.name}")
+    os.environ.setdefault("TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={os.environ['JAX_COMPILATION_CACHE_DIR']}")
 
 # Workers that a test starts from here come from one fork server, which has imported TensorFlow once. Commands
 # in processes of their own, and those of `crash.py`, spawn theirs as for a user.
@@ -29,8 +30,17 @@ get_context = multiprocessing.get_context
 get_context("forkserver").set_forkserver_preload(["data_gen.assembly.pack_job", "data_gen.text.create_job"])
 multiprocessing.get_context = lambda method=None: get_context("forkserver" if method == "spawn" else method)
 
+# A minute and more each: begun last, one would run when all others are done
+DEAR_FILES = ("test_run_pretraining.py", "test_remat.py", "test_other_backend.py", "test_failures.py")
+DEAR_FILES += ("test_crash.py", "test_audit.py", "test_end_to_end.py", "test_engine.py")
+
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
+
+
+def pytest_collection_modifyitems(items):
+    order = {name: place for place, name in enumerate(DEAR_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 class Uncompiled:

@@ -48,6 +48,7 @@ def test_dropout_is_in_the_comparison():
     assert abs(float(sums[0]) - float(sums[1])) > 1e-3
 
 
+@pytest.mark.slow  # CI runs all of this file fully optimised
 @pytest.mark.both_backends
 def test_compiled_steps_are_the_same():
     packed, _ = packed_and_unpacked()
@@ -68,6 +69,7 @@ def optimised_program(engine, batch):
     return engine.compiled_train_step.experimental_get_compiler_ir(batch)(stage="optimized_hlo")
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 def test_compiled_steps_compute_each_block_again(micro_batch_size):

@@ -84,6 +84,7 @@ def read_losses(folder):
         return np.array([(row["mlm_loss"], row["nsp_loss"]) for row in csv.DictReader(file)], float)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_the_other_backend(tmp_path):
     write_data(tmp_path)
     whole, moved = tmp_path / "whole", tmp_path / "moved"
