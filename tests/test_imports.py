@@ -24,6 +24,7 @@ WINGS = {
     "data_gen commands": {"absl"},
     "bert_packed.config": set(),
     "bert_packed.models": {"keras", "numpy", "jax"},
+    "bert_packed.parallel": {"keras", "numpy", "jax", "tensorflow"},
     "bert_packed.objectives": {"keras"},
     "bert_packed.data": {"numpy", "tensorflow", "tqdm"},
     "bert_packed.training": {"keras", "numpy", "jax", "tensorflow", "tensorboard", "tqdm"},

@@ -1,5 +1,7 @@
 """Dropout by a hash of the unit's index: cheap, and the same units on every backend."""
 
+import contextlib
+import contextvars
 import functools
 import operator
 
@@ -23,36 +25,74 @@ class Dropout(keras.layers.Dropout):
     def call(self, inputs, training=False):
         if not training or self.rate == 0:
             return inputs
-        seed = self.seed_generator.next() if self.given_seed is None else self.given_seed
         kept = ops.multiply(inputs, ops.cast(1 / (1 - self.rate), inputs.dtype))
-        return ops.where(keep_mask(ops.shape(inputs), self.rate, seed), kept, ops.zeros_like(inputs))
+        mask = keep_mask(ops.shape(inputs), self.rate, self.next_seed(), *PLACE.get())
+        return ops.where(mask, kept, ops.zeros_like(inputs))
+
+    def next_seed(self):
+        """The seed of the next call: the one given, or the next of the layer's own generator."""
+        return self.seed_generator.next() if self.given_seed is None else self.given_seed
 
 
-def keep_mask(shape, rate, seed):
+# Of the packs that a layer sees among all that are computed at once: the first's number, and how many those are
+PLACE = contextvars.ContextVar("place", default=(0, None))
+
+
+@contextlib.contextmanager
+def packs_from(first_pack, num_packs):
+    """While the body runs, layers see a part of the packs, and drop of them what they would drop of all.
+
+    Args:
+        first_pack: Where the part begins; a number or an int32 scalar.
+        num_packs: How many packs are computed at once, on all devices.
+    """
+    token = PLACE.set((first_pack, num_packs))
+    try:
+        yield
+    finally:
+        PLACE.reset(token)
+
+
+def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
     """Which units stay.
 
     Unit i stays where `mix32(a * i + b) >= rate * 2**32`; an odd a and a b follow from the seed. For one seed
     these are distinct 32-bit numbers, mixed; another seed steps through them in another stride, so that masks
-    are not shifted copies of one another, as those of a counter without a stride would be.
+    are not shifted copies of one another, as those of a counter without a stride would be. Rows past the first
+    2**32 units count from 0 again, with an a and b of their own. Of rows of 3 units, were words of 3 bits:
+
+        row    0  1  2  3  4 ...
+        units  0  3  0  3  0
+        turn   0  0  1  1  2
 
     Args:
-        shape: Of the result; beyond 2**32 units the mask repeats.
+        shape: Of the result, `[packs, ..., units]`; fewer than 2**32 rows of units.
         rate: Share that is dropped, at least 0 and below 1.
         seed: Two whole numbers, as of `keras.random.SeedGenerator.next()`: a seed and a counter.
+        first_pack: Where the first of the packs stands among those that are computed at once; a number or an
+            int32 scalar.
+        num_packs: How many those are; None for the packs of the shape.
 
     Returns:
         bool of that shape.
     """
     seed = ops.cast(seed, "uint32")
-    stride = mix32(seed[0] + mix32(seed[1]))
-    start = mix32(stride + seed[1])
-    odd_stride = ops.bitwise_or(stride, _word(1))
     width = shape[-1]
-    num_rows = functools.reduce(operator.mul, shape[:-1], 1)  # a tensor where the batch is of any size
-    # From rows and columns: one range over all units would pass int32
-    rows = ops.cast(ops.arange(num_rows, dtype="int32"), "uint32")[:, None]
+    rows_per_pack = functools.reduce(operator.mul, shape[1:-1], 1)
+    num_rows = shape[0] * rows_per_pack  # a tensor where the batch is of any size
+    first_row = ops.cast(first_pack, "uint32") * ops.cast(rows_per_pack, "uint32")
+    rows = ops.cast(ops.arange(num_rows, dtype="int32"), "uint32")[:, None] + first_row
+    num_packs = num_packs or shape[0]
+    stride = mix32(seed[0] + mix32(seed[1]))
+    # As 4,096 packs of BERT-base have. Elsewhere the turn is 0, and to compute it would cost as much as the mask
+    if not isinstance(num_packs, int) or num_packs * rows_per_pack * width > 2**32:
+        rows_per_turn = _word(min(2**32 // width, 2**32 - 1))
+        turns = ops.floor_divide(rows, rows_per_turn)
+        rows = rows - turns * rows_per_turn
+        stride = mix32(seed[0] + mix32(seed[1]) + mix32(turns))
+    start = mix32(stride + seed[1])
     columns = ops.cast(ops.arange(width, dtype="int32"), "uint32")
-    words = mix32((rows * _word(width) + columns) * odd_stride + start)
+    words = mix32((rows * _word(width) + columns) * ops.bitwise_or(stride, _word(1)) + start)
     return ops.reshape(ops.greater_equal(words, _word(round(rate * 2**32))), shape)
 
 

@@ -21,7 +21,8 @@ def rematerialised(block, hidden_BSD, context, training=None):
     dropouts = [layer for layer in find_dropouts(block) if training and layer.rate > 0]
 
     # Drawn here: inside, the generator would advance twice, and on JAX not at all
-    seeds = [layer.seed_generator.next() for layer in dropouts]
+    seeds = [layer.next_seed() for layer in dropouts]
+    before = [layer.given_seed for layer in dropouts]
 
     # Context and seeds are no arguments: TensorFlow warns of inputs that have no gradient
     def forward(hidden_BSD):
@@ -30,8 +31,8 @@ def rematerialised(block, hidden_BSD, context, training=None):
         try:
             return block(hidden_BSD, context=context.apart(), training=training)
         finally:
-            for layer in dropouts:
-                layer.given_seed = None
+            for layer, seed in zip(dropouts, before, strict=True):
+                layer.given_seed = seed
 
     return keras.remat(forward)(hidden_BSD)
 

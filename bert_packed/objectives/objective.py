@@ -58,15 +58,18 @@ class Objective:
         """The keys of `means`, columns of the logs: tuple of str."""
         return tuple(self.means(dict.fromkeys(self.sum_names, 0.0)))
 
-    def denominators(self, batch):
+    def denominators(self, counts):
         """What a step's losses are divided by, known before its first micro-batch from the data alone.
 
-        A division by what each micro-batch holds would weigh sequences by the company they keep.
+        A division by what each micro-batch, or each device, holds would weigh sequences by the company they
+        keep.
+
+        Args:
+            counts: Of `counts`, over the whole step.
 
         Returns:
             Dict from loss to a float32 scalar, at least 1.
         """
-        counts = self.counts(batch)
         return {name: ops.maximum(counts[count], 1.0) for name, count in self.losses.items()}
 
     def loss(self, sums, denominators):

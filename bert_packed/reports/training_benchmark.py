@@ -154,7 +154,7 @@ def _torch_way(model_config, unpacked):
     inputs = [training.inputs(batch) for batch in unpacked.batches]
     batch = unpacked.batches[0]
     sums = objective.sums(model(batch, training=False), batch)
-    ours = float(objective.loss(sums, objective.denominators(batch)))
+    ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
     theirs = training.loss(inputs[0])
     if abs(ours - theirs) > LOSS_TOLERANCE * abs(theirs):
         raise InputError(f"`reference` must compute our loss, {ours}. Received: {theirs}.")

@@ -15,7 +15,8 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         update  = m / (sqrt(v) + epsilon) + weight_decay * w
         w       = w - learning_rate * ratio * update
 
-    What the ratio is, a subclass says with `ratio`.
+    What the ratio is, a subclass says with `ratio`. A variable whose gradient is NaN keeps its value and its
+    moments; the step counts for the schedule.
 
     Args:
         learning_rate: Number or schedule.
@@ -72,18 +73,25 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         step = ops.cast(self.iterations + 1, dtype)
         beta_1, beta_2 = ops.cast(self.beta_1, dtype), ops.cast(self.beta_2, dtype)
 
-        new_momentum = momentum * beta_1 + gradient * (1 - beta_1)
-        new_velocity = velocity * beta_2 + ops.square(gradient) * (1 - beta_2)
-        self.assign(momentum, new_momentum)
-        self.assign(velocity, new_velocity)
+        # Element by element, which XLA does with what follows: one number for all would have to come first
+        counts = ops.isfinite(gradient)
+        old_momentum, old_velocity = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)
+        new_momentum = old_momentum * beta_1 + gradient * (1 - beta_1)
+        new_velocity = old_velocity * beta_2 + ops.square(gradient) * (1 - beta_2)
+        self.assign(momentum, ops.where(counts, new_momentum, old_momentum))
+        self.assign(velocity, ops.where(counts, new_velocity, old_velocity))
         if self.corrects_bias:
             new_momentum = new_momentum / (1 - ops.power(beta_1, step))
             new_velocity = new_velocity / (1 - ops.power(beta_2, step))
         update = new_momentum / (ops.sqrt(new_velocity) + self.epsilon)
         if self._decays[index]:
             update = update + self.weight_decay_rate * ops.convert_to_tensor(variable)
-        update = update * self.ratio(index, variable, update)
-        self.assign_sub(variable, ops.cast(learning_rate, dtype) * update)
+        update = ops.cast(learning_rate, dtype) * (update * self.ratio(index, variable, update))
+        self.assign_sub(variable, ops.where(counts, update, ops.zeros_like(update)))
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        # Keras would add up, over the replicas of `tf.distribute`, what the engine has added up and clipped
+        return grads_and_vars
 
     def get_config(self):
         return {

@@ -80,13 +80,17 @@ def audits(files, tmp_path_factory):
     return made, changed["json"], flash
 
 
+def denominator(objective, batch):
+    return float(objective.denominators(objective.counts(batch))["mlm_loss"])
+
+
 AUDITED = {
     "input_file": lambda call, files: call["batch"]["token_ids"][0].tolist(),
     "init_checkpoint": lambda call, files: start_of(call["engine"].weights()),
     "bert_config_file": lambda call, files: call["engine"].model.config.hidden_dropout_prob,
     "num_packs": lambda call, files: len(call["batch"]["token_ids"]),
     "mlm_loss": lambda call, files: (
-        float(call["engine"].objective.denominators(call["batch"])["mlm_loss"])
+        denominator(call["engine"].objective, call["batch"])
         == np.count_nonzero(call["batch"]["prediction_sequences"])
     ),
     "tolerance": lambda call, files: call.get("tolerance"),

@@ -184,7 +184,8 @@ def divided_by(seen):
     predictions, sequences = np.count_nonzero(seen.batch["prediction_sequences"]), seen.batch["slot_weights"]
     counts = {"num_predictions": predictions, "num_sequences": sequences.sum()}
     assert predictions != sequences.sum()
-    in_step = float(seen.engine.objective.denominators(seen.batch)["mlm_loss"])
+    objective = seen.engine.objective
+    in_step = float(objective.denominators(objective.counts(seen.batch))["mlm_loss"])
     sums = {name: float(number) for number, name in enumerate(seen.engine.objective.sum_names, 2)}
     in_log = sums["mlm_loss"] / seen.hooks.means(sums)["mlm_loss"]
     return [name for name in counts if counts[name] == in_step and sums[name] == pytest.approx(in_log)]
@@ -225,7 +226,6 @@ DIFFERENT = object()  # from the other run; no value to expect
 optimizer = {
     "weight_decay": "weight_decay_rate",
     "epsilon": "epsilon",
-    "max_grad_norm": "global_clipnorm",
 }
 schedules = {
     "num_train_steps": "num_train_steps",
@@ -270,6 +270,7 @@ CASES = {
         ),
         True,
     ),
+    "max_grad_norm": Case(lambda seen, _: seen.engine.max_grad_norm, 0.5),
     "train_batch_size": Case(lambda seen, _: len(seen.batch["token_ids"]), 6),
     "micro_batch_size": Case(lambda seen, _: seen.engine._micro_batch_size, 2),
     "eval_batch_size": Case(lambda seen, _: [len(part) for part in seen.evaluated], [4]),

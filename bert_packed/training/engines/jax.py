@@ -1,42 +1,37 @@
 """One training step as one XLA program on JAX: forward, loss, accumulation, LAMB.
 
 Between steps the values live in the Keras variables, as under TensorFlow; the program takes them as its first
-argument and writes the new ones over the old.
+argument and writes the new ones over the old. On several devices each computes the gradients of its packs, and
+the program adds them up once, when all micro-batches are done.
 
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
 
 import jax
+import numpy as np
 from jax import numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_packed.models.dropout import packs_from
+from bert_packed.parallel.replicas import AXIS
+from bert_packed.training.engines.engine import Engine, clip
 from bert_packed.training.engines.memory import out_of_memory_names
-from bert_packed.training.engines.variables import named_training_state, named_weights
+
+SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)  # on every device, and by device along the first axis
 
 
-class JaxEngine:
-    """Compiled train and evaluation steps of a Keras model on one device.
+class JaxEngine(Engine):
+    """See `Engine`."""
 
-    Args:
-        model: `modeling.PackedModel`, or a Keras model called as one is.
-        objective: `objectives.Objective`: what is learnt.
-        optimizer: Keras optimizer; None for evaluation only.
-        micro_batch_size: M, packs computed at once; None for the whole batch.
-    """
-
-    def __init__(self, model, objective, optimizer=None, micro_batch_size=None):
-        self.model = model
-        self.objective = objective
-        self.optimizer = optimizer
-        self._micro_batch_size = micro_batch_size
+    def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
+        super().__init__(model, objective, optimizer, micro_batch_size, replicas)
         self._num_train_traces = 0
-        if optimizer is not None:
-            optimizer.build(model.trainable_variables)
         # Donated: a second copy of weights and moments would be half of the memory of a large model
         options = _compiler_options(jax.default_backend())
         self.compiled_train_step = jax.jit(self._train_step, donate_argnums=0, compiler_options=options)
         self.compiled_eval_step = jax.jit(self._eval_step)
         self._compiled_gradients = jax.jit(
-            self._accumulate, static_argnames="training", compiler_options=options
+            self._normalised_gradients, static_argnames="training", compiler_options=options
         )
 
     @property
@@ -44,33 +39,40 @@ class JaxEngine:
         """How often the training step was traced, and so compiled: 1 in a healthy run."""
         return self._num_train_traces
 
-    def train_step(self, batch):
+    def train_step(self, batch, wants_stop=False):
         """Take one optimizer step.
 
         Args:
-            batch: Dict of arrays `[B, ...]`; M must divide B.
+            batch: Dict of arrays `[B, ...]`, with several processes this one's share of them; M must divide
+                the whole.
+            wants_stop: Whether this process asks all to stop; only with replicas.
 
         Returns:
-            Dict of float32 scalars: the sums over the batch, before the update.
+            Dict of float32 scalars: the sums over the batch, before the update, and `engine.FIGURES`; with
+            replicas `num_stop_requests` too, the same everywhere.
 
         Raises:
             MemoryError: the device has too little memory for a micro-batch. The engine is then spent: its
                 weights went into the step.
         """
         with out_of_memory_names("a training step", "micro_batch_size"):
-            state, sums = self.compiled_train_step(self.state(), batch)
+            state, sums = self.compiled_train_step(*self.step_arguments(batch, wants_stop))
             jax.block_until_ready(sums)  # else an error of the device would show up somewhere later
         for kind, variables in self._variables().items():
             _assign(variables, state[kind])
         return sums
 
+    def step_arguments(self, batch, wants_stop=False):
+        """What `compiled_train_step` takes for a batch of `train_step`."""
+        return self.state(), self._place(batch), *self._stop_requests(wants_stop)
+
     def count_train_step(self, batch):
         """What XLA counts in a compiled training step: dict of `flops`, `bytes accessed`, `temporary bytes`.
 
         Compiles the step once more, for these shapes; nothing is computed. XLA counts the body of a loop
-        once, so operations and bytes are of one micro-batch.
+        once, so operations and bytes are of one micro-batch; of several devices it counts one.
         """
-        program = self.compiled_train_step.lower(self.state(), batch).compile()
+        program = self.compiled_train_step.lower(*self.step_arguments(batch)).compile()
         counts = program.cost_analysis()
         temporary = program.memory_analysis().temp_size_in_bytes
         return {**{name: counts[name] for name in ("flops", "bytes accessed")}, "temporary bytes": temporary}
@@ -78,32 +80,27 @@ class JaxEngine:
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
         with out_of_memory_names("evaluation", "eval_batch_size"):
-            return jax.block_until_ready(self.compiled_eval_step(self.state(), batch))
+            return jax.block_until_ready(self.compiled_eval_step(self.state(), self._place(batch)))
 
     def gradients(self, batch, training=True):
         """Normalised gradients and sums of a batch, one per trainable variable."""
         state = self.state()
-        values = state["trainable"], state["other"], batch
+        values = state["trainable"], state["other"], self._place(batch)
         # Compiled: operation by operation, JAX would compile each of them by itself. Not inside another
         # program, such as the audit's, which decides on its own compilation
         is_traced = any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves(values))
-        compute = self._accumulate if is_traced else self._compiled_gradients
+        compute = self._normalised_gradients if is_traced else self._compiled_gradients
         gradients, sums, other = compute(*values, training=training)
         if training:  # without dropout no seed has moved, and who compiles this must not assign
             _assign(self.model.non_trainable_variables, other)
         return gradients, sums
 
-    def weights(self):
-        """The model's weights by path below the model: dict of Keras variables."""
-        return named_weights(self.model)
-
-    def training_state(self):
-        """What a resumed run needs besides weights, by path: optimizer and dropout seeds."""
-        return named_training_state(self.model, self.optimizer)
-
     def state(self):
         """The values of all variables, the first argument of the compiled steps: dict of lists of arrays."""
-        return {kind: [v.value for v in variables] for kind, variables in self._variables().items()}
+        return {
+            kind: [self._copy_everywhere(v.value) for v in variables]
+            for kind, variables in self._variables().items()
+        }
 
     def _variables(self):
         return {
@@ -112,28 +109,94 @@ class JaxEngine:
             "optimizer": self.optimizer.variables if self.optimizer is not None else [],
         }
 
-    def _train_step(self, state, batch):
+    def _copy_everywhere(self, value):
+        """The value of a variable on each device: after the first step it lies there already."""
+        if self.replicas is None or isinstance(value, jax.core.Tracer):
+            return value
+        sharding = NamedSharding(self.replicas.mesh, SAME)
+        if value.sharding == sharding:
+            return value
+        return jax.make_array_from_process_local_data(sharding, np.asarray(value), value.shape)
+
+    def _place(self, batch):
+        """The batch as arrays of which each device holds its own packs."""
+        if self.replicas is None:
+            return batch
+        sharding = NamedSharding(self.replicas.mesh, SPLIT)
+        return {
+            name: jax.make_array_from_process_local_data(sharding, np.concatenate(values))
+            for name, values in self._by_replica(batch).items()
+        }
+
+    def _stop_requests(self, wants_stop):
+        if self.replicas is None:
+            return ()
+        requests = np.zeros(self.replicas.num_local, np.float32)
+        requests[0] = wants_stop  # of a process one device asks
+        return (jax.make_array_from_process_local_data(NamedSharding(self.replicas.mesh, SPLIT), requests),)
+
+    def _train_step(self, state, batch, stop_requests=None):
         self._num_train_traces += 1
-        gradients, sums, other = self._accumulate(state["trainable"], state["other"], batch, training=True)
+        gradients, sums, other = self._normalised_gradients(
+            state["trainable"], state["other"], batch, training=True
+        )
+        gradients, figures = clip(gradients, sums, self.max_grad_norm)
         trainable, optimizer = self.optimizer.stateless_apply(
             state["optimizer"], gradients, state["trainable"]
         )
-        return {"trainable": trainable, "other": other, "optimizer": optimizer}, sums
+        if stop_requests is not None:
+            figures["num_stop_requests"] = jnp.sum(stop_requests)
+        return {"trainable": trainable, "other": other, "optimizer": optimizer}, {**sums, **figures}
 
     def _eval_step(self, state, batch):
-        outputs, _ = self.model.stateless_call(state["trainable"], state["other"], batch, training=False)
-        return self.objective.sums(outputs, batch)
+        def part(trainable, other, batch):
+            outputs, _ = self.model.stateless_call(trainable, other, batch, training=False)
+            return self.objective.sums(outputs, batch)
 
-    def _accumulate(self, trainable, other, batch, training):
+        if self.replicas is None:
+            return part(state["trainable"], state["other"], batch)
+
+        def summed(*arguments):
+            return jax.lax.psum(part(*arguments), AXIS)
+
+        return self._on_each_device(summed)(state["trainable"], state["other"], batch)
+
+    def _normalised_gradients(self, trainable, other, batch, training):
+        """Gradients of the step's loss, its sums, and the seeds of the next step."""
+        if self.replicas is None:
+            denominators = self.objective.denominators(self.objective.counts(batch))
+            return self._accumulate(trainable, other, batch, denominators, training)
+
+        def part(trainable, other, batch):
+            counts = jax.lax.psum(self.objective.counts(batch), AXIS)
+            micro = self._packs_at_once(len(next(iter(batch.values()))))
+            with packs_from(jax.lax.axis_index(AXIS) * micro, self.replicas.num * micro):
+                gradients, sums, other = self._accumulate(
+                    trainable, other, batch, self.objective.denominators(counts), training
+                )
+            return *jax.lax.psum((gradients, sums), AXIS), other
+
+        return self._on_each_device(part)(list(trainable), list(other), batch)
+
+    def _on_each_device(self, function):
+        """A function of weights, seeds and packs that each device computes for its own packs."""
+        return jax.shard_map(
+            function,
+            mesh=self.replicas.mesh,
+            in_specs=(SAME, SAME, SPLIT),
+            out_specs=SAME,
+            check_vma=False,  # that seeds move on alike cannot be seen from the program
+        )
+
+    def _accumulate(self, trainable, other, batch, denominators, training):
         """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
 
         A batch of B = 4 packs with M = 2 runs as `[[p0 p1], [p2 p3]]`; each part's loss is divided by the
         whole step's denominators, so the parts add up to the gradient of all four at once. The seeds go from
         part to part, so that each drops other units.
         """
-        denominators = self.objective.denominators(batch)
         size = next(iter(batch.values())).shape[0]
-        micro = self._micro_batch_size or size
+        micro = self._packs_at_once(size)
         if micro == size:
             return self._micro_batch(trainable, other, batch, denominators, training)
         parts = {
@@ -150,7 +213,9 @@ class JaxEngine:
 
         zeros = [jnp.zeros_like(values) for values in trainable]
         no_sums = {name: jnp.zeros(()) for name in self.objective.sum_names}
-        num_used = _num_used(parts["sequence_ids"]) if self.objective.skips_empty else size // micro
+        # On several devices the seeds must move on by as much everywhere
+        skips = self.objective.skips_empty and self.replicas is None
+        num_used = _num_used(parts["sequence_ids"]) if skips else size // micro
         return jax.lax.fori_loop(0, num_used, add_part, (zeros, no_sums, list(other)))
 
     def _micro_batch(self, trainable, other, batch, denominators, training):

@@ -1,90 +1,139 @@
 """One training step as one XLA program on TensorFlow: forward, loss, accumulation, LAMB.
 
+On several devices the program of each ends with its gradients. `tf.distribute` adds these up, and the update,
+which no compiled program may hold there, follows.
+
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
 
+import contextlib
+
 import tensorflow as tf
 
+from bert_packed.models.dropout import packs_from
+from bert_packed.models.rematerialisation import find_dropouts
+from bert_packed.training.engines.engine import Engine, clip
 from bert_packed.training.engines.memory import out_of_memory_names
-from bert_packed.training.engines.variables import named_training_state, named_weights
+
+SUM = tf.distribute.ReduceOp.SUM
 
 
-class TensorFlowEngine:
-    """Compiled train and evaluation steps of a Keras model on one device.
+class TensorFlowEngine(Engine):
+    """See `Engine`."""
 
-    Args:
-        model: `modeling.PackedModel`, or a Keras model called as one is.
-        objective: `objectives.Objective`: what is learnt.
-        optimizer: Keras optimizer; None for evaluation only.
-        micro_batch_size: M, packs computed at once; None for the whole batch.
-    """
-
-    def __init__(self, model, objective, optimizer=None, micro_batch_size=None):
-        self.model = model
-        self.objective = objective
-        self.optimizer = optimizer
-        self._micro_batch_size = micro_batch_size
-        if optimizer is not None:
-            optimizer.build(model.trainable_variables)
-        self.compiled_train_step = tf.function(self._train_step, jit_compile=True, reduce_retracing=False)
-        self.compiled_eval_step = tf.function(self._eval_step, jit_compile=True, reduce_retracing=False)
+    def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
+        super().__init__(model, objective, optimizer, micro_batch_size, replicas)
+        options = {"jit_compile": True, "reduce_retracing": False}
+        if replicas is None:
+            self.compiled_train_step = tf.function(self._train_step, **options)
+            self.compiled_eval_step = tf.function(self._eval_step, **options)
+            return
+        self._dropouts = find_dropouts(model)
+        self._compiled_part = tf.function(self._accumulate, **options)
+        self._compiled_eval_part = tf.function(self._eval_step, **options)
+        self.compiled_train_step = tf.function(self._shared_train_step, reduce_retracing=False)
+        self.compiled_eval_step = tf.function(self._shared_eval_step, reduce_retracing=False)
 
     @property
     def num_train_traces(self):
         """How often the training step was traced, and so compiled: 1 in a healthy run."""
         return self.compiled_train_step.experimental_get_tracing_count()
 
-    def train_step(self, batch):
+    def train_step(self, batch, wants_stop=False):
         """Take one optimizer step.
 
         Args:
-            batch: Dict of arrays `[B, ...]`; M must divide B.
+            batch: Dict of arrays `[B, ...]`, with several processes this one's share of them; M must divide
+                the whole.
+            wants_stop: Whether this process asks all to stop; only with replicas.
 
         Returns:
-            Dict of float32 scalars: the sums over the batch, before the update.
+            Dict of float32 scalars: the sums over the batch, before the update, and `engine.FIGURES`; with
+            replicas `num_stop_requests` too, the same everywhere.
 
         Raises:
             MemoryError: the device has too little memory for a micro-batch.
         """
         with out_of_memory_names("a training step", "micro_batch_size"):
-            return self.compiled_train_step(batch)
+            if self.replicas is None:
+                return self.compiled_train_step(batch)
+            return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
 
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
         with out_of_memory_names("evaluation", "eval_batch_size"):
-            return self.compiled_eval_step(batch)
+            return self.compiled_eval_step(batch if self.replicas is None else self._distribute(batch))
 
     def gradients(self, batch, training=True):
-        """Normalised gradients and sums of a batch, one per trainable variable; not compiled."""
-        return self._accumulate(batch, training)
-
-    def weights(self):
-        """The model's weights by path below the model: dict of Keras variables."""
-        return named_weights(self.model)
-
-    def training_state(self):
-        """What a resumed run needs besides weights, by path: optimizer and dropout seeds."""
-        return named_training_state(self.model, self.optimizer)
+        """Normalised gradients and sums of a batch, one per trainable variable; on one device, not compiled."""
+        denominators = self.objective.denominators(self.objective.counts(batch))
+        return self._accumulate(batch, denominators, training)
 
     def _train_step(self, batch):
-        gradients, sums = self._accumulate(batch, training=True)
+        gradients, sums = self.gradients(batch)
+        gradients, figures = clip(gradients, sums, self.max_grad_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
-        return sums
+        return {**sums, **figures}
 
     def _eval_step(self, batch):
         return self.objective.sums(self.model(batch, training=False), batch)
 
-    def _accumulate(self, batch, training):
+    def _distribute(self, batch):
+        """The packs of this process as values that `tf.distribute` hands to each replica."""
+        by_replica = self._by_replica(batch)
+
+        def part(context):
+            number = context.replica_id_in_sync_group % self.replicas.num_local
+            return {name: tf.constant(values[number]) for name, values in by_replica.items()}
+
+        return self.replicas.strategy.experimental_distribute_values_from_function(part)
+
+    def _shared_train_step(self, batch, wants_stop):
+        strategy = self.replicas.strategy
+        sums = strategy.run(self._replica_step, args=(batch, wants_stop))
+        size = next(iter(strategy.experimental_local_results(next(iter(batch.values()))))).shape[0]
+        num_rounds = size // self._packs_at_once(size)
+        for layer in self._dropouts:
+            seed = layer.seed_generator.state
+            seed.assign(seed.value + tf.constant([0, num_rounds], seed.value.dtype))
+        return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
+
+    def _replica_step(self, batch, wants_stop):
+        context = tf.distribute.get_replica_context()
+        denominators = self.objective.denominators(context.all_reduce(SUM, self.objective.counts(batch)))
+        number = context.replica_id_in_sync_group
+        gradients, sums = self._compiled_part(batch, denominators, True, number)
+        # Of a process one replica asks
+        asks = wants_stop * tf.cast(number % self.replicas.num_local == 0, tf.float32)
+        gradients, sums, num_asked = context.all_reduce(SUM, (gradients, sums, asks))
+        gradients, figures = clip(gradients, sums, self.max_grad_norm)
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        return {**sums, **figures, "num_stop_requests": num_asked}
+
+    def _shared_eval_step(self, batch):
+        def step(batch):
+            sums = self._compiled_eval_part(batch)
+            return tf.distribute.get_replica_context().all_reduce(SUM, sums)
+
+        strategy = self.replicas.strategy
+        sums = strategy.run(step, args=(batch,))
+        return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
+
+    def _accumulate(self, batch, denominators, training, replica=None):
         """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
 
         A batch of B = 4 packs with M = 2 runs as `[[p0 p1], [p2 p3]]`; each part's loss is divided by the
         whole step's denominators, so the parts add up to the gradient of all four at once.
+
+        Args:
+            batch, training: As of `gradients`.
+            denominators: Of the whole step, on all replicas.
+            replica: Number of the replica whose packs these are, int32 scalar; None for one device.
         """
-        denominators = self.objective.denominators(batch)
         size = next(iter(batch.values())).shape[0]
-        micro = self._micro_batch_size or size
+        micro = self._packs_at_once(size)
         if micro == size:
-            return self._micro_batch(batch, denominators, training)
+            return self._micro_batch(batch, denominators, training, replica, 0)
         parts = {
             name: tf.reshape(values, (size // micro, micro, *values.shape[1:]))
             for name, values in batch.items()
@@ -92,26 +141,46 @@ class TensorFlowEngine:
 
         def add_part(index, gradients, sums):
             part = {name: values[index] for name, values in parts.items()}
-            new_gradients, new_sums = self._micro_batch(part, denominators, training)
+            new_gradients, new_sums = self._micro_batch(part, denominators, training, replica, index)
             gradients = [total + new for total, new in zip(gradients, new_gradients, strict=True)]
             return index + 1, gradients, {name: sums[name] + new_sums[name] for name in sums}
 
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
         no_sums = dict.fromkeys(self.objective.sum_names, tf.zeros(()))
         num_parts = size // micro
-        num_used = _num_used(parts["sequence_ids"]) if self.objective.skips_empty else num_parts
+        skips = self.objective.skips_empty and replica is None  # seeds must move on by as much everywhere
+        num_used = _num_used(parts["sequence_ids"]) if skips else num_parts
         _, gradients, sums = tf.while_loop(
             lambda index, *_: index < num_used, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
         )
         return gradients, sums
 
-    def _micro_batch(self, batch, denominators, training):
-        with tf.GradientTape() as tape:
+    def _micro_batch(self, batch, denominators, training, replica, index):
+        with self._dropout_of(replica, index, next(iter(batch.values())).shape[0]), tf.GradientTape() as tape:
             sums = self.objective.sums(self.model(batch, training=training), batch)
             loss = self.objective.loss(sums, denominators)
-        gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
+            gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
         # Embedding look-ups give sparse gradients, which a loop cannot carry
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
+
+    @contextlib.contextmanager
+    def _dropout_of(self, replica, index, num_packs):
+        """Let a replica drop, in the micro-batch of an index, what one device would drop of these packs.
+
+        Its layers' own seeds cannot move on here: `tf.distribute` lets no replica write what all share.
+        """
+        if replica is None:
+            yield
+            return
+        for layer in self._dropouts:
+            state = layer.seed_generator.state.value
+            layer.given_seed = state + tf.cast(tf.stack([0, index]), state.dtype)
+        try:
+            with packs_from(replica * num_packs, self.replicas.num * num_packs):
+                yield
+        finally:
+            for layer in self._dropouts:
+                layer.given_seed = None
 
 
 def _num_used(sequence_ids_AMS):

@@ -1,0 +1,4 @@
+"""Which devices and processes share a step.
+
+Read `replicas.py`.
+"""

@@ -1,0 +1,121 @@
+"""Which devices share a step, each with a copy of the model and a part of the packs.
+
+Of a step's micro-batches of M packs each of R replicas computes M / R:
+
+    packs of the step   0 1 2 3 | 4 5 6 7      M = 4, two micro-batches
+    replica 0           0 1     | 4 5          R = 2
+    replica 1               2 3 |     6 7
+
+Data parallel alone; the backends' own means carry it: `tf.distribute` and `jax.sharding`.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+from data_gen.cli.settings import InputError
+
+DISTRIBUTIONS = ("none", "mirrored", "multi_worker", "tpu")
+AXIS = "data"  # of JAX's mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+    """Devices that take a step together.
+
+    Attributes:
+        num: R, of all processes.
+        num_local: Of this process.
+        strategy: `tf.distribute.Strategy`, or None under JAX.
+        mesh: `jax.sharding.Mesh` with the one axis `AXIS`, or None under TensorFlow.
+    """
+
+    num: int
+    num_local: int
+    strategy: Any = None
+    mesh: Any = None
+
+    def scope(self):
+        """Where model and optimizer must be made: a context manager."""
+        return self.strategy.scope() if self.strategy else contextlib.nullcontext()
+
+    def by_replica(self, values, micro_batch_size):
+        """Put the packs of this process in the order of its replicas.
+
+        Args:
+            values: NumPy array `[packs of this process, ...]`, in the order of the step.
+            micro_batch_size: How many of them are computed at once by the process.
+
+        Returns:
+            Array `[num_local, packs of a replica, ...]`; of 4 replicas that share 2 micro-batches of 4:
+
+                [0 1 2 3 4 5 6 7]  ->  [[0 4] [1 5] [2 6] [3 7]]
+        """
+        parts = np.reshape(values, (-1, self.num_local, micro_batch_size // self.num_local, *values.shape[1:]))
+        return np.swapaxes(parts, 0, 1).reshape(self.num_local, -1, *values.shape[1:])
+
+
+def make_replicas(distribution):
+    """The devices that a run's steps are shared by.
+
+    Args:
+        distribution: "none" for one device; "mirrored" for all of this process; "multi_worker" for all of all
+            processes of a cluster, which has been started; "tpu" for all cores of a TPU.
+
+    Returns:
+        `Replicas`, or None for one device.
+
+    Raises:
+        InputError: there is no TPU.
+    """
+    if distribution == "none":
+        return None
+    if keras.backend.backend() == "jax":
+        return _jax_replicas(distribution)
+    return _tensorflow_replicas(distribution)
+
+
+def check_shares(replicas, **sizes):
+    """Raise `InputError` where a number of packs cannot be shared equally; sizes by the name of their flag."""
+    for name, size in sizes.items():
+        if replicas and size % replicas.num:
+            raise InputError(
+                f"`{name}` must be divisible by the number of devices. Received: {size} packs, "
+                f"{replicas.num} devices."
+            )
+
+
+def _jax_replicas(distribution):
+    import jax
+
+    if distribution == "tpu" and jax.default_backend() != "tpu":
+        raise InputError(
+            f"`distribution` must not be tpu without a TPU. Received: devices of {jax.default_backend()}."
+        )
+    devices = jax.local_devices() if distribution == "mirrored" else jax.devices()
+    mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
+    return Replicas(len(devices), len(mesh.local_devices), mesh=mesh)
+
+
+def _tensorflow_replicas(distribution):
+    import tensorflow as tf
+
+    if distribution == "mirrored":
+        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        strategy = tf.distribute.MirroredStrategy([device.name for device in devices])
+    elif distribution == "multi_worker":
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    else:
+        try:
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
+        except (ValueError, tf.errors.OpError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"`distribution` must not be tpu without a TPU. Received: {reason}"
+            ) from error
+        strategy = tf.distribute.TPUStrategy(resolver)
+    num = strategy.num_replicas_in_sync
+    return Replicas(num, len(strategy.extended.worker_devices), strategy=strategy)

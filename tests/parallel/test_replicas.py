@@ -1,0 +1,221 @@
+"""Several devices take the steps of one: the same losses, norms, gradients and weights, with dropout too."""
+
+import contextlib
+import dataclasses
+import re
+
+import keras
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from tiny import CONFIG, to_floats
+
+from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
+from bert_packed.training import engines
+from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+from data_gen.cli.settings import InputError
+
+pytestmark = pytest.mark.both_backends
+NUM_DEVICES = 4
+NUM_STEPS = 6
+WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+MICRO_BATCH_SIZE = 4  # of eight packs a step
+CLIP = 0.5  # of lengths above 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def devices(uncompiled_file):
+    """The processor as four devices: this file's process has not computed anything yet."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+        assert jax.device_count() == NUM_DEVICES
+    else:
+        import tensorflow as tf
+
+        processor = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)]
+        tf.config.set_logical_device_configuration(processor, parts)
+
+
+def make_some(num):
+    """The first devices alone: the whole machine is `make_replicas`'s."""
+    if num == NUM_DEVICES:
+        return make_replicas("mirrored")
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return Replicas(num, num, mesh=jax.sharding.Mesh(np.array(jax.devices()[:num]), ("data",)))
+    import tensorflow as tf
+
+    return Replicas(num, num, strategy=tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num)]))
+
+
+def make_engine(num_devices, config=WITH_DROPOUT, clip=CLIP, rate=0.01):
+    replicas = make_some(num_devices) if num_devices > 1 else None
+    objective = pretraining_objective("per_sequence")
+    with replicas.scope() if replicas else contextlib.nullcontext():
+        model = objective.build_model(config, 1)
+        optimizer = Lamb(
+            rate, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY, global_clipnorm=clip
+        )
+        return engines.make_engine(model, objective, optimizer, MICRO_BATCH_SIZE, replicas)
+
+
+def batch_at(step):
+    """Eight packs of 4, 3, 1, 2, 2, 1, 3, 4 sequences: no two devices hold as many."""
+    packed, _ = packed_and_unpacked(step)
+    return {name: np.concatenate([values[:4], values[3::-1]]) for name, values in packed.items()}
+
+
+def values_of(variables):
+    return {name: np.array(variable.numpy()) for name, variable in variables.items()}
+
+
+@dataclasses.dataclass
+class Trained:
+    """An engine, the figures of its steps, its moments after the first, and weights and state after the last."""
+
+    engine: object
+    figures: list
+    moments: dict
+    weights: dict
+    state: dict
+    evaluated: dict
+
+
+@pytest.fixture(scope="module")
+def trained(devices):
+    done = {}
+
+    def train(num_devices):
+        if num_devices not in done:
+            engine = make_engine(num_devices)
+            figures = [to_floats(engine.train_step(batch_at(0)))]
+            moments = values_of(engine.training_state())
+            figures += [to_floats(engine.train_step(batch_at(step))) for step in range(1, NUM_STEPS)]
+            weights, state = values_of(engine.weights()), values_of(engine.training_state())
+            evaluated = to_floats(engine.eval_step(batch_at(7)))
+            done[num_devices] = Trained(engine, figures, moments, weights, state, evaluated)
+        return done[num_devices]
+
+    return train
+
+
+several = pytest.mark.parametrize("num_devices", [2, 4])
+
+
+@several
+def test_losses_and_norms_are_those_of_one_device(trained, num_devices):
+    one, many = trained(1), trained(num_devices)
+    for want, found in zip(one.figures, many.figures, strict=True):
+        assert want["gradient_norm"] > 4 * CLIP
+        assert found.pop("num_stop_requests") == 0
+        assert found == pytest.approx(want, rel=1e-5)
+    assert many.engine.num_train_traces == 1
+
+
+@several
+def test_gradients_are_those_of_one_device(trained, num_devices):
+    """The first step's moments are its clipped gradient, times 1 - beta."""
+    one, many = trained(1).moments, trained(num_devices).moments
+    assert one.keys() == many.keys()
+    names = [name for name in one if name.endswith(("momentum", "velocity"))]
+    largest = max(np.abs(one[name]).max() for name in names if name.endswith("momentum"))
+    whole = np.sqrt(sum(np.sum(one[name] ** 2) for name in names if name.endswith("momentum")))
+    assert whole == pytest.approx(0.1 * CLIP, rel=1e-5)  # the length of all, of which 1 - beta_1 is kept
+    for name in names:
+        np.testing.assert_allclose(many[name], one[name], atol=1e-6 * largest, err_msg=name)
+
+
+@several
+def test_weights_are_those_of_one_device_after_some_steps(trained, num_devices):
+    one, many = trained(1), trained(num_devices)
+    for name, values in one.weights.items():
+        # The gradient of a key's bias is 0: of its rounding LAMB makes whole steps
+        if not name.endswith("key/bias"):
+            np.testing.assert_allclose(many.weights[name], values, atol=1e-5, err_msg=name)
+    seeds = [name for name in one.state if name.startswith("dropout_seed/")]
+    assert len(seeds) == 7
+    for name in seeds:  # where a run goes on, on another number of devices too
+        np.testing.assert_array_equal(many.state[name], one.state[name])
+    assert many.evaluated == pytest.approx(one.evaluated, rel=1e-5)
+
+
+def test_dropout_is_in_the_comparison(trained):
+    with_dropout = trained(1).figures[0]["mlm_loss"]
+    without = to_floats(make_engine(1, CONFIG).train_step(batch_at(0)))["mlm_loss"]
+    assert abs(with_dropout - without) > 1e-2
+
+
+def spoiled(batch):
+    """A weight that is infinite makes the loss so."""
+    weights = batch["slot_weights"].copy()
+    weights[-1, 0] = np.inf
+    return {**batch, "slot_weights": weights}
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_step_that_is_not_finite_changes_nothing(num_devices):
+    engine = make_engine(num_devices)
+    engine.train_step(batch_at(0))
+    weights, state = values_of(engine.weights()), values_of(engine.training_state())
+    figures = to_floats(engine.train_step(spoiled(batch_at(1))))
+    assert figures["is_skipped"] == 1 and not np.isfinite(figures["nsp_loss"])
+    for name, values in values_of(engine.weights()).items():
+        np.testing.assert_array_equal(values, weights[name], err_msg=name)
+    for name, values in values_of(engine.training_state()).items():
+        if name.endswith(("momentum", "velocity")):
+            np.testing.assert_array_equal(values, state[name], err_msg=name)
+    figures = to_floats(engine.train_step(batch_at(2)))
+    assert figures["is_skipped"] == 0 and np.isfinite(figures["nsp_loss"])
+    assert any(np.any(values != weights[name]) for name, values in values_of(engine.weights()).items())
+    assert engine.num_train_traces == 1
+
+
+def test_one_that_asks_to_stop_is_heard():
+    engine = make_engine(2)
+    assert float(engine.train_step(batch_at(0), wants_stop=True)["num_stop_requests"]) == 1
+    assert float(engine.train_step(batch_at(0))["num_stop_requests"]) == 0
+
+
+def test_packs_of_a_process_by_replica():
+    replicas = Replicas(num=8, num_local=4)
+    found = replicas.by_replica(np.arange(8), micro_batch_size=4)
+    assert found.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert replicas.by_replica(np.arange(8), micro_batch_size=8).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_one_device_needs_no_replicas():
+    assert make_replicas("none") is None
+    check_shares(None, train_batch_size=3)
+
+
+def test_packs_are_shared_equally_or_refused():
+    replicas = Replicas(num=4, num_local=2)
+    check_shares(replicas, micro_batch_size=8)
+    with pytest.raises(InputError, match=r"`eval_batch_size` must be divisible.* Received: 6 packs, 4 devices"):
+        check_shares(replicas, micro_batch_size=8, eval_batch_size=6)
+
+
+def test_without_a_tpu_that_is_said():
+    with pytest.raises(InputError, match="`distribution` must not be tpu without a TPU"):
+        make_replicas("tpu")
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+def test_each_device_computes_its_part_and_adds_it_up_once():
+    flops = {}
+    for num_devices in (1, 4):
+        engine = make_engine(num_devices)
+        program = engine.compiled_train_step.lower(*engine.step_arguments(batch_at(0))).compile()
+        flops[num_devices] = program.cost_analysis()["flops"]
+    loop = re.findall(r"^(?:ENTRY )?%\S+ \(.*?\n}", program.as_text(), re.M | re.S)
+    assert any("ENTRY" in part for part in loop)
+    reducing = [part for part in loop if re.search(r" all-reduce(-start)?\(", part)]
+    assert len(reducing) == 1 and reducing[0].startswith("ENTRY")  # not in the loop over micro-batches
+    assert " all-gather" not in program.as_text()
+    # the update is the same on each; the rest is a quarter
+    assert flops[4] < 0.5 * flops[1]
