@@ -22,7 +22,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ.get("KERAS_BACKEND") != "jax":
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-    os.environ.setdefault("TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={os.environ['JAX_COMPILATION_CACHE_DIR']}")
+    os.environ.setdefault(
+        "TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={os.environ['JAX_COMPILATION_CACHE_DIR']}"
+    )
 
 # Workers that a test starts from here come from one fork server, which has imported TensorFlow once. Commands
 # in processes of their own, and those of `crash.py`, spawn theirs as for a user.

@@ -1,7 +1,7 @@
 """A pytest plugin: the tests of each file run in a process of their own, forked when all is imported.
 
-TensorFlow's runtime keeps some 80 MB of every program that it compiles for as long as the process lives; in one
-process the programs of all tests would take 6 GB. `--one-process` turns it off, for a debugger.
+TensorFlow's runtime keeps some 80 MB of every program that it compiles for as long as the process lives; in
+one process the programs of all tests would take 6 GB. `--one-process` turns it off, for a debugger.
 """
 
 import multiprocessing
@@ -69,7 +69,10 @@ class FileProcess:
             next_item = None if next_place is None else items[next_place]
             reports = runtestprotocol(items[place], nextitem=next_item, log=False)
             connection.send(
-                [config.hook.pytest_report_to_serializable(config=config, report=report) for report in reports]
+                [
+                    config.hook.pytest_report_to_serializable(config=config, report=report)
+                    for report in reports
+                ]
             )
 
     def _crash(self, item):
@@ -105,7 +108,7 @@ class FileProcesses:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--one-process", action="store_true", help="run all tests in this process, as under --pdb")
+    parser.addoption("--one-process", action="store_true", help="all tests in this process, as under --pdb")
 
 
 def pytest_configure(config):

@@ -34,7 +34,7 @@ class Dropout(keras.layers.Dropout):
         return self.seed_generator.next() if self.given_seed is None else self.given_seed
 
 
-# Of the packs that a layer sees among all that are computed at once: the first's number, and how many those are
+# The packs that a layer sees, among all that are computed at once: number of the first, and how many all are
 PLACE = contextvars.ContextVar("place", default=(0, None))
 
 
@@ -58,8 +58,8 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
 
     Unit i stays where `mix32(a * i + b) >= rate * 2**32`; an odd a and a b follow from the seed. For one seed
     these are distinct 32-bit numbers, mixed; another seed steps through them in another stride, so that masks
-    are not shifted copies of one another, as those of a counter without a stride would be. Rows past the first
-    2**32 units count from 0 again, with an a and b of their own. Of rows of 3 units, were words of 3 bits:
+    are not shifted copies of one another, as those of a counter without a stride would be. Rows past 2**32
+    units count from 0 again, with an a and b of their own. Of rows of 3 units, were words of 3 bits:
 
         row    0  1  2  3  4 ...
         units  0  3  0  3  0
@@ -84,7 +84,7 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
     rows = ops.cast(ops.arange(num_rows, dtype="int32"), "uint32")[:, None] + first_row
     num_packs = num_packs or shape[0]
     stride = mix32(seed[0] + mix32(seed[1]))
-    # As 4,096 packs of BERT-base have. Elsewhere the turn is 0, and to compute it would cost as much as the mask
+    # As in 4,096 packs of BERT-base. Elsewhere the turn is 0; to compute it would cost as much as the mask
     if not isinstance(num_packs, int) or num_packs * rows_per_pack * width > 2**32:
         rows_per_turn = _word(min(2**32 // width, 2**32 - 1))
         turns = ops.floor_divide(rows, rows_per_turn)

@@ -54,7 +54,9 @@ class Replicas:
 
                 [0 1 2 3 4 5 6 7]  ->  [[0 4] [1 5] [2 6] [3 7]]
         """
-        parts = np.reshape(values, (-1, self.num_local, micro_batch_size // self.num_local, *values.shape[1:]))
+        parts = np.reshape(
+            values, (-1, self.num_local, micro_batch_size // self.num_local, *values.shape[1:])
+        )
         return np.swapaxes(parts, 0, 1).reshape(self.num_local, -1, *values.shape[1:])
 
 
@@ -79,7 +81,7 @@ def make_replicas(distribution):
 
 
 def check_shares(replicas, **sizes):
-    """Raise `InputError` where a number of packs cannot be shared equally; sizes by the name of their flag."""
+    """Raise `InputError` where a number of packs cannot be shared equally; sizes by name of the flag."""
     for name, size in sizes.items():
         if replicas and size % replicas.num:
             raise InputError(
@@ -113,9 +115,7 @@ def _tensorflow_replicas(distribution):
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
         except (ValueError, tf.errors.OpError) as error:
             reason = " ".join(str(error).split())
-            raise InputError(
-                f"`distribution` must not be tpu without a TPU. Received: {reason}"
-            ) from error
+            raise InputError(f"`distribution` must not be tpu without a TPU. Received: {reason}") from error
         strategy = tf.distribute.TPUStrategy(resolver)
     num = strategy.num_replicas_in_sync
     return Replicas(num, len(strategy.extended.worker_devices), strategy=strategy)

@@ -11,7 +11,7 @@ from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.config import ablations, load_model_config, override_dropout
 from bert_packed.data.finetuning_batches import predict, train_batches
 from bert_packed.runs import run_directory
-from bert_packed.runs.run_summary import show_row
+from bert_packed.runs.run_summary import show_row, tell_skipped
 from bert_packed.runs.vocabulary import VOCAB_FILE
 from bert_packed.training import loop, metrics_log
 from bert_packed.training.engines import make_engine
@@ -37,6 +37,7 @@ class LoopSteps:
     num_train_steps: int
     log_steps: int
     save_checkpoints_steps: int
+    max_skipped_steps: int
     eval_steps: int = 0
 
 
@@ -91,7 +92,10 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         InputError: another run is in the directory, or the checkpoint to start from does not fit.
     """
     steps = LoopSteps(
-        config.num_train_steps(len(data.sequences)), config.log_steps, config.save_checkpoints_steps
+        config.num_train_steps(len(data.sequences)),
+        config.log_steps,
+        config.save_checkpoints_steps,
+        config.max_skipped_steps,
     )
     tell(f"plan       {steps.num_train_steps:,} steps of {config.train_batch_size} sequences")
     updates = plan_updates(
@@ -134,6 +138,7 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
+        tell_skipped=tell_skipped,
     )
     with run_directory.naming_last_checkpoint(folder):
         stopped_by = loop.train(engine, steps, hooks, first_step, state)

@@ -72,6 +72,13 @@ class FinetuneConfig:
     random_seed: int = setting(
         12345, "seed of the head, dropout and data order", minimum=0, maximum=2**31 - 1
     )
+    max_skipped_steps: int = setting(
+        10,
+        "the run ends with so many steps in a row whose loss or gradient is not finite; each of them leaves "
+        "the weights as they were",
+        minimum=1,
+        changeable=True,
+    )
     log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1)
     save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1, changeable=True)
     keep_checkpoint_max: int = setting(

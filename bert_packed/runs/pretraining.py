@@ -8,6 +8,7 @@ from bert_packed.data import input_pipeline
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
+from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.training import loop, metrics_log
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
@@ -81,6 +82,7 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
+        tell_skipped=tell_skipped,
     )
 
 

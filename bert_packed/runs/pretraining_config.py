@@ -48,6 +48,13 @@ class TrainConfig:
     beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
     epsilon: float = setting(1e-6, "LAMB's epsilon", minimum=LEAST_EPSILON)
     max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
+    max_skipped_steps: int = setting(
+        10,
+        "the run ends with so many steps in a row whose loss or gradient is not finite; each of them leaves "
+        "the weights as they were",
+        minimum=1,
+        changeable=True,
+    )
     mlm_loss: str = setting(
         "per_sequence",
         "weight of a prediction: every sequence alike, or every token alike (google-research/bert)",

@@ -50,6 +50,11 @@ def describe_cost(config, model_config, data):
     return "\n".join(lines)
 
 
+def tell_skipped(step, why):
+    """Say that a step was left out, and why: a line on stderr."""
+    print(f"step {step} is left out, the weights stay: {why}", file=sys.stderr, flush=True)
+
+
 def describe_row(row):
     """A row of the training log as one line."""
     figures = {name: value for name, value in row.items() if name != "step" and value is not None}
@@ -66,7 +71,8 @@ def last_figures(folder, names):
     """The last rows of a run's logs, for a table: list of dicts `data`, `step` and the figures of names."""
     rows = []
     for data, log in (("train", "metrics.csv"), ("eval", "eval_metrics.csv")):
-        logged = read_rows(folder / log)
+        # A row of steps that were all left out has no figures
+        logged = [row for row in read_rows(folder / log) if row["loss"]]
         if logged:
             figures = {name: float(logged[-1][name]) for name in names}
             rows.append({"data": data, "step": int(logged[-1]["step"]), **figures})

@@ -41,6 +41,47 @@ def check_sums(sums, where, weights_step=None):
         raise NotFiniteError(f"the loss must stay finite. Received: {received} {where}.", weights_step)
 
 
+class SkippedSteps:
+    """Counts steps that the engine left out because their loss or gradient was not finite.
+
+    Args:
+        most: The run ends with so many in a row.
+
+    Attributes:
+        num_in_row: Steps left out since the last that counted.
+    """
+
+    def __init__(self, most):
+        self._most = most
+        self.num_in_row = 0
+
+    def note(self, step, sums):
+        """Whether a step was left out: its not finite figures as text, or "".
+
+        Args:
+            step: Its number, from 1.
+            sums: Dict of floats, as the engine returned them.
+
+        Raises:
+            NotFiniteError: it is the last of too many in a row.
+        """
+        bad = {name: value for name, value in sums.items() if not math.isfinite(value)}
+        if not bad:
+            self.num_in_row = 0
+            return ""
+        self.num_in_row += 1
+        received = ", ".join(f"{name} {value}" for name, value in bad.items())
+        if self.num_in_row < self._most:
+            return received
+        where = f"at step {step}"
+        if self.num_in_row > 1:
+            where += f", as at the {self.num_in_row - 1} before it (`max_skipped_steps`={self._most})"
+        # The weights are those that the first of them met
+        raise NotFiniteError(
+            f"loss and gradient must stay finite. Received: {received} {where}.", step - self.num_in_row
+        )
+
+
 def check_arrays(arrays, where):
     """Check tensors, of weights or of the optimizer.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from tqdm import tqdm
 
 from bert_packed.objectives.metrics import add_sums
-from bert_packed.training.finite import NotFiniteError, check_sums
+from bert_packed.training.finite import NotFiniteError, SkippedSteps, check_sums
 from bert_packed.training.stop_request import StopRequest
 
 
@@ -26,6 +26,7 @@ class Hooks:
         prune: Once the weights saved last have given finite sums: older checkpoints may go.
         learning_rate: From a step's index, from 0, to its rate.
         means: From sums over steps to the figures of a row.
+        tell_skipped: With a step that was left out and what of its figures was not finite, as text.
     """
 
     batches: Callable[[int], Iterable]
@@ -35,6 +36,7 @@ class Hooks:
     prune: Callable[[], None]
     learning_rate: Callable[[int], float]
     means: Callable[[dict], dict]
+    tell_skipped: Callable[[int, str], None]
 
 
 @dataclasses.dataclass
@@ -43,10 +45,12 @@ class LogInterval:
 
     Attributes:
         sums: Sums of the interval's steps; saved with a checkpoint, so that the next row is the same.
+        num_skipped: Steps left out, whose sums are not among these; saved too.
         seconds, num_sequences, num_tokens: Of the steps that this process timed.
     """
 
     sums: dict
+    num_skipped: int = 0
     seconds: float = 0.0
     num_sequences: float = 0.0
     num_tokens: float = 0.0
@@ -62,9 +66,11 @@ class LogInterval:
     def row(self, step, means, learning_rate):
         """The row of the log that ends the interval at `step`."""
         timed = self.seconds > 0
+        figures = means(self.sums) if self.sums else {}  # none where every step was left out
         return {
             "step": step,
-            **means(self.sums),
+            **figures,
+            "skipped_steps": self.num_skipped,
             "learning_rate": learning_rate,
             "sequences_per_second": self.num_sequences / self.seconds if timed else None,
             "tokens_per_second": self.num_tokens / self.seconds if timed else None,
@@ -92,10 +98,11 @@ def train(engine, config, hooks, first_step=0, state=None):
         The signal that stopped the run after a save, or None when it is complete.
 
     Raises:
-        NotFiniteError: a step's sums are no longer finite numbers, or what it would save is not.
+        NotFiniteError: too many steps in a row are not finite, or what would be saved is not.
     """
     state = state or {"interval": {}, "evaluation_due": False}
-    interval = LogInterval(dict(state["interval"]))
+    interval = LogInterval(dict(state["interval"]), state.get("num_skipped", 0))
+    skipped = SkippedSteps(config.max_skipped_steps)
     is_first = is_unproven = True
     stop = StopRequest()
     with stop.watching(), _progress_bar(config, first_step) as bar:
@@ -105,10 +112,14 @@ def train(engine, config, hooks, first_step=0, state=None):
         for step in range(first_step + 1, config.num_train_steps + 1):
             start = time.perf_counter()
             sums = {name: float(value) for name, value in engine.train_step(next(batches)).items()}
-            interval.add(sums, None if is_first else time.perf_counter() - start)
+            why = skipped.note(step, sums)
+            if why:
+                hooks.tell_skipped(step, why)
+                interval.num_skipped += 1
+            else:
+                interval.add(sums, None if is_first else time.perf_counter() - start)
             is_first = False
-            check_sums(sums, f"at step {step}", step - 1)
-            if is_unproven:
+            if is_unproven and not why:
                 hooks.prune()
                 is_unproven = False
             bar.update()
@@ -120,7 +131,8 @@ def train(engine, config, hooks, first_step=0, state=None):
                 interval = LogInterval({})
             due = bool(hooks.evaluate) and (is_last or _is_every(step, config.eval_steps))
             if is_last or stop.signal or _is_every(step, config.save_checkpoints_steps):
-                hooks.save(step, {"interval": interval.sums, "evaluation_due": due})
+                kept = {"interval": interval.sums, "num_skipped": interval.num_skipped}
+                hooks.save(step, {**kept, "evaluation_due": due})
                 is_unproven = True
             if stop.signal and not is_last:
                 return stop.signal
@@ -177,4 +189,6 @@ def _short(row):
         for name, value in row.items()
         if name.endswith("accuracy") and "token" not in name
     )
-    return f"loss {row['loss']:.3f}{accuracies}{rates}"
+    skipped = f" skipped {row['skipped_steps']}" if row["skipped_steps"] else ""
+    loss = f"loss {row['loss']:.3f}" if "loss" in row else "no loss"
+    return f"{loss}{accuracies}{rates}{skipped}"

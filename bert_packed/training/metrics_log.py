@@ -9,7 +9,7 @@ from tensorboard.summary import Writer
 
 from data_gen.cli.settings import InputError
 
-SPEED = ("learning_rate", "sequences_per_second", "tokens_per_second")
+SPEED = ("skipped_steps", "learning_rate", "sequences_per_second", "tokens_per_second")
 
 
 def train_columns(objective):
@@ -49,7 +49,7 @@ class MetricsLog:
         self._writer.flush()
 
     def write(self, row):
-        """Append one row, a dict with every column; None leaves a field empty."""
+        """Append one row, a dict by column; a field that is None or missing stays empty."""
         with self._path.open("a", newline="") as file:
             file.write(self._format([row]))
         self._add_events(row)
@@ -57,7 +57,7 @@ class MetricsLog:
 
     def _add_events(self, row):
         for name in self._columns[1:]:
-            if row[name] not in (None, ""):
+            if row.get(name) not in (None, ""):
                 self._writer.add_scalar(name, float(row[name]), int(row["step"]))
 
     def _format(self, rows):

@@ -25,7 +25,7 @@ CLIP = 0.5  # of lengths above 2
 
 
 @pytest.fixture(scope="module", autouse=True)
-def devices(uncompiled_file):
+def devices():
     """The processor as four devices: this file's process has not computed anything yet."""
     if keras.backend.backend() == "jax":
         import jax
@@ -76,7 +76,7 @@ def values_of(variables):
 
 @dataclasses.dataclass
 class Trained:
-    """An engine, the figures of its steps, its moments after the first, and weights and state after the last."""
+    """An engine, figures of its steps, moments after the first, weights and state after the last."""
 
     engine: object
     figures: list
@@ -104,7 +104,9 @@ def trained(devices):
     return train
 
 
-several = pytest.mark.parametrize("num_devices", [2, 4])
+# TensorFlow compiles a program for each device
+dear = [pytest.mark.slow] if keras.backend.backend() == "tensorflow" else []
+several = pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=dear)])
 
 
 @several
@@ -146,7 +148,7 @@ def test_weights_are_those_of_one_device_after_some_steps(trained, num_devices):
 
 def test_dropout_is_in_the_comparison(trained):
     with_dropout = trained(1).figures[0]["mlm_loss"]
-    without = to_floats(make_engine(1, CONFIG).train_step(batch_at(0)))["mlm_loss"]
+    without = to_floats(make_engine(1, CONFIG).gradients(batch_at(0))[1])["mlm_loss"]
     assert abs(with_dropout - without) > 1e-2
 
 
@@ -158,9 +160,8 @@ def spoiled(batch):
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_a_step_that_is_not_finite_changes_nothing(num_devices):
-    engine = make_engine(num_devices)
-    engine.train_step(batch_at(0))
+def test_a_step_that_is_not_finite_changes_nothing(trained, num_devices):
+    engine = trained(num_devices).engine
     weights, state = values_of(engine.weights()), values_of(engine.training_state())
     figures = to_floats(engine.train_step(spoiled(batch_at(1))))
     assert figures["is_skipped"] == 1 and not np.isfinite(figures["nsp_loss"])
@@ -175,8 +176,8 @@ def test_a_step_that_is_not_finite_changes_nothing(num_devices):
     assert engine.num_train_traces == 1
 
 
-def test_one_that_asks_to_stop_is_heard():
-    engine = make_engine(2)
+def test_one_that_asks_to_stop_is_heard(trained):
+    engine = trained(2).engine
     assert float(engine.train_step(batch_at(0), wants_stop=True)["num_stop_requests"]) == 1
     assert float(engine.train_step(batch_at(0))["num_stop_requests"]) == 0
 
@@ -196,7 +197,9 @@ def test_one_device_needs_no_replicas():
 def test_packs_are_shared_equally_or_refused():
     replicas = Replicas(num=4, num_local=2)
     check_shares(replicas, micro_batch_size=8)
-    with pytest.raises(InputError, match=r"`eval_batch_size` must be divisible.* Received: 6 packs, 4 devices"):
+    with pytest.raises(
+        InputError, match=r"`eval_batch_size` must be divisible.* Received: 6 packs, 4 devices"
+    ):
         check_shares(replicas, micro_batch_size=8, eval_batch_size=6)
 
 

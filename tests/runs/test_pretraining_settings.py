@@ -55,6 +55,7 @@ CHANGED = {
     "hidden_dropout_prob": 0.2,
     "attention_probs_dropout_prob": 0.3,
     "shuffle_buffer_size": 1,
+    "max_skipped_steps": 7,
     "log_steps": 3,
     "eval_steps": 5,
     "max_eval_steps": 1,
@@ -245,7 +246,12 @@ CASES = {
     },
     **{
         name: Case(lambda seen, _, name=name: getattr(seen.steps, name), CHANGED[name])
-        for name in ("log_steps", "eval_steps", "save_checkpoints_steps")  # what `loop.train` reads
+        for name in (
+            "log_steps",
+            "eval_steps",
+            "save_checkpoints_steps",
+            "max_skipped_steps",
+        )  # what `loop.train` reads
     },
     # under the packing correction
     "beta_1": Case(lambda seen, _: seen.engine.optimizer.beta_1, pytest.approx(0.8**FACTOR)),

@@ -20,12 +20,13 @@ class Steps:
     log_steps: int = 3
     save_checkpoints_steps: int = 4
     eval_steps: int = 2
+    max_skipped_steps: int = 3
 
 
 class Recorder:
     """Engine and hooks in one: the sums of a step tell which batch it was; everything called is noted."""
 
-    def __init__(self, fails_at=None, signal_at=None, fails_evaluation=None):
+    def __init__(self, fails_at=(), signal_at=None, fails_evaluation=None):
         self.calls = []
         self.saved = {}
         self.kept = []  # steps of checkpoints; one is kept where older ones may go
@@ -36,7 +37,7 @@ class Recorder:
         self.calls.append(("train", batch))
         if batch == self._signal_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        loss = math.nan if batch == self._fails_at else float(batch)
+        loss = math.nan if batch in self._fails_at else float(batch)
         return {"a_loss": loss, "num_sequences": 2.0, "num_tokens": 20.0}
 
     def batches(self, first_step):
@@ -65,6 +66,7 @@ class Recorder:
             prune=self.prune,
             learning_rate=lambda step: step / 10,
             means=lambda sums: {"loss": sums["a_loss"] / sums["num_sequences"]},
+            tell_skipped=lambda step, why: self.calls.append(("skip", f"{step}: {why}")),
         )
 
     def names(self):
@@ -101,9 +103,9 @@ def test_what_happens_in_which_order(whole):
 def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
     # (1 + 2 + 3) / 6, (4 + 5 + 6) / 6, 7 / 2; the rate of a step is that of its index from 0
     assert without_times(whole.rows()) == [
-        {"step": 3, "loss": 1.0, "learning_rate": 0.2},
-        {"step": 6, "loss": 2.5, "learning_rate": 0.5},
-        {"step": 7, "loss": 3.5, "learning_rate": 0.6},
+        {"step": 3, "loss": 1.0, "skipped_steps": 0, "learning_rate": 0.2},
+        {"step": 6, "loss": 2.5, "skipped_steps": 0, "learning_rate": 0.5},
+        {"step": 7, "loss": 3.5, "skipped_steps": 0, "learning_rate": 0.6},
     ]
 
 
@@ -135,8 +137,12 @@ def test_a_resumed_run_goes_on_as_the_whole_one(whole, first_step):
 def test_the_state_that_is_saved(whole):
     assert whole.saved == {
         # step 4 alone is in no row yet
-        4: {"interval": {"a_loss": 4.0, "num_sequences": 2.0, "num_tokens": 20.0}, "evaluation_due": True},
-        7: {"interval": {}, "evaluation_due": True},
+        4: {
+            "interval": {"a_loss": 4.0, "num_sequences": 2.0, "num_tokens": 20.0},
+            "num_skipped": 0,
+            "evaluation_due": True,
+        },
+        7: {"interval": {}, "num_skipped": 0, "evaluation_due": True},
     }
 
 
@@ -169,11 +175,52 @@ def test_a_signal_where_an_evaluation_is_due_leaves_it_due():
 
 
 @pytest.mark.parametrize("step", [2, 3, 4])
-def test_a_step_that_is_no_number_is_neither_logged_nor_saved(step):
-    recorder = Recorder(fails_at=step)
+def test_a_step_that_is_no_number_is_neither_logged_nor_saved_where_none_may_be_left_out(step):
+    recorder = Recorder(fails_at=[step])
     with pytest.raises(InputError, match=f"Received: a_loss nan at step {step}"):
-        train(recorder)
+        train(recorder, max_skipped_steps=1)
     assert recorder.names()[-1] == f"train {step}"
+
+
+def test_steps_left_out_are_told_and_in_no_mean():
+    recorder = Recorder(fails_at=[2, 4, 5, 7])
+    assert train(recorder) is None
+    assert [value for name, value in recorder.calls if name == "skip"] == [
+        f"{step}: a_loss nan" for step in (2, 4, 5, 7)
+    ]
+    rows = [(row["step"], row["skipped_steps"], row.get("loss")) for row in recorder.rows()]
+    # The sums of a step are its number of two sequences
+    assert rows == [(3, 1, (1 + 3) / 4), (6, 2, 6 / 2), (7, 1, None)]
+
+
+def test_too_many_in_a_row_end_the_run_and_name_the_weights_that_the_first_met():
+    recorder = Recorder(fails_at=[2, 3, 5, 6, 7])
+    with pytest.raises(
+        NotFiniteError, match=r"at step 7, as at the 2 before it \(`max_skipped_steps`=3\)"
+    ) as raised:
+        train(recorder, num_train_steps=9)
+    assert raised.value.weights_step == 4
+    assert recorder.names()[-1] == "train 7" and recorder.kept == [4]
+
+
+def test_a_run_that_goes_on_keeps_the_number_of_steps_left_out():
+    whole = Recorder(fails_at=[4])
+    train(whole)
+    assert whole.saved[4]["num_skipped"] == 1
+    resumed = Recorder()
+    train(resumed, 4, whole.saved[4])
+    assert [row["skipped_steps"] for row in resumed.rows()] == [1, 0]
+    assert resumed.rows()[0]["loss"] == whole.rows()[1]["loss"]
+
+
+def test_a_checkpoint_saved_while_steps_are_left_out_is_not_proven():
+    run = Recorder(fails_at=[9, 10])
+    loop.train(run, Steps(num_train_steps=10), run.hooks())
+    assert run.saved.keys() == {4, 8, 10}
+    run = Recorder(fails_at=[5])
+    with pytest.raises(NotFiniteError):
+        train(run, max_skipped_steps=1)
+    assert run.kept == [4]
 
 
 class Evaluated:
@@ -202,13 +249,17 @@ def test_a_checkpoint_stays_until_the_next_has_given_finite_sums():
     """Weights that are finite and useless are saved; what was good before them is there, and is named."""
     steps = Steps(num_train_steps=11)
     for fault, weights_step, kept in (
-        ({"fails_at": 9}, 8, [4, 8]),
+        ({"fails_at": [9, 10, 11]}, 8, [4, 8]),
         ({"fails_evaluation": 8}, 8, [4, 8]),
-        ({"fails_at": 10}, 9, [8]),
+        ({"fails_at": [10]}, 9, [8]),
     ):
         run = Recorder(**fault)
         with pytest.raises(NotFiniteError) as raised:
-            loop.train(run, steps, run.hooks())
+            loop.train(
+                run,
+                dataclasses.replace(steps, max_skipped_steps=len(fault.get("fails_at", "1"))),
+                run.hooks(),
+            )
         assert (raised.value.weights_step, run.kept) == (weights_step, kept)
     run = Recorder()
     loop.train(run, steps, run.hooks())

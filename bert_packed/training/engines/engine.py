@@ -1,4 +1,4 @@
-"""What the engines of both backends are made of, and what a step does with its gradients before the update."""
+"""What the engines of both backends share, and what a step does with its gradients before the update."""
 
 from keras import ops
 

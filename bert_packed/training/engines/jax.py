@@ -1,8 +1,8 @@
 """One training step as one XLA program on JAX: forward, loss, accumulation, LAMB.
 
 Between steps the values live in the Keras variables, as under TensorFlow; the program takes them as its first
-argument and writes the new ones over the old. On several devices each computes the gradients of its packs, and
-the program adds them up once, when all micro-batches are done.
+argument and writes the new ones over the old. On several devices each computes the gradients of its packs,
+and the program adds them up once, when all micro-batches are done.
 
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """

@@ -23,16 +23,18 @@ class TensorFlowEngine(Engine):
 
     def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
         super().__init__(model, objective, optimizer, micro_batch_size, replicas)
-        options = {"jit_compile": True, "reduce_retracing": False}
+        options = {"jit_compile": True, "reduce_retracing": False, "autograph": False}
         if replicas is None:
             self.compiled_train_step = tf.function(self._train_step, **options)
             self.compiled_eval_step = tf.function(self._eval_step, **options)
             return
         self._dropouts = find_dropouts(model)
-        self._compiled_part = tf.function(self._accumulate, **options)
+        self._compiled_part = tf.function(self._replica_gradients, **options)
         self._compiled_eval_part = tf.function(self._eval_step, **options)
-        self.compiled_train_step = tf.function(self._shared_train_step, reduce_retracing=False)
-        self.compiled_eval_step = tf.function(self._shared_eval_step, reduce_retracing=False)
+        self.compiled_train_step = tf.function(
+            self._shared_train_step, reduce_retracing=False, autograph=False
+        )
+        self.compiled_eval_step = tf.function(self._shared_eval_step, reduce_retracing=False, autograph=False)
 
     @property
     def num_train_traces(self):
@@ -65,7 +67,7 @@ class TensorFlowEngine(Engine):
             return self.compiled_eval_step(batch if self.replicas is None else self._distribute(batch))
 
     def gradients(self, batch, training=True):
-        """Normalised gradients and sums of a batch, one per trainable variable; on one device, not compiled."""
+        """Normalised gradients and sums of a batch, one per trainable variable; on one device, uncompiled."""
         denominators = self.objective.denominators(self.objective.counts(batch))
         return self._accumulate(batch, denominators, training)
 
@@ -102,13 +104,16 @@ class TensorFlowEngine(Engine):
         context = tf.distribute.get_replica_context()
         denominators = self.objective.denominators(context.all_reduce(SUM, self.objective.counts(batch)))
         number = context.replica_id_in_sync_group
-        gradients, sums = self._compiled_part(batch, denominators, True, number)
+        gradients, sums = self._compiled_part(batch, denominators, number)
         # Of a process one replica asks
         asks = wants_stop * tf.cast(number % self.replicas.num_local == 0, tf.float32)
         gradients, sums, num_asked = context.all_reduce(SUM, (gradients, sums, asks))
         gradients, figures = clip(gradients, sums, self.max_grad_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return {**sums, **figures, "num_stop_requests": num_asked}
+
+    def _replica_gradients(self, batch, denominators, number):
+        return self._accumulate(batch, denominators, True, number)
 
     def _shared_eval_step(self, batch):
         def step(batch):
