@@ -77,6 +77,7 @@ def test_a_sequence_that_nothing_suits_leaves_by_its_age():
         ([4, 4, 4, 4, 4, 4], {"leaving_share": 0.1, "max_age": 6}, [[0, 1], [2, 3], [4, 5]]),
         # the first is, and takes its company along; one of the full packs leaves, the other waits
         ([5, 2, 8, 8], {"leaving_share": 0.25, "max_age": 7}, [[0, 1], [2]]),
+        ([2, 5, 8, 8, 7], {"leaving_share": 0.2, "max_age": 9}, [[0, 1], [2]]),
     ],
 )
 def test_who_leaves_by_hand(lengths, settings, expected):

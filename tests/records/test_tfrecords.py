@@ -31,6 +31,13 @@ def test_written_file_is_read_back(tmp_path):
     assert entry.sha256 == files.file_sha256(tmp_path / "x.tfrecord")
 
 
+def test_a_file_written_whole_has_its_own_name(tmp_path):
+    entry = tfrecords.write_file(tmp_path / "x.tfrecord", [b"one", b"two"])
+    assert (entry.name, entry.num_records) == ("x.tfrecord", 2)
+    assert entry.sha256 == files.file_sha256(tmp_path / "x.tfrecord")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tfrecord"]
+
+
 def has_full_device():
     return os.path.exists("/dev/full") and stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
@@ -63,6 +70,18 @@ def test_batches_are_bounded_by_bytes(tmp_path):
     assert max(len(batch) for batch in batches if len(batch[0]) == 400) > 1
     one_by_one = [len(batch) for batch in tfrecords.read_batches(path, 64, max_bytes=0)]
     assert one_by_one == [1] * len(sizes)
+
+
+@pytest.mark.parametrize(("most_bytes", "size"), [(150, 4), (149, 2), (50, 2), (49, 1)])
+def test_batches_are_halved_until_they_fit(tmp_path, most_bytes, size):
+    """Four records of 1 byte, then of 50: the largest of a batch is not counted."""
+    tfrecords.write_records(tmp_path / "x.tfrecord", [b"x" * size for size in [*[1] * 4, *[50] * 4]])
+    batches = frames.BatchSizes(tmp_path / "x.tfrecord", 4, most_bytes)
+    assert (batches.look_ahead(), batches.size) == (False, 4)
+    batches.advance(4)
+    assert (batches.look_ahead(), batches.size) == (size < 4, size)
+    batches.advance(size)
+    assert (batches.look_ahead(), batches.size) == (False, size)
 
 
 def test_sizes_are_read_from_headers(tmp_path, monkeypatch):
@@ -222,6 +241,17 @@ def test_feature_of_another_length_or_type(tmp_path):
         InputError, match=r"record 1: input_ids must be a int64_list\. Received: a bytes_list"
     ):
         load(tmp_path / "z.tfrecord")
+
+
+def test_records_of_later_batches_are_numbered_on():
+    mixed = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
+    lengths = {schema.INPUT_IDS: 4}
+    with pytest.raises(InputError, match=r"x, record 12: input_ids must have length 4.*Received: 5"):
+        tfrecords.parse_examples(tf.constant(mixed), lengths, "x", 11)
+    with pytest.raises(
+        InputError, match=r"x, record 11: input_ids must hold float32\. Received: a int64"
+    ):
+        tfrecords.parse_ragged(tf.constant(mixed), {schema.INPUT_IDS: "float32"}, "x", 11)
 
 
 @pytest.mark.parametrize(
