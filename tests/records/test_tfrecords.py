@@ -248,9 +248,7 @@ def test_records_of_later_batches_are_numbered_on():
     lengths = {schema.INPUT_IDS: 4}
     with pytest.raises(InputError, match=r"x, record 12: input_ids must have length 4.*Received: 5"):
         tfrecords.parse_examples(tf.constant(mixed), lengths, "x", 11)
-    with pytest.raises(
-        InputError, match=r"x, record 11: input_ids must hold float32\. Received: a int64"
-    ):
+    with pytest.raises(InputError, match=r"x, record 11: input_ids must hold float32\. Received: a int64"):
         tfrecords.parse_ragged(tf.constant(mixed), {schema.INPUT_IDS: "float32"}, "x", 11)
 
 
