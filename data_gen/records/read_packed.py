@@ -6,7 +6,7 @@ from data_gen import schema
 from data_gen.cli.settings import InputError
 from data_gen.records import tfrecords
 from data_gen.records.formats import FORMATS, find_format
-from data_gen.records.read_unpacked import refuse
+from data_gen.records.read_unpacked import follows, refuse
 from data_gen.records.sequences import INT32_MAX, make_sequences
 
 
@@ -79,7 +79,11 @@ def _check_tokens(features, check):
     check(sequence_ids[:, 0] == 1, sequence_ids[:, 0], f"{schema.INPUT_MASK} must begin with sequence 1")
     before, after = sequence_ids[:, :-1], sequence_ids[:, 1:]
     goes_on = (after == before) | ((before > 0) & ((after == before + 1) | (after == 0)))
-    check(goes_on, after, f"{schema.INPUT_MASK} must count sequences 1, 2, ... and end in padding 0")
+    check(
+        follows(goes_on),
+        sequence_ids,
+        f"{schema.INPUT_MASK} must count sequences 1, 2, ... and end in padding 0",
+    )
     check(sequence_ids <= depth, sequence_ids, f"{schema.INPUT_MASK} must be at most K={depth}")
 
     is_start = np.ones(sequence_ids.shape, bool)
@@ -122,9 +126,10 @@ def _check_predictions(features, check):
     owners = np.take_along_axis(sequence_ids, positions, axis=1)
     own = (weights == owners) | ~is_used
     check(own, weights, f"{schema.MASKED_LM_WEIGHTS} must be the sequence of the prediction's position")
-    rising = (positions[:, 1:] > positions[:, :-1]) | ~is_used[:, 1:]
-    check(rising, positions[:, 1:], f"{schema.MASKED_LM_POSITIONS} must ascend")
-    check(is_used[:, 1:] <= is_used[:, :-1], weights[:, 1:], f"{schema.MASKED_LM_WEIGHTS} must end in zeros")
+    rising = follows(positions[:, 1:] > positions[:, :-1]) | ~is_used
+    check(rising, positions, f"{schema.MASKED_LM_POSITIONS} must ascend")
+    ends = follows(is_used[:, 1:] <= is_used[:, :-1])
+    check(ends, weights, f"{schema.MASKED_LM_WEIGHTS} must end in zeros")
     check((ids >= 0) & (ids <= INT32_MAX), ids, f"{schema.MASKED_LM_IDS} must be in 0..{INT32_MAX}")
     for name, values in ((schema.MASKED_LM_POSITIONS, positions), (schema.MASKED_LM_IDS, ids)):
         check((values == 0) | is_used, values, f"{name} must be 0 where unused")

@@ -52,6 +52,11 @@ def refuse(bad, values, rule, path, first_record, error=InputError):
     raise error(f"{path}, record {first_record + place[0]}: {rule}. Received: {values[place]}{index}.")
 
 
+def follows(good):
+    """What is so of neighbours, bool `[n, length - 1]`, as `[n, length]`: True for the first."""
+    return np.pad(good, ((0, 0), (1, 0)), constant_values=True)
+
+
 def _first_lengths(path):
     """Lengths of the features in the first record of a file."""
     record = tfrecords.first_record(path)
@@ -73,7 +78,7 @@ def _to_sequences(features, path, number):
 
     check((mask == 0) | (mask == 1), mask, f"{schema.INPUT_MASK} must be 0 or 1")
     check(mask[:, 0] == 1, mask[:, 0], f"{schema.INPUT_MASK} must begin with 1")
-    check(mask[:, 1:] <= mask[:, :-1], mask[:, 1:], f"{schema.INPUT_MASK} must be ones, then zeros")
+    check(follows(mask[:, 1:] <= mask[:, :-1]), mask, f"{schema.INPUT_MASK} must be ones, then zeros")
     is_real = mask == 1
     check((tokens >= 0) & (tokens <= INT32_MAX), tokens, f"{schema.INPUT_IDS} must be in 0..{INT32_MAX}")
     check((token_types == 0) | (token_types == 1), token_types, f"{schema.SEGMENT_IDS} must be 0 or 1")
@@ -84,8 +89,8 @@ def _to_sequences(features, path, number):
     check((weights == 0) | (weights == 1), weights, f"{schema.MASKED_LM_WEIGHTS} must be 0 or 1")
     inside = (positions >= 0) & (positions < lengths[:, None])
     check(inside | ~is_used, positions, f"{schema.MASKED_LM_POSITIONS} must lie within the sequence")
-    once = (positions[:, 1:] > positions[:, :-1]) | ~is_used[:, 1:]
-    check(once, positions[:, 1:], f"{schema.MASKED_LM_POSITIONS} must not name a position twice")
+    once = follows(positions[:, 1:] > positions[:, :-1]) | ~is_used
+    check(once, positions, f"{schema.MASKED_LM_POSITIONS} must not name a position twice")
     check((ids >= 0) & (ids <= INT32_MAX), ids, f"{schema.MASKED_LM_IDS} must be in 0..{INT32_MAX}")
     return make_sequences(
         tokens=tokens[is_real],

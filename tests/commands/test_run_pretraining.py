@@ -1,7 +1,6 @@
-"""The training command as a user runs it: results, resuming after kill -9 and SIGTERM, and mistakes."""
+"""The training command as a user runs it: results, resuming after kill -9 and SIGTERM, what is refused."""
 
 import csv
-import importlib.util
 import json
 import os
 import shutil
@@ -14,18 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from packs import batch_of, random_packs
+from pretraining_command import arguments, run, write_all, write_batch
 from safetensors.numpy import load_file
 from tiny import MAX_SEQ_LENGTH, write_data
 
-import run_pretraining
-from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.runs import pretraining
-from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines.tensorflow import TensorFlowEngine
-from data_gen import schema
-from data_gen.cli import command_line
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second")
@@ -33,38 +26,7 @@ TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_data(folder)
-    (folder / "eval").mkdir()
-    write_data(folder / "eval", num_packs=(5,), seed=1)
-    return folder
-
-
-def arguments(data, output_dir, **changes):
-    flags = {
-        "input_file": f"{data}/packed-*.tfrecord",
-        "eval_input_file": f"{data}/eval/*.tfrecord",
-        "output_dir": output_dir,
-        "bert_config_file": f"{data}/bert_config.json",
-        "train_batch_size": 4,
-        "micro_batch_size": 2,
-        "eval_batch_size": 2,
-        "num_train_steps": 24,
-        "num_warmup_steps": 2,
-        "learning_rate": 0.01,
-        "save_checkpoints_steps": 7,
-        "eval_steps": 10,
-        "log_steps": 5,
-        **changes,
-    }
-    return [f"--{name}={value}" for name, value in flags.items()]
-
-
-def run(*arguments):
-    """The command in this process: exit status."""
-    return command_line.run(
-        run_pretraining.main, TrainConfig, run_pretraining.DESCRIPTION, ["run_pretraining.py", *arguments]
-    )
+    return write_all(tmp_path_factory.mktemp("data"))
 
 
 def start(*arguments):
@@ -202,7 +164,7 @@ def test_evaluation_that_a_kill_cut_off_is_made(data, uninterrupted, tmp_path):
 def test_packed_against_unpacked_is_reported(data, tmp_path, capsys, monkeypatch):
     rng = np.random.default_rng(3)
     sequences = [[sequence] for pack in random_packs(rng, 12, MAX_SEQ_LENGTH) for sequence in pack]
-    _write(tmp_path / "unpacked.tfrecord", batch_of(sequences, MAX_SEQ_LENGTH, 1, 8))
+    write_batch(tmp_path / "unpacked.tfrecord", batch_of(sequences, MAX_SEQ_LENGTH, 1, 8))
     (tmp_path / "data").mkdir()
     write_data(tmp_path / "data")
     report = tmp_path / "report.json"
@@ -284,66 +246,6 @@ def test_weights_that_an_update_makes_nan_are_never_saved(data, tmp_path, capsys
         assert all(np.isfinite(values).all() for values in load_file(saved / name).values())
 
 
-def mistakes(data):
-    """Changed flags, and what the one line must say."""
-    (data / "empty.tfrecord").write_bytes(b"")
-    (data / "text.tfrecord").write_text("This is no TFRecord.")
-    whole = (data / "packed-0.tfrecord").read_bytes()
-    (data / "cut.tfrecord").write_bytes(whole[:-10])
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    (data / "flipped.tfrecord").write_bytes(flipped)
-    batch = batch_of([], MAX_SEQ_LENGTH, 4, 12)
-    one = {name: np.zeros((1, *values.shape[1:]), values.dtype) for name, values in batch.items()}
-    _write(data / "token.tfrecord", {**one, "token_ids": one["token_ids"] + 31})
-    _write(data / "bare.tfrecord", one, leave_out=schema.NEXT_SENTENCE_POSITIONS)
-    features = {name: np.zeros((1, 8), np.int64) for name in schema.UNPACKED_LENGTHS}
-    features[schema.NEXT_SENTENCE_LABELS] = features[schema.NEXT_SENTENCE_LABELS][:, :1]
-    tfrecords.write_records(data / "unpacked.tfrecord", serialize_examples(features))
-    return [
-        ({"input_file": f"{data}/none*"}, "`input_file` must match at least one file"),
-        ({"eval_input_file": f"{data}/none*"}, "`eval_input_file` must match at least one file"),
-        ({"input_file": f"{data}/empty.tfrecord"}, "empty.tfrecord, which is empty"),
-        ({"input_file": f"{data}/text.tfrecord"}, "text.tfrecord is not a TFRecord file"),
-        (
-            {"input_file": f"{data}/cut.tfrecord"},
-            "cut.tfrecord, record 9: the record is truncated or corrupt",
-        ),
-        ({"input_file": f"{data}/flipped.tfrecord"}, "the record is truncated or corrupt"),
-        (
-            {"input_file": f"{data}/token.tfrecord"},
-            "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
-        ),
-        ({"input_file": f"{data}/bare.tfrecord"}, "features next_sentence_positions are missing. Received: "),
-        (
-            {"input_file": f"{data}/unpacked.tfrecord"},
-            f"python data_gen/pack_tfrecords.py --input_file={data}/unpacked.tfrecord --max_seq_length=8 ",
-        ),
-        ({"bert_config_file": "bert-gigantic"}, "`bert_config_file` must be one of bert-tiny"),
-        ({"num_train_steps": 0}, "`num_train_steps` must be at least 1. Received: 0."),
-        ({"micro_batch_size": 3}, "`micro_batch_size` must divide `train_batch_size`"),
-        ({"init_checkpoint": f"{data}/none"}, "`init_checkpoint` must be a folder"),
-        ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1"),
-        ({"json": str(data)}, "`json` must be a file to write"),
-        (
-            {"eval_input_file": f"{data}/token.tfrecord"},
-            "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
-        ),
-        ({"packing_correction": "betas"}, "`packing_correction` must be none where no manifest.json"),
-        ({"unknown_flag": 1}, "Unknown command line flag 'unknown_flag'"),
-    ]
-
-
-def test_mistakes_are_one_line_and_status_2(data, tmp_path, capsys):
-    for number, (change, message) in enumerate(mistakes(data)):
-        output_dir = tmp_path / str(number)
-        capsys.readouterr()
-        assert run(*arguments(data, output_dir, **change)) == 2, change
-        printed = capsys.readouterr().err
-        assert message in printed and printed.count("\n") == 1, (change, printed)
-        assert not list(output_dir.glob("checkpoint*")), change
-
-
 def test_a_mistake_costs_an_earlier_run_nothing(data, uninterrupted, tmp_path, capsys):
     """With --overwrite the earlier run goes only when the new one is known to start."""
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
@@ -355,44 +257,6 @@ def test_a_mistake_costs_an_earlier_run_nothing(data, uninterrupted, tmp_path, c
         assert run(*arguments(data, folder, **change), "--overwrite") == 2
         assert message in capsys.readouterr().err
         assert_same_run(folder, uninterrupted)
-
-
-def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys):
-    write_data(tmp_path)
-    (tmp_path / "eval").mkdir()
-    write_data(tmp_path / "eval")
-    manifest = {
-        "kind": "packed",
-        "files": [],
-        "num_sequences": 30,
-        "num_packs": 15,
-        "histogram": {"lengths": [6]},
-        "vocab_size": 31,
-        "vocab_sha256": "a",
-    }
-    for change, message in (
-        ({"vocab_size": 32}, "the vocabulary of `input_file` must be at most vocab_size=31 of"),
-        (
-            {"histogram": {"lengths": [6, 25]}},
-            "longest sequence of `input_file` must be at most max_position",
-        ),
-        ({"vocab_sha256": "b"}, "all records must be of one vocabulary"),
-    ):
-        (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **change}))
-        (tmp_path / "eval" / "manifest.json").write_text(json.dumps(manifest))
-        assert run(*arguments(tmp_path, tmp_path / "run")) == 2
-        assert message in capsys.readouterr().err
-        assert not (tmp_path / "run").exists()
-
-
-def test_a_backend_that_is_not_supported_or_not_installed_is_refused(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    assert run(*arguments(data, tmp_path / "run")) == 2
-    assert "KERAS_BACKEND must be one of tensorflow, jax. Received: torch." in capsys.readouterr().err
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert run(*arguments(data, tmp_path / "run")) == 2
-    assert "KERAS_BACKEND=jax needs `pip install -e '.[jax]'`" in capsys.readouterr().err
 
 
 def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path, capsys):
@@ -412,17 +276,3 @@ def test_other_flags_inputs_or_models_are_refused(data, uninterrupted, tmp_path,
     )
     assert run(*command) == 2
     assert "holds another model: hidden_size must be 32. Received: 16." in capsys.readouterr().err
-
-
-def _write(path, batch, leave_out=None):
-    features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
-    tfrecords.write_records(path, serialize_examples(features))
-
-
-def test_a_mistake_is_all_that_a_process_prints(tmp_path):
-    """No start-up line of TensorFlow's stands around it, whichever module imports that first."""
-    command = [sys.executable, ROOT / "run_pretraining.py", "--input_file=none", f"--output_dir={tmp_path}"]
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
-    assert "`input_file` must match at least one file. Received: 'none'." in found.stderr

@@ -69,6 +69,17 @@ def test_resuming_computes_the_block_it_stopped_in_and_no_other(monkeypatch):
     assert len(computed) == 1
 
 
+def test_each_block_is_shuffled_by_a_key_of_its_own(monkeypatch):
+    keys, shuffle_places = [], read_order_module.shuffle_places
+    monkeypatch.setattr(
+        read_order_module, "shuffle_places", lambda *of: keys.append(of[2]) or shuffle_places(*of)
+    )
+    list(itertools.islice(read_order(40, 7, 10), 12))  # three epochs of four blocks
+    blocks = [key for key in keys if key[2] == read_order_module.PACKS]
+    assert len(blocks) == len(set(blocks)) == 12
+    assert {key[0] for key in keys} == {7}
+
+
 def count_meetings(order, batch_size, num_packs):
     """How often any two packs stood in one batch: int array `[N, N]`."""
     met = np.zeros((num_packs, num_packs), np.int64)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
+from data_gen.packing import nnlshp
 from data_gen.packing.histogram import load_known_histogram
-from data_gen.packing.least_squares import solve_nnls
+from data_gen.packing.least_squares import NnlsResult, solve_nnls
 from data_gen.packing.nnlshp import mix_nnlshp, pack_ennlshp, pack_nnlshp
 from data_gen.packing.plan import validate_plan
 
@@ -47,6 +48,58 @@ def test_extended_least_squares_wastes_less():
     validate_plan(plan, histogram)
     assert plan.num_packs < pack_nnlshp(histogram, 384, 3).num_packs
     assert 100 * plan.efficiency == pytest.approx(98.61, abs=0.02)
+
+
+# All packs of 6 tokens and at most two slots, and how often each holds a slot of 1 to 6
+SMALL = [(1, 5), (2, 4), (3, 3), (6,)]
+SMALL_MATRIX = np.array([[strategy.count(length) for strategy in SMALL] for length in range(1, 7)])
+SMALL_COUNTS = np.array([2, 3, 0, 3, 2, 0])
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """What the solver is asked, and an answer that covers all once it is rounded to 2, 3, 0 and 0."""
+    asked = []
+
+    def solve(matrix, target, max_iterations):
+        asked.append((matrix.toarray(), target, max_iterations))
+        return NnlsResult(np.array([2.4, 2.6, 0.3, 0.4, *np.zeros(matrix.shape[1] - 4)]), True, 1)
+
+    monkeypatch.setattr(nnlshp, "solve_nnls", solve)
+    return asked
+
+
+def test_the_equations_of_least_squares(solved):
+    mix, notes = mix_nnlshp(SMALL_COUNTS, 6, 2, offset=3, weight=0.25)
+    assert (mix, notes) == ([((1, 5), 2), ((2, 4), 3)], [])
+    ((matrix, target, limit),) = solved
+    weights = np.array([0.25, 0.25, 0.25, 1, 1, 1])
+    np.testing.assert_array_equal(matrix, weights[:, None] * SMALL_MATRIX)
+    np.testing.assert_array_equal(target, weights * SMALL_COUNTS)
+    assert limit == 3 * len(SMALL)
+
+
+def test_the_equations_of_extended_least_squares(solved):
+    """Weights are lengths, and below them 3e4 of what no length may lack."""
+    assert pack_ennlshp(SMALL_COUNTS, 6, 2).strategies == {(1, 5): 2, (2, 4): 3}
+    ((matrix, target, _),) = solved
+    lengths = np.arange(1, 7)
+    expected = np.block(
+        [
+            [lengths[:, None] * SMALL_MATRIX, np.zeros((6, 6))],
+            [3e4 * SMALL_MATRIX, -3e4 * np.eye(6)],
+        ]
+    )
+    np.testing.assert_array_equal(matrix, expected)
+    np.testing.assert_array_equal(target, np.concatenate([lengths * SMALL_COUNTS, 3e4 * SMALL_COUNTS]))
+
+
+def test_what_is_left_over_gets_packs_with_room_for_a_complement():
+    listed = np.array([[1, 5], [2, 4]])
+    packs = nnlshp.round_and_repair(listed, np.array([1.0, 2.0]), np.array([1, 4, 2, 2, 3, 1]))
+    assert packs == [((1, 5), 1 + 2), ((2, 4), 2 + 2), ((3, 3), 2), ((6,), 1)]
+    alone = nnlshp.round_and_repair(np.array([[6]]), np.array([1.0]), np.array([0, 2, 0, 0, 0, 1]))
+    assert alone == [((2,), 2), ((6,), 1)]
 
 
 @given(

@@ -66,6 +66,34 @@ def test_a_sequence_that_nothing_suits_leaves_by_its_age():
     assert max(ages) == 4
 
 
+@pytest.mark.parametrize(
+    ("lengths", "settings", "expected"),
+    [
+        # as many leave as were asked for, and of equal packs no more
+        ([4, 4, 4, 4], {"leaving_share": 0.75}, [[0, 1], [2, 3]]),
+        ([4, 4, 4, 4], {"leaving_share": 0.5}, [[0, 1]]),
+        # all are too old, those of a pack that has left already among them
+        ([5, 3, 5, 2], {"leaving_share": 0.25, "max_age": 4}, [[0, 1], [2, 3]]),
+        ([4, 4, 4, 4, 4, 4], {"leaving_share": 0.1, "max_age": 6}, [[0, 1], [2, 3], [4, 5]]),
+        # the first is, and takes its company along; one of the full packs leaves, the other waits
+        ([5, 2, 8, 8], {"leaving_share": 0.25, "max_age": 7}, [[0, 1], [2]]),
+        ([2, 5, 8, 8, 7], {"leaving_share": 0.2, "max_age": 9}, [[0, 1], [2]]),
+    ],
+)
+def test_who_leaves_by_hand(lengths, settings, expected):
+    assert packs_of(OnlinePacker(8, "max", buffer_size=len(lengths), **settings).add(lengths)) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("best_fit", [[0], [1, 2, 3]]), ("first_fit", [[0, 3], [1, 2]])]
+)
+def test_the_policy_chooses_the_pack(policy, expected):
+    packer = OnlinePacker(20, "max", buffer_size=4, leaving_share=1.0, policy=policy)
+    assert (
+        packs_of(packer.add([12, 10, 9, 1])) == expected
+    )  # the 1 fits beside the 12 and beside the 10 and 9
+
+
 def test_packs_stand_by_their_oldest_sequence():
     packer = OnlinePacker(8, "max", buffer_size=4, leaving_share=1.0)
     assert packs_of(packer.add([5, 8, 4, 3])) == [[0, 3], [1], [2]]  # by fullness the 8 would be first
@@ -80,6 +108,15 @@ def test_state_goes_on_bit_for_bit():
     second = OnlinePacker.from_state(json.loads(json.dumps(first.state())))
     assert packs + packs_of(second.add(lengths[237:])) + packs_of(second.flush()) == expected
     assert len(expected) < 400
+
+
+def test_a_state_has_every_setting():
+    settings = {"max_seq_length": 20, "max_sequences_per_pack": "max", "buffer_size": 4}
+    default = OnlinePacker(20, "max", buffer_size=4).state()["settings"]
+    assert default == {**settings, "max_age": 40, "policy": "best_fit", "leaving_share": 0.75}
+    changed = {**settings, "max_age": 9, "policy": "first_fit", "leaving_share": 0.5}
+    packer = OnlinePacker(**changed)
+    assert OnlinePacker.from_state(packer.state()).state()["settings"] == changed
 
 
 def test_wikipedia_stream_is_packed_to_the_efficiency_asked():
@@ -101,6 +138,7 @@ class CountingPacker(OnlinePacker):
     num_calls = 0
 
     def add(self, lengths):
+        assert len(lengths) <= self.room
         self.num_calls += 1
         return super().add(lengths)
 

@@ -91,3 +91,6 @@ def test_each_sequence_is_placed_exactly_once(name, depth):
 def test_worst_fit_and_best_fit_choose_as_in_their_docstrings():
     assert pack_spfhp(count_lengths([5, 4, 3, 2], 8), 8, "max").strategies == {(2, 5): 1, (3, 4): 1}
     assert pack_lpfhp(count_lengths([5, 4, 4, 3], 8), 8, "max").strategies == {(3, 5): 1, (4, 4): 1}
+    # several times at once where it fits: the second 5 stays alone
+    assert pack_lpfhp(count_lengths([5, 5, 2, 2], 9), 9, "max").strategies == {(2, 2, 5): 1, (5,): 1}
+    assert pack_lpfhp(count_lengths([5, 5, 2], 9), 9, "max").strategies == {(2, 5): 1, (5,): 1}

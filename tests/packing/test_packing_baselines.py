@@ -1,10 +1,13 @@
 """Are the baselines what their names say: equal, pack for pack, to taking one sequence at a time?"""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_gen.packing import baselines
 from data_gen.packing.baselines import (
     SortedBatching,
     cost_of_sorted_batching,
@@ -78,6 +81,34 @@ def test_local_greedy_with_a_buffer_of_one_is_greedy():
     assert local.strategies == greedy.strategies
     ahead = pack_local_greedy(histogram, 32, "max", buffer_size=32, seed=5)
     assert ahead.num_packs < greedy.num_packs
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), max_size=40), depth=st.integers(1, 20), buffer_size=st.integers(1, 9)
+)
+@settings(max_examples=60, deadline=None)
+def test_local_greedy_equals_a_plain_loop(lengths, depth, buffer_size):
+    packs, pack, arriving, waiting = [], [], list(lengths), []
+    while arriving or waiting:
+        while arriving and len(waiting) < buffer_size:
+            waiting.append(arriving.pop(0))
+        fitting = [length for length in waiting if length <= 20 - sum(pack)]
+        if not fitting or len(pack) == depth:
+            packs.append(pack)
+            pack = []
+            continue
+        pack.append(max(fitting))
+        waiting.remove(max(fitting))
+    plain = make_plan("any", 20, depth, [(pack, 1) for pack in [*packs, pack]]).strategies
+    with mock.patch.object(baselines, "shuffled_lengths", lambda *_: np.array(lengths, np.int64)):
+        plan = pack_local_greedy(count_lengths(lengths, 20), 20, depth, buffer_size=buffer_size)
+    assert plan.strategies == plain
+
+
+def test_the_order_of_arrival_is_of_the_seed():
+    orders = [shuffled_lengths(np.arange(20), seed).tolist() for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[2]) == [length for length in range(1, 21) for _ in range(length - 1)]
 
 
 def test_too_many_sequences_for_arrival_order_are_refused():

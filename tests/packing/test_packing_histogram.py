@@ -7,6 +7,7 @@ import pytest
 
 from data_gen.packing.histogram import (
     check_histogram,
+    check_limits,
     count_lengths,
     fold,
     known_histogram_names,
@@ -99,8 +100,14 @@ def test_folding_adds_up_without_overflow():
 
 def test_counts_too_large_for_floats_are_refused():
     assert check_histogram([2**53])[0] == 2**53
-    with pytest.raises(ValueError, match=r"must not count more than 2\*\*53 sequences of a length"):
-        check_histogram([2**53 + 1])
+    with pytest.raises(
+        ValueError, match=r"2\*\*53 sequences of a length\. Received: 9007199254740993 of length 2"
+    ):
+        check_histogram([7, 2**53 + 1, 3])
+
+
+def test_no_pack_is_deeper_than_it_is_long():
+    assert [check_limits(5, depth) for depth in (1, 4, 5, 9, "max")] == [1, 4, 5, 5, 5]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,15 @@ def test_serialization_equals_tensorflow(largest):
     assert serialize_examples(features) == expected
 
 
+def test_sizes_of_every_part_are_written_as_tensorflow_does():
+    """Sizes of one byte end at 127, of two at 16383: of the values, the feature, its entry and the record."""
+    for length in (*range(90, 135), *range(16340, 16390, 7), 16383, 16384):
+        features = {"input_ids": np.full((1, length), 5), "gr\u00f6\u00dfe": np.zeros((1, 1), np.int64)}
+        (record,) = serialize_examples(features)
+        expected = {name: values[0] for name, values in features.items()}
+        assert record == example(expected), length
+
+
 def test_serialization_does_not_depend_on_the_order_of_features():
     features = make_features([3, 4], 5)
     turned = dict(reversed(features.items()))
@@ -29,6 +38,8 @@ def test_serialization_does_not_depend_on_the_order_of_features():
 def test_serialization_refuses_negative_numbers_and_ragged_batches():
     with pytest.raises(ValueError, match=r"must not be negative\. Received: -3"):
         serialize_examples({"input_ids": np.array([[1, -3]])})
+    with pytest.raises(ValueError, match=r"must not be negative\. Received: -1"):
+        serialize_examples({"input_ids": np.array([[1, 200], [-1, 0]])})
     with pytest.raises(ValueError, match=r"shape \[n, length\]"):
         serialize_examples({"input_ids": np.zeros((2, 3)), "input_mask": np.zeros((1, 3))})
 

@@ -15,7 +15,15 @@ from data_gen.assembly.pack_job import pack
 from data_gen.checks.verification import compare_files, find_overlong
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
-from data_gen.records.inputs import find_files, stamp_files, unchanged
+from data_gen.records.inputs import (
+    check_promises,
+    check_vocabulary,
+    find_files,
+    folder_of,
+    stamp_files,
+    unchanged,
+)
+from data_gen.records.read_unpacked import read_unpacked
 
 S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
@@ -132,6 +140,54 @@ def test_what_changes_while_it_is_read_is_named(tmp_path, change):
             (tmp_path / "b.txt").write_text("CONTENT")
             os.utime(tmp_path / "b.txt", ns=(0, stamps[0][2]))
             (tmp_path / "b.txt").replace(path)
+
+
+def test_a_mistake_that_a_change_has_caused_is_told_as_the_change(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("content")
+    with pytest.raises(InputError, match=r"^half of it$"), unchanged(stamp_files([str(path)])):
+        raise InputError("half of it")
+    with pytest.raises(InputError, match="must stay as it is"), unchanged(stamp_files([str(path)])):
+        path.write_text("half")
+        raise InputError("half of it")
+    stamps = stamp_files([str(path)])
+    path.write_text("other")
+    with pytest.raises(InputError, match="must stay as it is"), unchanged(stamps):
+        pytest.fail("what is no longer the file must not be read")
+
+
+def test_the_folder_of_a_file_holds_its_manifest():
+    paths = ("a", "b/a", "/a", "ram://a", "gs://bucket/a", "gs://bucket/b/a")
+    assert [folder_of(path) for path in paths] == [".", "b", "/", "ram://", "gs://bucket", "gs://bucket/b"]
+
+
+@pytest.mark.parametrize(
+    ("promised", "message"),
+    [
+        ({"num_records": 4, "sha256": "abc"}, r"x must hold 4 records, .* Received: 3\."),
+        ({"num_records": 2}, r"x must hold 2 records, .* Received: 3\."),
+        ({"num_records": 3, "sha256": "abd"}, r"x must have the SHA-256 abd, .* Received: abc\."),
+    ],
+)
+def test_a_broken_promise_is_named(promised, message):
+    for kept in ({}, {"num_records": 3}, {"num_records": 3, "sha256": "abc"}):
+        check_promises(kept, "x", 3, "abc")
+    with pytest.raises(InputError, match=message):
+        check_promises(promised, "x", 3, "abc")
+
+
+@pytest.mark.parametrize("vocab_size", [300, 299, None])
+def test_ids_outside_the_vocabulary_are_named(tmp_path, vocab_size):
+    for name in (schema.INPUT_IDS, schema.MASKED_LM_IDS):
+        features = make_features([5, 5, 5], S, vocab_size=200)
+        features[schema.MASKED_LM_WEIGHTS][:] = [1, 0, 0, 0]
+        features[name][1, 0] = 299
+        (batch,) = read_unpacked(write_features(tmp_path / "x.tfrecord", features))
+        if vocab_size == 299:
+            with pytest.raises(InputError, match=r"x\.tfrecord, record 2: .*vocab_size=299.*Received: 299\."):
+                check_vocabulary(batch, vocab_size)
+        else:
+            check_vocabulary(batch, vocab_size)
 
 
 def test_find_files_sorts_and_joins_patterns(tmp_path):

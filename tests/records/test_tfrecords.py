@@ -13,9 +13,7 @@ from data_gen.cli.settings import InputError
 from data_gen.jobs import files
 from data_gen.records import frames, tfrecords
 from data_gen.records.example_bytes import serialize_examples
-from data_gen.records.read_packed import LayoutError, read_packed
-from data_gen.records.read_unpacked import read_unpacked
-from data_gen.records.sequences import concatenate, range_indices, take
+from data_gen.records.sequences import concatenate, range_indices, rank_in_groups, take
 
 
 @pytest.fixture
@@ -29,6 +27,13 @@ def test_written_file_is_read_back(tmp_path):
     assert tfrecords.count_records(tmp_path / "x.tfrecord") == 3
     assert (entry.name, entry.num_records) == ("x.tfrecord", 3)
     assert entry.sha256 == files.file_sha256(tmp_path / "x.tfrecord")
+
+
+def test_a_file_written_whole_has_its_own_name(tmp_path):
+    entry = tfrecords.write_file(tmp_path / "x.tfrecord", [b"one", b"two"])
+    assert (entry.name, entry.num_records) == ("x.tfrecord", 2)
+    assert entry.sha256 == files.file_sha256(tmp_path / "x.tfrecord")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tfrecord"]
 
 
 def has_full_device():
@@ -63,6 +68,18 @@ def test_batches_are_bounded_by_bytes(tmp_path):
     assert max(len(batch) for batch in batches if len(batch[0]) == 400) > 1
     one_by_one = [len(batch) for batch in tfrecords.read_batches(path, 64, max_bytes=0)]
     assert one_by_one == [1] * len(sizes)
+
+
+@pytest.mark.parametrize(("most_bytes", "size"), [(150, 4), (149, 2), (50, 2), (49, 1)])
+def test_batches_are_halved_until_they_fit(tmp_path, most_bytes, size):
+    """Four records of 1 byte, then of 50: the largest of a batch is not counted."""
+    tfrecords.write_records(tmp_path / "x.tfrecord", [b"x" * size for size in [*[1] * 4, *[50] * 4]])
+    batches = frames.BatchSizes(tmp_path / "x.tfrecord", 4, most_bytes)
+    assert (batches.look_ahead(), batches.size) == (False, 4)
+    batches.advance(4)
+    assert (batches.look_ahead(), batches.size) == (size < 4, size)
+    batches.advance(size)
+    assert (batches.look_ahead(), batches.size) == (False, size)
 
 
 def test_sizes_are_read_from_headers(tmp_path, monkeypatch):
@@ -115,6 +132,7 @@ def test_unpacked_records_are_read_in_columns(tmp_path):
         assert one.token_type_ids.tolist() == list(token_types)
         assert list(zip(one.prediction_positions, one.prediction_ids, strict=True)) == list(predictions)
         assert one.next_sentence_labels.tolist() == [label]
+        assert one.record_numbers.tolist() == [index + 1]
     assert sequences.origin(2).endswith("in.tfrecord, record 3")
 
 
@@ -131,10 +149,9 @@ def test_files_of_other_widths_join(tmp_path):
     assert joined.num_predictions.sum() == sum(
         len(s[2]) for s in list_unpacked(first) + list_unpacked(second)
     )
-    assert [joined.origin(i).split("/")[-1] for i in (1, 2)] == [
-        "a.tfrecord, record 2",
-        "b.tfrecord, record 1",
-    ]
+    for some in (take(joined, [2, 1]), take(joined, np.array([False, True, True, False]))):
+        found = {some.origin(i).split("/")[-1]: some.lengths[i] for i in range(2)}
+        assert found == {"a.tfrecord, record 2": 8, "b.tfrecord, record 1": 3}
 
 
 def test_predictions_in_any_order_become_ascending(tmp_path):
@@ -149,6 +166,12 @@ def test_predictions_in_any_order_become_ascending(tmp_path):
 
 def test_range_indices():
     assert range_indices([5, 0], [3, 2]).tolist() == [5, 6, 7, 0, 1]
+
+
+def test_ranks_count_those_before():
+    groups = np.random.default_rng(0).integers(0, 5, 300).tolist()
+    expected = [groups[:place].count(group) for place, group in enumerate(groups)]
+    assert rank_in_groups(np.array(groups)).tolist() == expected
 
 
 # Files
@@ -224,10 +247,19 @@ def test_feature_of_another_length_or_type(tmp_path):
         load(tmp_path / "z.tfrecord")
 
 
+def test_records_of_later_batches_are_numbered_on():
+    mixed = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
+    lengths = {schema.INPUT_IDS: 4}
+    with pytest.raises(InputError, match=r"x, record 12: input_ids must have length 4.*Received: 5"):
+        tfrecords.parse_examples(tf.constant(mixed), lengths, "x", 11)
+    with pytest.raises(InputError, match=r"x, record 11: input_ids must hold float32\. Received: a int64"):
+        tfrecords.parse_ragged(tf.constant(mixed), {schema.INPUT_IDS: "float32"}, "x", 11)
+
+
 @pytest.mark.parametrize(
     ("feature", "values", "message"),
     [
-        (schema.INPUT_MASK, [1, 0, 1, 0], r"input_mask must be ones, then zeros\. Received: 1 at index 1"),
+        (schema.INPUT_MASK, [1, 0, 1, 0], r"input_mask must be ones, then zeros\. Received: 1 at index 2"),
         (schema.INPUT_MASK, [0, 0, 0, 0], r"input_mask must begin with 1"),
         (schema.INPUT_MASK, [1, 2, 0, 0], r"input_mask must be 0 or 1\. Received: 2"),
         (schema.INPUT_IDS, [1, 2**33, 1, 0], r"input_ids must be in 0\.\.2147483647\. Received: 8589934592"),
@@ -238,7 +270,12 @@ def test_feature_of_another_length_or_type(tmp_path):
             [1, 3],
             r"masked_lm_positions must lie within the sequence\. Received: 3",
         ),
-        (schema.MASKED_LM_POSITIONS, [1, 1], r"masked_lm_positions must not name a position twice"),
+        (
+            schema.MASKED_LM_POSITIONS,
+            [1, 1],
+            r"masked_lm_positions must not name .* twice\. Received: 1 at index 1",
+        ),
+        (schema.MASKED_LM_IDS, [1, 2**33], r"masked_lm_ids must be in 0\.\.2147483647"),
         (schema.MASKED_LM_WEIGHTS, [1, 0.5], r"masked_lm_weights must be 0 or 1\. Received: 0\.5"),
     ],
 )
@@ -251,111 +288,13 @@ def test_nonsense_is_named_by_record(tmp_path, feature, values, message):
         load(write_features(tmp_path / "x.tfrecord", features))
 
 
-def test_negative_ids_are_refused(tmp_path):
-    record = tf.train.Example.FromString(serialize_examples(make_features([3], 4))[0])
-    record.features.feature[schema.INPUT_IDS].int64_list.value[1] = -4
+@pytest.mark.parametrize("feature", [schema.INPUT_IDS, schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS])
+def test_negative_numbers_are_refused(tmp_path, feature):
+    features = make_features([3], 4)
+    features[schema.MASKED_LM_WEIGHTS][:] = [1, 1, 0, 0]
+    features[schema.MASKED_LM_POSITIONS][:] = [0, 1, 0, 0]
+    record = tf.train.Example.FromString(serialize_examples(features)[0])
+    record.features.feature[feature].int64_list.value[0] = -4
     tfrecords.write_records(tmp_path / "x.tfrecord", [record.SerializeToString()])
-    with pytest.raises(InputError, match=r"record 1: input_ids must be in .*Received: -4 at index 1"):
+    with pytest.raises(InputError, match=rf"record 1: {feature} must .*Received: -4 at index 0"):
         load(tmp_path / "x.tfrecord")
-
-
-# Packed files
-
-PACK = {
-    schema.INPUT_IDS: [2, 7, 4, 3, 2, 9, 3, 0],
-    schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],
-    schema.SEGMENT_IDS: [0, 0, 1, 1, 0, 0, 0, 0],
-    schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 0],
-    schema.MASKED_LM_POSITIONS: [2, 5, 0],
-    schema.MASKED_LM_IDS: [8, 9, 0],
-    schema.MASKED_LM_WEIGHTS: [1, 2, 0],
-    schema.NEXT_SENTENCE_POSITIONS: [0, 4, 0],
-    schema.NEXT_SENTENCE_LABELS: [1, 0, 0],
-    schema.NEXT_SENTENCE_WEIGHTS: [1, 1, 0],
-}
-
-
-def write_pack(path, **changed):
-    features = {name: np.array([changed.get(name, values)]) for name, values in PACK.items()}
-    return write_features(path, features)
-
-
-def test_pack_is_read_as_its_sequences(tmp_path):
-    (sequences,) = read_packed(write_pack(tmp_path / "p.tfrecord"))
-    assert sequences.lengths.tolist() == [4, 3]
-    assert sequences.tokens.tolist() == [2, 7, 4, 3, 2, 9, 3]
-    assert sequences.token_type_ids.tolist() == [0, 0, 1, 1, 0, 0, 0]
-    assert sequences.num_predictions.tolist() == [1, 1]
-    assert sequences.prediction_positions.tolist() == [2, 1]
-    assert sequences.prediction_ids.tolist() == [8, 9]
-    assert sequences.next_sentence_labels.tolist() == [1, 0]
-    assert sequences.record_numbers.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("feature", "values"),
-    [
-        (schema.INPUT_MASK, [2, 2, 2, 2, 1, 1, 1, 0]),
-        (schema.INPUT_MASK, [1, 1, 1, 1, 3, 3, 3, 0]),
-        (schema.INPUT_MASK, [1, 1, 1, 0, 2, 2, 2, 0]),
-        (schema.INPUT_MASK, [1, 1, 1, 1, 2, 2, 1, 0]),
-        (schema.INPUT_MASK, [1, 1, 1, 2, 2, 2, 2, 0]),
-        (schema.INPUT_MASK, [0, 0, 0, 0, 0, 0, 0, 0]),
-        (schema.INPUT_MASK, [1, 2, 3, 4, 4, 4, 4, 0]),
-        (schema.INPUT_IDS, [2, 7, 4, 3, 2, 9, 3, 5]),
-        (schema.SEGMENT_IDS, [0, 0, 1, 1, 0, 0, 0, 1]),
-        (schema.SEGMENT_IDS, [0, 0, 1, 1, 2, 2, 2, 0]),
-        (schema.POSITION_IDS, [0, 1, 2, 3, 4, 5, 6, 0]),
-        (schema.POSITION_IDS, [0, 1, 2, 3, 0, 1, 2, 3]),
-        (schema.MASKED_LM_POSITIONS, [5, 2, 0]),
-        (schema.MASKED_LM_POSITIONS, [2, 8, 0]),
-        (schema.MASKED_LM_POSITIONS, [2, 5, 6]),
-        (schema.MASKED_LM_POSITIONS, [2, 2, 0]),
-        (schema.MASKED_LM_IDS, [8, 9, 9]),
-        (schema.MASKED_LM_WEIGHTS, [1, 1, 0]),
-        (schema.MASKED_LM_WEIGHTS, [2, 1, 0]),
-        (schema.MASKED_LM_WEIGHTS, [0, 2, 0]),
-        (schema.MASKED_LM_WEIGHTS, [1, 1.5, 0]),
-        (schema.NEXT_SENTENCE_POSITIONS, [0, 3, 0]),
-        (schema.NEXT_SENTENCE_POSITIONS, [4, 0, 0]),
-        (schema.NEXT_SENTENCE_LABELS, [1, 0, 1]),
-        (schema.NEXT_SENTENCE_LABELS, [1, 3, 0]),
-        (schema.NEXT_SENTENCE_WEIGHTS, [1, 1, 1]),
-        (schema.NEXT_SENTENCE_WEIGHTS, [1, 0, 0]),
-    ],
-)
-def test_broken_layout_is_refused(tmp_path, feature, values):
-    with pytest.raises(LayoutError, match=r"p\.tfrecord, record 1: .* must .*Received: "):
-        list(read_packed(write_pack(tmp_path / "p.tfrecord", **{feature: values})))
-
-
-def test_pack_spec(tmp_path):
-    path = write_pack(tmp_path / "p.tfrecord")
-    assert tfrecords.read_pack_spec([path, path]) == schema.PackSpec(8, 3, 3)
-
-
-def test_pack_specs_that_disagree(tmp_path):
-    paths = [
-        write_pack(tmp_path / "a.tfrecord"),
-        write_pack(
-            tmp_path / "b.tfrecord",
-            masked_lm_positions=[2, 5],
-            masked_lm_ids=[8, 9],
-            masked_lm_weights=[1, 2],
-        ),
-    ]
-    with pytest.raises(InputError, match=r"a\.tfrecord: 8, 3, 3; .*b\.tfrecord: 8, 3, 2\."):
-        tfrecords.read_pack_spec(paths)
-
-
-def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
-    command = (
-        rf"python data_gen/pack_tfrecords\.py --input_file={unpacked} --max_seq_length=\d+ --output_dir=\S+"
-    )
-    with pytest.raises(InputError, match=rf"holds unpacked records; pack them first: {command}"):
-        tfrecords.read_pack_spec([unpacked])
-
-
-def test_packed_where_unpacked_is_wanted(tmp_path):
-    with pytest.raises(InputError, match="packed already"):
-        list(read_unpacked(write_pack(tmp_path / "p.tfrecord")))

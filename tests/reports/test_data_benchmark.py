@@ -3,9 +3,9 @@
 import json
 import os
 import sys
-import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from clock import Clock
@@ -44,6 +44,9 @@ def test_both_ways_pack_the_same_sequences(tmp_path):
 def test_both_ways_encode_the_same_packs():
     arrays = make_packs(5, 40, 3)
     assert arrays[schema.INPUT_MASK].max() == 3
+    again, other = make_packs(5, 40, 3), make_packs(5, 40, 3, seed=1)
+    assert all(np.array_equal(values, again[name]) for name, values in arrays.items())
+    assert not np.array_equal(arrays[schema.INPUT_IDS], other[schema.INPUT_IDS])
     fast = serialize_examples(arrays)
     for row, record in enumerate(fast):
         plain = serialize({name: values[row].tolist() for name, values in arrays.items()})
@@ -78,11 +81,14 @@ def writing(monkeypatch):
 
 
 def test_rates_are_of_the_packs_that_were_written(writing):
-    barrier = threading.Barrier(1)
+    # Who is ready waits for the others, and the clock starts when all are
+    barrier = SimpleNamespace(wait=encoding_speed.time.taking([1000, 1000]))
+    start = encoding_speed.time.now
     assert encoding_speed.measure_batched((3, 8, 32, 2, barrier)) == 3 * 8 / 4
     # an eighth of them, one at a time
     assert encoding_speed.measure_plain((3, 8, 32, 2, barrier)) == 3 / 4
     assert writing == [1, 24, 1, 3]
+    assert encoding_speed.time.now - start == 2 * (100 + 1000 + 4)
 
 
 def test_encoding_is_summed_over_processes_and_the_best_counts(monkeypatch):

@@ -86,6 +86,32 @@ def test_every_sentence_is_used_once(short_seq_prob):
     assert (uses == 1).all()
 
 
+def test_a_random_next_is_from_any_place_of_its_document():
+    corpus, _ = make_corpus([[2] * 20 for _ in range(40)])
+    starts = [
+        (b_begin - document_of(corpus, b_begin) * 40) // 2
+        for _, segments in draw_all(corpus, range(40), InstanceRules(12, 3))
+        for _, _, b_begin, _, is_random in segments
+        if is_random
+    ]
+    assert set(starts) == set(range(20))
+    assert 7 < np.mean(starts) < 12
+
+
+def test_sentences_are_gathered_until_they_reach_the_target():
+    offsets = np.array([0, 3, 5, 9, 20])
+    assert [instances._gather(offsets, 0, 3, target) for target in (1, 3, 4, 5, 6, 9, 99)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]
+    assert [instances._gather(offsets, 1, 4, target) for target in (2, 3, 6, 7)] == [2, 3, 3, 4]
+
+
 def test_half_of_the_nexts_are_random():
     corpus, _ = make_corpus([[5] * 200 for _ in range(40)])
     rules = InstanceRules(64, 10)

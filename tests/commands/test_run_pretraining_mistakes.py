@@ -1,0 +1,132 @@
+"""Mistakes in calling the training command: one line, status 2, and nothing is begun."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packs import batch_of
+from pretraining_command import arguments, run, write_all, write_batch
+from tiny import MAX_SEQ_LENGTH, write_data
+
+from data_gen import schema
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("data"))
+
+
+def mistakes(data):
+    """Changed flags, and what the one line must say."""
+    (data / "empty.tfrecord").write_bytes(b"")
+    (data / "text.tfrecord").write_text("This is no TFRecord.")
+    whole = (data / "packed-0.tfrecord").read_bytes()
+    (data / "cut.tfrecord").write_bytes(whole[:-10])
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (data / "flipped.tfrecord").write_bytes(flipped)
+    batch = batch_of([], MAX_SEQ_LENGTH, 4, 12)
+    one = {name: np.zeros((1, *values.shape[1:]), values.dtype) for name, values in batch.items()}
+    write_batch(data / "token.tfrecord", {**one, "token_ids": one["token_ids"] + 31})
+    write_batch(data / "bare.tfrecord", one, leave_out=schema.NEXT_SENTENCE_POSITIONS)
+    features = {name: np.zeros((1, 8), np.int64) for name in schema.UNPACKED_LENGTHS}
+    features[schema.NEXT_SENTENCE_LABELS] = features[schema.NEXT_SENTENCE_LABELS][:, :1]
+    tfrecords.write_records(data / "unpacked.tfrecord", serialize_examples(features))
+    return [
+        ({"input_file": f"{data}/none*"}, "`input_file` must match at least one file"),
+        ({"eval_input_file": f"{data}/none*"}, "`eval_input_file` must match at least one file"),
+        ({"input_file": f"{data}/empty.tfrecord"}, "empty.tfrecord, which is empty"),
+        ({"input_file": f"{data}/text.tfrecord"}, "text.tfrecord is not a TFRecord file"),
+        (
+            {"input_file": f"{data}/cut.tfrecord"},
+            "cut.tfrecord, record 9: the record is truncated or corrupt",
+        ),
+        ({"input_file": f"{data}/flipped.tfrecord"}, "the record is truncated or corrupt"),
+        (
+            {"input_file": f"{data}/token.tfrecord"},
+            "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
+        ),
+        ({"input_file": f"{data}/bare.tfrecord"}, "features next_sentence_positions are missing. Received: "),
+        (
+            {"input_file": f"{data}/unpacked.tfrecord"},
+            f"python data_gen/pack_tfrecords.py --input_file={data}/unpacked.tfrecord --max_seq_length=8 ",
+        ),
+        ({"bert_config_file": "bert-gigantic"}, "`bert_config_file` must be one of bert-tiny"),
+        ({"num_train_steps": 0}, "`num_train_steps` must be at least 1. Received: 0."),
+        ({"micro_batch_size": 3}, "`micro_batch_size` must divide `train_batch_size`"),
+        ({"init_checkpoint": f"{data}/none"}, "`init_checkpoint` must be a folder"),
+        ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1"),
+        ({"json": str(data)}, "`json` must be a file to write"),
+        (
+            {"eval_input_file": f"{data}/token.tfrecord"},
+            "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
+        ),
+        ({"packing_correction": "betas"}, "`packing_correction` must be none where no manifest.json"),
+        ({"unknown_flag": 1}, "Unknown command line flag 'unknown_flag'"),
+    ]
+
+
+def test_mistakes_are_one_line_and_status_2(data, tmp_path, capsys):
+    for number, (change, message) in enumerate(mistakes(data)):
+        output_dir = tmp_path / str(number)
+        capsys.readouterr()
+        assert run(*arguments(data, output_dir, **change)) == 2, change
+        printed = capsys.readouterr().err
+        assert message in printed and printed.count("\n") == 1, (change, printed)
+        assert not list(output_dir.glob("checkpoint*")), change
+
+
+def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys):
+    write_data(tmp_path)
+    (tmp_path / "eval").mkdir()
+    write_data(tmp_path / "eval")
+    manifest = {
+        "kind": "packed",
+        "files": [],
+        "num_sequences": 30,
+        "num_packs": 15,
+        "histogram": {"lengths": [6]},
+        "vocab_size": 31,
+        "vocab_sha256": "a",
+    }
+    for change, message in (
+        ({"vocab_size": 32}, "the vocabulary of `input_file` must be at most vocab_size=31 of"),
+        (
+            {"histogram": {"lengths": [6, 25]}},
+            "longest sequence of `input_file` must be at most max_position",
+        ),
+        ({"vocab_sha256": "b"}, "all records must be of one vocabulary"),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **change}))
+        (tmp_path / "eval" / "manifest.json").write_text(json.dumps(manifest))
+        assert run(*arguments(tmp_path, tmp_path / "run")) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_backend_that_is_not_supported_or_not_installed_is_refused(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    assert run(*arguments(data, tmp_path / "run")) == 2
+    assert "KERAS_BACKEND must be one of tensorflow, jax. Received: torch." in capsys.readouterr().err
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(*arguments(data, tmp_path / "run")) == 2
+    assert "KERAS_BACKEND=jax needs `pip install -e '.[jax]'`" in capsys.readouterr().err
+
+
+def test_a_mistake_is_all_that_a_process_prints(tmp_path):
+    """No start-up line of TensorFlow's stands around it, whichever module imports that first."""
+    command = [sys.executable, ROOT / "run_pretraining.py", "--input_file=none", f"--output_dir={tmp_path}"]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
+    assert "`input_file` must match at least one file. Received: 'none'." in found.stderr

@@ -1,0 +1,52 @@
+"""The training command in this process, on tiny data."""
+
+from tiny import write_data
+
+import run_pretraining
+from bert_packed.objectives.features import BATCH_NAMES
+from bert_packed.runs.pretraining_config import TrainConfig
+from data_gen.cli import command_line
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
+
+
+def write_all(folder):
+    """Packs to train on, and others to evaluate, with the model's config: the folder."""
+    write_data(folder)
+    (folder / "eval").mkdir()
+    write_data(folder / "eval", num_packs=(5,), seed=1)
+    return folder
+
+
+def arguments(data, output_dir, **changes):
+    """Flags of a short run."""
+    flags = {
+        "input_file": f"{data}/packed-*.tfrecord",
+        "eval_input_file": f"{data}/eval/*.tfrecord",
+        "output_dir": output_dir,
+        "bert_config_file": f"{data}/bert_config.json",
+        "train_batch_size": 4,
+        "micro_batch_size": 2,
+        "eval_batch_size": 2,
+        "num_train_steps": 24,
+        "num_warmup_steps": 2,
+        "learning_rate": 0.01,
+        "save_checkpoints_steps": 7,
+        "eval_steps": 10,
+        "log_steps": 5,
+        **changes,
+    }
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def run(*arguments):
+    """The command in this process: exit status."""
+    return command_line.run(
+        run_pretraining.main, TrainConfig, run_pretraining.DESCRIPTION, ["run_pretraining.py", *arguments]
+    )
+
+
+def write_batch(path, batch, leave_out=None):
+    """The packs of a batch in a file, all features or all but one."""
+    features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
+    tfrecords.write_records(path, serialize_examples(features))

@@ -1,0 +1,159 @@
+"""Packs read as their sequences, with every rule of the layout checked, and the shapes of files of packs."""
+
+import re
+
+import numpy as np
+import pytest
+from unpacked_records import make_features, write_features
+
+from data_gen import schema
+from data_gen.cli.settings import InputError
+from data_gen.records import tfrecords
+from data_gen.records.read_packed import LayoutError, read_packed
+from data_gen.records.read_unpacked import read_unpacked
+from data_gen.records.sequences import concatenate
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    return write_features(tmp_path / "in.tfrecord", make_features([5, 8], 8))
+
+
+PACK = {
+    schema.INPUT_IDS: [2, 7, 4, 3, 2, 9, 3, 0],
+    schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],
+    schema.SEGMENT_IDS: [0, 0, 1, 1, 0, 0, 0, 0],
+    schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 0],
+    schema.MASKED_LM_POSITIONS: [2, 5, 0],
+    schema.MASKED_LM_IDS: [8, 9, 0],
+    schema.MASKED_LM_WEIGHTS: [1, 2, 0],
+    schema.NEXT_SENTENCE_POSITIONS: [0, 4, 0],
+    schema.NEXT_SENTENCE_LABELS: [1, 0, 0],
+    schema.NEXT_SENTENCE_WEIGHTS: [1, 1, 0],
+}
+
+
+def write_pack(path, **changed):
+    features = {name: np.array([changed.get(name, values)]) for name, values in PACK.items()}
+    return write_features(path, features)
+
+
+def test_pack_is_read_as_its_sequences(tmp_path):
+    (sequences,) = read_packed(write_pack(tmp_path / "p.tfrecord"))
+    assert sequences.lengths.tolist() == [4, 3]
+    assert sequences.tokens.tolist() == [2, 7, 4, 3, 2, 9, 3]
+    assert sequences.token_type_ids.tolist() == [0, 0, 1, 1, 0, 0, 0]
+    assert sequences.num_predictions.tolist() == [1, 1]
+    assert sequences.prediction_positions.tolist() == [2, 1]
+    assert sequences.prediction_ids.tolist() == [8, 9]
+    assert sequences.next_sentence_labels.tolist() == [1, 0]
+    assert sequences.record_numbers.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("feature", "values"),
+    [
+        (schema.INPUT_MASK, [2, 2, 2, 2, 1, 1, 1, 0]),
+        (schema.INPUT_MASK, [1, 1, 1, 1, 3, 3, 3, 0]),
+        (schema.INPUT_MASK, [1, 1, 1, 0, 2, 2, 2, 0]),
+        (schema.INPUT_MASK, [1, 1, 1, 1, 2, 2, 1, 0]),
+        (schema.INPUT_MASK, [1, 1, 1, 2, 2, 2, 2, 0]),
+        (schema.INPUT_MASK, [0, 0, 0, 0, 0, 0, 0, 0]),
+        (schema.INPUT_MASK, [1, 2, 3, 4, 4, 4, 4, 0]),
+        (schema.INPUT_IDS, [2, 7, 4, 3, 2, 9, 3, 5]),
+        (schema.SEGMENT_IDS, [0, 0, 1, 1, 0, 0, 0, 1]),
+        (schema.SEGMENT_IDS, [0, 0, 1, 1, 2, 2, 2, 0]),
+        (schema.POSITION_IDS, [0, 1, 2, 3, 4, 5, 6, 0]),
+        (schema.POSITION_IDS, [0, 1, 2, 3, 0, 1, 2, 3]),
+        (schema.MASKED_LM_POSITIONS, [5, 2, 0]),
+        (schema.MASKED_LM_POSITIONS, [2, 8, 0]),
+        (schema.MASKED_LM_POSITIONS, [2, 5, 6]),
+        (schema.MASKED_LM_POSITIONS, [2, 2, 0]),
+        (schema.MASKED_LM_IDS, [8, 9, 9]),
+        (schema.MASKED_LM_WEIGHTS, [1, 1, 0]),
+        (schema.MASKED_LM_WEIGHTS, [2, 1, 0]),
+        (schema.MASKED_LM_WEIGHTS, [0, 2, 0]),
+        (schema.MASKED_LM_WEIGHTS, [1, 1.5, 0]),
+        (schema.NEXT_SENTENCE_POSITIONS, [0, 3, 0]),
+        (schema.NEXT_SENTENCE_POSITIONS, [4, 0, 0]),
+        (schema.NEXT_SENTENCE_LABELS, [1, 0, 1]),
+        (schema.NEXT_SENTENCE_LABELS, [1, 3, 0]),
+        (schema.NEXT_SENTENCE_WEIGHTS, [1, 1, 1]),
+        (schema.NEXT_SENTENCE_WEIGHTS, [1, 0, 0]),
+    ],
+)
+def test_broken_layout_is_refused(tmp_path, feature, values):
+    with pytest.raises(LayoutError, match=r"p\.tfrecord, record 1: .* must .*Received: "):
+        list(read_packed(write_pack(tmp_path / "p.tfrecord", **{feature: values})))
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "message"),
+    [
+        (schema.INPUT_MASK, [1, 2, 3, 4, 4, 4, 4, 0], "must be at most K=3. Received: 4 at index 3"),
+        (schema.INPUT_MASK, [1, 1, 1, 1, 2, 2, 1, 0], "and end in padding 0. Received: 1 at index 6"),
+        (schema.INPUT_IDS, [2, 7, 2**33, 3, 2, 9, 3, 0], "input_ids must be in 0..2147483647"),
+        (schema.MASKED_LM_IDS, [8, 2**33, 0], "masked_lm_ids must be in 0..2147483647"),
+        (schema.MASKED_LM_POSITIONS, [2, 2, 0], "must be the sequence of the prediction's position"),
+        (schema.MASKED_LM_WEIGHTS, [0, 2, 0], "must end in zeros. Received: 2.0 at index 1"),
+        (schema.MASKED_LM_WEIGHTS, [2, 2, 0], "of the prediction's position. Received: 2.0 at index 0"),
+        (schema.NEXT_SENTENCE_LABELS, [1, 0, 1], "must be 0 in an unused slot. Received: 1 at index 2"),
+        (schema.NEXT_SENTENCE_WEIGHTS, [1, 2, 0], "1 per sequence, else 0. Received: 2.0 at index 1"),
+    ],
+)
+def test_the_rule_that_is_broken_is_named(tmp_path, feature, values, message):
+    with pytest.raises(LayoutError, match=re.escape(message)):
+        list(read_packed(write_pack(tmp_path / "p.tfrecord", **{feature: values})))
+
+
+@pytest.mark.parametrize("positions", [[2, 1, 0], [1, 1, 0]])
+def test_positions_must_ascend(tmp_path, positions):
+    changed = {"masked_lm_positions": positions, "masked_lm_weights": [1, 1, 0]}
+    with pytest.raises(LayoutError, match=r"masked_lm_positions must ascend\. Received: 1 at index 1"):
+        list(read_packed(write_pack(tmp_path / "p.tfrecord", **changed)))
+
+
+def test_packs_of_later_batches_are_numbered_on(tmp_path, monkeypatch):
+    """And predictions stay with their sequences, whichever pack of a batch they are in."""
+    features = {name: np.array([values] * 5) for name, values in PACK.items()}
+    features[schema.MASKED_LM_IDS][:, 0] = range(11, 16)
+    path = write_features(tmp_path / "p.tfrecord", features)
+    read_batches = tfrecords.read_batches
+    monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=2: read_batches(path, batch_size))
+    sequences = concatenate(list(read_packed(path)))
+    assert sequences.record_numbers.tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert sequences.num_predictions.tolist() == [1] * 10
+    assert sequences.prediction_ids.tolist() == [11, 9, 12, 9, 13, 9, 14, 9, 15, 9]
+    assert sequences.prediction_positions.tolist() == [2, 1] * 5
+
+
+def test_pack_spec(tmp_path):
+    path = write_pack(tmp_path / "p.tfrecord")
+    assert tfrecords.read_pack_spec([path, path]) == schema.PackSpec(8, 3, 3)
+
+
+def test_pack_specs_that_disagree(tmp_path):
+    paths = [
+        write_pack(tmp_path / "a.tfrecord"),
+        write_pack(
+            tmp_path / "b.tfrecord",
+            masked_lm_positions=[2, 5],
+            masked_lm_ids=[8, 9],
+            masked_lm_weights=[1, 2],
+        ),
+    ]
+    with pytest.raises(InputError, match=r"a\.tfrecord: 8, 3, 3; .*b\.tfrecord: 8, 3, 2\."):
+        tfrecords.read_pack_spec(paths)
+
+
+def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
+    command = (
+        rf"python data_gen/pack_tfrecords\.py --input_file={unpacked} --max_seq_length=\d+ --output_dir=\S+"
+    )
+    with pytest.raises(InputError, match=rf"holds unpacked records; pack them first: {command}"):
+        tfrecords.read_pack_spec([unpacked])
+
+
+def test_packed_where_unpacked_is_wanted(tmp_path):
+    with pytest.raises(InputError, match="packed already"):
+        list(read_unpacked(write_pack(tmp_path / "p.tfrecord")))
