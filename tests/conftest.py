@@ -33,8 +33,10 @@ get_context("forkserver").set_forkserver_preload(["data_gen.assembly.pack_job", 
 multiprocessing.get_context = lambda method=None: get_context("forkserver" if method == "spawn" else method)
 
 # A minute and more each: begun last, one would run when all others are done
-DEAR_FILES = ("test_run_pretraining.py", "test_remat.py", "test_other_backend.py", "test_failures.py")
-DEAR_FILES += ("test_crash.py", "test_audit.py", "test_end_to_end.py", "test_engine.py")
+DEAR_FILES = """
+    test_run_pretraining test_remat test_other_backend test_failures test_run_pretraining_mistakes test_replicas
+    test_crash test_audit test_end_to_end test_engine
+""".split()
 
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
@@ -42,7 +44,7 @@ settings.load_profile("fixed")
 
 def pytest_collection_modifyitems(items):
     order = {name: place for place, name in enumerate(DEAR_FILES)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 class Uncompiled:
