@@ -33,10 +33,18 @@ get_context("forkserver").set_forkserver_preload(["data_gen.assembly.pack_job", 
 multiprocessing.get_context = lambda method=None: get_context("forkserver" if method == "spawn" else method)
 
 # A minute and more each: begun last, one would run when all others are done
-DEAR_FILES = """
-    test_run_pretraining test_remat test_other_backend test_failures test_run_pretraining_mistakes test_replicas
-    test_crash test_audit test_end_to_end test_engine
-""".split()
+DEAR_FILES = [
+    "test_run_pretraining",
+    "test_remat",
+    "test_other_backend",
+    "test_failures",
+    "test_run_pretraining_mistakes",
+    "test_replicas",
+    "test_crash",
+    "test_audit",
+    "test_end_to_end",
+    "test_engine",
+]
 
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
