@@ -4,6 +4,7 @@ import dataclasses
 import sys
 
 from bert_packed.config import ablate, load_model_config, override_dropout
+from bert_packed.parallel import cluster
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
@@ -23,6 +24,11 @@ Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minute
 def main(config):
     """Train, evaluate and report one run; returns an exit status."""
     backend = choose_backend()
+    with cluster.start(config.distribution, backend) as processes:
+        return _run(config, backend, processes)
+
+
+def _run(config, backend, processes):
     # TensorFlow: not for --help
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention
@@ -36,52 +42,54 @@ def main(config):
     if config.sample_data:
         from data_gen.sample_data import build_missing
 
-        build_missing()
+        processes.first_decides(lambda: build_missing() and None)
     data = read_data(config)
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
     model_config = ablate(model_config, config.ablation)
     check_fits(data, model_config, config, choose_objective(config, model_config).features)
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
-    with run_directory.locked(config.output_dir) as folder:
-        latest = run_directory.find_checkpoint(folder, config, facts)
+    with run_directory.locked(config.output_dir, processes) as folder:
+        latest = run_directory.agree(folder, config, facts, processes)
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
-        print(describe_run(config, model_config, data, attention.description))
-        engine = build_engine(config, model_config, data)
+        processes.say(describe_run(config, model_config, data, attention.description))
+        engine = build_engine(config, model_config, data, processes)
         first_step, state = 0, None
         if latest:
             state = checkpoint.restore_checkpoint(latest, engine)
             first_step = state["step"]
-            print(f"continues from {latest}")
+            processes.say(f"continues from {latest}")
         else:
             if config.init_checkpoint:
                 run_directory.check_outside(config.init_checkpoint, folder)
                 found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config)
-                print("\n".join(found.lines()))
+                processes.say("\n".join(found.lines()))
             # Only now, when the new run is known to start, does an earlier one go
-            run_directory.start_run(folder, config, facts)
-            print(describe_cost(config, model_config, data), flush=True)
-        run_directory.remove_partial(folder)
+            processes.first_decides(lambda: run_directory.start_run(folder, config, facts))
+            processes.say(describe_cost(config, model_config, data))
+        if processes.is_first:
+            run_directory.remove_partial(folder)
         due = bool(state and state["evaluation_due"])
-        hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, show_row)
+        hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, show_row, processes)
         if first_step == config.num_train_steps:
-            print(f"the run is complete: {latest} holds all {first_step:,} steps")
-        else:
+            processes.say(f"the run is complete: {latest} holds all {first_step:,} steps")
+        elif processes.is_first:
             run_directory.record_segment(folder, first_step, backend)
         with run_directory.naming_last_checkpoint(folder):
             stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:
-            print("stopped after saving; the same command continues", file=sys.stderr)
+            if processes.is_first:
+                print("stopped after saving; the same command continues", file=sys.stderr)
             return 128 + stopped_by
-        metrics = _report(config, folder, engine)
+        metrics = _report(config, folder, engine) if processes.is_first else None
         # After the report: whatever befalls the comparison, the run's figures are out
         try:
             with out_of_memory_names("the comparison of speeds", "micro_batch_size"):
-                speed = speed_rows(config, model_config, data, engine)
+                speed = speed_rows(config, model_config, data, engine, processes)
         except (InputError, OSError, MemoryError) as error:
             reason = " ".join(str(error).split())
             print(f"the run is complete; its speed could not be compared: {reason}", file=sys.stderr)
             return STATUS_NOT_COMPARED
-        if speed:
+        if speed and processes.is_first:
             print()
             print_table(speed)
             _write(config, metrics, speed)

@@ -18,7 +18,6 @@ import numpy as np
 
 from data_gen.cli.settings import InputError
 
-DISTRIBUTIONS = ("none", "mirrored", "multi_worker", "tpu")
 AXIS = "data"  # of JAX's mesh
 
 
@@ -60,12 +59,13 @@ class Replicas:
         return np.swapaxes(parts, 0, 1).reshape(self.num_local, -1, *values.shape[1:])
 
 
-def make_replicas(distribution):
+def make_replicas(distribution, strategy=None):
     """The devices that a run's steps are shared by.
 
     Args:
         distribution: "none" for one device; "mirrored" for all of this process; "multi_worker" for all of all
             processes of a cluster, which has been started; "tpu" for all cores of a TPU.
+        strategy: Of the cluster, under TensorFlow; None makes it here.
 
     Returns:
         `Replicas`, or None for one device.
@@ -77,7 +77,7 @@ def make_replicas(distribution):
         return None
     if keras.backend.backend() == "jax":
         return _jax_replicas(distribution)
-    return _tensorflow_replicas(distribution)
+    return _tensorflow_replicas(distribution, strategy)
 
 
 def check_shares(replicas, **sizes):
@@ -102,14 +102,14 @@ def _jax_replicas(distribution):
     return Replicas(len(devices), len(mesh.local_devices), mesh=mesh)
 
 
-def _tensorflow_replicas(distribution):
+def _tensorflow_replicas(distribution, strategy):
     import tensorflow as tf
 
     if distribution == "mirrored":
         devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         strategy = tf.distribute.MirroredStrategy([device.name for device in devices])
     elif distribution == "multi_worker":
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        strategy = strategy or tf.distribute.MultiWorkerMirroredStrategy()
     else:
         try:
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()

@@ -1,12 +1,17 @@
 """How the parts of a pre-training run fit together: engine, hooks of the outer loop, final comparison."""
 
+import contextlib
 import functools
 import itertools
+
+import numpy as np
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.parallel.processes import ALONE
+from bert_packed.parallel.replicas import check_shares, make_replicas
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.training import loop, metrics_log
@@ -22,17 +27,22 @@ def choose_objective(config, model_config):
     return pretraining_objective(config.mlm_loss, not model_config.ablation_no_next_sentence)
 
 
-def build_engine(config, model_config, data):
+def build_engine(config, model_config, data, processes=ALONE):
     """A compiled-step engine around a new model and optimizer, seeded by the config."""
+    replicas = make_replicas(config.distribution, processes.strategy)
+    check_shares(replicas, micro_batch_size=config.packs_at_once)
+    if data.eval.files:
+        check_shares(replicas, eval_batch_size=config.eval_batch_size)
     if model_config.ablation_no_position_reset:
         _check_positions(model_config, data.train.spec)
     objective = choose_objective(config, model_config)
     attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
-    model = objective.build_model(
-        model_config, config.random_seed, dtype=config.dtype, remat=config.remat, attend=attention.attend
-    )
-    optimizer = build_optimizer(config, data.train.packing_factor or 1.0)
-    return make_engine(model, objective, optimizer, config.packs_at_once)
+    with replicas.scope() if replicas else contextlib.nullcontext():
+        model = objective.build_model(
+            model_config, config.random_seed, dtype=config.dtype, remat=config.remat, attend=attention.attend
+        )
+        optimizer = build_optimizer(config, data.train.packing_factor or 1.0)
+        return make_engine(model, objective, optimizer, config.packs_at_once, replicas)
 
 
 def _check_positions(model_config, spec):
@@ -45,7 +55,9 @@ def _check_positions(model_config, spec):
         )
 
 
-def make_hooks(config, model_config, data, engine, folder, first_step, evaluation_due, show_row):
+def make_hooks(
+    config, model_config, data, engine, folder, first_step, evaluation_due, show_row, processes=ALONE
+):
     """The hooks of the outer loop: where batches come from, and where figures and checkpoints go.
 
     Args:
@@ -54,59 +66,67 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         first_step: Step of the checkpoint it continues from; later rows of the logs are removed.
         evaluation_due: Whether that step is still to be evaluated.
         show_row: Called with each row of the training log, for people.
+        processes: Those of the run: all evaluate, the first writes, and the others wait for a checkpoint.
     """
     objective = engine.objective
-    columns = metrics_log.train_columns(objective)
-    log = metrics_log.MetricsLog(folder / "metrics.csv", columns, first_step)
+    make_log = metrics_log.MetricsLog if processes.is_first else metrics_log.NoLog
+    log = make_log(folder / "metrics.csv", metrics_log.train_columns(objective), first_step)
     evaluate = None
     if data.eval.files:
         # An evaluation that is due is made again: its row may or may not have been written
         last_row = first_step - 1 if evaluation_due else first_step
-        columns = metrics_log.eval_columns(objective)
-        eval_log = metrics_log.MetricsLog(folder / "eval_metrics.csv", columns, last_row)
-        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, eval_log)
+        eval_log = make_log(folder / "eval_metrics.csv", metrics_log.eval_columns(objective), last_row)
+        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, eval_log, processes)
     schedule = build_schedule(config)
 
     def write_and_show(row):
         log.write(row)
-        show_row(row)
+        if processes.is_first:
+            show_row(row)
 
     def save(step, state):
-        checkpoint.save_checkpoint(folder, step, engine, model_config, state)
+        processes.first_decides(
+            lambda: str(checkpoint.save_checkpoint(folder, step, engine, model_config, state))
+        )
+
+    def prune():
+        if processes.is_first:
+            checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
 
     return loop.Hooks(
-        batches=functools.partial(_train_batches, config, model_config, objective, data.train),
+        batches=functools.partial(_train_batches, config, model_config, objective, data.train, processes),
         log=write_and_show,
         evaluate=evaluate,
         save=save,
-        prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
+        prune=prune,
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
-        tell_skipped=tell_skipped,
+        tell_skipped=tell_skipped if processes.is_first else lambda *_: None,
+        shows_progress=processes.is_first,
     )
 
 
-def speed_rows(config, model_config, data, engine):
+def speed_rows(config, model_config, data, engine, processes=ALONE):
     """Packed against unpacked training speed, measured now; [] where no unpacked data are given.
 
     Trains on: call it after the last checkpoint.
     """
     if not data.unpacked.files:
         return []
-    unpacked = build_engine(config, model_config, data)
+    unpacked = build_engine(config, model_config, data, processes)
     contenders = []
     for name, its_engine, packs, factor in (
         ("unpacked", unpacked, data.unpacked, 1.0),
         ("packed", engine, data.train, data.train.packing_factor),
     ):
-        batches = _train_batches(config, model_config, engine.objective, packs, first_step=0)
+        batches = _train_batches(config, model_config, engine.objective, packs, processes, first_step=0)
         some = list(itertools.islice(batches, NUM_TIMED_STEPS))
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
 
 
-def _train_batches(config, model_config, objective, packs, first_step):
+def _train_batches(config, model_config, objective, packs, processes, first_step):
     dataset = input_pipeline.train_batches(
         packs.index,
         packs.spec,
@@ -116,12 +136,28 @@ def _train_batches(config, model_config, objective, packs, first_step):
         first_step,
         objective.features,
     )
-    return input_pipeline.checked(dataset, packs.files, packs.spec, model_config, objective.features)
+    batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config, objective.features)
+    return _own_packs(batches, config.packs_at_once, processes)
 
 
-def _evaluate(config, model_config, packs, engine, log, step):
+def _own_packs(batches, at_once, processes):
+    """Of each batch this process's part of every micro-batch of so many packs.
+
+    Of two processes, 8 packs and 4 at once, the second has 2 3 6 7.
+    """
+    share = at_once // processes.num
+    for batch in batches:
+        parts = {
+            name: np.reshape(values, (-1, processes.num, share, *values.shape[1:]))[:, processes.index]
+            for name, values in batch.items()
+        }
+        yield {name: values.reshape(-1, *values.shape[2:]) for name, values in parts.items()}
+
+
+def _evaluate(config, model_config, packs, engine, log, processes, step):
     features = engine.objective.features
     dataset = input_pipeline.eval_batches(packs.files, packs.spec, config.eval_batch_size, features)
     batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config, features)
+    batches = _own_packs(batches, config.eval_batch_size, processes)
     sums = loop.evaluate(engine, batches, config.max_eval_steps)
     log.write({"step": step, **engine.objective.means(sums), "num_sequences": int(sums["num_sequences"])})

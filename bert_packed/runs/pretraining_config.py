@@ -13,6 +13,7 @@ from bert_packed.config import (
     check_dropout_overrides,
     parse_ablation,
 )
+from bert_packed.parallel.cluster import DISTRIBUTIONS
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 
@@ -83,6 +84,14 @@ class TrainConfig:
         "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax and without attention "
         "dropout; auto takes it where it can",
         choices=ATTENTIONS,
+    )
+    distribution: str = setting(
+        "none",
+        "devices that share each step, a part of its packs each: none is one, mirrored all of this machine, "
+        "tpu all cores of a TPU, multi_worker all of all processes that the environment variable TF_CONFIG "
+        "lists (docs/training.md); a run may go on under another",
+        choices=DISTRIBUTIONS,
+        changeable=True,
     )
     remat: bool = setting(
         False, "compute each encoder block again in the backward pass: less memory, more time"

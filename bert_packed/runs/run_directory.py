@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import os
 import shutil
+import uuid
 from pathlib import Path
 
 from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
+from bert_packed.parallel.processes import ALONE
 from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
@@ -29,20 +32,44 @@ EVENTS_FOLDER = "tensorboard"
 
 
 @contextlib.contextmanager
-def locked(output_dir):
-    """Hold a run's output directory, so that two runs never write to it at once; raises `InputError`."""
+def locked(output_dir, processes=ALONE):
+    """Hold a run's output directory, so that two runs never write to it at once.
+
+    The first process holds it for all, and leaves a word in the lock's file by which the others know that it
+    is the same directory that they see.
+
+    Raises:
+        InputError: another run holds it, or it is not one directory that all processes share.
+    """
     folder = Path(output_dir)
+    with contextlib.ExitStack() as stack:
+        word = processes.first_decides(lambda: stack.enter_context(_hold(folder)))
+        found = folder / LOCK_FILE
+        if not found.is_file() or found.read_text() != word:
+            raise InputError(
+                "`output_dir` must be one directory that all processes share. Received: "
+                f"{output_dir}, in which process {processes.index} does not see what process 0 writes."
+            )
+        yield folder
+
+
+@contextlib.contextmanager
+def _hold(folder):
+    """The word that is in the lock's file while the body runs."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")
+        raise InputError(f"`output_dir` must be a directory. Received: {folder}, which is a file.")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("w") as lock:
+    with (folder / LOCK_FILE).open("a") as lock:  # another run's word stays
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(
-                f"`output_dir` must not be used by another run. Received: {output_dir}."
-            ) from error
-        yield folder
+            raise InputError(f"`output_dir` must not be used by another run. Received: {folder}.") from error
+        word = uuid.uuid4().hex
+        lock.truncate()
+        lock.write(word)
+        lock.flush()
+        os.fsync(lock.fileno())
+        yield word
 
 
 @contextlib.contextmanager
@@ -120,6 +147,23 @@ def find_checkpoint(folder, config, facts):
             f"the run of {folder} has the former."
         )
     return checkpoints[-1]
+
+
+def agree(folder, config, facts, processes=ALONE):
+    """As `find_checkpoint`, for all processes of a run, which must have been given the same.
+
+    Raises:
+        InputError: as `find_checkpoint`, or flags, inputs or other facts differ from the first process's.
+    """
+    first = processes.first_decides(lambda: {"flags": dataclasses.asdict(config), **facts})
+    differences = _differences(first, config, facts)
+    if differences:
+        raise InputError(
+            f"all processes of a run must be given the same. Received: {'; '.join(differences)}; process 0 "
+            "has the former."
+        )
+    name = processes.first_decides(lambda: getattr(find_checkpoint(folder, config, facts), "name", None))
+    return folder / name if name else None
 
 
 def check_outside(init_checkpoint, folder):

@@ -27,6 +27,7 @@ class Hooks:
         learning_rate: From a step's index, from 0, to its rate.
         means: From sums over steps to the figures of a row.
         tell_skipped: With a step that was left out and what of its figures was not finite, as text.
+        shows_progress: Whether there is a progress bar, where somebody would see it.
     """
 
     batches: Callable[[int], Iterable]
@@ -37,6 +38,7 @@ class Hooks:
     learning_rate: Callable[[int], float]
     means: Callable[[dict], dict]
     tell_skipped: Callable[[int, str], None]
+    shows_progress: bool = True
 
 
 @dataclasses.dataclass
@@ -88,7 +90,8 @@ def train(engine, config, hooks, first_step=0, state=None):
     of what was saved has given finite sums, or when the run is complete, and not with the saving.
 
     Args:
-        engine: Engine with `train_step(batch)`.
+        engine: Engine with `train_step(batch, wants_stop)`; where several processes take part, its sums hold
+            `num_stop_requests`.
         config: `TrainConfig`, or what else has its numbers of steps.
         hooks: `Hooks`.
         first_step: Steps taken before; the data continue there.
@@ -105,13 +108,15 @@ def train(engine, config, hooks, first_step=0, state=None):
     skipped = SkippedSteps(config.max_skipped_steps)
     is_first = is_unproven = True
     stop = StopRequest()
-    with stop.watching(), _progress_bar(config, first_step) as bar:
+    with stop.watching(), _progress_bar(config, hooks, first_step) as bar:
         if state["evaluation_due"]:
             _evaluate_step(hooks, first_step)
         batches = iter(hooks.batches(first_step))
         for step in range(first_step + 1, config.num_train_steps + 1):
             start = time.perf_counter()
-            sums = {name: float(value) for name, value in engine.train_step(next(batches)).items()}
+            sums = engine.train_step(next(batches), stop.signal is not None)
+            sums = {name: float(value) for name, value in sums.items()}
+            stopped_by = stop.agreed(sums.pop("num_stop_requests", None))
             why = skipped.note(step, sums)
             if why:
                 hooks.tell_skipped(step, why)
@@ -130,12 +135,12 @@ def train(engine, config, hooks, first_step=0, state=None):
                 bar.set_postfix_str(_short(row))
                 interval = LogInterval({})
             due = bool(hooks.evaluate) and (is_last or _is_every(step, config.eval_steps))
-            if is_last or stop.signal or _is_every(step, config.save_checkpoints_steps):
+            if is_last or stopped_by or _is_every(step, config.save_checkpoints_steps):
                 kept = {"interval": interval.sums, "num_skipped": interval.num_skipped}
                 hooks.save(step, {**kept, "evaluation_due": due})
                 is_unproven = True
-            if stop.signal and not is_last:
-                return stop.signal
+            if stopped_by and not is_last:
+                return stopped_by
             if due:
                 _evaluate_step(hooks, step)
         hooks.prune()
@@ -177,8 +182,14 @@ def _is_every(step, steps):
     return bool(steps) and step % steps == 0
 
 
-def _progress_bar(config, first_step):
-    return tqdm(total=config.num_train_steps, initial=first_step, unit="step", disable=None, smoothing=0.1)
+def _progress_bar(config, hooks, first_step):
+    return tqdm(
+        total=config.num_train_steps,
+        initial=first_step,
+        unit="step",
+        disable=None if hooks.shows_progress else True,
+        smoothing=0.1,
+    )
 
 
 def _short(row):

@@ -23,8 +23,11 @@ class StopRequest:
     A SIGINT that the process was started to ignore stays ignored, as everywhere in Python: shells without job
     control start `command &` so, and a Ctrl-C at their terminal is meant for others. SIGTERM stops always.
 
+    Several processes of a run stop together: each hands its wish to the next step, which counts them, and all
+    see the same number. So they save at the same step, the one after a signal.
+
     Attributes:
-        signal: Number of the first signal, or None.
+        signal: Number of the first signal that this process got, or None.
     """
 
     def __init__(self):
@@ -49,6 +52,17 @@ class StopRequest:
             writer.close()
             watcher.join()
             reader.close()
+
+    def agreed(self, num_requests):
+        """The signal by which the run stops after a step, or None.
+
+        Args:
+            num_requests: How many processes asked for it when the step began; None where the step does not
+                count them: there is this process alone, and what it got during the step counts.
+        """
+        if num_requests is None:
+            return self.signal
+        return (self.signal or signal.SIGTERM) if num_requests else None
 
     def _note(self, number, _):
         self.signal = number

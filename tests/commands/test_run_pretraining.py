@@ -227,8 +227,8 @@ def test_weights_that_an_update_makes_nan_are_never_saved(data, tmp_path, capsys
     """The loss of that step is finite, and --keep_checkpoint_max would remove the last good one."""
     train_step = TensorFlowEngine.train_step
 
-    def planted(engine, batch):
-        sums = train_step(engine, batch)
+    def planted(engine, batch, wants_stop):
+        sums = train_step(engine, batch, wants_stop)
         if int(engine.optimizer.iterations.numpy()) == 3:
             bias = engine.weights()["bert/layer_1/attention/query/bias"]
             bias.assign(np.full(bias.shape, np.nan))

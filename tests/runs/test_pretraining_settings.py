@@ -166,11 +166,18 @@ def runs(files, tmp_path_factory):
         "changed": run(other_run(tmp / "changed"), **changed),
         "seeded": run(tmp / "seeded", **given, random_seed=99),
         "flash": run(tmp / "flash", **given, attention="flash"),
+        "mirrored": run(tmp / "mirrored", **given, distribution="mirrored"),
         "kept": run(other_run(tmp / "kept"), **given),
     }
     assert made["default"].status == made["changed"].status == 0, made["changed"].error
     made["default"].report = made["changed"].report = tmp / "report.json"
-    return made, {**changed, "output_dir": tmp / "changed", "random_seed": 99, "attention": "flash"}
+    return made, {
+        **changed,
+        "output_dir": tmp / "changed",
+        "random_seed": 99,
+        "attention": "flash",
+        "distribution": "mirrored",
+    }
 
 
 def schedule(seen):
@@ -285,6 +292,7 @@ CASES = {
     "ablation": Case(lambda seen, _: nsp_loss(seen), (False, True)),
     "dtype": Case(lambda seen, _: block(seen).attention.query.compute_dtype, "bfloat16"),
     "attention": Case(lambda seen, _: (seen.status, "`attention`" in seen.error), (2, True), run="flash"),
+    "distribution": Case(lambda seen, _: seen.engine.replicas is not None, True, run="mirrored"),
     "remat": Case(lambda seen, _: seen.engine.model.bert.remat, True),
     "hidden_dropout_prob": Case(
         lambda seen, _: {block(seen).attention.dropout.rate, block(seen).feed_forward.dropout.rate}, {0.2}

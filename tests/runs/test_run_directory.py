@@ -10,6 +10,7 @@ from tiny import write_data
 
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import (
+    agree,
     describe_inputs,
     find_checkpoint,
     locked,
@@ -153,6 +154,44 @@ def test_one_run_at_a_time(tmp_path):
         stack.enter_context(locked(tmp_path / "run"))
         with pytest.raises(InputError, match="must not be used by another run"):
             stack.enter_context(locked(tmp_path / "run"))
+
+
+class Second:
+    """A process that is told what the first decided."""
+
+    index, is_first = 1, False
+
+    def __init__(self, *decisions):
+        self._decisions = list(decisions)
+
+    def first_decides(self, _):
+        return self._decisions.pop(0)
+
+
+def test_the_others_of_a_run_hold_nothing_and_see_the_directory_of_the_first(tmp_path):
+    with locked(tmp_path / "run") as folder:
+        word = (folder / ".lock").read_text()
+        with locked(tmp_path / "run", Second(word)) as seen:
+            assert seen == folder
+        for other in (tmp_path / "other", folder):
+            with (
+                pytest.raises(InputError, match=r"one directory that all .*process 1 does not see what"),
+                locked(other, Second("another word")),
+            ):
+                pass
+    assert not (tmp_path / "other").exists()
+    with locked(tmp_path / "run"):
+        assert (folder / ".lock").read_text() not in ("", word)
+
+
+def test_all_processes_of_a_run_must_be_given_the_same(started):
+    folder, config, facts = started
+    first = json.loads(json.dumps({"flags": dataclasses.asdict(config), **facts}))
+    assert agree(folder, config, facts, Second(first, "checkpoint-1")) == folder / "checkpoint-1"
+    assert agree(folder, config, facts, Second(first, None)) is None
+    with pytest.raises(InputError, match=r"must be given the same\. Received: epsilon 1e-06 -> 0\.1; proc"):
+        agree(folder, dataclasses.replace(config, epsilon=0.1), facts, Second(first))
+    assert agree(folder, config, facts) == folder / "checkpoint-1"
 
 
 def test_output_directory_that_is_a_file(tmp_path):

@@ -33,7 +33,7 @@ class Recorder:
         self._fails_at, self._signal_at = fails_at, signal_at
         self._fails_evaluation = fails_evaluation
 
-    def train_step(self, batch):
+    def train_step(self, batch, wants_stop):
         self.calls.append(("train", batch))
         if batch == self._signal_at:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -172,6 +172,36 @@ def test_a_signal_where_an_evaluation_is_due_leaves_it_due():
     recorder = Recorder(signal_at=6)
     assert train(recorder) == signal.SIGTERM
     assert recorder.names()[-1] == "save 6" and recorder.saved[6]["evaluation_due"]
+
+
+class OneOfSeveral(Recorder):
+    """A process whose steps count who asks for a stop; another process asks from a step on."""
+
+    def __init__(self, other_asks_at=99, **faults):
+        super().__init__(**faults)
+        self._other_asks_at = other_asks_at
+
+    def train_step(self, batch, wants_stop):
+        sums = super().train_step(batch, wants_stop)
+        return {**sums, "num_stop_requests": float(wants_stop) + float(batch >= self._other_asks_at)}
+
+
+def test_several_processes_stop_at_the_step_that_has_counted_a_request(whole):
+    """One gets the signal in step 4, and says so in step 5; the other sees that there, and not before."""
+    asks, hears = OneOfSeveral(signal_at=4), OneOfSeveral(other_asks_at=5)
+    for process in (asks, hears):
+        assert train(process, save_checkpoints_steps=100) == signal.SIGTERM
+        assert process.names()[-2:] == ["train 5", "save 5"]
+    assert asks.saved == hears.saved
+    resumed = OneOfSeveral()
+    assert train(resumed, 5, asks.saved[5]) is None
+    assert without_times(resumed.rows()) == without_times(whole.rows())[1:]
+
+
+def test_a_request_that_comes_with_the_last_step_stops_nobody(whole):
+    for process in (OneOfSeveral(signal_at=7), OneOfSeveral(signal_at=6), OneOfSeveral(other_asks_at=7)):
+        assert train(process) is None
+        assert process.names() == whole.names()
 
 
 @pytest.mark.parametrize("step", [2, 3, 4])

@@ -35,6 +35,13 @@ def test_first_signal_is_noted_and_handlers_come_back(number):
     assert signal.set_wakeup_fd(-1) == -1
 
 
+def test_the_signal_by_which_several_processes_stop():
+    stop = StopRequest()
+    assert [stop.agreed(number) for number in (None, 0.0, 1.0)] == [None, None, signal.SIGTERM]
+    stop.signal = signal.SIGINT
+    assert [stop.agreed(number) for number in (None, 0.0, 2.0)] == [signal.SIGINT, None, signal.SIGINT]
+
+
 def test_what_another_watched_signals_with_comes_back():
     reader, writer = socket.socketpair()
     writer.setblocking(False)

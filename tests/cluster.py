@@ -1,0 +1,100 @@
+"""A cluster on this machine: the same training command in several processes, and what befalls them."""
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 600  # no process of a test takes longer, on any machine
+# One device a process: the tests' own settings may have more
+ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def free_ports(num):
+    """Ports of this machine that nobody listened at a moment ago."""
+    sockets = [socket.socket() for _ in range(num)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class RunningCluster:
+    """The processes of one command, which write what they say to files of a folder.
+
+    Args:
+        folder: For `out-0`, `err-0`, ...
+        arguments: Of `run_pretraining.py`.
+        num: Processes.
+        backend: "tensorflow" or "jax".
+    """
+
+    def __init__(self, folder, arguments, num, backend):
+        self.folder, self.num = Path(folder), num
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(num)]
+        self.processes = [self._start(index, arguments, backend) for index in range(num)]
+
+    def _start(self, index, arguments, backend):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": {"worker": self.addresses}, "task": task})
+        with (self.folder / f"out-{index}").open("w") as out, (self.folder / f"err-{index}").open("w") as err:
+            return subprocess.Popen(
+                [sys.executable, str(ROOT / "run_pretraining.py"), *arguments],
+                env={**os.environ, **ENVIRONMENT, "KERAS_BACKEND": backend, "TF_CONFIG": config},
+                stdout=out,
+                stderr=err,
+            )
+
+    def wait_for(self, condition):
+        """Wait until `condition()`; fails where a process ends before."""
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, self.said()
+            assert all(process.poll() is None for process in self.processes), self.said()
+            time.sleep(0.02)
+
+    def send(self, index, number):
+        self.processes[index].send_signal(number)
+
+    def statuses(self, seconds=SECONDS):
+        """Wait until all have ended: list of exit statuses, negative for a signal."""
+        deadline = time.monotonic() + seconds
+        try:
+            return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+        finally:
+            self.kill()
+
+    def kill(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+    def err(self, index):
+        """The lines on standard error, without those of a progress bar."""
+        return (self.folder / f"err-{index}").read_text().splitlines()
+
+    def out(self, index):
+        return (self.folder / f"out-{index}").read_text()
+
+    def said(self):
+        return {index: (self.out(index)[-2000:], self.err(index)[-20:]) for index in range(self.num)}
+
+
+def last_step(output_dir):
+    """The last step in the log of a run; 0 without one."""
+    path = Path(output_dir) / "metrics.csv"
+    if not path.exists():
+        return 0
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return int(rows[-1]["step"]) if rows else 0

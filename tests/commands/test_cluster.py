@@ -1,0 +1,131 @@
+"""The training command in several real processes: killed at any moment, the same commands go on.
+
+Every moment is drawn from a seed of its own: which process, which signal, at which step and how much later.
+"""
+
+import json
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from cluster import RunningCluster, last_step
+from safetensors.numpy import load_file
+from tiny import write_data
+
+from bert_packed.parallel.processes import STATUS_LOST
+
+pytestmark = pytest.mark.slow
+NUM_STEPS = 40
+MOMENTS = [
+    *(("jax", 2, seed) for seed in range(9)),
+    *(("jax", 4, seed) for seed in range(9, 13)),
+    *(("tensorflow", 2, seed) for seed in range(13, 18)),
+    *(("tensorflow", 4, seed) for seed in range(18, 20)),
+]
+STOPPED = 128 + signal.SIGTERM
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder, num_packs=(30, 21))
+    return folder
+
+
+def arguments(data, output_dir, **changes):
+    flags = {
+        "input_file": f"{data}/packed-*.tfrecord",
+        "output_dir": output_dir,
+        "bert_config_file": f"{data}/bert_config.json",
+        "train_batch_size": 8,
+        "micro_batch_size": 4,
+        "num_train_steps": NUM_STEPS,
+        "num_warmup_steps": 2,
+        "learning_rate": 0.01,
+        "save_checkpoints_steps": 3,
+        "log_steps": 1,
+        "distribution": "multi_worker",
+        **changes,
+    }
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    """From backend and number of processes to a run that nothing befell, made where it is asked for."""
+    made = {}
+
+    def find(backend, num):
+        if (backend, num) not in made:
+            folder = tmp_path_factory.mktemp("whole") / f"{backend}-{num}"
+            cluster = RunningCluster(folder / "said", arguments(data, folder / "run"), num, backend)
+            assert cluster.statuses() == [0] * num, cluster.said()
+            assert [cluster.out(index).count("step 1:") for index in range(num)] == [1] + [0] * (num - 1)
+            made[backend, num] = folder / "run"
+        return made[backend, num]
+
+    return find
+
+
+def assert_same_end(one, other):
+    """Equal weights, moments and dropout, bit for bit."""
+    for name in ("model.safetensors", "training.safetensors"):
+        got, want = (load_file(folder / f"checkpoint-{NUM_STEPS}" / name) for folder in (one, other))
+        assert got.keys() == want.keys()
+        assert all(np.array_equal(got[key], want[key]) for key in want)
+
+
+@pytest.mark.parametrize(("backend", "num", "seed"), MOMENTS)
+def test_whatever_is_killed_the_same_commands_go_on(data, uninterrupted, tmp_path, backend, num, seed):
+    rng = random.Random(seed)
+    victim, number = rng.randrange(num), rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+    step, later = rng.randrange(NUM_STEPS - 15), rng.random()
+    command = arguments(data, tmp_path / "run")
+    cluster = RunningCluster(tmp_path / "killed", command, num, backend)
+    cluster.wait_for(lambda: last_step(tmp_path / "run") >= step)
+    time.sleep(later)
+    cluster.send(victim, number)
+    statuses = cluster.statuses(60)
+    lost = f"worker {victim} ({cluster.addresses[victim]}) was lost"
+    if number == signal.SIGKILL:
+        assert statuses.pop(victim) == -signal.SIGKILL
+        assert statuses == [STATUS_LOST] * (num - 1), cluster.said()
+        for index in set(range(num)) - {victim}:
+            (line,) = cluster.err(index)
+            assert lost in line
+    elif STATUS_LOST in statuses:  # the signal came before the loop that heeds it
+        assert lost in "".join(cluster.err((victim + 1) % num))
+    elif statuses != [0] * num:
+        assert statuses == [STOPPED] * num, cluster.said()
+        newest = max(int(path.name[11:]) for path in (tmp_path / "run").glob("checkpoint-*[0-9]"))
+        assert newest == last_step(tmp_path / "run")  # of the step that all have taken last
+    again = RunningCluster(tmp_path / "again", command, num, backend)
+    assert again.statuses() == [0] * num, again.said()
+    assert_same_end(tmp_path / "run", uninterrupted(backend, num))
+
+
+def test_a_run_goes_on_in_another_number_of_processes_and_under_the_other_backend(data, tmp_path):
+    """Four processes under JAX, then one under TensorFlow, then two under JAX."""
+    for part, (backend, num, steps) in enumerate((("jax", 4, 6), ("tensorflow", 1, 12), ("jax", 2, 18))):
+        changes = {"distribution": "multi_worker" if num > 1 else "none", "save_checkpoints_steps": 1}
+        command = arguments(data, tmp_path / "run", **changes)
+        cluster = RunningCluster(tmp_path / f"part-{part}", command, num, backend)
+        cluster.wait_for(lambda steps=steps: last_step(tmp_path / "run") >= steps)
+        cluster.send(num - 1, signal.SIGTERM)
+        assert cluster.statuses() == [STOPPED] * num, cluster.said()
+        assert "continues from" in cluster.out(0) or part == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [segment["backend"] for segment in record["segments"]] == ["jax", "tensorflow", "jax"]
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_a_mistake_is_one_line_in_every_process(data, tmp_path, backend):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, backend)
+    assert cluster.statuses() == [2, 2]
+    for index in range(2):
+        (line,) = cluster.err(index)
+        assert "`output_dir` must be empty or hold this run" in line and "thesis.txt" in line
