@@ -5,6 +5,7 @@ import itertools
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
+from bert_packed.data.share import WHOLE
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
@@ -44,7 +45,7 @@ def _check_positions(model_config, spec):
         )
 
 
-def make_hooks(config, model_config, data, engine, folder, first_step, evaluation_due, show_row):
+def make_hooks(config, model_config, data, engine, folder, first_step, evaluation_due, show_row, share=WHOLE):
     """The hooks of the outer loop: where batches come from, and where figures and checkpoints go.
 
     Args:
@@ -53,6 +54,7 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         first_step: Step of the checkpoint it continues from; later rows of the logs are removed.
         evaluation_due: Whether that step is still to be evaluated.
         show_row: Called with each row of the training log, for people.
+        share: `Share`, which packs this process reads.
     """
     objective = engine.objective
     columns = metrics_log.train_columns(objective)
@@ -63,7 +65,7 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         last_row = first_step - 1 if evaluation_due else first_step
         columns = metrics_log.eval_columns(objective)
         eval_log = metrics_log.MetricsLog(folder / "eval_metrics.csv", columns, last_row)
-        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, eval_log)
+        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, eval_log, share)
     schedule = build_schedule(config)
 
     def write_and_show(row):
@@ -74,7 +76,7 @@ def make_hooks(config, model_config, data, engine, folder, first_step, evaluatio
         checkpoint.save_checkpoint(folder, step, engine, model_config, state)
 
     return loop.Hooks(
-        batches=functools.partial(_train_batches, config, model_config, objective, data.train),
+        batches=functools.partial(_train_batches, config, model_config, objective, data.train, share),
         log=write_and_show,
         evaluate=evaluate,
         save=save,
@@ -97,14 +99,14 @@ def speed_rows(config, model_config, data, engine):
         ("unpacked", unpacked, data.unpacked, 1.0),
         ("packed", engine, data.train, data.train.packing_factor),
     ):
-        batches = _train_batches(config, model_config, engine.objective, packs, first_step=0)
+        batches = _train_batches(config, model_config, engine.objective, packs, WHOLE, first_step=0)
         some = list(itertools.islice(batches, NUM_TIMED_STEPS))
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
 
 
-def _train_batches(config, model_config, objective, packs, first_step):
+def _train_batches(config, model_config, objective, packs, share, first_step):
     dataset = input_pipeline.train_batches(
         packs.index,
         packs.spec,
@@ -113,13 +115,16 @@ def _train_batches(config, model_config, objective, packs, first_step):
         config.shuffle_buffer_size,
         first_step,
         objective.features,
+        share,
     )
     return input_pipeline.checked(dataset, packs.files, packs.spec, model_config, objective.features)
 
 
-def _evaluate(config, model_config, packs, engine, log, step):
+def _evaluate(config, model_config, packs, engine, log, share, step):
     features = engine.objective.features
-    dataset = input_pipeline.eval_batches(packs.files, packs.spec, config.eval_batch_size, features)
+    dataset = input_pipeline.eval_batches(
+        packs.files, packs.spec, config.eval_batch_size, features, share, packs.index
+    )
     batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config, features)
     sums = loop.evaluate(engine, batches, config.max_eval_steps)
     log.write({"step": step, **engine.objective.means(sums), "num_sequences": int(sums["num_sequences"])})
