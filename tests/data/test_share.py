@@ -84,7 +84,8 @@ def test_shares_joined_are_the_order_of_one_process(buffer, num_packs, first_ste
 
 
 @pytest.mark.parametrize(
-    ("micro", "num_processes", "buffer", "first_step"), [(16, 1, 33, 0), (8, 2, 7, 11), (8, 4, 1000, 3)]
+    ("micro", "num_processes", "buffer", "first_step"),
+    [(16, 1, 33, 0), (8, 2, 7, 11), pytest.param(8, 4, 1000, 3, marks=pytest.mark.slow)],
 )
 def test_batches_of_all_processes_are_the_steps_of_one(
     files, written, micro, num_processes, buffer, first_step
@@ -183,7 +184,9 @@ def test_spans_of_a_share_are_its_records_and_no_byte_more(files):
     assert spans.num_bytes.tolist() == [sizes[pack] for pack in packs]
 
 
-@pytest.mark.parametrize(("num_packs", "num_processes"), [(1, 4), (9, 4), (16, 1), (50, 2)])
+@pytest.mark.parametrize(
+    ("num_packs", "num_processes"), [(1, 2), pytest.param(9, 4, marks=pytest.mark.slow), (50, 2)]
+)
 def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
     tmp_path, files, num_packs, num_processes
 ):
@@ -260,9 +263,9 @@ def test_a_wrong_record_of_a_share_is_named(tmp_path, monkeypatch):
         lambda share: eval_batches([path], SPEC, 8, share=share, index=index),
     ):
         messages = []
-        for process in range(4):
+        for process in range(2):
             try:
-                list(checked(make(Share(8, process, 4)), [path], SPEC, CONFIG))
+                list(checked(make(Share(8, process, 2)), [path], SPEC, CONFIG))
             except InputError as error:
                 messages.append(str(error))
         (message,) = messages  # of the one process whose pack it is
