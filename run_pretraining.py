@@ -44,6 +44,8 @@ def main(config):
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
     with run_directory.locked(config.output_dir) as folder:
         latest = run_directory.find_checkpoint(folder, config, facts)
+        if latest:
+            latest = run_directory.find_whole_checkpoint(folder, print)
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         print(describe_run(config, model_config, data, attention.description))
         engine = build_engine(config, model_config, data)

@@ -2,12 +2,21 @@
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
+import re
 import shutil
 from pathlib import Path
 
-from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
+from bert_packed.checkpoints.checkpoint import (
+    DAMAGED,
+    NAME,
+    PARTIAL_SUFFIX,
+    check_checkpoint,
+    list_checkpoints,
+    set_aside,
+)
 from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
@@ -18,6 +27,7 @@ from data_gen.records.inputs import check_promises, read_promises
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
+SCANS_FILE = ".scans.npz"  # what was found by reading all input files
 SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples name it
 OWN_FILES = (
     *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
@@ -122,6 +132,42 @@ def find_checkpoint(folder, config, facts):
     return checkpoints[-1]
 
 
+def find_whole_checkpoint(folder, tell):
+    """The newest checkpoint of a run that is as it was written; newer ones lose their names, not their bytes.
+
+    They go when the run has saved their step again (`checkpoint.prune_checkpoints`). Of several processes the
+    first calls it, before the others list the checkpoints.
+
+    Args:
+        folder: Output directory of a run with checkpoints that may continue, as `find_checkpoint` knows.
+        tell: Called with a line for people for each damaged one.
+
+    Returns:
+        Its path.
+
+    Raises:
+        InputError: there is none; then nothing is changed.
+        OSError: one cannot be read, by another reason than a bad disk.
+    """
+    damaged = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            check_checkpoint(path)
+        except (InputError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                raise  # no permission, say: the checkpoint may be good
+            damaged.append((path, error))
+            continue
+        for other, error in damaged:
+            tell(f"{other.name} is damaged, now {set_aside(other).name}; {path.name} is next: {error}")
+        return path
+    path, error = damaged[0]
+    raise InputError(
+        f"a run must have a whole checkpoint to continue from; --overwrite starts anew. Received: {error} "
+        f"Of {len(damaged)} checkpoints of {folder} none is whole."
+    )
+
+
 def check_outside(init_checkpoint, folder):
     """Raise `InputError` where a checkpoint to start from lies in the output directory."""
     if Path(init_checkpoint).resolve().is_relative_to(folder.resolve()):
@@ -154,15 +200,29 @@ def record_segment(folder, first_step, backend):
 
 
 def remove_partial(folder):
-    """Remove checkpoints that a kill left half-written or half-removed."""
+    """Remove checkpoints that a kill left half-written or half-removed, and half-written scans."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        shutil.rmtree(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _is_ours(path):
     if path.is_dir():
-        return path.name == EVENTS_FOLDER or bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
-    return path.name.removesuffix(".partial") in (*OWN_FILES, LOCK_FILE)
+        if path.name == EVENTS_FOLDER or DAMAGED.fullmatch(path.name):
+            return True
+        return bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
+    # Some files are written under a name with a number of the process's own
+    name = re.sub(r"(\.[0-9a-f]{32})?\.partial$", "", path.name)
+    return name in (*OWN_FILES, LOCK_FILE, SCANS_FILE)
+
+
+def _check_folder(output_dir):
+    folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")
+    return folder
 
 
 def _read_run(folder):
