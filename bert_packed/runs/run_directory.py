@@ -41,9 +41,7 @@ EVENTS_FOLDER = "tensorboard"
 @contextlib.contextmanager
 def locked(output_dir):
     """Hold a run's output directory, so that two runs never write to it at once; raises `InputError`."""
-    folder = Path(output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")
+    folder = _check_folder(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("w") as lock:
         try:
@@ -53,6 +51,22 @@ def locked(output_dir):
                 f"`output_dir` must not be used by another run. Received: {output_dir}."
             ) from error
         yield folder
+
+
+def check_own(output_dir):
+    """Check, before anything is read, that a directory may be this run's; one that is missing may be.
+
+    Raises:
+        InputError: it is a file, or holds what no run of ours writes.
+    """
+    folder = _check_folder(output_dir)
+    others = sorted(path.name for path in folder.iterdir() if not _is_ours(path)) if folder.exists() else []
+    if folder.exists() and (others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists())):
+        # Before anything is removed: `checkpoint-500` may be another tool's
+        name = others[0] if others else list_checkpoints(folder)[-1].name
+        raise InputError(
+            f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {name}."
+        )
 
 
 @contextlib.contextmanager
@@ -71,7 +85,7 @@ def naming_last_checkpoint(folder):
         ) from error
 
 
-def describe_inputs(paths, scans=None):
+def describe_inputs(paths, scans=None, are_checked=False):
     """What identifies a run's input files, and how many packs they hold.
 
     Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
@@ -80,6 +94,7 @@ def describe_inputs(paths, scans=None):
     Args:
         paths: Of packed TFRecord files.
         scans: Their `frames.FileScan`, where they were read already.
+        are_checked: Whether their records were, so that only the manifests are left to compare.
 
     Returns:
         List of dicts `path`, `sha256`, `num_records`.
@@ -91,7 +106,8 @@ def describe_inputs(paths, scans=None):
     promised = read_promises(paths)
     for path, scan in zip(paths, scans or map(scan_file, paths), strict=True):
         if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
-            num_records = tfrecords.count_records(path)  # names the record if the file is damaged
+            # names the record if the file is damaged
+            num_records = scan.num_records if are_checked else tfrecords.count_records(path)
             check_promises(promised.get(path, {}), path, num_records, scan.sha256)
         described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})
     return described
@@ -112,13 +128,7 @@ def find_checkpoint(folder, config, facts):
     Raises:
         InputError: flags, inputs or other facts differ from the run's, or the directory is not a run's.
     """
-    others = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
-    if others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists()):
-        # Before anything is removed: `checkpoint-500` may be another tool's
-        name = others[0] if others else list_checkpoints(folder)[-1].name
-        raise InputError(
-            f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {name}."
-        )
+    check_own(folder)
     checkpoints = list_checkpoints(folder)
     # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
     if config.overwrite or not checkpoints:
@@ -181,7 +191,7 @@ def start_run(folder, config, facts):
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != LOCK_FILE:
+        elif path.name not in (LOCK_FILE, SCANS_FILE):
             path.unlink()
     write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts})
     (folder / FLAGFILE).write_text(to_flagfile(config))

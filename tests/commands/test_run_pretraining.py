@@ -21,6 +21,7 @@ import run_pretraining
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.runs import pretraining
 from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.run_directory import SCANS_FILE
 from bert_packed.training.engines.tensorflow import TensorFlowEngine
 from data_gen import schema
 from data_gen.cli import command_line
@@ -185,6 +186,34 @@ def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_p
     assert process.returncode == 0, err
     assert f"continues from {saved}" in out
     assert_same_run(folder, uninterrupted)
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(data, uninterrupted, tmp_path, capsys):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    damaged = folder / "checkpoint-24" / "training.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    assert run(*arguments(data, folder)) == 0
+    text = capsys.readouterr().out
+    (line,) = [line for line in text.splitlines() if "damaged" in line]
+    assert line.startswith("checkpoint-24 is damaged, now checkpoint-24.damaged; checkpoint-21 is next: ")
+    assert f"{damaged} must have the SHA-256" in line
+    assert f"continues from {folder}/checkpoint-21" in text
+    assert_same_run(folder, uninterrupted)
+    assert not (folder / "checkpoint-24.damaged").exists()  # its step is there again, and good
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_removed(data, uninterrupted, tmp_path, capsys):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    for path in folder.glob("checkpoint-*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-9])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert run(*arguments(data, folder)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Of 3 checkpoints" in error
+    assert f"{folder}/checkpoint-24/model.safetensors must have the SHA-256" in error
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_evaluation_that_a_kill_cut_off_is_made(data, uninterrupted, tmp_path):
@@ -382,7 +411,8 @@ def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys
         (tmp_path / "eval" / "manifest.json").write_text(json.dumps(manifest))
         assert run(*arguments(tmp_path, tmp_path / "run")) == 2
         assert message in capsys.readouterr().err
-        assert not (tmp_path / "run").exists()
+        # what reading the files told is kept for the next try
+        assert {path.name for path in tmp_path.glob("run/*")} <= {SCANS_FILE}
 
 
 def test_a_backend_that_is_not_supported_or_not_installed_is_refused(data, tmp_path, monkeypatch, capsys):
