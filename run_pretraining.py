@@ -33,8 +33,14 @@ def _run(config, backend, processes):
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.runs import run_directory
-    from bert_packed.runs.pretraining import build_engine, choose_objective, make_hooks, speed_rows
-    from bert_packed.runs.pretraining_data import check_fits, read_data
+    from bert_packed.runs.pretraining import (
+        build_engine,
+        choose_objective,
+        make_hooks,
+        share_of,
+        speed_rows,
+    )
+    from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
     from bert_packed.training import loop
     from bert_packed.training.engines.memory import out_of_memory_names
@@ -43,13 +49,16 @@ def _run(config, backend, processes):
         from data_gen.sample_data import build_missing
 
         processes.first_decides(lambda: build_missing() and None)
-    data = read_data(config)
+    data = read_data(config, processes)
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
     model_config = ablate(model_config, config.ablation)
-    check_fits(data, model_config, config, choose_objective(config, model_config).features)
+    check_fits(data, model_config, config)
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
     with run_directory.locked(config.output_dir, processes) as folder:
-        latest = run_directory.agree(folder, config, facts, processes)
+        latest = run_directory.agree(folder, config, facts, print, processes)
+        if not latest:
+            features = choose_objective(config, model_config).features
+            check_held_out(data, model_config, config, features, share_of(config, processes))
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
         engine = build_engine(config, model_config, data, processes)

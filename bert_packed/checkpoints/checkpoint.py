@@ -5,9 +5,11 @@ OUTPUT_DIR/checkpoint-200/
     training.safetensors    optimizer and dropout state
     bert_config.json        the model's shape
     state.json              step and unfinished log interval
+    SHA256SUMS              checksums of these files
 """
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
@@ -17,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from bert_packed.checkpoints.checksums import check_checksums, write_checksums
 from bert_packed.config import load_model_config
 from bert_packed.training.finite import NotFiniteError, check_arrays
 from data_gen.cli.settings import InputError
@@ -32,6 +35,7 @@ WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
 TRAINING_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 NAME = re.compile(r"checkpoint-(\d+)")
 PARTIAL_SUFFIX = ".partial"
+DAMAGED = re.compile(r"checkpoint-(\d+)\.damaged(-\d+)?")  # put aside by `set_aside`
 
 
 def save_checkpoint(output_dir, step, engine, model_config, state):
@@ -64,6 +68,7 @@ def save_checkpoint(output_dir, step, engine, model_config, state):
         shutil.rmtree(partial)
         raise NotFiniteError(f"checkpoint-{step} is not written: {error}") from error
     (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
+    write_checksums(partial)
     for path in (*partial.iterdir(), partial):
         files.flush_to_disk(path)
     partial.rename(final)
@@ -72,10 +77,46 @@ def save_checkpoint(output_dir, step, engine, model_config, state):
 
 
 def prune_checkpoints(output_dir, keep):
-    """Remove all but the newest `keep` checkpoints, a number from 1."""
-    for old in list_checkpoints(output_dir)[:-keep]:
+    """Remove all but the newest `keep` checkpoints, a number from 1, and damaged ones not past the newest."""
+    found = list_checkpoints(output_dir)
+    for old in found[:-keep]:
         # Under another name first: killed in the middle, a half-empty folder must not pass for complete
         shutil.rmtree(old.rename(old.with_name(old.name + PARTIAL_SUFFIX)))
+    for path in list(Path(output_dir).iterdir()):
+        damaged = DAMAGED.fullmatch(path.name)
+        if damaged and found and int(damaged[1]) <= _step_of(found[-1]):
+            shutil.rmtree(path)
+
+
+def check_checkpoint(path):
+    """Check that a checkpoint is as it was written.
+
+    Its checksums tell any change. One of a version that wrote none is read: that tells a file that is cut
+    short or missing and a number that is not finite, but hardly another flipped bit.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        InputError: it is not; the message names the file.
+        OSError: it cannot be read.
+    """
+    path = Path(path)
+    if not check_checksums(path, (WEIGHTS, TRAINING, MODEL_CONFIG, STATE)):
+        for name in (WEIGHTS, TRAINING):
+            _read_tensors(path / name)
+        _read_json(path / STATE)
+
+
+def set_aside(path):
+    """Give a damaged checkpoint a name that no run reads, `checkpoint-7.damaged`; its step can come again.
+
+    Returns:
+        Its path then.
+    """
+    numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"{path.name}.damaged{number}") for number in numbers)
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def save_weights(folder, weights, model_config):
@@ -101,7 +142,7 @@ def list_checkpoints(output_dir):
     if not Path(output_dir).is_dir():
         return []
     found = [path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(NAME.fullmatch(path.name)[1]))
+    return sorted(found, key=_step_of)
 
 
 def restore_checkpoint(path, engine):
@@ -170,6 +211,10 @@ def find_checkpoint(path):
 def read_weights(folder):
     """The tensors of a checkpoint folder by name: dict of arrays; raises `InputError`."""
     return _read_tensors(Path(folder) / WEIGHTS)
+
+
+def _step_of(path):
+    return int(NAME.fullmatch(path.name)[1])
 
 
 def _read_tensors(path):

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from bert_packed.data.read_order import Spans, find_spans, read_order
+from bert_packed.data.read_order import IN_ORDER_PACKS, Spans, find_spans, index_files, read_order
+from bert_packed.data.share import WHOLE
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from data_gen import schema
 from data_gen.assembly.online_assembly import pack_stream
@@ -25,57 +26,74 @@ READERS = 8  # stretches of packs that are read at a time
 from_variant = tf.data.experimental.from_variant
 
 
-def train_batches(index, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED):
+def train_batches(
+    index, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED, share=WHOLE
+):
     """Endless batches in an order that follows from the seed, from any step on.
 
     Every epoch reads each pack once, in an order of its own (`read_order.py`); batches run across the end of
-    an epoch, so no pack is dropped.
+    an epoch, so no pack is dropped. One of several processes has its packs of every step, in the order in
+    which one process has them, and reads no other.
 
     Args:
         index: `read_order.PackIndex` of packed TFRecord files.
         spec: `schema.PackSpec` of the files.
-        batch_size: B.
+        batch_size: B, packs of a step, of all processes.
         seed: Whole number.
         shuffle_buffer_size: Packs held in memory and shuffled together, and as many again while the next are
-            read; 1 for the order on disk.
+            read; 1 for the order on disk. W processes hold a W-th each.
         first_step: Batches to leave out, as if they had been read before. They are not read.
         features: What to read, `Feature`s, those of an objective; others in the records are passed over.
+        share: `Share`, which packs of a step are read.
 
     Returns:
-        `tf.data.Dataset` of (batch, sources), as `_decode` makes them.
+        `tf.data.Dataset` of (batch, sources), as `_decode` makes them, of B / W packs.
+
+    Raises:
+        InputError: the share's micro-batches do not divide B.
     """
-    names = [field.name for field in dataclasses.fields(Spans)]
+    own_size = share.batch_size(batch_size)
+    first = first_step * batch_size
 
     def blocks():
-        for packs in read_order(index.num_packs, seed, shuffle_buffer_size, first_step * batch_size):
-            on_disk = np.sort(packs)
-            spans = find_spans(index, on_disk)
-            yield *(getattr(spans, name) for name in names), np.searchsorted(on_disk, packs)
+        return share.of_blocks(read_order(index.num_packs, seed, shuffle_buffer_size, first), first)
 
-    signature = (tf.TensorSpec([None], tf.int64),) * (len(names) + 1)
-    packs = (
-        tf.data.Dataset.from_generator(blocks, output_signature=signature)
-        .map(functools.partial(_read_block, tf.constant(index.files)))
-        .prefetch(1)
-        .unbatch()
-    )
+    packs = _read_packs(index, blocks).batch(own_size, drop_remainder=True)
     decode = functools.partial(_decode, spec=spec, features=features)
-    return packs.batch(batch_size, drop_remainder=True).map(decode, 2).prefetch(2)
+    return packs.map(decode, 2).prefetch(2)
 
 
-def eval_batches(files, spec, batch_size, features=RECORDED):
+def eval_batches(files, spec, batch_size, features=RECORDED, share=WHOLE, index=None):
     """Every pack once, in the order on disk; the last batch is filled with empty packs.
 
+    Of 6 packs in batches of 4, two processes have, with . for an empty pack:
+
+        process 0    0 1    4 5
+        process 1    2 3    . .
+
     Args:
-        files, spec, batch_size, features: As in `train_batches`.
+        files, spec, features: As in `train_batches`.
+        batch_size: E, packs that all processes compute at once.
+        share: `Share`, whatever its micro-batches are: a process has E / W packs of every batch that follow
+            one another, and all have equally many batches.
+        index: `PackIndex` of the files, by which one of several processes reads its packs alone. None finds
+            it, by reading the files.
 
     Returns:
-        `tf.data.Dataset` of (batch, sources), all batches of size B.
+        `tf.data.Dataset` of (batch, sources), all batches of size E / W.
+
+    Raises:
+        InputError: W does not divide E.
     """
-    packs = _read_in_order(files, tf.range(len(files), dtype=tf.int64)).batch(batch_size)
+    share = share.of_evaluation(batch_size)
+    own_size = share.batch_size(batch_size)
+    if share.num_processes == 1:
+        batches = _read_in_order(files, tf.range(len(files), dtype=tf.int64)).batch(own_size)
+    else:
+        batches = _read_share(index or index_files(files), share, own_size)
     decode = functools.partial(_decode, spec=spec, features=features)
-    fill = functools.partial(_fill, batch_size=batch_size)
-    return packs.map(decode, 2).map(lambda batch, sources: (fill(batch), sources)).prefetch(2)
+    fill = functools.partial(_fill, batch_size=own_size)
+    return batches.map(decode, 2).map(lambda batch, sources: (fill(batch), sources)).prefetch(2)
 
 
 def online_batches(
@@ -175,22 +193,64 @@ def _read_in_order(files, order):
     return tf.data.Dataset.from_tensor_slices(order).flat_map(read_file)
 
 
-def _read_block(paths, files, offsets, skips, counts, numbers, num_bytes, order):
+def _read_share(index, share, own_size):
+    """A process's packs of all, in order: dataset of batches as `_read_in_order`'s, of at most `own_size`."""
+
+    def blocks():
+        starts = range(0, index.num_packs, IN_ORDER_PACKS)
+        return share.of_blocks(
+            np.arange(first, min(first + IN_ORDER_PACKS, index.num_packs)) for first in starts
+        )
+
+    batches = _read_packs(index, blocks).batch(own_size)
+    num_before = (index.num_packs - 1) // share.micro_batch_size * share.micro_batch_size
+    if share.holds(np.arange(num_before, index.num_packs)).any():
+        return batches
+    # The others compute one more, and wait for this process in it
+    empty = (tf.zeros([0], tf.string), tf.zeros([0], tf.int64), tf.zeros([0], tf.int64))
+    return batches.concatenate(tf.data.Dataset.from_tensors(empty))
+
+
+def _read_packs(index, blocks):
+    """Packs, each block's as its process wants them.
+
+    Args:
+        index: `PackIndex`.
+        blocks: Function to an iterable of int64 `[n]`, numbers of packs, read together.
+
+    Returns:
+        Dataset of (serialized record, index of its file, number of the record, from 1).
+    """
+    names = [field.name for field in dataclasses.fields(Spans)]
+
+    def spans():
+        for packs in blocks():
+            if len(packs):
+                on_disk = np.sort(packs)
+                found = find_spans(index, on_disk)
+                yield *(getattr(found, name) for name in names), np.searchsorted(on_disk, packs)
+
+    signature = (tf.TensorSpec([None], tf.int64),) * (len(names) + 1)
+    dataset = tf.data.Dataset.from_generator(spans, output_signature=signature)
+    return dataset.map(functools.partial(_read_block, tf.constant(index.files))).prefetch(1).unbatch()
+
+
+def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
     """Packs in an order: string tensor of serialized records, index of its file and number of each, `[n]`.
 
     Args:
         paths: String tensor, all files.
-        files, offsets, skips, counts, numbers, num_bytes: Of `Spans`, int64 tensors.
+        files, offsets, counts, numbers, num_bytes: Of `Spans`, int64 tensors.
         order: int64 `[n]`, permutation of the packs as the spans have them.
     """
 
-    def read_span(path, offset, skip, count, size):
+    def read_span(path, offset, count, size):
         records = tf.raw_ops.TFRecordDatasetV2(
             filenames=[path], compression_type="", buffer_size=size, byte_offsets=[offset]
         )
-        return from_variant(records, tf.TensorSpec([], tf.string)).skip(skip).take(count)
+        return from_variant(records, tf.TensorSpec([], tf.string)).take(count)
 
-    spans = (tf.gather(paths, files), offsets, skips, counts, tf.minimum(num_bytes, READ_AHEAD))
+    spans = (tf.gather(paths, files), offsets, counts, tf.minimum(num_bytes, READ_AHEAD))
     num_packs = tf.size(order, tf.int64)
     # Several files are open at once, for stores that answer late; in blocks as long as that each span is
     # complete before the next

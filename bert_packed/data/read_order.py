@@ -19,7 +19,7 @@ import dataclasses
 import numpy as np
 
 from data_gen.records import tfrecords
-from data_gen.records.frames import INDEX_STEP, scan_file
+from data_gen.records.frames import scan_file
 from data_gen.records.shuffle import find_items, shuffle_places
 
 # Of a block. Packs of one stretch share a block whatever the others do, so stretches are short; each costs a
@@ -36,8 +36,9 @@ class PackIndex:
     Attributes:
         files: List of paths.
         starts: int64 `[files + 1]`, packs before each file; their number in all last.
-        offsets: List of int64 arrays: of each file, where in it every `INDEX_STEP`-th pack starts, in bytes,
-            and its size last.
+        offsets: List of int64 arrays: of each file, where in it every pack starts, in bytes, and its size
+            last. A place for every few packs would take less room, but who reads a pack in four would then
+            read most bytes of the file, and many of them twice.
     """
 
     files: list[str]
@@ -55,16 +56,14 @@ class Spans:
 
     Attributes:
         files: int64 `[n]`, into `PackIndex.files`.
-        offsets: int64 `[n]`, byte of an indexed pack at or before the first.
-        skips: int64 `[n]`, packs between that one and the first: below `INDEX_STEP`.
-        counts: int64 `[n]`, packs wanted.
+        offsets: int64 `[n]`, byte at which the first starts.
+        counts: int64 `[n]`, packs.
         numbers: int64 `[n]`, of the first in its file, from 1.
-        num_bytes: int64 `[n]`, from the offset to the end of the last, or a little more.
+        num_bytes: int64 `[n]`, of all of them.
     """
 
     files: np.ndarray
     offsets: np.ndarray
-    skips: np.ndarray
     counts: np.ndarray
     numbers: np.ndarray
     num_bytes: np.ndarray
@@ -129,10 +128,9 @@ def find_spans(index, packs):
     counts = np.diff(begins, append=len(packs))
     files = files[begins]
     records = packs[begins] - index.starts[files]
-    steps, ends = records // INDEX_STEP, -(-(records + counts) // INDEX_STEP)
-    offsets = np.array([index.offsets[file][step] for file, step in zip(files, steps, strict=True)])
-    limits = np.array([index.offsets[file][end] for file, end in zip(files, ends, strict=True)])
-    return Spans(files, offsets, records % INDEX_STEP, counts, records + 1, limits - offsets)
+    pairs = zip(files, records, records + counts, strict=True)
+    places = np.array([index.offsets[file][[first, end]] for file, first, end in pairs])
+    return Spans(files, places[:, 0], counts, records + 1, places[:, 1] - places[:, 0])
 
 
 class _Epoch:

@@ -114,6 +114,8 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         "data": {"num_sequences": len(data.sequences), "vocab_sha256": file_sha256(vocab_path)},
     }
     latest = run_directory.find_checkpoint(folder, config, facts)
+    if latest:
+        latest = run_directory.find_whole_checkpoint(folder, tell)
     vocab_text = Path(vocab_path).read_bytes()  # it may be in the folder that a new start empties
     engine, schedule = _build_engine(config, model_config, objective, steps)
     first_step, state = 0, None

@@ -4,10 +4,9 @@ import contextlib
 import functools
 import itertools
 
-import numpy as np
-
 from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
+from bert_packed.data.share import Share
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.processes import ALONE
@@ -135,29 +134,21 @@ def _train_batches(config, model_config, objective, packs, processes, first_step
         config.shuffle_buffer_size,
         first_step,
         objective.features,
+        share_of(config, processes),
     )
-    batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config, objective.features)
-    return _own_packs(batches, config.packs_at_once, processes)
+    return input_pipeline.checked(dataset, packs.files, packs.spec, model_config, objective.features)
 
 
-def _own_packs(batches, at_once, processes):
-    """Of each batch this process's part of every micro-batch of so many packs.
-
-    Of two processes, 8 packs and 4 at once, the second has 2 3 6 7.
-    """
-    share = at_once // processes.num
-    for batch in batches:
-        parts = {
-            name: np.reshape(values, (-1, processes.num, share, *values.shape[1:]))[:, processes.index]
-            for name, values in batch.items()
-        }
-        yield {name: values.reshape(-1, *values.shape[2:]) for name, values in parts.items()}
+def share_of(config, processes):
+    """The packs of a step that this process reads."""
+    return Share(config.packs_at_once, processes.index, processes.num)
 
 
 def _evaluate(config, model_config, packs, engine, log, processes, step):
     features = engine.objective.features
-    dataset = input_pipeline.eval_batches(packs.files, packs.spec, config.eval_batch_size, features)
+    dataset = input_pipeline.eval_batches(
+        packs.files, packs.spec, config.eval_batch_size, features, share_of(config, processes), packs.index
+    )
     batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config, features)
-    batches = _own_packs(batches, config.eval_batch_size, processes)
     sums = loop.evaluate(engine, batches, config.max_eval_steps)
     log.write({"step": step, **engine.objective.means(sums), "num_sequences": int(sums["num_sequences"])})

@@ -2,14 +2,18 @@
 
 import dataclasses
 import functools
+import os
 
 from bert_packed.data.input_pipeline import checked, eval_batches
 from bert_packed.data.read_order import index_files
-from bert_packed.runs.run_directory import describe_inputs
+from bert_packed.data.share import WHOLE
+from bert_packed.parallel.processes import ALONE
+from bert_packed.runs.input_scans import scan_inputs
+from bert_packed.runs.run_directory import SCANS_FILE, check_own, describe_inputs
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
 from data_gen.records import tfrecords
-from data_gen.records.frames import scan_file
+from data_gen.records.frames import FileScan
 from data_gen.records.inputs import find_files, folder_of
 from data_gen.schema import PackSpec
 
@@ -23,22 +27,19 @@ class PackedFiles:
         spec: Their fixed shapes, or None without files.
         manifests: Manifests beside them, of those folders that have one of packed records.
         has_all_manifests: Whether every folder has one.
+        found: What one reading of each file tells, list of `frames.FileScan`; None where they are not read.
     """
 
     files: list[str]
     spec: PackSpec | None
     manifests: list[dict]
     has_all_manifests: bool
+    found: list[FileScan] | None = None
 
     @functools.cached_property
-    def scans(self):
-        """What one reading of each file tells: list of `frames.FileScan`; read at first use."""
-        return [scan_file(path) for path in self.files]
-
-    @property
     def index(self):
-        """Where the packs are: `PackIndex`."""
-        return index_files(self.files, self.scans)
+        """Where the packs are: `PackIndex`; files that are not read yet are at its first use."""
+        return index_files(self.files, self.found)
 
     @property
     def packing_factor(self):
@@ -91,19 +92,23 @@ class PackedData:
         return {"packing_factor": self.train.packing_factor, "vocabularies": self.train.vocabularies}
 
 
-def read_data(config):
+def read_data(config, processes=ALONE):
     """Find a run's records and what they are.
+
+    What takes a reading of every byte is kept in the output directory, whether the run then starts or not.
 
     Args:
         config: `TrainConfig`.
+        processes: `parallel.processes.Processes`; all of them call this.
 
     Returns:
         `PackedData`.
 
     Raises:
-        InputError: no file matches, a file is damaged or unpacked, files disagree in shape or vocabulary, or
-            the packing factor is needed and no manifest tells it.
+        InputError: no file matches, a file is damaged or unpacked, files disagree in shape or vocabulary,
+            the packing factor is needed and no manifest tells it, or the output directory is not a run's.
     """
+    check_own(config.output_dir)
     names = ("input_file", "eval_input_file", "unpacked_input_file")
     train, held_out, unpacked = (_find_packs(config, name) for name in names)
     if train.packing_factor is None and config.packing_correction == "betas":
@@ -114,25 +119,26 @@ def read_data(config):
     _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})
     if unpacked.files:
         _check_comparable(train, unpacked)
+    paths = sorted({*train.files, *held_out.files})
+    scans = scan_inputs(paths, os.path.join(config.output_dir, SCANS_FILE), processes)
+    train, held_out = (
+        dataclasses.replace(found, found=[scans[path] for path in found.files]) for found in (train, held_out)
+    )
     inputs = {
-        "input_file": describe_inputs(train.files, train.scans),
-        "eval_input_file": describe_inputs(held_out.files, held_out.scans),
+        "input_file": describe_inputs(train.files, train.found, are_checked=True),
+        "eval_input_file": describe_inputs(held_out.files, held_out.found, are_checked=True),
     }
     return PackedData(train, held_out, unpacked, inputs)
 
 
-def check_fits(data, model_config, config, features):
-    """Check, before training, that the records fit the model: by the manifests, and all held-out records.
-
-    Held-out records are all read, because a mistake in them would show after training only.
+def check_fits(data, model_config, config):
+    """Check that the records fit the model, by what the manifests say of them.
 
     Args:
         data, model_config, config: Of the run.
-        features: Those of its objective.
 
     Raises:
-        InputError: a vocabulary or a sequence is larger than the model's tables, or a held-out record is
-            damaged or has an id without a row.
+        InputError: a vocabulary or a sequence is larger than the model's tables.
     """
     for name, found in (("input_file", data.train), ("eval_input_file", data.eval)):
         for what, limit_name, value in (
@@ -145,8 +151,25 @@ def check_fits(data, model_config, config, features):
                     f"the {what} of `{name}` must be at most {limit_name}={limit} of "
                     f"{config.bert_config_file}. Received: {value}."
                 )
+
+
+def check_held_out(data, model_config, config, features, share=WHOLE):
+    """Read all held-out records before a run starts: a mistake in them would show after training only.
+
+    A run that continues has had the same records and the same model when it started.
+
+    Args:
+        data, model_config, config: Of the run.
+        features: Those of its objective.
+        share: `Share`, which of them this process reads.
+
+    Raises:
+        InputError: a record is damaged or has an id without a row, or the processes do not divide the batch.
+    """
     if data.eval.files:
-        dataset = eval_batches(data.eval.files, data.eval.spec, config.eval_batch_size, features)
+        dataset = eval_batches(
+            data.eval.files, data.eval.spec, config.eval_batch_size, features, share, data.eval.index
+        )
         for _ in checked(dataset, data.eval.files, data.eval.spec, model_config, features):
             continue
 

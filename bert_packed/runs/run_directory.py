@@ -2,14 +2,23 @@
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
 
-from bert_packed.checkpoints.checkpoint import NAME, PARTIAL_SUFFIX, list_checkpoints
+from bert_packed.checkpoints.checkpoint import (
+    DAMAGED,
+    NAME,
+    PARTIAL_SUFFIX,
+    check_checkpoint,
+    list_checkpoints,
+    set_aside,
+)
 from bert_packed.parallel.processes import ALONE
 from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import to_flagfile, write_json
@@ -21,6 +30,7 @@ from data_gen.records.inputs import check_promises, read_promises
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
+SCANS_FILE = ".scans.npz"  # what was found by reading all input files
 SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples name it
 OWN_FILES = (
     *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
@@ -41,7 +51,7 @@ def locked(output_dir, processes=ALONE):
     Raises:
         InputError: another run holds it, or it is not one directory that all processes share.
     """
-    folder = Path(output_dir)
+    folder = _check_folder(output_dir)
     with contextlib.ExitStack() as stack:
         word = processes.first_decides(lambda: stack.enter_context(_hold(folder)))
         found = folder / LOCK_FILE
@@ -56,8 +66,6 @@ def locked(output_dir, processes=ALONE):
 @contextlib.contextmanager
 def _hold(folder):
     """The word that is in the lock's file while the body runs."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"`output_dir` must be a directory. Received: {folder}, which is a file.")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("a") as lock:  # another run's word stays
         try:
@@ -65,11 +73,27 @@ def _hold(folder):
         except BlockingIOError as error:
             raise InputError(f"`output_dir` must not be used by another run. Received: {folder}.") from error
         word = uuid.uuid4().hex
-        lock.truncate()
+        lock.truncate(0)
         lock.write(word)
         lock.flush()
         os.fsync(lock.fileno())
         yield word
+
+
+def check_own(output_dir):
+    """Check, before anything is read, that a directory may be this run's; one that is missing may be.
+
+    Raises:
+        InputError: it is a file, or holds what no run of ours writes.
+    """
+    folder = _check_folder(output_dir)
+    others = sorted(path.name for path in folder.iterdir() if not _is_ours(path)) if folder.exists() else []
+    if folder.exists() and (others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists())):
+        # Before anything is removed: `checkpoint-500` may be another tool's
+        name = others[0] if others else list_checkpoints(folder)[-1].name
+        raise InputError(
+            f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {name}."
+        )
 
 
 @contextlib.contextmanager
@@ -88,7 +112,7 @@ def naming_last_checkpoint(folder):
         ) from error
 
 
-def describe_inputs(paths, scans=None):
+def describe_inputs(paths, scans=None, are_checked=False):
     """What identifies a run's input files, and how many packs they hold.
 
     Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
@@ -97,6 +121,7 @@ def describe_inputs(paths, scans=None):
     Args:
         paths: Of packed TFRecord files.
         scans: Their `frames.FileScan`, where they were read already.
+        are_checked: Whether their records were, so that only the manifests are left to compare.
 
     Returns:
         List of dicts `path`, `sha256`, `num_records`.
@@ -108,7 +133,8 @@ def describe_inputs(paths, scans=None):
     promised = read_promises(paths)
     for path, scan in zip(paths, scans or map(scan_file, paths), strict=True):
         if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
-            num_records = tfrecords.count_records(path)  # names the record if the file is damaged
+            # names the record if the file is damaged
+            num_records = scan.num_records if are_checked else tfrecords.count_records(path)
             check_promises(promised.get(path, {}), path, num_records, scan.sha256)
         described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})
     return described
@@ -129,13 +155,7 @@ def find_checkpoint(folder, config, facts):
     Raises:
         InputError: flags, inputs or other facts differ from the run's, or the directory is not a run's.
     """
-    others = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
-    if others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists()):
-        # Before anything is removed: `checkpoint-500` may be another tool's
-        name = others[0] if others else list_checkpoints(folder)[-1].name
-        raise InputError(
-            f"`output_dir` must be empty or hold this run. Received: {folder}, which holds {name}."
-        )
+    check_own(folder)
     checkpoints = list_checkpoints(folder)
     # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
     if config.overwrite or not checkpoints:
@@ -149,11 +169,56 @@ def find_checkpoint(folder, config, facts):
     return checkpoints[-1]
 
 
-def agree(folder, config, facts, processes=ALONE):
-    """As `find_checkpoint`, for all processes of a run, which must have been given the same.
+def find_whole_checkpoint(folder, tell):
+    """The newest checkpoint of a run that is as it was written; newer ones lose their names, not their bytes.
+
+    They go when the run has saved their step again (`checkpoint.prune_checkpoints`). Of several processes the
+    first calls it, before the others list the checkpoints.
+
+    Args:
+        folder: Output directory of a run with checkpoints that may continue, as `find_checkpoint` knows.
+        tell: Called with a line for people for each damaged one.
+
+    Returns:
+        Its path.
 
     Raises:
-        InputError: as `find_checkpoint`, or flags, inputs or other facts differ from the first process's.
+        InputError: there is none; then nothing is changed.
+        OSError: one cannot be read, by another reason than a bad disk.
+    """
+    damaged = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            check_checkpoint(path)
+        except (InputError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                raise  # no permission, say: the checkpoint may be good
+            damaged.append((path, error))
+            continue
+        for other, error in damaged:
+            tell(f"{other.name} is damaged, now {set_aside(other).name}; {path.name} is next: {error}")
+        return path
+    path, error = damaged[0]
+    raise InputError(
+        f"a run must have a whole checkpoint to continue from; --overwrite starts anew. Received: {error} "
+        f"Of {len(damaged)} checkpoints of {folder} none is whole."
+    )
+
+
+def agree(folder, config, facts, tell, processes=ALONE):
+    """The checkpoint that a run continues from, for all its processes, which must have been given the same.
+
+    Args:
+        folder, config, facts: As of `find_checkpoint`.
+        tell: As of `find_whole_checkpoint`.
+        processes: Those of the run; the first finds it.
+
+    Returns:
+        Its path, or None for a start.
+
+    Raises:
+        InputError: as `find_checkpoint` and `find_whole_checkpoint`, or flags, inputs or other facts differ
+            from the first process's.
     """
     first = processes.first_decides(lambda: {"flags": dataclasses.asdict(config), **facts})
     differences = _differences(first, config, facts)
@@ -162,7 +227,12 @@ def agree(folder, config, facts, processes=ALONE):
             f"all processes of a run must be given the same. Received: {'; '.join(differences)}; process 0 "
             "has the former."
         )
-    name = processes.first_decides(lambda: getattr(find_checkpoint(folder, config, facts), "name", None))
+
+    def find():
+        continues = find_checkpoint(folder, config, facts)
+        return find_whole_checkpoint(folder, tell).name if continues else None
+
+    name = processes.first_decides(find)
     return folder / name if name else None
 
 
@@ -179,7 +249,7 @@ def start_run(folder, config, facts):
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != LOCK_FILE:
+        elif path.name not in (LOCK_FILE, SCANS_FILE):
             path.unlink()
     write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts})
     (folder / FLAGFILE).write_text(to_flagfile(config))
@@ -198,15 +268,29 @@ def record_segment(folder, first_step, backend):
 
 
 def remove_partial(folder):
-    """Remove checkpoints that a kill left half-written or half-removed."""
+    """Remove checkpoints that a kill left half-written or half-removed, and half-written scans."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        shutil.rmtree(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _is_ours(path):
     if path.is_dir():
-        return path.name == EVENTS_FOLDER or bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
-    return path.name.removesuffix(".partial") in (*OWN_FILES, LOCK_FILE)
+        if path.name == EVENTS_FOLDER or DAMAGED.fullmatch(path.name):
+            return True
+        return bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
+    # Some files are written under a name with a number of the process's own
+    name = re.sub(r"(\.[0-9a-f]{32})?\.partial$", "", path.name)
+    return name in (*OWN_FILES, LOCK_FILE, SCANS_FILE)
+
+
+def _check_folder(output_dir):
+    folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")
+    return folder
 
 
 def _read_run(folder):

@@ -154,6 +154,11 @@ def inode(path):
     return 0 if is_remote(path) else os.stat(path).st_ino
 
 
+def change_time(path):
+    """When anything of a local file last changed, in nanoseconds, which no program sets back; 0 for URLs."""
+    return 0 if is_remote(path) else os.stat(path).st_ctime_ns
+
+
 def read_text(path):
     """The content of a UTF-8 file; raises `OSError`, `UnicodeDecodeError`."""
     with open_file(path) as file:

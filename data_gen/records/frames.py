@@ -5,6 +5,7 @@ A record of n bytes on the disk:
     length (8)  checksum (4)  record (n)  checksum (4)
 """
 
+import array
 import dataclasses
 import hashlib
 import itertools
@@ -18,7 +19,6 @@ LENGTH_BYTES = 8
 FRAME_BYTES = 16  # around each record
 READ_AHEAD = 2**20  # bytes read at once; larger records are jumped over
 MAX_RECORD_BYTES = 2**40  # a header that says more is damaged
-INDEX_STEP = 8  # an index names the place of every eighth record: a byte a record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class FileScan:
     Attributes:
         sha256: Hexadecimal, of all its bytes.
         num_records: Records in it; None where the headers do not lead to its end, as in a damaged file.
-        offsets: int64 `[ceil(num_records / INDEX_STEP) + 1]`: where every `INDEX_STEP`-th record starts, from
-            the first on, and the size of the file.
+        offsets: int64 `[num_records + 1]`: where every record starts, and the size of the file; `[0]` of a
+            damaged file.
     """
 
     sha256: str
@@ -42,7 +42,7 @@ def scan_file(path):
 
     The checksums within the records are left to who reads them.
     """
-    digest, offsets, num_records = hashlib.sha256(), [], 0
+    digest, offsets = hashlib.sha256(), array.array("q")  # a list of numbers takes five times the room
     held, held_place, place = b"", 0, 0  # what is held of the file, from where, and the next header's place
     with files.open_file(path) as file:
         while content := file.read(READ_AHEAD):
@@ -50,16 +50,16 @@ def scan_file(path):
             held += content
             end = held_place + len(held)
             while place + LENGTH_BYTES <= end:
-                if num_records % INDEX_STEP == 0:
-                    offsets.append(place)
+                offsets.append(place)
                 (size,) = struct.unpack_from("<Q", held, place - held_place)
                 place += FRAME_BYTES + size
-                num_records += 1
             held, held_place = held[max(0, place - held_place) :], min(place, end)
-    is_complete = place == held_place and not held
-    # a damaged header may name a place that no array of ours can hold
-    numbers = np.array([*offsets, place] if is_complete else [], np.int64)
-    return FileScan(digest.hexdigest(), num_records if is_complete else None, numbers)
+    if place != held_place or held:
+        return FileScan(digest.hexdigest(), None, np.zeros(0, np.int64))
+    num_records = len(offsets)
+    # only now: a damaged header may name a place that no array of ours can hold
+    offsets.append(place)
+    return FileScan(digest.hexdigest(), num_records, np.frombuffer(offsets, np.int64))
 
 
 def record_sizes(path):

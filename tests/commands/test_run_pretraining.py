@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from tiny import MAX_SEQ_LENGTH, write_data
 
 from bert_packed.runs import pretraining
+from bert_packed.runs.run_directory import LOCK_FILE
 from bert_packed.training.engines.tensorflow import TensorFlowEngine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,6 +148,41 @@ def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_p
     assert process.returncode == 0, err
     assert f"continues from {saved}" in out
     assert_same_run(folder, uninterrupted)
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(data, uninterrupted, tmp_path, capsys):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    damaged = folder / "checkpoint-24" / "training.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    assert run(*arguments(data, folder)) == 0
+    text = capsys.readouterr().out
+    (line,) = [line for line in text.splitlines() if "damaged" in line]
+    assert line.startswith("checkpoint-24 is damaged, now checkpoint-24.damaged; checkpoint-21 is next: ")
+    assert f"{damaged} must have the SHA-256" in line
+    assert f"continues from {folder}/checkpoint-21" in text
+    assert_same_run(folder, uninterrupted)
+    assert not (folder / "checkpoint-24.damaged").exists()  # its step is there again, and good
+
+
+def contents(folder):
+    """Every byte but the lock's."""
+    return {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK_FILE
+    }
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_removed(data, uninterrupted, tmp_path, capsys):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    for path in folder.glob("checkpoint-*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-9])
+    before = contents(folder)
+    assert run(*arguments(data, folder)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Of 3 checkpoints" in error
+    assert f"{folder}/checkpoint-24/model.safetensors must have the SHA-256" in error
+    assert contents(folder) == before
 
 
 def test_evaluation_that_a_kill_cut_off_is_made(data, uninterrupted, tmp_path):

@@ -112,10 +112,12 @@ def test_a_stopped_run_continues_bit_for_bit(packed, tmp_path, capsys):
     flags, folder, _ = packed
     stopped = tmp_path / "run"
     shutil.copytree(folder, stopped)
-    for name in ("checkpoint-4", "checkpoint-6"):
-        shutil.rmtree(stopped / name)
+    shutil.rmtree(stopped / "checkpoint-4")
+    damaged = stopped / "checkpoint-6" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])  # as good as not there
     assert command(**{**flags, "output_dir": stopped}) == 0
     text = capsys.readouterr().out
+    assert f"checkpoint-6.damaged; checkpoint-2 is next: {damaged} must have the SHA-256" in text
     segments = json.loads((stopped / "run.json").read_text())["segments"]
     assert [segment["first_step"] for segment in segments] == [0, 2]
     assert "plan       6 steps of 4 sequences" in text

@@ -9,7 +9,7 @@ from packs import random_packs, write_packs
 from bert_packed.data import read_order as read_order_module
 from bert_packed.data.read_order import IN_ORDER_PACKS, find_spans, index_files, read_order
 from data_gen.records import tfrecords
-from data_gen.records.frames import FRAME_BYTES, INDEX_STEP, scan_file
+from data_gen.records.frames import FRAME_BYTES, scan_file
 
 
 def take(num_packs, buffer, count, seed=1, first=0):
@@ -132,7 +132,7 @@ def test_places_are_uniform():
 def files(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("packs"), np.random.default_rng(4)
     paths = [folder / f"{number}.tfrecord" for number in range(4)]
-    for path, count in zip(paths, (20, 1, INDEX_STEP, 2 * INDEX_STEP + 3), strict=True):
+    for path, count in zip(paths, (20, 1, 8, 19), strict=True):
         write_packs(path, random_packs(rng, count, 24), 24)
     return [str(path) for path in paths]
 
@@ -145,7 +145,7 @@ def test_a_file_is_scanned_across_blocks_of_any_size(files, monkeypatch):
             sizes = [len(record) + FRAME_BYTES for record in tfrecords.read_records(path)]
             starts = np.cumsum([0, *sizes])
             assert scan.num_records == len(sizes) == tfrecords.count_records(path)
-            assert scan.offsets.tolist() == [*starts[:-1:INDEX_STEP], starts[-1]]
+            assert scan.offsets.tolist() == starts.tolist()
             assert scan.sha256 == tfrecords.files.file_sha256(path)
 
 
@@ -168,14 +168,13 @@ def test_spans_are_the_packs_that_follow_one_another_in_a_file(files):
     assert spans.files.tolist() == [0, 0, 0, 1, 2, 3, 3]
     assert spans.counts.tolist() == [2, 3, 1, 1, 1, 1, 2]
     assert spans.numbers.tolist() == [1, 10, 20, 1, 1, 2, 18]
-    assert spans.skips.tolist() == [0, 1, 3, 0, 0, 1, 1]
-    for file, offset, skip, count, number, num_bytes in zip(
-        *(getattr(spans, name) for name in ("files", "offsets", "skips", "counts", "numbers", "num_bytes")),
+    for file, offset, count, number, num_bytes in zip(
+        *(getattr(spans, name) for name in ("files", "offsets", "counts", "numbers", "num_bytes")),
         strict=True,
     ):
         starts = np.cumsum([0, *(len(r) + FRAME_BYTES for r in tfrecords.read_records(files[file]))])
-        assert offset == starts[number - 1 - skip]
-        assert starts[number - 1 + count] <= offset + num_bytes
+        assert offset == starts[number - 1]
+        assert offset + num_bytes == starts[number - 1 + count]  # not a byte of others
 
 
 def test_a_buffer_larger_than_the_data_holds_no_more_than_these():

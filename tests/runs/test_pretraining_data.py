@@ -9,7 +9,6 @@ import pytest
 from tiny import CONFIG, write_data
 
 from bert_packed.data.input_pipeline import checked, train_batches
-from bert_packed.objectives.features import RECORDED
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
 from data_gen.cli.settings import InputError
@@ -56,6 +55,12 @@ def place(root, tmp_path):
         return f"{folder}/*.tfrecord"
 
     return put
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    """Where `out` is."""
+    monkeypatch.chdir(tmp_path)
 
 
 def config(**changes):
@@ -108,9 +113,9 @@ def test_a_folder_without_manifest_of_packs_leaves_the_packing_factor_unknown(pl
 def test_records_larger_than_the_model_are_refused(place, changes, rule):
     settings = config(input_file=place("a"))
     data = read_data(settings)
-    check_fits(data, CONFIG, settings, RECORDED)
+    check_fits(data, CONFIG, settings)
     with pytest.raises(InputError, match=rule):
-        check_fits(data, dataclasses.replace(CONFIG, **changes), settings, RECORDED)
+        check_fits(data, dataclasses.replace(CONFIG, **changes), settings)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_held_out_records_are_checked_by_their_manifest_too(place, changes, rule
     # What the records themselves hold fits: only the manifest tells
     settings = config(input_file=place("a"), eval_input_file=place("b", **changes))
     with pytest.raises(InputError, match=rule):
-        check_fits(read_data(settings), CONFIG, settings, RECORDED)
+        check_fits(read_data(settings), CONFIG, settings)
 
 
 @pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}])

@@ -1,0 +1,56 @@
+"""What a run's input files are, found by reading every byte of them once in its life, by one process."""
+
+from bert_packed.parallel.processes import ALONE
+from bert_packed.runs.run_directory import describe_inputs
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files
+from data_gen.records.inputs import folder_of
+from data_gen.records.kept_scans import read_checksums, read_scans, scan_unchanged, write_scans
+
+
+def scan_inputs(paths, store, processes=ALONE):
+    """Find what is in files, reading those that were not read before, or have changed since.
+
+    The first process reads and keeps what it found; the others read that. A file that has another stamp where
+    another process is, as a copy on that machine's own disk has, is read by that process too.
+
+    Args:
+        paths: Of packed TFRecord files.
+        store: Where to keep it: a file in a folder that all processes see.
+        processes: `parallel.processes.Processes`; all of them call this.
+
+    Returns:
+        Dict from path to `frames.FileScan`, of files that are whole and what their manifests say.
+
+    Raises:
+        InputError: a file is damaged, is not what its manifest says, changes while it is read, or is another
+            one where the first process is.
+    """
+    found = {}
+    if processes.is_first:
+        found = read_scans(store, paths)
+        new = _scan([path for path in paths if path not in found])
+        found |= new
+        if new:
+            files.make_folder(folder_of(store))
+            write_scans(store, found)
+    processes.wait("the input files are read")
+    if not processes.is_first:
+        found = read_scans(store, paths)
+        own = _scan([path for path in paths if path not in found])
+        checksums = read_checksums(store) if own else {}
+        for path, (scan, _) in own.items():
+            if scan.sha256 != checksums.get(path, scan.sha256):
+                raise InputError(
+                    f"{path} must be the same file for every process. Received: SHA-256 {scan.sha256}, "
+                    f"{checksums[path]} where the first process is."
+                )
+        found |= own
+    return {path: scan for path, (scan, _) in found.items()}
+
+
+def _scan(paths):
+    """Scan files and check them, by their manifests or record by record: dict from path to scan and stamp."""
+    found = {path: scan_unchanged(path) for path in paths}
+    describe_inputs(paths, [scan for scan, _ in found.values()])
+    return found

@@ -1,0 +1,201 @@
+"""A damaged newest checkpoint is seen, named and put aside; the run goes on from the one before."""
+
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny import CONFIG, make_engine
+
+from bert_packed.checkpoints import checkpoint, checksums
+from bert_packed.checkpoints.checkpoint import check_checkpoint, list_checkpoints, prune_checkpoints
+from bert_packed.runs import run_directory
+from bert_packed.runs.run_directory import find_whole_checkpoint
+from bert_packed.training.optimization import Lamb
+from data_gen.cli.settings import InputError
+
+FILES = (checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.MODEL_CONFIG, checkpoint.STATE)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return make_engine(optimizer=Lamb(0.01))
+
+
+@pytest.fixture(scope="module")
+def saved(engine, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    for step in (2, 4, 6):
+        checkpoint.save_checkpoint(folder, step, engine, CONFIG, {"interval": {"a": 0.5}})
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def flip(path, place=0.5):
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def content_of(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_checksums_are_those_of_other_programs(folder):
+    """Who knows nothing of this project can tell too."""
+    path = folder / "checkpoint-6"
+    listed = (path / checksums.CHECKSUMS).read_text()
+    assert sorted(line.split()[1] for line in listed.splitlines()) == sorted(FILES)
+    command = ["sha256sum", "--check", "--strict", "--quiet", checksums.CHECKSUMS]
+    assert subprocess.run(command, cwd=path).returncode == 0
+    check_checkpoint(path)
+    flip(path / checkpoint.TRAINING)
+    assert subprocess.run(command, cwd=path, capture_output=True).returncode == 1
+
+
+@pytest.mark.parametrize("name", [*FILES, checksums.CHECKSUMS])
+@pytest.mark.parametrize("damage", [flip, cut, empty, lambda path: path.unlink()])
+def test_any_damage_to_any_file_is_seen(folder, name, damage):
+    path = folder / "checkpoint-6" / name
+    damage(path)
+    if name == checksums.CHECKSUMS and not path.exists():
+        check_checkpoint(path.parent)  # as one of a version that wrote none
+        return
+    with pytest.raises(InputError) as caught:
+        check_checkpoint(path.parent)
+    assert str(path) in str(caught.value) or name == checksums.CHECKSUMS
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", np.linspace(0, 0.999, 12).tolist())
+def test_a_flipped_bit_is_seen_wherever_it_is(folder, place):
+    for name in (checkpoint.WEIGHTS, checksums.CHECKSUMS):
+        path = folder / "checkpoint-6" / name
+        whole = path.read_bytes()
+        flip(path, place)
+        with pytest.raises(InputError):
+            check_checkpoint(path.parent)
+        path.write_bytes(whole)
+    check_checkpoint(folder / "checkpoint-6")
+
+
+def test_without_checksums_what_can_be_seen_is_seen(folder):
+    """Checkpoints of earlier versions: files that are cut or missing, and numbers that are not finite."""
+    path = folder / "checkpoint-6"
+    (path / checksums.CHECKSUMS).unlink()
+    check_checkpoint(path)
+    for name in (checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.STATE):
+        for damage in (cut, empty):
+            whole = (path / name).read_bytes()
+            damage(path / name)
+            with pytest.raises(InputError, match=r"must be (a )?complete") as caught:
+                check_checkpoint(path)
+            assert str(path / name) in str(caught.value)
+            (path / name).write_bytes(whole)
+    tensors = load_file(path / checkpoint.WEIGHTS)
+    key = next(iter(tensors))
+    save_file({**tensors, key: np.full_like(tensors[key], np.inf)}, path / checkpoint.WEIGHTS)
+    with pytest.raises(InputError, match=f"Received: inf in {key}"):
+        check_checkpoint(path)
+
+
+def test_the_newest_whole_checkpoint_is_found_and_the_others_keep_their_bytes(folder):
+    before, lines = content_of(folder), []
+    assert find_whole_checkpoint(folder, lines.append) == folder / "checkpoint-6"
+    assert lines == [] and content_of(folder) == before
+    flip(folder / "checkpoint-6" / checkpoint.WEIGHTS)
+    cut(folder / "checkpoint-4" / checkpoint.STATE)
+    damaged = {name: content_of(folder / name) for name in ("checkpoint-6", "checkpoint-4")}
+    assert find_whole_checkpoint(folder, lines.append) == folder / "checkpoint-2"
+    assert [path.name for path in list_checkpoints(folder)] == ["checkpoint-2"]
+    for name, content in damaged.items():
+        assert content_of(folder / f"{name}.damaged") == content
+    assert len(lines) == 2 and all("\n" not in line for line in lines)
+    for line, step, name in zip(lines, (6, 4), (checkpoint.WEIGHTS, checkpoint.STATE), strict=True):
+        assert line.startswith(
+            f"checkpoint-{step} is damaged, now checkpoint-{step}.damaged; checkpoint-2 is"
+        )
+        assert f"{folder}/checkpoint-{step}/{name} must have the SHA-256" in line
+    run_directory.check_own(saved_run(folder))
+
+
+def saved_run(folder):
+    (folder / run_directory.RUN_FILE).write_text("{}")
+    return folder
+
+
+def test_where_none_is_whole_nothing_changes(folder):
+    for step in (2, 4, 6):
+        empty(folder / f"checkpoint-{step}" / checkpoint.TRAINING)
+    before, lines = content_of(folder), []
+    with pytest.raises(InputError, match=r"--overwrite starts anew\. .*checkpoint-6/training.* Of 3 check"):
+        find_whole_checkpoint(folder, lines.append)
+    assert content_of(folder) == before and lines == []
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_damaged(folder, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(checksums.files, "file_sha256", refuse)
+    with pytest.raises(PermissionError):
+        find_whole_checkpoint(folder, print)
+    assert len(list_checkpoints(folder)) == 3
+
+
+def test_a_bad_disk_is_damage(folder, monkeypatch):
+    sha256 = checksums.files.file_sha256
+
+    def fail(path):
+        if path.parent.name == "checkpoint-6":
+            raise OSError(5, "Input/output error", str(path))
+        return sha256(path)
+
+    monkeypatch.setattr(checksums.files, "file_sha256", fail)
+    lines = []
+    assert find_whole_checkpoint(folder, lines.append) == folder / "checkpoint-4"
+    assert "Input/output error" in lines[0]
+
+
+def test_a_damaged_one_is_not_counted_and_goes_when_its_step_is_saved_again(folder, engine):
+    flip(folder / "checkpoint-6" / checkpoint.WEIGHTS)
+    find_whole_checkpoint(folder, lambda _: None)
+    prune_checkpoints(folder, 1)
+    assert names(folder) == ["checkpoint-4", "checkpoint-6.damaged"]
+    checkpoint.save_checkpoint(folder, 5, engine, CONFIG, {})
+    prune_checkpoints(folder, 2)
+    assert names(folder) == ["checkpoint-4", "checkpoint-5", "checkpoint-6.damaged"]
+    checkpoint.save_checkpoint(folder, 6, engine, CONFIG, {})
+    assert json.loads((folder / "checkpoint-6" / checkpoint.STATE).read_text()) == {"step": 6}
+    assert names(folder)[-1] == "checkpoint-6.damaged"  # until the new one has given a finite loss
+    prune_checkpoints(folder, 2)
+    assert names(folder) == ["checkpoint-5", "checkpoint-6"]
+
+
+def test_a_step_that_is_damaged_twice_has_two_names(folder, engine):
+    for _ in range(2):
+        flip(folder / "checkpoint-6" / checkpoint.WEIGHTS)
+        assert find_whole_checkpoint(folder, lambda _: None) == folder / "checkpoint-4"
+        checkpoint.save_checkpoint(folder, 6, engine, CONFIG, {})
+    assert names(folder)[2:] == ["checkpoint-6", "checkpoint-6.damaged", "checkpoint-6.damaged-2"]
+    run_directory.check_own(saved_run(folder))
+    prune_checkpoints(folder, 9)
+    assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6", run_directory.RUN_FILE]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())

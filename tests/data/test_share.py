@@ -1,0 +1,295 @@
+"""Shares of several processes: joined they are the order of one, and nobody reads another's packs."""
+
+import collections
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packs import random_packs, write_packs
+from tiny import CONFIG, MAX_SEQ_LENGTH
+
+from bert_packed.data.input_pipeline import checked, eval_batches, train_batches
+from bert_packed.data.read_order import find_spans, index_files, read_order
+from bert_packed.data.share import WHOLE, Share
+from data_gen.cli.settings import InputError
+from data_gen.records import tfrecords
+from data_gen.records.frames import FRAME_BYTES
+from data_gen.schema import PackSpec
+
+SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
+COUNTS = (19, 1, 8, 22)
+NUM_PACKS = sum(COUNTS)
+STEP = 16  # packs of a step: fifty are not a whole number of steps
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("packs"), np.random.default_rng(4)
+    paths = [str(folder / f"{number}.tfrecord") for number in range(len(COUNTS))]
+    for path, count in zip(paths, COUNTS, strict=True):
+        write_packs(path, random_packs(rng, count, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def written(files):
+    """The tokens of every pack, in the order on disk."""
+    (batch,) = checked(eval_batches(files, SPEC, NUM_PACKS), files, SPEC, CONFIG)
+    found = [tuple(row) for row in batch["token_ids"].tolist()]
+    assert len(set(found)) == NUM_PACKS
+    return found
+
+
+def steps(files, share, count, buffer, first_step=0):
+    """The packs of some steps as one process has them: list of lists of rows of tokens."""
+    dataset = train_batches(index_files(files), SPEC, STEP, SEED, buffer, first_step, share=share)
+    batches = checked(dataset.take(count), files, SPEC, CONFIG)
+    return [[tuple(row) for row in batch["token_ids"].tolist()] for batch in batches]
+
+
+def join(parts, micro, num_processes):
+    """One step of all processes, put together again, micro-batch after micro-batch."""
+    own = micro // num_processes
+    return [
+        row for first in range(0, len(parts[0]), own) for part in parts for row in part[first : first + own]
+    ]
+
+
+def order_of_one(num_packs, buffer, count):
+    return list(itertools.islice(itertools.chain.from_iterable(read_order(num_packs, SEED, buffer)), count))
+
+
+# Buffers of one pack, of a few, of no multiple of a micro-batch, and of more than there are; steps run across
+# blocks and the ends of epochs
+@pytest.mark.parametrize("buffer", [1, 7, 33, 1000])
+@pytest.mark.parametrize("num_packs", [3, 50, 64])
+@pytest.mark.parametrize("first_step", [0, 3, 11])
+def test_shares_joined_are_the_order_of_one_process(buffer, num_packs, first_step):
+    """Wherever they begin, after any other number of processes."""
+    first, count = first_step * STEP, 3 * num_packs // STEP + 2
+    expected = order_of_one(num_packs, buffer, first + count * STEP)[first:]
+    for micro, num_processes in ((16, 1), (4, 1), (16, 2), (8, 4), (4, 2), (4, 4)):
+        parts = []
+        for index in range(num_processes):
+            share = Share(micro, index, num_processes)
+            blocks = share.of_blocks(read_order(num_packs, SEED, buffer, first), first)
+            size = share.batch_size(STEP)
+            own = list(itertools.islice(itertools.chain.from_iterable(blocks), count * size))
+            parts.append([own[start : start + size] for start in range(0, count * size, size)])
+        found = [pack for step in zip(*parts, strict=True) for pack in join(step, micro, num_processes)]
+        assert found == expected, (micro, num_processes)
+
+
+@pytest.mark.parametrize(
+    ("micro", "num_processes", "buffer", "first_step"),
+    [(16, 1, 33, 0), (8, 2, 7, 11), pytest.param(8, 4, 1000, 3, marks=pytest.mark.slow)],
+)
+def test_batches_of_all_processes_are_the_steps_of_one(
+    files, written, micro, num_processes, buffer, first_step
+):
+    shares = [Share(micro, index, num_processes) for index in range(num_processes)]
+    parts = zip(*(steps(files, share, 5, buffer, first_step) for share in shares), strict=True)
+    found = [join(step, micro, num_processes) for step in parts]
+    order = order_of_one(NUM_PACKS, buffer, (first_step + 5) * STEP)[first_step * STEP :]
+    assert found == [[written[pack] for pack in order[n : n + STEP]] for n in range(0, 5 * STEP, STEP)]
+
+
+def test_who_reads_what_is_as_the_picture_says():
+    places = np.arange(16)
+    assert np.flatnonzero(Share(4, 1, 2).holds(places)).tolist() == [2, 3, 6, 7, 10, 11, 14, 15]
+    assert WHOLE.holds(places).all() and WHOLE.batch_size(6) == 6
+    # and by a plain loop over packs
+    for micro, num_processes in itertools.product((4, 8, 12), (1, 2, 4)):
+        for process in range(num_processes):
+            share = Share(micro, process, num_processes)
+            low, high = process * micro / num_processes, (process + 1) * micro / num_processes
+            assert share.holds(np.arange(48)).tolist() == [low <= place % micro < high for place in range(48)]
+
+
+@pytest.mark.parametrize("buffer", [1, 7, 1000])
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_no_pack_twice_or_never_in_an_epoch(num_processes, buffer):
+    """Eight epochs of fifty packs are twenty-five steps of sixteen; counted over all processes."""
+    seen = collections.Counter()
+    for index in range(num_processes):
+        blocks = Share(8, index, num_processes).of_blocks(read_order(50, SEED, buffer))
+        own = 25 * STEP // num_processes
+        seen.update(itertools.islice(itertools.chain.from_iterable(blocks), own))
+    assert len(seen) == 50 and set(seen.values()) == {8}
+
+
+@pytest.mark.parametrize("buffer", [1, 33])
+def test_a_process_reads_no_pack_but_its_own(tmp_path, files, written, buffer):
+    """With every pack of the other processes destroyed it goes on as before."""
+    share = Share(8, 2, 4)
+    index = index_files(files)
+    wanted = steps(files, share, 2, buffer)
+    own, num_read = set(), 0
+    for packs in read_order(NUM_PACKS, SEED, buffer):
+        own.update(packs[share.holds(num_read + np.arange(len(packs)))].tolist())
+        num_read += len(packs)
+        if num_read >= 2 * STEP:  # a block is read as a whole
+            break
+    assert 0 < len(own) < NUM_PACKS / 3
+    copies = []
+    for number, path in enumerate(files):
+        content = bytearray(Path(path).read_bytes())
+        for record, (start, end) in enumerate(itertools.pairwise(index.offsets[number].tolist())):
+            if index.starts[number] + record not in own:
+                content[start:end] = b"\xff" * (end - start)
+        copies.append(str(tmp_path / f"{number}.tfrecord"))
+        Path(copies[-1]).write_bytes(content)
+    damaged = type(index)(copies, index.starts, index.offsets)
+    dataset = train_batches(damaged, SPEC, STEP, SEED, buffer, share=share)
+    batches = itertools.islice(dataset.as_numpy_iterator(), 2)
+    found = [[tuple(row) for row in batch["token_ids"].tolist()] for batch, _ in batches]
+    assert found == wanted
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts what a process reads")
+def test_four_processes_read_the_bytes_of_one(tmp_path):
+    """Records large enough that what else the test reads does not count."""
+    path, length, count = str(tmp_path / "packed.tfrecord"), 512, 256
+    write_packs(path, random_packs(np.random.default_rng(1), count, 24), length)
+    index, spec = index_files([path]), PackSpec(length, 4, 12)
+
+    def num_read(share):
+        dataset = train_batches(index, spec, 32, SEED, 128, share=share)
+        batches = dataset.take(count // 32).as_numpy_iterator()
+        before = bytes_read()
+        assert sum(len(batch["token_ids"]) for batch, _ in batches) == count // share.num_processes
+        return bytes_read() - before
+
+    size = Path(path).stat().st_size
+    # The blocks that are prepared ahead when the last batch is taken: two of 128 packs, of an epoch of 256
+    assert num_read(WHOLE) < 2.2 * size
+    for process in range(4):
+        assert num_read(Share(8, process, 4)) < 2.2 * size / 4
+
+
+def bytes_read():
+    (line,) = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar")]
+    return int(line.split()[1])
+
+
+def test_spans_of_a_share_are_its_records_and_no_byte_more(files):
+    index = index_files(files)
+    sizes = [len(record) + FRAME_BYTES for path in files for record in tfrecords.read_records(path)]
+    packs = np.arange(NUM_PACKS)[Share(4, 1, 4).holds(np.arange(NUM_PACKS))]
+    spans = find_spans(index, packs)
+    assert spans.counts.tolist() == [1] * len(packs)
+    assert spans.num_bytes.tolist() == [sizes[pack] for pack in packs]
+
+
+@pytest.mark.parametrize(
+    ("num_packs", "num_processes"), [(1, 2), pytest.param(9, 4, marks=pytest.mark.slow), (50, 2)]
+)
+def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
+    tmp_path, files, num_packs, num_processes
+):
+    batch_size = 8
+    packs = [random_packs(np.random.default_rng(number), 1, MAX_SEQ_LENGTH)[0] for number in range(num_packs)]
+    half = num_packs // 2
+    paths = [str(tmp_path / name) for name in ("a.tfrecord", "b.tfrecord")][: 1 + bool(half)]
+    for path, some in zip(paths, (packs[half:], packs[:half]), strict=False):
+        write_packs(path, some, MAX_SEQ_LENGTH)
+    rows = []
+    for path in paths:
+        size = len(packs[half:]) if path == paths[0] else half
+        (batch,) = checked(eval_batches([path], SPEC, size), [path], SPEC, CONFIG)
+        rows += [tuple(row) for row in batch["token_ids"].tolist()]
+    empty = (0,) * MAX_SEQ_LENGTH
+    num_batches = -(-num_packs // batch_size)
+    rows += [empty] * (num_batches * batch_size - num_packs)
+    own = batch_size // num_processes
+    index = index_files(paths)
+    for process in range(num_processes):
+        # the micro-batch of training has no say
+        dataset = eval_batches(paths, SPEC, batch_size, share=Share(4, process, num_processes), index=index)
+        batch, _ = dataset.element_spec
+        assert all(tensor.shape.is_fully_defined() and tensor.shape[0] == own for tensor in batch.values())
+        found = list(checked(dataset, paths, SPEC, CONFIG))
+        assert len(found) == num_batches
+        for number, batch in enumerate(found):
+            first = number * batch_size + process * own
+            assert [tuple(row) for row in batch["token_ids"].tolist()] == rows[first : first + own]
+            is_empty = np.array([row == empty for row in rows[first : first + own]])
+            assert not any(values[is_empty].any() for values in batch.values())
+
+
+def test_a_share_of_evaluation_finds_the_index_itself(files):
+    share = Share(2, 1, 2)
+    found, same = (
+        [
+            batch["token_ids"]
+            for batch in checked(eval_batches(files, SPEC, 4, share=share, index=index), files, SPEC, CONFIG)
+        ]
+        for index in (None, index_files(files))
+    )
+    np.testing.assert_array_equal(found, same)
+
+
+def test_sources_name_the_packs_of_a_share(files, written):
+    share = Share(8, 1, 2)
+    index = index_files(files)
+    for dataset in (
+        train_batches(index, SPEC, STEP, SEED, 33, share=share).take(5),
+        eval_batches(files, SPEC, 8, share=share, index=index),
+    ):
+        num_checked = 0
+        for batch, (file_indices, numbers) in dataset.as_numpy_iterator():
+            for row, file, number in zip(batch["token_ids"].tolist(), file_indices, numbers, strict=False):
+                assert tuple(row) == written[index.starts[file] + number - 1]
+                num_checked += 1
+        assert num_checked >= NUM_PACKS // 2 - 4
+
+
+def test_a_wrong_record_of_a_share_is_named(tmp_path, monkeypatch):
+    import packs as packs_module
+
+    path = str(tmp_path / "packed.tfrecord")
+    made = packs_module.batch_of(
+        random_packs(np.random.default_rng(1), 8, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12
+    )
+    made["token_ids"][6, 0] = 31
+    monkeypatch.setattr("packs.batch_of", lambda *_: made)
+    write_packs(path, [], MAX_SEQ_LENGTH)
+    index = index_files([path])
+    for make in (
+        lambda share: train_batches(index, SPEC, 8, SEED, 4, share=share).take(1),
+        lambda share: eval_batches([path], SPEC, 8, share=share, index=index),
+    ):
+        messages = []
+        for process in range(2):
+            try:
+                list(checked(make(Share(8, process, 2)), [path], SPEC, CONFIG))
+            except InputError as error:
+                messages.append(str(error))
+        (message,) = messages  # of the one process whose pack it is
+        assert message.startswith(f"{path}, record 7: every value of input_ids must be from 0 and below")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda files: Share(6, 0, 4),
+            "must divide `micro_batch_size`. Received: 4 processes, micro_batch_size=6.",
+        ),
+        (
+            lambda files: eval_batches(files, SPEC, 6, share=Share(4, 0, 4)),
+            "must divide `eval_batch_size`. Received: 4 processes, eval_batch_size=6.",
+        ),
+        (
+            lambda files: train_batches(index_files(files), SPEC, 12, 0, 5, share=Share(8, 0, 4)),
+            "must divide `train_batch_size`. Received: micro_batch_size=8, train_batch_size=12.",
+        ),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(files, make, message):
+    with pytest.raises(InputError) as caught:
+        make(files)
+    assert str(caught.value).endswith(message)

@@ -1,0 +1,137 @@
+"""Scans that are kept: the same as a new reading's, of files that are as they were, and of no others."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import write_data
+
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files as file_places
+from data_gen.records import kept_scans
+from data_gen.records.frames import scan_file
+from data_gen.records.kept_scans import read_checksums, read_scans, scan_unchanged, stamp_of, write_scans
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "data").mkdir()
+    return write_data(tmp_path / "data", num_packs=(9, 1, 300))
+
+
+@pytest.fixture
+def store(tmp_path, files):
+    path = str(tmp_path / ".scans.npz")
+    write_scans(path, {file: scan_unchanged(file) for file in files})
+    return path
+
+
+def test_what_is_kept_is_what_reading_finds(store, files):
+    kept = read_scans(store, [files[2], files[0]])
+    assert list(kept) == [files[2], files[0]]
+    for path, (scan, stamp) in kept.items():
+        new = scan_file(path)
+        assert (scan.sha256, scan.num_records) == (new.sha256, new.num_records)
+        assert scan.offsets.dtype == np.int64 and scan.offsets.tolist() == new.offsets.tolist()
+        assert stamp == stamp_of(path)
+    assert read_checksums(store) == {path: scan_file(path).sha256 for path in files}
+    assert os.listdir(os.path.dirname(store)).count(".scans.npz") == 1
+
+
+def flip(path):
+    """Another byte in the place of one, and as many."""
+    content = bytearray(Path(path).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(path).write_bytes(content)
+
+
+def change_back(path):
+    """As `cp -p` and `touch -r` do: the time of the last change is that of before."""
+    before = os.stat(path)
+    flip(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert os.stat(path).st_mtime_ns == before.st_mtime_ns
+
+
+def replace(path):
+    """By another file, which was there before, of the same size."""
+    other = f"{path}.other"
+    shutil.copy2(path, other)
+    flip(other)
+    before = os.stat(path)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace(other, path)
+
+
+@pytest.mark.parametrize("change", [flip, change_back, replace])
+def test_a_file_that_changed_and_kept_its_size_is_noticed(store, files, change):
+    size = os.path.getsize(files[1])
+    change(files[1])
+    assert os.path.getsize(files[1]) == size
+    assert list(read_scans(store, files)) == [files[0], files[2]]
+
+
+def test_a_file_that_grew_or_is_new_is_noticed(store, files, tmp_path):
+    with open(files[0], "ab") as file:
+        file.write(b"more")
+    new = shutil.copy(files[1], tmp_path / "new.tfrecord")
+    assert list(read_scans(store, [*files, str(new)])) == files[1:]
+
+
+@pytest.mark.parametrize("place", [0, 40, 0.3, 0.6, 0.9, -1])
+def test_a_store_with_a_flipped_bit_gives_nothing_wrong(store, files, place):
+    """It holds nothing then, or, where the byte has no meaning, what it held."""
+    content = bytearray(Path(store).read_bytes())
+    content[int(place * len(content)) if isinstance(place, float) else place] ^= 4
+    Path(store).write_bytes(content)
+    for path, (scan, _) in read_scans(store, files).items():
+        new = scan_file(path)
+        assert scan.sha256 == new.sha256 and scan.offsets.tolist() == new.offsets.tolist()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", None])
+def test_a_store_that_is_cut_or_missing_holds_nothing(store, files, content):
+    whole = Path(store).read_bytes()
+    if content is None:
+        os.remove(store)
+    else:
+        Path(store).write_bytes(content or whole[:-30])
+    assert read_scans(store, files) == {} and read_checksums(store) == {}
+
+
+def test_a_store_of_another_version_holds_nothing(store, files, monkeypatch):
+    monkeypatch.setattr(kept_scans, "FORMAT", 2)
+    assert read_scans(store, files) == {}
+
+
+def test_a_killed_write_leaves_the_store_as_it_was(store, files, monkeypatch):
+    before = Path(store).read_bytes()
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kept_scans.np, "savez", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_scans(store, {files[0]: scan_unchanged(files[0])})
+    assert Path(store).read_bytes() == before
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
+    def scan(path):
+        found = scan_file(path)
+        flip(path)
+        return found
+
+    monkeypatch.setattr(kept_scans, "scan_file", scan)
+    with pytest.raises(InputError, match=r"packed-0\.tfrecord must stay as it is while it is read"):
+        scan_unchanged(files[0])
+
+
+def test_a_place_that_tells_no_time_has_no_stamps(tmp_path, files, monkeypatch):
+    """Some stores behind URLs tell none: a change would not be seen, so nothing is kept."""
+    monkeypatch.setattr(file_places, "size_and_time", lambda path: (os.path.getsize(path), 0))
+    store = str(tmp_path / "store")
+    write_scans(store, {file: scan_unchanged(file) for file in files})
+    assert read_scans(store, files) == {}

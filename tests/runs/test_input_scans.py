@@ -1,0 +1,149 @@
+"""Input files are read once in the life of a run, by one process; the others take its word."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from tiny import write_data
+
+from bert_packed.parallel.processes import Alone
+from bert_packed.runs import input_scans, run_directory
+from bert_packed.runs.input_scans import scan_inputs
+from bert_packed.runs.run_directory import SCANS_FILE
+from data_gen.cli.settings import InputError
+from data_gen.records import tfrecords
+from data_gen.records.frames import scan_file
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "data").mkdir()
+    return write_data(tmp_path / "data")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return str(tmp_path / "run" / SCANS_FILE)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The files that were read from end to end, by a scan or record by record."""
+    found = []
+    scan, count = input_scans.scan_unchanged, tfrecords.count_records
+    monkeypatch.setattr(input_scans, "scan_unchanged", lambda path: found.append(path) or scan(path))
+    monkeypatch.setattr(
+        run_directory.tfrecords, "count_records", lambda path: found.append(path) or count(path)
+    )
+    return found
+
+
+def same(found, files):
+    for path in files:
+        new = scan_file(path)
+        assert (found[path].sha256, found[path].num_records) == (new.sha256, new.num_records)
+        assert found[path].offsets.tolist() == new.offsets.tolist()
+    return set(found) == set(files)
+
+
+def test_a_second_start_reads_what_has_changed_alone(files, store, read):
+    assert same(scan_inputs(files, store), files)
+    assert read == [*files, *files]  # no manifest: each record is looked at as well
+    read.clear()
+    assert same(scan_inputs(files, store), files) and read == []
+    Path(files[1]).write_bytes(Path(files[0]).read_bytes())
+    assert same(scan_inputs(files, store), files) and read == [files[1]] * 2
+    read.clear()
+    assert same(scan_inputs(files, store), files) and read == []
+
+
+def test_a_changed_file_of_the_same_size_is_found_damaged(files, store, read):
+    scan_inputs(files, store)
+    content = bytearray(Path(files[0]).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(files[0]).write_bytes(content)
+    with pytest.raises(InputError, match=r"packed-0\.tfrecord, record \d: .* truncated or corrupt"):
+        scan_inputs(files, store)
+
+
+def test_a_manifest_that_comes_later_is_held_to_its_word_without_a_reading(files, store, read):
+    scan_inputs(files, store)
+    read.clear()
+    entries = run_directory.describe_inputs(files, [scan_file(path) for path in files], are_checked=True)
+    listed = [{**entry, "name": Path(entry["path"]).name} for entry in entries]
+    listed[1]["num_records"] = 70
+    Path(files[0]).with_name("manifest.json").write_text(json.dumps({"kind": "packed", "files": listed}))
+    found = scan_inputs(files, store)
+    with pytest.raises(InputError, match=r"packed-1\.tfrecord must hold 70 records, as .*Received: 6\."):
+        run_directory.describe_inputs(files, [found[path] for path in files], are_checked=True)
+    assert read == []
+
+
+class Together(Alone):
+    """Processes that are threads of this one."""
+
+    def __init__(self, index, num, barrier):
+        self.index, self.num, self.barrier = index, num, barrier
+
+    def wait(self, name):
+        assert name
+        self.barrier.wait(60)
+
+
+def run_together(num, work):
+    """The results of `work(processes)` in `num` threads, an error in the place of a result."""
+    barrier, found = threading.Barrier(num), [None] * num
+
+    def run(index):
+        try:
+            found[index] = work(Together(index, num, barrier))
+        except InputError as error:
+            found[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(num)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_of_several_processes_the_first_reads(files, store, read):
+    for expected in ([*files, *files], []):
+        read.clear()
+        found = run_together(3, lambda processes: scan_inputs(files, store, processes))
+        assert [same(scans, files) for scans in found] == [True] * 3
+        assert read == expected
+
+
+def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, read, monkeypatch):
+    """The same names on another disk: what the first process found is not of these files."""
+    stamps = {index: input_scans.read_scans for index in range(2)}
+
+    def on_the_other_disk(store, paths):
+        return {} if threading.current_thread().name == "other" else stamps[0](store, paths)
+
+    monkeypatch.setattr(input_scans, "read_scans", on_the_other_disk)
+
+    def work(processes):
+        threading.current_thread().name = "other" if processes.index else "first"
+        return scan_inputs(files, store, processes)
+
+    found = run_together(2, work)
+    assert [same(scans, files) for scans in found] == [True] * 2
+    assert sorted(read) == sorted([*files, *files] * 2)
+    # and if they are other files, says so
+    scan = input_scans.scan_unchanged
+
+    def scan_other(path):
+        if threading.current_thread().name == "other":
+            shutil.copyfile(files[1], tmp_path / "other")
+            return scan(str(tmp_path / "other"))
+        return scan(path)
+
+    monkeypatch.setattr(input_scans, "scan_unchanged", scan_other)
+    first, other = run_together(2, work)
+    assert same(first, files)
+    assert "packed-0.tfrecord must be the same file for every process. Received: SHA-256" in str(other)
