@@ -26,7 +26,7 @@ def main(config):
     # TensorFlow: not for --help
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention
-    from bert_packed.runs import run_directory
+    from bert_packed.runs import pretraining, run_directory
     from bert_packed.runs.pretraining import build_engine, choose_objective, make_hooks, speed_rows
     from bert_packed.runs.pretraining_data import check_fits, read_data
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
@@ -59,14 +59,18 @@ def main(config):
                 print("\n".join(found.lines()))
             # Only now, when the new run is known to start, does an earlier one go
             run_directory.start_run(folder, config, facts)
-            print(describe_cost(config, model_config, data), flush=True)
         run_directory.remove_partial(folder)
+        is_complete = first_step == config.num_train_steps
+        rate = None if is_complete else pretraining.machine_rate(config)
+        if not latest:
+            print(describe_cost(config, model_config, data, rate), flush=True)
         due = bool(state and state["evaluation_due"])
-        hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, show_row)
-        if first_step == config.num_train_steps:
+        scale = pretraining.make_scale(config, model_config, data, rate)
+        hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, show_row, scale)
+        if is_complete:
             print(f"the run is complete: {latest} holds all {first_step:,} steps")
         else:
-            run_directory.record_segment(folder, first_step, backend)
+            run_directory.record_segment(folder, first_step, backend, peak_flops=scale.peak_flops)
         with run_directory.naming_last_checkpoint(folder):
             stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:

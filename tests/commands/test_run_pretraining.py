@@ -22,13 +22,14 @@ from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.runs import pretraining
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines.tensorflow import TensorFlowEngine
+from bert_packed.training.watch import TIMED_FIGURES
 from data_gen import schema
 from data_gen.cli import command_line
 from data_gen.records import tfrecords
 from data_gen.records.example_bytes import serialize_examples
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second")
+TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def assert_same_run(one, other):
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "uninterrupted"
-    assert run(*arguments(data, folder)) == 0
+    assert run(*arguments(data, folder, profile_steps="9,10")) == 0
     return folder
 
 
@@ -131,6 +132,8 @@ def test_a_run_leaves_what_it_says(uninterrupted):
     rows = read_rows(uninterrupted / "metrics.csv")
     assert [int(row["step"]) for row in rows] == [5, 10, 15, 20, 24]
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    assert all(float(row["gradient_norm"]) > 0 and 0 < float(row["packing_efficiency"]) <= 1 for row in rows)
+    assert list(uninterrupted.glob("tensorboard/profile/plugins/profile/*/*.xplane.pb"))
     assert [int(row["step"]) for row in read_rows(uninterrupted / "eval_metrics.csv")] == [10, 20, 24]
 
 

@@ -24,6 +24,7 @@ from bert_packed.runs import pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training import loop
 from bert_packed.training.optimization import build_optimizer
+from bert_packed.training.watch import model_flops
 from data_gen import sample_data
 from data_gen.cli import command_line
 from data_gen.records import tfrecords
@@ -60,6 +61,8 @@ CHANGED = {
     "eval_steps": 5,
     "max_eval_steps": 1,
     "save_checkpoints_steps": 11,
+    "peak_flops": 2e12,
+    "profile_steps": "3,4",
     "keep_checkpoint_max": 2,
     "sample_data": True,
     "overwrite": True,
@@ -121,6 +124,10 @@ def run(folder, **flags):
         seen.contenders = contenders
         return [{"data": contender.name} for contender in contenders]
 
+    def measure(dtype):
+        seen.dtype = dtype
+        return 1e9
+
     flags = {"output_dir": folder, **flags}
     argv = ["run_pretraining.py", *(f"--{name}={value!s}" for name, value in flags.items())]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as error:
@@ -128,6 +135,7 @@ def run(folder, **flags):
         patch.setattr(run_summary, "describe_cost", lambda *_: "")
         patch.setattr(sample_data, "build_missing", lambda: setattr(seen, "built_sample", True))
         patch.setattr(pretraining, "compare", compare)
+        patch.setattr(pretraining, "measured_flops_per_second", measure)
         with contextlib.redirect_stdout(io.StringIO()):
             seen.status = command_line.run(run_pretraining.main, TrainConfig, "", argv)
     seen.folder, seen.error = folder, error.getvalue()
@@ -294,6 +302,11 @@ CASES = {
     "shuffle_buffer_size": Case(
         lambda seen, files: seen.batch["token_ids"].tolist() in (files[1]["a"][:3], files[1]["b"][:6]), True
     ),
+    "peak_flops": Case(lambda seen, _: seen.hooks.scale.peak_flops, 2e12),
+    "profile_steps": Case(
+        lambda seen, _: (seen.hooks.profile._steps, seen.hooks.profile._folder.split("/")[-3:]),
+        (range(3, 5), ["changed", "tensorboard", "profile"]),
+    ),
     "keep_checkpoint_max": Case(lambda seen, _: len(list(seen.folder.glob("checkpoint-*"))), 2),
     "sample_data": Case(lambda seen, _: seen.built_sample, True),
     "unpacked_input_file": Case(
@@ -324,6 +337,19 @@ def test_a_setting_arrives(files, runs, name):
         assert found == case.expected
     if case.other:
         assert case.seen(made[case.other], files) != found
+
+
+def test_the_peak_is_measured_in_the_dtype_of_the_run(runs):
+    assert [runs[0][name].dtype for name in ("default", "changed")] == ["float32", "bfloat16"]
+    assert runs[0]["default"].hooks.scale.peak_flops == 1e9
+
+
+def test_what_is_watched_is_measured_by_the_run(runs):
+    seen = runs[0]["changed"]
+    packs, length = seen.batch["token_ids"].shape
+    assert seen.hooks.scale.positions_per_step == packs * length == 6 * MAX_SEQ_LENGTH
+    counts = {"num_tokens": 3.0, "num_pairs": 5.0, "num_predictions": 2.0, "num_sequences": 1.0}
+    assert seen.hooks.scale.model_flops(counts) == model_flops(WIDE, counts)
 
 
 def test_the_seed_is_of_weights_dropout_and_order(runs):
