@@ -16,6 +16,7 @@ Pre-trains a packed BERT: masked language model and next-sentence prediction on 
 
 OUTPUT_DIR receives checkpoints, metrics.csv, eval_metrics.csv and TensorBoard events. The same command
 continues a stopped run. SIGTERM and Ctrl-C save at the next step and stop.
+--compile_only=FOLDER compiles the training step and reports on its program instead.
 Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minutes on two cores.
 """
 
@@ -23,6 +24,10 @@ Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minute
 def main(config):
     """Train, evaluate and report one run; returns an exit status."""
     backend = choose_backend()
+    if config.compile_only:
+        from bert_packed.runs.compile_only import compile_run
+
+        return compile_run(config, backend)
     # TensorFlow: not for --help
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention

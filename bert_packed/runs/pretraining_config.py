@@ -138,14 +138,30 @@ class TrainConfig:
         "the same data packed at depth 1; if given, the run ends with measured packed and unpacked speed",
         changeable=True,
     )
+    compile_only: str = setting(
+        "",
+        "only compile the training step, and write its program (step.hlo.txt) and what is in it (step.json) "
+        "to this folder; nothing is trained and output_dir is not needed",
+        transient=True,
+    )
+    num_virtual_devices: int = setting(
+        0,
+        "with compile_only: compile for so many devices, which this machine need not have; 0 = those it has",
+        minimum=0,
+        transient=True,
+    )
     overwrite: bool = setting(False, "start anew, removing an earlier run in output_dir", transient=True)
     json: str = setting("", "also write the final tables to this file, as JSON", transient=True)
 
     def __post_init__(self):
         check_settings(self)
-        for name in ("input_file", "output_dir"):
+        for name in ("input_file", *([] if self.compile_only else ["output_dir"])):
             if not getattr(self, name):
                 raise InputError(f"`{name}` must be given. Received: nothing.")
+        if self.num_virtual_devices and not self.compile_only:
+            raise InputError(
+                f"`num_virtual_devices` must be 0 without compile_only. Received: {self.num_virtual_devices}."
+            )
         for name in ("eval_steps", "max_eval_steps"):
             value = getattr(self, name)
             if value and not self.eval_input_file:

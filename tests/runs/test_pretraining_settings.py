@@ -20,10 +20,11 @@ import run_pretraining
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
 from bert_packed.objectives.features import BATCH_NAMES
-from bert_packed.runs import pretraining, run_summary
+from bert_packed.runs import compile_only, pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training import loop
 from bert_packed.training.optimization import build_optimizer
+from bert_packed.training.step_report import StepProgram
 from bert_packed.training.watch import model_flops
 from data_gen import sample_data
 from data_gen.cli import command_line
@@ -33,6 +34,7 @@ from data_gen.records.example_bytes import serialize_examples
 FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 FACTOR = 2.0  # of the changed run's data
 WIDE = dataclasses.replace(CONFIG, hidden_size=32)
+EMPTY_PROGRAM = "HloModule step\n\nENTRY main {\n  ROOT x = f32[] parameter(0)\n}"
 SAVES, STEPS = 5, range(0, 50, 7)
 CHANGED = {
     "train_batch_size": 6,
@@ -101,7 +103,7 @@ def files(tmp_path_factory):
 
 def run(folder, **flags):
     """A run under flags, up to the loop: what reached it and what it left."""
-    seen = types.SimpleNamespace(engine=None, built_sample=False, contenders=[], evaluated=[])
+    seen = types.SimpleNamespace(engine=None, built_sample=False, contenders=[], evaluated=[], devices=[])
 
     def train(engine, config, hooks, first_step, state):
         seen.engine, seen.steps, seen.hooks = engine, config, hooks
@@ -136,6 +138,8 @@ def run(folder, **flags):
         patch.setattr(sample_data, "build_missing", lambda: setattr(seen, "built_sample", True))
         patch.setattr(pretraining, "compare", compare)
         patch.setattr(pretraining, "measured_flops_per_second", measure)
+        patch.setattr(compile_only, "compile_step", lambda *_: [StepProgram(EMPTY_PROGRAM, 1.0, 2)])
+        patch.setattr(compile_only, "make_virtual_devices", seen.devices.append)
         with contextlib.redirect_stdout(io.StringIO()):
             seen.status = command_line.run(run_pretraining.main, TrainConfig, "", argv)
     seen.folder, seen.error = folder, error.getvalue()
@@ -175,10 +179,18 @@ def runs(files, tmp_path_factory):
         "seeded": run(tmp / "seeded", **given, random_seed=99),
         "flash": run(tmp / "flash", **given, attention="flash"),
         "kept": run(other_run(tmp / "kept"), **given),
+        "compiled": run(tmp / "not made", **given, compile_only=tmp / "program", num_virtual_devices=2),
     }
     assert made["default"].status == made["changed"].status == 0, made["changed"].error
     made["default"].report = made["changed"].report = tmp / "report.json"
-    return made, {**changed, "output_dir": tmp / "changed", "random_seed": 99, "attention": "flash"}
+    return made, {
+        **changed,
+        "output_dir": tmp / "changed",
+        "random_seed": 99,
+        "attention": "flash",
+        "compile_only": tmp / "program",
+        "num_virtual_devices": 2,
+    }
 
 
 def schedule(seen):
@@ -307,6 +319,12 @@ CASES = {
         lambda seen, _: (seen.hooks.profile._steps, seen.hooks.profile._folder.split("/")[-3:]),
         (range(3, 5), ["changed", "tensorboard", "profile"]),
     ),
+    "compile_only": Case(
+        lambda seen, _: (seen.folder.exists(), (seen.folder.parent / "program" / "step.json").exists()),
+        (False, True),
+        run="compiled",
+    ),
+    "num_virtual_devices": Case(lambda seen, _: seen.devices, [2], run="compiled"),
     "keep_checkpoint_max": Case(lambda seen, _: len(list(seen.folder.glob("checkpoint-*"))), 2),
     "sample_data": Case(lambda seen, _: seen.built_sample, True),
     "unpacked_input_file": Case(

@@ -16,6 +16,7 @@ from bert_packed.models.dropout import packs_from
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.training.engines.engine import Engine, clip
 from bert_packed.training.engines.memory import out_of_memory_names
+from bert_packed.training.engines.programs import jax_program
 from bert_packed.training.optimization import trust_ratios
 
 SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)  # on every device, and by device along the first axis
@@ -77,6 +78,10 @@ class JaxEngine(Engine):
         counts = program.cost_analysis()
         temporary = program.memory_analysis().temp_size_in_bytes
         return {**{name: counts[name] for name in ("flops", "bytes accessed")}, "temporary bytes": temporary}
+
+    def step_programs(self, batch):
+        """What a training step on such a batch is compiled to, now: list of one `StepProgram`."""
+        return [jax_program(self.compiled_train_step.lower(*self.step_arguments(batch)))]
 
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""

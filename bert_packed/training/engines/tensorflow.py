@@ -14,6 +14,7 @@ from bert_packed.models.dropout import packs_from
 from bert_packed.models.rematerialisation import find_dropouts
 from bert_packed.training.engines.engine import Engine, clip
 from bert_packed.training.engines.memory import out_of_memory_names
+from bert_packed.training.engines.programs import tensorflow_program
 from bert_packed.training.optimization import trust_ratios
 
 SUM = tf.distribute.ReduceOp.SUM
@@ -61,6 +62,10 @@ class TensorFlowEngine(Engine):
             if self.replicas is None:
                 return self.compiled_train_step(batch)
             return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
+
+    def step_programs(self, batch):
+        """What a training step on such a batch is compiled to, now: list of one `StepProgram`."""
+        return [tensorflow_program(self.compiled_train_step, batch)]
 
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
