@@ -17,6 +17,7 @@ Pre-trains a packed BERT: masked language model and next-sentence prediction on 
 
 OUTPUT_DIR receives checkpoints, metrics.csv, eval_metrics.csv and TensorBoard events. The same command
 continues a stopped run. SIGTERM and Ctrl-C save at the next step and stop.
+--compile_only=FOLDER compiles the training step and reports on its program instead.
 Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minutes on two cores.
 """
 
@@ -24,6 +25,10 @@ Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minute
 def main(config):
     """Train, evaluate and report one run; returns an exit status."""
     backend = choose_backend()
+    if config.compile_only:
+        from bert_packed.runs.compile_only import compile_run
+
+        return compile_run(config, backend)
     with cluster.start(config.distribution, backend) as processes:
         return _run(config, backend, processes)
 
@@ -32,14 +37,7 @@ def _run(config, backend, processes):
     # TensorFlow: not for --help
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention
-    from bert_packed.runs import run_directory
-    from bert_packed.runs.pretraining import (
-        build_engine,
-        choose_objective,
-        make_hooks,
-        share_of,
-        speed_rows,
-    )
+    from bert_packed.runs import pretraining, run_directory
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
     from bert_packed.training import loop
@@ -57,11 +55,11 @@ def _run(config, backend, processes):
     with run_directory.locked(config.output_dir, processes) as folder:
         latest = run_directory.agree(folder, config, facts, print, processes)
         if not latest:
-            features = choose_objective(config, model_config).features
-            check_held_out(data, model_config, config, features, share_of(config, processes))
+            features = pretraining.choose_objective(config, model_config).features
+            check_held_out(data, model_config, config, features, pretraining.share_of(config, processes))
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
-        engine = build_engine(config, model_config, data, processes)
+        engine = pretraining.build_engine(config, model_config, data, processes)
         first_step, state = 0, None
         if latest:
             state = checkpoint.restore_checkpoint(latest, engine)
@@ -74,15 +72,21 @@ def _run(config, backend, processes):
                 processes.say("\n".join(found.lines()))
             # Only now, when the new run is known to start, does an earlier one go
             processes.first_decides(lambda: run_directory.start_run(folder, config, facts))
-            processes.say(describe_cost(config, model_config, data))
         if processes.is_first:
             run_directory.remove_partial(folder)
+        is_complete = first_step == config.num_train_steps
+        rate = pretraining.machine_rate(config) if processes.is_first and not is_complete else None
+        if not latest:
+            processes.say(describe_cost(config, model_config, data, rate))
         due = bool(state and state["evaluation_due"])
-        hooks = make_hooks(config, model_config, data, engine, folder, first_step, due, show_row, processes)
-        if first_step == config.num_train_steps:
+        scale = pretraining.make_scale(config, model_config, data, rate)
+        hooks = pretraining.make_hooks(
+            config, model_config, data, engine, folder, first_step, due, show_row, scale, processes
+        )
+        if is_complete:
             processes.say(f"the run is complete: {latest} holds all {first_step:,} steps")
         elif processes.is_first:
-            run_directory.record_segment(folder, first_step, backend)
+            run_directory.record_segment(folder, first_step, backend, peak_flops=scale.peak_flops)
         with run_directory.naming_last_checkpoint(folder):
             stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:
@@ -93,7 +97,7 @@ def _run(config, backend, processes):
         # After the report: whatever befalls the comparison, the run's figures are out
         try:
             with out_of_memory_names("the comparison of speeds", "micro_batch_size"):
-                speed = speed_rows(config, model_config, data, engine, processes)
+                speed = pretraining.speed_rows(config, model_config, data, engine, processes)
         except (InputError, OSError, MemoryError) as error:
             reason = " ".join(str(error).split())
             print(f"the run is complete; its speed could not be compared: {reason}", file=sys.stderr)

@@ -84,6 +84,7 @@ def pretraining(outputs, batch, mlm_loss):
         "num_predicted_sequences": sum(bool(losses) for losses in mlm_losses),
         "num_sequences": num_sequences,
         "num_tokens": np.count_nonzero(batch["sequence_ids"]),
+        "num_pairs": count_pairs(batch["sequence_ids"]),
     }
     all_rights = [right for rights in mlm_rights for right in rights]
     all_losses = [loss for losses in mlm_losses for loss in losses]
@@ -151,8 +152,17 @@ def numbers(outputs, batch):
 
 
 def _finetuning(sums, means, gradients, batch, num_sequences):
-    counts = {"num_sequences": num_sequences, "num_tokens": np.count_nonzero(batch["sequence_ids"])}
+    counts = {
+        "num_sequences": num_sequences,
+        "num_tokens": np.count_nonzero(batch["sequence_ids"]),
+        "num_pairs": count_pairs(batch["sequence_ids"]),
+    }
     return Plain({**sums, **counts}, {**means, "loss": sums["loss"] / num_sequences}, gradients)
+
+
+def count_pairs(sequence_ids):
+    """Pairs of tokens of one sequence, of all packs."""
+    return sum(one == other != 0 for row in sequence_ids for one in row for other in row)
 
 
 class Logits(keras.Model):

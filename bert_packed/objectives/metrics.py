@@ -1,15 +1,29 @@
-"""From sums to means: counts of the data, totals over steps, and the one division that ends an interval."""
+"""From sums to means: counts of the data, totals over steps, and the one division that ends an interval.
+
+Legend: B packs per batch, S pack length, K sequences per pack.
+"""
 
 from keras import ops
 
-COUNT_NAMES = ("num_sequences", "num_tokens")
+COUNT_NAMES = ("num_sequences", "num_tokens", "num_pairs")
 
 
 def count_sequences(batch):
-    """What every objective counts: dict of float32 scalars, `COUNT_NAMES`; padding is no token."""
+    """What every objective counts: dict of float32 scalars, `COUNT_NAMES`; padding is no token.
+
+    `num_pairs` is what attention has to do: ordered pairs of tokens of one sequence, each token with itself
+    too. The pack `1 1 1 2 2 .` has 9 + 4.
+
+    Args:
+        batch: Dict with `sequence_ids` int32 `[B, S]`, 0 is padding, and `slot_weights` `[B, K]`.
+    """
+    sequence_ids_BS1 = batch["sequence_ids"][:, :, None]
+    slots_K = ops.arange(1, batch["slot_weights"].shape[1] + 1, dtype="int32")
+    lengths_BK = ops.sum(ops.cast(ops.equal(ops.cast(sequence_ids_BS1, "int32"), slots_K), "float32"), axis=1)
     return {
         "num_sequences": ops.sum(batch["slot_weights"]),
         "num_tokens": ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32")),
+        "num_pairs": ops.sum(ops.square(lengths_BK)),
     }
 
 

@@ -130,9 +130,11 @@ def plain_sums(outputs, batch):
 
 
 def plain_counts(batch):
-    """The numbers of predictions, of rows and of tokens."""
+    """The numbers of predictions, of rows, of tokens and of their pairs, each row for a single sequence."""
+    lengths_B = ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32"), axis=1)
     return {
         "num_predictions": ops.sum(ops.cast(batch["prediction_sequences"] > 0, "float32")),
         "num_sequences": ops.cast(batch["nsp_labels"].shape[0], "float32"),
-        "num_tokens": ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32")),
+        "num_tokens": ops.sum(lengths_B),
+        "num_pairs": ops.sum(ops.square(lengths_B)),
     }

@@ -11,14 +11,18 @@ from bert_packed.models.flash_attention import choose_attention
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, make_replicas
+from bert_packed.runs import run_directory
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.run_summary import tell_skipped
-from bert_packed.training import loop, metrics_log
+from bert_packed.runs.step_cost import measured_flops_per_second
+from bert_packed.training import loop, metrics_log, watch
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
+from bert_packed.training.profiling import Profile
 from data_gen.cli.settings import InputError
 
 NUM_TIMED_STEPS = 5
+DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
 
 
 def choose_objective(config, model_config):
@@ -54,8 +58,27 @@ def _check_positions(model_config, spec):
         )
 
 
+def machine_rate(config):
+    """Operations a second that this machine reaches at matrix products of a run's dtype; measured now."""
+    return measured_flops_per_second(dtype=DTYPES_OF_PRODUCTS[config.dtype])
+
+
+def make_scale(config, model_config, data, flops_per_second):
+    """What the figures that people watch are measured against: `watch.Scale`.
+
+    Args:
+        config, model_config, data: Of the run.
+        flops_per_second: Measured, for a config without `peak_flops`.
+    """
+    return watch.Scale(
+        positions_per_step=config.train_batch_size * data.train.spec.max_seq_length,
+        model_flops=functools.partial(watch.model_flops, model_config),
+        peak_flops=config.peak_flops or flops_per_second,
+    )
+
+
 def make_hooks(
-    config, model_config, data, engine, folder, first_step, evaluation_due, show_row, processes=ALONE
+    config, model_config, data, engine, folder, first_step, evaluation_due, show_row, scale, processes=ALONE
 ):
     """The hooks of the outer loop: where batches come from, and where figures and checkpoints go.
 
@@ -65,6 +88,7 @@ def make_hooks(
         first_step: Step of the checkpoint it continues from; later rows of the logs are removed.
         evaluation_due: Whether that step is still to be evaluated.
         show_row: Called with each row of the training log, for people.
+        scale: Of `make_scale`.
         processes: Those of the run: all evaluate, the first writes, and the others wait for a checkpoint.
     """
     objective = engine.objective
@@ -102,6 +126,8 @@ def make_hooks(
         means=objective.means,
         tell_skipped=tell_skipped if processes.is_first else lambda *_: None,
         shows_progress=processes.is_first,
+        scale=scale,
+        profile=Profile(folder / run_directory.EVENTS_FOLDER / "profile", config.steps_to_profile),
     )
 
 

@@ -17,6 +17,16 @@ from bert_packed.parallel.cluster import DISTRIBUTIONS
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 
+def parse_profile_steps(text):
+    """`--profile_steps`: FIRST,LAST, or nothing."""
+    steps = text.split(",")
+    if text and not (
+        len(steps) == 2 and all(step.isdecimal() for step in steps) and 1 <= int(steps[0]) <= int(steps[1])
+    ):
+        raise ValueError("empty or two steps, FIRST,LAST, from 1 and in this order")
+    return text
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Every flag of `run_pretraining.py`."""
@@ -102,6 +112,21 @@ class TrainConfig:
     )
     random_seed: int = setting(12345, "seed of weights, dropout and data order", minimum=0, maximum=2**31 - 1)
     shuffle_buffer_size: int = setting(1000, "packs held to shuffle; 1 = the order on disk", minimum=1)
+    peak_flops: float = setting(
+        0.0,
+        "operations a second that all devices of the run reach together, which model_flop_utilisation in the "
+        "log is a share of: a vendor's figure, as 312e12; 0 = measured at the start, by a matrix product of "
+        "the run's dtype",
+        minimum=0,
+        changeable=True,
+    )
+    profile_steps: str = setting(
+        "",
+        "FIRST,LAST as 10,20: trace these steps, first and last with them, for the profile plug-in of "
+        "TensorBoard; empty = none",
+        parse=parse_profile_steps,
+        changeable=True,
+    )
     log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1)
     eval_steps: int = setting(0, "steps between evaluations; 0 = only at the end", minimum=0)
     max_eval_steps: int = setting(0, "evaluation batches; 0 = all of the held-out data", minimum=0)
@@ -122,20 +147,49 @@ class TrainConfig:
         "the same data packed at depth 1; if given, the run ends with measured packed and unpacked speed",
         changeable=True,
     )
+    compile_only: str = setting(
+        "",
+        "only compile the training step, and write its program (step.hlo.txt) and what is in it (step.json) "
+        "to this folder; nothing is trained and output_dir is not needed",
+        transient=True,
+    )
+    num_virtual_devices: int = setting(
+        0,
+        "with compile_only: compile for so many devices, which this machine need not have; 0 = those it has",
+        minimum=0,
+        transient=True,
+    )
     overwrite: bool = setting(False, "start anew, removing an earlier run in output_dir", transient=True)
     json: str = setting("", "also write the final tables to this file, as JSON", transient=True)
 
     def __post_init__(self):
         check_settings(self)
-        for name in ("input_file", "output_dir"):
+        for name in ("input_file", *([] if self.compile_only else ["output_dir"])):
             if not getattr(self, name):
                 raise InputError(f"`{name}` must be given. Received: nothing.")
+        if self.num_virtual_devices and not self.compile_only:
+            raise InputError(
+                f"`num_virtual_devices` must be 0 without compile_only. Received: {self.num_virtual_devices}."
+            )
         for name in ("eval_steps", "max_eval_steps"):
             value = getattr(self, name)
             if value and not self.eval_input_file:
                 raise InputError(f"`{name}` must be 0 without eval_input_file. Received: {value}.")
+        if self.profile_steps and self.steps_to_profile[-1] > self.num_train_steps:
+            raise InputError(
+                f"`profile_steps` must be at most num_train_steps={self.num_train_steps}. Received: "
+                f"{self.profile_steps}."
+            )
         check_dropout_overrides(self)
         check_divides(self, "micro_batch_size", "train_batch_size")
+
+    @property
+    def steps_to_profile(self):
+        """Range of the steps that are traced; empty for none."""
+        if not self.profile_steps:
+            return range(0)
+        first, last = map(int, self.profile_steps.split(","))
+        return range(first, last + 1)
 
     @property
     def packs_at_once(self):

@@ -131,6 +131,22 @@ def read_data(config, processes=ALONE):
     return PackedData(train, held_out, unpacked, inputs)
 
 
+def read_shapes(config):
+    """What compiling a run must know of its training records, without a pass over them.
+
+    Args:
+        config: `TrainConfig`.
+
+    Returns:
+        `PackedData` with the shapes and manifests of `input_file`; no held-out records, no `inputs`.
+
+    Raises:
+        InputError: no file matches, a file is unpacked, or files disagree in shape.
+    """
+    nothing = PackedFiles([], None, [], False)
+    return PackedData(_find_packs(config, "input_file"), nothing, nothing, {})
+
+
 def check_fits(data, model_config, config):
     """Check that the records fit the model, by what the manifests say of them.
 

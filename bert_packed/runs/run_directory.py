@@ -255,15 +255,19 @@ def start_run(folder, config, facts):
     (folder / FLAGFILE).write_text(to_flagfile(config))
 
 
-def record_segment(folder, first_step, backend):
+def record_segment(folder, first_step, backend, **facts):
     """Write down that a process trains on from a step, and by which backend: a run may change it in between.
 
     `run.json` then holds, for a run that was stopped at step 700 and went on under JAX,
 
         "segments": [{"first_step": 0, "backend": "tensorflow"}, {"first_step": 700, "backend": "jax"}]
+
+    Args:
+        folder, first_step, backend: Of the process.
+        facts: What else was found out about it, for JSON: `peak_flops`.
     """
     run = _read_run(folder)
-    segments = [*run.get("segments", []), {"first_step": first_step, "backend": backend}]
+    segments = [*run.get("segments", []), {"first_step": first_step, "backend": backend, **facts}]
     write_json(folder / RUN_FILE, {**run, "segments": segments})
 
 

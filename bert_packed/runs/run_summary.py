@@ -28,9 +28,14 @@ def describe_run(config, model_config, data, attention):
     )
 
 
-def describe_cost(config, model_config, data):
-    """What a step will cost on this machine, and how to make it smaller where it is long: lines of text."""
-    seconds = estimate_step_seconds(model_config, data.train.spec, config.train_batch_size)
+def describe_cost(config, model_config, data, flops_per_second):
+    """What a step will cost on this machine, and how to make it smaller where it is long: lines of text.
+
+    Args:
+        config, model_config, data: Of the run.
+        flops_per_second: Of the machine, at matrix products.
+    """
+    seconds = estimate_step_seconds(model_config, data.train.spec, config.train_batch_size, flops_per_second)
     lines = [
         f"cost       about {describe(seconds)} a step on this machine, about "
         f"{describe(seconds * config.num_train_steps)} for {config.num_train_steps:,} steps"

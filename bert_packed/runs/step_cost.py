@@ -6,12 +6,12 @@ V vocabulary, L encoder blocks.
 
 import time
 
-import numpy as np
 from keras import ops
 
 from bert_packed.training.engines.functional import compiled
 
-MATMUL_SIZE = 1024
+MATMUL_SIZE, LARGEST_MATMUL = 1024, 8192
+LEAST_SECONDS = 2e-3
 # Measured against real steps of bert-tiny to bert-base: element-wise work, softmax and the update come on
 # top of the matrix products
 OVERHEAD = 1.5
@@ -30,25 +30,40 @@ def matmul_flops(model_config, spec, batch_size):
     return 3 * 2 * batch_size * products
 
 
-def measured_flops_per_second(repeats=10):
-    """This machine's rate at a compiled float32 matrix product of side 1024, the best of `repeats`.
+def measured_flops_per_second(repeats=10, dtype="float32"):
+    """This machine's rate at a compiled matrix product, the best of `repeats`.
 
-    The best, not the median: other programs slow some of these milliseconds down, but not a whole run.
+    The best, not the median: other programs slow some of these milliseconds down, but not a whole run. The
+    matrices have side 1024, or twice that, and so on, as long as a product takes under `LEAST_SECONDS`: an
+    accelerator would spend less on a small one than on being called.
+
+    Args:
+        repeats: Products timed of each side.
+        dtype: "float32" or "bfloat16", of the matrices.
     """
     product = compiled(lambda a: ops.matmul(a, a))
-    matrix = ops.convert_to_tensor(np.full((MATMUL_SIZE, MATMUL_SIZE), 1e-3, np.float32))
-    product(matrix)
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        ops.convert_to_numpy(product(matrix))
-        seconds.append(time.perf_counter() - start)
-    return 2 * MATMUL_SIZE**3 / min(seconds)
+    size = MATMUL_SIZE
+    while True:
+        matrix = ops.full((size, size), 1e-3, dtype)
+        _wait(product(matrix))
+        seconds = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            _wait(product(matrix))
+            seconds.append(time.perf_counter() - start)
+        if min(seconds) >= LEAST_SECONDS or size >= LARGEST_MATMUL:
+            return 2 * size**3 / min(seconds)
+        size *= 2
 
 
-def estimate_step_seconds(model_config, spec, batch_size):
+def _wait(matrix):
+    """Until a device has computed a matrix; of which only one element is fetched."""
+    return ops.convert_to_numpy(matrix[0, 0])
+
+
+def estimate_step_seconds(model_config, spec, batch_size, flops_per_second):
     """Rough seconds per step: within a factor of two on the CPUs where it was compared."""
-    return OVERHEAD * matmul_flops(model_config, spec, batch_size) / measured_flops_per_second()
+    return OVERHEAD * matmul_flops(model_config, spec, batch_size) / flops_per_second
 
 
 def describe(seconds):

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable
 from tqdm import tqdm
 
 from bert_packed.objectives.metrics import add_sums
+from bert_packed.training import watch
 from bert_packed.training.finite import NotFiniteError, SkippedSteps, check_sums
+from bert_packed.training.profiling import Profile
 from bert_packed.training.stop_request import StopRequest
 
 
@@ -28,6 +30,8 @@ class Hooks:
         means: From sums over steps to the figures of a row.
         tell_skipped: With a step that was left out and what of its figures was not finite, as text.
         shows_progress: Whether there is a progress bar, where somebody would see it.
+        scale: What the watched figures are measured against.
+        profile: Which steps are traced.
     """
 
     batches: Callable[[int], Iterable]
@@ -39,6 +43,8 @@ class Hooks:
     means: Callable[[dict], dict]
     tell_skipped: Callable[[int, str], None]
     shows_progress: bool = True
+    scale: watch.Scale = dataclasses.field(default_factory=watch.Scale)
+    profile: Profile = dataclasses.field(default_factory=Profile)
 
 
 @dataclasses.dataclass
@@ -48,17 +54,21 @@ class LogInterval:
     Attributes:
         sums: Sums of the interval's steps; saved with a checkpoint, so that the next row is the same.
         num_skipped: Steps left out, whose sums are not among these; saved too.
+        watched: `watch.Watch` of the same steps; its `totals` are saved too.
         seconds, num_sequences, num_tokens: Of the steps that this process timed.
     """
 
     sums: dict
     num_skipped: int = 0
+    watched: watch.Watch = dataclasses.field(default_factory=watch.Watch)
     seconds: float = 0.0
     num_sequences: float = 0.0
     num_tokens: float = 0.0
 
-    def add(self, sums, seconds):
-        """Add a step; `seconds` is None for the first of a process, which holds the compilation."""
+    def add(self, sums, seconds, waiting=0.0):
+        """Add a step; arguments as of `watch.Watch.add`."""
+        self.watched.add(sums, seconds, waiting)
+        sums = {name: value for name, value in sums.items() if name not in watch.STEP_FIGURES}
         self.sums = add_sums(self.sums, sums)
         if seconds is not None:
             self.seconds += seconds
@@ -76,6 +86,15 @@ class LogInterval:
             "learning_rate": learning_rate,
             "sequences_per_second": self.num_sequences / self.seconds if timed else None,
             "tokens_per_second": self.num_tokens / self.seconds if timed else None,
+            **self.watched.row(),
+        }
+
+    def state(self):
+        """What is saved with a checkpoint: entries of the state of `train`."""
+        return {
+            "interval": self.sums,
+            "num_skipped": self.num_skipped,
+            "watched": dict(self.watched.totals),
         }
 
 
@@ -104,25 +123,30 @@ def train(engine, config, hooks, first_step=0, state=None):
         NotFiniteError: too many steps in a row are not finite, or what would be saved is not.
     """
     state = state or {"interval": {}, "evaluation_due": False}
-    interval = LogInterval(dict(state["interval"]), state.get("num_skipped", 0))
+    # A checkpoint of before there were figures to watch has none
+    watched = watch.Watch(hooks.scale, dict(state.get("watched", {})))
+    interval = LogInterval(dict(state["interval"]), state.get("num_skipped", 0), watched)
     skipped = SkippedSteps(config.max_skipped_steps)
     is_first = is_unproven = True
     stop = StopRequest()
-    with stop.watching(), _progress_bar(config, hooks, first_step) as bar:
+    with stop.watching(), _progress_bar(config, hooks, first_step) as bar, hooks.profile:
         if state["evaluation_due"]:
             _evaluate_step(hooks, first_step)
         batches = iter(hooks.batches(first_step))
         for step in range(first_step + 1, config.num_train_steps + 1):
             start = time.perf_counter()
-            sums = engine.train_step(next(batches), stop.signal is not None)
-            sums = {name: float(value) for name, value in sums.items()}
+            with hooks.profile.step(step):
+                batch = next(batches)
+                waiting = time.perf_counter() - start
+                sums = engine.train_step(batch, stop.signal is not None)
+                sums = {name: float(value) for name, value in sums.items()}
             stopped_by = stop.agreed(sums.pop("num_stop_requests", None))
             why = skipped.note(step, sums)
             if why:
                 hooks.tell_skipped(step, why)
                 interval.num_skipped += 1
             else:
-                interval.add(sums, None if is_first else time.perf_counter() - start)
+                interval.add(sums, None if is_first else time.perf_counter() - start, waiting)
             is_first = False
             if is_unproven and not why:
                 hooks.prune()
@@ -133,11 +157,10 @@ def train(engine, config, hooks, first_step=0, state=None):
                 row = interval.row(step, hooks.means, hooks.learning_rate(step - 1))
                 hooks.log(row)
                 bar.set_postfix_str(_short(row))
-                interval = LogInterval({})
+                interval = LogInterval({}, watched=watch.Watch(hooks.scale))
             due = bool(hooks.evaluate) and (is_last or _is_every(step, config.eval_steps))
             if is_last or stopped_by or _is_every(step, config.save_checkpoints_steps):
-                kept = {"interval": interval.sums, "num_skipped": interval.num_skipped}
-                hooks.save(step, {**kept, "evaluation_due": due})
+                hooks.save(step, {**interval.state(), "evaluation_due": due})
                 is_unproven = True
             if stopped_by and not is_last:
                 return stopped_by
@@ -202,4 +225,4 @@ def _short(row):
     )
     skipped = f" skipped {row['skipped_steps']}" if row["skipped_steps"] else ""
     loss = f"loss {row['loss']:.3f}" if "loss" in row else "no loss"
-    return f"{loss}{accuracies}{rates}{skipped}"
+    return f"{loss}{accuracies}{rates}{watch.describe(row)}{skipped}"

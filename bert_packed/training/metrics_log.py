@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tensorboard.summary import Writer
 
+from bert_packed.training.watch import WATCHED
 from data_gen.cli.settings import InputError
 
 SPEED = ("skipped_steps", "learning_rate", "sequences_per_second", "tokens_per_second")
@@ -14,7 +15,7 @@ SPEED = ("skipped_steps", "learning_rate", "sequences_per_second", "tokens_per_s
 
 def train_columns(objective):
     """Columns of the log of training: what `loop.LogInterval.row` holds."""
-    return ("step", *objective.figures, *SPEED)
+    return ("step", *objective.figures, *SPEED, *WATCHED)
 
 
 def eval_columns(objective):
@@ -24,6 +25,9 @@ def eval_columns(objective):
 
 class MetricsLog:
     """Appends rows to `metrics.csv` or `eval_metrics.csv` and mirrors them in TensorBoard.
+
+    Rows that are there may be of another version, with other columns: what they lack stays empty, what they
+    alone have is kept behind the columns of today.
 
     Args:
         path: The CSV file; TensorBoard events go to the folder of the same stem beside it.
@@ -36,8 +40,8 @@ class MetricsLog:
 
     def __init__(self, path, columns, last_step):
         self._path = Path(path)
-        self._columns = columns
         rows = [row for row in read_rows(self._path) if int(row["step"]) <= last_step]
+        self._columns = columns = tuple(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
         events = self._path.parent / "tensorboard" / self._path.stem
         shutil.rmtree(events, ignore_errors=True)
         partial = self._path.with_name(self._path.name + ".partial")

@@ -1,6 +1,7 @@
 """LAMB as tensorflow-addons computes it, its schedule, and the packing correction of its betas."""
 
 import re
+import types
 
 import keras
 from keras import ops
@@ -125,6 +126,8 @@ class Lamb(MomentOptimizer):
             if exclude_from_layer_adaptation is None
             else tuple(exclude_from_layer_adaptation)
         )
+        # In a plain object: Keras and TensorFlow would track a dict of the optimizer's own
+        self._last = types.SimpleNamespace(ratios={})
 
     def build(self, variables):
         if self.built:
@@ -142,7 +145,28 @@ class Lamb(MomentOptimizer):
         weight_norm, update_norm = _norm(variable), _norm(update)
         is_usable = ops.logical_and(weight_norm > 0, update_norm > 0)
         # A safe divisor inside: `where` would still evaluate 0 / 0
-        return ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
+        ratio = ops.where(is_usable, weight_norm / ops.where(is_usable, update_norm, 1.0), 1.0)
+        self._last.ratios[index] = ratio
+        return ratio
+
+    def trust_ratios(self):
+        """The ratios of the update taken last, of the variables that are adapted; asked once an update.
+
+        In the program that takes the update: its ratios are values of that program, which others cannot read.
+
+        Returns:
+            Dict of float32 scalars `trust_ratio_min`, `trust_ratio_median` and `trust_ratio_max`; {} where no
+            variable is adapted.
+        """
+        ratios, self._last.ratios = self._last.ratios, {}
+        if not ratios:
+            return {}
+        values = ops.stack([ops.cast(ratio, "float32") for ratio in ratios.values()])
+        return {
+            "trust_ratio_min": ops.min(values),
+            "trust_ratio_median": _median(values),
+            "trust_ratio_max": ops.max(values),
+        }
 
     def get_config(self):
         patterns = self.exclude_from_layer_adaptation_patterns
@@ -249,9 +273,31 @@ def optimizer_settings(config, packing_factor=1.0):
     }
 
 
+def trust_ratios(optimizer):
+    """As of `Lamb.trust_ratios`; {} of an optimizer that has none."""
+    return optimizer.trust_ratios() if isinstance(optimizer, Lamb) else {}
+
+
 def _matches(patterns, variable):
     return any(re.search(pattern, variable.path) for pattern in patterns)
 
 
 def _norm(tensor):
     return ops.sqrt(ops.sum(ops.square(tensor)))
+
+
+def _median(values_N):
+    """The median of a few numbers: float32 scalar.
+
+    By the rank of each among all: TensorFlow sorts by `top_k`, whose result has a dynamic dimension.
+    """
+    number = values_N.shape[0]
+    places_N = ops.arange(number)
+    is_equal_NN = ops.equal(values_N[None, :], values_N[:, None])
+    stands_before_NN = ops.logical_or(
+        values_N[None, :] < values_N[:, None],
+        ops.logical_and(is_equal_NN, places_N[None, :] < places_N[:, None]),
+    )
+    ranks_N = ops.sum(ops.cast(stands_before_NN, "int32"), axis=1)
+    middle = [ops.where(ops.equal(ranks_N, rank), values_N, 0.0) for rank in ((number - 1) // 2, number // 2)]
+    return ops.sum(middle[0] + middle[1]) / 2

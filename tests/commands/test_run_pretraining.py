@@ -20,9 +20,10 @@ from tiny import MAX_SEQ_LENGTH, write_data
 from bert_packed.runs import pretraining
 from bert_packed.runs.run_directory import LOCK_FILE
 from bert_packed.training.engines.tensorflow import TensorFlowEngine
+from bert_packed.training.watch import TIMED_FIGURES
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second")
+TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def assert_same_run(one, other):
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "uninterrupted"
-    assert run(*arguments(data, folder)) == 0
+    assert run(*arguments(data, folder, profile_steps="9,10")) == 0
     return folder
 
 
@@ -94,6 +95,8 @@ def test_a_run_leaves_what_it_says(uninterrupted):
     rows = read_rows(uninterrupted / "metrics.csv")
     assert [int(row["step"]) for row in rows] == [5, 10, 15, 20, 24]
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    assert all(float(row["gradient_norm"]) > 0 and 0 < float(row["packing_efficiency"]) <= 1 for row in rows)
+    assert list(uninterrupted.glob("tensorboard/profile/plugins/profile/*/*.xplane.pb"))
     assert [int(row["step"]) for row in read_rows(uninterrupted / "eval_metrics.csv")] == [10, 20, 24]
 
 

@@ -20,10 +20,12 @@ import run_pretraining
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
 from bert_packed.objectives.features import BATCH_NAMES
-from bert_packed.runs import pretraining, run_summary
+from bert_packed.runs import compile_only, pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training import loop
 from bert_packed.training.optimization import build_optimizer
+from bert_packed.training.step_report import StepProgram
+from bert_packed.training.watch import model_flops
 from data_gen import sample_data
 from data_gen.cli import command_line
 from data_gen.records import tfrecords
@@ -32,6 +34,7 @@ from data_gen.records.example_bytes import serialize_examples
 FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 FACTOR = 2.0  # of the changed run's data
 WIDE = dataclasses.replace(CONFIG, hidden_size=32)
+EMPTY_PROGRAM = "HloModule step\n\nENTRY main {\n  ROOT x = f32[] parameter(0)\n}"
 SAVES, STEPS = 5, range(0, 50, 7)
 CHANGED = {
     "train_batch_size": 6,
@@ -60,6 +63,8 @@ CHANGED = {
     "eval_steps": 5,
     "max_eval_steps": 1,
     "save_checkpoints_steps": 11,
+    "peak_flops": 2e12,
+    "profile_steps": "3,4",
     "keep_checkpoint_max": 2,
     "sample_data": True,
     "overwrite": True,
@@ -98,7 +103,7 @@ def files(tmp_path_factory):
 
 def run(folder, **flags):
     """A run under flags, up to the loop: what reached it and what it left."""
-    seen = types.SimpleNamespace(engine=None, built_sample=False, contenders=[], evaluated=[])
+    seen = types.SimpleNamespace(engine=None, built_sample=False, contenders=[], evaluated=[], devices=[])
 
     def train(engine, config, hooks, first_step, state):
         seen.engine, seen.steps, seen.hooks = engine, config, hooks
@@ -121,6 +126,10 @@ def run(folder, **flags):
         seen.contenders = contenders
         return [{"data": contender.name} for contender in contenders]
 
+    def measure(dtype):
+        seen.dtype = dtype
+        return 1e9
+
     flags = {"output_dir": folder, **flags}
     argv = ["run_pretraining.py", *(f"--{name}={value!s}" for name, value in flags.items())]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as error:
@@ -128,6 +137,9 @@ def run(folder, **flags):
         patch.setattr(run_summary, "describe_cost", lambda *_: "")
         patch.setattr(sample_data, "build_missing", lambda: setattr(seen, "built_sample", True))
         patch.setattr(pretraining, "compare", compare)
+        patch.setattr(pretraining, "measured_flops_per_second", measure)
+        patch.setattr(compile_only, "compile_step", lambda *_: [StepProgram(EMPTY_PROGRAM, 1.0, 2)])
+        patch.setattr(compile_only, "make_virtual_devices", seen.devices.append)
         with contextlib.redirect_stdout(io.StringIO()):
             seen.status = command_line.run(run_pretraining.main, TrainConfig, "", argv)
     seen.folder, seen.error = folder, error.getvalue()
@@ -168,6 +180,7 @@ def runs(files, tmp_path_factory):
         "flash": run(tmp / "flash", **given, attention="flash"),
         "mirrored": run(tmp / "mirrored", **given, distribution="mirrored"),
         "kept": run(other_run(tmp / "kept"), **given),
+        "compiled": run(tmp / "not made", **given, compile_only=tmp / "program", num_virtual_devices=2),
     }
     assert made["default"].status == made["changed"].status == 0, made["changed"].error
     made["default"].report = made["changed"].report = tmp / "report.json"
@@ -177,6 +190,8 @@ def runs(files, tmp_path_factory):
         "random_seed": 99,
         "attention": "flash",
         "distribution": "mirrored",
+        "compile_only": tmp / "program",
+        "num_virtual_devices": 2,
     }
 
 
@@ -302,6 +317,17 @@ CASES = {
     "shuffle_buffer_size": Case(
         lambda seen, files: seen.batch["token_ids"].tolist() in (files[1]["a"][:3], files[1]["b"][:6]), True
     ),
+    "peak_flops": Case(lambda seen, _: seen.hooks.scale.peak_flops, 2e12),
+    "profile_steps": Case(
+        lambda seen, _: (seen.hooks.profile._steps, seen.hooks.profile._folder.split("/")[-3:]),
+        (range(3, 5), ["changed", "tensorboard", "profile"]),
+    ),
+    "compile_only": Case(
+        lambda seen, _: (seen.folder.exists(), (seen.folder.parent / "program" / "step.json").exists()),
+        (False, True),
+        run="compiled",
+    ),
+    "num_virtual_devices": Case(lambda seen, _: seen.devices, [2], run="compiled"),
     "keep_checkpoint_max": Case(lambda seen, _: len(list(seen.folder.glob("checkpoint-*"))), 2),
     "sample_data": Case(lambda seen, _: seen.built_sample, True),
     "unpacked_input_file": Case(
@@ -332,6 +358,19 @@ def test_a_setting_arrives(files, runs, name):
         assert found == case.expected
     if case.other:
         assert case.seen(made[case.other], files) != found
+
+
+def test_the_peak_is_measured_in_the_dtype_of_the_run(runs):
+    assert [runs[0][name].dtype for name in ("default", "changed")] == ["float32", "bfloat16"]
+    assert runs[0]["default"].hooks.scale.peak_flops == 1e9
+
+
+def test_what_is_watched_is_measured_by_the_run(runs):
+    seen = runs[0]["changed"]
+    packs, length = seen.batch["token_ids"].shape
+    assert seen.hooks.scale.positions_per_step == packs * length == 6 * MAX_SEQ_LENGTH
+    counts = {"num_tokens": 3.0, "num_pairs": 5.0, "num_predictions": 2.0, "num_sequences": 1.0}
+    assert seen.hooks.scale.model_flops(counts) == model_flops(WIDE, counts)
 
 
 def test_the_seed_is_of_weights_dropout_and_order(runs):

@@ -231,11 +231,11 @@ def test_damage_is_named_with_and_without_a_manifest(files):
 def test_every_part_of_a_run_is_on_record(started):
     folder, _, _ = started
     record_segment(folder, 0, "tensorflow")
-    record_segment(folder, 70, "jax")
+    record_segment(folder, 70, "jax", peak_flops=2.0)
     record = json.loads((folder / "run.json").read_text())
     assert record["segments"] == [
         {"first_step": 0, "backend": "tensorflow"},
-        {"first_step": 70, "backend": "jax"},
+        {"first_step": 70, "backend": "jax", "peak_flops": 2.0},
     ]
     assert record["model"] == {"hidden_size": 8, "hidden_act": "gelu"}
 

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from clock import Clock
 
@@ -20,7 +21,7 @@ CONFIG = ModelConfig(
 )
 
 
-def test_flops_of_a_step(monkeypatch):
+def test_flops_of_a_step():
     config, spec = CONFIG, PackSpec(16, 3, 5)
     # multiply-adds of one pack, layer by layer
     per_block = [16 * 8 * 8] * 4 + [16 * 16 * 8] * 2 + [16 * 8 * 32] * 2
@@ -28,17 +29,35 @@ def test_flops_of_a_step(monkeypatch):
     flops = 3 * 2 * 4 * (2 * sum(per_block) + sum(head))
     assert matmul_flops(config, spec, batch_size=4) == flops
     # what the matrix products leave out comes on top
-    monkeypatch.setattr(step_cost, "measured_flops_per_second", lambda: 1e6)
-    assert estimate_step_seconds(config, spec, 4) == pytest.approx(1.5 * flops / 1e6)
+    assert estimate_step_seconds(config, spec, 4, 1e6) == pytest.approx(1.5 * flops / 1e6)
 
 
 def test_the_machine_is_as_fast_as_its_best_product(monkeypatch):
     clock = Clock()
-    product = clock.taking([50, 4, 0.5, 0.25], result=0.0)  # the first compiles
+    product = clock.taking([50, 4, 0.5, 0.25], result=np.zeros((1, 1)))  # the first compiles
     monkeypatch.setattr(step_cost, "time", clock)
     monkeypatch.setattr(step_cost, "compiled", lambda function: product)
     # a product of side 1024 is 1024 ** 3 multiplications, and as many additions
     assert step_cost.measured_flops_per_second(repeats=3) == 2 * 1024**3 / 0.25
+
+
+def test_a_machine_that_is_too_fast_for_a_small_product_gets_a_larger_one(monkeypatch):
+    clock, sides = Clock(), []
+    products = {
+        1024: clock.taking([9, 1e-4, 1e-3], result=np.zeros((1, 1))),
+        2048: clock.taking([9, 3e-3, 4e-3], result=np.zeros((1, 1))),
+    }
+
+    def product(matrix):
+        sides.append((len(matrix), str(matrix.dtype).rpartition("'")[0].rpartition("'")[2] or matrix.dtype))
+        return products[len(matrix)](matrix)
+
+    monkeypatch.setattr(step_cost, "time", clock)
+    monkeypatch.setattr(step_cost, "compiled", lambda function: product)
+    rate = step_cost.measured_flops_per_second(repeats=2, dtype="bfloat16")
+    assert rate == pytest.approx(2 * 2048**3 / 3e-3)
+    assert [side for side, _ in sides] == [1024] * 3 + [2048] * 3
+    assert {str(dtype) for _, dtype in sides} == {"bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -106,13 +125,13 @@ def test_the_cost_is_that_of_all_steps(monkeypatch, seconds, is_long):
     config = TrainConfig(
         input_file="-", output_dir="-", train_batch_size=6, num_train_steps=240, num_warmup_steps=239
     )
-    first, *more = run_summary.describe_cost(config, CONFIG, data_of(2.0)).splitlines()
-    assert asked == [(CONFIG, PackSpec(16, 3, 5), 6)]
+    first, *more = run_summary.describe_cost(config, CONFIG, data_of(2.0), 1e9).splitlines()
+    assert asked == [(CONFIG, PackSpec(16, 3, 5), 6, 1e9)]
     whole = {30.0: "2 h", 31.0: "2.1 h"}[seconds]
     assert first == f"cost       about {seconds:.0f} s a step on this machine, about {whole} for 240 steps"
     assert bool(more) == is_long and all("to shrink a step" in line for line in more)
     longer = dataclasses.replace(config, num_warmup_steps=960)
-    *_, last = run_summary.describe_cost(longer, CONFIG, data_of(2.0)).splitlines()
+    *_, last = run_summary.describe_cost(longer, CONFIG, data_of(2.0), 1e9).splitlines()
     assert last.startswith("warm-up    is as long as the run: the learning rate ends at 25% of its peak")
 
 

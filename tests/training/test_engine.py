@@ -32,7 +32,11 @@ def test_one_trace_and_every_step_counted(batches, micro_batch_size):
     losses = []
     for step in range(12):
         assert int(engine.optimizer.iterations.numpy()) == step
-        losses.append(to_floats(engine.train_step(batches[step % 3]))["mlm_loss"])
+        sums = to_floats(engine.train_step(batches[step % 3]))
+        losses.append(sums["mlm_loss"])
+        # from the same program: no second one shows them
+        ratios = [sums[f"trust_ratio_{name}"] for name in ("min", "median", "max")]
+        assert sums["gradient_norm"] > 0 and 0 < ratios[0] < ratios[1] < ratios[2]
     assert engine.num_train_traces == 1
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
 
@@ -59,9 +63,11 @@ def test_compiled_step_equals_the_plain_gradient(batches):
     # Plain descent: LAMB's first step is the gradient's sign, which magnifies rounding
     compiled, plain = (make_engine(optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2) for _ in range(2))
     before = [variable.numpy() for variable in plain.model.trainable_variables]
-    compiled.train_step(batches[0])
+    sums = to_floats(compiled.train_step(batches[0]))
     gradients, _ = plain.gradients(batches[0])
     gradients = [np.asarray(gradient) for gradient in gradients]
+    length = np.sqrt(sum(np.sum(np.square(gradient, dtype=np.float64)) for gradient in gradients))
+    assert sums["gradient_norm"] == pytest.approx(length, rel=1e-5)
     variables = zip(compiled.model.trainable_variables, before, gradients, strict=True)
     for variable, start, gradient in variables:
         scale = max(np.abs(gradient).max(), 1e-1)
@@ -93,7 +99,8 @@ def test_the_whole_gradient_is_clipped_once(batches):
     # A step of 1 / limit: an update of 0.01 would drown in the weights' own rounding
     optimizer = keras.optimizers.SGD(1 / limit, global_clipnorm=limit)
     engine = make_engine(optimizer=optimizer, micro_batch_size=2)
-    engine.train_step(batches[0])
+    sums = to_floats(engine.train_step(batches[0]))
+    assert sums["gradient_norm"] == pytest.approx(length, rel=1e-5)  # before clipping
     pairs = zip(whole.model.trainable_variables, engine.model.trainable_variables, gradients, strict=True)
     for before, after, gradient in pairs:
         np.testing.assert_allclose(

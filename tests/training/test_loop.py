@@ -6,12 +6,14 @@ import os
 import signal
 
 import pytest
+from clock import Clock
 
-from bert_packed.training import loop
+from bert_packed.training import loop, profiling
 from bert_packed.training.finite import NotFiniteError
+from bert_packed.training.watch import TIMED_FIGURES, Scale
 from data_gen.cli.settings import InputError
 
-SECONDS = ("sequences_per_second", "tokens_per_second")
+SECONDS = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Recorder:
         if batch == self._signal_at:
             os.kill(os.getpid(), signal.SIGTERM)
         loss = math.nan if batch in self._fails_at else float(batch)
-        return {"a_loss": loss, "num_sequences": 2.0, "num_tokens": 20.0}
+        return {"a_loss": loss, "num_sequences": 2.0, "num_tokens": 20.0, "gradient_norm": 2.0 * batch}
 
     def batches(self, first_step):
         self.calls.append(("batches", first_step))
@@ -67,6 +69,7 @@ class Recorder:
             learning_rate=lambda step: step / 10,
             means=lambda sums: {"loss": sums["a_loss"] / sums["num_sequences"]},
             tell_skipped=lambda step, why: self.calls.append(("skip", f"{step}: {why}")),
+            scale=Scale(positions_per_step=25),
         )
 
     def names(self):
@@ -82,7 +85,8 @@ def train(recorder, first_step=0, state=None, **steps):
 
 
 def without_times(rows):
-    return [{name: value for name, value in row.items() if name not in SECONDS} for row in rows]
+    """Rows without what a clock tells and what has no value."""
+    return [{n: value for n, value in row.items() if n not in SECONDS and value is not None} for row in rows]
 
 
 @pytest.fixture
@@ -102,17 +106,18 @@ def test_what_happens_in_which_order(whole):
 
 def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
     # (1 + 2 + 3) / 6, (4 + 5 + 6) / 6, 7 / 2; the rate of a step is that of its index from 0
+    packed = {"packing_efficiency": 0.8}
     assert without_times(whole.rows()) == [
-        {"step": 3, "loss": 1.0, "skipped_steps": 0, "learning_rate": 0.2},
-        {"step": 6, "loss": 2.5, "skipped_steps": 0, "learning_rate": 0.5},
-        {"step": 7, "loss": 3.5, "skipped_steps": 0, "learning_rate": 0.6},
+        {"step": 3, "loss": 1.0, "skipped_steps": 0, "learning_rate": 0.2, "gradient_norm": 4.0, **packed},
+        {"step": 6, "loss": 2.5, "skipped_steps": 0, "learning_rate": 0.5, "gradient_norm": 10.0, **packed},
+        {"step": 7, "loss": 3.5, "skipped_steps": 0, "learning_rate": 0.6, "gradient_norm": 14.0, **packed},
     ]
 
 
 def test_the_first_step_of_a_process_is_not_timed():
     recorder = Recorder()
     train(recorder, num_train_steps=1)
-    assert [recorder.rows()[0][name] for name in SECONDS] == [None, None]
+    assert {recorder.rows()[0][name] for name in SECONDS} == {None}
     interval = loop.LogInterval({})
     for seconds in (None, 4.0, 1.0):
         interval.add({"num_sequences": 2.0, "num_tokens": 20.0}, seconds)
@@ -135,15 +140,54 @@ def test_a_resumed_run_goes_on_as_the_whole_one(whole, first_step):
 
 
 def test_the_state_that_is_saved(whole):
+    watched = {"gradient_norm": 8.0, "num_steps": 1.0, "num_tokens": 20.0}
     assert whole.saved == {
         # step 4 alone is in no row yet
         4: {
             "interval": {"a_loss": 4.0, "num_sequences": 2.0, "num_tokens": 20.0},
             "num_skipped": 0,
+            "watched": watched,
             "evaluation_due": True,
         },
-        7: {"interval": {}, "num_skipped": 0, "evaluation_due": True},
+        7: {"interval": {}, "num_skipped": 0, "watched": {}, "evaluation_due": True},
     }
+
+
+def test_a_checkpoint_of_before_there_were_figures_to_watch(whole):
+    """The row that its interval ends in has the figures of the steps taken since."""
+    state = {name: value for name, value in whole.saved[4].items() if name != "watched"}
+    resumed = Recorder()
+    assert train(resumed, 4, state) is None
+    first, second = without_times(resumed.rows())
+    assert first == {**without_times(whole.rows())[1], "gradient_norm": 11.0}  # of steps 5 and 6
+    assert second == without_times(whole.rows())[2]
+
+
+def test_waiting_for_data_is_a_share_of_the_time(monkeypatch):
+    clock = Clock()
+    recorder = Recorder()
+    monkeypatch.setattr(loop, "time", clock)
+    wait, work = clock.taking([50, 1, 3]), clock.taking([70, 9, 7])
+    batches, train_step = recorder.batches, recorder.train_step
+    recorder.batches = lambda step: ((wait(), batch)[1] for batch in batches(step))
+    recorder.train_step = lambda batch: (work(), train_step(batch))[1]
+    train(recorder, num_train_steps=3)
+    (row,) = recorder.rows()
+    # 4 of 20 seconds; the first step, which compiles, does not count
+    assert (row["data_wait_share"], row["tokens_per_second"]) == (0.2, 2.0)
+    assert row["model_flop_utilisation"] is None  # of a model that nobody described
+
+
+def test_the_steps_asked_for_are_traced(monkeypatch):
+    recorder = Recorder(signal_at=5)
+    start = lambda folder: recorder.calls.append(("trace", folder))  # noqa: E731
+    monkeypatch.setattr(profiling, "_start", start)
+    monkeypatch.setattr(profiling, "_end", lambda: recorder.calls.append(("trace", "ends")))
+    hooks = dataclasses.replace(recorder.hooks(), profile=profiling.Profile("x", range(4, 7)))
+    assert loop.train(recorder, Steps(), hooks) == signal.SIGTERM
+    # the signal comes in between: what was traced is written
+    names = [name for name in recorder.names() if name.startswith(("train", "trace"))]
+    assert names[3:] == ["trace x", "train 4", "train 5", "trace ends"]
 
 
 def test_nothing_is_due_without_evaluation():

@@ -55,3 +55,22 @@ def test_events_are_written(tmp_path):
     events = list((tmp_path / "tensorboard" / "metrics").iterdir())
     assert len(events) == 1
     assert event_steps(tmp_path / "tensorboard" / "metrics") == [5]  # a loss of 0 is a loss
+
+
+def test_a_log_of_other_columns_goes_on(tmp_path):
+    """A run that an older version began has fewer; a newer one may have had some that are not known here."""
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss,tokens_per_second,later\n10,0.5,100.0,7.0\n20,0.25,,8.0\n30,0.1,1.0,9.0\n")
+    log = MetricsLog(path, TRAIN_COLUMNS, 20)
+    log.write({name: 2.0 for name in TRAIN_COLUMNS} | {"step": 21})
+    rows = read_rows(path)
+    assert list(rows[0]) == [*TRAIN_COLUMNS, "later"]
+    assert [(row["step"], row["loss"], row["later"]) for row in rows] == [
+        ("10", "0.5", "7.0"),
+        ("20", "0.25", "8.0"),
+        ("21", "2.0", ""),
+    ]
+    assert [row["gradient_norm"] for row in rows] == ["", "", "2.0"]
+    assert event_steps(tmp_path / "tensorboard" / "metrics") == [10, 20, 21]
+    MetricsLog(path, TRAIN_COLUMNS, 21)
+    assert read_rows(path) == rows

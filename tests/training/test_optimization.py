@@ -17,9 +17,11 @@ from bert_packed.training.optimization import (
     AdamWeightDecay,
     Lamb,
     WarmupPolynomialDecay,
+    _median,
     build_optimizer,
     correct_betas,
     optimizer_settings,
+    trust_ratios,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "lamb_tfa_golden.json").read_text())
@@ -181,3 +183,35 @@ def test_adam_with_weight_decay_equals_a_loop(corrects_bias):
                 m / scale[0] / (np.sqrt(v / scale[1]) + 1e-6) + decay * values[name]
             )
             np.testing.assert_allclose(variables[name].numpy(), values[name], rtol=1e-5, atol=1e-6)
+
+
+def test_trust_ratios_are_those_of_the_last_update():
+    rng = np.random.default_rng(3)
+    scales = {"a/kernel": 1.0, "b/kernel": 9.0, "c/kernel": 0.1, "d/kernel": 3.0, "a/bias": 50.0}
+    values = {name: np.float32(scale * rng.normal(size=(3, 2))) for name, scale in scales.items()}
+    variables = [make_variable(name, value) for name, value in values.items()]
+    optimizer = Lamb(0.0, weight_decay_rate=0.2, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    optimizer.build(variables)
+    assert optimizer.trust_ratios() == {}  # nothing was updated yet
+    for _ in range(2):
+        gradients = [np.float32(rng.normal(size=(3, 2))) for _ in variables]
+        optimizer.apply(gradients, variables)
+        found = {name: float(value) for name, value in optimizer.trust_ratios().items()}
+        assert optimizer.trust_ratios() == {}
+    # a rate of 0: the weights are as they were; the moments are of two gradients, so taken as they are
+    want = []
+    for name, value in list(values.items())[:-1]:
+        place = list(values).index(name)
+        m, v = (np.array(moments[place]) for moments in (optimizer._momentums, optimizer._velocities))
+        update = (m / (1 - 0.9**2)) / (np.sqrt(v / (1 - 0.999**2)) + 1e-6) + 0.2 * value
+        want.append(np.linalg.norm(value) / np.linalg.norm(update))
+    statistics = {"min": min(want), "median": np.median(want), "max": max(want)}
+    assert found == pytest.approx({f"trust_ratio_{name}": v for name, v in statistics.items()}, rel=1e-4)
+    assert max(want) > 10 * min(want)
+    assert trust_ratios(optimizer) == trust_ratios(AdamWeightDecay(0.1)) == {}
+    assert Lamb(0.1, exclude_from_layer_adaptation=[""]).trust_ratios() == {}
+
+
+@pytest.mark.parametrize("values", [[3.0], [2.0, 5.0], [4.0, 1.0, 1.0], [1.0] * 4, [7.0, -1.0, 2.0, 2.0]])
+def test_the_median_without_sorting(values):
+    assert float(_median(keras.ops.convert_to_tensor(values))) == np.median(values)

@@ -16,6 +16,8 @@ from bert_packed.models.dropout import packs_from
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.training.engines.engine import Engine, clip
 from bert_packed.training.engines.memory import out_of_memory_names
+from bert_packed.training.engines.programs import jax_program
+from bert_packed.training.optimization import trust_ratios
 
 SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)  # on every device, and by device along the first axis
 
@@ -48,8 +50,8 @@ class JaxEngine(Engine):
             wants_stop: Whether this process asks all to stop; only with replicas.
 
         Returns:
-            Dict of float32 scalars: the sums over the batch, before the update, and `engine.FIGURES`; with
-            replicas `num_stop_requests` too, the same everywhere.
+            Dict of float32 scalars: the sums over the batch, before the update, `engine.FIGURES`, and of LAMB
+            `optimization.trust_ratios`; with replicas `num_stop_requests` too, the same everywhere.
 
         Raises:
             MemoryError: the device has too little memory for a micro-batch. The engine is then spent: its
@@ -76,6 +78,10 @@ class JaxEngine(Engine):
         counts = program.cost_analysis()
         temporary = program.memory_analysis().temp_size_in_bytes
         return {**{name: counts[name] for name in ("flops", "bytes accessed")}, "temporary bytes": temporary}
+
+    def step_programs(self, batch):
+        """What a training step on such a batch is compiled to, now: list of one `StepProgram`."""
+        return [jax_program(self.compiled_train_step.lower(*self.step_arguments(batch)))]
 
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
@@ -144,6 +150,7 @@ class JaxEngine(Engine):
         trainable, optimizer = self.optimizer.stateless_apply(
             state["optimizer"], gradients, state["trainable"]
         )
+        figures |= trust_ratios(self.optimizer)
         if stop_requests is not None:
             figures["num_stop_requests"] = jnp.sum(stop_requests)
         return {"trainable": trainable, "other": other, "optimizer": optimizer}, {**sums, **figures}

@@ -14,6 +14,8 @@ from bert_packed.models.dropout import packs_from
 from bert_packed.models.rematerialisation import find_dropouts
 from bert_packed.training.engines.engine import Engine, clip
 from bert_packed.training.engines.memory import out_of_memory_names
+from bert_packed.training.engines.programs import tensorflow_program
+from bert_packed.training.optimization import trust_ratios
 
 SUM = tf.distribute.ReduceOp.SUM
 
@@ -50,8 +52,8 @@ class TensorFlowEngine(Engine):
             wants_stop: Whether this process asks all to stop; only with replicas.
 
         Returns:
-            Dict of float32 scalars: the sums over the batch, before the update, and `engine.FIGURES`; with
-            replicas `num_stop_requests` too, the same everywhere.
+            Dict of float32 scalars: the sums over the batch, before the update, `engine.FIGURES`, and of LAMB
+            `optimization.trust_ratios`; with replicas `num_stop_requests` too, the same everywhere.
 
         Raises:
             MemoryError: the device has too little memory for a micro-batch.
@@ -60,6 +62,10 @@ class TensorFlowEngine(Engine):
             if self.replicas is None:
                 return self.compiled_train_step(batch)
             return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
+
+    def step_programs(self, batch):
+        """What a training step on such a batch is compiled to, now: list of one `StepProgram`."""
+        return [tensorflow_program(self.compiled_train_step, batch)]
 
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
@@ -75,7 +81,7 @@ class TensorFlowEngine(Engine):
         gradients, sums = self.gradients(batch)
         gradients, figures = clip(gradients, sums, self.max_grad_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
-        return {**sums, **figures}
+        return {**sums, **figures, **trust_ratios(self.optimizer)}
 
     def _eval_step(self, batch):
         return self.objective.sums(self.model(batch, training=False), batch)
@@ -98,7 +104,9 @@ class TensorFlowEngine(Engine):
         for layer in self._dropouts:
             seed = layer.seed_generator.state
             seed.assign(seed.value + tf.constant([0, num_rounds], seed.value.dtype))
-        return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
+        sums = {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
+        # Not by each replica: the update is one, and all of them together are asked of its ratios once
+        return {**sums, **trust_ratios(self.optimizer)}
 
     def _replica_step(self, batch, wants_stop):
         context = tf.distribute.get_replica_context()

@@ -1,0 +1,126 @@
+"""What `--compile_only` does: a run's step, compiled for its real shapes, written down and reported on."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bert_packed.config import ablate, load_model_config, override_dropout
+from bert_packed.runs.pretraining import build_engine
+from bert_packed.runs.pretraining_data import check_fits, read_shapes
+from bert_packed.runs.run_directory import RUN_FILE
+from bert_packed.training.engines.memory import out_of_memory_names
+from bert_packed.training.engines.virtual_devices import make_virtual_devices
+from bert_packed.training.step_report import describe_step, is_static
+from data_gen import schema
+from data_gen.cli.command_line import print_table, write_json
+from data_gen.cli.settings import InputError
+from data_gen.cli.versions import versions
+from data_gen.jobs.files import write_text
+
+PROGRAM_FILE, REPORT_FILE = "step.hlo.txt", "step.json"
+# The step breaks the static-graph contract; it is reported all the same
+STATUS_NOT_STATIC = 4
+UNKNOWN = "not told"
+
+
+def compile_run(config, backend):
+    """Compile the step of a run, write its program and its report, and print a table.
+
+    Nothing is trained, and no output directory is read or written.
+
+    Args:
+        config: `TrainConfig` with `compile_only`.
+        backend: Name of the running one.
+
+    Returns:
+        Exit status: 0, or `STATUS_NOT_STATIC`.
+
+    Raises:
+        InputError: the records or flags cannot be used, or the folder is not for this.
+    """
+    folder = Path(config.compile_only)
+    _check_folder(folder)
+    if config.num_virtual_devices:
+        make_virtual_devices(config.num_virtual_devices)
+    if config.sample_data:
+        from data_gen.sample_data import build_missing
+
+        build_missing()
+    data = read_shapes(config)
+    model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
+    model_config = ablate(model_config, config.ablation)
+    check_fits(data, model_config, config)
+    programs = compile_step(config, model_config, data)
+    report = {"backend": backend, **describe_step(programs)}
+    _check_devices(config, report)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, program in enumerate(programs):
+        name = PROGRAM_FILE if len(programs) == 1 else PROGRAM_FILE.replace("step", f"step-{number}")
+        write_text(str(folder / name), program.text)
+    made_by = versions(("bert_packed", "keras", "tensorflow", "jax", "jaxlib"))
+    write_json(folder / REPORT_FILE, {**report, "versions": made_by})
+    _print_report(report, folder)
+    return 0 if is_static(report) else STATUS_NOT_STATIC
+
+
+def compile_step(config, model_config, data):
+    """Build the engine of a run over the devices that the backend sees, and compile its training step.
+
+    This is where a run on many devices differs from one on one: it is `build_engine` that spreads it.
+
+    Returns:
+        List of `StepProgram`, those that a step runs.
+    """
+    engine = build_engine(config, model_config, data)
+    batch = empty_batch(engine.objective.features, data.train.spec, config.train_batch_size)
+    with out_of_memory_names("the compilation of a step", "micro_batch_size"):
+        return engine.step_programs(batch)
+
+
+def empty_batch(features, spec, batch_size):
+    """A batch of padding, of the shapes and types that the input pipeline gives.
+
+    Args:
+        features: `Feature`s of an objective.
+        spec: `schema.PackSpec` of the records.
+        batch_size: B.
+
+    Returns:
+        Dict of int32 and float32 arrays `[B, ...]`, all zeros.
+    """
+    kinds = {"int64": "int32", "float32": "float32"}
+    return {
+        one.name: np.zeros((batch_size, spec.size(one.length)), kinds[schema.dtype(one.record_name)])
+        for one in features
+    }
+
+
+def _check_folder(folder):
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"`compile_only` must be a folder. Received: {folder}, which is a file.")
+    if (folder / RUN_FILE).exists():  # whose next start would refuse it for files that are not its own
+        raise InputError(f"`compile_only` must not be the output_dir of a run. Received: {folder}.")
+
+
+def _check_devices(config, report):
+    if config.num_virtual_devices not in (0, report["devices"]):
+        raise InputError(
+            f"`num_virtual_devices` must be as many as the step runs on, which is {report['devices']}. "
+            f"Received: {config.num_virtual_devices}."
+        )
+
+
+def _print_report(report, folder):
+    tables = ("collectives", "broken_by", "backend")
+    values = {name: value for name, value in report.items() if name not in tables}
+    rows = [
+        {"of one step": name.replace("_", " "), report["backend"]: UNKNOWN if value is None else value}
+        for name, value in values.items()
+    ]
+    print_table(rows)
+    if report["collectives"]:
+        print()
+        print_table(report["collectives"])
+    for line in report["broken_by"]:
+        print(f"not static: {line}")
+    print(f"written    {folder}")

@@ -1,0 +1,194 @@
+"""`--compile_only`: what it writes, what it leaves alone, its exit status, its mistakes, virtual devices."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, write_data
+
+import run_pretraining
+from bert_packed.objectives.features import RECORDED
+from bert_packed.runs import compile_only
+from bert_packed.runs.compile_only import STATUS_NOT_STATIC, empty_batch
+from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_data import read_data
+from bert_packed.training.step_report import StepProgram
+from data_gen.cli import command_line
+from data_gen.schema import PackSpec
+
+TEXT = """HloModule step, num_partitions=2
+
+ENTRY %main (a: f32[4,6]) -> f32[4,6] {
+  %a = f32[4,6]{1,0} parameter(0)
+  ROOT %sum = f32[4,6]{1,0} all-reduce(%a), replica_groups={{0,1}}, to_apply=%add
+}
+"""
+CALLBACK = '  %h = () custom-call(%a), custom_call_target="xla_python_gpu_callback"\n  ROOT'
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    return folder
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A compiler that gives `programs`; the batches that it was asked for, and the numbers of devices."""
+    asked = types.SimpleNamespace(batches=[], devices=[])
+    asked.programs = [StepProgram(TEXT, 2.5, flops=24.0, bytes_accessed=96.0)]
+    engine = make_engine()
+    engine.step_programs = lambda batch: asked.batches.append(batch) or asked.programs
+    monkeypatch.setattr(compile_only, "build_engine", lambda *_: engine)
+    monkeypatch.setattr(compile_only, "make_virtual_devices", asked.devices.append)
+    return asked
+
+
+def run(data, **flags):
+    flags = {
+        "input_file": f"{data}/packed-*.tfrecord",
+        "bert_config_file": f"{data}/bert_config.json",
+        "train_batch_size": 4,
+        **flags,
+    }
+    argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
+    return command_line.run(run_pretraining.main, TrainConfig, "", argv)
+
+
+def test_what_it_writes_and_says(data, asked, tmp_path, capsys):
+    target = tmp_path / "new" / "compiled"
+    assert run(data, compile_only=target) == 0
+    assert {path.name for path in target.iterdir()} == {"step.hlo.txt", "step.json"}
+    assert (target / "step.hlo.txt").read_text() == TEXT
+    report = json.loads((target / "step.json").read_text())
+    assert {
+        name: report[name] for name in ("backend", "programs", "devices", "flops", "compile_seconds")
+    } == {
+        "backend": keras.backend.backend(),
+        "programs": 1,
+        "devices": 2,
+        "flops": 24.0,
+        "compile_seconds": 2.5,
+    }
+    assert report["temporary_bytes"] is None and report["collective_bytes"] == 96
+    assert report["versions"]["keras"] == keras.__version__
+    printed = capsys.readouterr().out
+    assert "host callbacks" in printed and "not told" in printed and "all-reduce" in printed
+    (batch,) = asked.batches
+    assert {name: values.shape for name, values in batch.items()} == {
+        **{
+            name: (4, MAX_SEQ_LENGTH)
+            for name in ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
+        },
+        **{name: (4, 12) for name in ("prediction_positions", "prediction_ids", "prediction_sequences")},
+        **{name: (4, 4) for name in ("cls_positions", "slot_weights", "nsp_labels")},
+    }
+
+
+def test_the_batch_is_one_of_the_pipeline(data):
+    from bert_packed.data.input_pipeline import checked, train_batches
+
+    files = read_data(TrainConfig(input_file=f"{data}/packed-*.tfrecord", output_dir="-")).train
+    dataset = train_batches(files.index, files.spec, 4, seed=1, shuffle_buffer_size=1)
+    real = next(iter(checked(dataset, files.files, files.spec, CONFIG)))
+    ours = empty_batch(RECORDED, files.spec, 4)
+    assert {n: (v.shape, v.dtype) for n, v in ours.items()} == {
+        n: (v.shape, v.dtype) for n, v in real.items()
+    }
+    assert not any(np.any(values) for values in ours.values())
+
+
+def test_a_step_that_is_not_static_is_reported_and_is_no_success(data, asked, tmp_path, capsys):
+    asked.programs = [StepProgram(TEXT.replace("  ROOT", CALLBACK), 1.0)]
+    assert run(data, compile_only=tmp_path / "a") == STATUS_NOT_STATIC
+    assert "not static: %h = () custom-call" in capsys.readouterr().out
+    assert json.loads((tmp_path / "a" / "step.json").read_text())["host_callbacks"] == 1
+    asked.programs = [StepProgram(TEXT, 1.0), StepProgram(TEXT, 1.0)]
+    assert run(data, compile_only=tmp_path / "b") == STATUS_NOT_STATIC
+    names = {path.name for path in (tmp_path / "b").iterdir()}
+    assert names == {"step-0.hlo.txt", "step-1.hlo.txt", "step.json"}
+
+
+def test_a_run_is_left_alone(data, asked, tmp_path, capsys):
+    output_dir = tmp_path / "run"
+    output_dir.mkdir()
+    (output_dir / "run.json").write_text("{}")
+    assert run(data, output_dir=output_dir, compile_only=tmp_path / "compiled", overwrite=True) == 0
+    assert {path.name: path.read_text() for path in output_dir.iterdir()} == {"run.json": "{}"}
+    assert run(data, output_dir=tmp_path / "none", compile_only=tmp_path / "compiled") == 0
+    assert not (tmp_path / "none").exists()
+    capsys.readouterr()
+    # its next start would find files there that are not its own
+    assert run(data, compile_only=output_dir) == 2
+    assert "`compile_only` must not be the output_dir of a run" in capsys.readouterr().err
+    assert [path.name for path in output_dir.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_virtual_devices": 2}, "`num_virtual_devices` must be 0 without compile_only. Received: 2."),
+        ({"compile_only": "FILE"}, "`compile_only` must be a folder. Received: "),
+        (
+            {"compile_only": "NEW", "num_virtual_devices": 4},
+            "must be as many as the step runs on, which is 2",
+        ),
+        ({"compile_only": "NEW", "input_file": "none*"}, "`input_file` must match at least one file"),
+        ({"compile_only": "NEW", "profile_steps": "20,10"}, "empty or two steps, FIRST,LAST"),
+        ({"profile_steps": "1,100001"}, "must be at most num_train_steps=100000"),
+    ],
+)
+def test_mistakes(data, asked, tmp_path, capsys, flags, message):
+    (tmp_path / "file").write_text("")
+    places = {"FILE": tmp_path / "file", "NEW": tmp_path / "new"}
+    given = {"output_dir": tmp_path / "run"} if "compile_only" not in flags else {}
+    assert run(data, **given, **{name: places.get(value, value) for name, value in flags.items()}) == 2
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
+    assert not (tmp_path / "new").exists() and not (tmp_path / "run").exists()
+
+
+def test_virtual_devices_are_made_before_anything_is_computed(data, asked, tmp_path):
+    assert run(data, compile_only=tmp_path, num_virtual_devices=2) == 0
+    assert asked.devices == [2]
+
+
+def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
+    """Of a file only its first record is read: one that is cut off later will do."""
+    whole = (data / "packed-0.tfrecord").read_bytes()
+    (tmp_path / "cut.tfrecord").write_bytes(whole[:-10])
+    assert run(data, input_file=tmp_path / "cut.tfrecord", compile_only=tmp_path / "compiled") == 0
+
+
+COUNT_DEVICES = """
+import keras
+from bert_packed.training.engines.virtual_devices import make_virtual_devices
+make_virtual_devices(3)
+if keras.backend.backend() == "jax":
+    import jax
+    print(len(jax.devices()), {device.platform for device in jax.devices()})
+else:
+    import tensorflow as tf
+    devices = tf.config.list_logical_devices()
+    print(len(devices), {device.device_type.lower() for device in devices})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.both_backends
+def test_a_process_has_the_devices_that_it_asked_for():
+    command = [sys.executable, "-c", COUNT_DEVICES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.stdout == "3 {'cpu'}\n", done.stderr
+
+
+def test_an_empty_batch_has_the_shapes_of_its_records():
+    batch = empty_batch(RECORDED, PackSpec(16, 3, 5), 2)
+    assert batch["prediction_ids"].shape == (2, 5) and batch["slot_weights"].shape == (2, 3)
+    assert (batch["token_ids"].dtype, batch["slot_weights"].dtype) == ("int32", "float32")

@@ -1,0 +1,192 @@
+"""What is in a compiled step: the contract, planted breaches of it, counts by hand and of a real step."""
+
+# ruff: noqa: E501  a line of XLA stays one
+
+import keras
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from tiny import CONFIG, make_engine
+
+from bert_packed.training.hlo import read_module
+from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+from bert_packed.training.step_report import StepProgram, describe_step, is_static, matmul_flops
+
+PLAIN = """
+HloModule step
+
+%body (t: (s32[], f32[4,6])) -> (s32[], f32[4,6]) {
+  %t = (s32[], f32[4,6]{1,0}) parameter(0)
+  %x = f32[4,6]{1,0} get-tuple-element(%t), index=1
+  %w = f32[5,6]{1,0} constant({...})
+  %many = f32[3,4,6]{2,1,0} broadcast(%x), dimensions={1,2}
+  %wide = f32[3,5,6]{2,1,0} broadcast(%w), dimensions={1,2}
+  %batched = f32[3,4,5]{2,1,0} dot(%many, %wide), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={2}
+  %place = s32[] get-tuple-element(%t), index=0
+  %cut = f32[1,6]{1,0} dynamic-slice(%x, %place, %place), dynamic_slice_sizes={1,6}
+  ROOT %r = (s32[], f32[4,6]{1,0}) tuple(%place, %x)
+}
+
+ENTRY %main (a: f32[4,6], b: f32[6,5]) -> f32[4,5] {
+  %a = f32[4,6]{1,0} parameter(0)
+  %b = f32[6,5]{1,0} parameter(1)
+  %loop = (s32[], f32[4,6]{1,0}) while(%s), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"7"}}
+  PLANTED
+  ROOT %product = f32[4,5]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+FLOPS = 7 * 3 * (2 * 4 * 5 * 6) + 2 * 4 * 5 * 6
+
+
+def report_of(planted="", **changes):
+    return describe_step([StepProgram(PLAIN.replace("PLANTED", planted), 1.5, **changes)])
+
+
+def test_a_static_program():
+    report = report_of()
+    assert is_static(report)
+    assert (report["programs"], report["devices"], report["compile_seconds"]) == (1, 1, 1.5)
+    assert report["dynamic_dimensions"] == report["host_callbacks"] == report["loops_of_unknown_length"] == 0
+    assert report["matmul_flops"] == FLOPS
+    # what a backend does not tell stays unknown
+    assert {report[name] for name in ("flops", "bytes_accessed", "peak_bytes", "temporary_bytes")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("breach", "line"),
+    [
+        ("dynamic_dimensions", "%d = f32[<=4,6]{1,0} negate(%a)"),
+        ("dynamic_dimensions", "%d = (s32[], f32[?]{0}) tuple(%a, %b)"),
+        ("dynamic_dimensions", "%d = f32[4,6]{1,0} set-dimension-size(%a, %n), dimensions={0}"),
+        (
+            "dynamic_dimensions",
+            '%d = (f32[4,6]{1,0}, s32[]) custom-call(%a), custom_call_target="PadToStatic"',
+        ),
+        ("dynamic_dimensions", "%d = f32[4,6]{1,0} dynamic-reshape(%a, %n, %n)"),
+        (
+            "host_callbacks",
+            '%h = f32[4]{0} custom-call(%a), custom_call_target="xla_ffi_python_cpu_callback"',
+        ),
+        ("host_callbacks", '%h = () custom-call(%a), custom_call_target="xla_python_gpu_callback"'),
+        ("host_callbacks", "%h = ((f32[4]{0}), token[]) infeed(%t), infeed_config=..."),
+        ("host_callbacks", "%h = token[] outfeed(%a, %t), outfeed_shape=f32[4,6]{1,0}"),
+        (
+            "host_callbacks",
+            "%h = (f32[4,6]{1,0}, u32[], token[]) send(%a, %t), channel_id=1, is_host_transfer=true",
+        ),
+    ],
+)
+def test_a_planted_breach_is_found(breach, line):
+    report = report_of(line)
+    assert not is_static(report)
+    assert {name: report[name] for name in ("dynamic_dimensions", "host_callbacks")} == {
+        "dynamic_dimensions": 0,
+        "host_callbacks": 0,
+        breach: 1,
+    }
+    assert report["broken_by"] == [line[:160]]
+    # and inside a loop, where it does more harm
+    inside = PLAIN.replace("PLANTED", "").replace("  %w = ", f"  {line}\n  %w = ")
+    assert describe_step([StepProgram(inside, 1.0)])[breach] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%ok = (f32[4,6]{1,0}, u32[], token[]) send(%a, %t), channel_id=1",  # to another device
+        '%ok = f32[4,6]{1,0} custom-call(%a), custom_call_target="TopK"',
+        "%ok = f32[4,6]{1,0} negate(%a), sharding={devices=[2,1]<=[2]}",
+        '%ok = f32[4,6]{1,0} negate(%a), metadata={op_name="user_callback/infeed f32[<=3]"}',
+    ],
+)
+def test_what_is_no_breach(line):
+    assert is_static(report_of(line))
+
+
+def test_two_programs_are_no_static_step():
+    programs = [
+        StepProgram(PLAIN.replace("PLANTED", ""), seconds, 2, 10.0, 20.0, 100, 60, 40, temporary)
+        for seconds, temporary in ((1.0, 7), (2.0, 30))
+    ]
+    report = describe_step(programs)
+    assert not is_static(report)
+    names = (
+        "programs",
+        "devices",
+        "matmul_flops",
+        "flops",
+        "bytes_accessed",
+        "peak_bytes",
+        "compile_seconds",
+    )
+    assert [report[name] for name in names] == [2, 2, 2 * FLOPS, 20.0, 40.0, 100 + 60 - 40 + 30, 3.0]
+    assert describe_step([programs[0], StepProgram(programs[0].text, 1.0)])["flops"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "flops"),
+    [
+        (
+            '%g = (f32[4,5]{1,0}, s8[900]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", '
+            'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}',
+            FLOPS + 2 * 4 * 5 * 6,
+        ),
+        # a library's own form: no guess
+        ('%g = f32[4,5]{1,0} custom-call(%a, %b), custom_call_target="__onednn$matmul"', None),
+    ],
+)
+def test_products_that_a_library_computes(line, flops):
+    assert matmul_flops(read_module(PLAIN.replace("PLANTED", line))) == flops
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A step of the tiny model, of three micro-batches: batch, programs, weights before."""
+    optimizer = Lamb(0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
+    engine = make_engine(optimizer=optimizer, micro_batch_size=2)
+    packed, _ = packed_and_unpacked(0)
+    batch = {name: np.concatenate([values, values])[:6] for name, values in packed.items()}
+    weights = [variable.numpy() for variable in engine.model.trainable_variables]
+    programs = engine.step_programs(batch)
+    for before, variable in zip(weights, engine.model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(before, variable.numpy())  # nothing was trained
+    assert engine.num_train_traces == 1
+    return batch, programs, weights
+
+
+@pytest.mark.slow
+@pytest.mark.both_backends
+def test_the_contract_of_the_training_step(step):
+    batch, programs, _ = step
+    report = describe_step(programs)
+    assert is_static(report), report["broken_by"]
+    assert report["loops_of_unknown_length"] == 0 and "while(" in programs[0].text
+    assert report["collectives"] == [] and report["collective_bytes"] == 0
+    # multiply-adds, layer by layer, forward and twice that backward
+    (packs, length), predictions, slots = (
+        batch["token_ids"].shape,
+        batch["prediction_ids"].shape[1],
+        batch["slot_weights"].shape[1],
+    )
+    width, wide = CONFIG.hidden_size, CONFIG.intermediate_size
+    block = 4 * length * width**2 + 2 * length**2 * width + 2 * length * width * wide
+    heads = predictions * width * (width + CONFIG.vocab_size) + slots * width * (width + 2)
+    assert report["matmul_flops"] == 3 * 2 * packs * (CONFIG.num_hidden_layers * block + heads)
+
+
+@pytest.mark.slow
+@pytest.mark.both_backends
+def test_the_memory_of_the_training_step(step):
+    batch, programs, weights = step
+    report = describe_step(programs)
+    # weights, two moments of each, and the batch go in; the former come out, over what went in
+    state = 3 * sum(values.nbytes for values in weights)
+    data = sum(values.nbytes for values in batch.values())
+    assert report["argument_bytes"] == pytest.approx(state + data, abs=200)  # the seeds and the step
+    assert programs[0].aliased_bytes >= state
+    assert report["temporary_bytes"] > sum(values.nbytes for values in weights)  # the gradients at least
+    assert report["peak_bytes"] >= report["argument_bytes"] + report["temporary_bytes"]
+    is_jax = keras.backend.backend() == "jax"
+    # XLA's count has element-wise work too, and the body of the loop once
+    assert (report["flops"] is None) == (report["bytes_accessed"] is None) == (not is_jax)
+    assert not is_jax or report["flops"] > report["matmul_flops"] / 3
