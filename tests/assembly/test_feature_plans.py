@@ -34,6 +34,13 @@ def test_depth_and_gap():
     assert (wide["num_packs"], wide["lower_bound"], wide["gap"]) == (5, 3, pytest.approx(2 / 3))
 
 
+def test_lengths_rounded_up_stay_within_the_capacity():
+    data = FeatureData(parse_features("a:int:1001,b:int:301"), "error")
+    full = data.lengths({"a:length": np.array([1001]), "b:length": np.array([301])})
+    described = data.describe_lengths(np.bincount(full, minlength=data.num_lengths))
+    assert (described["lengths"], described["grains"]) == ([[1001, 301]], [8, 3])
+
+
 def write(path, *records):
     """Records of whole numbers, also of none."""
     with tf.io.TFRecordWriter(str(path)) as writer:
