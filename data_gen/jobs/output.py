@@ -180,9 +180,10 @@ def _is_of(folder, identity):
 def _read_identity(folder):
     """The identity of the run that `.incomplete` is of, or None."""
     try:
-        return json.loads(files.read_text(os.path.join(folder, WORK_NAME, IDENTITY_NAME)))
+        content = json.loads(files.read_text(os.path.join(folder, WORK_NAME, IDENTITY_NAME)))
     except (FileNotFoundError, ValueError, RecursionError):  # none, or not what a run writes: nobody's
         return None
+    return content if isinstance(content, dict) else None
 
 
 def _say_what_differs(folder, identity):

@@ -187,6 +187,7 @@ def test_long_lengths_are_told_apart_in_steps(tmp_path):
         ("a:int:4,slots:int:each", "names that packing does not use itself, and not 'slots'"),
         ("a:int:4,a_sequence_ids:int:=a", "does not use itself, and not 'a_sequence_ids'"),
         ("a:int:=b,b:int:4", "=b names a feature before it"),
+        ("a:int:4,b:int:=a,c:int:=b", "=b names a feature before it that has a capacity"),
         ("a:int:each", "one feature has a capacity"),
     ],
 )

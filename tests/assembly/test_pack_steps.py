@@ -1,6 +1,8 @@
 """The sizes of runs and parts, which bound the memory, leave no trace in the packs."""
 
+import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
 from data_gen.assembly.spill import read_array, read_spill
 from data_gen.records import tfrecords
+from data_gen.records.inputs import stamp_files
 
 S = 16
 
@@ -94,3 +97,58 @@ def test_what_a_part_is_sent_does_not_grow_with_the_number_of_runs():
     small, large = (len(pickle.dumps(work)) for work in works)
     assert large - small < 10
     assert works[1].sorted_runs[999] == pack_steps.sorted_run_path("work", 999)
+
+
+@pytest.fixture
+def packing(tmp_path):
+    path = write_features(tmp_path / "in.tfrecord", make_features([5, 6, 7, 5, 5, 9], S))
+    flags = {"max_seq_length": S, "num_workers": 1, "random_seed": 77}
+    return PackConfig(input_file=path, output_dir=str(tmp_path / "out"), **flags)
+
+
+def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
+    seeds, choose_slots, order = [], pack_steps.choose_slots, pack_steps.PackOrder
+
+    def choose(lengths, first_ranks, totals, seed):
+        seeds.append(("slots", seed))
+        return choose_slots(lengths, first_ranks, totals, seed)
+
+    def make_order(strategies, seed):
+        seeds.append(("packs", seed))
+        return order(strategies, seed)
+
+    monkeypatch.setattr(pack_steps, "choose_slots", choose)
+    monkeypatch.setattr(pack_steps, "PackOrder", make_order)
+    pack(packing)
+    assert set(seeds) == {("slots", 77), ("packs", 77)}
+
+
+def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
+    seen, measure = [], pack_job.measure_part
+
+    def look(work_and_part):
+        seen.append(sorted(path.name for path in Path(work_and_part[0].folder).glob("*.spill")))
+        return measure(work_and_part)
+
+    monkeypatch.setattr(pack_job, "measure_part", look)
+    pack(packing)
+    assert seen and all(names == ["sorted-000000.spill"] for names in seen)
+
+
+def test_a_run_is_known_by_all_that_its_packs_depend_on(packing, monkeypatch):
+    known, open_output_dir = [], pack_job.open_output_dir
+
+    def note(path, overwrite, identity):
+        known.append(identity)
+        return open_output_dir(path, overwrite, identity)
+
+    monkeypatch.setattr(pack_job, "open_output_dir", note)
+    manifest = {"vocab_size": 300, "files": [{"name": "in.tfrecord", "num_records": 6}]}
+    (Path(packing.input_file).parent / "manifest.json").write_text(json.dumps(manifest))
+    pack(packing)
+    (identity,) = known
+    assert identity.keys() == {"settings", "inputs", "input manifests", "versions", "code"}
+    assert identity["settings"] == packing.resolved()
+    assert identity["inputs"] == stamp_files([packing.input_file])
+    assert identity["input manifests"] == ({"vocab_size": 300}, {packing.input_file: {"num_records": 6}})
+    assert all(identity.values())

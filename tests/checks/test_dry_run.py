@@ -200,6 +200,10 @@ def test_command(tmp_path, capsys):
             ["--input_file=x", "--features=a:int:9"],
             "`features` must be left out with --dry_run, which cannot follow it. Received: 'a:int:9'",
         ),
+        (
+            ["--histogram=wikipedia_512", "--max_predictions_per_pack=9"],
+            "`max_predictions_per_pack` must be left out with --dry_run, which cannot follow it. Received: 9",
+        ),
         (["--histogram=wikipedia_512", "--algorithm=tetris"], "`algorithm` must be one of"),
         (["--histogram=wikipedia_512", "--max_sequences_per_pack=0"], "at least 1, or the word max"),
     ],

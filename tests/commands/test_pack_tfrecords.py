@@ -213,6 +213,31 @@ def test_rest_of_a_killed_run_is_removed(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.tfrecord"]
 
 
+@pytest.mark.parametrize("content", ["", "{", "[" * 99_999, "\udcff", "[1]"])
+def test_a_rest_that_names_no_run_is_nobodys(tmp_path, content):
+    work = tmp_path / "out" / ".incomplete" / "work"
+    work.mkdir(parents=True)
+    (work / "identity.json").write_text(content, errors="surrogateescape")
+    (work / "step.done").write_text("old")
+    with open_output_dir(tmp_path / "out", identity={"settings": 1}) as output:
+        assert [path.name for path in Path(output.work_folder).iterdir()] == ["identity.json"]
+
+
+def test_the_manifest_goes_first_and_comes_last(tmp_path, monkeypatch):
+    for name in ("a.tfrecord", "z.tfrecord", "manifest.json", "vocab.txt"):
+        (tmp_path / name).write_text("old")
+    moves = []
+    remove, replace = files.remove, files.replace
+    monkeypatch.setattr(files, "remove", lambda path: moves.append(Path(path)) or remove(path))
+    monkeypatch.setattr(files, "replace", lambda *of: moves.append(Path(of[1])) or replace(*of))
+    with open_output_dir(tmp_path, overwrite=True) as output:
+        Path(output.path("z.tfrecord")).write_text("new")
+        output.write_manifest({"kind": "packed"})
+        moves.clear()
+    names = [path.name for path in moves if path.parent == tmp_path]
+    assert names == ["manifest.json", "vocab.txt", "a.tfrecord", "z.tfrecord", "manifest.json"]
+
+
 def test_two_runs_do_not_share_a_directory(tmp_path):
     with (
         open_output_dir(tmp_path / "out"),

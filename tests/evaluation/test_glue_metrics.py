@@ -32,3 +32,13 @@ def test_numbers():
     tied = glue_metrics.METRICS["spearman"](np.array([5, 5, 7]), np.array([1, 2, 3]))
     assert tied == pytest.approx(1.5 / np.sqrt(1.5 * 2))
     assert glue_metrics.METRICS["pearson"](np.ones(4), true) == 0.0
+
+
+def test_nothing_found_and_nothing_to_find():
+    assert glue_metrics.METRICS["f1"](np.zeros(4, int), np.zeros(4, int)) == 0.0
+
+
+def test_numbers_far_from_zero():
+    values = np.array([1.0, 2.0, 4.0])
+    assert glue_metrics.METRICS["pearson"](values + 1e8, values) == pytest.approx(1)
+    assert glue_metrics.METRICS["pearson"](values, values + 1e8) == pytest.approx(1)

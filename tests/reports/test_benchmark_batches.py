@@ -85,3 +85,5 @@ def test_synthetic_sequences_are_sound(tmp_path):
     other = write_sequences(tmp_path / "other", 10, 64, num_files=3, seed=2)
     ids = [features_of(some, schema.INPUT_IDS) for some in (paths, again, other)]
     assert ids[0] == ids[1] != ids[2]
+    five = write_sequences(tmp_path / "five", 4, 64, num_files=1, draw=lambda rng, size, _: np.full(size, 5))
+    assert [sum(mask) for mask in features_of(five, schema.INPUT_MASK)] == [5] * 4

@@ -111,6 +111,9 @@ def test_glue_lengths_count_special_tokens_and_keep_quotes(tmp_path):
     assert counted["glue_rte"].tolist() == [0, 0, 0, 0, 0, 1, 1, 0]
     assert counted["glue_cola"].tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
     assert set(counted) == {"glue_rte", "glue_cola"}
+    assert measure_glue(tmp_path, vocab, 6)["glue_rte"].tolist() == [0, 0, 0, 0, 0, 2]  # cut
+    (tmp_path / "CoLA" / "train.tsv").write_text("gj04\t1\t\tA B AB a\n")
+    assert measure_glue(tmp_path, vocab, 8)["glue_cola"].tolist() == counted["glue_cola"].tolist()
     with pytest.raises(InputError, match=r"must hold a task, such as CoLA/train.tsv"):
         measure_glue(tmp_path / "RTE", vocab, 8)
     with pytest.raises(InputError, match=r"must have a column 'question1'\. Received: index, sentence1"):

@@ -121,6 +121,27 @@ def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, i
         assert (read, content["num_tokens_used"], content["num_tokens_cut"]) == (found[split].sum(), read, 0)
 
 
+def test_pairs_are_shuffled_by_seed_and_split():
+    documents = np.array([2, 3, 5, 7, 11])
+    drawn = {of: create_steps.shuffled_pairs(0, 15, documents, 3, *of) for of in ((1, 0), (2, 0), (1, 1))}
+    for pairs in drawn.values():
+        assert sorted(map(tuple, pairs.tolist())) == [(d, n) for d in range(3) for n in documents.tolist()]
+    orders = {str(pairs.tolist()) for pairs in drawn.values()}
+    assert len(orders) == 3 and str(sorted(drawn[1, 0].tolist())) not in orders
+    parts = [create_steps.shuffled_pairs(first, first + 5, documents, 3, 1, 0) for first in (0, 5, 10)]
+    assert np.array_equal(np.concatenate(parts), drawn[1, 0])
+
+
+def test_every_batch_of_every_shard_is_shuffled_by_a_key_of_its_own(text, tmp_path, monkeypatch):
+    keys, default_rng = [], np.random.default_rng
+    monkeypatch.setattr(create_steps, "SHUFFLE_TOKENS", 250)
+    monkeypatch.setattr(np.random, "default_rng", lambda key: keys.append(key) or default_rng(key))
+    create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.3, random_seed=77))
+    shuffles = [key for key in keys if len(key) == 5 and key[4] == create_steps.SHUFFLE_SHARD]
+    assert len(shuffles) == len(set(shuffles)) > 8
+    assert {key[0] for key in keys} == {77}
+
+
 def test_a_document_as_large_as_the_corpus_gives_its_pages_back(text, tmp_path, monkeypatch):
     releases = []
     monkeypatch.setattr(create_steps, "SEQUENCES_PER_RELEASE", 4)
@@ -181,7 +202,9 @@ def test_good_text_is_no_warning(text, tmp_path):
     assert create_job.warnings_about(manifest) == []
 
 
-@pytest.mark.parametrize("num_sequences, warned", [(1, False), (2, False), (40, True)])
+@pytest.mark.parametrize(
+    "num_sequences, warned", [(1, False), (2, False), (19, False), (20, True), (40, True)]
+)
 def test_equal_labels_of_a_few_sequences_are_chance(num_sequences, warned):
     split = {"num_tokens_cut": 0, "num_tokens_read": 9, "num_random_nexts": 0, "num_documents": 1}
     lines = create_job.warnings_about({"splits": {"eval": {**split, "num_sequences": num_sequences}}})

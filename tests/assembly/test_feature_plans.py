@@ -1,0 +1,79 @@
+"""Plans of features with two capacities by hand, and which record it is that does not fit."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data_gen.assembly.feature_data import FeatureData
+from data_gen.assembly.feature_spec import parse_features
+from data_gen.cli.settings import InputError
+
+DATA = FeatureData(parse_features("a:int:10,b:int:6"), "error")
+
+
+def count(lengths):
+    """The histogram of (length of a, length of b)."""
+    a, b = np.array(lengths).T
+    return np.bincount(DATA.lengths({"a:length": a, "b:length": b}), minlength=DATA.num_lengths)
+
+
+def test_figures_of_a_plan_by_hand():
+    """22 of 10 positions take three packs, in one of which the 4 stands beside a 6."""
+    planned = DATA.make_plan(count([(6, 1), (6, 1), (6, 1), (4, 3)]), "", "max")
+    figures = ("num_sequences", "num_packs", "depth", "lower_bound", "gap")
+    assert [planned[name] for name in figures] == [4, 3, 2, 3, 0]
+    assert planned["efficiency"] == pytest.approx((22 / 30 + 6 / 18) / 2)
+    assert planned["packing_factor"] == 4 / 3
+
+
+def test_depth_and_gap():
+    alone = DATA.make_plan(count([(4, 3)] * 3), "", 1)
+    assert (alone["num_packs"], alone["depth"], alone["lower_bound"]) == (3, 1, 3)
+    # 30 of 10 positions, but no two together
+    wide = DATA.make_plan(count([(6, 1)] * 5), "", "max")
+    assert (wide["num_packs"], wide["lower_bound"], wide["gap"]) == (5, 3, pytest.approx(2 / 3))
+
+
+def test_lengths_rounded_up_stay_within_the_capacity():
+    data = FeatureData(parse_features("a:int:1001,b:int:301"), "error")
+    full = data.lengths({"a:length": np.array([1001]), "b:length": np.array([301])})
+    described = data.describe_lengths(np.bincount(full, minlength=data.num_lengths))
+    assert (described["lengths"], described["grains"]) == ([[1001, 301]], [8, 3])
+
+
+def write(path, *records):
+    """Records of whole numbers, also of none."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            example = tf.train.Example()
+            for name, values in record.items():
+                example.features.feature[name].int64_list.value.extend(values)
+                example.features.feature[name].int64_list.SetInParent()
+            writer.write(example.SerializeToString())
+    return str(path)
+
+
+FITS = {"a": [1, 2, 3], "b": [4]}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"a": [1] * 11, "b": [1]}, "a must have at most 10 positions, .*Received: 11"),
+        ({"a": [1], "b": [1] * 7}, "b must have at most 6 positions, .*Received: 7"),
+        ({"a": [], "b": [1]}, "a must have 1 values at each position, and one position or more"),
+        ({"a": [1], "b": [3, -1]}, "b must not be negative"),
+    ],
+)
+def test_the_record_that_does_not_fit_is_named(tmp_path, record, message):
+    path = write(tmp_path / "in.tfrecord", FITS, FITS, record, FITS)
+    with pytest.raises(InputError, match=rf"in\.tfrecord, record 3: {message}"):
+        list(DATA.read(path))
+
+
+def test_what_fits_is_read(tmp_path):
+    path = write(tmp_path / "in.tfrecord", FITS, {"a": [7] * 10, "b": []}, {"a": [7], "b": [8] * 6})
+    ((columns, num_records, overlong),) = DATA.read(path)
+    assert (num_records, overlong) == (3, {"dropped": 0})
+    assert columns["a:length"].tolist() == [3, 10, 1] and columns["b:length"].tolist() == [1, 0, 6]
+    assert columns["record_numbers"].tolist() == [1, 2, 3]

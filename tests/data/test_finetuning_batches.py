@@ -1,0 +1,66 @@
+"""Batches of fine-tuning by hand: labels in their slots, positions from the pack's start, and back again."""
+
+import types
+
+import numpy as np
+import pytest
+
+from bert_packed.data.finetuning_batches import LabelledSequences, make_batch, predict, train_batches
+from data_gen.assembly.assignment import Packs
+from data_gen.records.sequences import make_unlabelled
+from data_gen.schema import PackSpec
+
+SPEC = PackSpec(8, 3, 1)
+TOKENS = [[2, 7, 4, 3], [2, 9, 3], [2, 8, 8, 8, 3]]
+
+
+@pytest.fixture
+def data():
+    sequences = make_unlabelled(
+        tokens=np.concatenate(TOKENS),
+        token_type_ids=np.concatenate([[0, 0, 1, 1], [0, 0, 1], [0, 0, 0, 1, 1]]),
+        lengths=[4, 3, 5],
+        record_numbers=[1, 2, 3],
+        path="x",
+    )
+    labels = {"start_positions": np.array([2, 1, 4]), "classes": np.array([5, 7, 6])}
+    return LabelledSequences(sequences, labels, positions=("start_positions",))
+
+
+PACKS = Packs(np.array([1, 0, 2]), np.array([0, 2, 3]))  # the first pack holds sequence 1, then 0
+
+
+def test_a_batch_by_hand(data):
+    batch = make_batch(data, PACKS, SPEC, 3)
+    expected = {
+        "token_ids": [[2, 9, 3, 2, 7, 4, 3, 0], [2, 8, 8, 8, 3, 0, 0, 0], [0] * 8],
+        "sequence_ids": [[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 0, 0, 0], [0] * 8],
+        "token_type_ids": [[0, 0, 1, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 0, 0, 0], [0] * 8],
+        "position_ids": [[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 0, 0, 0], [0] * 8],
+        "cls_positions": [[0, 3, 0], [0, 0, 0], [0, 0, 0]],
+        "slot_weights": [[1, 1, 0], [1, 0, 0], [0, 0, 0]],
+        "start_positions": [[1, 3 + 2, 0], [4, 0, 0], [0, 0, 0]],
+        "classes": [[7, 5, 0], [6, 0, 0], [0, 0, 0]],
+    }
+    assert {name: values.tolist() for name, values in batch.items()} == expected
+
+
+def test_a_run_that_continues_takes_the_next_updates(data):
+    updates = types.SimpleNamespace(packs=[PACKS.between(0, 1), PACKS.between(1, 2), PACKS], spec=SPEC)
+    whole = [batch["token_ids"].tolist() for batch in train_batches(data, updates, 2)]
+    assert len(whole) == 3 and whole[0] != whole[1]
+    for first in range(4):
+        rest = train_batches(data, updates, 2, first_step=first)
+        assert [batch["token_ids"].tolist() for batch in rest] == whole[first:]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_each_sequence_gets_its_own_outputs(data, batch_size):
+    def forward(batch):
+        slots = np.stack([batch["cls_positions"], batch["slot_weights"]], axis=-1)
+        return {"tokens": batch["token_ids"] * 10.0, "slots": slots}
+
+    found = predict(forward, data.sequences, PACKS, SPEC, batch_size)
+    assert [values.tolist() for values in found["tokens"]] == [[10.0 * t for t in its] for its in TOKENS]
+    assert [values.tolist() for values in found["slots"]] == [[3, 1], [0, 1], [0, 1]]
+    assert all(values.base is None for values in found["tokens"])  # no view of a whole batch
