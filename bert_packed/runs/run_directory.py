@@ -65,7 +65,7 @@ def _hold(folder):
         except BlockingIOError as error:
             raise InputError(f"`output_dir` must not be used by another run. Received: {folder}.") from error
         word = uuid.uuid4().hex
-        lock.truncate()
+        lock.truncate(0)
         lock.write(word)
         lock.flush()
         os.fsync(lock.fileno())
