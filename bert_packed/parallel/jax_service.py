@@ -44,8 +44,8 @@ class JaxService:
         """Waits for all that live, or are not known to be lost yet, to ask the same."""
         try:
             found = self._client.get_live_nodes(self._tasks)
-        except jax.errors.JaxRuntimeError:  # the service is gone, and with it the first process
-            return [0]
+        except jax.errors.JaxRuntimeError:  # late, or the service is gone and with it the first process
+            return [] if self.answers() else [0]
         known = self._incarnations = self._incarnations or found
         # A process that was started anew is not the one that was lost
         return [index for index in self._tasks if index not in found or found[index] != known.get(index)]

@@ -7,6 +7,7 @@ Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack
 """
 
 import contextlib
+import dataclasses
 
 import tensorflow as tf
 
@@ -64,8 +65,17 @@ class TensorFlowEngine(Engine):
             return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
 
     def step_programs(self, batch):
-        """What a training step on such a batch is compiled to, now: list of one `StepProgram`."""
-        return [tensorflow_program(self.compiled_train_step, batch)]
+        """What a training step on such a batch is compiled to, now: list of one `StepProgram`.
+
+        With replicas it is the program of one of them, which ends with its gradients: what `tf.distribute`
+        adds up, and the update, are in no program.
+        """
+        if self.replicas is None:
+            return [tensorflow_program(self.compiled_train_step, batch)]
+        part = {name: tf.constant(values[0]) for name, values in self._by_replica(batch).items()}
+        denominators = self.objective.denominators(self.objective.counts(part))
+        program = tensorflow_program(self._compiled_part, part, denominators, tf.constant(0))
+        return [dataclasses.replace(program, num_devices=self.replicas.num)]
 
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
