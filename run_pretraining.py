@@ -79,7 +79,7 @@ def _run(config, backend, processes):
         if not latest:
             processes.say(describe_cost(config, model_config, data, rate))
         due = bool(state and state["evaluation_due"])
-        scale = pretraining.make_scale(config, model_config, data, rate)
+        scale = pretraining.make_scale(config, model_config, data, rate, engine.replicas)
         hooks = pretraining.make_hooks(
             config, model_config, data, engine, folder, first_step, due, show_row, scale, processes
         )

@@ -28,14 +28,21 @@ class Replicas:
     Attributes:
         num: R, of all processes.
         num_local: Of this process.
+        shares_processor: Whether those of a process are parts of one processor, as logical devices are.
         strategy: `tf.distribute.Strategy`, or None under JAX.
         mesh: `jax.sharding.Mesh` with the one axis `AXIS`, or None under TensorFlow.
     """
 
     num: int
     num_local: int
+    shares_processor: bool = False
     strategy: Any = None
     mesh: Any = None
+
+    @property
+    def num_whole(self):
+        """How many times as fast as one device all are together, at best."""
+        return self.num // self.num_local if self.shares_processor else self.num
 
     def scope(self):
         """Where model and optimizer must be made: a context manager."""
@@ -99,7 +106,8 @@ def _jax_replicas(distribution):
         )
     devices = jax.local_devices() if distribution == "mirrored" else jax.devices()
     mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
-    return Replicas(len(devices), len(mesh.local_devices), mesh=mesh)
+    is_processor = devices[0].platform == "cpu"
+    return Replicas(len(devices), len(mesh.local_devices), is_processor, mesh=mesh)
 
 
 def _tensorflow_replicas(distribution, strategy):
@@ -118,4 +126,5 @@ def _tensorflow_replicas(distribution, strategy):
             raise InputError(f"`distribution` must not be tpu without a TPU. Received: {reason}") from error
         strategy = tf.distribute.TPUStrategy(resolver)
     num = strategy.num_replicas_in_sync
-    return Replicas(num, len(strategy.extended.worker_devices), strategy=strategy)
+    devices = strategy.extended.worker_devices
+    return Replicas(num, len(devices), "CPU" in devices[0], strategy=strategy)

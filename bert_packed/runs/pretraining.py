@@ -63,17 +63,19 @@ def machine_rate(config):
     return measured_flops_per_second(dtype=DTYPES_OF_PRODUCTS[config.dtype])
 
 
-def make_scale(config, model_config, data, flops_per_second):
+def make_scale(config, model_config, data, flops_per_second, replicas=None):
     """What the figures that people watch are measured against: `watch.Scale`.
 
     Args:
         config, model_config, data: Of the run.
-        flops_per_second: Measured, for a config without `peak_flops`.
+        flops_per_second: Of one device, measured, for a config without `peak_flops`; None for no figure.
+        replicas: `parallel.Replicas` of the run, or None.
     """
+    num_devices = replicas.num_whole if replicas else 1
     return watch.Scale(
         positions_per_step=config.train_batch_size * data.train.spec.max_seq_length,
         model_flops=functools.partial(watch.model_flops, model_config),
-        peak_flops=config.peak_flops or flops_per_second,
+        peak_flops=config.peak_flops or flops_per_second and flops_per_second * num_devices,
     )
 
 

@@ -189,6 +189,12 @@ def test_packs_of_a_process_by_replica():
     assert replicas.by_replica(np.arange(8), micro_batch_size=8).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+def test_parts_of_a_processor_are_no_faster_than_it():
+    assert make_some(NUM_DEVICES).num_whole == 1
+    assert Replicas(num=8, num_local=4, shares_processor=True).num_whole == 2
+    assert Replicas(num=8, num_local=4).num_whole == 8
+
+
 def test_one_device_needs_no_replicas():
     assert make_replicas("none") is None
     check_shares(None, train_batch_size=3)
