@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(data, uninter
     damaged.write_bytes(content)
     assert run(*arguments(data, folder)) == 0
     text = capsys.readouterr().out
-    (line,) = [line for line in text.splitlines() if "damaged" in line]
+    (line,) = [line for line in text.splitlines() if " is damaged, " in line]
     assert line.startswith("checkpoint-24 is damaged, now checkpoint-24.damaged; checkpoint-21 is next: ")
     assert f"{damaged} must have the SHA-256" in line
     assert f"continues from {folder}/checkpoint-21" in text
