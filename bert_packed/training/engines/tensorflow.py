@@ -31,7 +31,7 @@ class TensorFlowEngine(Engine):
             self.compiled_train_step = tf.function(self._train_step, **options)
             self.compiled_eval_step = tf.function(self._eval_step, **options)
             return
-        self._dropouts = find_dropouts(model)
+        self._dropouts = [layer for layer in find_dropouts(model) if layer.rate > 0]
         self._compiled_part = tf.function(self._replica_gradients, **options)
         self._compiled_eval_part = tf.function(self._eval_step, **options)
         self.compiled_train_step = tf.function(
