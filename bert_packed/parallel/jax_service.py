@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from data_gen.cli.settings import InputError
 
 SECONDS_TO_LEAVE = 3
+ANSWER_SECONDS = 2
 
 
 class JaxService:
@@ -53,7 +54,7 @@ class JaxService:
     def answers(self):
         """Whether the service is there."""
         try:
-            self._client.key_value_set("asked", "", allow_overwrite=True)
+            self.get("here", ANSWER_SECONDS)  # with a limit, which no other call has
         except jax.errors.JaxRuntimeError:
             return False
         return True
@@ -116,6 +117,8 @@ def connect(cluster, seconds, heartbeat_seconds):
     global_state.client, global_state.coordinator_address = client, address
     global_state.process_id, global_state.num_processes = cluster.index, num
     _shake_hands(client, seconds)
+    if cluster.index == 0:
+        client.key_value_set("here", "")
     service = JaxService(num, client)  # which the callback knows from here on
     return service
 
