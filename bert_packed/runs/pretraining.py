@@ -75,7 +75,7 @@ def make_scale(config, model_config, data, flops_per_second, replicas=None):
     return watch.Scale(
         positions_per_step=config.train_batch_size * data.train.spec.max_seq_length,
         model_flops=functools.partial(watch.model_flops, model_config),
-        peak_flops=config.peak_flops or flops_per_second and flops_per_second * num_devices,
+        peak_flops=config.peak_flops or (flops_per_second and flops_per_second * num_devices),
     )
 
 
