@@ -65,7 +65,7 @@ def main(config):
         model_config = starting_weights.read_config(config.init_checkpoint)
     objective = pretraining_objective(config.mlm_loss)
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
-    batch = next(input_pipeline.checked(dataset, files, spec, model_config, objective.features))
+    batch = next(input_pipeline.CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
     if not contamination.num_neighbours(batch):
         raise InputError(

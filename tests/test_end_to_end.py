@@ -8,7 +8,7 @@ import pytest
 from tiny import CONFIG, make_engine, to_floats
 
 import run_pretraining
-from bert_packed.data.input_pipeline import checked, eval_batches
+from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
 from bert_packed.objectives.metrics import add_sums
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.metrics_log import read_rows
@@ -95,7 +95,7 @@ def test_packed_and_unpacked_files_give_the_same_figures(job, mlm_loss):
         files = find_files(f"{job}/{name}/eval/*.tfrecord", "eval_input_file")
         spec = read_pack_spec(files)
         total = {}
-        for batch in checked(eval_batches(files, spec, 4), files, spec, config):
+        for batch in CheckedBatches(eval_batches(files, spec, 4), files, spec, config):
             total = add_sums(total, to_floats(engine.eval_step(batch)))
         figures.append({**total, **engine.objective.means(total)})
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)

@@ -153,33 +153,51 @@ def online_batches(
     return blocks.rebatch(batch_size).map(fill).prefetch(2)
 
 
-def checked(dataset, files, spec, model_config, features=RECORDED) -> Iterator[dict]:
+class CheckedBatches(Iterator):
     """Iterate over a dataset's batches, as NumPy arrays that are known to fit the model.
+
+    Yields dicts of int32 and float32 arrays.
 
     Args:
         dataset: From `train_batches` or `eval_batches`.
         files, spec, features: What it reads.
         model_config: `ModelConfig`; its table sizes are the limits of ids.
 
-    Yields:
-        Dict of int32 and float32 arrays.
+    Attributes:
+        sources: Where the packs of the batch last given are: dict from file to the numbers of its records,
+            from 1, as `find_sources.py` takes them.
 
     Raises:
         InputError: a record is damaged, of another shape, or has an id that the model has no row for.
     """
-    limits = {one: one.limit(model_config, spec) for one in features if one.limit}
-    try:
-        for batch, sources in dataset.as_numpy_iterator():
-            for feature, limit in limits.items():
-                values = batch[feature.name]
-                if values.min() < 0 or values.max() >= limit:
-                    _refuse(feature, values, limit, sources, files)
-            yield batch
-    except tf.errors.OpError as error:
-        _find_damage(files, spec, features)
-        raise InputError(
-            f"the records of {files[0]} and others could not be read: {error.message}"
-        ) from error
+
+    def __init__(self, dataset, files, spec, model_config, features=RECORDED):
+        self.sources = {}
+        self._files = files
+        self._batches = self._read(dataset, files, spec, model_config, features)
+
+    def __next__(self):
+        batch, (file_indices, numbers) = next(self._batches)
+        self.sources = {}
+        for file, number in zip(file_indices.tolist(), numbers.tolist(), strict=True):
+            self.sources.setdefault(str(self._files[file]), []).append(number)
+        return batch
+
+    @staticmethod
+    def _read(dataset, files, spec, model_config, features):
+        limits = {one: one.limit(model_config, spec) for one in features if one.limit}
+        try:
+            for batch, sources in dataset.as_numpy_iterator():
+                for feature, limit in limits.items():
+                    values = batch[feature.name]
+                    if values.min() < 0 or values.max() >= limit:
+                        _refuse(feature, values, limit, sources, files)
+                yield batch, sources
+        except tf.errors.OpError as error:
+            _find_damage(files, spec, features)
+            raise InputError(
+                f"the records of {files[0]} and others could not be read: {error.message}"
+            ) from error
 
 
 def _read_in_order(files, order):

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from bert_packed.data.input_pipeline import checked, eval_batches
+from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
 from bert_packed.reports.synthetic_data import MIN_LENGTH, write_sequences
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
@@ -76,7 +76,7 @@ def make_batches(folder, input_file, max_seq_length, depth, batch_size, num_batc
             )
         files = find_files(os.path.join(output, "*.tfrecord"), "output_dir")
         spec = tfrecords.read_pack_spec(files)
-        batches = checked(eval_batches(files, spec, batch_size), files, spec, model_config)
+        batches = CheckedBatches(eval_batches(files, spec, batch_size), files, spec, model_config)
         histogram = manifest["histogram"]
         result.append(
             Batches(

@@ -114,19 +114,30 @@ def make_hooks(
             lambda: str(checkpoint.save_checkpoint(folder, step, engine, model_config, state))
         )
 
+    reading = []  # the batches of the loop
+
+    def batches(first_step):
+        reading[:] = [_train_batches(config, model_config, objective, data.train, processes, first_step)]
+        return reading[0]
+
+    def note_skipped(step, why):
+        # Each process knows where its own packs are from
+        tell_skipped(step, why, reading[0].sources)
+        run_directory.record_skipped(folder, processes.index, step, why, reading[0].sources)
+
     def prune():
         if processes.is_first:
             checkpoint.prune_checkpoints(folder, config.keep_checkpoint_max)
 
     return loop.Hooks(
-        batches=functools.partial(_train_batches, config, model_config, objective, data.train, processes),
+        batches=batches,
         log=write_and_show,
         evaluate=evaluate,
         save=save,
         prune=prune,
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
-        tell_skipped=tell_skipped if processes.is_first else lambda *_: None,
+        tell_skipped=note_skipped,
         shows_progress=processes.is_first,
         scale=scale,
         profile=Profile(folder / run_directory.EVENTS_FOLDER / "profile", config.steps_to_profile),
@@ -164,7 +175,7 @@ def _train_batches(config, model_config, objective, packs, processes, first_step
         objective.features,
         share_of(config, processes),
     )
-    return input_pipeline.checked(dataset, packs.files, packs.spec, model_config, objective.features)
+    return input_pipeline.CheckedBatches(dataset, packs.files, packs.spec, model_config, objective.features)
 
 
 def share_of(config, processes):
@@ -177,6 +188,6 @@ def _evaluate(config, model_config, packs, engine, log, processes, step):
     dataset = input_pipeline.eval_batches(
         packs.files, packs.spec, config.eval_batch_size, features, share_of(config, processes), packs.index
     )
-    batches = input_pipeline.checked(dataset, packs.files, packs.spec, model_config, features)
+    batches = input_pipeline.CheckedBatches(dataset, packs.files, packs.spec, model_config, features)
     sums = loop.evaluate(engine, batches, config.max_eval_steps)
     log.write({"step": step, **engine.objective.means(sums), "num_sequences": int(sums["num_sequences"])})

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 
-from bert_packed.data.input_pipeline import checked, eval_batches
+from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.data.share import WHOLE
 from bert_packed.parallel.processes import ALONE
@@ -186,7 +186,7 @@ def check_held_out(data, model_config, config, features, share=WHOLE):
         dataset = eval_batches(
             data.eval.files, data.eval.spec, config.eval_batch_size, features, share, data.eval.index
         )
-        for _ in checked(dataset, data.eval.files, data.eval.spec, model_config, features):
+        for _ in CheckedBatches(dataset, data.eval.files, data.eval.spec, model_config, features):
             continue
 
 

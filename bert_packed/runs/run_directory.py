@@ -38,6 +38,7 @@ OWN_FILES = (
     *("vocab.txt", SCORES_FILE, "predictions.tsv"),
     *("predictions.json", "nbest_predictions.json", "null_odds.json"),
 )
+SKIPPED_FILE = re.compile(r"skipped_steps\.\d+\.jsonl")
 EVENTS_FOLDER = "tensorboard"
 
 
@@ -271,6 +272,26 @@ def record_segment(folder, first_step, backend, **facts):
     write_json(folder / RUN_FILE, {**run, "segments": segments})
 
 
+def record_skipped(folder, process, step, why, sources):
+    """Write down that a step was left out: a line of JSON in `skipped_steps.PROCESS.jsonl`.
+
+        {"step": 12, "not_finite": "nsp_loss inf", "packs": {"packed-0.tfrecord": [7, 31]}}
+
+    A step that is taken again after a kill may have two. `find_sources.py` leads from a record to its
+    documents.
+
+    Args:
+        folder: Output directory.
+        process: Number of the process, whose part of the packs these are.
+        step: Its number.
+        why: Which figures were not finite.
+        sources: Dict from file to numbers of records.
+    """
+    line = json.dumps({"step": step, "not_finite": why, "packs": sources})
+    with (folder / f"skipped_steps.{process}.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
 def remove_partial(folder):
     """Remove checkpoints that a kill left half-written or half-removed, and half-written scans."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
@@ -285,6 +306,8 @@ def _is_ours(path):
         if path.name == EVENTS_FOLDER or DAMAGED.fullmatch(path.name):
             return True
         return bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
+    if SKIPPED_FILE.fullmatch(path.name):
+        return True
     # Some files are written under a name with a number of the process's own
     name = re.sub(r"(\.[0-9a-f]{32})?\.partial$", "", path.name)
     return name in (*OWN_FILES, LOCK_FILE, SCANS_FILE)

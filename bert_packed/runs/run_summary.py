@@ -55,9 +55,17 @@ def describe_cost(config, model_config, data, flops_per_second):
     return "\n".join(lines)
 
 
-def tell_skipped(step, why):
-    """Say that a step was left out, and why: a line on stderr."""
-    print(f"step {step} is left out, the weights stay: {why}", file=sys.stderr, flush=True)
+def tell_skipped(step, why, sources=None):
+    """Say that a step was left out, why, and what it had read: a line on stderr.
+
+    Args:
+        step: Its number.
+        why: Which figures were not finite.
+        sources: Dict from file to the numbers of the records that are its packs; None where they are in none.
+    """
+    packs = "; ".join(f"{file} {', '.join(map(str, numbers))}" for file, numbers in (sources or {}).items())
+    packs = f"; its records: {packs}" if packs else ""
+    print(f"step {step} is left out, the weights stay: {why}{packs}", file=sys.stderr, flush=True)
 
 
 def describe_row(row):

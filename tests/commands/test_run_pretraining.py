@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from packs import batch_of, random_packs
 from pretraining_command import arguments, run, write_all, write_batch
 from safetensors.numpy import load_file
@@ -283,6 +284,42 @@ def test_weights_that_an_update_makes_nan_are_never_saved(data, tmp_path, capsys
     assert saved.name == "checkpoint-2"
     for name in ("model.safetensors", "training.safetensors"):
         assert all(np.isfinite(values).all() for values in load_file(saved / name).values())
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_step_that_is_not_finite_is_left_out_and_its_records_are_told(data, tmp_path, capsys, monkeypatch):
+    train_step = TensorFlowEngine.train_step
+    tokens = []
+
+    def planted(engine, batch, wants_stop):
+        if int(engine.optimizer.iterations.numpy()) == 1:
+            tokens.extend(batch["token_ids"].tolist())
+            batch = {
+                **batch,
+                "slot_weights": np.where(batch["slot_weights"] > 0, np.inf, 0).astype("float32"),
+            }
+        return train_step(engine, batch, wants_stop)
+
+    monkeypatch.setattr(TensorFlowEngine, "train_step", planted)
+    folder = tmp_path / "run"
+    assert run(*arguments(data, folder, num_train_steps=3, log_steps=1)) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert line.startswith("step 2 is left out, the weights stay: ")
+    assert [row["skipped_steps"] for row in read_rows(folder / "metrics.csv")] == ["0", "1", "0"]
+    assert [bool(row["loss"]) for row in read_rows(folder / "metrics.csv")] == [True, False, True]
+    told = json.loads((folder / "skipped_steps.0.jsonl").read_text())
+    assert told["step"] == 2 and "nsp_loss inf" in told["not_finite"]
+    found = []
+    for path, numbers in told["packs"].items():
+        assert f"{path} {', '.join(map(str, numbers))}" in line
+        packs = [
+            tf.train.Example.FromString(record.numpy()).features.feature["input_ids"].int64_list.value
+            for record in tf.data.TFRecordDataset(path)
+        ]
+        found += [list(packs[number - 1]) for number in numbers]
+    assert sorted(found) == sorted(tokens)
+    # the directory is still a run's own
+    assert run(*arguments(data, folder, num_train_steps=3, log_steps=1)) == 0
 
 
 def test_a_mistake_costs_an_earlier_run_nothing(data, uninterrupted, tmp_path, capsys):

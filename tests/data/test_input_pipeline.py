@@ -9,7 +9,7 @@ import tensorflow as tf
 from packs import batch_of, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
-from bert_packed.data.input_pipeline import checked, eval_batches, train_batches
+from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.objectives.features import BATCH_NAMES
 from data_gen.cli.settings import InputError
@@ -26,7 +26,7 @@ def files(tmp_path_factory):
 
 def take(files, num_batches, batch_size=4, first_step=0, seed=3, shuffle=5):
     dataset = train_batches(index_files(files), SPEC, batch_size, seed, shuffle, first_step)
-    return list(checked(dataset.take(num_batches), files, SPEC, CONFIG))
+    return list(CheckedBatches(dataset.take(num_batches), files, SPEC, CONFIG))
 
 
 def rows(batches, name="token_ids"):
@@ -38,7 +38,7 @@ def test_batches_hold_what_was_written(tmp_path):
     path = str(tmp_path / "packed.tfrecord")
     write_packs(path, packs, MAX_SEQ_LENGTH)
     expected = batch_of(packs, MAX_SEQ_LENGTH, 4, 12)
-    (batch,) = checked(eval_batches([path], SPEC, 5), [path], SPEC, CONFIG)
+    (batch,) = CheckedBatches(eval_batches([path], SPEC, 5), [path], SPEC, CONFIG)
     assert max(len(pack) for pack in packs) > 1
     assert batch.keys() == expected.keys() == set(BATCH_NAMES.values())
     for name, values in expected.items():
@@ -70,7 +70,7 @@ def test_resumed_batches_are_the_next_ones(files, first_step):
 
 
 def test_evaluation_drops_nothing_and_fills_with_empty_packs(files):
-    batches = list(checked(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
+    batches = list(CheckedBatches(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
     assert [len(batch["token_ids"]) for batch in batches] == [4, 4, 4, 4]
     found = rows(batches)
     assert len(set(found[:NUM_PACKS])) == NUM_PACKS
@@ -111,7 +111,7 @@ def test_ids_without_a_row_name_file_and_record(tmp_path, monkeypatch, feature, 
     monkeypatch.setattr("packs.batch_of", lambda *_: batch)
     write_packs(path, [], MAX_SEQ_LENGTH)
     with pytest.raises(InputError, match=message) as caught:
-        list(checked(eval_batches([path], SPEC, 2), [path], SPEC, CONFIG))
+        list(CheckedBatches(eval_batches([path], SPEC, 2), [path], SPEC, CONFIG))
     assert str(caught.value).startswith(f"{path}, record 4: ")
 
 
@@ -121,7 +121,7 @@ def test_corrupt_record_is_named(tmp_path):
     content[len(content) // 2] ^= 1
     Path(files[1]).write_bytes(content)
     with pytest.raises(InputError, match="corrupt") as caught:
-        list(checked(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
+        list(CheckedBatches(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
     assert files[1] in str(caught.value) and "record" in str(caught.value)
 
 
@@ -129,5 +129,5 @@ def test_records_of_another_shape_are_named(tmp_path):
     files = write_data(tmp_path)
     write_packs(files[1], random_packs(np.random.default_rng(1), 3, 16), 16)
     with pytest.raises(InputError, match="must have length 24") as caught:
-        list(checked(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
+        list(CheckedBatches(eval_batches(files, SPEC, 4), files, SPEC, CONFIG))
     assert files[1] in str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 from packs import random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH
 
-from bert_packed.data.input_pipeline import checked, eval_batches, train_batches
+from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
 from bert_packed.data.read_order import find_spans, index_files, read_order
 from bert_packed.data.share import WHOLE, Share
 from data_gen.cli.settings import InputError
@@ -37,7 +37,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(files):
     """The tokens of every pack, in the order on disk."""
-    (batch,) = checked(eval_batches(files, SPEC, NUM_PACKS), files, SPEC, CONFIG)
+    (batch,) = CheckedBatches(eval_batches(files, SPEC, NUM_PACKS), files, SPEC, CONFIG)
     found = [tuple(row) for row in batch["token_ids"].tolist()]
     assert len(set(found)) == NUM_PACKS
     return found
@@ -46,7 +46,7 @@ def written(files):
 def steps(files, share, count, buffer, first_step=0):
     """The packs of some steps as one process has them: list of lists of rows of tokens."""
     dataset = train_batches(index_files(files), SPEC, STEP, SEED, buffer, first_step, share=share)
-    batches = checked(dataset.take(count), files, SPEC, CONFIG)
+    batches = CheckedBatches(dataset.take(count), files, SPEC, CONFIG)
     return [[tuple(row) for row in batch["token_ids"].tolist()] for batch in batches]
 
 
@@ -199,7 +199,7 @@ def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
     rows = []
     for path in paths:
         size = len(packs[half:]) if path == paths[0] else half
-        (batch,) = checked(eval_batches([path], SPEC, size), [path], SPEC, CONFIG)
+        (batch,) = CheckedBatches(eval_batches([path], SPEC, size), [path], SPEC, CONFIG)
         rows += [tuple(row) for row in batch["token_ids"].tolist()]
     empty = (0,) * MAX_SEQ_LENGTH
     num_batches = -(-num_packs // batch_size)
@@ -211,7 +211,7 @@ def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
         dataset = eval_batches(paths, SPEC, batch_size, share=Share(4, process, num_processes), index=index)
         batch, _ = dataset.element_spec
         assert all(tensor.shape.is_fully_defined() and tensor.shape[0] == own for tensor in batch.values())
-        found = list(checked(dataset, paths, SPEC, CONFIG))
+        found = list(CheckedBatches(dataset, paths, SPEC, CONFIG))
         assert len(found) == num_batches
         for number, batch in enumerate(found):
             first = number * batch_size + process * own
@@ -225,7 +225,9 @@ def test_a_share_of_evaluation_finds_the_index_itself(files):
     found, same = (
         [
             batch["token_ids"]
-            for batch in checked(eval_batches(files, SPEC, 4, share=share, index=index), files, SPEC, CONFIG)
+            for batch in CheckedBatches(
+                eval_batches(files, SPEC, 4, share=share, index=index), files, SPEC, CONFIG
+            )
         ]
         for index in (None, index_files(files))
     )
@@ -265,7 +267,7 @@ def test_a_wrong_record_of_a_share_is_named(tmp_path, monkeypatch):
         messages = []
         for process in range(2):
             try:
-                list(checked(make(Share(8, process, 2)), [path], SPEC, CONFIG))
+                list(CheckedBatches(make(Share(8, process, 2)), [path], SPEC, CONFIG))
             except InputError as error:
                 messages.append(str(error))
         (message,) = messages  # of the one process whose pack it is

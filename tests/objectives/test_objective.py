@@ -18,7 +18,7 @@ from scipy.special import log_softmax
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, to_floats, write_data
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.data.input_pipeline import checked, eval_batches, train_batches
+from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.evaluation import contamination
 from bert_packed.models.context import PackContext
@@ -148,7 +148,7 @@ def train(folder, files, num_steps, checkpoint_to_restore=None):
 
     def batches(first):
         dataset = train_batches(index_files(files), SPEC, 4, 7, 5, first, features)
-        return checked(dataset, files, SPEC, WITH_DROPOUT, features)
+        return CheckedBatches(dataset, files, SPEC, WITH_DROPOUT, features)
 
     def save(step, state):
         checkpoint.save_checkpoint(folder, step, engine, WITH_DROPOUT, state)
@@ -187,11 +187,11 @@ def test_it_trains_and_resumes_bit_for_bit_from_packed_records(files, tmp_path):
 
 def test_its_features_alone_are_read_and_their_limits_hold(files):
     features = next_token_objective().features
-    batch = next(checked(eval_batches(files, SPEC, 4, features), files, SPEC, ONE_LAYER, features))
+    batch = next(CheckedBatches(eval_batches(files, SPEC, 4, features), files, SPEC, ONE_LAYER, features))
     assert set(batch) == {feature.name for feature in features} and "nsp_labels" not in batch
     small = dataclasses.replace(ONE_LAYER, vocab_size=5)
     with pytest.raises(InputError, match=r"record 1: every value of input_ids .* below vocab_size=5\."):
-        next(checked(eval_batches(files, SPEC, 4, features), files, SPEC, small, features))
+        next(CheckedBatches(eval_batches(files, SPEC, 4, features), files, SPEC, small, features))
 
 
 def test_its_loss_is_that_of_a_loop_over_sequences():
@@ -223,7 +223,7 @@ def test_packed_gradients_are_unpacked_ones(micro_batch_size):
 
 def failed(engine, files):
     features = engine.objective.features
-    batch = next(checked(eval_batches(files, SPEC, 4, features), files, SPEC, ONE_LAYER, features))
+    batch = next(CheckedBatches(eval_batches(files, SPEC, 4, features), files, SPEC, ONE_LAYER, features))
     checks = contamination.audit(engine, batch, compile=lambda function, _: function)
     assert "unpacked: next_loss" in [check.name for check in checks]
     return {check.name for check in checks if not check.passed}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import CONFIG, write_data
 
-from bert_packed.data.input_pipeline import checked, train_batches
+from bert_packed.data.input_pipeline import CheckedBatches, train_batches
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
 from data_gen.cli.settings import InputError
@@ -77,7 +77,7 @@ def test_what_a_manifest_says_is_known(place):
         pattern.rpartition("/")[0]
     ] * 2
     batches = train_batches(data.train.index, data.train.spec, 15, seed=1, shuffle_buffer_size=4)
-    (batch,) = checked(batches.take(1), data.train.files, data.train.spec, CONFIG)
+    (batch,) = CheckedBatches(batches.take(1), data.train.files, data.train.spec, CONFIG)
     assert len(np.unique(batch["token_ids"], axis=0)) == 15
 
 
