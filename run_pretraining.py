@@ -76,7 +76,7 @@ def _run(config, backend, processes):
             run_directory.remove_partial(folder)
         is_complete = first_step == config.num_train_steps
         rate = pretraining.machine_rate(config) if processes.is_first and not is_complete else None
-        if not latest:
+        if rate and not latest:
             processes.say(describe_cost(config, model_config, data, rate))
         due = bool(state and state["evaluation_due"])
         scale = pretraining.make_scale(config, model_config, data, rate, engine.replicas)
