@@ -187,11 +187,11 @@ def test_the_others_of_a_run_hold_nothing_and_see_the_directory_of_the_first(tmp
 def test_all_processes_of_a_run_must_be_given_the_same(started):
     folder, config, facts = started
     first = json.loads(json.dumps({"flags": dataclasses.asdict(config), **facts}))
-    assert agree(folder, config, facts, Second(first, "checkpoint-1")) == folder / "checkpoint-1"
-    assert agree(folder, config, facts, Second(first, None)) is None
+    assert agree(folder, config, facts, print, Second(first, "checkpoint-1")) == folder / "checkpoint-1"
+    assert agree(folder, config, facts, print, Second(first, None)) is None
     with pytest.raises(InputError, match=r"must be given the same\. Received: epsilon 1e-06 -> 0\.1; proc"):
-        agree(folder, dataclasses.replace(config, epsilon=0.1), facts, Second(first))
-    assert agree(folder, config, facts) == folder / "checkpoint-1"
+        agree(folder, dataclasses.replace(config, epsilon=0.1), facts, print, Second(first))
+    assert agree(folder, config, facts, print) == folder / "checkpoint-1"
 
 
 def test_output_directory_that_is_a_file(tmp_path):
