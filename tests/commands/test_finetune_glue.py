@@ -66,9 +66,8 @@ def losses_of(folder):
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize(
-    ("task", "score"), [("SST-2", "accuracy"), pytest.param("STS-B", "pearson", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "score"), [("SST-2", "accuracy"), ("STS-B", "pearson")])
 def test_packed_equals_unpacked(data, tmp_path, task, score):
     found = {}
     for depth in ("max", 1):

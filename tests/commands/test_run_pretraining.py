@@ -154,6 +154,7 @@ def test_sigterm_saves_and_the_same_command_continues(data, uninterrupted, tmp_p
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(data, uninterrupted, tmp_path, capsys):
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     damaged = folder / "checkpoint-24" / "training.safetensors"

@@ -170,7 +170,7 @@ def test_waiting_for_data_is_a_share_of_the_time(monkeypatch):
     wait, work = clock.taking([50, 1, 3]), clock.taking([70, 9, 7])
     batches, train_step = recorder.batches, recorder.train_step
     recorder.batches = lambda step: ((wait(), batch)[1] for batch in batches(step))
-    recorder.train_step = lambda batch: (work(), train_step(batch))[1]
+    recorder.train_step = lambda *arguments: (work(), train_step(*arguments))[1]
     train(recorder, num_train_steps=3)
     (row,) = recorder.rows()
     # 4 of 20 seconds; the first step, which compiles, does not count
