@@ -48,10 +48,17 @@ class Engine:
             return num_packs
         return self._micro_batch_size // (self.replicas.num if self.replicas else 1)
 
-    def _by_replica(self, batch):
-        """The packs of this process by replica: dict of arrays `[local replicas, packs of one, ...]`."""
-        at_once = self._packs_at_once(len(next(iter(batch.values()))) // self.replicas.num_local)
-        at_once *= self.replicas.num_local
+    def _by_replica(self, batch, in_parts):
+        """The packs of this process by replica: dict of arrays `[local replicas, packs of one, ...]`.
+
+        Args:
+            batch: Dict of arrays, this process's packs.
+            in_parts: Whether they are computed in micro-batches, as training does, or all at once.
+        """
+        at_once = len(next(iter(batch.values())))
+        if in_parts:
+            num_local = self.replicas.num_local
+            at_once = self._packs_at_once(at_once // num_local) * num_local
         return {name: self.replicas.by_replica(values, at_once) for name, values in batch.items()}
 
 

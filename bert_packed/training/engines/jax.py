@@ -86,7 +86,9 @@ class JaxEngine(Engine):
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
         with out_of_memory_names("evaluation", "eval_batch_size"):
-            return jax.block_until_ready(self.compiled_eval_step(self.state(), self._place(batch)))
+            return jax.block_until_ready(
+                self.compiled_eval_step(self.state(), self._place(batch, in_parts=False))
+            )
 
     def gradients(self, batch, training=True):
         """Normalised gradients and sums of a batch, one per trainable variable."""
@@ -124,14 +126,14 @@ class JaxEngine(Engine):
             return value
         return jax.make_array_from_process_local_data(sharding, np.asarray(value), value.shape)
 
-    def _place(self, batch):
+    def _place(self, batch, in_parts=True):
         """The batch as arrays of which each device holds its own packs."""
         if self.replicas is None:
             return batch
         sharding = NamedSharding(self.replicas.mesh, SPLIT)
         return {
             name: jax.make_array_from_process_local_data(sharding, np.concatenate(values))
-            for name, values in self._by_replica(batch).items()
+            for name, values in self._by_replica(batch, in_parts).items()
         }
 
     def _stop_requests(self, wants_stop):

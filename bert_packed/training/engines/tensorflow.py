@@ -80,7 +80,9 @@ class TensorFlowEngine(Engine):
     def eval_step(self, batch):
         """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
         with out_of_memory_names("evaluation", "eval_batch_size"):
-            return self.compiled_eval_step(batch if self.replicas is None else self._distribute(batch))
+            if self.replicas is None:
+                return self.compiled_eval_step(batch)
+            return self.compiled_eval_step(self._distribute(batch, in_parts=False))
 
     def gradients(self, batch, training=True):
         """Normalised gradients and sums of a batch, one per trainable variable; on one device, uncompiled."""
@@ -96,9 +98,9 @@ class TensorFlowEngine(Engine):
     def _eval_step(self, batch):
         return self.objective.sums(self.model(batch, training=False), batch)
 
-    def _distribute(self, batch):
+    def _distribute(self, batch, in_parts=True):
         """The packs of this process as values that `tf.distribute` hands to each replica."""
-        by_replica = self._by_replica(batch)
+        by_replica = self._by_replica(batch, in_parts)
 
         def part(context):
             number = context.replica_id_in_sync_group % self.replicas.num_local
