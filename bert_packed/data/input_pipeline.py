@@ -163,25 +163,30 @@ class CheckedBatches(Iterator):
         files, spec, features: What it reads.
         model_config: `ModelConfig`; its table sizes are the limits of ids.
 
-    Attributes:
-        sources: Where the packs of the batch last given are: dict from file to the numbers of its records,
-            from 1, as `find_sources.py` takes them.
-
     Raises:
         InputError: a record is damaged, of another shape, or has an id that the model has no row for.
     """
 
     def __init__(self, dataset, files, spec, model_config, features=RECORDED):
-        self.sources = {}
         self._files = files
+        self._last = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._batches = self._read(dataset, files, spec, model_config, features)
 
     def __next__(self):
-        batch, (file_indices, numbers) = next(self._batches)
-        self.sources = {}
-        for file, number in zip(file_indices.tolist(), numbers.tolist(), strict=True):
-            self.sources.setdefault(str(self._files[file]), []).append(number)
+        batch, self._last = next(self._batches)
         return batch
+
+    @property
+    def sources(self):
+        """Where the packs of the batch last given are.
+
+        Returns:
+            Dict from file to the numbers of its records, from 1, as `find_sources.py` takes them.
+        """
+        found = {}
+        for file, number in zip(*(values.tolist() for values in self._last), strict=True):
+            found.setdefault(str(self._files[file]), []).append(number)
+        return found
 
     @staticmethod
     def _read(dataset, files, spec, model_config, features):

@@ -55,21 +55,22 @@ class SkippedSteps:
         self._most = most
         self.num_in_row = 0
 
-    def note(self, step, sums):
-        """Whether a step was left out: its not finite figures as text, or "".
+    def note(self, step, sums, is_skipped):
+        """Whether a step was left out, which the step itself decides: its not finite figures as text, or "".
 
         Args:
             step: Its number, from 1.
             sums: Dict of floats, as the engine returned them.
+            is_skipped: What the engine said with them.
 
         Raises:
             NotFiniteError: it is the last of too many in a row.
         """
-        bad = {name: value for name, value in sums.items() if not math.isfinite(value)}
-        if not bad:
+        if not is_skipped:
             self.num_in_row = 0
             return ""
         self.num_in_row += 1
+        bad = {name: value for name, value in sums.items() if not math.isfinite(value)}
         received = ", ".join(f"{name} {value}" for name, value in bad.items())
         if self.num_in_row < self._most:
             return received

@@ -141,7 +141,7 @@ def train(engine, config, hooks, first_step=0, state=None):
                 sums = engine.train_step(batch, stop.signal is not None)
                 sums = {name: float(value) for name, value in sums.items()}
             stopped_by = stop.agreed(sums.pop("num_stop_requests", None))
-            why = skipped.note(step, sums)
+            why = skipped.note(step, sums, sums.pop("is_skipped"))
             if why:
                 hooks.tell_skipped(step, why)
                 interval.num_skipped += 1

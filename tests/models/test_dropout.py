@@ -38,6 +38,30 @@ def test_the_mask_is_the_formula_element_by_element():
     assert mask_of((3, 4, 5), rate, seed, counter).ravel().tolist() == expected
 
 
+def test_rows_past_32_bits_have_numbers_of_their_own():
+    """Of packs of 2 rows of 1,000 units, those about the place where a turn ends."""
+    seed, counter, rate, width = 11, 3, 0.5, 1000
+    rows_per_turn = 2**32 // width
+    first_pack = rows_per_turn // 2
+    found = keep_mask((2, 2, width), rate, np.array([seed, counter]), first_pack, 2 * first_pack)
+    turns = []
+    for row, mask in enumerate(np.asarray(found).reshape(4, width), 2 * first_pack):
+        turn, place = divmod(row, rows_per_turn)
+        turns.append(turn)
+        stride = plain_mix32((seed + plain_mix32(counter) + plain_mix32(turn)) % 2**32)
+        start = plain_mix32((stride + counter) % 2**32)
+        units = range(place * width, (place + 1) * width)
+        words = [plain_mix32((unit * (stride | 1) + start) % 2**32) for unit in units]
+        assert mask.tolist() == [word >= round(rate * 2**32) for word in words]
+    assert turns == [0, 1, 1, 1]
+
+
+def test_a_part_of_the_packs_has_the_masks_of_all():
+    whole = np.asarray(keep_mask((6, 3, 5), 0.5, np.array([7, 1])))
+    parts = [keep_mask((2, 3, 5), 0.5, np.array([7, 1]), first, 6) for first in (0, 2, 4)]
+    np.testing.assert_array_equal(np.concatenate([np.asarray(part) for part in parts]), whole)
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.99])
 def test_share_dropped(rate):
     num_units = 512 * 2048

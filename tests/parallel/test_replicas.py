@@ -70,10 +70,6 @@ def batch_at(step):
     return {name: np.concatenate([values[:4], values[3::-1]]) for name, values in packed.items()}
 
 
-def twice(batch):
-    return {name: np.concatenate([values, values]) for name, values in batch.items()}
-
-
 def values_of(variables):
     return {name: np.array(variable.numpy()) for name, variable in variables.items()}
 
@@ -101,8 +97,7 @@ def trained(devices):
             moments = values_of(engine.training_state())
             figures += [to_floats(engine.train_step(batch_at(step))) for step in range(1, NUM_STEPS)]
             weights, state = values_of(engine.weights()), values_of(engine.training_state())
-            # As many packs as no micro-batch holds: evaluation has none
-            evaluated = to_floats(engine.eval_step({name: v[:12] for name, v in twice(batch_at(7)).items()}))
+            evaluated = to_floats(engine.eval_step(batch_at(7)))
             done[num_devices] = Trained(engine, figures, moments, weights, state, evaluated)
         return done[num_devices]
 
@@ -149,6 +144,14 @@ def test_weights_are_those_of_one_device_after_some_steps(trained, num_devices):
     for name in seeds:  # where a run goes on, on another number of devices too
         np.testing.assert_array_equal(many.state[name], one.state[name])
     assert many.evaluated == pytest.approx(one.evaluated, rel=1e-5)
+
+
+def test_evaluation_takes_batches_that_no_micro_batch_divides(trained):
+    """Four packs at once in training, and six in evaluation."""
+    some = {name: values[:6] for name, values in batch_at(7).items()}
+    want, found = (to_floats(trained(number).engine.eval_step(some)) for number in (1, 2))
+    assert want["num_sequences"] > 0
+    assert found == pytest.approx(want, rel=1e-5)
 
 
 def test_dropout_is_in_the_comparison(trained):

@@ -40,7 +40,13 @@ class Recorder:
         if batch == self._signal_at:
             os.kill(os.getpid(), signal.SIGTERM)
         loss = math.nan if batch in self._fails_at else float(batch)
-        return {"a_loss": loss, "num_sequences": 2.0, "num_tokens": 20.0, "gradient_norm": 2.0 * batch}
+        return {
+            "a_loss": loss,
+            "is_skipped": float(math.isnan(loss)),
+            "num_sequences": 2.0,
+            "num_tokens": 20.0,
+            "gradient_norm": 2.0 * batch,
+        }
 
     def batches(self, first_step):
         self.calls.append(("batches", first_step))

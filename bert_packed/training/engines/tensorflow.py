@@ -72,7 +72,9 @@ class TensorFlowEngine(Engine):
         """
         if self.replicas is None:
             return [tensorflow_program(self.compiled_train_step, batch)]
-        part = {name: tf.constant(values[0]) for name, values in self._by_replica(batch).items()}
+        part = {
+            name: tf.constant(values[0]) for name, values in self._by_replica(batch, in_parts=True).items()
+        }
         denominators = self.objective.denominators(self.objective.counts(part))
         program = tensorflow_program(self._compiled_part, part, denominators, tf.constant(0))
         return [dataclasses.replace(program, num_devices=self.replicas.num)]
