@@ -40,6 +40,13 @@ class Cluster:
     addresses: tuple[str, ...]
     index: int
 
+    def not_up(self, seconds, received):
+        """The `InputError` of a cluster that has not come together within some seconds."""
+        return InputError(
+            f"all {len(self.addresses)} workers of the cluster, the first at {self.addresses[0]}, must come "
+            f"up within {seconds} seconds. Received: {received}"
+        )
+
 
 def start(distribution, backend, seconds=START_SECONDS):
     """Meet the other processes of a run; before the backend computes anything.

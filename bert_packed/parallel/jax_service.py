@@ -15,8 +15,6 @@ from jax._src.distributed import global_state
 from jax._src.lib import _jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from data_gen.cli.settings import InputError
-
 SECONDS_TO_LEAVE = 3
 ANSWER_SECONDS = 2
 
@@ -82,9 +80,6 @@ def connect(cluster, seconds, heartbeat_seconds):
     # It would take SIGTERM, by which a run is asked to save and stop
     jax.config.update("jax_enable_preemption_service", False)
     num, address = len(cluster.addresses), cluster.addresses[0]
-    error_rule = (
-        f"all {num} workers of the cluster, the first at {address}, must come up within {seconds} seconds."
-    )
     service = None
 
     def lost_the_service(*_):
@@ -100,7 +95,7 @@ def connect(cluster, seconds, heartbeat_seconds):
                 f"[::]:{port}", num, heartbeat_timeout=heartbeat_seconds, recoverable=True
             )
         except RuntimeError as error:
-            raise InputError(f"{error_rule} Received: port {port} of this machine is taken.") from error
+            raise cluster.not_up(seconds, f"port {port} of this machine is taken.") from error
     client = _jax.get_distributed_runtime_client(
         address,
         cluster.index,
@@ -113,7 +108,7 @@ def connect(cluster, seconds, heartbeat_seconds):
     try:
         client.connect()  # waits for all
     except RuntimeError as error:
-        raise InputError(f"{error_rule} Received: fewer, or no way to the first.") from error
+        raise cluster.not_up(seconds, "fewer, or no way to the first.") from error
     global_state.client, global_state.coordinator_address = client, address
     global_state.process_id, global_state.num_processes = cluster.index, num
     _shake_hands(client, seconds)

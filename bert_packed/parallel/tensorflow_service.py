@@ -4,17 +4,17 @@ The strategy reads `TF_CONFIG` by itself and starts a server in every process; t
 service, which is set up here: by itself, the strategy would wait for hours.
 """
 
+import socket
 import time
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.eager.context import context
 
-from data_gen.cli.settings import InputError
-
 TASK = "/job:worker/replica:0/task:{}"
 ANSWER_SECONDS = 5
 SECONDS_TO_LEAVE = 3
+WATCH_SECONDS = 0.5  # between tries to reach a server
 
 
 class TensorFlowService:
@@ -71,6 +71,8 @@ def connect(cluster, seconds, heartbeat_seconds):
         InputError: a process is not there in time, or the port is taken.
     """
     num = len(cluster.addresses)
+    if cluster.index == 0:
+        _wait_for_servers(cluster, seconds)
     context().configure_coordination_service(
         "standalone",
         service_leader=TASK.format(0),
@@ -82,8 +84,26 @@ def connect(cluster, seconds, heartbeat_seconds):
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         context().wait_at_barrier("start", seconds * 1000)
     except (tf.errors.OpError, RuntimeError) as error:
-        raise InputError(
-            f"all {num} workers of the cluster, the first at {cluster.addresses[0]}, must come up within "
-            f"{seconds} seconds. Received: {' '.join(str(error).split())}"
-        ) from error
+        raise cluster.not_up(seconds, " ".join(str(error).split())) from error
     return TensorFlowService(cluster, strategy, heartbeat_seconds)
+
+
+def _wait_for_servers(cluster, seconds):
+    """Wait, in the first process, until the others listen.
+
+    Once it has begun, its own start waits for them without a limit, deaf to signals and to other threads.
+
+    Raises:
+        InputError: one does not listen in time.
+    """
+    deadline = time.monotonic() + seconds
+    for index, address in enumerate(cluster.addresses[1:], 1):
+        host, _, port = address.rpartition(":")
+        while True:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise cluster.not_up(seconds, f"no worker {index} at {address}: {error}.") from error
+                time.sleep(WATCH_SECONDS)

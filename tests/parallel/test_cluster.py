@@ -1,6 +1,7 @@
 """How a cluster is described: TF_CONFIG, and one line for every mistake in it."""
 
 import json
+import socket
 
 import pytest
 
@@ -54,3 +55,15 @@ def test_one_process_needs_no_description(monkeypatch):
         assert cluster.start(distribution, "jax") is ALONE
     with pytest.raises(InputError, match="TF_CONFIG must hold"):
         cluster.start("multi_worker", "jax")
+
+
+def test_the_first_waits_for_the_servers_of_the_others_and_names_who_is_missing():
+    """Under TensorFlow it would wait in C++, for ever and deaf to signals."""
+    from bert_packed.parallel.tensorflow_service import _wait_for_servers
+
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as gone:
+        addresses = ["127.0.0.1:1"] + [f"127.0.0.1:{one.getsockname()[1]}" for one in (there, gone)]
+        _wait_for_servers(Cluster(tuple(addresses), 0), 5)
+        gone.close()
+        with pytest.raises(InputError, match=f"all 3 workers .* Received: no worker 2 at {addresses[2]}: "):
+            _wait_for_servers(Cluster(tuple(addresses), 0), 0.1)

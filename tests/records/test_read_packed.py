@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from packed_records import PACK
 from unpacked_records import make_features, write_features
 
 from data_gen import schema
@@ -17,20 +18,6 @@ from data_gen.records.sequences import concatenate
 @pytest.fixture
 def unpacked(tmp_path):
     return write_features(tmp_path / "in.tfrecord", make_features([5, 8], 8))
-
-
-PACK = {
-    schema.INPUT_IDS: [2, 7, 4, 3, 2, 9, 3, 0],
-    schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],
-    schema.SEGMENT_IDS: [0, 0, 1, 1, 0, 0, 0, 0],
-    schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 0],
-    schema.MASKED_LM_POSITIONS: [2, 5, 0],
-    schema.MASKED_LM_IDS: [8, 9, 0],
-    schema.MASKED_LM_WEIGHTS: [1, 2, 0],
-    schema.NEXT_SENTENCE_POSITIONS: [0, 4, 0],
-    schema.NEXT_SENTENCE_LABELS: [1, 0, 0],
-    schema.NEXT_SENTENCE_WEIGHTS: [1, 1, 0],
-}
 
 
 def write_pack(path, **changed):
