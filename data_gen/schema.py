@@ -16,6 +16,18 @@ contiguous from 0, with padding last; the weights of its predictions are as in L
     next_sentence_positions [ 0  4  0]                    where each sequence's [CLS] stands
     next_sentence_labels    [ 1  0  0]                    1 = random next sentence
     next_sentence_weights   [ 1. 1. 0.]                   1 = the slot holds a sequence
+
+Records for causal language modelling hold the token that follows instead of masks and sentence pairs. An
+unpacked one has no padding; a packed one has no P. The first piece of a document that goes on, of length 4,
+and a whole document of length 3, 0 = <|endoftext|>, which 9 would follow:
+
+    input_ids               [ 0  7  4  8  0  5  0  0]     0 is padding too, and the masks tell which
+    input_mask              [ 1  1  1  1  2  2  2  0]     the token's sequence, 1..K; 0 = padding
+    position_ids            [ 0  1  2  3  0  1  2  0]     restarts in every sequence
+    label_ids               [ 7  4  8  9  5  0  0  0]     the next token of the same document; 0 = none
+    label_mask              [ 1  1  1  1  2  2  0  0]     the sequence that predicts here; 0 = nothing
+    sequence_weights        [ 1. 1. 0.]                   1 = the slot holds a sequence
+    sequence_bytes          [14  3  0]                    of text that the sequence's labels stand for
 """
 
 import dataclasses
@@ -31,7 +43,17 @@ NEXT_SENTENCE_POSITIONS = "next_sentence_positions"
 NEXT_SENTENCE_LABELS = "next_sentence_labels"
 NEXT_SENTENCE_WEIGHTS = "next_sentence_weights"
 
+LABEL_IDS = "label_ids"
+LABEL_MASK = "label_mask"
+NUM_BYTES = "num_bytes"
+LABEL_BYTES = "label_bytes"
+SEQUENCE_WEIGHTS = "sequence_weights"
+SEQUENCE_BYTES = "sequence_bytes"
+
 PADDING_ID = 0  # the id of [PAD] in every BERT vocabulary
+
+# What is learnt from records: masked tokens and next sentences, or every next token.
+MLM_NSP, CAUSAL_LM = OBJECTIVES = ("mlm_nsp", "causal_lm")
 
 # Feature name -> which count its length is: "S", "K", "P", or 1.
 PACKED_LENGTHS = {
@@ -55,6 +77,20 @@ UNPACKED_LENGTHS = {
     MASKED_LM_WEIGHTS: "P",
     NEXT_SENTENCE_LABELS: 1,
 }
+# Of records for causal language modelling. Unpacked, "n" is the length of the sequence itself.
+CAUSAL_LENGTHS = {
+    INPUT_IDS: "S",
+    INPUT_MASK: "S",
+    POSITION_IDS: "S",
+    LABEL_IDS: "S",
+    LABEL_MASK: "S",
+    SEQUENCE_WEIGHTS: "K",
+    SEQUENCE_BYTES: "K",
+}
+CAUSAL_UNPACKED_LENGTHS = {INPUT_IDS: "n", LABEL_IDS: "n", LABEL_MASK: "n", NUM_BYTES: 1}
+# What ours have beside these: the bytes of each label, whose sum is `num_bytes`. By them the parts of a sequence
+# that is cut across packs share its bytes.
+CAUSAL_OPTIONAL_LENGTHS = {LABEL_BYTES: "n"}
 PACKED, GRAPHCORE = FORMAT_NAMES = ("packed", "graphcore")  # layouts of packed records
 
 # Graphcore's packed layout (`records/formats.py` has its picture), whose P is ours or more.
@@ -80,6 +116,7 @@ GRAPHCORE_LENGTHS = {
 }
 FLOAT_FEATURES = frozenset(  # float32; all others int64
     {MASKED_LM_WEIGHTS, NEXT_SENTENCE_WEIGHTS, GRAPHCORE_MASKED_LM_MASK, GRAPHCORE_NEXT_SENTENCE_MASK}
+    | {SEQUENCE_WEIGHTS}
 )
 
 # max_seq_length -> google-research/bert's max_predictions_per_seq (15 % of it, rounded as published)
@@ -93,16 +130,27 @@ class PackSpec:
     Attributes:
         max_seq_length: S, tokens per pack.
         max_sequences_per_pack: K, slots for sequences per pack.
-        max_predictions_per_pack: P, masked-LM predictions that a pack has room for.
+        max_predictions_per_pack: P, masked-LM predictions that a pack has room for, at least 1; 0 where every
+            token may have a label of its own: packs for causal language modelling.
     """
 
     max_seq_length: int
     max_sequences_per_pack: int
     max_predictions_per_pack: int
 
+    @property
+    def objective(self):
+        """What is learnt from such packs, one of `OBJECTIVES`."""
+        return MLM_NSP if self.max_predictions_per_pack else CAUSAL_LM
+
+    @property
+    def lengths(self):
+        """The features of such packs: `PACKED_LENGTHS` or `CAUSAL_LENGTHS`."""
+        return PACKED_LENGTHS if self.max_predictions_per_pack else CAUSAL_LENGTHS
+
     def shape(self, feature):
         """Shape of a packed feature, one of `(S,)`, `(P,)`, `(K,)`."""
-        return (self.size(PACKED_LENGTHS[feature]),)
+        return (self.size({**PACKED_LENGTHS, **CAUSAL_LENGTHS}[feature]),)
 
     def size(self, kind):
         """S, K or P, for the kinds "S", "K" and "P"."""

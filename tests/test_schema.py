@@ -28,6 +28,23 @@ def test_unpacked_features_are_those_of_google_research_bert():
     ]
 
 
+def test_packs_for_causal_language_modelling_are_told_by_their_room_for_predictions():
+    spec = schema.PackSpec(max_seq_length=8, max_sequences_per_pack=3, max_predictions_per_pack=0)
+    assert spec.objective == "causal_lm" and set(spec.lengths) == set(schema.CAUSAL_LENGTHS)
+    assert {name: spec.shape(name) for name in spec.lengths} == {
+        "input_ids": (8,),
+        "input_mask": (8,),
+        "position_ids": (8,),
+        "label_ids": (8,),
+        "label_mask": (8,),
+        "sequence_weights": (3,),
+        "sequence_bytes": (3,),
+    }
+    assert [name for name in spec.lengths if schema.dtype(name) == "float32"] == ["sequence_weights"]
+    berts = schema.PackSpec(8, 3, 1)
+    assert berts.objective == "mlm_nsp" and berts.lengths is schema.PACKED_LENGTHS
+
+
 @pytest.mark.parametrize(("length", "predictions"), [(128, 20), (384, 56), (512, 76), (64, 10), (100, 15)])
 def test_default_predictions(length, predictions):
     assert schema.default_predictions(length) == predictions

@@ -227,16 +227,34 @@ def first_record(path):
     return next(iter(read_batches(path, batch_size=1))).numpy()[0]
 
 
-def read_pack_spec(paths, argument="input_file", pattern=None, kinds=schema.PACKED_LENGTHS):
-    """Read S, K and P from the first record of every file of packs.
+def find_objective(path):
+    """What is learnt from the records of a file, packed or not, one of `schema.OBJECTIVES`.
+
+    What has no `label_mask` counts as BERT's, and its readers say what is missing.
+    """
+    names = feature_names(first_record(path), path, 1)
+    return schema.CAUSAL_LM if schema.LABEL_MASK in names else schema.MLM_NSP
+
+
+def find_common_objective(paths):
+    """The objective that all files are for; raises `InputError` where they disagree."""
+    found = {find_objective(path): path for path in paths}
+    if len(found) > 1:
+        raise InputError(f"all files must be for one objective. Received: {found}.")
+    return next(iter(found))
+
+
+def read_pack_spec(paths, argument="input_file", pattern=None, kinds=None):
+    """Read S, K and P from the first record of every file of packs, BERT's or for causal language modelling.
 
     Args:
         paths: List of paths, at least one.
         argument, pattern: Flag and value that name them, for the command in the message about unpacked files.
-        kinds: Which feature has which length: `schema.PACKED_LENGTHS` or another layout's.
+        kinds: Which feature has which length: `schema.PACKED_LENGTHS` or another layout's; None for those
+            of the records' objective.
 
     Returns:
-        `schema.PackSpec`.
+        `schema.PackSpec`, whose `objective` says what is learnt from them.
 
     Raises:
         InputError: files disagree, a file holds unpacked records, or features are missing or of lengths that
@@ -246,13 +264,23 @@ def read_pack_spec(paths, argument="input_file", pattern=None, kinds=schema.PACK
     for path in paths:
         record = first_record(path)
         names = feature_names(record, path, 1)
-        if schema.POSITION_IDS not in names and all(name in names for name in schema.UNPACKED_LENGTHS):
+        if schema.POSITION_IDS not in names and any(
+            all(name in names for name in unpacked)
+            for unpacked in (schema.UNPACKED_LENGTHS, schema.CAUSAL_UNPACKED_LENGTHS)
+        ):
             raise InputError(_say_pack_first(path, record, argument, pattern or path))
-        lengths = feature_lengths(record, path, 1, kinds)
-        sizes = common_lengths(lengths, kinds, path)
+        is_causal = kinds is None and schema.LABEL_MASK in names
+        wanted = kinds or (schema.CAUSAL_LENGTHS if is_causal else schema.PACKED_LENGTHS)
+        lengths = feature_lengths(record, path, 1, wanted)
+        sizes = {"P": 0, **common_lengths(lengths, wanted, path)}
         specs[path] = schema.PackSpec(sizes["S"], sizes["K"], sizes["P"])
     first = paths[0]
     for path, spec in specs.items():
+        if spec.objective != specs[first].objective:
+            raise InputError(
+                "all files of packs must be for one objective. Received: "
+                f"{first}: {specs[first].objective}; {path}: {spec.objective}."
+            )
         if spec != specs[first]:
             raise InputError(
                 "all files of packs must have one max_seq_length, max_sequences_per_pack and "
@@ -342,6 +370,8 @@ def _check_lengths(path, number, lengths, wanted):
 def _say_pack_first(path, record, argument, pattern):
     """The message about unpacked records, with the command that packs them."""
     length = feature_lengths(record, path, 1, [schema.INPUT_IDS])[schema.INPUT_IDS]
+    if schema.LABEL_MASK in feature_names(record, path, 1):
+        length = "LENGTH"  # no padding says how long others are
     name = "packed" if argument == "input_file" else f"packed_{argument.removesuffix('_input_file')}"
     folder = os.path.join(os.path.dirname(path) or ".", name)
     return (

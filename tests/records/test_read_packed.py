@@ -133,6 +133,33 @@ def test_pack_specs_that_disagree(tmp_path):
         tfrecords.read_pack_spec(paths)
 
 
+CAUSAL_PACK = {
+    schema.INPUT_IDS: [0, 7, 4, 8, 0, 5, 0, 0],
+    schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],
+    schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 0],
+    schema.LABEL_IDS: [7, 4, 8, 9, 5, 0, 0, 0],
+    schema.LABEL_MASK: [1, 1, 1, 1, 2, 2, 0, 0],
+    schema.SEQUENCE_WEIGHTS: [1, 1, 0],
+    schema.SEQUENCE_BYTES: [14, 3, 0],
+}
+
+
+def test_the_spec_of_packs_for_causal_language_modelling(tmp_path):
+    causal = write_features(tmp_path / "c.tfrecord", {name: [row] for name, row in CAUSAL_PACK.items()})
+    spec = tfrecords.read_pack_spec([causal])
+    assert spec == schema.PackSpec(8, 3, 0) and spec.objective == schema.CAUSAL_LM
+    berts = write_pack(tmp_path / "p.tfrecord")
+    with pytest.raises(InputError, match=r"one objective.*c\.tfrecord: causal_lm; .*p\.tfrecord: mlm_nsp\."):
+        tfrecords.read_pack_spec([causal, berts])
+    assert [tfrecords.find_objective(path) for path in (causal, berts)] == ["causal_lm", "mlm_nsp"]
+    short = {name: [row[:7]] if name == schema.LABEL_IDS else [row] for name, row in CAUSAL_PACK.items()}
+    with pytest.raises(InputError, match="label_ids must have length 8. Received: 7"):
+        tfrecords.read_pack_spec([write_features(tmp_path / "short.tfrecord", short)])
+    unpacked = {name: [[1]] for name in schema.CAUSAL_UNPACKED_LENGTHS}
+    with pytest.raises(InputError, match="holds unpacked records; pack them first"):
+        tfrecords.read_pack_spec([write_features(tmp_path / "u.tfrecord", unpacked)])
+
+
 def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
     command = (
         rf"python data_gen/pack_tfrecords\.py --input_file={unpacked} --max_seq_length=\d+ --output_dir=\S+"
