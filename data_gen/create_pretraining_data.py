@@ -1,4 +1,4 @@
-"""Command line: make BERT pre-training records (masked LM and next sentence) from text."""
+"""Command line: make pre-training records from text, for BERT or for causal language modelling."""
 
 import sys
 
@@ -6,10 +6,11 @@ from data_gen.cli.command_line import print_table, run
 from data_gen.text.create_config import CreateConfig
 
 DESCRIPTION = """
-Makes BERT pre-training records from text: sentence pairs, masked, in google-research/bert's format.
+Makes BERT pre-training records from text: sentence pairs, masked, in google-research/bert's format; or with
+--objective=causal_lm pieces of documents with every next token as label, for models such as Mamba.
 
 Without --input_file it reads the embedded sample corpus. OUTPUT_DIR receives train-*.tfrecord, with
---eval_fraction also eval-*.tfrecord, and vocab.txt and manifest.json.
+--eval_fraction also eval-*.tfrecord, and vocab.txt, or tokenizer.json, and manifest.json.
 """
 
 

@@ -88,8 +88,8 @@ CAUSAL_LENGTHS = {
     SEQUENCE_BYTES: "K",
 }
 CAUSAL_UNPACKED_LENGTHS = {INPUT_IDS: "n", LABEL_IDS: "n", LABEL_MASK: "n", NUM_BYTES: 1}
-# What ours have beside these: the bytes of each label, whose sum is `num_bytes`. By them the parts of a sequence
-# that is cut across packs share its bytes.
+# What ours have beside these: the bytes of each label, whose sum is `num_bytes`. By them the parts of a
+# sequence that is cut across packs share its bytes.
 CAUSAL_OPTIONAL_LENGTHS = {LABEL_BYTES: "n"}
 PACKED, GRAPHCORE = FORMAT_NAMES = ("packed", "graphcore")  # layouts of packed records
 

@@ -34,6 +34,27 @@ def serialize_examples(features):
     return _join_columns(columns)
 
 
+def serialize_ragged(features):
+    """Encode a batch of whole-number features of any lengths as `tf.train.Example` records.
+
+    Args:
+        features: Dict from feature name to (values of all records, int array `[T]`, number of values of each,
+            int `[n]`). No value is negative.
+
+    Returns:
+        List of n `bytes`, as from `serialize_examples`.
+
+    Raises:
+        ValueError: sizes do not fit, or a value is negative.
+    """
+    sizes = {
+        name: (len(values), int(np.sum(counts)), len(counts)) for name, (values, counts) in features.items()
+    }
+    if any(held != said for held, said, _ in sizes.values()) or len({n for *_, n in sizes.values()}) != 1:
+        raise ValueError(f"every feature must have as many values as it says, for one n. Received: {sizes}.")
+    return _join_columns([_encode_ragged(name, *features[name]) for name in sorted(features)])
+
+
 def encode_varints(values):
     """Encode whole numbers as protocol-buffer varints: 7 bits a byte, lowest first, high bit = more follow.
 
@@ -121,6 +142,16 @@ def _encode_feature(name, values):
     start = 0
     for end in ends.tolist():
         yield _entry_header(name, kind, end - start) + content[start:end]
+        start = end
+
+
+def _encode_ragged(name, values, counts):
+    """Entries of the Example's feature map: yields n `bytes`."""
+    content, ends = encode_varints(np.asarray(values)[:, np.newaxis])
+    ends = np.concatenate([[0], ends])[np.cumsum(counts)]
+    start = 0
+    for end in ends.tolist():
+        yield _entry_header(name, 3, end - start) + content[start:end]
         start = end
 
 

@@ -6,7 +6,8 @@ Two formats, each plain or gzipped (`.gz`):
     JSON lines with `text` or `paragraphs`, one document each   .json, .jsonl, .ndjson
 
 A line ends with LF, CR LF, or CR alone. Sentences of JSON documents are found by `sentencex`, the rule-based
-splitter that Wikimedia maintains.
+splitter that Wikimedia maintains. Where text is wanted as it stands (`read_texts`), nothing is split or
+stripped.
 """
 
 import dataclasses
@@ -48,6 +49,49 @@ def read_sentences(paths):
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
 
 
+def read_texts(paths, most_characters):
+    r"""Read the text of documents as it stands: what `read_sentences` splits and strips, joined by line ends.
+
+        "One fish.", "  Two fish.", "", "Red fish."   ->   (1, "One fish.\n  Two fish.") (2, "Red fish.")
+
+    Args:
+        paths: Iterable of paths or URLs.
+        most_characters: Longer documents of lines come in pieces of about so many, which begin with a line's
+            end: their text is the pieces, joined.
+
+    Yields:
+        The number of the document in its file, from 1, and its text, or a piece of it. A document without a
+        character but spaces is left out, and has a number.
+
+    Raises:
+        InputError: as `read_sentences`.
+    """
+    for path in paths:
+        lines = (_read_json_texts if _is_json(path) else _read_verbatim_lines)(path)
+        has_text = False
+        for number, text in join_lines(lines, most_characters):
+            if text.strip():
+                has_text = True
+                yield number, text
+        if not has_text:
+            raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
+
+
+def join_lines(lines, most_characters):
+    """Join the lines of each document, (number of the document, line): yields as `read_texts`."""
+    held, held_number, num_characters = [], 0, 0
+    for number, line in lines:
+        if held and (number != held_number or num_characters >= most_characters):
+            yield held_number, "\n".join(held)
+            # the piece that goes on begins with the line end that stands between
+            held, num_characters = [""] if number == held_number else [], 0
+        held.append(line)
+        held_number = number
+        num_characters += len(line) + 1
+    if held:
+        yield held_number, "\n".join(held)
+
+
 @dataclasses.dataclass(frozen=True)
 class TextDocuments:
     """The numbered sentences of text files, read anew each time they are iterated; see `read_sentences`."""
@@ -56,6 +100,17 @@ class TextDocuments:
 
     def __iter__(self):
         return read_sentences(self.paths)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeTexts:
+    """The numbered texts of documents in files, read anew each time; see `read_texts`."""
+
+    paths: tuple[str, ...]
+    most_characters: int
+
+    def __iter__(self):
+        return read_texts(self.paths, self.most_characters)
 
 
 def find_line(path, number):
@@ -105,8 +160,11 @@ def _is_json(path):
     return str(path).lower().removesuffix(".gz").endswith(JSON_SUFFIXES)
 
 
-def read_lines(path):
-    """Yield (line number from 1, stripped text) of a plain or gzipped file; raises as `read_sentences`."""
+def read_lines(path, is_verbatim=False):
+    """Yield (line number from 1, stripped text) of a plain or gzipped file; raises as `read_sentences`.
+
+    With `is_verbatim` the text is as it stands, without its line's end.
+    """
     number = 0
     is_gzip = str(path).lower().endswith(".gz")
     try:
@@ -114,7 +172,8 @@ def read_lines(path):
             # Decoding line by line, rather than through the file object, tells which line is at fault.
             for number, line in enumerate(_split_lines(_read_pieces(file, raw)), 1):
                 # utf-8-sig: Windows editors open a file with a byte order mark
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, text if is_verbatim else text.strip()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}, line {number}: text must be UTF-8. Received: {error}.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -166,7 +225,36 @@ def _read_sentence_lines(path):
         was_blank = not line
 
 
+def _read_verbatim_lines(path):
+    number, was_blank = 0, True
+    for _, line in read_lines(path, is_verbatim=True):
+        is_blank = not line.strip()
+        if not is_blank:
+            number += was_blank
+            yield number, line
+        was_blank = is_blank
+
+
 def _read_json_lines(path):
+    for document, content, place in _read_json_documents(path):
+        text_or_paragraphs = _find_text(content, place)
+        if isinstance(text_or_paragraphs, str):
+            # Extracted dumps put a paragraph or heading on each line; joining lines would glue headings to
+            # sentences, which nothing later can undo.
+            text_or_paragraphs = text_or_paragraphs.splitlines()
+        for paragraph in text_or_paragraphs:
+            for sentence in split_sentences(_without_lone_surrogates(paragraph)):
+                yield document, sentence
+
+
+def _read_json_texts(path):
+    for document, content, place in _read_json_documents(path):
+        found = _find_text(content, place)
+        yield document, _without_lone_surrogates(found if isinstance(found, str) else "\n".join(found))
+
+
+def _read_json_documents(path):
+    """Yield (number of the document from 1, what its line holds, its place in words) of JSON lines."""
     document = 0
     for number, line in read_lines(path):
         if not line:
@@ -177,9 +265,7 @@ def _read_json_lines(path):
             content = json.loads(line)
         except (ValueError, RecursionError) as error:  # also a number or a nesting beyond Python's limits
             raise InputError(f"{place}: must be a JSON object. Received: {error}.") from error
-        for paragraph in _paragraphs(content, place):
-            for sentence in split_sentences(_without_lone_surrogates(paragraph)):
-                yield document, sentence
+        yield document, content, place
 
 
 def _without_lone_surrogates(text):
@@ -187,14 +273,12 @@ def _without_lone_surrogates(text):
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _paragraphs(content, place):
-    """The paragraphs of one JSON document, as a list of str."""
+def _find_text(content, place):
+    """The `text` of one JSON document, str, or its `paragraphs`, list of str."""
     if not isinstance(content, dict):
         raise InputError(f"{place}: must be a JSON object. Received: {type(content).__name__}.")
     if isinstance(content.get("text"), str):
-        # Extracted dumps put a paragraph or heading on each line; joining lines would glue headings to
-        # sentences, which nothing later can undo.
-        return content["text"].splitlines()
+        return content["text"]
     paragraphs = content.get("paragraphs")
     if isinstance(paragraphs, list) and all(isinstance(paragraph, str) for paragraph in paragraphs):
         return paragraphs

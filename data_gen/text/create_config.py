@@ -5,6 +5,18 @@ import math
 
 from data_gen.cli.settings import InputError, check_settings, result_settings, setting
 from data_gen.jobs.runners import LOCAL, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
+from data_gen.schema import CAUSAL_LM, MLM_NSP, OBJECTIVES
+
+TOKENIZERS = WORDPIECE, BYTE_BPE = ("wordpiece", "byte_bpe")
+# What only BERT's records have, and only WordPieces
+BERT_SETTINGS = (
+    "do_whole_word_mask",
+    "max_predictions_per_seq",
+    "dupe_factor",
+    "masked_lm_prob",
+    "short_seq_prob",
+)
+WORDPIECE_SETTINGS = ("do_lower_case",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +29,24 @@ class CreateConfig:
         "or JSON lines (.json, .jsonl, .ndjson) with `text`, each line of it a paragraph, or `paragraphs`; "
         "also .gz; empty = the embedded sample corpus",
     )
-    output_dir: str = setting("", "where the records, vocab.txt and manifest.json go", changeable=True)
-    vocab_file: str = setting("", "vocabulary, one WordPiece a line; empty = train one on the input")
-    vocab_size: int = setting(8192, "WordPieces of a vocabulary trained here", minimum=10)
+    output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
+    objective: str = setting(
+        MLM_NSP,
+        "what is to be learnt: mlm_nsp, BERT's masked tokens and next sentences, or causal_lm, every next "
+        "token of documents as they stand (docs/causal_records.md)",
+        choices=OBJECTIVES,
+    )
+    tokenizer: str = setting(
+        WORDPIECE,
+        "wordpiece, BERT's, or for causal_lm byte_bpe: byte-level BPE, kept in tokenizer.json",
+        choices=TOKENIZERS,
+    )
+    vocab_file: str = setting(
+        "",
+        "vocabulary, one WordPiece a line, or with --tokenizer=byte_bpe a tokenizer.json, such as "
+        "GPT-NeoX's; empty = train one on the input",
+    )
+    vocab_size: int = setting(8192, "tokens of a vocabulary trained here", minimum=10)
     do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
     do_whole_word_mask: bool = setting(False, "mask all pieces of a word or none")
     max_seq_length: int = setting(512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8)
@@ -56,6 +83,15 @@ class CreateConfig:
         check_settings(self)
         if not self.output_dir:
             raise InputError("`output_dir` must be given. Received: ''.")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        self._refuse_unused(name for name in self._unused() if getattr(self, name) != defaults[name])
+        if self.objective == CAUSAL_LM:
+            return
+        if self.tokenizer != WORDPIECE:
+            raise InputError(
+                f"`tokenizer` must be {WORDPIECE} with --objective={MLM_NSP}, which masks WordPieces. "
+                f"Received: {self.tokenizer!r}."
+            )
         if not 0 < self.masked_lm_prob < 1:
             raise InputError(f"`masked_lm_prob` must be between 0 and 1. Received: {self.masked_lm_prob}.")
         if self.max_predictions_per_seq > self.max_seq_length - 3:
@@ -63,6 +99,24 @@ class CreateConfig:
                 "`max_predictions_per_seq` must be at most max_seq_length less [CLS] and two [SEP]. "
                 f"Received: max_predictions_per_seq={self.max_predictions_per_seq}, "
                 f"max_seq_length={self.max_seq_length}."
+            )
+
+    def check_given(self, names):
+        """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
+        self._refuse_unused(name for name in self._unused() if name in names)
+
+    def _unused(self):
+        """The settings that mean nothing with these others."""
+        if self.objective != CAUSAL_LM:
+            return ()
+        return BERT_SETTINGS + (WORDPIECE_SETTINGS if self.tokenizer != WORDPIECE else ())
+
+    def _refuse_unused(self, names):
+        for name in names:
+            other = "tokenizer" if name in WORDPIECE_SETTINGS else "objective"
+            raise InputError(
+                f"`{name}` must be left out with --{other}={getattr(self, other)}, which has no use for it. "
+                f"Received: {getattr(self, name)!r}."
             )
 
     @property
@@ -75,8 +129,14 @@ class CreateConfig:
         return self.max_predictions_per_seq or min(default, self.max_seq_length - 3)
 
     def resolved(self):
-        """The settings that the result depends on, as a dict, with P in place of 0."""
-        settings = {**result_settings(self), "max_predictions_per_seq": self.num_prediction_slots}
+        """The settings that the result depends on, as a dict, for BERT with P in place of 0."""
+        if self.objective == CAUSAL_LM:
+            unused = self._unused()
+            settings = {name: value for name, value in result_settings(self).items() if name not in unused}
+        else:
+            # without the two that say that it is BERT: manifests of earlier versions have none
+            settings = {**result_settings(self), "max_predictions_per_seq": self.num_prediction_slots}
+            del settings["objective"], settings["tokenizer"]
         if self.vocab_file:
             del settings["vocab_size"]
         return settings

@@ -20,8 +20,10 @@ from data_gen.packing import histogram as histograms
 from data_gen.records.inputs import find_files, stamp_files, unchanged
 from data_gen.records.provenance import describe_path, provenance_path
 from data_gen.records.shuffle import shuffle_places
-from data_gen.text import tokenization
-from data_gen.text.corpus import TextDocuments
+from data_gen.schema import CAUSAL_LM
+from data_gen.text.bert_records import BertRecords
+from data_gen.text.causal_records import CausalRecords
+from data_gen.text.create_config import WORDPIECE
 from data_gen.text.create_steps import (
     CHOOSE_EVAL,
     Shard,
@@ -34,16 +36,7 @@ from data_gen.text.create_steps import (
 )
 from data_gen.text.instances import InstanceRules
 from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
-
-VOCAB_NAME = "vocab.txt"
-MOST_CUT = (
-    0.25  # share of the text's tokens; of prose, a sentence a line, it is 0.03 at length 512, 0.11 at 128
-)
-MIN_LABELS = 20  # sequences of a split whose labels are looked at
-FORMAT_RULE = (
-    "warning: text must have one sentence a line and a blank line between documents, or be JSON lines with "
-    "`text`, whose sentences are found here"
-)
+from data_gen.text.vocabularies import ByteBpe, WordPieces
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +47,7 @@ class Source:
 
     Attributes:
         name: Path, or the name of the embedded corpus.
-        documents: Iterable of (number of the document, sentence), as often as is wanted.
+        documents: Iterable of (number of the document, text), as often as is wanted.
         stamps: List of its stamp (`records/inputs.py`); empty for the embedded corpus.
         size: Bytes, or characters of the embedded corpus.
         sha256: Of the embedded corpus; None where whoever reads the file finds it.
@@ -71,7 +64,8 @@ def create(config):
     """Make the unpacked records of a text.
 
     `config.output_dir` receives `train-00000-of-0000N.tfrecord`, ..., with `eval_fraction` the same for
-    `eval`, `vocab.txt` and `manifest.json`: all or none. A run that was killed is continued by the same call.
+    `eval`, the vocabulary and `manifest.json`: all or none. A run that was killed is continued by the same
+    call.
 
     Args:
         config: `CreateConfig`.
@@ -81,13 +75,15 @@ def create(config):
             kind: "unpacked".
             settings: Dict of the settings that the records depend on.
             versions: Dict of those of the packages that made them.
-            vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how it is applied.
+            vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how WordPieces are applied.
+            objective, tokenizer: Only where they are not BERT's.
             inputs: List of {path, sha256, num_documents}, documents without a WordPiece not counted; of
                 relative paths also `relative_path`, see `provenance.describe_path`.
             splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
                 num_random_nexts, num_tokens_read, num_tokens_used, num_tokens_cut, histogram, files: list of
                 {name, num_records, sha256}}. Tokens are of the text, once for every pass over it; those cut
-                are in no sequence of that pass, because a pair of sentences was over max_seq_length.
+                are in no sequence of that pass, because a pair of sentences was over max_seq_length. For
+                causal language modelling num_predictions and num_bytes stand in place of what is BERT's.
 
     Raises:
         InputError: an input cannot be used, or the output directory is in use.
@@ -96,7 +92,8 @@ def create(config):
     check_runner(config.runner, config.num_workers)
     paths = find_files(config.input_file, "input_file") if config.input_file else []
     refuse_own_input(paths, config.output_dir)
-    vocab_file = _find_vocab_file(config)
+    records = make_records(config)
+    vocab_file = _find_vocab_file(config, records)
     stamps, vocab_stamps = stamp_files(paths), stamp_files([vocab_file] if vocab_file else [])
     identity = {
         "settings": config.resolved(),
@@ -107,45 +104,42 @@ def create(config):
     }
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
-            sources = _open_sources(stamps)
+            sources = _open_sources(records, stamps)
             size = sum(source.size for source in sources)
             num_workers = choose_num_workers(config.num_workers, size, TEXT_BYTES_THAT_PAY)
             with Job(output.work_folder, num_workers, config.runner) as job:
-                manifest = _create_from(config, sources, vocab_stamps, output, job)
+                manifest = _create_from(config, records, sources, vocab_stamps, output, job)
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
-    names = ("num_sequences", "num_documents", "num_tokens_cut", "num_tokens_read")
-    totals = [sum(split[name] for split in manifest["splits"].values()) for name in names]
-    message = "made %d sequences of %d documents in %.1f s; %d of %d tokens of text were cut (%.1f %%)"
-    seconds, share = time.monotonic() - start, 100 * totals[2] / totals[3]
-    logger.info(message, *totals[:2], seconds, *totals[2:], share)
-    for line in warnings_about(manifest):
+    totals = [
+        sum(split[name] for split in manifest["splits"].values())
+        for name in ("num_sequences", "num_documents")
+    ]
+    seconds = time.monotonic() - start
+    message = "made %d sequences of %d documents in %.1f s; %s"
+    logger.info(message, *totals, seconds, records.summarize(manifest))
+    for line in records.warnings_about(manifest):
         logger.warning("%s", line)
     return manifest
 
 
-def warnings_about(manifest):
-    """What is odd about the text of a manifest of `create`: list of lines."""
-    lines = []
-    for split, content in manifest["splits"].items():
-        share = content["num_tokens_cut"] / content["num_tokens_read"]
-        if share > MOST_CUT:
-            lines.append(
-                f"warning: {100 * share:.0f} % of the tokens of split {split} are in no sequence, because "
-                f"lines are too long for max_seq_length={manifest['settings']['max_seq_length']}"
-            )
-        label = content["num_random_nexts"] / content["num_sequences"]
-        # few labels are equal by chance, twenty in one split of half a million
-        if label in (0, 1) and content["num_sequences"] >= MIN_LABELS:
-            cause = (
-                "the text is one document" if content["num_documents"] == 1 else "no document has a next line"
-            )
-            lines.append(
-                f"warning: all next_sentence_labels of split {split} are {label:.0f}, from which nothing is "
-                f"learnt: {cause}"
-            )
-    return [*lines, FORMAT_RULE] if lines else []
+def make_records(config):
+    """What documents become, by the settings: `BertRecords` or `CausalRecords`."""
+    if config.tokenizer == WORDPIECE:
+        vocabulary = WordPieces(config.vocab_size, config.do_lower_case)
+    else:
+        vocabulary = ByteBpe(config.vocab_size)
+    if config.objective == CAUSAL_LM:
+        return CausalRecords(vocabulary, config.max_seq_length)
+    rules = InstanceRules(
+        max_seq_length=config.max_seq_length,
+        max_predictions_per_seq=config.num_prediction_slots,
+        masked_lm_prob=config.masked_lm_prob,
+        short_seq_prob=config.short_seq_prob,
+        do_whole_word_mask=config.do_whole_word_mask,
+    )
+    return BertRecords(vocabulary, rules, config.dupe_factor)
 
 
 def summarize(manifest):
@@ -188,25 +182,18 @@ def split_documents(num_documents, eval_fraction, seed):
     return {"train": np.flatnonzero(places >= num_eval), "eval": np.flatnonzero(places < num_eval)}
 
 
-def plan_shards(config, num_documents, output, corpus_dir):
+def plan_shards(config, records, num_documents, output, corpus_dir):
     """Cut each split's pairs into shards, and leave the documents beside the corpus.
 
     Returns:
         List of `Shard`, and dict from split to its number of documents.
     """
     splits = split_documents(num_documents, config.eval_fraction, config.random_seed)
-    rules = InstanceRules(
-        max_seq_length=config.max_seq_length,
-        max_predictions_per_seq=config.num_prediction_slots,
-        masked_lm_prob=config.masked_lm_prob,
-        short_seq_prob=config.short_seq_prob,
-        do_whole_word_mask=config.do_whole_word_mask,
-    )
     shards = []
-    num_train_pairs = len(splits["train"]) * config.dupe_factor
+    num_train_pairs = len(splits["train"]) * records.num_passes
     for split, documents in splits.items():
         save_documents(corpus_dir, split, documents)
-        num_duplicates = config.dupe_factor if split == "train" else 1
+        num_duplicates = records.num_passes if split == "train" else 1
         num_pairs = num_duplicates * len(documents)
         # shards of the splits are about equally large
         num_shards = min(-(-config.num_shards * num_pairs // num_train_pairs), num_pairs)
@@ -217,56 +204,60 @@ def plan_shards(config, num_documents, output, corpus_dir):
                     path=path,
                     provenance=provenance_path(path) if config.provenance else "",
                     corpus_dir=corpus_dir,
-                    vocab_path=output.path(VOCAB_NAME),
+                    vocab_path=output.path(records.vocabulary.file_name),
                     split=split,
                     index=index,
                     first=num_pairs * index // num_shards,
                     last=num_pairs * (index + 1) // num_shards,
                     num_duplicates=num_duplicates,
                     seed=config.random_seed,
-                    rules=rules,
+                    records=records,
                 )
             )
     return shards, {split: len(documents) for split, documents in splits.items()}
 
 
-def _create_from(config, sources, vocab_stamps, output, job):
+def _create_from(config, records, sources, vocab_stamps, output, job):
     """All steps; returns the manifest."""
-    vocabulary = _make_vocabulary(config, vocab_stamps, sources, output, job)
-    corpus_dir, inputs = _make_corpus(config, sources, output, job)
+    vocab_path = _make_vocabulary(records, vocab_stamps, sources, output, job)
+    corpus_dir, inputs = _make_corpus(config, records, sources, vocab_path, output, job)
     num_documents = sum(entry["num_documents"] for entry in inputs)
     if not num_documents:
         raise InputError(f"`input_file` must hold a word. Received: {config.input_file}.")
-    shards, split_sizes = plan_shards(config, num_documents, output, corpus_dir)
+    shards, split_sizes = plan_shards(config, records, num_documents, output, corpus_dir)
     steps = [Step(f"write-{i:06d}", write_shard, s, s.last - s.first) for i, s in enumerate(shards)]
     written = job.run(steps, "write", "documents")
+    described = records.vocabulary.describe(vocab_path)
+    objective = {"objective": config.objective, "tokenizer": config.tokenizer}
     return {
         "kind": "unpacked",
+        **(objective if config.objective == CAUSAL_LM else {}),
         "settings": config.resolved(),
         "versions": versions(),
-        "vocab_size": len(vocabulary),
-        "vocab_sha256": files.file_sha256(output.path(VOCAB_NAME)),
-        "do_lower_case": config.do_lower_case,
+        "vocab_size": described.pop("vocab_size"),
+        "vocab_sha256": files.file_sha256(vocab_path),
+        **described,
         "inputs": inputs,
         "splits": {
-            split: _describe_split(shards, written, split, num_documents)
+            split: _describe_split(records, shards, written, split, num_documents)
             for split, num_documents in split_sizes.items()
         },
     }
 
 
-def _open_sources(stamps):
+def _open_sources(records, stamps):
     """The inputs: list of `Source`; the embedded corpus without a stamp."""
     if stamps:
-        return [Source(stamp[0], TextDocuments((stamp[0],)), [stamp], stamp[1]) for stamp in stamps]
+        return [Source(stamp[0], records.open_texts((stamp[0],)), [stamp], stamp[1]) for stamp in stamps]
     progress = tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None)
     documents = list(progress)  # some megabytes, and parsing again would take longer than all the rest
     text = "\n\n".join("\n".join(document) for document in documents)
     numbered = [(number, s) for number, document in enumerate(documents, 1) for s in document]
+    numbered = records.join_sentences(numbered)
     return [Source(NAME, numbered, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
 
 
-def _find_vocab_file(config):
+def _find_vocab_file(config, records):
     """Path of the vocabulary that the config names, or "". A mistake in it shows before text is read."""
     if not config.vocab_file:
         return ""
@@ -274,13 +265,13 @@ def _find_vocab_file(config):
     if len(paths) != 1:
         raise InputError(f"`vocab_file` must be one file. Received: {', '.join(paths)}.")
     refuse_own_input(paths, config.output_dir)
-    tokenization.load_vocab(paths[0])
+    records.vocabulary.check(paths[0])
     return paths[0]
 
 
-def _make_vocabulary(config, vocab_stamps, sources, output, job):
-    """Copy or train `vocab.txt`: `Vocabulary`."""
-    path = output.path(VOCAB_NAME)
+def _make_vocabulary(records, vocab_stamps, sources, output, job):
+    """Copy or train the vocabulary: its path."""
+    path = output.path(records.vocabulary.file_name)
     if vocab_stamps:
         with (
             unchanged(vocab_stamps),
@@ -291,21 +282,21 @@ def _make_vocabulary(config, vocab_stamps, sources, output, job):
             shutil.copyfileobj(source, target)
     else:
         stamps = [stamp for source in sources for stamp in source.stamps]
-        documents = TextDocuments(tuple(s.name for s in sources)) if stamps else sources[0].documents
-        work = (documents, stamps, config.vocab_size, config.do_lower_case, path)
+        paths = tuple(source.name for source in sources)
+        documents = records.open_texts(paths) if stamps else sources[0].documents
+        work = (records.vocabulary, documents, stamps, path)
         # the text is read twice
         step = Step("vocabulary", train_vocabulary, work, 2 * sum(source.size for source in sources))
         job.run([step], "train vocabulary", "B")
-    return tokenization.load_vocab(path)
+    return path
 
 
-def _make_corpus(config, sources, output, job):
-    """Tokenize all inputs: folder of the `TokenCorpus`, and the manifest's list of inputs."""
+def _make_corpus(config, records, sources, vocab_path, output, job):
+    """Tokenize all inputs: folder of the corpus, and the manifest's list of inputs."""
     steps, parts = [], []
     for index, source in enumerate(sources):
         parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))
-        vocab_path = output.path(VOCAB_NAME)
-        work = TokenizeWork(source.documents, source.stamps, vocab_path, config.do_lower_case, parts[-1])
+        work = TokenizeWork(records, source.documents, source.stamps, vocab_path, parts[-1])
         steps.append(Step(f"tokenize-{index:06d}", tokenize, work, source.size))
     found = job.run(steps, "tokenize", "B")
     corpus_dir = os.path.join(output.work_folder, "corpus")
@@ -314,7 +305,7 @@ def _make_corpus(config, sources, output, job):
         for part in parts:
             files.remove_folder(part)
 
-    job.run([Step("join", join, (parts, corpus_dir))], "join", release=release)
+    job.run([Step("join", join, (records, parts, corpus_dir))], "join", release=release)
     inputs = [
         {
             **(describe_path(source.name, config.output_dir) if source.stamps else {"path": source.name}),
@@ -326,7 +317,7 @@ def _make_corpus(config, sources, output, job):
     return corpus_dir, inputs
 
 
-def _describe_split(shards, written, split, num_documents):
+def _describe_split(records, shards, written, split, num_documents):
     """The manifest's entry of one split; raises `InputError` where it has no sequence."""
     results = [result for shard, result in zip(shards, written, strict=True) if shard.split == split]
     histogram = sum(np.array(result["histogram"]) for result in results)
@@ -337,7 +328,7 @@ def _describe_split(shards, written, split, num_documents):
         "num_documents": num_documents,
         "num_sequences": int(histogram.sum()),
         **counts,
-        "num_tokens_cut": counts["num_tokens_read"] - counts["num_tokens_used"],
+        **records.describe(counts),
         "histogram": histograms.to_json(histogram),
         "files": [result["entry"] for result in results],
     }

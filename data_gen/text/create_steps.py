@@ -13,20 +13,12 @@ from data_gen.cli import progress
 from data_gen.jobs import files
 from data_gen.packing import histogram as histograms
 from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
 from data_gen.records.inputs import unchanged
 from data_gen.records.provenance import DOCUMENT_COLUMNS, add_checksum, open_index
-from data_gen.records.sequences import take
 from data_gen.records.shuffle import shuffle_places
 from data_gen.text import tokenization
-from data_gen.text.instances import (
-    InstanceRules,
-    collect_instances,
-    count_own_tokens,
-    draw_instances,
-    to_features,
-)
-from data_gen.text.token_corpus import encode_documents, join_corpora, open_corpus, open_origins
+from data_gen.text.text_records import TextRecords
+from data_gen.text.token_corpus import open_origins
 
 SPLITS = ("train", "eval")
 WRITE_BATCH = 1024  # sequences encoded at once; 1024 of S=512 take about 12 MB
@@ -44,16 +36,17 @@ class TokenizeWork:
     """Tokenize some documents.
 
     Attributes:
-        documents: Iterable of (number of the document, sentence), and can be pickled.
+        records: What they are for.
+        documents: Iterable of (number of the document, text), and can be pickled.
         stamps: List of what `stamp_files` found: the files that they are read from; at most one.
-        vocab_path, do_lower_case: How.
+        vocab_path: The vocabulary.
         folder: Where the arrays go.
     """
 
+    records: TextRecords
     documents: object
     stamps: list
     vocab_path: str
-    do_lower_case: bool
     folder: str
 
 
@@ -64,14 +57,14 @@ class Shard:
     Attributes:
         path: Where to.
         provenance: Path of the index of its documents; "" for none.
-        corpus_dir: Folder with the `TokenCorpus` and the documents of the split.
+        corpus_dir: Folder with the corpus and the documents of the split.
         vocab_path: Vocabulary.
         split: Name of the split.
         index: Number of the shard within its split.
         first, last: The shard's range of the split's pairs.
         num_duplicates: Passes over the documents of the split.
         seed: The run's seed.
-        rules: `InstanceRules`.
+        records: What documents become.
     """
 
     path: str
@@ -84,7 +77,7 @@ class Shard:
     last: int
     num_duplicates: int
     seed: int
-    rules: InstanceRules
+    records: TextRecords
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,37 +92,34 @@ class _Texts:
 
 
 def train_vocabulary(work):
-    """Train a vocabulary on (documents, stamps of their files, size, lower case) and write it to (path)."""
-    documents, stamps, vocab_size, do_lower_case, path = work
-    with unchanged(stamps):
-        vocabulary = tokenization.train_vocab(_Texts(documents), vocab_size, do_lower_case)
-    with files.write_whole(path) as partial:
-        tokenization.save_vocab(vocabulary, partial)
+    """Train a vocabulary, (`VocabularyKind`, documents, stamps of their files, path), and write it."""
+    vocabulary, documents, stamps, path = work
+    with files.write_whole(path) as partial, unchanged(stamps):
+        vocabulary.train(_Texts(documents), partial)
 
 
 def tokenize(work):
     """Tokenize documents into a folder.
 
     Returns:
-        Dict: `num_documents`, those that have a WordPiece; `sha256` of their file, None without one.
+        Dict: `num_documents`, those that have a token; `sha256` of their file, None without one.
 
     Raises:
         InputError: the text cannot be used, or the file changes meanwhile.
     """
     files.make_folder(work.folder)
-    tokenizer = tokenization.make_tokenizer(tokenization.load_vocab(work.vocab_path), work.do_lower_case)
     with unchanged(work.stamps):
-        corpus = encode_documents(work.documents, tokenizer, work.folder)
+        num_documents = work.records.tokenize(work.documents, work.vocab_path, work.folder)
         # with the block's promise: of what was read
         checksums = [files.file_sha256(path) for path, _, _ in work.stamps]
-    return {"num_documents": corpus.num_documents, "sha256": checksums[0] if checksums else None}
+    return {"num_documents": num_documents, "sha256": checksums[0] if checksums else None}
 
 
 def join(work):
-    """Join tokenized folders, (list of folders, folder), into one."""
-    parts, folder = work
+    """Join tokenized folders, (`TextRecords`, list of folders, folder), into one."""
+    records, parts, folder = work
     files.make_folder(folder)
-    join_corpora(parts, folder)
+    records.join(parts, folder)
 
 
 def write_shard(shard):
@@ -137,18 +127,15 @@ def write_shard(shard):
 
     Returns:
         Dict: `entry`, of the file for the manifest; `histogram` of the lengths, list `[S]`; and `counts`,
-        dict of numbers that shards add up: `num_random_nexts`; `num_tokens_read`, of the documents, once for
-        every pass; and `num_tokens_used`, those of them that a sequence has as text of its own.
+        dict of numbers that shards add up, those of `TextRecords.new_counts`.
     """
     split_index = SPLITS.index(shard.split)
-    rules = shard.rules
-    histogram = np.zeros(rules.max_seq_length, np.int64)
-    counts = {"num_random_nexts": 0, "num_tokens_read": 0, "num_tokens_used": 0}
+    records = shard.records
+    histogram = np.zeros(records.max_seq_length, np.int64)
+    counts = records.new_counts()
 
     def serialize(index):
         for number, (sequences, its_origins) in enumerate(_draw_batches(shard, split_index, counts)):
-            counts["num_random_nexts"] += int(np.count_nonzero(sequences.next_sentence_labels))
-            counts["num_tokens_used"] += int(count_own_tokens(sequences))
             key = (shard.seed, split_index, number, shard.index, SHUFFLE_SHARD)
             order = np.random.default_rng(key).permutation(len(sequences))
             if index is not None:
@@ -157,11 +144,9 @@ def write_shard(shard):
                 index["file_indices"].add(text_files[documents])
                 index["document_numbers"].add(numbers[documents])
                 index["duplicates"].add(duplicates)
-            histogram[:] += histograms.count_lengths(sequences.lengths, rules.max_seq_length)
+            histogram[:] += histograms.count_lengths(sequences.lengths, records.max_seq_length)
             for start in range(0, len(order), WRITE_BATCH):
-                batch = take(sequences, order[start : start + WRITE_BATCH])
-                features = to_features(batch, rules.max_seq_length, rules.max_predictions_per_seq)
-                yield from serialize_examples(features)
+                yield from records.serialize(sequences, order[start : start + WRITE_BATCH])
 
     if shard.provenance:
         with open_index(shard.provenance, DOCUMENT_COLUMNS) as index:
@@ -193,16 +178,16 @@ def shuffled_pairs(first, last, documents, num_duplicates, seed, split_index):
 
 
 def _draw_batches(shard, split_index, counts):
-    """Yield `Sequences` of about `SHUFFLE_TOKENS`, and (duplicate, document) of each; count tokens read."""
+    """Yield sequences of about `SHUFFLE_TOKENS`, and (duplicate, document) of each; count what they hold."""
+    records = shard.records
     documents = load_documents(shard.corpus_dir, shard.split)
-    vocabulary = tokenization.load_vocab(shard.vocab_path)
+    vocabulary = records.load(shard.vocab_path)
     held, origins, num_tokens = [], [], 0
     for first in range(shard.first, shard.last, PAIRS_PER_MAPPING):
         last = min(first + PAIRS_PER_MAPPING, shard.last)
         pairs = shuffled_pairs(first, last, documents, shard.num_duplicates, shard.seed, split_index)
-        corpus = open_corpus(shard.corpus_dir)
-        counts["num_tokens_read"] += int(corpus.document_lengths(pairs[:, 1]).sum())
-        drawn = draw_instances(corpus, pairs, documents, vocabulary, shard.rules, shard.seed, split_index)
+        corpus = records.open_corpus(shard.corpus_dir)
+        drawn = records.draw(corpus, pairs, documents, vocabulary, shard.seed, split_index, counts)
         for number, (origin, instance) in enumerate(drawn, 1):
             if number % SEQUENCES_PER_RELEASE == 0:
                 corpus.release()
@@ -210,11 +195,11 @@ def _draw_batches(shard, split_index, counts):
             origins.append(origin)
             num_tokens += len(instance[0])
             if num_tokens >= SHUFFLE_TOKENS:
-                yield collect_instances(held), origins
+                yield records.collect(held, counts), origins
                 held, origins, num_tokens = [], [], 0
         progress.advance(last - first)
     if held:
-        yield collect_instances(held), origins
+        yield records.collect(held, counts), origins
 
 
 def _documents_path(corpus_dir, split):

@@ -12,22 +12,16 @@ and two more, which only `--provenance` needs, where the file had another docume
     document_numbers  [1 3]            the document's place in it, from 1
 """
 
-import contextlib
 import dataclasses
-import functools
-import mmap
-import os
-import shutil
-import tempfile
 
 import numpy as np
 
-from data_gen.jobs import files
 from data_gen.text import tokenization
+from data_gen.text.columns import copy_values, open_columns, open_for_writing, release, to_bytes
 
 FILES = {"token_ids": np.int32, "sentence_offsets": np.int64, "document_offsets": np.int64}
-ORIGINS = {"document_files": np.int32, "document_numbers": np.int64}
-COPY_VALUES = 2**20  # joined at once
+NUMBERS = {"document_numbers": np.int64}
+ORIGINS = {"document_files": np.int32, **NUMBERS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +44,7 @@ class TokenCorpus:
 
     def release(self):
         """Give back the memory of the pages that were read; the next reading maps them again."""
-        for column in (self.token_ids, self.sentence_offsets, self.document_offsets):
-            mapping = getattr(column.base, "obj", column.base)  # NumPy 2 puts a view in between
-            if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-                mapping.madvise(mmap.MADV_DONTNEED)
+        release((self.token_ids, self.sentence_offsets, self.document_offsets))
 
     def document_lengths(self, documents):
         """Tokens of some documents, int `[n]` numbers of them: int64 `[n]`."""
@@ -76,8 +67,8 @@ def encode_documents(sentences, tokenizer, folder):
         `TokenCorpus`, memory-mapped.
     """
     last_document, num_tokens, num_sentences = None, 0, 0
-    with _open_for_writing(folder, [*FILES, "document_numbers"]) as columns:
-        columns["sentence_offsets"].write(_bytes([0], np.int64))
+    with open_for_writing(folder, [*FILES, "document_numbers"]) as columns:
+        columns["sentence_offsets"].write(to_bytes([0], np.int64))
         for batch in tokenization.batches(sentences):
             numbers, texts = zip(*batch, strict=True)
             encoded = tokenization.encode_sentences(tokenizer, list(texts))
@@ -91,36 +82,36 @@ def encode_documents(sentences, tokenizer, folder):
                     last_document = number
                 token_ids.extend(ids)
                 sentence_ends.append(num_tokens + len(token_ids))
-            columns["token_ids"].write(_bytes(token_ids, np.int32))
-            columns["sentence_offsets"].write(_bytes(sentence_ends, np.int64))
-            columns["document_offsets"].write(_bytes(document_starts, np.int64))
-            columns["document_numbers"].write(_bytes(document_numbers, np.int64))
+            columns["token_ids"].write(to_bytes(token_ids, np.int32))
+            columns["sentence_offsets"].write(to_bytes(sentence_ends, np.int64))
+            columns["document_offsets"].write(to_bytes(document_starts, np.int64))
+            columns["document_numbers"].write(to_bytes(document_numbers, np.int64))
             num_tokens += len(token_ids)
             num_sentences += len(sentence_ends)
-        columns["document_offsets"].write(_bytes([num_sentences], np.int64))
+        columns["document_offsets"].write(to_bytes([num_sentences], np.int64))
     return open_corpus(folder)
 
 
 def join_corpora(folders, folder):
     """Write the documents of several folders, one a text file, in this order, to another."""
     num_tokens, num_sentences = 0, 0
-    with _open_for_writing(folder, [*FILES, *ORIGINS]) as columns:
-        columns["sentence_offsets"].write(_bytes([0], np.int64))
+    with open_for_writing(folder, [*FILES, *ORIGINS]) as columns:
+        columns["sentence_offsets"].write(to_bytes([0], np.int64))
         for index, part_folder in enumerate(folders):
             part = open_corpus(part_folder)
-            _copy(_open_columns(part_folder, ("document_numbers",))[0], 0, columns["document_numbers"])
-            _copy(np.zeros(part.num_documents, np.int32), index, columns["document_files"])
-            _copy(part.token_ids, 0, columns["token_ids"])
-            _copy(part.sentence_offsets[1:], num_tokens, columns["sentence_offsets"])
-            _copy(part.document_offsets[:-1], num_sentences, columns["document_offsets"])
+            copy_values(open_columns(part_folder, NUMBERS)[0], 0, columns["document_numbers"])
+            copy_values(np.zeros(part.num_documents, np.int32), index, columns["document_files"])
+            copy_values(part.token_ids, 0, columns["token_ids"])
+            copy_values(part.sentence_offsets[1:], num_tokens, columns["sentence_offsets"])
+            copy_values(part.document_offsets[:-1], num_sentences, columns["document_offsets"])
             num_tokens += len(part.token_ids)
             num_sentences += len(part.sentence_offsets) - 1
-        columns["document_offsets"].write(_bytes([num_sentences], np.int64))
+        columns["document_offsets"].write(to_bytes([num_sentences], np.int64))
 
 
 def open_corpus(folder):
     """Memory-map what `encode_documents` wrote: `TokenCorpus`."""
-    return TokenCorpus(*_open_columns(folder, tuple(FILES)))
+    return TokenCorpus(*open_columns(folder, FILES))
 
 
 def open_origins(folder):
@@ -129,58 +120,4 @@ def open_origins(folder):
     Returns:
         Two arrays `[number of documents]`: int32 indices of text files, and int64 numbers within them.
     """
-    return _open_columns(folder, tuple(ORIGINS))
-
-
-@contextlib.contextmanager
-def _open_for_writing(folder, names):
-    with contextlib.ExitStack() as stack:
-        columns = {}
-        for name in names:
-            partial = stack.enter_context(files.write_whole(os.path.join(folder, name)))
-            columns[name] = stack.enter_context(files.open_file(partial, "wb"))
-        yield columns
-
-
-def _open_columns(folder, names):
-    """Memory-map some columns: list of arrays."""
-    columns = []
-    for name in names:
-        path, dtype = os.path.join(folder, name), {**FILES, **ORIGINS}[name]
-        if files.is_remote(path):
-            columns.append(_fetch(path, dtype, files.size_and_time(path)))
-        else:
-            with open(path, "rb") as file:
-                columns.append(_map(file, dtype))
-    return columns
-
-
-def _map(file, dtype):
-    # An empty file cannot be mapped. Not `np.memmap`: its indexing costs, and it hides its mapping
-    is_empty = not os.fstat(file.fileno()).st_size
-    return np.frombuffer(
-        b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.dtype(dtype)
-    )
-
-
-@functools.lru_cache(maxsize=len(FILES) + len(ORIGINS))
-def _fetch(path, dtype, stamp):
-    """Memory-map a copy of a column behind a URL, made once a process: in a file without a name.
-
-    Args:
-        path, dtype: As of the column.
-        stamp: What `files.size_and_time` says of it now: a run that starts over writes another one there.
-    """
-    with files.open_file(path) as source, tempfile.TemporaryFile() as target:
-        shutil.copyfileobj(source, target)
-        target.flush()
-        return _map(target, dtype)
-
-
-def _copy(values, shift, file):
-    for start in range(0, len(values), COPY_VALUES):
-        file.write((values[start : start + COPY_VALUES] + values.dtype.type(shift)).tobytes())
-
-
-def _bytes(values, dtype):
-    return np.array(values, dtype).tobytes()
+    return open_columns(folder, ORIGINS)

@@ -137,14 +137,16 @@ def created(tmp_path_factory):
         "large": make("large", **{**given, "vocab_file": "", "vocab_size": 90}),
         "kept": make("kept", used(tmp / "kept"), **given),
         "beam": make("beam", **given, runner="DirectRunner"),
+        "causal": make("causal", input_file=text, objective="causal_lm", tokenizer="byte_bpe"),
     }
     assert {name for name, seen in made.items() if seen.status} == {"kept"}, made["changed"].error
+    changed |= {"objective": "causal_lm", "tokenizer": "byte_bpe"}
     flags = {**changed, "vocab_file": vocabulary, "output_dir": tmp / "changed", "runner": "DirectRunner"}
     return made, flags
 
 
 def of_rules(name):
-    return lambda seen: {getattr(shard.rules, name) for shard in seen.shards}
+    return lambda seen: {getattr(shard.records.rules, name) for shard in seen.shards}
 
 
 def num_files(seen):
@@ -161,6 +163,8 @@ CREATE_CASES = {
         for name in ("max_seq_length", "masked_lm_prob", "short_seq_prob", "do_whole_word_mask")
     },
     "max_predictions_per_seq": Case(of_rules("max_predictions_per_seq"), {2}),
+    "objective": Case(lambda seen: seen.manifest.get("objective"), "causal_lm", run="causal"),
+    "tokenizer": Case(lambda seen: (seen.folder / "tokenizer.json").exists(), True, run="causal"),
     "input_file": Case(lambda seen: [entry["num_documents"] for entry in seen.manifest["inputs"]], [4]),
     "output_dir": Case(lambda seen: (seen.folder.name, len(seen.shards) > 0), ("changed", True)),
     "vocab_file": Case(

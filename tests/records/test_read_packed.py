@@ -153,7 +153,7 @@ def test_the_spec_of_packs_for_causal_language_modelling(tmp_path):
         tfrecords.read_pack_spec([causal, berts])
     assert [tfrecords.find_objective(path) for path in (causal, berts)] == ["causal_lm", "mlm_nsp"]
     short = {name: [row[:7]] if name == schema.LABEL_IDS else [row] for name, row in CAUSAL_PACK.items()}
-    with pytest.raises(InputError, match="label_ids must have length 8. Received: 7"):
+    with pytest.raises(InputError, match=r"label_ids must have length 8\. Received: 7"):
         tfrecords.read_pack_spec([write_features(tmp_path / "short.tfrecord", short)])
     unpacked = {name: [[1]] for name in schema.CAUSAL_UNPACKED_LENGTHS}
     with pytest.raises(InputError, match="holds unpacked records; pack them first"):

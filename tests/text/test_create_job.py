@@ -179,10 +179,11 @@ def test_settings_arrive_where_sequences_are_drawn(text, tmp_path):
     config = make_config(text, "out", random_seed=77, dupe_factor=6, num_shards=5, **settings)
     output = OutputDir(str(tmp_path))
     (tmp_path / "corpus").mkdir()
-    shards, sizes = create_job.plan_shards(config, 10, output, str(tmp_path / "corpus"))
+    records = create_job.make_records(config)
+    shards, sizes = create_job.plan_shards(config, records, 10, output, str(tmp_path / "corpus"))
     assert len(shards) == 5 and sizes == {"train": 10}
     for shard in shards:
-        assert dataclasses.asdict(shard.rules) == settings
+        assert dataclasses.asdict(shard.records.rules) == settings
         assert (shard.seed, shard.num_duplicates, shard.split) == (77, 6, "train")
     ends = [(shard.first, shard.last) for shard in shards]
     assert ends == [(12 * i, 12 * i + 12) for i in range(5)]
@@ -198,8 +199,8 @@ def test_case_arrives_at_the_tokenizer(text, tmp_path, do_lower_case):
 
 def test_good_text_is_no_warning(text, tmp_path):
     text[0].write_text("\n\n".join("\n".join([f"doc{i} doc{i}"] * 30) for i in range(NUM_DOCUMENTS)))
-    manifest = create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.2))
-    assert create_job.warnings_about(manifest) == []
+    config = make_config(text, tmp_path / "out", eval_fraction=0.2)
+    assert create_job.make_records(config).warnings_about(create_job.create(config)) == []
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,8 @@ def test_good_text_is_no_warning(text, tmp_path):
 )
 def test_equal_labels_of_a_few_sequences_are_chance(num_sequences, warned):
     split = {"num_tokens_cut": 0, "num_tokens_read": 9, "num_random_nexts": 0, "num_documents": 1}
-    lines = create_job.warnings_about({"splits": {"eval": {**split, "num_sequences": num_sequences}}})
+    records = create_job.make_records(CreateConfig(output_dir="out"))
+    lines = records.warnings_about({"splits": {"eval": {**split, "num_sequences": num_sequences}}})
     assert bool(lines) == warned and (not warned or "split eval" in lines[0])
 
 

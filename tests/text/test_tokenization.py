@@ -11,7 +11,7 @@ import pytest
 
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
-from data_gen.text import token_corpus, tokenization
+from data_gen.text import columns, token_corpus, tokenization
 
 SPECIAL = list(tokenization.SPECIAL_TOKENS)
 WORDS = ["un", "##aff", "##able", "runn", "##ing", "want", "##ed", ",", "cafe", "mask", "[", "]"]
@@ -180,7 +180,7 @@ def test_a_corpus_behind_a_url_is_copied_once_and_anew_where_it_changed(monkeypa
 
 @pytest.mark.parametrize("values", [1, 2, 2**20])
 def test_joined_corpora_hold_all_in_order(tmp_path, monkeypatch, values):
-    monkeypatch.setattr(token_corpus, "COPY_VALUES", values)
+    monkeypatch.setattr(columns, "COPY_VALUES", values)
     tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
     texts = [[(1, "wanted mask"), (1, "cafe"), (3, "mask")], [(2, "cafe mask"), (4, "unaffable")]]
     folders = [tmp_path / name for name in ("a", "b")]

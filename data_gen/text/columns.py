@@ -1,0 +1,84 @@
+"""How flat arrays lie on the disk, each in a file, so that workers share them without copies."""
+
+import contextlib
+import functools
+import mmap
+import os
+import shutil
+import tempfile
+
+import numpy as np
+
+from data_gen.jobs import files
+
+COPY_VALUES = 2**20  # joined at once
+MOST_FETCHED = 8  # columns behind URLs that a process holds: of one corpus, with its origins
+
+
+@contextlib.contextmanager
+def open_for_writing(folder, names):
+    """Write columns, piece by piece, to files that appear when the block ends well.
+
+    Yields:
+        Dict from name to an open binary file.
+    """
+    with contextlib.ExitStack() as stack:
+        columns = {}
+        for name in names:
+            partial = stack.enter_context(files.write_whole(os.path.join(folder, name)))
+            columns[name] = stack.enter_context(files.open_file(partial, "wb"))
+        yield columns
+
+
+def open_columns(folder, dtypes):
+    """Memory-map columns: dict from name to NumPy type -> list of arrays, in that order."""
+    columns = []
+    for name, dtype in dtypes.items():
+        path = os.path.join(folder, name)
+        if files.is_remote(path):
+            columns.append(_fetch(path, dtype, files.size_and_time(path)))
+        else:
+            with open(path, "rb") as file:
+                columns.append(_map(file, dtype))
+    return columns
+
+
+def _map(file, dtype):
+    # An empty file cannot be mapped. Not `np.memmap`: its indexing costs, and it hides its mapping
+    is_empty = not os.fstat(file.fileno()).st_size
+    return np.frombuffer(
+        b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.dtype(dtype)
+    )
+
+
+@functools.lru_cache(maxsize=MOST_FETCHED)
+def _fetch(path, dtype, stamp):
+    """Memory-map a copy of a column behind a URL, made once a process: in a file without a name.
+
+    Args:
+        path, dtype: As of the column.
+        stamp: What `files.size_and_time` says of it now: a run that starts over writes another one there.
+    """
+    with files.open_file(path) as source, tempfile.TemporaryFile() as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        return _map(target, dtype)
+
+
+def release(columns):
+    """Give back the memory of mapped columns' pages that were read; the next reading maps them again."""
+    for column in columns:
+        mapping = getattr(column.base, "obj", column.base)  # NumPy 2 puts a view in between
+        if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def copy_values(values, shift, file):
+    """Append values, each plus `shift`, to an open binary file, a piece at a time."""
+    for start in range(0, len(values), COPY_VALUES):
+        file.write((values[start : start + COPY_VALUES] + values.dtype.type(shift)).tobytes())
+
+
+def to_bytes(values, dtype):
+    """Numbers as they stand in a column of this NumPy type."""
+    return np.array(values, dtype).tobytes()
