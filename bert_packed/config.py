@@ -1,6 +1,6 @@
 """The frozen config of a model: its shape, checked once, and what may change of it for a run.
 
-Names are google-research/bert's wherever it has one.
+Names are google-research/bert's wherever it has one, and of a Mamba those of Hugging Face.
 """
 
 import dataclasses
@@ -17,6 +17,8 @@ ATTENTIONS = ("auto", "dense", "flash")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 DROPOUT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 SHAPE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+MAMBA = "mamba"  # the `model_type` of its JSON
+MAMBA_SHAPE_FIELDS = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,49 @@ class ModelConfig:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class MambaConfig:
+    """The fields of the `config.json` of a Mamba, under Hugging Face's names.
+
+    Its sequences have no greatest length, and there is no dropout.
+    """
+
+    vocab_size: int = setting(50280, "tokens in the vocabulary", minimum=1)
+    hidden_size: int = setting(768, "width of every layer", minimum=1)
+    num_hidden_layers: int = setting(32, "Mamba blocks", minimum=1)
+    state_size: int = setting(16, "states of a channel", minimum=1)
+    expand: int = setting(2, "inner width, of the width", minimum=1)
+    conv_kernel: int = setting(4, "taps of the convolution", minimum=2)
+    time_step_rank: int = setting(0, "rank of the step sizes; 0 = hidden_size / 16, rounded up", minimum=0)
+    use_bias: bool = setting(False, "biases of the input and output projections")
+    use_conv_bias: bool = setting(True, "bias of the convolution")
+    initializer_range: float = setting(0.02, "standard deviation of initial embeddings", minimum=0)
+    layer_norm_epsilon: float = setting(1e-5, "epsilon of the norms", minimum=0)
+    time_step_min: float = setting(0.001, "least initial step size", minimum=1e-9)
+    time_step_max: float = setting(0.1, "largest initial step size", minimum=1e-9)
+    time_step_floor: float = setting(1e-4, "no initial step size is below it", minimum=1e-9)
+    # As in `ModelConfig`
+    ablation_no_position_reset: bool = setting(False, "states and convolution go on through the pack")
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.time_step_min > self.time_step_max:
+            raise InputError(
+                "`time_step_min` must be at most time_step_max. Received: "
+                f"time_step_min={self.time_step_min}, time_step_max={self.time_step_max}."
+            )
+
+    @property
+    def inner_size(self):
+        """E, channels of convolution and scan."""
+        return self.expand * self.hidden_size
+
+    @property
+    def step_rank(self):
+        """L, rank of the step sizes."""
+        return self.time_step_rank or -(-self.hidden_size // 16)
+
+
 # What `--ablation` names -> the fields of `ModelConfig` that it sets
 ABLATIONS = {
     "no_attention_mask": ("ablation_no_attention_mask",),
@@ -64,14 +109,23 @@ ABLATIONS = {
 
 
 def ablate(config, names):
-    """A `ModelConfig` with ablations switched on; `names` is the text of `--ablation`."""
+    """A model's config with ablations switched on; `names` is the text of `--ablation`.
+
+    Raises:
+        InputError: a Mamba has nothing to leave out under one of these names.
+    """
     fields = [field for name in names.split(",") if name for field in ABLATIONS[name]]
+    for field in fields:
+        if not hasattr(config, field):
+            raise InputError(f"`ablation` must be empty or no_position_reset for a Mamba. Received: {names}.")
     return dataclasses.replace(config, **dict.fromkeys(fields, True))
 
 
 def ablations(config):
-    """Names, in the table's order, of the single ablations that a `ModelConfig` has on: list of str."""
-    return [name for name, fields in ABLATIONS.items() if len(fields) == 1 and getattr(config, fields[0])]
+    """Names, in the table's order, of the single ablations that a model's config has on: list of str."""
+    return [
+        name for name, fields in ABLATIONS.items() if len(fields) == 1 and getattr(config, fields[0], False)
+    ]
 
 
 def parse_ablation(text):
@@ -99,6 +153,12 @@ MODEL_SIZES = {
     "bert-medium": _size(8, 512),
     "bert-base": _size(12, 768),
     "bert-large": _size(24, 1024),
+    # "PackMamba", Section 4; the tiny ones are ours
+    "mamba-tiny": MambaConfig(num_hidden_layers=2, hidden_size=128),
+    "mamba-mini": MambaConfig(num_hidden_layers=4, hidden_size=256),
+    "mamba-110m": MambaConfig(num_hidden_layers=16, hidden_size=1024),
+    "mamba-1.4b": MambaConfig(num_hidden_layers=48, hidden_size=2048),
+    "mamba-2.8b": MambaConfig(num_hidden_layers=64, hidden_size=2560),
 }
 
 
@@ -109,7 +169,10 @@ def load_model_config(name_or_path, vocab_size=None):
         name_or_path: A key of `MODEL_SIZES`, or a path to JSON in google-research/bert's or Hugging Face's
             form.
         vocab_size: The data's vocabulary size, used for a size name; a file's own value is kept. None keeps
-            BERT's 30,522.
+            the published one.
+
+    Returns:
+        `ModelConfig`, or `MambaConfig` for a Mamba.
 
     Raises:
         InputError: no such name or file, no JSON object, or a value that this model cannot honour.
@@ -132,25 +195,59 @@ def load_model_config(name_or_path, vocab_size=None):
     return _from_json(path, content)
 
 
+def config_json(config):
+    """What is stored of a model's config, as `load_model_config` reads it: dict of plain JSON."""
+    kind = {"model_type": MAMBA} if isinstance(config, MambaConfig) else {}
+    return {**kind, **dataclasses.asdict(config)}
+
+
 def _from_json(path, content):
     # RoBERTa's tensors have BERT's names and shapes, but its positions start at 2
-    if content.get("model_type", "bert") != "bert":
-        raise InputError(f"{path}: model_type must be bert. Received: {content['model_type']}.")
-    if content.get("position_embedding_type", "absolute") != "absolute" or content.get("is_decoder"):
+    kind = content.get("model_type", "bert")
+    if kind not in ("bert", MAMBA):
+        raise InputError(f"{path}: model_type must be bert or mamba. Received: {kind}.")
+    make, needed = (MambaConfig, MAMBA_SHAPE_FIELDS) if kind == MAMBA else (ModelConfig, SHAPE_FIELDS)
+    if kind == MAMBA:
+        content = _check_mamba(path, content)
+    elif content.get("position_embedding_type", "absolute") != "absolute" or content.get("is_decoder"):
         raise InputError(f"{path} must describe an encoder with absolute positions. Received: {content}.")
-    missing = [name for name in SHAPE_FIELDS if name not in content]
+    missing = [name for name in needed if name not in content]
     if missing:  # else any JSON object would be a BERT-base
-        raise InputError(f"{path} must have {', '.join(SHAPE_FIELDS)}. Received: no {missing[0]}.")
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
+        raise InputError(f"{path} must have {', '.join(needed)}. Received: no {missing[0]}.")
+    known = {field.name for field in dataclasses.fields(make)}
     try:
-        return ModelConfig(**{name: value for name, value in content.items() if name in known})
+        return make(**{name: value for name, value in content.items() if name in known})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
+def _check_mamba(path, content):
+    """The fields of a Mamba's JSON as ours has them; raises `InputError` for what ours does not compute."""
+    wanted = {"hidden_act": "silu", "tie_word_embeddings": True, "residual_in_fp32": True}
+    for name, value in wanted.items():
+        if content.get(name, value) != value:
+            raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
+    inner = content.get("intermediate_size")
+    width, expand = content.get("hidden_size", 0), content.get("expand", 2)
+    if inner is not None and inner != expand * width:
+        raise InputError(
+            f"{path}: intermediate_size must be expand times hidden_size. Received: "
+            f"intermediate_size={inner}, expand={expand}, hidden_size={width}."
+        )
+    rank = content.get("time_step_rank", 0)
+    return {**content, "time_step_rank": 0 if rank == "auto" else rank}
+
+
 def override_dropout(config, overrides):
-    """A `ModelConfig` with the rates of dropout that a run's config, `overrides`, gives; -1 keeps its own."""
+    """A model's config with the rates of dropout that a run's config, `overrides`, gives; -1 keeps its own.
+
+    Raises:
+        InputError: a rate is given for a Mamba, which has no dropout.
+    """
     rates = {name: getattr(overrides, name) for name in DROPOUT_FIELDS if getattr(overrides, name) >= 0}
+    for name, rate in rates.items():
+        if not hasattr(config, name):
+            raise InputError(f"`{name}` must be -1 for a Mamba, which has no dropout. Received: {rate}.")
     return dataclasses.replace(config, **rates)
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from bert_packed.checkpoints.checksums import check_checksums, write_checksums
-from bert_packed.config import load_model_config
+from bert_packed.config import config_json, load_model_config
 from bert_packed.training.finite import NotFiniteError, check_arrays
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
@@ -47,7 +47,7 @@ def save_checkpoint(output_dir, step, engine, model_config, state):
         output_dir: Folder of the run.
         step: Optimizer steps taken.
         engine: Engine with `weights()` and `training_state()`, dicts from name to Keras variable.
-        model_config: `ModelConfig`.
+        model_config: Of the model.
         state: JSON-able dict for the training loop.
 
     Returns:
@@ -125,7 +125,7 @@ def save_weights(folder, weights, model_config):
     Args:
         folder: Made where it is missing.
         weights: Dict from name to Keras variable.
-        model_config: `ModelConfig`.
+        model_config: Of the model.
 
     Raises:
         NotFiniteError: a weight is NaN or infinite.
@@ -134,7 +134,7 @@ def save_weights(folder, weights, model_config):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _save(weights, folder / WEIGHTS)
-    (folder / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(model_config), indent=1) + "\n")
+    (folder / MODEL_CONFIG).write_text(json.dumps(config_json(model_config), indent=1) + "\n")
 
 
 def list_checkpoints(output_dir):
@@ -178,6 +178,11 @@ def load_weights(path, weights, model_config):
     folder = find_checkpoint(path)
     if (folder / MODEL_CONFIG).is_file():
         theirs = load_model_config(str(folder / MODEL_CONFIG))
+        if type(theirs) is not type(model_config):
+            raise InputError(
+                f"{folder} holds another model: it must be a {type(model_config).__name__}. "
+                f"Received: a {type(theirs).__name__}."
+            )
         names = [field.name for field in dataclasses.fields(theirs) if field.name not in TRAINING_FIELDS]
         for name in names:
             if getattr(theirs, name) != getattr(model_config, name):

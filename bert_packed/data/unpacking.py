@@ -42,9 +42,9 @@ def unpack(batch, multiple=1, features=RECORDED):
         first = mine["S"][0] if len(mine["S"]) else 0
         for feature in features:
             values = batch[feature.name][row, mine[feature.length]]
+            if feature.is_slot:
+                values = values > 0
             result[feature.name][new, : len(values)] = values - first if feature.is_position else values
-        for kind in owners:
-            result[OWNERS[kind]][new, : len(mine[kind])] = 1
         result["position_ids"][new, : len(mine["S"])] = np.arange(len(mine["S"]))
         if "cls_positions" in batch:
             result["cls_positions"][new] = 0

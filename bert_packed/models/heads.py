@@ -12,7 +12,7 @@ from bert_packed.models.modeling import (
     HEADS,
     PRETRAINING,
     QUESTION_ANSWERING,
-    PackedModel,
+    PackedBert,
     build_pretraining_model,
     build_seeded,
 )
@@ -56,7 +56,7 @@ class ClassificationHead(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
-class PackedBertForQuestionAnswering(PackedModel):
+class PackedBertForQuestionAnswering(PackedBert):
     """Packed BERT that finds answers.
 
     Returns a dict of `start_logits` and `end_logits`, float32 `[B, S]`; which of them compete is told by the
@@ -78,7 +78,7 @@ class PackedBertForQuestionAnswering(PackedModel):
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
-class PackedBertForClassification(PackedModel):
+class PackedBertForClassification(PackedBert):
     """Packed BERT that gives every sequence a class or a number.
 
     Returns a dict of `logits`, float32 `[B, K, C]`.

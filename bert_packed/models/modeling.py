@@ -20,10 +20,10 @@ from bert_packed.models.layers import (
     TransformerBlock,
     dense,
 )
+from bert_packed.models.packed_model import PackedModel, build_seeded
 from bert_packed.models.rematerialisation import rematerialised
-from bert_packed.models.seeding import seeded
 
-# Which heads a model has: those of pre-training, answer spans, or one label for every sequence
+# Which heads a BERT has: those of pre-training, answer spans, or one label for every sequence
 HEADS = PRETRAINING, QUESTION_ANSWERING, CLASSIFICATION = (
     "pretraining",
     "question_answering",
@@ -100,55 +100,26 @@ class PackedEncoder(keras.layers.Layer):
         return ops.zeros_like(position_ids_BS) + ops.arange(position_ids_BS.shape[1], dtype="int32")
 
 
-class PackedModel(keras.Model):
-    """An encoder of packs with heads on it: what every objective trains, and the audit can look into.
+class PackedBert(PackedModel):
+    """A BERT encoder of packs with heads on it.
 
-    A kind of model gives `head` its name, makes its heads in `__init__`, and has `build_heads` and
-    `apply_heads`.
-
-    Called with a dict of int32 arrays; the shapes fix S and K at the first call:
-
-    | input | shape | special values |
-    |---|---|---|
-    | `token_ids` | `[B, S]` | 0 is padding |
-    | `sequence_ids` | `[B, S]` | 1..K, 0 is padding |
-    | `token_type_ids` | `[B, S]` | sentence A is 0, B is 1 |
-    | `position_ids` | `[B, S]` | restarts at 0 in every sequence |
-    | `cls_positions` | `[B, K]` | unused slots hold 0 |
-
-    and what else the heads read. Further keys are ignored, so that a whole batch may be passed.
+    Reads, besides what every `PackedModel` does, `token_type_ids` `[B, S]` (sentence A is 0, B is 1) and
+    `cls_positions` `[B, K]`, whose unused slots hold 0.
 
     Args:
         config: `ModelConfig`.
         encoder: Arguments of `PackedEncoder` besides `config`.
     """
 
-    head = None
-
     def __init__(self, config, name, **encoder):
-        super().__init__(name=name)
-        self.config = config
+        super().__init__(config, name)
         self.block = encoder.get("block", TransformerBlock)
         self.bert = PackedEncoder(config, **encoder)
 
-    def build_heads(self, hidden_shape):
-        """Make the variables of the heads, for hidden states of shape `(None, None, D)`."""
-        raise NotImplementedError
-
-    def apply_heads(self, hidden_BSD, batch, training=None):
-        """The outputs of `call`, a dict, from the hidden states of `encode`."""
-        raise NotImplementedError
-
-    def build(self, *_):
+    def build_encoder(self):
         self.bert.build()
-        self.build_heads((None, None, self.config.hidden_size))
-        self.built = True
-
-    def call(self, batch, training=None):
-        return self.apply_heads(self.encode(batch, training=training), batch, training=training)
 
     def encode(self, batch, training=None):
-        """Hidden states of every token, float `[B, S, D]`."""
         return self.bert(
             batch["token_ids"],
             batch["sequence_ids"],
@@ -158,13 +129,11 @@ class PackedModel(keras.Model):
         )
 
     def embed(self, batch):
-        """What the encoder blocks start from, float `[B, S, D]`, without dropout."""
         return self.bert.embed(
             batch["token_ids"], batch["token_type_ids"], batch["position_ids"], training=False
         )
 
     def encode_embedded(self, hidden_BSD, batch):
-        """The hidden states of `encode` from those of `embed`, without dropout."""
         return self.bert.run_blocks(hidden_BSD, batch["sequence_ids"], batch["position_ids"], training=False)
 
     def get_config(self):
@@ -182,7 +151,7 @@ class PackedModel(keras.Model):
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
-class PackedBertForPretraining(PackedModel):
+class PackedBertForPretraining(PackedBert):
     """Packed BERT with its two pre-training heads.
 
     Reads, besides what every `PackedModel` does, `prediction_positions` `[B, P]`, whose unused slots hold 0.
@@ -224,22 +193,3 @@ def build_pretraining_model(config, seed, dtype="float32", **encoder):
         encoder: Arguments of `PackedEncoder` besides `config`: `block`, `remat`, `attend`, `make_dense`.
     """
     return build_seeded(lambda: PackedBertForPretraining(config, **encoder), seed, dtype)
-
-
-def build_seeded(make_model, seed, dtype="float32"):
-    """A model with all its variables, from a seed.
-
-    Args:
-        make_model: Function to a Keras model, not yet built.
-        seed, dtype: As in `build_pretraining_model`.
-    """
-    before = keras.config.dtype_policy()
-    # The one way to reach every layer, those of other people's blocks too; nothing outside sees it
-    keras.config.set_dtype_policy(dtype)
-    try:
-        with seeded(seed):
-            model = make_model()
-            model.build()
-    finally:
-        keras.config.set_dtype_policy(before)
-    return model

@@ -8,12 +8,13 @@ import keras
 from bert_packed.models.dropout import Dropout
 
 
-def rematerialised(block, hidden_BSD, context, training=None):
+def rematerialised(block, hidden_BSD, context, training=None, **given):
     """Call a block whose activations are not kept, but computed again for the gradient.
 
     Args:
         block: Encoder block; what is random in it are `Dropout` layers.
         hidden_BSD, context, training: As the block takes them.
+        given: What else it takes; no gradient goes to it.
 
     Returns:
         What `block(hidden_BSD, context=context, training=training)` returns, dropout included.
@@ -29,7 +30,7 @@ def rematerialised(block, hidden_BSD, context, training=None):
         for layer, seed in zip(dropouts, seeds, strict=True):
             layer.given_seed = seed
         try:
-            return block(hidden_BSD, context=context.apart(), training=training)
+            return block(hidden_BSD, context=context.apart(), training=training, **given)
         finally:
             for layer, seed in zip(dropouts, before, strict=True):
                 layer.given_seed = seed

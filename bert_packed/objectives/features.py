@@ -17,11 +17,13 @@ class Feature:
         name: In model code.
         length: "S", "P" or "K": `[B, S]` has a value for every token, `[B, P]` for every prediction, `[B, K]`
             for every sequence.
-        record_name: In a packed record, one of `schema.PACKED_LENGTHS`; None for what no record holds.
+        record_name: In a packed record, one of `schema.PACKED_LENGTHS` or `schema.CAUSAL_LENGTHS`; None for
+            what no record holds.
         limit_name: What the values, which are whole numbers from 0, must be below, for people; None for no
             limit.
         limit: Function `(model_config, spec)` to that number.
         is_position: Whether the values are places in the pack.
+        is_slot: Whether the values tell a sequence of the pack, 1..K, and 0 none.
     """
 
     name: str
@@ -30,19 +32,24 @@ class Feature:
     limit_name: str | None = None
     limit: Callable[[object, schema.PackSpec], int] | None = None
     is_position: bool = False
+    is_slot: bool = False
 
 
-def _recorded(name, record_name, limit_name=None, limit=None, is_position=False):
-    return Feature(name, schema.PACKED_LENGTHS[record_name], record_name, limit_name, limit, is_position)
+def _recorded(name, record_name, limit_name=None, limit=None, **kind):
+    length = {**schema.PACKED_LENGTHS, **schema.CAUSAL_LENGTHS}[record_name]
+    return Feature(name, length, record_name, limit_name, limit, **kind)
 
 
 def _place(name, record_name):
-    return _recorded(name, record_name, "max_seq_length", lambda _, spec: spec.max_seq_length, True)
+    return _recorded(
+        name, record_name, "max_seq_length", lambda _, spec: spec.max_seq_length, is_position=True
+    )
 
 
 def _slot(name, record_name):
     limit_name = "max_sequences_per_pack + 1"
-    return _recorded(name, record_name, limit_name, lambda _, spec: spec.max_sequences_per_pack + 1)
+    limit = lambda _, spec: spec.max_sequences_per_pack + 1  # noqa: E731
+    return _recorded(name, record_name, limit_name, limit, is_slot=True)
 
 
 def _id(name, record_name, field):
@@ -71,6 +78,16 @@ NEXT_SENTENCES = (
 )
 SEQUENCES = (*TOKENS, *SLOTS)
 RECORDED = (*SEQUENCES, *PREDICTIONS, *NEXT_SENTENCES)  # all that a packed record holds
+# Of packs for next-token prediction; what has no position table has no greatest position
+NEXT_TOKENS = (
+    _id("token_ids", schema.INPUT_IDS, "vocab_size"),
+    _slot("sequence_ids", schema.INPUT_MASK),
+    _recorded("position_ids", schema.POSITION_IDS),
+    _id("label_ids", schema.LABEL_IDS, "vocab_size"),
+    _slot("label_sequences", schema.LABEL_MASK),
+    _recorded("slot_weights", schema.SEQUENCE_WEIGHTS),
+    _recorded("sequence_bytes", schema.SEQUENCE_BYTES),  # of text that the labels stand for
+)
 # Which array tells the sequence, 1..K, of each token and of each prediction; 0 is unused
 OWNERS = {"S": "sequence_ids", "P": "prediction_sequences"}
 BATCH_NAMES = {feature.record_name: feature.name for feature in RECORDED}

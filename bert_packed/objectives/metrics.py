@@ -3,8 +3,11 @@
 Legend: B packs per batch, S pack length, K sequences per pack.
 """
 
+import math
+
 from keras import ops
 
+LARGEST_EXPONENT = 709  # of a float
 COUNT_NAMES = ("num_sequences", "num_tokens", "num_pairs")
 
 
@@ -30,6 +33,11 @@ def count_sequences(batch):
 def add_sums(total, sums):
     """Add one step's sums to a running total (both dicts of floats; an empty total is zero)."""
     return {name: total.get(name, 0.0) + float(value) for name, value in sums.items()}
+
+
+def perplexity(nll):
+    """e to the power of a mean negative log-likelihood: among so many equally likely it is drawn; or infinity."""
+    return math.exp(nll) if nll < LARGEST_EXPONENT else math.inf
 
 
 def ratio(total, count):

@@ -10,7 +10,7 @@ from typing import Any
 from keras import ops
 
 from bert_packed.objectives.features import Feature
-from bert_packed.objectives.metrics import COUNT_NAMES, ratio
+from bert_packed.objectives.metrics import COUNT_NAMES, perplexity, ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Objective:
             the data alone, `COUNT_NAMES` among them.
         losses: Dict from each sum that is minimised to the count that divides it.
         accuracies: Dict from a figure to a pair of sums: what is divided, and by what.
+        perplexities: Dict from a figure to such a pair; the figure is e to the power of their ratio.
         skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
             one: the number of rounds of its loop follows from the data.
     """
@@ -45,12 +46,13 @@ class Objective:
     counts: Callable[[dict], dict]
     losses: dict[str, str]
     accuracies: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    perplexities: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     skips_empty: bool = False
 
     @property
     def sum_names(self):
         """The keys of `sums`, each once: tuple of str."""
-        pairs = (*self.losses.items(), *self.accuracies.values())
+        pairs = (*self.losses.items(), *self.accuracies.values(), *self.perplexities.values())
         return tuple(dict.fromkeys([*(name for pair in pairs for name in pair), *COUNT_NAMES]))
 
     @property
@@ -83,9 +85,13 @@ class Objective:
             sums: Dict of floats, summed over any number of batches.
 
         Returns:
-            Dict: `loss`, the parts that it is the sum of where there are several, and the accuracies. A mean
-            over nothing is 0.
+            Dict: `loss`, the parts that it is the sum of, the accuracies and the perplexities. A mean over
+            nothing is 0.
         """
         parts = {name: ratio(sums[name], sums[count]) for name, count in self.losses.items()}
         rates = {name: ratio(sums[total], sums[count]) for name, (total, count) in self.accuracies.items()}
-        return {"loss": sum(parts.values()), **parts, **rates}
+        perplexities = {
+            name: perplexity(ratio(sums[total], sums[count]))
+            for name, (total, count) in self.perplexities.items()
+        }
+        return {"loss": sum(parts.values()), **parts, **rates, **perplexities}

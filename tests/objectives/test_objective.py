@@ -24,7 +24,7 @@ from bert_packed.evaluation import contamination
 from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import Dropout
 from bert_packed.models.layers import dense, layer_norm
-from bert_packed.models.modeling import PackedModel, build_seeded
+from bert_packed.models.modeling import PackedBert, build_seeded
 from bert_packed.objectives.features import SEQUENCES
 from bert_packed.objectives.likelihood import nll_and_right
 from bert_packed.objectives.metrics import count_sequences
@@ -71,7 +71,7 @@ class LeakingBlock(CausalMeanBlock):
         return super().call(hidden_BSD, together, training=training)
 
 
-class NextTokenModel(PackedModel):
+class NextTokenModel(PackedBert):
     """Logits of the token that follows each one."""
 
     head = "next_token"

@@ -1,0 +1,41 @@
+"""The short causal convolution of packs, whose taps end where a sequence begins.
+
+Legend: B packs per batch, S pack length, E width, W taps of the kernel.
+"""
+
+from keras import ops
+
+
+def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
+    """A convolution of each channel by itself over a token and the W - 1 before it, of its sequence alone.
+
+    Section 3.3 and Algorithm 1 of "PackMamba". A kernel of W = 3 taps, its last on the token itself:
+
+        position_ids   [ 0     1           2                 0     1         ]
+        output         [ k2 a  k1 a + k2 b k0 a + k1 b + k2 c k2 d  k1 d + k2 e ]
+
+    Args:
+        x_BSE: float `[B, S, E]`.
+        kernel_WE: float `[W, E]`; its last row meets the token itself.
+        bias_E: float `[E]`, or None.
+        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence; any number for padding.
+        tail_BXE: float `[B, W - 1, E]`, what stood before a pack whose first position is not 0; None for
+            zeros.
+
+    Returns:
+        float `[B, S, E]`, and the tail for the pack after this one, `[B, W - 1, E]`.
+    """
+    num_taps, length = kernel_WE.shape[0], x_BSE.shape[1]
+    if tail_BXE is None:
+        tail_BXE = ops.zeros_like(x_BSE[:, :1]) * ops.zeros((1, num_taps - 1, 1), x_BSE.dtype)
+    longer = ops.concatenate([ops.cast(tail_BXE, x_BSE.dtype), x_BSE], axis=1)  # [B, W - 1 + S, E]
+    out_BSE = x_BSE * kernel_WE[-1]
+    for back in range(1, num_taps):
+        first = num_taps - 1 - back
+        # Not times 0: a neighbour's value may be infinite
+        inside_BS1 = (position_ids_BS >= back)[:, :, None]
+        before_BSE = ops.where(inside_BS1, longer[:, first : first + length], 0.0)
+        out_BSE = out_BSE + before_BSE * kernel_WE[first]
+    if bias_E is not None:
+        out_BSE = out_BSE + bias_E
+    return out_BSE, longer[:, length:]

@@ -1,0 +1,317 @@
+"""Packed Mamba: blocks of convolution and selective scan that start anew with every sequence of a pack.
+
+Mamba-1, as "PackMamba" trains it and as Hugging Face's `MambaForCausalLM` computes it.
+
+Legend: B packs per batch, S pack length, D model width, E inner width, Z states of a channel, L low rank of
+the step sizes, W taps of the convolution, V vocabulary.
+"""
+
+import functools
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from bert_packed.models.causal_convolution import conv1d_pack
+from bert_packed.models.context import PackContext
+from bert_packed.models.packed_model import PackedModel, build_seeded
+from bert_packed.models.rematerialisation import rematerialised
+from bert_packed.models.selective_scan import ssm_pack
+from data_gen.schema import CAUSAL_LM
+
+
+def fan_in(size):
+    """What a linear layer of so many inputs starts from: uniform within 1 / sqrt(inputs), as PyTorch's."""
+    return keras.initializers.RandomUniform(-(size**-0.5), size**-0.5)
+
+
+class RMSNorm(keras.layers.Layer):
+    """Divides by the root of the mean square, and scales; computed in float32."""
+
+    def __init__(self, epsilon, name="RMSNorm", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.epsilon = epsilon
+
+    def build(self, shape):
+        self.scale_D = self.add_weight(shape=shape[-1:], initializer="ones", name="scale", autocast=False)
+        self.built = True
+
+    def call(self, hidden_BSD):
+        wide_BSD = ops.cast(hidden_BSD, "float32")
+        mean_BS1 = ops.mean(ops.square(wide_BSD), axis=-1, keepdims=True)
+        return ops.cast(wide_BSD * ops.rsqrt(mean_BS1 + self.epsilon) * self.scale_D, self.compute_dtype)
+
+
+class StepSizes(keras.initializers.Initializer):
+    """Initial biases of the step sizes: softplus of them is spread evenly over the logarithms of a range.
+
+    Section 3.6 of "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (Gu and Dao 2023).
+
+    Args:
+        config: `MambaConfig`.
+    """
+
+    def __init__(self, config):
+        self.config = config
+        self.uniform = keras.initializers.RandomUniform(
+            math.log(config.time_step_min), math.log(config.time_step_max)
+        )
+
+    def __call__(self, shape, dtype=None):
+        sizes = ops.maximum(ops.exp(self.uniform(shape, dtype)), self.config.time_step_floor)
+        return sizes + ops.log(-ops.expm1(-sizes))
+
+
+class MambaMixer(keras.layers.Layer):
+    """What a Mamba block does between its norm and its residual.
+
+    Args:
+        config: `MambaConfig`.
+    """
+
+    def __init__(self, config, name="mixer", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.config = config
+        width, inner, rank = config.hidden_size, config.inner_size, config.step_rank
+        self.in_proj = keras.layers.Dense(
+            2 * inner, use_bias=config.use_bias, kernel_initializer=fan_in(width), name="in_proj"
+        )
+        self.x_proj = keras.layers.Dense(
+            rank + 2 * config.state_size, use_bias=False, kernel_initializer=fan_in(inner), name="x_proj"
+        )
+        scaled = rank**-0.5
+        self.dt_proj = keras.layers.Dense(
+            inner,
+            kernel_initializer=keras.initializers.RandomUniform(-scaled, scaled),
+            bias_initializer=StepSizes(config),
+            name="dt_proj",
+        )
+        # Residuals add up over the blocks, as in GPT-2
+        scaled = (inner * config.num_hidden_layers) ** -0.5
+        self.out_proj = keras.layers.Dense(
+            width,
+            use_bias=config.use_bias,
+            kernel_initializer=keras.initializers.RandomUniform(-scaled, scaled),
+            name="out_proj",
+        )
+
+    def build(self, hidden_shape, *_):
+        config, inner = self.config, self.config.inner_size
+        self.in_proj.build(hidden_shape)
+        self.x_proj.build((None, None, inner))
+        self.dt_proj.build((None, None, config.step_rank))
+        self.out_proj.build((None, None, inner))
+        self.conv_kernel_WE = self.add_weight(
+            shape=(config.conv_kernel, inner), initializer=fan_in(config.conv_kernel), name="conv1d_kernel"
+        )
+        self.conv_bias_E = None
+        if config.use_conv_bias:
+            self.conv_bias_E = self.add_weight(shape=(inner,), initializer="zeros", name="conv1d_bias")
+        # Decays of 1, 2, ... Z in each channel; kept as logarithms, so that they stay above 0
+        numbers = np.repeat(np.arange(1, config.state_size + 1, dtype="float32")[None, :], inner, axis=0)
+        self.a_log_EZ = self.add_weight(
+            shape=(inner, config.state_size),
+            initializer=lambda shape, dtype: ops.log(ops.convert_to_tensor(numbers, dtype)),
+            name="A_log",
+            autocast=False,
+        )
+        self.skip_E = self.add_weight(shape=(inner,), initializer="ones", name="D", autocast=False)
+        self.built = True
+
+    def call(self, hidden_BSD, context, carried=None):
+        """Mix the tokens of each sequence.
+
+        Args:
+            hidden_BSD: float `[B, S, D]`.
+            context: `PackContext`, of which the positions count.
+            carried: (states float32 `[B, Z, E]`, tail float `[B, W - 1, E]`) of the pack before this one in
+                its row; None for zeros.
+
+        Returns:
+            float `[B, S, D]`, and what the pack after this one is handed.
+        """
+        config = self.config
+        states_BZE, tail_BXE = carried or (None, None)
+        inner_BSE, gate_BSE = ops.split(self.in_proj(hidden_BSD), 2, axis=-1)
+        inner_BSE, tail_BXE = conv1d_pack(
+            inner_BSE, self.conv_kernel_WE, self.conv_bias_E, context.position_ids_BS, tail_BXE
+        )
+        inner_BSE = ops.silu(inner_BSE)
+        low_BSL, b_BSZ, c_BSZ = ops.split(
+            self.x_proj(inner_BSE), [config.step_rank, config.step_rank + config.state_size], axis=-1
+        )
+        delta_BSE = ops.softplus(ops.cast(self.dt_proj(low_BSL), "float32"))
+        a_ZE = -ops.exp(ops.transpose(self.a_log_EZ))
+        y_BSE, states_BZE = ssm_pack(
+            inner_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, context.position_ids_BS, states_BZE
+        )
+        y_BSE = y_BSE + ops.cast(inner_BSE, "float32") * self.skip_E
+        y_BSE = ops.cast(y_BSE, inner_BSE.dtype) * ops.silu(gate_BSE)
+        return self.out_proj(y_BSE), (states_BZE, tail_BXE)
+
+
+class MambaBlock(keras.layers.Layer):
+    """Norm, mixer, residual; the residual stays float32.
+
+    Args:
+        config: `MambaConfig`.
+    """
+
+    def __init__(self, config, name, **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.norm = RMSNorm(config.layer_norm_epsilon)
+        self.mixer = MambaMixer(config)
+
+    def build(self, hidden_shape, *_):
+        self.norm.build(hidden_shape)
+        self.mixer.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, context, carried=None, training=None):
+        """float32 `[B, S, D]` to the same, and what the pack after this one is handed."""
+        mixed_BSD, carried = self.mixer(self.norm(hidden_BSD), context=context, carried=carried)
+        return hidden_BSD + ops.cast(mixed_BSD, "float32"), carried
+
+
+class MambaEncoder(keras.layers.Layer):
+    """Token embeddings, blocks and the last norm, over packs.
+
+    Args:
+        config: `MambaConfig`.
+        remat: Compute each block again in the backward pass instead of keeping its activations.
+        num_rows: R, rows whose packs go on from one to the next (`pack_tfrecords.py --split_sequences`): while
+            it trains, each row's states and tail are handed to its next pack. 0 where every pack stands alone.
+    """
+
+    def __init__(self, config, remat=False, num_rows=0, name="backbone", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.config = config
+        self.remat = remat
+        self.num_rows = num_rows
+        self.blocks = [MambaBlock(config, name=f"layers_{i}") for i in range(config.num_hidden_layers)]
+        self.norm = RMSNorm(config.layer_norm_epsilon)
+
+    def build(self, *_):
+        config = self.config
+        self.embeddings_VD = self.add_weight(
+            shape=(config.vocab_size, config.hidden_size),
+            initializer=keras.initializers.RandomNormal(stddev=config.initializer_range),
+            name="embeddings",
+        )
+        for block in self.blocks:
+            block.build((None, None, config.hidden_size))
+        self.norm.build((None, None, config.hidden_size))
+        if self.num_rows:
+            shapes = ((config.state_size, config.inner_size), (config.conv_kernel - 1, config.inner_size))
+            names = ("carried_states", "carried_tail")
+            self.carried = [
+                [
+                    self.add_weight(
+                        shape=(self.num_rows, *shape),
+                        initializer="zeros",
+                        trainable=False,
+                        autocast=False,
+                        name=f"{name}_{number}",
+                    )
+                    for name, shape in zip(names, shapes, strict=True)
+                ]
+                for number in range(config.num_hidden_layers)
+            ]
+        self.built = True
+
+    def call(self, token_ids_BS, sequence_ids_BS, position_ids_BS, training=None):
+        return self.run_blocks(self.embed(token_ids_BS), sequence_ids_BS, position_ids_BS, training=training)
+
+    def embed(self, token_ids_BS):
+        """What the blocks start from, float32 `[B, S, D]`."""
+        return ops.cast(ops.take(self.embeddings_VD, token_ids_BS, axis=0), "float32")
+
+    def run_blocks(self, hidden_BSD, sequence_ids_BS, position_ids_BS, training=None):
+        """The encoder after its embeddings."""
+        if self.config.ablation_no_position_reset:
+            position_ids_BS = ops.zeros_like(position_ids_BS) + ops.arange(
+                position_ids_BS.shape[1], dtype="int32"
+            )
+        context = PackContext(sequence_ids_BS, position_ids_BS)
+        for number, block in enumerate(self.blocks):
+            is_carried = self.num_rows and training
+            run = functools.partial(rematerialised, block) if self.remat else block
+            given = {"carried": self._take(number, hidden_BSD.shape[0])} if is_carried else {}
+            hidden_BSD, after = run(hidden_BSD, context=context, training=training, **given)
+            if is_carried:
+                self._put(number, after)
+        return self.norm(hidden_BSD)
+
+    def _take(self, number, num_packs):
+        """What the next packs take over: the rows wait in a queue, so that micro-batches find their own."""
+        return tuple(ops.convert_to_tensor(queue)[:num_packs] for queue in self.carried[number])
+
+    def _put(self, number, after):
+        for queue, new in zip(self.carried[number], after, strict=True):
+            new = ops.stop_gradient(ops.cast(new, queue.dtype))
+            # A step that is left out because a number is not finite must not spoil those after it
+            new = ops.where(ops.isfinite(new), new, 0.0)
+            queue.assign(ops.concatenate([ops.convert_to_tensor(queue)[new.shape[0] :], new], axis=0))
+
+
+class PackedMamba(PackedModel):
+    """Packed Mamba that predicts each next token; the output matrix is the token embeddings.
+
+    Returns a dict of `logits`, float32 `[B, S, V]`.
+
+    Args:
+        config: `MambaConfig`.
+        encoder: Arguments of `MambaEncoder` besides `config`.
+    """
+
+    head = CAUSAL_LM
+
+    def __init__(self, config, name="mamba", **encoder):
+        super().__init__(config, name)
+        self.backbone = MambaEncoder(config, **encoder)
+
+    def build_encoder(self):
+        self.backbone.build()
+
+    def build_heads(self, hidden_shape):
+        """There are none: the embeddings are the output matrix."""
+
+    def encode(self, batch, training=None):
+        return self.backbone(
+            batch["token_ids"], batch["sequence_ids"], batch["position_ids"], training=training
+        )
+
+    def embed(self, batch):
+        return self.backbone.embed(batch["token_ids"])
+
+    def encode_embedded(self, hidden_BSD, batch):
+        return self.backbone.run_blocks(
+            hidden_BSD, batch["sequence_ids"], batch["position_ids"], training=False
+        )
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        # Widened before the product, not after: its sums would be rounded to bfloat16 in between
+        table_VD = ops.cast(self.backbone.embeddings_VD, "float32")
+        _, length, width = hidden_BSD.shape
+        logits = ops.matmul(
+            ops.reshape(ops.cast(hidden_BSD, "float32"), (-1, width)), ops.transpose(table_VD)
+        )
+        return {"logits": ops.reshape(logits, (-1, length, table_VD.shape[0]))}
+
+
+def build_mamba(config, seed, dtype="float32", attend=None, **encoder):
+    """A `PackedMamba` with all its variables, from a seed.
+
+    Args:
+        config: `MambaConfig`.
+        seed, dtype: As in `modeling.build_pretraining_model`; the scan computes in float32 whatever the dtype.
+        attend: None; there is no attention.
+        encoder: Arguments of `MambaEncoder` besides `config`.
+
+    Raises:
+        ValueError: `attend` is given.
+    """
+    if attend is not None:
+        raise ValueError(f"`attend` must be None for a Mamba, which does not attend. Received: {attend}.")
+    return build_seeded(lambda: PackedMamba(config, **encoder), seed, dtype)

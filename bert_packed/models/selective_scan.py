@@ -1,0 +1,145 @@
+"""The selective state-space model of packs: a recurrence that starts anew with every sequence.
+
+    h[t] = a[t] * h[t-1] + delta[t] * u[t] * B[t]        a[t] = exp(delta[t] * A), 0 at the start of a sequence
+    y[t] = sum over states of C[t] * h[t]
+
+Equations 1 and 2 of "PackMamba" (Section 3.4), of which A-bar is as printed and B-bar is `delta * B`, as the
+authors of Mamba compute it. Only states at the borders of chunks are kept; those inside are computed again for
+the gradient, which is the same recurrence backwards:
+
+    g[t] = dy[t] * C[t] + a[t+1] * g[t+1]                the gradient of h[t]; a is 0 at starts, one step later
+
+Legend: B packs per batch, S pack length, E inner width, Z states of a channel, T tokens of a chunk, C chunks.
+"""
+
+from keras import ops
+
+from bert_packed.models.loops import scan, with_gradient
+
+CHUNK_LENGTH = 32  # tokens; docs/mamba.md has the measurements
+
+
+def ssm_pack(
+    u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, position_ids_BS, state_BZE=None, chunk_length=CHUNK_LENGTH
+):
+    """The recurrence over packs, cut wherever a position is 0.
+
+        position_ids   [ 0     1             0     1     2 ]
+        state          [ x0    a1 x0 + x1    x2    ...     ]      nothing of x0 and x1 is in the rest
+
+    Computed in float32 whatever comes in: states add up over thousands of tokens.
+
+    Args:
+        u_BSE: float `[B, S, E]`, what goes in.
+        delta_BSE: float `[B, S, E]`, above 0, the size of each step.
+        a_ZE: float `[Z, E]`, below 0, the decay of each state.
+        b_BSZ, c_BSZ: float `[B, S, Z]`, how inputs go into states and states into outputs.
+        position_ids_BS: int32 `[B, S]`, 0 at the start of a sequence and for padding.
+        state_BZE: float32 `[B, Z, E]`, the states before the first token, which a pack takes over whose first
+            position is not 0; None for zeros. It is data: no gradient goes back to it.
+        chunk_length: T. The last chunk is filled up where it does not divide S.
+
+    Returns:
+        float32 `[B, S, E]`, and the states after the last token, float32 `[B, Z, E]`, without a gradient.
+    """
+    num_packs, length, width = u_BSE.shape
+    u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ = (
+        ops.cast(x, "float32") for x in (u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ)
+    )
+    goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
+    if state_BZE is None:
+        state_BZE = ops.zeros((u_BSE.shape[0] or ops.shape(u_BSE)[0], a_ZE.shape[0], width))
+    chunk_length = min(chunk_length, length)
+    filled = -length % chunk_length
+    # A step of size 0 leaves the states as they are
+    chunked = [_to_chunks(x, chunk_length, filled) for x in (u_BSE, delta_BSE, b_BSZ, c_BSZ)]
+    goes_on_CTB = _to_chunks(goes_on_BS, chunk_length, filled, value=1.0)
+    chunked_scan = with_gradient(_forward, _backward)
+    y_CTBE, state_BZE = chunked_scan(*chunked, goes_on_CTB, a_ZE, ops.stop_gradient(state_BZE))
+    y_BSE = ops.transpose(ops.reshape(y_CTBE, (length + filled, -1, width)), (1, 0, 2))
+    return y_BSE[:, :length], ops.stop_gradient(state_BZE)
+
+
+def _to_chunks(values, chunk_length, filled, value=0.0):
+    """`[B, S, ...]` to `[C, T, B, ...]`, filled up at the end."""
+    if filled:
+        values = ops.pad(
+            values, [[0, 0], [0, filled]] + [[0, 0]] * (len(values.shape) - 2), constant_values=value
+        )
+    rest = tuple(range(2, len(values.shape)))
+    values = ops.transpose(values, (1, 0, *rest))
+    return ops.reshape(values, (values.shape[0] // chunk_length, chunk_length, *ops.shape(values)[1:]))
+
+
+def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on_B, a_ZE):
+    """What one token leaves of the states, what it adds to them, and their decay: float32 `[B, Z, E]` each."""
+    decay_BZE = ops.exp(delta_BE[:, None, :] * a_ZE)
+    # Not times 0: what a neighbour left may be infinite
+    kept_BZE = ops.where(goes_on_B[:, None, None] > 0, state_BZE, 0.0) * decay_BZE
+    return kept_BZE, (delta_BE * u_BE)[:, None, :] * b_BZ[:, :, None], decay_BZE
+
+
+def _over_states(values_BZE, weights):
+    """Sum over states of values times weights `[B, Z]` or `[Z, E]`: `[B, E]`.
+
+    Written out: XLA's CPU compiler hands a sum along an axis to a library, and the call costs as much as the
+    work of ten tokens.
+    """
+    rows = [
+        weights[state] if weights.shape == values_BZE.shape[1:] else weights[:, state, None]
+        for state in range(values_BZE.shape[1])
+    ]
+    return sum(values_BZE[:, state] * row for state, row in enumerate(rows))
+
+
+def _forward(u_CTBE, delta_CTBE, b_CTBZ, c_CTBZ, goes_on_CTB, a_ZE, state_BZE):
+    def token(carry, slices):
+        u_BE, delta_BE, b_BZ, c_BZ, goes_on_B = slices
+        kept_BZE, added_BZE, _ = _advance(carry[0], u_BE, delta_BE, b_BZ, goes_on_B, a_ZE)
+        state_BZE = kept_BZE + added_BZE
+        return (state_BZE,), (_over_states(state_BZE, c_BZ),)
+
+    def chunk(carry, slices):
+        after, (y_TBE,) = scan(token, carry, slices)
+        return after, (y_TBE, carry[0])
+
+    inputs = (u_CTBE, delta_CTBE, b_CTBZ, c_CTBZ, goes_on_CTB)
+    (state_BZE,), (y_CTBE, before_CBZE) = scan(chunk, (state_BZE,), inputs)
+    return (y_CTBE, state_BZE), (inputs, a_ZE, before_CBZE)
+
+
+def _backward(kept, gradients):
+    inputs, a_ZE, before_CBZE = kept
+    dy_CTBE, _ = gradients  # the states at the end are data of the next pack
+
+    def token_again(carry, slices):
+        u_BE, delta_BE, b_BZ, goes_on_B = slices
+        kept_BZE, added_BZE, decay_BZE = _advance(carry[0], u_BE, delta_BE, b_BZ, goes_on_B, a_ZE)
+        return (kept_BZE + added_BZE,), (kept_BZE, decay_BZE)
+
+    def token_back(carry, slices):
+        later_BZE, da_BZE = carry  # the gradient of the states that comes from later tokens
+        u_BE, delta_BE, b_BZ, c_BZ, goes_on_B, dy_BE, kept_BZE, decay_BZE = slices
+        x_BE = delta_BE * u_BE
+        gradient_BZE = later_BZE + dy_BE[:, None, :] * c_BZ[:, :, None]
+        exponent_BZE = gradient_BZE * kept_BZE  # gradient of delta * A; 0 at starts
+        dx_BE = _over_states(gradient_BZE, b_BZ)
+        ddelta_BE = dx_BE * u_BE + _over_states(exponent_BZE, a_ZE)
+        db_BZ = ops.einsum("bze,be->bz", gradient_BZE, x_BE)
+        dc_BZ = ops.einsum("bze,be->bz", kept_BZE + x_BE[:, None, :] * b_BZ[:, :, None], dy_BE)
+        da_BZE = da_BZE + exponent_BZE * delta_BE[:, None, :]
+        # The token before a start has no part in what follows
+        later_BZE = ops.where(goes_on_B[:, None, None] > 0, gradient_BZE * decay_BZE, 0.0)
+        return (later_BZE, da_BZE), (dx_BE * delta_BE, ddelta_BE, db_BZ, dc_BZ)
+
+    def chunk_back(carry, slices):
+        u_TBE, delta_TBE, b_TBZ, c_TBZ, goes_on_TB, dy_TBE, before_BZE = slices
+        _, again = scan(token_again, (before_BZE,), (u_TBE, delta_TBE, b_TBZ, goes_on_TB))
+        given = (u_TBE, delta_TBE, b_TBZ, c_TBZ, goes_on_TB, dy_TBE, *again)
+        return scan(token_back, carry, given, reverse=True)
+
+    nothing_BZE = ops.zeros_like(before_CBZE[0])
+    (_, da_BZE), found = scan(
+        chunk_back, (nothing_BZE, nothing_BZE), (*inputs, dy_CTBE, before_CBZE), reverse=True
+    )
+    return (*found, ops.zeros_like(inputs[-1]), ops.sum(da_BZE, axis=0), nothing_BZE)

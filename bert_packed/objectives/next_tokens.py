@@ -1,0 +1,112 @@
+"""Next-token losses of packs, as sums that weigh every sequence as if it stood alone.
+
+No prediction crosses a boundary: the records say what follows each token in its own sequence, and that nothing
+follows the last. As in `pretraining.py`, nothing here divides by a batch.
+
+Legend: B packs per batch, S pack length, K sequences per pack, V vocabulary.
+"""
+
+import functools
+
+from keras import ops
+
+from bert_packed.models.mamba import build_mamba
+from bert_packed.objectives.features import NEXT_TOKENS
+from bert_packed.objectives.likelihood import nll_and_right
+from bert_packed.objectives.metrics import count_sequences
+from bert_packed.objectives.objective import Objective
+
+WEIGHTINGS = ("per_token", "per_sequence")
+
+
+def next_token_objective(weighting):
+    """Causal language modelling.
+
+    Args:
+        weighting: One of `WEIGHTINGS`: what the loss is a mean over. With "per_sequence" the predictions of
+            one sequence share a weight of 1.
+
+    Returns:
+        `Objective`. `accuracy` is a mean over predictions. `perplexity` is e to the power of the mean loss of
+        a prediction, `document_perplexity` of the mean over sequences of theirs, and `byte_perplexity` of the
+        loss a byte of text, by which tokenizers compare.
+    """
+    return Objective(
+        build_model=build_mamba,
+        features=NEXT_TOKENS,
+        outputs={"logits": "S"},
+        sums=functools.partial(next_token_sums, weighting=weighting),
+        counts=next_token_counts,
+        losses={"lm_loss": "num_predictions" if weighting == "per_token" else "num_sequences"},
+        accuracies={"lm_accuracy": ("lm_correct", "num_predictions")},
+        perplexities={
+            "perplexity": ("lm_nll", "num_predictions"),
+            "document_perplexity": ("lm_document_nll", "num_predicted_sequences"),
+            "byte_perplexity": ("lm_nll", "num_bytes"),
+        },
+    )
+
+
+def prediction_shares(label_sequences_BS, slot_weights_BK):
+    """Which tokens predict, and what share each has of its sequence's predictions.
+
+        label_sequences  [1    1    0  2  0  0]      slot_weights [1 1]
+        used             [1    1    0  1  0  0]
+        share            [1/2  1/2  0  1  0  0]
+
+    Args:
+        label_sequences_BS: int32 `[B, S]`, the sequence 1..K that predicts its next token here, 0 is none.
+        slot_weights_BK: float `[B, K]`, 0 for a sequence that does not count.
+
+    Returns:
+        float32 `[B, S]`, `[B, S]`, and `[B, K]`: how many predictions each sequence has, 0 where it does not
+        count.
+    """
+    slots_K = ops.arange(1, slot_weights_BK.shape[1] + 1, dtype="int32")
+    belongs_BSK = ops.cast(ops.equal(ops.cast(label_sequences_BS, "int32")[:, :, None], slots_K), "float32")
+    belongs_BSK = belongs_BSK * ops.cast(slot_weights_BK, "float32")[:, None, :]
+    made_BK = ops.sum(belongs_BSK, axis=1)
+    share_BSK = belongs_BSK / ops.maximum(made_BK, 1.0)[:, None, :]
+    return ops.sum(belongs_BSK, axis=-1), ops.sum(share_BSK, axis=-1), made_BK
+
+
+def next_token_sums(outputs, batch, weighting):
+    """Sums of losses, of correct answers and of counts over a batch of packs.
+
+    Args:
+        outputs: Dict of `logits` float32 `[B, S, V]`.
+        batch: Dict of the arrays of `features.NEXT_TOKENS`.
+        weighting: As in `next_token_objective`.
+
+    Returns:
+        Dict of float32 scalars: `lm_loss`, what is minimised; `lm_nll` summed over predictions,
+        `lm_document_nll` over sequences the mean of theirs, `lm_correct` predictions that are right, and those
+        of `next_token_counts`.
+    """
+    nll_BS, right_BS = nll_and_right(outputs["logits"], batch["label_ids"])
+    used_BS, share_BS, _ = prediction_shares(batch["label_sequences"], batch["slot_weights"])
+    nll, document_nll = ops.sum(nll_BS * used_BS), ops.sum(nll_BS * share_BS)
+    return {
+        "lm_loss": nll if weighting == "per_token" else document_nll,
+        "lm_nll": nll,
+        "lm_document_nll": document_nll,
+        "lm_correct": ops.sum(right_BS * used_BS),
+        **next_token_counts(batch),
+    }
+
+
+def next_token_counts(batch):
+    """What of the sums follows from the data alone.
+
+    Returns:
+        Dict of float32 scalars: `num_predictions`, `num_predicted_sequences`, `num_bytes`, and those of
+        `metrics.count_sequences`.
+    """
+    used_BS, _, made_BK = prediction_shares(batch["label_sequences"], batch["slot_weights"])
+    bytes_BK = ops.cast(batch["sequence_bytes"], "float32") * batch["slot_weights"]
+    return {
+        "num_predictions": ops.sum(used_BS),
+        "num_predicted_sequences": ops.sum(ops.cast(made_BK > 0, "float32")),
+        "num_bytes": ops.sum(bytes_BK),
+        **count_sequences(batch),
+    }
