@@ -38,6 +38,7 @@ def _run(config, backend, processes):
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.runs import pretraining, run_directory
+    from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
     from bert_packed.training import loop
@@ -55,7 +56,7 @@ def _run(config, backend, processes):
     with run_directory.locked(config.output_dir, processes) as folder:
         latest = run_directory.agree(folder, config, facts, print, processes)
         if not latest:
-            features = pretraining.choose_objective(config, model_config).features
+            features = choose_objective(config.objective, model_config, config).features
             check_held_out(data, model_config, config, features, pretraining.share_of(config, processes))
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
@@ -76,10 +77,10 @@ def _run(config, backend, processes):
             run_directory.remove_partial(folder)
         is_complete = first_step == config.num_train_steps
         rate = pretraining.machine_rate(config) if processes.is_first and not is_complete else None
+        scale = pretraining.make_scale(config, model_config, data, engine, rate)
         if rate and not latest:
-            processes.say(describe_cost(config, model_config, data, rate))
+            processes.say(describe_cost(config, scale.model_flops, data, rate))
         due = bool(state and state["evaluation_due"])
-        scale = pretraining.make_scale(config, model_config, data, rate, engine.replicas)
         hooks = pretraining.make_hooks(
             config, model_config, data, engine, folder, first_step, due, show_row, scale, processes
         )

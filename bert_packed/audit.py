@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 
-from bert_packed.config import ATTENTIONS, ablate, ablations, load_model_config
+from bert_packed.config import ATTENTIONS, ModelConfig, ablate, ablations, load_model_config
 from bert_packed.training.engines import choose_backend, make_engine
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
@@ -30,8 +30,9 @@ class AuditConfig:
     mlm_loss: str = setting(
         "per_sequence", "weight of a prediction, as in training", choices=("per_sequence", "per_token")
     )
+    lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=("per_sequence", "per_token"))
     attention: str = setting(
-        "dense", "as in run_pretraining.py, without dropout of attention", choices=ATTENTIONS
+        "dense", "as in run_pretraining.py, without dropout of attention; of a Mamba none", choices=ATTENTIONS
     )
     tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences", minimum=0)
     json: str = setting("", "also write the table to this file")
@@ -51,7 +52,7 @@ def main(config):
     from bert_packed.data import input_pipeline
     from bert_packed.evaluation import contamination
     from bert_packed.models.flash_attention import choose_attention
-    from bert_packed.objectives.pretraining import pretraining_objective
+    from bert_packed.runs.objectives import choose_objective
     from bert_packed.training.engines.memory import out_of_memory_names
     from data_gen.records import tfrecords
 
@@ -63,7 +64,7 @@ def main(config):
         model_config = ablate(load_model_config(config.bert_config_file), ",".join(stored))
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
-    objective = pretraining_objective(config.mlm_loss)
+    objective = choose_objective(spec.objective, model_config, config)
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
     batch = next(input_pipeline.CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
@@ -72,7 +73,9 @@ def main(config):
             f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
             f"Received: {num_sequences} sequences in as many packs."
         )
-    without_dropout = dataclasses.replace(model_config, attention_probs_dropout_prob=0.0)
+    without_dropout = model_config
+    if isinstance(model_config, ModelConfig):
+        without_dropout = dataclasses.replace(model_config, attention_probs_dropout_prob=0.0)
     attention = choose_attention(config.attention, without_dropout, spec.max_seq_length)
     engine = make_engine(
         objective.build_model(model_config, seed=0, attend=attention.attend),

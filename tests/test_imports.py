@@ -23,7 +23,7 @@ WINGS = {
     "data_gen.sample_data": set(),
     "data_gen commands": {"absl"},
     "bert_packed.config": set(),
-    "bert_packed.models": {"keras", "numpy", "jax"},
+    "bert_packed.models": {"keras", "numpy", "jax", "tensorflow"},
     "bert_packed.parallel": {"keras", "numpy", "jax", "tensorflow"},
     "bert_packed.objectives": {"keras"},
     "bert_packed.data": {"numpy", "tensorflow", "tqdm"},
@@ -64,6 +64,7 @@ BACKENDS = {"tensorflow", "jax"}
 # Model, losses and optimizer are one code for both backends; what may name one of them, and which
 NAMES_A_BACKEND = {
     "bert_packed.models.flash_attention": {"jax"},
+    "bert_packed.models.loops": {"jax", "tensorflow"},
     "bert_packed.data.input_pipeline": {"tensorflow"},
     "bert_packed.training.engines.functional": {"tensorflow", "jax"},
     "bert_packed.training.engines.memory": {"tensorflow", "jax"},

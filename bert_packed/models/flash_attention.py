@@ -41,7 +41,7 @@ def choose_attention(attention, model_config, max_seq_length):
 
     Args:
         attention: "auto", "dense" or "flash".
-        model_config: `ModelConfig`; the kernels have no attention dropout.
+        model_config: `ModelConfig`; the kernels have no attention dropout. Or `MambaConfig`.
         max_seq_length: S.
 
     Returns:
@@ -50,6 +50,12 @@ def choose_attention(attention, model_config, max_seq_length):
     Raises:
         InputError: "flash" cannot be honoured.
     """
+    if not hasattr(model_config, "num_attention_heads"):
+        if attention == "flash":
+            raise InputError(
+                "`attention` must not be flash for a Mamba, which does not attend. Received: flash."
+            )
+        return Attention(None, "none: states go from token to token")
     kernel_name = _kernel_name()
     reason = _obstacle(kernel_name, model_config, max_seq_length)
     if attention == "flash" and reason:

@@ -1,7 +1,7 @@
 """Loops over the first axis of arrays inside a program, and functions that bring their own gradient.
 
-`keras.ops.scan` and `keras.ops.associative_scan` would be these, but under TensorFlow neither compiles in every
-shape (Keras 3.15). What differs between the backends stands here, and nothing else does.
+`keras.ops.scan` and `keras.ops.associative_scan` would be these, but under TensorFlow neither compiles in
+every shape (Keras 3.15). What differs between the backends stands here, and nothing else does.
 
 Legend: T steps of a loop.
 """

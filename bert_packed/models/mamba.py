@@ -180,8 +180,9 @@ class MambaEncoder(keras.layers.Layer):
     Args:
         config: `MambaConfig`.
         remat: Compute each block again in the backward pass instead of keeping its activations.
-        num_rows: R, rows whose packs go on from one to the next (`pack_tfrecords.py --split_sequences`): while
-            it trains, each row's states and tail are handed to its next pack. 0 where every pack stands alone.
+        num_rows: R, rows whose packs go on from one to the next (`pack_tfrecords.py --split_sequences`):
+            while it trains, each row's states and tail are handed to its next pack. 0 where every pack stands
+            alone.
     """
 
     def __init__(self, config, remat=False, num_rows=0, name="backbone", **kwargs):
@@ -305,7 +306,7 @@ def build_mamba(config, seed, dtype="float32", attend=None, **encoder):
 
     Args:
         config: `MambaConfig`.
-        seed, dtype: As in `modeling.build_pretraining_model`; the scan computes in float32 whatever the dtype.
+        seed, dtype: As in `modeling.build_pretraining_model`; the scan always computes in float32.
         attend: None; there is no attention.
         encoder: Arguments of `MambaEncoder` besides `config`.
 

@@ -1,13 +1,13 @@
 """The selective state-space model of packs: a recurrence that starts anew with every sequence.
 
-    h[t] = a[t] * h[t-1] + delta[t] * u[t] * B[t]        a[t] = exp(delta[t] * A), 0 at the start of a sequence
+    h[t] = a[t] * h[t-1] + delta[t] * u[t] * B[t]      a[t] = exp(delta[t] * A), 0 at the start of a sequence
     y[t] = sum over states of C[t] * h[t]
 
 Equations 1 and 2 of "PackMamba" (Section 3.4), of which A-bar is as printed and B-bar is `delta * B`, as the
-authors of Mamba compute it. Only states at the borders of chunks are kept; those inside are computed again for
-the gradient, which is the same recurrence backwards:
+authors of Mamba compute it. Only states at the borders of chunks are kept; those inside are computed again
+for the gradient, which is the same recurrence backwards:
 
-    g[t] = dy[t] * C[t] + a[t+1] * g[t+1]                the gradient of h[t]; a is 0 at starts, one step later
+    g[t] = dy[t] * C[t] + a[t+1] * g[t+1]              the gradient of h[t]; cut one step before a start
 
 Legend: B packs per batch, S pack length, E inner width, Z states of a channel, T tokens of a chunk, C chunks.
 """
@@ -42,13 +42,13 @@ def ssm_pack(
     Returns:
         float32 `[B, S, E]`, and the states after the last token, float32 `[B, Z, E]`, without a gradient.
     """
-    num_packs, length, width = u_BSE.shape
+    length, width = u_BSE.shape[1:]
     u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ = (
         ops.cast(x, "float32") for x in (u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ)
     )
     goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
     if state_BZE is None:
-        state_BZE = ops.zeros((u_BSE.shape[0] or ops.shape(u_BSE)[0], a_ZE.shape[0], width))
+        state_BZE = ops.zeros((ops.shape(u_BSE)[0], a_ZE.shape[0], width))
     chunk_length = min(chunk_length, length)
     filled = -length % chunk_length
     # A step of size 0 leaves the states as they are
@@ -72,7 +72,7 @@ def _to_chunks(values, chunk_length, filled, value=0.0):
 
 
 def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on_B, a_ZE):
-    """What one token leaves of the states, what it adds to them, and their decay: float32 `[B, Z, E]` each."""
+    """What a token leaves of the states, what it adds to them, and their decay: float32 `[B, Z, E]` each."""
     decay_BZE = ops.exp(delta_BE[:, None, :] * a_ZE)
     # Not times 0: what a neighbour left may be infinite
     kept_BZE = ops.where(goes_on_B[:, None, None] > 0, state_BZE, 0.0) * decay_BZE

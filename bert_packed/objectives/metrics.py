@@ -36,7 +36,7 @@ def add_sums(total, sums):
 
 
 def perplexity(nll):
-    """e to the power of a mean negative log-likelihood: among so many equally likely it is drawn; or infinity."""
+    """e to the power of a mean negative log-likelihood: as unsure as among so many alike; or infinity."""
     return math.exp(nll) if nll < LARGEST_EXPONENT else math.inf
 
 

@@ -1,7 +1,7 @@
 """Next-token losses of packs, as sums that weigh every sequence as if it stood alone.
 
-No prediction crosses a boundary: the records say what follows each token in its own sequence, and that nothing
-follows the last. As in `pretraining.py`, nothing here divides by a batch.
+No prediction crosses a boundary: the records say what follows each token in its own sequence, and that
+nothing follows the last. As in `pretraining.py`, nothing here divides by a batch.
 
 Legend: B packs per batch, S pack length, K sequences per pack, V vocabulary.
 """
@@ -10,21 +10,20 @@ import functools
 
 from keras import ops
 
+from bert_packed.models.flops import mamba_flops
 from bert_packed.models.mamba import build_mamba
 from bert_packed.objectives.features import NEXT_TOKENS
 from bert_packed.objectives.likelihood import nll_and_right
 from bert_packed.objectives.metrics import count_sequences
 from bert_packed.objectives.objective import Objective
 
-WEIGHTINGS = ("per_token", "per_sequence")
-
 
 def next_token_objective(weighting):
     """Causal language modelling.
 
     Args:
-        weighting: One of `WEIGHTINGS`: what the loss is a mean over. With "per_sequence" the predictions of
-            one sequence share a weight of 1.
+        weighting: "per_token" or "per_sequence": what the loss is a mean over. With the latter the
+            predictions of one sequence share a weight of 1.
 
     Returns:
         `Objective`. `accuracy` is a mean over predictions. `perplexity` is e to the power of the mean loss of
@@ -44,6 +43,7 @@ def next_token_objective(weighting):
             "document_perplexity": ("lm_document_nll", "num_predicted_sequences"),
             "byte_perplexity": ("lm_nll", "num_bytes"),
         },
+        model_flops=mamba_flops,
     )
 
 
@@ -80,8 +80,8 @@ def next_token_sums(outputs, batch, weighting):
 
     Returns:
         Dict of float32 scalars: `lm_loss`, what is minimised; `lm_nll` summed over predictions,
-        `lm_document_nll` over sequences the mean of theirs, `lm_correct` predictions that are right, and those
-        of `next_token_counts`.
+        `lm_document_nll` over sequences the mean of theirs, `lm_correct` predictions that are right, and
+        those of `next_token_counts`.
     """
     nll_BS, right_BS = nll_and_right(outputs["logits"], batch["label_ids"])
     used_BS, share_BS, _ = prediction_shares(batch["label_sequences"], batch["slot_weights"])

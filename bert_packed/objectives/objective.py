@@ -9,6 +9,7 @@ from typing import Any
 
 from keras import ops
 
+from bert_packed.models.flops import bert_flops
 from bert_packed.objectives.features import Feature
 from bert_packed.objectives.metrics import COUNT_NAMES, perplexity, ratio
 
@@ -35,6 +36,7 @@ class Objective:
         losses: Dict from each sum that is minimised to the count that divides it.
         accuracies: Dict from a figure to a pair of sums: what is divided, and by what.
         perplexities: Dict from a figure to such a pair; the figure is e to the power of their ratio.
+        model_flops: Function `(config, sums)` to the operations of the model, as in `models/flops.py`.
         skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
             one: the number of rounds of its loop follows from the data.
     """
@@ -47,6 +49,7 @@ class Objective:
     losses: dict[str, str]
     accuracies: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     perplexities: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    model_flops: Callable[[Any, dict], float] = bert_flops
     skips_empty: bool = False
 
     @property

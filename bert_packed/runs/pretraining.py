@@ -8,10 +8,10 @@ from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
 from bert_packed.data.share import Share
 from bert_packed.models.flash_attention import choose_attention
-from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, make_replicas
 from bert_packed.runs import run_directory
+from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
@@ -25,24 +25,24 @@ NUM_TIMED_STEPS = 5
 DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
 
 
-def choose_objective(config, model_config):
-    """What a run learns, an `Objective`."""
-    return pretraining_objective(config.mlm_loss, not model_config.ablation_no_next_sentence)
-
-
 def build_engine(config, model_config, data, processes=ALONE):
     """A compiled-step engine around a new model and optimizer, seeded by the config."""
     replicas = make_replicas(config.distribution, processes.strategy)
     check_shares(replicas, micro_batch_size=config.packs_at_once)
     if data.eval.files:
         check_shares(replicas, eval_batch_size=config.eval_batch_size)
-    if model_config.ablation_no_position_reset:
+    if model_config.ablation_no_position_reset and hasattr(model_config, "max_position_embeddings"):
         _check_positions(model_config, data.train.spec)
-    objective = choose_objective(config, model_config)
+    objective = choose_objective(config.objective, model_config, config)
     attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
     with replicas.scope() if replicas else contextlib.nullcontext():
         model = objective.build_model(
-            model_config, config.random_seed, dtype=config.dtype, remat=config.remat, attend=attention.attend
+            model_config,
+            config.random_seed,
+            dtype=config.dtype,
+            remat=config.remat,
+            attend=attention.attend,
+            **({"num_rows": data.train.num_rows} if data.train.num_rows else {}),
         )
         optimizer = build_optimizer(config, data.train.packing_factor or 1.0)
         return make_engine(model, objective, optimizer, config.packs_at_once, replicas)
@@ -63,18 +63,17 @@ def machine_rate(config):
     return measured_flops_per_second(dtype=DTYPES_OF_PRODUCTS[config.dtype])
 
 
-def make_scale(config, model_config, data, flops_per_second, replicas=None):
+def make_scale(config, model_config, data, engine, flops_per_second):
     """What the figures that people watch are measured against: `watch.Scale`.
 
     Args:
-        config, model_config, data: Of the run.
+        config, model_config, data, engine: Of the run.
         flops_per_second: Of one device, measured, for a config without `peak_flops`; None for no figure.
-        replicas: `parallel.Replicas` of the run, or None.
     """
-    num_devices = replicas.num_whole if replicas else 1
+    num_devices = engine.replicas.num_whole if engine.replicas else 1
     return watch.Scale(
         positions_per_step=config.train_batch_size * data.train.spec.max_seq_length,
-        model_flops=functools.partial(watch.model_flops, model_config),
+        model_flops=functools.partial(engine.objective.model_flops, model_config),
         peak_flops=config.peak_flops or (flops_per_second and flops_per_second * num_devices),
     )
 

@@ -15,6 +15,9 @@ from bert_packed.config import (
 )
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
+from data_gen.schema import MLM_NSP, OBJECTIVES
+
+WEIGHTINGS = ("per_sequence", "per_token")
 
 
 def parse_profile_steps(text):
@@ -34,8 +37,15 @@ class TrainConfig:
     input_file: str = setting("", "packed training TFRecords: comma-separated paths or globs")
     eval_input_file: str = setting("", "packed held-out TFRecords; empty = no evaluation")
     output_dir: str = setting("", "where checkpoints, metrics.csv and TensorBoard events go", changeable=True)
+    objective: str = setting(
+        MLM_NSP,
+        "what is learnt: mlm_nsp, masked tokens and next sentences, by a BERT; causal_lm, every next token, "
+        "by a Mamba",
+        choices=OBJECTIVES,
+    )
     bert_config_file: str = setting(
-        "bert-base", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json"
+        "bert-base",
+        f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json, or of a Mamba's config.json",
     )
     init_checkpoint: str = setting(
         "",
@@ -69,7 +79,12 @@ class TrainConfig:
     mlm_loss: str = setting(
         "per_sequence",
         "weight of a prediction: every sequence alike, or every token alike (google-research/bert)",
-        choices=("per_sequence", "per_token"),
+        choices=WEIGHTINGS,
+    )
+    lm_loss: str = setting(
+        "per_token",
+        "as mlm_loss, for objective=causal_lm",
+        choices=WEIGHTINGS,
     )
     packing_correction: str = setting(
         "none",

@@ -9,6 +9,7 @@ from bert_packed.data.read_order import index_files
 from bert_packed.data.share import WHOLE
 from bert_packed.parallel.processes import ALONE
 from bert_packed.runs.input_scans import scan_inputs
+from bert_packed.runs.objectives import check_records
 from bert_packed.runs.run_directory import SCANS_FILE, check_own, describe_inputs
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
@@ -48,6 +49,11 @@ class PackedFiles:
             return None
         num_packs = sum(manifest["num_packs"] for manifest in self.manifests)
         return sum(manifest["num_sequences"] for manifest in self.manifests) / num_packs
+
+    @property
+    def num_rows(self):
+        """R, rows in which the packs follow one another (`--split_sequences`); 0 where each stands alone."""
+        return max((manifest.get("num_rows") or 0 for manifest in self.manifests), default=0)
 
     @property
     def vocabularies(self):
@@ -111,6 +117,7 @@ def read_data(config, processes=ALONE):
     check_own(config.output_dir)
     names = ("input_file", "eval_input_file", "unpacked_input_file")
     train, held_out, unpacked = (_find_packs(config, name) for name in names)
+    _check_rows(config, train, {"eval_input_file": held_out, "unpacked_input_file": unpacked})
     if train.packing_factor is None and config.packing_correction == "betas":
         raise InputError(
             "`packing_correction` must be none where no manifest.json beside the records tells the packing "
@@ -144,7 +151,9 @@ def read_shapes(config):
         InputError: no file matches, a file is unpacked, or files disagree in shape.
     """
     nothing = PackedFiles([], None, [], False)
-    return PackedData(_find_packs(config, "input_file"), nothing, nothing, {})
+    train = _find_packs(config, "input_file")
+    _check_rows(config, train, {})
+    return PackedData(train, nothing, nothing, {})
 
 
 def check_fits(data, model_config, config):
@@ -161,8 +170,8 @@ def check_fits(data, model_config, config):
             ("vocabulary", "vocab_size", found.vocab_size or 0),
             ("longest sequence", "max_position_embeddings", found.longest),
         ):
-            limit = getattr(model_config, limit_name)
-            if value > limit:
+            limit = getattr(model_config, limit_name, None)
+            if limit is not None and value > limit:
                 raise InputError(
                     f"the {what} of `{name}` must be at most {limit_name}={limit} of "
                     f"{config.bert_config_file}. Received: {value}."
@@ -199,7 +208,37 @@ def _find_packs(config, name):
     spec = tfrecords.read_pack_spec(files, name, pattern)
     folders = sorted({folder_of(path) for path in files})
     manifests = [manifest for folder in folders if (manifest := _packed_manifest(folder))]
-    return PackedFiles(files, spec, manifests, len(manifests) == len(folders))
+    found = PackedFiles(files, spec, manifests, len(manifests) == len(folders))
+    check_records(config, name, found)
+    return found
+
+
+def _check_rows(config, train, others):
+    """Check that a run reads the packs of rows as they follow one another, each row at its own place."""
+    for name, found in others.items():
+        if found.num_rows:
+            raise InputError(
+                f"`{name}` must hold packs made without --split_sequences. Received: {found.files[0]}."
+            )
+    if not train.num_rows:
+        return
+    if len(train.manifests) > 1:
+        raise InputError(
+            "`input_file` must be all packs of one --split_sequences. Received: those of "
+            f"{len(train.manifests)} folders."
+        )
+    wanted = {
+        "train_batch_size": train.num_rows,
+        "shuffle_buffer_size": 1,
+        "distribution": "none",
+        "lm_loss": "per_token",
+    }
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            raise InputError(
+                f"`{name}` must be {value} for packs of {train.num_rows} rows, made with --split_sequences. "
+                f"Received: {getattr(config, name)}."
+            )
 
 
 def _packed_manifest(folder):

@@ -15,6 +15,9 @@ def describe_run(config, model_config, data, attention):
     sequences = "unknown, no manifest.json beside the records"
     if factor:
         sequences = f"{factor * config.train_batch_size:.1f} (packing factor {factor:.3f})"
+    predictions = ""
+    if spec.max_predictions_per_pack:
+        predictions = f" and {spec.max_predictions_per_pack} predictions"
     broken = ", ".join(ablations(model_config))
     warning = f"ABLATION   {broken}: PACKING IS BROKEN ON PURPOSE IN THIS RUN\n" if broken else ""
     return warning + (
@@ -22,20 +25,21 @@ def describe_run(config, model_config, data, attention):
         f"{model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
         f"attention  {attention}\n"
         f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
-        f"{spec.max_sequences_per_pack} sequences and {spec.max_predictions_per_pack} predictions each\n"
+        f"{spec.max_sequences_per_pack} sequences{predictions} each\n"
         f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "
         f"step: {sequences}"
     )
 
 
-def describe_cost(config, model_config, data, flops_per_second):
+def describe_cost(config, model_flops, data, flops_per_second):
     """What a step will cost on this machine, and how to make it smaller where it is long: lines of text.
 
     Args:
-        config, model_config, data: Of the run.
+        config, data: Of the run.
+        model_flops: As of `step_cost.step_flops`.
         flops_per_second: Of the machine, at matrix products.
     """
-    seconds = estimate_step_seconds(model_config, data.train.spec, config.train_batch_size, flops_per_second)
+    seconds = estimate_step_seconds(model_flops, data.train.spec, config.train_batch_size, flops_per_second)
     lines = [
         f"cost       about {describe(seconds)} a step on this machine, about "
         f"{describe(seconds * config.num_train_steps)} for {config.num_train_steps:,} steps"

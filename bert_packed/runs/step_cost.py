@@ -1,7 +1,6 @@
 """What one training step will cost on this machine, before it is compiled.
 
-Legend: B packs per batch, S pack length, D model width, F feed-forward width, P predictions per pack,
-V vocabulary, L encoder blocks.
+Legend: B packs per batch, S pack length.
 """
 
 import time
@@ -17,17 +16,24 @@ LEAST_SECONDS = 2e-3
 OVERHEAD = 1.5
 
 
-def matmul_flops(model_config, spec, batch_size):
-    """Floating-point operations of the matrix products of one step, forward and backward.
+def step_flops(model_flops, spec, batch_size):
+    """Floating-point operations of one step, forward and backward, over full packs.
 
-    Backward costs twice the forward. Attention's two S x S products are counted in full: the mask does not
-    save them.
+    Attention's two S x S products are counted in full: the mask does not save them.
+
+    Args:
+        model_flops: Function from sums to operations, an objective's for some model.
+        spec: `schema.PackSpec` of the packs.
+        batch_size: B.
     """
-    c, length = model_config, spec.max_seq_length
-    per_token = 4 * c.hidden_size**2 + 2 * c.hidden_size * c.intermediate_size + 2 * length * c.hidden_size
-    per_prediction = c.hidden_size**2 + c.hidden_size * c.vocab_size
-    products = length * c.num_hidden_layers * per_token + spec.max_predictions_per_pack * per_prediction
-    return 3 * 2 * batch_size * products
+    num_tokens = batch_size * spec.max_seq_length
+    sums = {
+        "num_tokens": num_tokens,
+        "num_pairs": num_tokens * spec.max_seq_length,
+        "num_predictions": batch_size * (spec.max_predictions_per_pack or spec.max_seq_length),
+        "num_sequences": 0,
+    }
+    return model_flops(sums)
 
 
 def measured_flops_per_second(repeats=10, dtype="float32"):
@@ -61,9 +67,9 @@ def _wait(matrix):
     return ops.convert_to_numpy(matrix[0, 0])
 
 
-def estimate_step_seconds(model_config, spec, batch_size, flops_per_second):
-    """Rough seconds per step: within a factor of two on the CPUs where it was compared."""
-    return OVERHEAD * matmul_flops(model_config, spec, batch_size) / flops_per_second
+def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
+    """Rough seconds per step: within a factor of two on the CPUs where it was compared, of a BERT."""
+    return OVERHEAD * step_flops(model_flops, spec, batch_size) / flops_per_second
 
 
 def describe(seconds):

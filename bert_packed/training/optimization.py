@@ -6,7 +6,8 @@ import types
 import keras
 from keras import ops
 
-EXCLUDED_FROM_DECAY = ("LayerNorm", "bias")  # regular expressions, as in google-research/bert
+# Regular expressions: those of google-research/bert, and what the authors of Mamba do not decay
+EXCLUDED_FROM_DECAY = ("LayerNorm", "bias", "RMSNorm", "mixer/A_log$", "mixer/D$")
 
 
 class MomentOptimizer(keras.optimizers.Optimizer):

@@ -1,7 +1,4 @@
-"""What people watch of a training that is under way, from sums, counts and seconds.
-
-Legend: N weights that multiply, L encoder blocks, D model width, F feed-forward width, V vocabulary.
-"""
+"""What people watch of a training that is under way, from sums, counts and seconds."""
 
 import dataclasses
 
@@ -76,38 +73,6 @@ class Watch:
             "data_wait_share": self.waiting / self.seconds if is_timed else None,
             "model_flop_utilisation": utilisation,
         }
-
-
-def model_flops(config, sums):
-    """The operations that a model needs to learn from sequences, forward and backward, for its utilisation.
-
-    As Appendix B of "PaLM: Scaling Language Modeling with Pathways" (Chowdhery et al. 2022) counts: 6 N a
-    token, two for the forward pass of each weight and four for the backward, and 12 L D T for the attention
-    of a token to T others. What a step computes beyond that is no merit of it and does not count: padding,
-    the scores between sequences of a pack, which are masked out, and what `--remat` computes again. So
-
-        6 L (4 D^2 + 2 D F)      a token
-        12 L D                   a pair of tokens of one sequence, each token with itself too
-        6 (D^2 + D V)            a masked-LM prediction
-        6 (D^2 + 2 D)            a sequence, for its next-sentence prediction
-
-    Embedding look-ups, norms, softmax and the optimizer's update are no matrix products. The heads of
-    fine-tuning, of few columns, are left out.
-
-    Args:
-        config: `ModelConfig`.
-        sums: Dict with `num_tokens`, `num_sequences`, `num_pairs` and, in pre-training, `num_predictions`.
-
-    Returns:
-        float.
-    """
-    width, blocks = config.hidden_size, config.num_hidden_layers
-    per_token = 6 * blocks * (4 * width**2 + 2 * width * config.intermediate_size)
-    flops = per_token * sums["num_tokens"] + 12 * blocks * width * sums["num_pairs"]
-    if "num_predictions" in sums:
-        flops += 6 * (width**2 + width * config.vocab_size) * sums["num_predictions"]
-        flops += 6 * (width**2 + 2 * width) * sums["num_sequences"]
-    return flops
 
 
 def describe(row):

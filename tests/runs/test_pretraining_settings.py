@@ -11,6 +11,7 @@ import json
 import types
 from collections.abc import Callable
 
+import next_tokens
 import numpy as np
 import pytest
 from packs import batch_of, random_packs, random_sequence, write_packs
@@ -18,14 +19,14 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 import run_pretraining
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import ablate
+from bert_packed.config import ablate, config_json
+from bert_packed.models.flops import bert_flops
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.runs import compile_only, pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training import loop
 from bert_packed.training.optimization import build_optimizer
 from bert_packed.training.step_report import StepProgram
-from bert_packed.training.watch import model_flops
 from data_gen import sample_data
 from data_gen.cli import command_line
 from data_gen.records import tfrecords
@@ -95,6 +96,9 @@ def files(tmp_path_factory):
     narrow = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     for name, config in (("narrow", narrow), ("wide", WIDE)):
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
+    (folder / "mamba.json").write_text(json.dumps(config_json(next_tokens.CONFIG)))
+    (folder / "next").mkdir()
+    next_tokens.write_packs(folder / "next" / "packed.tfrecord", next_tokens.packed_and_unpacked()[0])
     ablated = ablate(WIDE, CHANGED["ablation"])
     checkpoint.save_weights(folder / "start", make_engine(config=ablated, seed=7).weights(), ablated)
     rows = {name: batch_of(packs[name], MAX_SEQ_LENGTH, 4, 12)["token_ids"].tolist() for name in packs}
@@ -180,6 +184,15 @@ def runs(files, tmp_path_factory):
         "flash": run(tmp / "flash", **given, attention="flash"),
         "mirrored": run(tmp / "mirrored", **given, distribution="mirrored"),
         "kept": run(other_run(tmp / "kept"), **given),
+        **{
+            name: run(
+                tmp / name,
+                **{**given, "input_file": folder / "next" / "*", "bert_config_file": folder / "mamba.json"},
+                objective="causal_lm",
+                **flags,
+            )
+            for name, flags in (("next", {"lm_loss": "per_sequence"}), ("next by default", {}))
+        },
         "compiled": run(tmp / "not made", **given, compile_only=tmp / "program", num_virtual_devices=2),
     }
     assert made["default"].status == made["changed"].status == 0, made["changed"].error
@@ -192,6 +205,8 @@ def runs(files, tmp_path_factory):
         "distribution": "mirrored",
         "compile_only": tmp / "program",
         "num_virtual_devices": 2,
+        "objective": "causal_lm",
+        "lm_loss": "per_sequence",
     }
 
 
@@ -202,15 +217,15 @@ def schedule(seen):
     return found
 
 
-def divided_by(seen):
-    """What the masked-LM loss is divided by, in the step and in the log: the names of the counts."""
-    predictions, sequences = np.count_nonzero(seen.batch["prediction_sequences"]), seen.batch["slot_weights"]
+def divided_by(seen, loss="mlm_loss", predicted="prediction_sequences"):
+    """What a loss is divided by, in the step and in the log: the names of the counts."""
+    predictions, sequences = np.count_nonzero(seen.batch[predicted]), seen.batch["slot_weights"]
     counts = {"num_predictions": predictions, "num_sequences": sequences.sum()}
     assert predictions != sequences.sum()
     objective = seen.engine.objective
-    in_step = float(objective.denominators(objective.counts(seen.batch))["mlm_loss"])
+    in_step = float(objective.denominators(objective.counts(seen.batch))[loss])
     sums = {name: float(number) for number, name in enumerate(seen.engine.objective.sum_names, 2)}
-    in_log = sums["mlm_loss"] / seen.hooks.means(sums)["mlm_loss"]
+    in_log = sums[loss] / seen.hooks.means(sums)[loss]
     return [name for name in counts if counts[name] == in_step and sums[name] == pytest.approx(in_log)]
 
 
@@ -304,6 +319,13 @@ CASES = {
     "eval_batch_size": Case(lambda seen, _: [len(part) for part in seen.evaluated], [4]),
     "max_eval_steps": Case(lambda seen, _: len(seen.evaluated), 1),
     "mlm_loss": Case(lambda seen, _: divided_by(seen), ["num_predictions"]),
+    "objective": Case(lambda seen, _: "label_ids" in seen.batch, True, run="next"),
+    "lm_loss": Case(
+        lambda seen, _: divided_by(seen, "lm_loss", "label_sequences"),
+        ["num_sequences"],
+        run="next",
+        other="next by default",
+    ),
     "ablation": Case(lambda seen, _: nsp_loss(seen), (False, True)),
     "dtype": Case(lambda seen, _: block(seen).attention.query.compute_dtype, "bfloat16"),
     "attention": Case(lambda seen, _: (seen.status, "`attention`" in seen.error), (2, True), run="flash"),
@@ -370,7 +392,7 @@ def test_what_is_watched_is_measured_by_the_run(runs):
     packs, length = seen.batch["token_ids"].shape
     assert seen.hooks.scale.positions_per_step == packs * length == 6 * MAX_SEQ_LENGTH
     counts = {"num_tokens": 3.0, "num_pairs": 5.0, "num_predictions": 2.0, "num_sequences": 1.0}
-    assert seen.hooks.scale.model_flops(counts) == model_flops(WIDE, counts)
+    assert seen.hooks.scale.model_flops(counts) == bert_flops(WIDE, counts)
 
 
 def test_the_seed_is_of_weights_dropout_and_order(runs):

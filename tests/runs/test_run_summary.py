@@ -1,6 +1,7 @@
 """What a run tells people: cost by a plain count, speed by a clock that is told the time, figures of logs."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,28 +9,30 @@ import pytest
 from clock import Clock
 
 from bert_packed.config import ModelConfig, ablate
+from bert_packed.models.flops import bert_flops
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost, turns
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.pretraining_config import TrainConfig
-from bert_packed.runs.step_cost import describe, estimate_step_seconds, matmul_flops
+from bert_packed.runs.step_cost import describe, estimate_step_seconds, step_flops
 from bert_packed.training.metrics_log import eval_columns, train_columns
 from data_gen.schema import PackSpec
 
 CONFIG = ModelConfig(
     vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
 )
+FLOPS = functools.partial(bert_flops, CONFIG)
 
 
 def test_flops_of_a_step():
-    config, spec = CONFIG, PackSpec(16, 3, 5)
+    spec = PackSpec(16, 3, 5)
     # multiply-adds of one pack, layer by layer
     per_block = [16 * 8 * 8] * 4 + [16 * 16 * 8] * 2 + [16 * 8 * 32] * 2
     head = [5 * 8 * 8, 5 * 8 * 11]
     flops = 3 * 2 * 4 * (2 * sum(per_block) + sum(head))
-    assert matmul_flops(config, spec, batch_size=4) == flops
+    assert step_flops(FLOPS, spec, batch_size=4) == flops
     # what the matrix products leave out comes on top
-    assert estimate_step_seconds(config, spec, 4, 1e6) == pytest.approx(1.5 * flops / 1e6)
+    assert estimate_step_seconds(FLOPS, spec, 4, 1e6) == pytest.approx(1.5 * flops / 1e6)
 
 
 def test_the_machine_is_as_fast_as_its_best_product(monkeypatch):
@@ -125,13 +128,13 @@ def test_the_cost_is_that_of_all_steps(monkeypatch, seconds, is_long):
     config = TrainConfig(
         input_file="-", output_dir="-", train_batch_size=6, num_train_steps=240, num_warmup_steps=239
     )
-    first, *more = run_summary.describe_cost(config, CONFIG, data_of(2.0), 1e9).splitlines()
-    assert asked == [(CONFIG, PackSpec(16, 3, 5), 6, 1e9)]
+    first, *more = run_summary.describe_cost(config, FLOPS, data_of(2.0), 1e9).splitlines()
+    assert asked == [(FLOPS, PackSpec(16, 3, 5), 6, 1e9)]
     whole = {30.0: "2 h", 31.0: "2.1 h"}[seconds]
     assert first == f"cost       about {seconds:.0f} s a step on this machine, about {whole} for 240 steps"
     assert bool(more) == is_long and all("to shrink a step" in line for line in more)
     longer = dataclasses.replace(config, num_warmup_steps=960)
-    *_, last = run_summary.describe_cost(longer, CONFIG, data_of(2.0), 1e9).splitlines()
+    *_, last = run_summary.describe_cost(longer, FLOPS, data_of(2.0), 1e9).splitlines()
     assert last.startswith("warm-up    is as long as the run: the learning rate ends at 25% of its peak")
 
 

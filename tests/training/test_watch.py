@@ -5,6 +5,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG
 
+from bert_packed.models.flops import bert_flops
 from bert_packed.objectives.metrics import count_sequences
 from bert_packed.objectives.pretraining import pretraining_counts
 from bert_packed.training.watch import (
@@ -14,7 +15,6 @@ from bert_packed.training.watch import (
     Scale,
     Watch,
     describe,
-    model_flops,
 )
 
 SCALE = Scale(positions_per_step=50, model_flops=lambda sums: 6.0 * sums["num_tokens"], peak_flops=1000.0)
@@ -109,10 +109,10 @@ def test_model_flops_are_those_of_the_sequences_alone():
     num_predictions = np.count_nonzero(packed["prediction_sequences"])
     want += num_predictions * (width * width + width * CONFIG.vocab_size)
     sums = {name: float(value) for name, value in pretraining_counts(packed).items()}
-    assert model_flops(CONFIG, sums) == pytest.approx(3 * 2 * want)
+    assert bert_flops(CONFIG, sums) == pytest.approx(3 * 2 * want)
     # PaLM's 6 N a token, where attention and heads are left out
     blocks = {**dict.fromkeys(sums, 0.0), "num_tokens": 1.0}
     num_weights = CONFIG.num_hidden_layers * (4 * width**2 + 2 * width * wide)
-    assert model_flops(CONFIG, blocks) == 6 * num_weights
+    assert bert_flops(CONFIG, blocks) == 6 * num_weights
     fine_tuning = {name: value for name, value in sums.items() if name != "num_predictions"}
-    assert model_flops(CONFIG, fine_tuning) < model_flops(CONFIG, sums)
+    assert bert_flops(CONFIG, fine_tuning) < bert_flops(CONFIG, sums)
