@@ -1,4 +1,4 @@
-"""Command line: pack BERT pre-training records, several sequences to a pack, without padding between them."""
+"""Command line: pack pre-training records, several sequences to a pack, without padding between them."""
 
 import sys
 
@@ -6,7 +6,8 @@ from data_gen.assembly.pack_config import PackConfig
 from data_gen.cli.command_line import print_table, run
 
 DESCRIPTION = """
-Packs BERT pre-training records: several sequences in one record of fixed length, next to no padding.
+Packs pre-training records, BERT's or those for causal language modelling: several sequences in one record of
+fixed length, next to no padding.
 
 Without --input_file it packs the embedded sample corpus. With it, OUTPUT_DIR receives
 packed-*.tfrecord and manifest.json. With --dry_run it says what packing would give: of your records, or of

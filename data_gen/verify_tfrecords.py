@@ -9,7 +9,8 @@ from data_gen.cli.settings import InputError, check_settings, setting
 
 DESCRIPTION = """
 Proves that packs hold every sequence of their inputs exactly once: tokens, sentence A/B, mask positions
-and labels, next-sentence label. And that the manifest.json beside them, if there is one, tells the truth:
+and labels, next-sentence label; or, of records for causal language modelling, tokens, labels and the bytes
+of text that they stand for. And that the manifest.json beside them, if there is one, tells the truth:
 checksums, counts, histogram, plan, efficiency, and a lower bound that is proven. Exit status 0 if so; 1, with
 the first differences or what is false, if not or where a pack breaks the layout.
 """

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from data_gen.cli.settings import InputError
+from data_gen.records.causal_sequences import take_causal
 from data_gen.records.sequences import range_indices, take, to_offsets
 
 OVERLONG_CHOICES = ("error", "truncate", "drop")
@@ -38,6 +39,24 @@ def fit_lengths(sequences, max_seq_length, overlong):
         f"{sequences.origin(first)}: a sequence must have at most max_seq_length={max_seq_length} tokens, "
         f"unless --overlong=truncate or drop. Received: {sequences.lengths[first]} tokens."
     )
+
+
+def drop_overlong(sequences, max_seq_length, overlong):
+    """Drop `CausalSequences` that do not fit into a pack, as `fit_lengths` does for BERT's.
+
+    Raises:
+        InputError: with anything else, naming file and record of the first that is too long.
+    """
+    is_overlong = sequences.lengths > max_seq_length
+    if is_overlong.any() and overlong != "drop":
+        first = int(np.argmax(is_overlong))
+        raise InputError(
+            f"{sequences.origin(first)}: a sequence must have at most max_seq_length={max_seq_length} "
+            "tokens, unless --overlong=drop or --split_sequences. "
+            f"Received: {sequences.lengths[first]} tokens."
+        )
+    counts = {"truncated": 0, "dropped": int(is_overlong.sum())}
+    return (take_causal(sequences, np.flatnonzero(~is_overlong)) if is_overlong.any() else sequences), counts
 
 
 def truncate(sequences, max_seq_length):

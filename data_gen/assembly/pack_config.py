@@ -14,10 +14,12 @@ from data_gen.cli.settings import (
 )
 from data_gen.jobs.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
-from data_gen.schema import FORMAT_NAMES, PACKED
+from data_gen.schema import CAUSAL_LM, FORMAT_NAMES, MLM_NSP, PACKED
 
 # What only BERT's records have
 BERT_SETTINGS = ("max_seq_length", "max_predictions_per_pack")
+# What records for causal language modelling do not have
+NOT_CAUSAL_SETTINGS = ("max_predictions_per_pack", "output_format")
 
 
 def _parse_features(text):
@@ -33,8 +35,8 @@ class PackConfig:
 
     input_file: str = setting(
         "",
-        "unpacked TFRecords in google-research/bert's format: comma-separated paths or globs; "
-        "empty = the embedded sample corpus",
+        "unpacked TFRecords in google-research/bert's format, or for causal language modelling: "
+        "comma-separated paths or globs; empty = the embedded sample corpus",
     )
     output_dir: str = setting(
         "",
@@ -114,6 +116,24 @@ class PackConfig:
         if self.features:
             self._refuse_unused(name for name in self._unused_with_features() if name in names)
 
+    def check_objective(self, objective):
+        """Refuse what records of an objective, one of `schema.OBJECTIVES`, cannot follow."""
+        if objective != CAUSAL_LM:
+            return
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in NOT_CAUSAL_SETTINGS:
+            if getattr(self, name) != defaults[name]:
+                raise InputError(
+                    f"`{name}` must be left out with records for {CAUSAL_LM}, which cannot follow it. "
+                    f"Received: {getattr(self, name)!r}."
+                )
+        if self.overlong == "truncate":
+            raise InputError(
+                f"`overlong` must be error or drop with records for {CAUSAL_LM}, which would lose the bytes "
+                "of their labels; cut them with create_pretraining_data.py --max_seq_length. "
+                f"Received: {self.overlong!r}."
+            )
+
     def _unused_with_features(self):
         """The settings that mean nothing with `features`; several capacities have one packer of their own."""
         capacities = [spec for spec in parse_features(self.features) if spec.leader == spec.name]
@@ -150,7 +170,9 @@ class PackConfig:
                     f"Received: {getattr(self, name)!r}."
                 )
 
-    def resolved(self):
-        """The settings that the result depends on, as a dict."""
+    def resolved(self, objective=MLM_NSP):
+        """The settings that the result depends on for records of an objective, as a dict."""
         unused = self._unused_with_features() if self.features else ()
+        if objective == CAUSAL_LM:
+            unused = NOT_CAUSAL_SETTINGS
         return {name: value for name, value in result_settings(self).items() if name not in unused}

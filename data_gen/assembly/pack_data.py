@@ -1,4 +1,4 @@
-"""All that packing asks of a kind of records: `BertData` and `FeatureData` answer.
+"""All that packing asks of a kind of records: `BertData`, `CausalData` and `FeatureData` answer.
 
 The steps of `pack_steps.py` move *columns* between files, which `spill.py` describes, and know of them only
 `layout`, `file_indices` and `record_numbers`; everything else about a sequence is behind these members.

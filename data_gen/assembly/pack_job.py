@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from data_gen.assembly.bert_data import BertData
+from data_gen.assembly.causal_data import CausalData
 from data_gen.assembly.feature_data import FeatureData
 from data_gen.assembly.feature_spec import parse_features
 from data_gen.assembly.pack_steps import (
@@ -35,6 +36,8 @@ from data_gen.jobs.steps import Job, Step
 from data_gen.packing import plan as plans
 from data_gen.records.inputs import find_files, read_input_manifests, stamp_files
 from data_gen.records.provenance import describe_path, provenance_path
+from data_gen.records.tfrecords import find_common_objective
+from data_gen.schema import CAUSAL_LM, MLM_NSP
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +62,10 @@ def pack(config):
     paths = find_files(config.input_file, "input_file")
     refuse_own_input(paths, config.output_dir)
     stamps, promises = stamp_files(paths), read_input_manifests(paths)
+    objective = MLM_NSP if config.features else find_common_objective(paths)
+    config.check_objective(objective)
     identity = {
-        "settings": config.resolved(),
+        "settings": config.resolved(objective),
         "inputs": stamps,
         "input manifests": promises,
         "versions": versions(),
@@ -70,7 +75,7 @@ def pack(config):
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
             with Job(output.work_folder, num_workers, config.runner) as job:
-                manifest = _pack_inputs(config, stamps, promises, output, job)
+                manifest = _pack_inputs(config, objective, stamps, promises, output, job)
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
@@ -109,10 +114,12 @@ def make_plan(arguments):
     return data.make_plan(*rest)
 
 
-def make_data(config, vocab_size):
-    """What the records are, by the settings: `BertData` or `FeatureData`."""
+def make_data(config, objective, vocab_size):
+    """What the records are, by the settings and the objective: `BertData`, `CausalData` or `FeatureData`."""
     if config.features:
         return FeatureData(parse_features(config.features), config.overlong)
+    if objective == CAUSAL_LM:
+        return CausalData(config.max_seq_length, config.overlong, vocab_size)
     return BertData(
         config.max_seq_length,
         config.overlong,
@@ -122,10 +129,10 @@ def make_data(config, vocab_size):
     )
 
 
-def _pack_inputs(config, stamps, promises, output, job):
+def _pack_inputs(config, objective, stamps, promises, output, job):
     """All steps; returns the manifest."""
     vocabulary, promised = promises
-    data = make_data(config, vocabulary.get("vocab_size"))
+    data = make_data(config, objective, vocabulary.get("vocab_size"))
     run_bytes = choose_run_bytes(sum(size for _, size, _ in stamps))
     read, runs = _read_inputs(data, stamps, promised, run_bytes, output, job)
     totals = _count_lengths(data, runs)
@@ -146,7 +153,8 @@ def _pack_inputs(config, stamps, promises, output, job):
     spec = data.make_spec(depth, max(job.run(steps, "measure packs", "packs")))
     return {
         "kind": "packed",
-        "settings": config.resolved(),
+        **({"objective": objective} if objective == CAUSAL_LM else {}),
+        "settings": config.resolved(objective),
         "versions": versions(),
         "histogram": data.describe_lengths(totals),
         **planned,

@@ -19,7 +19,7 @@ from data_gen.packing.bounds import certify, dual_bound
 from data_gen.packing.histogram import is_whole, to_json
 from data_gen.records.inputs import folder_of
 from data_gen.records.provenance import real_name, resolve_path
-from data_gen.schema import PackSpec
+from data_gen.schema import MLM_NSP, PackSpec
 
 
 @dataclasses.dataclass
@@ -43,15 +43,20 @@ class FileFacts:
     planned: frozenset | None = None
     num_others: int = 0
 
-    def add_packs(self, sequences):
-        """Add the packs of a batch, `Sequences` as `read_packed` yields them."""
+    def add_packs(self, sequences, label_ids):
+        """Add the packs of a batch.
+
+        Args:
+            sequences: `Sequences` or `CausalSequences`, of which those of a pack share their record's number.
+            label_ids: Int array, their labels.
+        """
         for strategy, count in count_strategies(sequences.lengths, sequences.record_numbers).items():
             if self.planned is None or strategy in self.planned:
                 self.strategies[strategy] += count
             else:
                 self.num_others += count
             self.num_records += count
-        for ids in (sequences.tokens, sequences.prediction_ids):
+        for ids in (sequences.tokens, label_ids):
             self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
 
 
@@ -189,6 +194,7 @@ def _check_packs(claims, manifest, listed, spec):
     real = dataclasses.replace(
         plan, max_seq_length=spec.max_seq_length, strategies=dict(strategies), dual_values=()
     )
+    claims.check("objective", manifest.get("objective", MLM_NSP), spec.objective)
     claims.check("spec", PackSpec(**manifest["spec"]), spec)
     claims.check("num_packs", manifest["num_packs"], real.num_packs)
     claims.check("num_sequences", manifest["num_sequences"], real.num_sequences)

@@ -2,26 +2,52 @@
 
 import dataclasses
 import functools
-import hashlib
+from collections.abc import Callable
 
 import numpy as np
 from tqdm import tqdm
 
 from data_gen.assembly.feature_spec import ADDED_SUFFIXES
-from data_gen.assembly.overlong import OVERLONG_CHOICES, fit_lengths
+from data_gen.assembly.overlong import OVERLONG_CHOICES, drop_overlong, fit_lengths
+from data_gen.checks.digests import digest_bert, digest_causal
 from data_gen.checks.manifest_claims import FileFacts, find_false_claims, planned_strategies
 from data_gen.checks.multiset import BucketSums, group_buckets, hold
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
 from data_gen.records.formats import FORMATS, find_common_format
 from data_gen.records.inputs import folder_of
+from data_gen.records.read_causal import read_causal, read_packed_causal
 from data_gen.records.read_packed import LayoutError, read_packed
 from data_gen.records.read_unpacked import read_unpacked
-from data_gen.records.sequences import range_indices, rank_in_groups, to_offsets
-from data_gen.records.tfrecords import feature_names, first_record, read_pack_spec
+from data_gen.records.sequences import rank_in_groups
+from data_gen.records.tfrecords import feature_names, find_common_objective, first_record, read_pack_spec
+from data_gen.schema import CAUSAL_LM, MLM_NSP
 
-DIGEST_BYTES = 16  # chance of one collision among 10^9 sequences: 10^-21
 NUM_SHOWN = 5  # differences in words, of each kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How the records of one objective are read and compared.
+
+    Attributes:
+        read_inputs, read_packs: Functions from a path to batches of sequences.
+        fit: Function of (batch, max_seq_length, overlong): what packing left of it, and what it counted.
+        label_ids: Name of the column of labels.
+        digest: Function from a batch to digests.
+    """
+
+    read_inputs: Callable
+    read_packs: Callable
+    fit: Callable
+    label_ids: str
+    digest: Callable
+
+
+KINDS = {
+    MLM_NSP: Kind(read_unpacked, read_packed, fit_lengths, "prediction_ids", digest_bert),
+    CAUSAL_LM: Kind(read_causal, read_packed_causal, drop_overlong, "labels", digest_causal),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +86,9 @@ class Comparison:
 def compare_files(input_files, packed_files, overlong):
     """Compare the sequences of unpacked and packed files, and what manifests say with what is.
 
-    Two sequences are the same where tokens, A/B, prediction positions and labels, and the next-sentence
-    label all are. Memory does not grow with their number (`multiset.py`); where they differ the files are
-    read again, once for each two million sequences in buckets that do.
+    Two sequences are the same where all is that `digests.py` names. Memory does not grow with their number
+    (`multiset.py`); where they differ the files are read again, once for each two million sequences in
+    buckets that do.
 
     Args:
         input_files, packed_files: Lists of paths.
@@ -75,17 +101,19 @@ def compare_files(input_files, packed_files, overlong):
         InputError: a file cannot be read as what it should be.
     """
     _refuse_other_features(packed_files)
-    spec = read_pack_spec(packed_files, kinds=FORMATS[find_common_format(packed_files)].lengths)
+    objective = find_common_objective([*packed_files, *input_files])
+    layout = None if objective == CAUSAL_LM else FORMATS[find_common_format(packed_files)].lengths
+    spec, kind = read_pack_spec(packed_files, kinds=layout), KINDS[objective]
 
     facts = [{path: FileFacts() for path in paths} for paths in (input_files, packed_files)]
 
     def read_inputs(path):
         facts[0][path] = its_facts = FileFacts()  # anew, where the file is read again
-        for batch in read_unpacked(path):
+        for batch in kind.read_inputs(path):
             its_facts.num_records += len(batch)
             # Under "error" packing would have refused them: here they count as missing.
             if overlong != "error":
-                batch, num_overlong = fit_lengths(batch, spec.max_seq_length, overlong)
+                batch, num_overlong = kind.fit(batch, spec.max_seq_length, overlong)
                 its_facts.num_overlong.update(num_overlong)
             yield batch
 
@@ -93,13 +121,13 @@ def compare_files(input_files, packed_files, overlong):
 
     def read_packs(path):
         facts[1][path] = its_facts = FileFacts(planned=planned[folder_of(path)])
-        for batch in read_packed(path):
-            its_facts.add_packs(batch)
+        for batch in kind.read_packs(path):
+            its_facts.add_packs(batch, getattr(batch, kind.label_ids))
             yield batch
 
     sides = (
-        (input_files, functools.partial(_read, input_files, read_inputs)),
-        (packed_files, functools.partial(_read, packed_files, read_packs)),
+        (input_files, functools.partial(_read, input_files, read_inputs, kind.digest)),
+        (packed_files, functools.partial(_read, packed_files, read_packs, kind.digest)),
     )
     sums = [BucketSums(), BucketSums()]
     try:
@@ -170,34 +198,6 @@ def unmatched(left, right):
     )
 
 
-def digest_sequences(sequences):
-    """A digest of all that is to be conserved of each sequence: uint64 `[n, 2]`."""
-    lengths, num_predictions = sequences.lengths, sequences.num_predictions
-    # One row of numbers per sequence; the two counts in front make the rest unambiguous:
-    #     length, predictions, next-sentence label, tokens, A/B, prediction positions, prediction labels
-    offsets = to_offsets(3 + 2 * lengths + 2 * num_predictions)
-    numbers = np.empty(offsets[-1], "<i4")
-    place = offsets[:-1]
-    for values in (lengths, num_predictions, sequences.next_sentence_labels):
-        numbers[place] = values
-        place = place + 1
-    for values, sizes in (
-        (sequences.tokens, lengths),
-        (sequences.token_type_ids, lengths),
-        (sequences.prediction_positions, num_predictions),
-        (sequences.prediction_ids, num_predictions),
-    ):
-        numbers[range_indices(place, sizes)] = values
-        place = place + sizes
-    content = numbers.tobytes()
-    ends = (4 * offsets[1:]).tolist()
-    digests, start = [], 0
-    for end in ends:
-        digests.append(hashlib.blake2b(content[start:end], digest_size=DIGEST_BYTES).digest())
-        start = end
-    return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
-
-
 def _refuse_other_features(packed_files):
     """Raise `InputError` for packs that were made with `--features`."""
     for path in packed_files:
@@ -209,11 +209,11 @@ def _refuse_other_features(packed_files):
             )
 
 
-def _read(paths, read, title):
+def _read(paths, read, digest, title):
     """Read one side: yields digests uint64 `[n, 2]`, and origins int64 `[n, 3]` as in `multiset.Held`."""
     with tqdm(desc=title, unit=" sequences", disable=None) as progress:
         for number, path in enumerate(paths):
             for batch in read(path):
                 origins = np.stack([np.full(len(batch), number), batch.record_numbers, batch.lengths], axis=1)
-                yield digest_sequences(batch), origins
+                yield digest(batch), origins
                 progress.update(len(batch))

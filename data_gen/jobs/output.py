@@ -20,7 +20,7 @@ WORK_NAME = "work"  # within it: what is not to be published
 IDENTITY_NAME = "identity.json"  # within that: which run this is
 PUBLISH_NAME = "publish.json"  # and which names it is about to publish
 OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with these:
-OWN_NAMES = (MANIFEST_NAME, "vocab.txt")
+OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from data_gen.jobs.output import read_manifest
 from data_gen.records.provenance import SUFFIX
 
 # Keys of a manifest that say which vocabulary the token ids belong to; packs inherit them.
-VOCABULARY_KEYS = {"vocab_size": int, "vocab_sha256": str, "do_lower_case": bool}
+VOCABULARY_KEYS = {"vocab_size": int, "vocab_sha256": str, "do_lower_case": bool, "tokenizer": str}
 FILE_KEYS = {"num_records": int, "sha256": str}  # and what the entry of a file promises
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from data_gen.cli.settings import InputError
 from data_gen.packing.histogram import known_histogram_names, load_histogram, load_known_histogram
+from data_gen.schema import CAUSAL_LM
 
 
 def read_histogram(histogram, input_file):
@@ -31,11 +32,15 @@ def read_histogram(histogram, input_file):
 
 def _count_records(input_file):
     from data_gen.records.inputs import find_files
-    from data_gen.records.read_unpacked import read_unpacked  # TensorFlow: a histogram needs none
+    from data_gen.records.read_causal import read_causal  # TensorFlow: a histogram needs none
+    from data_gen.records.read_unpacked import read_unpacked
+    from data_gen.records.tfrecords import find_common_objective
 
     counts = np.zeros(0, np.int64)
-    for path in find_files(input_file, "input_file"):
-        for batch in read_unpacked(path):
+    paths = find_files(input_file, "input_file")
+    read = read_causal if find_common_objective(paths) == CAUSAL_LM else read_unpacked
+    for path in paths:
+        for batch in read(path):
             more = np.bincount(batch.lengths)[1:]
             if len(more) > len(counts):
                 counts, more = more, counts

@@ -30,6 +30,12 @@ class CreateConfig:
         "also .gz; empty = the embedded sample corpus",
     )
     output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
+    vocab_file: str = setting(
+        "",
+        "vocabulary, one WordPiece a line, or with --tokenizer=byte_bpe a tokenizer.json, such as "
+        "GPT-NeoX's; empty = train one on the input",
+    )
+    vocab_size: int = setting(8192, "tokens of a vocabulary trained here", minimum=10)
     objective: str = setting(
         MLM_NSP,
         "what is to be learnt: mlm_nsp, BERT's masked tokens and next sentences, or causal_lm, every next "
@@ -41,12 +47,6 @@ class CreateConfig:
         "wordpiece, BERT's, or for causal_lm byte_bpe: byte-level BPE, kept in tokenizer.json",
         choices=TOKENIZERS,
     )
-    vocab_file: str = setting(
-        "",
-        "vocabulary, one WordPiece a line, or with --tokenizer=byte_bpe a tokenizer.json, such as "
-        "GPT-NeoX's; empty = train one on the input",
-    )
-    vocab_size: int = setting(8192, "tokens of a vocabulary trained here", minimum=10)
     do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
     do_whole_word_mask: bool = setting(False, "mask all pieces of a word or none")
     max_seq_length: int = setting(512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8)

@@ -1,4 +1,4 @@
-"""What packing asks of a kind of records stands in one place, and both kinds answer it."""
+"""What packing asks of a kind of records stands in one place, and all kinds answer it."""
 
 import ast
 import inspect
@@ -8,6 +8,7 @@ import pytest
 
 from data_gen.assembly import pack_job, pack_steps
 from data_gen.assembly.bert_data import BertData
+from data_gen.assembly.causal_data import CausalData
 from data_gen.assembly.feature_data import FeatureData
 from data_gen.assembly.feature_spec import parse_features
 from data_gen.assembly.pack_data import PackData
@@ -33,9 +34,13 @@ def test_packing_asks_for_all_of_it_and_for_nothing_else():
 
 @pytest.mark.parametrize(
     "data",
-    [BertData(16, "error", None, 0, "packed"), FeatureData(parse_features("a:int:4,b:int:8"), "error")],
+    [
+        BertData(16, "error", None, 0, "packed"),
+        CausalData(16, "error", None),
+        FeatureData(parse_features("a:int:4,b:int:8"), "error"),
+    ],
 )
-def test_both_kinds_answer(data):
+def test_all_kinds_answer(data):
     assert isinstance(data, PackData)
     public = {name for name in dir(type(data)) if not name.startswith("_")}
     settings = set(inspect.signature(type(data)).parameters)

@@ -12,7 +12,8 @@ from data_gen.assembly.assemble import assemble_packs, count_predictions
 from data_gen.assembly.assignment import assign_sequences
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
-from data_gen.checks.verification import compare_files, digest_sequences, unmatched
+from data_gen.checks.digests import digest_bert
+from data_gen.checks.verification import compare_files, unmatched
 from data_gen.cli.command_line import run
 from data_gen.packing.histogram import count_lengths
 from data_gen.packing.lpfhp import pack_lpfhp
@@ -190,12 +191,12 @@ def test_unmatched_is_the_difference_of_multisets():
 
 def test_digest_depends_on_every_part_and_on_nothing_else(tmp_path, input_file):
     sequences = load(input_file)
-    digests = digest_sequences(sequences)
+    digests = digest_bert(sequences)
     assert len(np.unique(digests, axis=0)) == 40
     wider = make_features(LENGTHS, S)
     narrower = {name: values[:, :8] for name, values in wider.items()}
     paths = [write_features(tmp_path / f"{len(f['input_ids'][0])}.tfrecord", f) for f in (wider, narrower)]
-    assert np.array_equal(*(digest_sequences(load(path)) for path in paths))
+    assert np.array_equal(*(digest_bert(load(path)) for path in paths))
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])

@@ -9,7 +9,7 @@ from unpacked_records import make_features, write_features
 
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
-from data_gen.checks.verification import digest_sequences
+from data_gen.checks.digests import digest_bert
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
 from data_gen.records import tfrecords
@@ -89,7 +89,7 @@ def seed_of(damage):
 
 
 def digests(parts):
-    return [tuple(digest) for digest in digest_sequences(concatenate(list(parts))).tolist()]
+    return [tuple(digest) for digest in digest_bert(concatenate(list(parts))).tolist()]
 
 
 class Original:
