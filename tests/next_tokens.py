@@ -21,7 +21,7 @@ LENGTHS = [[5, 1, 2, 4], [3, 3], [12], [1, 1, 9], [7]]
 
 
 def batch_of(packs, max_seq_length, num_slots):
-    """The batch dict of packs, each a list of sequences; a sequence is its tokens, and predicts all but one."""
+    """The batch dict of packs: lists of sequences, each a list of tokens that predict the next."""
     names = ("token_ids", "sequence_ids", "position_ids", "label_ids", "label_sequences")
     batch = {name: np.zeros((len(packs), max_seq_length), np.int32) for name in names}
     batch["slot_weights"] = np.zeros((len(packs), num_slots), np.float32)

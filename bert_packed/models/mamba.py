@@ -27,10 +27,10 @@ def fan_in(size):
 
 
 class RMSNorm(keras.layers.Layer):
-    """Divides by the root of the mean square, and scales; computed in float32."""
+    """Divides by the root of the mean square, and scales: in float32, to the policy's dtype."""
 
     def __init__(self, epsilon, name="RMSNorm", **kwargs):
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name, autocast=False, **kwargs)
         self.epsilon = epsilon
 
     def build(self, shape):
@@ -71,7 +71,7 @@ class MambaMixer(keras.layers.Layer):
     """
 
     def __init__(self, config, name="mixer", **kwargs):
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name, autocast=False, **kwargs)  # states stay float32
         self.config = config
         width, inner, rank = config.hidden_size, config.inner_size, config.step_rank
         self.in_proj = keras.layers.Dense(
@@ -134,9 +134,11 @@ class MambaMixer(keras.layers.Layer):
         config = self.config
         states_BZE, tail_BXE = carried or (None, None)
         inner_BSE, gate_BSE = ops.split(self.in_proj(hidden_BSD), 2, axis=-1)
-        inner_BSE, tail_BXE = conv1d_pack(
-            inner_BSE, self.conv_kernel_WE, self.conv_bias_E, context.position_ids_BS, tail_BXE
+        kernel_WE, bias_E = (
+            None if weight is None else ops.cast(weight, inner_BSE.dtype)
+            for weight in (self.conv_kernel_WE, self.conv_bias_E)
         )
+        inner_BSE, tail_BXE = conv1d_pack(inner_BSE, kernel_WE, bias_E, context.position_ids_BS, tail_BXE)
         inner_BSE = ops.silu(inner_BSE)
         low_BSL, b_BSZ, c_BSZ = ops.split(
             self.x_proj(inner_BSE), [config.step_rank, config.step_rank + config.state_size], axis=-1
@@ -159,7 +161,7 @@ class MambaBlock(keras.layers.Layer):
     """
 
     def __init__(self, config, name, **kwargs):
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name, autocast=False, **kwargs)
         self.norm = RMSNorm(config.layer_norm_epsilon)
         self.mixer = MambaMixer(config)
 

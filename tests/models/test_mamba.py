@@ -1,0 +1,230 @@
+"""Packed Mamba: sequences of a pack train and are computed as if alone; faults that would break that show.
+
+Legend: B packs per batch, S pack length, E inner width.
+"""
+
+import dataclasses
+import functools
+
+import keras
+import next_tokens
+import numpy as np
+import pytest
+from keras import ops
+from next_tokens import CONFIG, batch_of, packed_and_unpacked, random_packs
+
+from bert_packed.evaluation import contamination
+from bert_packed.models import mamba, selective_scan
+from bert_packed.models.mamba import build_mamba
+from bert_packed.training.engines.functional import gradient
+
+pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
+ONE_BLOCK = dataclasses.replace(CONFIG, num_hidden_layers=1)
+
+
+@pytest.mark.parametrize("weighting", ["per_sequence", pytest.param("per_token", marks=pytest.mark.slow)])
+def test_packing_is_invisible(weighting):
+    """Outputs, loss, every gradient; a changed neighbour changes nothing."""
+    batch = packed_and_unpacked([[4, 1, 2], [1, 5], [8]], max_seq_length=8)[0]
+    assert batch["sequence_ids"].max(axis=1).tolist() == [3, 2, 1] and CONFIG.conv_kernel == 4
+    checks = contamination.audit(next_tokens.make_engine(weighting), batch)
+    assert len(checks) > 10
+    assert [check.name for check in checks if not check.passed] == []
+
+
+def test_padding_may_stand_anywhere():
+    batch = packed_and_unpacked([[5, 1, 2], [3, 3]])[0]
+    moved = {name: values.copy() for name, values in batch.items()}
+    order = np.array([8, 9, 0, 1, 2, 3, 4, 10, 5, 6, 7, 11])  # padding first, between and last
+    for name in ("token_ids", "sequence_ids", "position_ids", "label_ids", "label_sequences"):
+        moved[name][0] = batch[name][0, order]
+    model = build_mamba(ONE_BLOCK, 1)
+    logits = [np.asarray(model(one)["logits"]) for one in (batch, moved)]
+    np.testing.assert_allclose(logits[1][0][2:11][[0, 1, 2, 3, 4, 6, 7, 8]], logits[0][0][:8], atol=1e-6)
+    junk = {**batch, "token_ids": np.where(batch["sequence_ids"] > 0, batch["token_ids"], 9)}
+    real = batch["sequence_ids"] > 0
+    np.testing.assert_array_equal(np.asarray(model(junk)["logits"])[real], logits[0][real])
+
+
+def starts_late(positions):
+    """Each position that of the token before: a start is seen one token late."""
+    return ops.concatenate([positions[:, :1], positions[:, :-1]], axis=1)
+
+
+def one_sequence(positions):
+    """A pack taken for one long sequence."""
+    return ops.zeros_like(positions) + ops.arange(positions.shape[1], dtype="int32")
+
+
+def plant(monkeypatch, operator, change):
+    """Let an operator of the block see other positions, or the scan's gradient none."""
+    if operator == "gradient":
+        backward = selective_scan._backward
+
+        def broken(kept, gradients):
+            inputs, *others = kept
+            return backward(((*inputs[:-1], ops.ones_like(inputs[-1])), *others), gradients)
+
+        monkeypatch.setattr(selective_scan, "_backward", broken)
+        return
+    sound, place = getattr(mamba, operator), {"ssm_pack": 5, "conv1d_pack": 3}[operator]
+
+    def broken(*arguments):
+        return sound(*arguments[:place], change(arguments[place]), *arguments[place + 1 :])
+
+    monkeypatch.setattr(mamba, operator, broken)
+
+
+def look(config=ONE_BLOCK):
+    """Two sequences in a pack: does the first reach the second, forward, and back?
+
+    Returns:
+        Whether a changed neighbour changes the second's logits, whether these differ from those it has alone,
+        and whether their gradient reaches the neighbour's embeddings.
+    """
+    packed, alone = packed_and_unpacked([[3, 4]], max_seq_length=8)
+    model, mine = build_mamba(config, 1), packed["sequence_ids"][0] == 2
+    logits = np.asarray(model(packed)["logits"])[0, mine]
+    neighbours = np.where(packed["sequence_ids"] == 1, packed["token_ids"] % 30 + 1, packed["token_ids"])
+    moved = np.asarray(model({**packed, "token_ids": neighbours})["logits"])[0, mine]
+    apart = np.asarray(model(alone)["logits"])[1, :4]
+    chosen = np.float32(mine[None, :, None] * np.random.default_rng(0).normal(size=(1, 8, 16)))
+    back = gradient(lambda hidden: ops.sum(chosen * model.encode_embedded(hidden, packed)))(
+        model.embed(packed)
+    )
+    back = np.asarray(back)[0]
+    assert np.abs(back[mine]).max() > 0
+    differs = np.abs(logits - apart).max() > 1e-5 * np.abs(apart).max()
+    return bool((moved != logits).any()), bool(differs), bool(back[:3].any())
+
+
+def test_a_neighbour_is_out_of_reach():
+    assert look() == (False, False, False)
+
+
+@pytest.mark.parametrize("change", [one_sequence, starts_late])
+@pytest.mark.parametrize("operator", ["ssm_pack", "conv1d_pack"])
+def test_a_reset_that_is_ignored_or_late_shows(monkeypatch, operator, change):
+    plant(monkeypatch, operator, change)
+    assert look() == (True, True, True)
+
+
+def test_a_reset_that_the_gradient_ignores_shows(monkeypatch):
+    plant(monkeypatch, "gradient", None)
+    assert look() == (False, False, True)  # forward all is well
+
+
+def test_an_ablation_shows():
+    assert look(dataclasses.replace(ONE_BLOCK, ablation_no_position_reset=True)) == (True, True, True)
+
+
+def test_blocks_computed_again_give_the_same_gradients():
+    batch = packed_and_unpacked()[0]
+    plain, again = (
+        next_tokens.make_engine(build={"remat": remat}).gradients(batch, training=True)
+        for remat in (False, True)
+    )
+    for one, other in zip(plain[0], again[0], strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        assert np.abs(one).max() > 0
+        np.testing.assert_allclose(other, one, atol=1e-6 * np.abs(one).max())
+
+
+def test_bfloat16_computes_states_and_logits_in_float32(monkeypatch):
+    seen = {}
+
+    def note(*arguments, **options):
+        seen["u"] = arguments[0].dtype
+        out = scan(*arguments, **options)
+        seen["y"] = out[0].dtype
+        return out
+
+    scan = mamba.ssm_pack
+    monkeypatch.setattr(mamba, "ssm_pack", note)
+    batch = packed_and_unpacked()[0]
+    wide, narrow = (build_mamba(CONFIG, 1, dtype)(batch)["logits"] for dtype in ("float32", "mixed_bfloat16"))
+    assert "bfloat16" in str(seen["u"]) and "float32" in str(seen["y"]) and "float32" in str(narrow.dtype)
+    wide, narrow = np.asarray(wide), np.asarray(narrow)
+    assert 0 < np.abs(wide - narrow).max() < 0.05 * np.abs(wide).max()
+
+
+def test_initial_step_sizes_are_spread_over_their_range():
+    """Section 3.6 of the Mamba paper: softplus of the biases is log-uniform in [0.001, 0.1]."""
+    config = dataclasses.replace(CONFIG, hidden_size=512, num_hidden_layers=1, time_step_rank=0)
+    mixer = build_mamba(config, 3).backbone.blocks[0].mixer
+    bias = np.asarray(mixer.dt_proj.bias.value, np.float64)
+    sizes = np.log10(np.log1p(np.exp(bias)))
+    assert sizes.min() >= -3.001 and sizes.max() <= -0.999
+    np.testing.assert_allclose(np.quantile(sizes, [0.25, 0.5, 0.75]), [-2.5, -2, -1.5], atol=0.1)
+    np.testing.assert_allclose(np.exp(np.asarray(mixer.a_log_EZ.value))[5], [1, 2, 3, 4], rtol=1e-6)
+    assert np.all(np.asarray(mixer.skip_E.value) == 1) and mixer.dt_proj.kernel.shape == (32, 1024)
+    kernel = np.asarray(mixer.in_proj.kernel.value)
+    assert 0.98 * 512**-0.5 < np.abs(kernel).max() <= 512**-0.5
+
+
+def test_rows_go_on_from_pack_to_pack():
+    """Cut every 6 tokens, states handed on: the logits of whole sequences, in each micro-batch."""
+    lengths = [[9, 3, 6], [18], [2, 16], [7, 11]]
+    whole = batch_of(random_packs(lengths), 18, 3)
+    want = np.asarray(build_mamba(CONFIG, 1)(whole)["logits"])
+    model = build_mamba(CONFIG, 1, num_rows=4)
+    found = np.zeros_like(want)
+    names = ("token_ids", "sequence_ids", "position_ids")
+    for _ in range(2):  # the second time the rows start with what the first has left, which must not count
+        for start in range(0, 18, 6):
+            for rows in (slice(0, 2), slice(2, 4)):  # two micro-batches of a step
+                part = {name: whole[name][rows, start : start + 6] for name in names}
+                found[rows, start : start + 6] = np.asarray(model(part, training=True)["logits"])
+        np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
+        found[:] = 0
+
+
+def test_rows_are_handed_on_in_training_alone():
+    part = {
+        name: values[:, :6]
+        for name, values in batch_of(random_packs([[12]]), 12, 1).items()
+        if values.shape[1] == 12
+    }
+    later = {**part, "position_ids": part["position_ids"] + 6}
+    model = build_mamba(ONE_BLOCK, 1, num_rows=1)
+    first = np.asarray(model(later, training=False)["logits"])
+    model(part, training=True)
+    carried = [np.asarray(queue.value) for queue in model.backbone.carried[0]]
+    assert all(np.abs(values).max() > 0 for values in carried)
+    np.testing.assert_array_equal(np.asarray(model(later, training=False)["logits"]), first)
+    for queue, values in zip(model.backbone.carried[0], carried, strict=True):
+        np.testing.assert_array_equal(np.asarray(queue.value), values)
+    assert np.abs(np.asarray(model(later, training=True)["logits"]) - first).max() > 0
+
+
+def test_no_gradient_crosses_a_cut():
+    """States handed on are numbers: what follows them does not move the weights by way of what came before."""
+    model = build_mamba(ONE_BLOCK, 1, num_rows=1)
+    whole = batch_of(random_packs([[12]]), 12, 1)
+    first, second = (
+        {n: v[:, at] for n, v in whole.items() if v.shape[1] == 12} for at in (slice(6), slice(6, 12))
+    )
+
+    def target(hidden_BSD):
+        model.backbone.run_blocks(hidden_BSD, first["sequence_ids"], first["position_ids"], training=True)
+        after = model.backbone.run_blocks(
+            model.embed(second), second["sequence_ids"], second["position_ids"], training=True
+        )
+        return ops.sum(ops.square(after))
+
+    if keras.backend.backend() == "jax":
+        values = [variable.value for variable in model.variables]
+
+        def stateless(hidden_BSD):
+            with keras.StatelessScope(state_mapping=list(zip(model.variables, values, strict=True))):
+                return target(hidden_BSD)
+
+        found = gradient(stateless)(model.embed(first))
+    else:
+        found = gradient(target)(model.embed(first))
+    assert np.all(np.asarray(found) == 0)
+
+
+def test_a_mamba_does_not_attend():
+    with pytest.raises(ValueError, match="`attend` must be None for a Mamba"):
+        build_mamba(CONFIG, 1, attend=functools.partial)
