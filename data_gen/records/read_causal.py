@@ -179,6 +179,10 @@ def _unpack(features, path, number, check, is_split):
     good = (num_bytes == 0) | is_slot_used
     check(good, num_bytes, f"{schema.SEQUENCE_BYTES} must be 0 in an unused slot")
     is_real = sequence_ids > 0
+    has_label = np.zeros(num_bytes.shape, bool)
+    has_label[is_slot_used] = sum_ranges(is_labelled[is_real], lengths) > 0
+    good = (num_bytes == 0) | has_label
+    check(good, num_bytes, f"{schema.SEQUENCE_BYTES} must be 0 where nothing is predicted")
     return make_causal_sequences(
         tokens[is_real],
         labels[is_real],
