@@ -20,6 +20,9 @@ from data_gen.schema import CAUSAL_LM, FORMAT_NAMES, MLM_NSP, PACKED
 BERT_SETTINGS = ("max_seq_length", "max_predictions_per_pack")
 # What records for causal language modelling do not have
 NOT_CAUSAL_SETTINGS = ("max_predictions_per_pack", "output_format")
+# What rows decide by themselves
+NOT_SPLIT_SETTINGS = ("features", "algorithm", "max_sequences_per_pack", "overlong", "dry_run")
+SPLIT_SETTINGS = ("split_sequences", "num_rows")
 
 
 def _parse_features(text):
@@ -62,6 +65,14 @@ class PackConfig:
         "what to do with sequences over max_seq_length; counted in the manifest",
         choices=OVERLONG_CHOICES,
     )
+    split_sequences: bool = setting(
+        False,
+        "lay sequences for causal language modelling end to end into rows, and cut these into packs: no "
+        "padding, and state is carried from pack to pack; see docs/causal_records.md",
+    )
+    num_rows: int = setting(
+        0, "with --split_sequences: rows, which is packs in a step of training", minimum=0
+    )
     num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
     random_seed: int = setting(
         12345, "seed of the assignment of sequences to packs", minimum=0, maximum=2**32 - 1
@@ -103,6 +114,7 @@ class PackConfig:
             self._check_dry_run()
         if self.input_file and not self.output_dir and not self.dry_run:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
+        self._check_rows()
         if self.features:
             self._check_other_features()
             # a sequence has one position or more of the first feature with a capacity
@@ -115,18 +127,16 @@ class PackConfig:
         """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
         if self.features:
             self._refuse_unused(name for name in self._unused_with_features() if name in names)
+        if self.split_sequences:
+            self._refuse_for(name for name in NOT_SPLIT_SETTINGS if name in names)
 
     def check_objective(self, objective):
         """Refuse what records of an objective, one of `schema.OBJECTIVES`, cannot follow."""
-        if objective != CAUSAL_LM:
+        is_causal = objective == CAUSAL_LM
+        names = NOT_CAUSAL_SETTINGS if is_causal else SPLIT_SETTINGS
+        self._refuse_for(self._changed(names), f"records for {objective}")
+        if not is_causal:
             return
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in NOT_CAUSAL_SETTINGS:
-            if getattr(self, name) != defaults[name]:
-                raise InputError(
-                    f"`{name}` must be left out with records for {CAUSAL_LM}, which cannot follow it. "
-                    f"Received: {getattr(self, name)!r}."
-                )
         if self.overlong == "truncate":
             raise InputError(
                 f"`overlong` must be error or drop with records for {CAUSAL_LM}, which would lose the bytes "
@@ -146,6 +156,30 @@ class PackConfig:
                 f"`{name}` must be left out with --features{why}, which cannot follow it. "
                 f"Received: {getattr(self, name)!r}."
             )
+
+    def _changed(self, names):
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [name for name in names if getattr(self, name) != defaults[name]]
+
+    def _refuse_for(self, names, what="--split_sequences"):
+        for name in names:
+            raise InputError(
+                f"`{name}` must be left out with {what}, which cannot follow it. "
+                f"Received: {getattr(self, name)!r}."
+            )
+
+    def _check_rows(self):
+        if not self.split_sequences:
+            if self.num_rows:
+                raise InputError(
+                    f"`num_rows` must be given with --split_sequences only. Received: {self.num_rows}."
+                )
+            return
+        self._refuse_for(self._changed(NOT_SPLIT_SETTINGS))
+        if not self.num_rows:
+            raise InputError("`num_rows` must be at least 1 with --split_sequences. Received: 0.")
+        if not self.input_file:
+            raise InputError("`input_file` must be given with --split_sequences. Received: ''.")
 
     def _check_other_features(self):
         if not self.input_file:
@@ -175,4 +209,8 @@ class PackConfig:
         unused = self._unused_with_features() if self.features else ()
         if objective == CAUSAL_LM:
             unused = NOT_CAUSAL_SETTINGS
+        if self.split_sequences:
+            unused += NOT_SPLIT_SETTINGS
+        else:
+            unused += SPLIT_SETTINGS
         return {name: value for name, value in result_settings(self).items() if name not in unused}

@@ -1,7 +1,6 @@
 """How files of sequences become files of packs: the steps of `pack_steps.py`, in order, and the manifest."""
 
 import dataclasses
-import itertools
 import logging
 import os
 import time
@@ -12,30 +11,34 @@ from data_gen.assembly.bert_data import BertData
 from data_gen.assembly.causal_data import CausalData
 from data_gen.assembly.feature_data import FeatureData
 from data_gen.assembly.feature_spec import parse_features
+from data_gen.assembly.pack_inputs import (
+    count_lengths,
+    cut_shards,
+    describe_inputs,
+    read_inputs,
+    release_run,
+    write_ranks,
+)
 from data_gen.assembly.pack_steps import (
     PackWork,
-    Part,
-    ReadWork,
     ShardWork,
     SortWork,
     choose_run_bytes,
-    histogram_path,
     measure_part,
-    read_file,
     sort_run,
     sorted_run_path,
     write_shard,
 )
-from data_gen.assembly.spill import read_array, write_array
+from data_gen.assembly.row_job import pack_rows, rows_metrics
+from data_gen.assembly.spill import write_array
 from data_gen.cli.settings import InputError
 from data_gen.cli.versions import code_sha256, versions
-from data_gen.jobs import files
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
 from data_gen.packing import plan as plans
 from data_gen.records.inputs import find_files, read_input_manifests, stamp_files
-from data_gen.records.provenance import describe_path, provenance_path
+from data_gen.records.provenance import provenance_path
 from data_gen.records.tfrecords import find_common_objective
 from data_gen.schema import CAUSAL_LM, MLM_NSP
 
@@ -75,7 +78,10 @@ def pack(config):
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
             with Job(output.work_folder, num_workers, config.runner) as job:
-                manifest = _pack_inputs(config, objective, stamps, promises, output, job)
+                if config.split_sequences:
+                    manifest = pack_rows(config, stamps, promises, output, job)
+                else:
+                    manifest = _pack_inputs(config, objective, stamps, promises, output, job)
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
@@ -89,6 +95,8 @@ def pack(config):
 
 def metrics_row(manifest):
     """The papers' metrics of a packed data set, as one row of a table: dict from column to value."""
+    if manifest.get("split_sequences"):
+        return rows_metrics(manifest)
     packed = manifest["plan"]
     row = {
         "algorithm": packed["algorithm"],
@@ -134,8 +142,8 @@ def _pack_inputs(config, objective, stamps, promises, output, job):
     vocabulary, promised = promises
     data = make_data(config, objective, vocabulary.get("vocab_size"))
     run_bytes = choose_run_bytes(sum(size for _, size, _ in stamps))
-    read, runs = _read_inputs(data, stamps, promised, run_bytes, output, job)
-    totals = _count_lengths(data, runs)
+    read, runs = read_inputs(data, stamps, promised, run_bytes, output, job)
+    totals = count_lengths(runs, data.num_lengths)
     if not totals.sum():
         raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
     arguments = (data, totals.tolist(), config.algorithm, config.max_sequences_per_pack)
@@ -143,7 +151,7 @@ def _pack_inputs(config, objective, stamps, promises, output, job):
     strategies = {tuple(strategy): count for strategy, count in planned["plan"]["strategies"]}
 
     packs_per_part = max(1, run_bytes // data.pack_bytes(planned["packing_factor"]))
-    shards = _cut_shards(planned["num_packs"], config.num_shards, packs_per_part)
+    shards = cut_shards(planned["num_packs"], config.num_shards, packs_per_part)
     parts = [part for shard in shards for part in shard]
     _sort_runs(data, runs, totals, strategies, parts, config.random_seed, output, job)
     work = PackWork(data, strategies, output.work_folder, len(runs), config.random_seed)
@@ -160,73 +168,22 @@ def _pack_inputs(config, objective, stamps, promises, output, job):
         **planned,
         "spec": dataclasses.asdict(spec),
         **vocabulary,
-        "num_records": sum(result["entry"]["num_records"] for result in read),
-        "num_overlong": _add_up(result["num_overlong"] for result in read),
-        "inputs": [
-            describe_path(result["entry"]["path"], config.output_dir) | result["entry"] for result in read
-        ],
+        **describe_inputs(read, config.output_dir),
         "files": _write_shards(config, work, shards, spec, output, job),
     }
-
-
-def _read_inputs(data, stamps, promised, run_bytes, output, job):
-    """Read all files: list of the results of `read_file`, and list of [path, sequences] of all runs."""
-    steps = []
-    for index, stamp in enumerate(stamps):
-        path, size, _ = stamp
-        work = ReadWork(data, stamp, index, promised.get(path, {}), output.work_folder, run_bytes)
-        steps.append(Step(f"read-{index:06d}", read_file, work, size))
-    read = job.run(steps, "read sequences", "B")
-    return read, [run for result in read for run in result["runs"]]
-
-
-def _count_lengths(data, runs):
-    """Sequences of each length in all runs: int64 `[num_lengths]`."""
-    totals = np.zeros(data.num_lengths, np.int64)
-    for path, _ in runs:
-        lengths, counts = read_array(histogram_path(path))
-        totals[lengths] += counts
-    return totals
-
-
-def _cut_shards(num_packs, num_shards, packs_per_part):
-    """Cut packs into shards, about equally large and none empty, and these into parts.
-
-    Returns:
-        List of tuples of `Part`.
-    """
-    num_shards = min(num_shards, num_packs)
-    limits = [num_packs * shard // num_shards for shard in range(num_shards + 1)]
-    shards, index = [], 0
-    for first, last in itertools.pairwise(limits):
-        starts = range(first, last, packs_per_part)
-        shards.append(
-            tuple(Part(index + i, start, min(start + packs_per_part, last)) for i, start in enumerate(starts))
-        )
-        index += len(starts)
-    return shards
 
 
 def _sort_runs(data, runs, totals, strategies, parts, seed, output, job):
     """Sort all runs by part, each to its `sorted_run_path`."""
     part_ends = os.path.join(output.work_folder, "part-ends.npy")
     write_array(part_ends, np.array([part.last for part in parts], np.int64))
-    steps, before = [], np.zeros_like(totals)
+    steps = []
+    ranks = write_ranks(runs, totals, output.work_folder)
     for number, (path, num_sequences) in enumerate(runs):
-        # on the disk: one array a run in memory would grow with lengths times sequences
-        lengths, counts = read_array(histogram_path(path))
-        ranks = os.path.join(output.work_folder, f"ranks-{number:06d}.npy")
-        write_array(ranks, np.stack([lengths, before[lengths], totals[lengths]]))
-        before[lengths] += counts
         target = sorted_run_path(output.work_folder, number)
-        work = SortWork(data, path, target, ranks, strategies, part_ends, seed)
+        work = SortWork(data, path, target, ranks[number], strategies, part_ends, seed)
         steps.append(Step(f"sort-{number:06d}", sort_run, work, num_sequences))
-
-    def release(step):
-        if files.exists(step.argument.run):
-            files.remove(step.argument.run)
-
-    job.run(steps, "sort sequences", "sequences", release)
+    job.run(steps, "sort sequences", "sequences", release_run)
 
 
 def _write_shards(config, work, shards, spec, output, job):
@@ -239,12 +196,3 @@ def _write_shards(config, work, shards, spec, output, job):
         num_packs = parts[-1].last - parts[0].first
         steps.append(Step(f"write-{shard:06d}", write_shard, shard_work, num_packs))
     return job.run(steps, "write packs", "packs")
-
-
-def _add_up(dicts):
-    """Sums of the values under each key."""
-    total = {}
-    for counts in dicts:
-        for name, count in counts.items():
-            total[name] = total.get(name, 0) + count
-    return total

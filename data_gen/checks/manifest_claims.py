@@ -89,7 +89,7 @@ def planned_strategies(folder):
         return frozenset()
 
 
-def find_false_claims(packed, inputs, spec):
+def find_false_claims(packed, inputs, spec, row_lengths=None):
     """Compare the manifests beside packs with what the files hold.
 
     What a manifest says of its packs together is checked where all of them were read. A `lower_bound` must be
@@ -98,6 +98,8 @@ def find_false_claims(packed, inputs, spec):
     Args:
         packed, inputs: Dicts from path to `FileFacts`: the packs, and what they were made of.
         spec: `PackSpec` of the packs.
+        row_lengths: Of packs of split sequences: dict from folder to the lengths of the sequences in it,
+            joined, and how many have each. Then `packed` has `joined_rows.RowFacts`.
 
     Returns:
         List of sentences that name what is false; manifests of other programs claim nothing.
@@ -116,7 +118,10 @@ def find_false_claims(packed, inputs, spec):
             _check_inputs(claims, manifest["inputs"], folder, inputs)
             if is_whole:
                 listed = [facts[entry["name"]] for entry in manifest["files"]]
-                _check_packs(claims, manifest, listed, spec)
+                if row_lengths is None:
+                    _check_packs(claims, manifest, listed, spec)
+                else:
+                    _check_rows(claims, manifest, listed, spec, row_lengths.get(folder_of(paths[0]), {}))
                 totals[-1] = (claims, *_numbers_read(manifest))
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             claims.add(f"what packing writes must be there, in its form. Received: {_describe(error)}.")
@@ -207,10 +212,35 @@ def _check_packs(claims, manifest, listed, spec):
     asked = plan.max_sequences_per_pack
     if asked != "max" and asked < real.depth:
         claims.add(f"`max_sequences_per_pack` of the plan must be at least {real.depth}. Received: {asked}.")
+    _check_vocabulary(claims, manifest, listed)
+    _check_bounds(claims, manifest, plan, real)
+
+
+def _check_vocabulary(claims, manifest, listed):
     largest = max(facts.largest_id for facts in listed)
     if manifest.get("vocab_size", largest + 1) <= largest:
         claims.add(f"`vocab_size` must be above the id {largest}. Received: {manifest['vocab_size']}.")
-    _check_bounds(claims, manifest, plan, real)
+
+
+def _check_rows(claims, manifest, listed, spec, lengths):
+    """Check what is said of packs of split sequences together; how they are laid, reading them has proven."""
+    num_packs = sum(facts.num_records for facts in listed)
+    num_sequences, num_tokens = sum(lengths.values()), sum(length * lengths[length] for length in lengths)
+    found = sorted(lengths)
+    claims.check("objective", manifest["objective"], spec.objective)
+    claims.check("spec", PackSpec(**manifest["spec"]), spec)
+    for name, fact in (
+        ("num_packs", num_packs),
+        ("num_sequences", num_sequences),
+        ("num_parts", sum(facts.num_parts for facts in listed)),
+        ("num_tokens", num_tokens),
+        ("histogram", {"lengths": found, "counts": [lengths[length] for length in found]}),
+        ("efficiency", num_tokens / (num_packs * spec.max_seq_length)),
+        ("packing_factor", num_sequences / num_packs),
+        ("depth", max(facts.depth for facts in listed)),
+    ):
+        claims.check(name, manifest[name], fact)
+    _check_vocabulary(claims, manifest, listed)
 
 
 def _check_bounds(claims, manifest, plan, real):

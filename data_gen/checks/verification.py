@@ -1,5 +1,6 @@
 """Whether packs hold exactly the sequences of their inputs, and are what their manifests say."""
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from tqdm import tqdm
 from data_gen.assembly.feature_spec import ADDED_SUFFIXES
 from data_gen.assembly.overlong import OVERLONG_CHOICES, drop_overlong, fit_lengths
 from data_gen.checks.digests import digest_bert, digest_causal
+from data_gen.checks.joined_rows import find_num_rows, read_joined
 from data_gen.checks.manifest_claims import FileFacts, find_false_claims, planned_strategies
 from data_gen.checks.multiset import BucketSums, group_buckets, hold
 from data_gen.cli.settings import InputError
@@ -107,27 +109,39 @@ def compare_files(input_files, packed_files, overlong):
 
     facts = [{path: FileFacts() for path in paths} for paths in (input_files, packed_files)]
 
-    def read_inputs(path):
-        facts[0][path] = its_facts = FileFacts()  # anew, where the file is read again
-        for batch in kind.read_inputs(path):
-            its_facts.num_records += len(batch)
-            # Under "error" packing would have refused them: here they count as missing.
-            if overlong != "error":
-                batch, num_overlong = kind.fit(batch, spec.max_seq_length, overlong)
-                its_facts.num_overlong.update(num_overlong)
-            yield batch
+    num_rows = find_num_rows(packed_files) if objective == CAUSAL_LM else 0
+    lengths = {}
+
+    def read_inputs():
+        for number, path in enumerate(input_files):
+            facts[0][path] = its_facts = FileFacts()  # anew, where the file is read again
+            for batch in kind.read_inputs(path):
+                its_facts.num_records += len(batch)
+                # Under "error" packing would have refused them: here they count as missing.
+                if overlong != "error" and not num_rows:
+                    batch, num_overlong = kind.fit(batch, spec.max_seq_length, overlong)
+                    its_facts.num_overlong.update(num_overlong)
+                yield number, batch
 
     planned = {folder: planned_strategies(folder) for folder in {folder_of(path) for path in packed_files}}
 
-    def read_packs(path):
-        facts[1][path] = its_facts = FileFacts(planned=planned[folder_of(path)])
-        for batch in kind.read_packs(path):
-            its_facts.add_packs(batch, getattr(batch, kind.label_ids))
-            yield batch
+    def read_packs():
+        for number, path in enumerate(packed_files):
+            facts[1][path] = its_facts = FileFacts(planned=planned[folder_of(path)])
+            for batch in kind.read_packs(path):
+                its_facts.add_packs(batch, getattr(batch, kind.label_ids))
+                yield number, batch
+
+    def read_rows():
+        lengths.clear()
+        for number, batch in read_joined(packed_files, num_rows, facts[1]):
+            its_lengths = lengths.setdefault(folder_of(packed_files[number]), collections.Counter())
+            its_lengths.update(batch.lengths.tolist())
+            yield number, batch
 
     sides = (
-        (input_files, functools.partial(_read, input_files, read_inputs, kind.digest)),
-        (packed_files, functools.partial(_read, packed_files, read_packs, kind.digest)),
+        (input_files, functools.partial(_read, read_inputs, kind.digest)),
+        (packed_files, functools.partial(_read, read_rows if num_rows else read_packs, kind.digest)),
     )
     sums = [BucketSums(), BucketSums()]
     try:
@@ -150,7 +164,7 @@ def compare_files(input_files, packed_files, overlong):
         for word, origins, (paths, _) in zip(words, found[0], sides, strict=True)
         for file, record, length in sorted(origins)[:NUM_SHOWN]
     ]
-    false_claims = find_false_claims(facts[1], facts[0], spec)
+    false_claims = find_false_claims(facts[1], facts[0], spec, lengths if num_rows else None)
     counts = (int(total.counts.sum()) for total in sums)
     return Comparison(*counts, *found[1], tuple(differences), false_claims=tuple(false_claims))
 
@@ -209,11 +223,10 @@ def _refuse_other_features(packed_files):
             )
 
 
-def _read(paths, read, digest, title):
+def _read(read, digest, title):
     """Read one side: yields digests uint64 `[n, 2]`, and origins int64 `[n, 3]` as in `multiset.Held`."""
     with tqdm(desc=title, unit=" sequences", disable=None) as progress:
-        for number, path in enumerate(paths):
-            for batch in read(path):
-                origins = np.stack([np.full(len(batch), number), batch.record_numbers, batch.lengths], axis=1)
-                yield digest(batch), origins
-                progress.update(len(batch))
+        for number, batch in read():
+            origins = np.stack([np.full(len(batch), number), batch.record_numbers, batch.lengths], axis=1)
+            yield digest(batch), origins
+            progress.update(len(batch))

@@ -9,7 +9,7 @@ from data_gen.records import tfrecords
 from data_gen.records.causal_sequences import make_causal_sequences
 from data_gen.records.read_packed import LayoutError
 from data_gen.records.read_unpacked import follows, refuse
-from data_gen.records.sequences import INT32_MAX, range_indices, to_offsets
+from data_gen.records.sequences import INT32_MAX, range_indices, sum_ranges
 
 
 def read_causal(path):
@@ -46,8 +46,14 @@ def read_causal(path):
         progress.advance(tfrecords.batch_bytes(batch))
 
 
-def read_packed_causal(path, is_split=False):
-    """Read one file of packs and unpack it.
+def read_packed_causal(path):
+    """Read one file of packs and unpack it: yields the `CausalSequences` of `read_parts`; raises as that."""
+    for sequences, _ in read_parts(path, is_split=False):
+        yield sequences
+
+
+def read_parts(path, is_split=True):
+    """Read one file of packs of whole sequences, or of parts of them.
 
     Args:
         path: TFRecord file with the features of `schema.CAUSAL_LENGTHS`.
@@ -55,8 +61,9 @@ def read_packed_causal(path, is_split=False):
             any position, and a pack may be empty.
 
     Yields:
-        `CausalSequences` of one batch of packs each, in the order of the file and of the slots, without
-        `label_bytes`. `record_numbers` is the pack's, so the sequences of one pack share it.
+        `CausalSequences` of one batch of packs, in the order of the file and of the slots, without
+        `label_bytes`, and the number of packs. `record_numbers` is the pack's, so the sequences of one pack
+        share it.
 
     Raises:
         LayoutError: naming file and record, where a pack breaks a rule of the layout.
@@ -72,7 +79,7 @@ def read_packed_causal(path, is_split=False):
         def check(good, values, rule, first_record=number):
             refuse(~good, values, rule, path, first_record, LayoutError)
 
-        yield _unpack(features, path, number, check, is_split)
+        yield _unpack(features, path, number, check, is_split), len(batch)
         number += len(batch)
 
 
@@ -121,15 +128,17 @@ def _to_sequences(features, path, number):
     labels, mask = features[schema.LABEL_IDS][0], features[schema.LABEL_MASK][0]
     check((mask == 0) | (mask == 1), mask, f"{schema.LABEL_MASK} must be 0 or 1")
     _check_labels(tokens, labels, mask > 0, owners, check)
+    num_labels = sum_ranges(mask, lengths)
+    rule = f"{schema.NUM_BYTES} must be 0 where nothing is predicted"
+    check_records((num_bytes == 0) | (num_labels > 0), num_bytes, rule)
     label_bytes = features[schema.LABEL_BYTES][0] if schema.LABEL_BYTES in features else None
     if label_bytes is not None:
         good = (label_bytes >= 0) & (label_bytes <= INT32_MAX)
         check(good, label_bytes, f"{schema.LABEL_BYTES} must be in 0..{INT32_MAX}")
         good = (label_bytes == 0) | (mask == 1)
         check(good, label_bytes, f"{schema.LABEL_BYTES} must be 0 where nothing is predicted")
-        total = np.add.reduceat(label_bytes, to_offsets(lengths)[:-1])
         rule = f"{schema.NUM_BYTES} must be the sum of {schema.LABEL_BYTES}"
-        check_records(total == num_bytes, num_bytes, rule)
+        check_records(sum_ranges(label_bytes, lengths) == num_bytes, num_bytes, rule)
     numbers = np.arange(number, number + len(lengths))
     return make_causal_sequences(tokens, labels, mask, label_bytes, lengths, num_bytes, numbers, path)
 
@@ -170,6 +179,10 @@ def _unpack(features, path, number, check, is_split):
     good = (num_bytes == 0) | is_slot_used
     check(good, num_bytes, f"{schema.SEQUENCE_BYTES} must be 0 in an unused slot")
     is_real = sequence_ids > 0
+    has_label = np.zeros(num_bytes.shape, bool)
+    has_label[is_slot_used] = sum_ranges(is_labelled[is_real], lengths) > 0
+    good = (num_bytes == 0) | has_label
+    check(good, num_bytes, f"{schema.SEQUENCE_BYTES} must be 0 where nothing is predicted")
     return make_causal_sequences(
         tokens[is_real],
         labels[is_real],

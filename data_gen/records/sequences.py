@@ -172,6 +172,11 @@ def to_offsets(lengths):
     return offsets
 
 
+def sum_ranges(values, sizes):
+    """Sums of ranges that follow one another: values [1 2 3], sizes [2 0 1] -> [3 0 3], int64."""
+    return np.diff(to_offsets(values)[to_offsets(sizes)])
+
+
 def rank_in_groups(groups):
     """How many entries of its group stand before each entry: groups [1 0 1 1] -> [0 0 1 2], int64."""
     order = np.argsort(groups, kind="stable")

@@ -17,7 +17,7 @@ import numpy as np
 from data_gen import schema
 from data_gen.records.causal_sequences import make_causal_sequences, take_causal
 from data_gen.records.example_bytes import serialize_ragged
-from data_gen.records.sequences import to_offsets
+from data_gen.records.sequences import sum_ranges
 from data_gen.text import tokenization
 from data_gen.text.corpus import WholeTexts, join_lines
 from data_gen.text.token_streams import encode_texts, join_streams, open_streams
@@ -83,7 +83,7 @@ class CausalRecords:
         mask[np.cumsum(lengths)[num_labels < lengths] - 1] = False  # where documents end
         labels, label_bytes = np.zeros((2, len(mask)), np.int32)
         labels[mask], label_bytes[mask] = np.concatenate(labels_of), np.concatenate(bytes_of)
-        num_bytes = np.add.reduceat(label_bytes, to_offsets(lengths)[:-1], dtype=np.int64)
+        num_bytes = sum_ranges(label_bytes, lengths)
         counts["num_predictions"] += len(labels[mask])
         counts["num_bytes"] += int(num_bytes.sum())
         numbers = np.arange(1, len(drawn) + 1)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from data_gen.assembly import pack_job, pack_steps
+from data_gen.assembly import pack_inputs, pack_job, pack_steps, row_steps
 from data_gen.assembly.bert_data import BertData
 from data_gen.assembly.causal_data import CausalData
 from data_gen.assembly.feature_data import FeatureData
 from data_gen.assembly.feature_spec import parse_features
 from data_gen.assembly.pack_data import PackData
+from data_gen.assembly.row_data import RowData
 
 MEMBERS = {name for name in vars(PackData) if not name.startswith("_")}
 
@@ -29,6 +30,9 @@ def asked_of_data(module):
 
 def test_packing_asks_for_all_of_it_and_for_nothing_else():
     assert asked_of_data(pack_steps) | asked_of_data(pack_job) == MEMBERS
+    # and where sequences are laid into rows, only for what reading them needs
+    needed = asked_of_data(pack_inputs) | asked_of_data(row_steps)
+    assert needed <= {name for name in dir(RowData) if not name.startswith("_")}
     assert all(inspect.getdoc(vars(PackData)[name]) for name in MEMBERS)
 
 

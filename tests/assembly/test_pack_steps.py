@@ -9,7 +9,7 @@ import pytest
 from crash import all_bytes
 from unpacked_records import make_features, write_features
 
-from data_gen.assembly import pack_job, pack_steps
+from data_gen.assembly import pack_inputs, pack_job, pack_steps
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
 from data_gen.assembly.spill import read_array, read_spill
@@ -23,7 +23,7 @@ S = 16
 def groups(monkeypatch):
     """Runs and parts of some packs; dict that is filled with how many of them there were."""
     found = {"runs of a file": [], "parts": [], "runs of a part": []}
-    read, sort, measure = pack_job.read_file, pack_job.sort_run, pack_job.measure_part
+    read, sort, measure = pack_inputs.read_file, pack_job.sort_run, pack_job.measure_part
     read_batches = tfrecords.read_batches
 
     def count_runs(work):
@@ -46,7 +46,7 @@ def groups(monkeypatch):
     # a run is of whole batches
     monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=16: read_batches(path, batch_size))
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
-    monkeypatch.setattr(pack_job, "read_file", count_runs)
+    monkeypatch.setattr(pack_inputs, "read_file", count_runs)
     monkeypatch.setattr(pack_job, "sort_run", count_parts)
     monkeypatch.setattr(pack_job, "measure_part", count_owners)
     return found
@@ -80,13 +80,13 @@ def test_runs_and_parts_grow_with_the_input_so_that_their_product_does_not(tmp_p
     size = sum((tmp_path / f"{name}.tfrecord").stat().st_size for name in "ab")
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
     monkeypatch.setattr(pack_steps, "NUM_RUNS", 8)
-    works, read = [], pack_job.read_file
+    works, read = [], pack_inputs.read_file
 
     def watch(work):
         works.append(work)
         return read(work)
 
-    monkeypatch.setattr(pack_job, "read_file", watch)
+    monkeypatch.setattr(pack_inputs, "read_file", watch)
     settings = {"input_file": f"{tmp_path}/?.tfrecord", "output_dir": str(tmp_path / "out")}
     pack(PackConfig(max_seq_length=S, num_workers=1, **settings))
     assert [work.run_bytes for work in works] == [size // 8] * 2  # of all files together

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from causal_files import write_causal
 from text_files import NUM_DOCUMENTS, write_text
 from unpacked_records import make_features, write_features
 
@@ -248,8 +249,16 @@ def packed(tmp_path_factory):
         "other features": make("other features", input_file=one, features="input_ids:int:30"),
         "kept": make("kept", used(tmp / "kept"), **given),
         "beam": make("beam", **given, runner="DirectRunner"),
+        "split": make(
+            "split",
+            input_file=write_causal(tmp / "causal.tfrecord", [5, 9, 30]),
+            max_seq_length=6,
+            split_sequences=True,
+            num_rows=3,
+        ),
     }
     assert {name for name, seen in made.items() if seen.status} == {"kept"}, made["changed"].error
+    changed |= {"split_sequences": True, "num_rows": 3}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dry_run, "read_histogram", try_none)
         made["dry"] = make("dry", dry_run=True, histogram=tmp / "histogram.json")
@@ -290,6 +299,8 @@ PACK_CASES = {
     ),
     "max_predictions_per_pack": Case(length_of(schema.MASKED_LM_IDS, schema.GRAPHCORE_MASKED_LM_IDS), 33),
     "overlong": Case(lambda seen: seen.manifest["num_overlong"]["dropped"], 1),
+    "split_sequences": Case(lambda seen: seen.manifest.get("split_sequences"), True, run="split"),
+    "num_rows": Case(lambda seen: seen.manifest.get("num_rows"), 3, run="split"),
     "num_shards": Case(lambda seen: len(read_files(seen)), 2),
     "random_seed": Case(
         lambda seen: [entry["sha256"] for entry in seen.manifest["files"]], DIFFERENT, run="seeded"

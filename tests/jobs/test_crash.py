@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from causal_files import write_causal
 from crash import all_bytes, finish, kill_after, start
 from unpacked_records import make_features, write_features
 
@@ -44,7 +45,18 @@ def jobs(tmp_path):
         "num_workers": 1,
         "eval_fraction": 0.1,
     }
+    write_causal(tmp_path / "c.causal", rng.integers(2, S + 1, 500))
+    causal = {
+        **creating,
+        "vocab_file": "",
+        "vocab_size": 300,
+        "objective": "causal_lm",
+        "tokenizer": "byte_bpe",
+    }
+    rows = {**packing, "input_file": f"{tmp_path}/c.causal", "split_sequences": True, "num_rows": 4}
     return {
+        "create causal": (create, CreateConfig, {**causal, "num_shards": 2, "provenance": True}),
+        "pack rows": (pack, PackConfig, {**rows, "num_shards": 2, "provenance": True}),
         "pack": (pack, PackConfig, {**packing, "num_shards": 3, "provenance": True}),
         "create": (create, CreateConfig, {**creating, "num_shards": 3, "provenance": True}),
     }
@@ -72,9 +84,11 @@ def continue_and_compare(job, folder, expected):
     [
         ("pack", True, 7),
         ("create", False, 7),
+        ("create causal", False, 40),
+        ("pack rows", False, 40),
         *(
             pytest.param(name, overwrite, 1, marks=pytest.mark.slow)
-            for name in ("pack", "create")
+            for name in ("pack", "create", "create causal", "pack rows")
             for overwrite in (False, True)
         ),
     ],

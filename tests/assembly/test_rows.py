@@ -1,0 +1,185 @@
+"""Rows hold every sequence once, end to end, whatever is found of them alone; their cuts lose nothing."""
+
+import itertools
+
+import numpy as np
+import pytest
+from causal_files import make_sequences, read_examples, sequences_of, write_sequences
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_gen import schema
+from data_gen.assembly import pack_job, row_steps
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.row_data import share_bytes
+from data_gen.assembly.rows import cut_sequences, find_rows, lengths_in_row, plan_rows
+from data_gen.records.provenance import find_sources
+from data_gen.records.read_causal import read_causal
+from data_gen.records.sequences import rank_in_groups
+
+histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=12)
+
+
+def content(features):
+    return [
+        features[name] for name in (schema.INPUT_IDS, schema.LABEL_IDS, schema.LABEL_MASK, schema.NUM_BYTES)
+    ]
+
+
+@given(histogram=histograms, num_rows=st.integers(1, 9), seed=st.integers(0, 3))
+@settings(deadline=None)
+def test_rows_and_places_are_each_taken_once(histogram, num_rows, seed):
+    lengths = np.repeat(sorted(histogram), [histogram[length] for length in sorted(histogram)])
+    num_rows = min(num_rows, len(lengths))
+    plan = plan_rows(*np.unique(lengths, return_counts=True), num_rows)
+    rows, places = find_rows(plan, lengths, rank_in_groups(lengths), seed)
+    found = {(row, place): length for row, place, length in zip(rows, places, lengths, strict=True)}
+    assert len(found) == len(lengths)
+    for row in range(num_rows):
+        there = lengths_in_row(plan, row, 0, int(plan.row_counts[row]), seed)
+        assert len(there) > 0
+        assert [found[row, place] for place in range(len(there))] == there.tolist()
+        assert plan.row_tokens[row] == there.sum()
+        assert np.array_equal(lengths_in_row(plan, row, 1, len(there), seed), there[1:])
+    assert np.ptp(plan.row_tokens) <= lengths.max()
+
+
+def test_many_sequences_make_rows_of_equal_length():
+    lengths = np.random.default_rng(0).integers(1, 4097, 5000)
+    plan = plan_rows(*np.unique(lengths, return_counts=True), 8)
+    assert np.ptp(plan.row_tokens) <= 8 and plan.row_tokens.sum() == lengths.sum()
+
+
+def test_the_order_is_drawn_by_the_seed():
+    lengths = np.arange(1, 41)
+    plan = plan_rows(lengths, np.full(40, 5), 4)
+    rows = [lengths_in_row(plan, row, 0, 50, seed).tolist() for row, seed in ((0, 1), (1, 1), (0, 2))]
+    assert sorted(rows[0]) == sorted(rows[2])
+    assert all(one != other for one, other in itertools.combinations(rows, 2))
+    assert all(np.corrcoef(row, range(50))[0, 1] ** 2 < 0.2 for row in rows)  # nor by length
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), size=st.integers(1, 12))
+@settings(deadline=None)
+def test_sequences_are_cut_where_packs_end_by_a_plain_loop(lengths, size):
+    starts = np.cumsum(lengths) - lengths
+    wanted = []
+    for owner, (start, length) in enumerate(zip(starts.tolist(), lengths, strict=True)):
+        first = 0
+        for token in range(1, length + 1):
+            if token == length or (start + token) % size == 0:
+                wanted.append((owner, first, token - first))
+                first = token
+    assert (
+        list(zip(*(array.tolist() for array in cut_sequences(starts, lengths, size)), strict=True)) == wanted
+    )
+
+
+def join_rows(packs, num_rows):
+    """The sequences of rows and their parts, by a plain loop: list of (sequence, bytes of its parts)."""
+    found = []
+    for row in range(num_rows):
+        is_over = False
+        for packed in packs[row::num_rows]:
+            parts = sequences_of(packed)
+            for part in parts:
+                assert not is_over
+                first = part[schema.POSITION_IDS][0]
+                assert part[schema.POSITION_IDS] == list(range(first, first + len(part[schema.INPUT_IDS])))
+                if first == 0:
+                    found.append(([[], [], []], []))
+                sequence, num_bytes = found[-1]
+                assert len(sequence[0]) == first
+                for whole, name in zip(
+                    sequence, (schema.INPUT_IDS, schema.LABEL_IDS, schema.LABEL_MASK), strict=True
+                ):
+                    whole.extend(part[name])
+                num_bytes.append((len(part[schema.INPUT_IDS]), part[schema.NUM_BYTES][0]))
+            is_over = sum(len(part[schema.INPUT_IDS]) for part in parts) < len(packed[schema.INPUT_IDS])
+    return found
+
+
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 16), (4, 7), (12, 16)])
+def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeypatch, num_rows, size):
+    monkeypatch.setattr(row_steps, "PLACES_AT_ONCE", 3)
+    sequences = make_sequences([*np.random.default_rng(3).integers(1, 20, 40).tolist(), 100, size, 2 * size])
+    path = write_sequences(tmp_path / "in.tfrecord", sequences)
+    config = PackConfig(
+        input_file=path,
+        output_dir=str(tmp_path / "out"),
+        max_seq_length=size,
+        split_sequences=True,
+        num_rows=num_rows,
+        num_shards=3,
+        num_workers=1,
+        provenance=True,
+    )
+    manifest = pack_job.pack(config)
+    paths = sorted((tmp_path / "out").glob("packed-*.tfrecord"))
+    packs = read_examples(paths)
+    found = join_rows(packs, num_rows)
+    assert sorted([*whole, [sum(size for _, size in parts)]] for whole, parts in found) == sorted(
+        map(content, sequences)
+    )
+    by_tokens = {tuple(sequence[schema.INPUT_IDS]): sequence for sequence in sequences}
+    for (tokens, *_), parts in found:
+        first, label_bytes = 0, by_tokens[tuple(tokens)][schema.LABEL_BYTES]
+        for num_tokens, num_bytes in parts:
+            assert num_bytes == sum(label_bytes[first : first + num_tokens])
+            first += num_tokens
+    num_tokens = sum(len(sequence[schema.INPUT_IDS]) for sequence in sequences)
+    depths = [max(packed[schema.INPUT_MASK]) for packed in packs]
+    assert len(packs) % num_rows == 0 and manifest["num_packs"] == len(packs)
+    # as few steps as the longest sequence leaves, which is laid whole
+    most = max(
+        -(-num_tokens // num_rows) + max(len(s[schema.INPUT_IDS]) for s in sequences), num_tokens // num_rows
+    )
+    assert len(packs) // num_rows <= -(-most // size)
+    assert manifest["split_sequences"] is True and manifest["num_rows"] == num_rows
+    assert manifest["num_tokens"] == num_tokens and manifest["num_parts"] == sum(depths) > len(sequences)
+    assert manifest["depth"] == max(depths) == len(packs[0][schema.SEQUENCE_BYTES])
+    assert manifest["efficiency"] == num_tokens / (len(packs) * size)
+    number = 0
+    for shard in paths:  # whole steps; and each part's record is known
+        held = read_examples([shard])
+        assert len(held) % num_rows == 0
+        for record, packed in enumerate(held, 1):
+            parts = sequences_of(packed)
+            sources = find_sources(str(shard), record) if parts else []
+            for part, (_, source) in zip(parts, sources, strict=True):
+                first, last = part[schema.POSITION_IDS][0], part[schema.POSITION_IDS][-1]
+                assert sequences[source - 1][schema.INPUT_IDS][first : last + 1] == part[schema.INPUT_IDS]
+            number += 1
+    assert number == len(packs)
+
+
+def test_rows_of_equal_tokens_are_full_to_their_last_pack(tmp_path):
+    path = write_sequences(tmp_path / "in.tfrecord", make_sequences([10] * 64))
+    settings_of_run = {"max_seq_length": 16, "split_sequences": True, "num_rows": 4, "num_workers": 1}
+    manifest = pack_job.pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), **settings_of_run))
+    assert manifest["efficiency"] == 1 and manifest["num_packs"] == 40
+
+
+def test_bytes_are_shared_out_where_records_do_not_say(tmp_path):
+    sequences = make_sequences([5, 9, 3, 17])
+    bare = [{name: values for name, values in s.items() if name != schema.LABEL_BYTES} for s in sequences]
+    (batch,) = read_causal(write_sequences(tmp_path / "in.tfrecord", bare))
+    shares = share_bytes(batch)
+    for index, sequence in enumerate(sequences):
+        its = shares[batch.offsets[index] : batch.offsets[index + 1]]
+        mask = np.array(sequence[schema.LABEL_MASK])
+        assert its.sum() == sequence[schema.NUM_BYTES][0]
+        assert not its[mask == 0].any() and np.ptp(its[mask == 1]) <= 1
+    by_hand = {**bare[0], schema.INPUT_IDS: [1, 2, 3, 4], schema.LABEL_IDS: [2, 3, 4, 0]}
+    by_hand |= {schema.LABEL_MASK: [1, 1, 1, 0], schema.NUM_BYTES: [8]}
+    (batch,) = read_causal(write_sequences(tmp_path / "hand.tfrecord", [by_hand]))
+    assert share_bytes(batch).tolist() == [2, 3, 3, 0]
+    settings_of_run = {"max_seq_length": 4, "split_sequences": True, "num_rows": 1, "num_workers": 1}
+    config = PackConfig(
+        input_file=f"{tmp_path}/in.tfrecord", output_dir=str(tmp_path / "out"), **settings_of_run
+    )
+    pack_job.pack(config)
+    found = join_rows(read_examples((tmp_path / "out").glob("packed-*.tfrecord")), 1)
+    assert sorted(sum(size for _, size in parts) for _, parts in found) == sorted(
+        sequence[schema.NUM_BYTES][0] for sequence in sequences
+    )
