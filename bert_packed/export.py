@@ -13,12 +13,13 @@ from data_gen.schema import PackSpec
 
 FORMATS = ("hf", "keras", "saved_model")
 DESCRIPTION = """
-Writes a packed BERT in a form that other programs open.
+Writes a packed BERT or Mamba in a form that other programs open.
 
 hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
-             a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification
-keras        model.keras: import bert_packed.models.modeling, or bert_packed.models.heads of a fine-tuned
-             model, then keras.saving.load_model
+             a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification, a Mamba
+             as MambaForCausalLM
+keras        of a BERT, model.keras: import bert_packed.models.modeling, or bert_packed.models.heads of a
+             fine-tuned model, then keras.saving.load_model
 saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`; it returns the logits
              of the head that the model has
 """
@@ -32,8 +33,10 @@ class ExportConfig:
     output_dir: str = setting("", "folder to make; it must be missing or empty")
     format: str = setting("hf", "form to write", choices=FORMATS)
     bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
-    vocab_file: str = setting("", "hf: WordPieces, to write a tokenizer too; empty = none")
-    do_lower_case: bool = setting(True, "hf: whether that tokenizer removes case and accents")
+    vocab_file: str = setting(
+        "", "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = none"
+    )
+    do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")
     batch_size: int = setting(8, "saved_model: packs per call", minimum=1)
     max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
     max_sequences_per_pack: int = setting(3, "saved_model: sequences per pack", minimum=1)
@@ -63,7 +66,7 @@ def main(config):
         )
     # Keras: not for --help
     from bert_packed.checkpoints import export_formats, starting_weights
-    from bert_packed.models.heads import build_model
+    from bert_packed.checkpoints.pretrained_names import architecture_of
     from bert_packed.training.engines.variables import named_weights
 
     output = Path(config.output_dir).resolve()
@@ -75,9 +78,12 @@ def main(config):
         model_config = load_model_config(config.bert_config_file)
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
-    _check(config, model_config)
+    architecture = architecture_of(model_config)
+    _check(config, architecture, model_config)
     head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
-    model = build_model(head, model_config, num_outputs, seed=0)
+    if head not in architecture.classes:
+        head = architecture.first_head  # loading says what the tensors are of
+    model = architecture.build_model(head, model_config, num_outputs, seed=0)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))
     if ablations(model_config):
@@ -100,19 +106,23 @@ def main(config):
     print(f"wrote {config.format} to {config.output_dir}")
 
 
-def _check(config, model_config):
-    if config.format == "saved_model" and config.max_seq_length > model_config.max_position_embeddings:
+def _check(config, architecture, model_config):
+    from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
+
+    if config.format not in architecture.formats:
         raise InputError(
-            "`max_seq_length` must be at most the model's max_position_embeddings="
-            f"{model_config.max_position_embeddings}. Received: {config.max_seq_length}."
+            f"`format` must be {' or '.join(architecture.formats)} for a {architecture.name}. "
+            f"Received: {config.format}."
+        )
+    # A Mamba has no greatest length
+    longest = getattr(model_config, "max_position_embeddings", config.max_seq_length)
+    if config.format == "saved_model" and config.max_seq_length > longest:
+        raise InputError(
+            f"`max_seq_length` must be at most the model's max_position_embeddings={longest}. "
+            f"Received: {config.max_seq_length}."
         )
     if config.vocab_file:
-        num_lines = len(Path(config.vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
-        if num_lines > model_config.vocab_size:
-            raise InputError(
-                f"`vocab_file` must have at most vocab_size={model_config.vocab_size} lines. "
-                f"Received: {num_lines}."
-            )
+        check_vocabulary(config.vocab_file, architecture, model_config)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from bert_packed.checkpoints.architecture import check_same_architecture
 from bert_packed.checkpoints.checksums import check_checksums, write_checksums
 from bert_packed.config import config_json, load_model_config
 from bert_packed.training.finite import NotFiniteError, check_arrays
@@ -32,7 +33,15 @@ WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
     "state.json",
 )
 # What a model may start with otherwise than the checkpoint was trained
-TRAINING_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+TRAINING_FIELDS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "time_step_rank",  # which shapes tell; 0 and the number that it stands for are one
+)
 NAME = re.compile(r"checkpoint-(\d+)")
 PARTIAL_SUFFIX = ".partial"
 DAMAGED = re.compile(r"checkpoint-(\d+)\.damaged(-\d+)?")  # put aside by `set_aside`
@@ -178,11 +187,7 @@ def load_weights(path, weights, model_config):
     folder = find_checkpoint(path)
     if (folder / MODEL_CONFIG).is_file():
         theirs = load_model_config(str(folder / MODEL_CONFIG))
-        if type(theirs) is not type(model_config):
-            raise InputError(
-                f"{folder} holds another model: it must be a {type(model_config).__name__}. "
-                f"Received: a {type(theirs).__name__}."
-            )
+        check_same_architecture(folder, theirs, model_config)
         names = [field.name for field in dataclasses.fields(theirs) if field.name not in TRAINING_FIELDS]
         for name in names:
             if getattr(theirs, name) != getattr(model_config, name):

@@ -1,26 +1,26 @@
-"""What a BERT checkpoint of Hugging Face or of google-research/bert holds, under our names.
+"""What a checkpoint of Hugging Face or of google-research/bert holds, under our names.
 
-Hugging Face    FOLDER/config.json, FOLDER/model.safetensors
+Hugging Face    FOLDER/config.json, FOLDER/model.safetensors (or several, and model.safetensors.index.json)
 Google          FOLDER/bert_config.json, FOLDER/bert_model.ckpt.index, .data-00000-of-00001
 SavedModel      FOLDER/bert_config.json, FOLDER/variables/variables.index, .data-00000-of-00001
 """
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from bert_packed.checkpoints.pretrained_names import tensor_names
+from bert_packed.checkpoints.architecture import check_same_architecture
+from bert_packed.checkpoints.pretrained_names import architecture_of
 from bert_packed.config import load_model_config
-from bert_packed.models.modeling import PRETRAINING
 from data_gen.cli.settings import InputError
 
 HUGGING_FACE_WEIGHTS, HUGGING_FACE_CONFIG = "model.safetensors", "config.json"
 GOOGLE_CONFIG = "bert_config.json"
-TIED_WEIGHT, TIED_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-WORD_EMBEDDINGS, OUTPUT_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+HUGGING_FACE_INDEX = "model.safetensors.index.json"  # in which of several files each tensor is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ def is_hugging_face(folder):
     """Whether a folder holds a Hugging Face checkpoint: our file has its name, but names with slashes."""
     path = Path(folder) / HUGGING_FACE_WEIGHTS
     if not path.is_file():
-        return False
+        return (Path(folder) / HUGGING_FACE_INDEX).is_file()
     try:
         with safe_open(path, "numpy") as file:
             return not any("/" in name for name in file.keys())  # noqa: SIM118  it is no dict
@@ -54,21 +54,23 @@ def is_hugging_face(folder):
         return (Path(folder) / HUGGING_FACE_CONFIG).is_file()
 
 
-def read_hugging_face(folder, head=PRETRAINING):
-    """Read `config.json` and `model.safetensors` of a BERT with any heads.
+def read_hugging_face(folder, model_config, head):
+    """Read `config.json` and the tensors of a model with any heads.
 
-    Names may lack the prefix `bert.` (a bare `BertModel`), and layer norms may be `gamma` and `beta` as in
-    the oldest files. An output matrix stored beside the word embeddings must be equal to them: ours is one.
+    Names may be those of a bare encoder (`BertModel`, `MambaModel`) and in an older spelling. A matrix stored
+    beside the one that it is tied to must be equal to it: ours is one.
 
     Args:
         folder: Local folder.
-        head: Which of `modeling.HEADS` our model has; tensors of others are unused.
+        model_config: Config of our model.
+        head: Which head our model has; tensors of others are unused.
 
     Returns:
         `ForeignCheckpoint`.
 
     Raises:
-        InputError: a file is missing or damaged, two tensors have one name, or the output matrix is not tied.
+        InputError: a file is missing or damaged, it is of another kind of model, two tensors have one name,
+            or the output matrix is not tied.
     """
     folder = Path(folder)
     if not (folder / HUGGING_FACE_CONFIG).is_file():
@@ -76,28 +78,47 @@ def read_hugging_face(folder, head=PRETRAINING):
             f"{folder} must hold {HUGGING_FACE_CONFIG} beside {HUGGING_FACE_WEIGHTS}. Received: no such file."
         )
     config = load_model_config(str(folder / HUGGING_FACE_CONFIG))
-    path = folder / HUGGING_FACE_WEIGHTS
-    try:
-        stored = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} must be a complete safetensors file. Received: {error}.") from error
+    check_same_architecture(folder, config, model_config)
+    architecture = architecture_of(config)
+    path, files = _hugging_face_files(folder)
+    stored = {}
+    for file in files:
+        try:
+            stored |= load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} must be a complete safetensors file. Received: {error}.") from error
     by_full_name = {}
     for name in stored:
-        full = _full_name(name)
+        full = architecture.full_name(name)
         if full in by_full_name:
             raise InputError(f"{path} must hold each tensor once. Received: {by_full_name[full]} and {name}.")
         by_full_name[full] = name
-    _check_tied(path, stored, by_full_name)
-    if OUTPUT_BIAS not in by_full_name and TIED_BIAS in by_full_name:
-        by_full_name[OUTPUT_BIAS] = by_full_name.pop(TIED_BIAS)
-    table = {
-        row.hugging_face: (row.ours, row.hugging_face_transposed)
-        for row in tensor_names(config.num_hidden_layers, head)
+    for copy, original in architecture.tied:
+        if original not in by_full_name and copy in by_full_name:
+            by_full_name[original] = by_full_name.pop(copy)
+    # A copy is used, as the tensor that it equals
+    copies = {by_full_name[copy] for copy, _ in architecture.tied if copy in by_full_name}
+    _check_tied(path, architecture, stored, by_full_name)
+    table = {row.hugging_face: row for row in architecture.tensor_names(config, head)}
+    known = {
+        name: (table[full].ours, table[full].from_hugging_face)
+        for full, name in by_full_name.items()
+        if full in table
     }
-    known = {name: table[full] for full, name in by_full_name.items() if full in table}
-    # The tied matrix is used, as the word embeddings that it equals
-    tied = {by_full_name.get(TIED_WEIGHT), by_full_name.get(TIED_BIAS)}
-    return _translate(path, config, known, stored, lambda name: stored[name], tied)
+    return _translate(path, config, known, stored, lambda name: stored[name], copies)
+
+
+def _hugging_face_files(folder):
+    """What the messages call a Hugging Face folder's tensors, and the files that they are in."""
+    path = Path(folder) / HUGGING_FACE_WEIGHTS
+    if path.is_file():
+        return path, [path]
+    index = Path(folder) / HUGGING_FACE_INDEX
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index} must be JSON with a weight_map. Received: {error!r}.") from error
+    return index, [index.with_name(name) for name in sorted(names)]
 
 
 def find_google(path):
@@ -121,12 +142,12 @@ def find_google(path):
     return found[0].with_suffix("") if found else None
 
 
-def read_google(prefix, num_hidden_layers, head=PRETRAINING):
+def read_google(prefix, model_config, head):
     """Read a TensorFlow checkpoint of google-research/bert, with any heads.
 
     Args:
         prefix: From `find_google`.
-        num_hidden_layers: Of our model; further layers are unused.
+        model_config: Config of our model; further layers than its own are unused.
         head: As in `read_hugging_face`.
 
     Returns:
@@ -134,7 +155,7 @@ def read_google(prefix, num_hidden_layers, head=PRETRAINING):
         one folder up.
 
     Raises:
-        InputError: the files are damaged.
+        InputError: the files are damaged, or our model is not of this kind.
     """
     import tensorflow as tf  # only these files need it: under JAX nothing else loads TensorFlow
 
@@ -143,8 +164,10 @@ def read_google(prefix, num_hidden_layers, head=PRETRAINING):
         None,
     )
     config = load_model_config(str(config_file)) if config_file else None
-    rows = tensor_names(num_hidden_layers, head)
-    table = {row.google: (row.ours, row.google_transposed) for row in rows}
+    if config:
+        check_same_architecture(prefix, config, model_config)
+    rows = architecture_of(model_config).tensor_names(model_config, head)
+    table = {row.google: (row.ours, row.from_google) for row in rows}
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         stored = reader.get_variable_to_shape_map()
@@ -157,26 +180,20 @@ def read_google(prefix, num_hidden_layers, head=PRETRAINING):
 
 
 def _translate(path, config, known, stored, read, silent):
-    """The checkpoint from its known names; `silent` names are neither used by name nor reported."""
+    """The checkpoint from its known names, each with (our name, what makes its array ours).
+
+    `silent` names are neither used by name nor reported.
+    """
     tensors, foreign_names = {}, {}
-    for name, (ours, is_transposed) in known.items():
-        values = np.asarray(read(name)).astype(np.float32)
-        # A damaged vector has no transpose; its shape is refused later, by name
-        tensors[ours] = values.T if is_transposed else values
+    for name, (ours, to_ours) in known.items():
+        tensors[ours] = to_ours(np.asarray(read(name)).astype(np.float32))
         foreign_names[ours] = name
     unused = sorted(name for name in stored if name not in known and name not in silent)
     return ForeignCheckpoint(Path(path), tensors, unused, config, foreign_names)
 
 
-def _full_name(name):
-    """`encoder.layer.0.output.LayerNorm.gamma` -> `bert.encoder.layer.0.output.LayerNorm.weight`."""
-    if name.split(".")[0] in ("embeddings", "encoder", "pooler"):
-        name = f"bert.{name}"
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-
-
-def _check_tied(path, stored, by_full_name):
-    for one, other in ((TIED_WEIGHT, WORD_EMBEDDINGS), (TIED_BIAS, OUTPUT_BIAS)):
+def _check_tied(path, architecture, stored, by_full_name):
+    for one, other in architecture.tied:
         if one in by_full_name and other in by_full_name:
             stored_one, stored_other = stored[by_full_name[one]], stored[by_full_name[other]]
             if not np.array_equal(stored_one, stored_other):
@@ -192,7 +209,8 @@ def stored_shapes(path):
     Of a damaged file there are none: whoever reads the tensors says what is wrong.
     """
     if is_hugging_face(path):
-        return safetensors_shapes(Path(path) / HUGGING_FACE_WEIGHTS)
+        shapes = [safetensors_shapes(file) for file in _hugging_face_files(path)[1]]
+        return {name: shape for each in shapes for name, shape in each.items()}
     import tensorflow as tf
 
     try:
@@ -207,5 +225,5 @@ def safetensors_shapes(path):
     try:
         with safe_open(path, "numpy") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError:
+    except (SafetensorError, OSError):
         return {}

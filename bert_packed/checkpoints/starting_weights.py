@@ -4,14 +4,12 @@ import dataclasses
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint, pretrained_files
-from bert_packed.checkpoints.pretrained_names import HEAD_KERNELS, tensor_names
+from bert_packed.checkpoints.architecture import check_same_architecture
+from bert_packed.checkpoints.pretrained_names import ARCHITECTURES, architecture_of
 from bert_packed.config import ablations, load_model_config
-from bert_packed.models.modeling import HEADS, PRETRAINING
 from bert_packed.training.finite import check_arrays
 from data_gen.cli.settings import InputError
 
-# What no tensor's shape tells, and what would silently change every output
-SHAPELESS = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 OPTIMIZER_SLOTS = ("/adam_m", "/adam_v")
 
 
@@ -47,17 +45,18 @@ class StartingWeights:
         return lines
 
 
-def load(path, weights, model_config, head=PRETRAINING, any_head=None):
+def load(path, weights, model_config, head=None, any_head=None):
     """Put a checkpoint's weights into a model.
 
-    The encoder (`bert/...`) must be complete; heads that the checkpoint lacks keep their initial values.
+    The encoder (`bert/...`, `backbone/...`) must be complete; heads that the checkpoint lacks keep their
+    initial values.
 
     Args:
         path: A checkpoint folder of ours or a run's output directory; a Hugging Face folder; a TensorFlow
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
-        model_config: `ModelConfig` of the model.
-        head: Which of `modeling.HEADS` the model has, or the name of another.
+        model_config: Of the model; its class tells the architecture.
+        head: Which head the model has; None is that of pre-training.
         any_head: Whether a checkpoint of ours may have another head. None: to start a fine-tuning it may,
             pre-training takes its own.
 
@@ -69,18 +68,20 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
             or setting that differs), or was trained under an ablation that the model does not have. The model
             is then as it was.
     """
-    found = _read_foreign(path, model_config.num_hidden_layers, head)
+    architecture = architecture_of(model_config)
+    head = head or architecture.first_head
+    found = _read_foreign(path, model_config, head)
     if any_head is None:
-        any_head = head != PRETRAINING
+        any_head = head != architecture.first_head
     if found is None and any_head and stored_head(path)[0] != head and not _holds(path, weights):
-        found = _read_ours(path, head)
+        found = _read_ours(path, model_config, head)
     if found is None:
         folder = checkpoint.load_weights(path, weights, model_config)
         return StartingWeights(folder, len(weights), [], [])
-    _check_config(found, model_config)
+    _check_config(found, model_config, architecture.shapeless)
     missing = [name for name in weights if name not in found.tensors]
     for name in missing:
-        if name.startswith("bert/"):
+        if name.startswith(architecture.encoder):
             raise InputError(f"{found.path} holds another model: the file has no tensor for {name}.")
     _check_shapes(found, weights)
     check_arrays(found.tensors, f"of {found.path}")
@@ -90,7 +91,7 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
 
 
 def read_config(path):
-    """The `ModelConfig` that a checkpoint was stored with; `path` is as in `load`.
+    """The config that a model was stored with, of its architecture's class; `path` is as in `load`.
 
     Raises:
         InputError: there is no checkpoint, or no config beside it.
@@ -124,28 +125,28 @@ def _find_config(path):
 
 
 def stored_head(path):
-    """Which head a checkpoint has, and how many outputs: `(one of HEADS, number)`; `path` as in `load`.
+    """Which head a checkpoint has, and how many outputs: `(name, number)`; `path` as in `load`.
 
-    One without any head, as a bare encoder, counts as of pre-training.
+    Whose it is, is told by its tensors. A bare BERT counts as of pre-training.
     """
     if pretrained_files.is_hugging_face(path) or pretrained_files.find_google(path):
         shapes = pretrained_files.stored_shapes(path)
     else:
         shapes = pretrained_files.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
-    for head in reversed(HEADS):
-        ours = HEAD_KERNELS[head].removesuffix("kernel") + "bias"
-        row = next(row for row in tensor_names(0, head) if row.ours == ours)
-        for name in (row.ours, row.hugging_face, row.google):
-            if name in shapes:
-                return head, shapes[name][0]
-    return PRETRAINING, 2
+    for architecture in ARCHITECTURES:
+        full_names = {architecture.full_name(name): shape for name, shape in shapes.items()}
+        for head, row in reversed(architecture.outputs.items()):
+            for name in (row.ours, row.hugging_face, row.google):
+                if name in full_names:
+                    return head, full_names[name][0]
+    return ARCHITECTURES[0].first_head, 2
 
 
-def _read_foreign(path, num_hidden_layers, head):
+def _read_foreign(path, model_config, head):
     if pretrained_files.is_hugging_face(path):
-        return pretrained_files.read_hugging_face(path, head)
+        return pretrained_files.read_hugging_face(path, model_config, head)
     prefix = pretrained_files.find_google(path)
-    return pretrained_files.read_google(prefix, num_hidden_layers, head) if prefix else None
+    return pretrained_files.read_google(prefix, model_config, head) if prefix else None
 
 
 def _holds(path, weights):
@@ -154,12 +155,14 @@ def _holds(path, weights):
     return weights.keys() <= stored.keys()
 
 
-def _read_ours(path, head):
+def _read_ours(path, model_config, head):
     """A checkpoint of ours with another head, what both have in common under this head's names."""
     folder = checkpoint.find_checkpoint(path)
     config = load_model_config(str(folder / checkpoint.MODEL_CONFIG))
-    wanted = {row.hugging_face: row.ours for row in tensor_names(config.num_hidden_layers, head)}
-    theirs = tensor_names(config.num_hidden_layers, stored_head(path)[0])
+    check_same_architecture(folder, config, model_config)
+    tensor_names = architecture_of(config).tensor_names
+    wanted = {row.hugging_face: row.ours for row in tensor_names(config, head)}
+    theirs = tensor_names(config, stored_head(path)[0])
     names = {row.ours: wanted[row.hugging_face] for row in theirs if row.hugging_face in wanted}
     stored = checkpoint.read_weights(folder)
     return pretrained_files.ForeignCheckpoint(
@@ -171,7 +174,7 @@ def _read_ours(path, head):
     )
 
 
-def _check_config(found, model_config):
+def _check_config(found, model_config, shapeless):
     if found.config is None:
         return
     if found.config.num_hidden_layers != model_config.num_hidden_layers:
@@ -179,7 +182,7 @@ def _check_config(found, model_config):
             f"{found.path} holds another model: num_hidden_layers must be {model_config.num_hidden_layers}. "
             f"Received: {found.config.num_hidden_layers}."
         )
-    for name in SHAPELESS:
+    for name in shapeless:
         theirs, ours = getattr(found.config, name), getattr(model_config, name)
         if theirs != ours:
             raise InputError(f"{found.path} holds another model: {name} must be {ours}. Received: {theirs}.")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from tiny import CONFIG
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.pretrained_names import tensor_names
+from bert_packed.checkpoints.bert_names import tensor_names
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import CLASSIFICATION, HEADS, PRETRAINING, QUESTION_ANSWERING
 from bert_packed.training.engines.variables import named_weights

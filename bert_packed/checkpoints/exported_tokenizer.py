@@ -1,0 +1,71 @@
+"""The tokenizer beside an exported model: WordPieces, or what a `tokenizer.json` describes."""
+
+import json
+import shutil
+from pathlib import Path
+
+from data_gen.cli.settings import InputError
+from data_gen.text import byte_bpe, tokenization
+
+WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
+
+
+def file_name(vocab_file):
+    """What a vocabulary's file is called in a folder of Hugging Face, told by its ending."""
+    return TOKENIZER_JSON if vocab_file.endswith(".json") else WORDPIECES
+
+
+def check_vocabulary(vocab_file, architecture, config):
+    """Raise `InputError` where a vocabulary is none for a model, or has more tokens than it.
+
+    Args:
+        vocab_file: Path.
+        architecture: `Architecture` of the model.
+        config: Of the model.
+    """
+    if file_name(vocab_file) not in architecture.vocabularies:
+        raise InputError(
+            f"`vocab_file` must have one WordPiece a line for a {architecture.name}. Received: {vocab_file}."
+        )
+    if file_name(vocab_file) == TOKENIZER_JSON:
+        unit, size = "tokens", byte_bpe.load(vocab_file).vocab_size
+    else:
+        unit, size = "lines", len(Path(vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
+    if size > config.vocab_size:
+        raise InputError(
+            f"`vocab_file` must have at most vocab_size={config.vocab_size} {unit}. Received: {size}."
+        )
+
+
+def boundary_ids(vocab_file):
+    """Under transformers' names, which tokens open and close a document: None each without a vocabulary."""
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id"))
+    if not vocab_file:
+        return ids
+    if file_name(vocab_file) == TOKENIZER_JSON:
+        found = byte_bpe.load(vocab_file)
+        return dict(zip(ids, (found.start_id, found.end_id), strict=True))
+    vocabulary = tokenization.load_vocab(vocab_file)
+    return dict(zip(ids, (vocabulary.cls_id, vocabulary.sep_id), strict=True))
+
+
+def write_tokenizer(folder, vocab_file, do_lower_case):
+    """Write what `transformers.AutoTokenizer.from_pretrained` opens.
+
+    Args:
+        folder: Existing folder.
+        vocab_file: Path; it is copied.
+        do_lower_case: Whether a tokenizer of WordPieces removes case and accents; a `tokenizer.json` says so
+            itself.
+    """
+    shutil.copyfile(vocab_file, folder / file_name(vocab_file))
+    if file_name(vocab_file) == TOKENIZER_JSON:
+        found = byte_bpe.load(vocab_file)
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": found.tokenizer.id_to_token(found.start_id),
+            "eos_token": found.tokenizer.id_to_token(found.end_id),
+        }
+    else:
+        settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": do_lower_case}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

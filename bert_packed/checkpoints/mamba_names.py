@@ -1,0 +1,83 @@
+"""What Mamba's tensors are called here and in Hugging Face's files: the one table of both.
+
+    here                                    Hugging Face
+    backbone/layers_0/mixer/in_proj/kernel  backbone.layers.0.mixer.in_proj.weight^T
+    backbone/layers_0/mixer/conv1d_kernel   backbone.layers.0.mixer.conv1d.weight, channels × 1 × taps
+    backbone/layers_0/RMSNorm/scale         backbone.layers.0.norm.weight
+
+`^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
+"""
+
+from bert_packed.checkpoints.architecture import Architecture, TensorName
+from bert_packed.config import MambaConfig, config_json
+from bert_packed.models.mamba import build_mamba
+from data_gen.schema import CAUSAL_LM
+
+_EMBEDDINGS = TensorName("backbone/embeddings", "backbone.embeddings.weight")
+
+
+def tensor_names(config):
+    """The table for a `MambaConfig`: list of `TensorName`, every tensor of the model once."""
+    table = [_EMBEDDINGS, TensorName("backbone/RMSNorm/scale", "backbone.norm_f.weight")]
+    for i in range(config.num_hidden_layers):
+        ours, theirs = f"backbone/layers_{i}", f"backbone.layers.{i}"
+        table.append(TensorName(f"{ours}/RMSNorm/scale", f"{theirs}.norm.weight"))
+        table += _mixer(config, f"{ours}/mixer", f"{theirs}.mixer")
+    return table
+
+
+def _mixer(config, ours, theirs):
+    rows = [TensorName(f"{ours}/conv1d_kernel", f"{theirs}.conv1d.weight", hugging_face_depthwise=True)]
+    if config.use_conv_bias:
+        rows.append(TensorName(f"{ours}/conv1d_bias", f"{theirs}.conv1d.bias"))
+    rows += [TensorName(f"{ours}/{name}", f"{theirs}.{name}") for name in ("A_log", "D")]
+    has_bias = {
+        "in_proj": config.use_bias,
+        "x_proj": False,
+        "dt_proj": True,
+        "out_proj": config.use_bias,
+    }
+    for name in has_bias:
+        rows.append(
+            TensorName(f"{ours}/{name}/kernel", f"{theirs}.{name}.weight", hugging_face_transposed=True)
+        )
+        if has_bias[name]:
+            rows.append(TensorName(f"{ours}/{name}/bias", f"{theirs}.{name}.bias"))
+    return rows
+
+
+def _build_model(head, config, num_outputs, seed):
+    del head, num_outputs  # it has one head, whose outputs are the vocabulary
+    return build_mamba(config, seed)
+
+
+def _hugging_face_config(model):
+    # All that transformers would otherwise fill in by itself, where ours is fixed too
+    return {
+        "hidden_act": "silu",
+        "pad_token_id": 0,
+        "residual_in_fp32": True,
+        "tie_word_embeddings": True,
+        "intermediate_size": model.config.inner_size,
+        **config_json(model.config),
+        "time_step_rank": model.config.step_rank,
+    }
+
+
+MAMBA = Architecture(
+    name="Mamba",
+    config_class=MambaConfig,
+    tensor_names=lambda config, head: tensor_names(config),
+    build_model=_build_model,
+    classes={CAUSAL_LM: "MambaForCausalLM"},
+    outputs={CAUSAL_LM: _EMBEDDINGS},
+    encoder="backbone/",
+    prefix="backbone.",
+    bare_parts=("embedding", "embeddings", "layers", "norm_f"),
+    spellings=(("backbone.embedding.", "backbone.embeddings."),),
+    tied=(("lm_head.weight", _EMBEDDINGS.hugging_face),),
+    shapeless=("layer_norm_epsilon", "use_bias", "use_conv_bias"),
+    hugging_face_config=_hugging_face_config,
+    vocabularies=("vocab.txt", "tokenizer.json"),
+    formats=("hf", "saved_model"),
+)
