@@ -70,6 +70,9 @@ def load(path, weights, model_config, head=PRETRAINING, any_head=None):
             is then as it was.
     """
     found = _read_foreign(path, model_config.num_hidden_layers, head)
+    if found is None:
+        # A flipped bit of a weight is a finite number of the right shape all the same
+        checkpoint.check_weights(checkpoint.find_checkpoint(path))
     if any_head is None:
         any_head = head != PRETRAINING
     if found is None and any_head and stored_head(path)[0] != head and not _holds(path, weights):
