@@ -96,6 +96,10 @@ def test_the_first_process_alone_writes_and_the_others_wait_for_it(make_process,
     assert left[0] == (["checkpoint-4", "eval_metrics.csv", "metrics.csv"], [2.5])
     assert left[1] == ([], [])
     assert "\n3,2.5," in (tmp_path / "0" / "metrics.csv").read_text()
+    for name in ("checkpoint-3", "checkpoint-4"):
+        (process.folder / name).mkdir()
+    process.hooks.prune()
+    assert names_in(process.folder) == ["checkpoint-3", "checkpoint-4"]
 
 
 def test_each_process_reads_its_part_of_every_micro_batch(make_process, tmp_path):
