@@ -117,6 +117,20 @@ def check_checkpoint(path):
         _read_json(path / STATE)
 
 
+def check_weights(folder):
+    """Check that weights and shape in a folder are as they were written, where checksums tell.
+
+    Other files, such as the larger state of the optimizer, are not read.
+
+    Args:
+        folder: As of `find_checkpoint`.
+
+    Raises:
+        InputError: they are not; the message names the file.
+    """
+    check_checksums(folder, (WEIGHTS, MODEL_CONFIG), others=False)
+
+
 def set_aside(path):
     """Give a damaged checkpoint a name that no run reads, `checkpoint-7.damaged`; its step can come again.
 

@@ -1,6 +1,7 @@
 """A damaged newest checkpoint is seen, named and put aside; the run goes on from the one before."""
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -9,11 +10,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny import CONFIG, make_engine
 
-from bert_packed.checkpoints import checkpoint, checksums
+from bert_packed import export
+from bert_packed.checkpoints import checkpoint, checksums, starting_weights
 from bert_packed.checkpoints.checkpoint import check_checkpoint, list_checkpoints, prune_checkpoints
+from bert_packed.models.heads import build_model
+from bert_packed.models.modeling import PRETRAINING, QUESTION_ANSWERING
 from bert_packed.runs import run_directory
 from bert_packed.runs.run_directory import find_whole_checkpoint
+from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.optimization import Lamb
+from data_gen.cli import command_line
 from data_gen.cli.settings import InputError
 
 FILES = (checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.MODEL_CONFIG, checkpoint.STATE)
@@ -91,6 +97,34 @@ def test_a_flipped_bit_is_seen_wherever_it_is(folder, place):
             check_checkpoint(path.parent)
         path.write_bytes(whole)
     check_checkpoint(folder / "checkpoint-6")
+
+
+@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.MODEL_CONFIG])
+def test_nothing_starts_from_a_damaged_one(folder, tmp_path, capsys, engine, name):
+    """The last bits of a weight and a rate of dropout: shapes and names are right, numbers finite."""
+    path = folder / "checkpoint-6" / name
+    if name == checkpoint.WEIGHTS:
+        flip(path, 0.99)
+    else:
+        path.write_text(path.read_text().replace('"hidden_dropout_prob": 0.0', '"hidden_dropout_prob": 0.1'))
+    other = build_model(QUESTION_ANSWERING, CONFIG, 2, seed=0)
+    for weights, head in ((engine.weights(), PRETRAINING), (named_weights(other), QUESTION_ANSWERING)):
+        before = {name: variable.numpy() for name, variable in weights.items()}
+        for given in (path.parent, folder):
+            with pytest.raises(InputError, match=f"{re.escape(str(path))} must have the SHA-256"):
+                starting_weights.load(given, weights, CONFIG, head)
+        for variable in weights:
+            np.testing.assert_array_equal(weights[variable].numpy(), before[variable])
+    argv = ["export.py", f"--init_checkpoint={folder}", f"--output_dir={tmp_path}/out"]
+    assert command_line.run(export.main, export.ExportConfig, "", argv) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error and error.count("\n") == 1
+
+
+def test_a_start_reads_no_state_of_an_optimizer(folder, engine):
+    flip(folder / "checkpoint-6" / checkpoint.TRAINING)
+    found = starting_weights.load(folder, engine.weights(), CONFIG)
+    assert found.path == folder / "checkpoint-6"
 
 
 def test_without_checksums_what_can_be_seen_is_seen(folder):

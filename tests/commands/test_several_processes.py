@@ -4,6 +4,7 @@ Every moment is drawn from a seed of its own: which process, which signal, at wh
 All twenty take half an hour on two cores: `KILL_MOMENTS=20`. Without it there are four, one of each kind.
 """
 
+import csv
 import json
 import os
 import random
@@ -122,6 +123,34 @@ def test_a_run_goes_on_in_another_number_of_processes_and_under_the_other_backen
         assert "continues from" in cluster.out(0) or part == 0
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert [segment["backend"] for segment in record["segments"]] == ["jax", "tensorflow", "jax"]
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_two_processes_take_the_steps_of_one(data, tmp_path, backend):
+    """Losses, gradients by the first step's moments, and weights after 20 steps with dropout."""
+    logs, folders = [], []
+    for num, distribution in ((1, "none"), (2, "multi_worker")):
+        folders.append(tmp_path / f"run-{num}")
+        changes = {"num_train_steps": 20, "save_checkpoints_steps": 1, "keep_checkpoint_max": 20}
+        command = arguments(data, folders[-1], distribution=distribution, **changes)
+        cluster = RunningCluster(tmp_path / f"said-{num}", command, num, backend)
+        assert cluster.statuses() == [0] * num, cluster.said()
+        with (folders[-1] / "metrics.csv").open(newline="") as file:
+            logs.append(list(csv.DictReader(file)))
+    assert len(logs[0]) == len(logs[1]) == 20
+    for want, found in zip(*logs, strict=True):
+        for name in ("loss", "mlm_loss", "nsp_loss"):
+            assert float(found[name]) == pytest.approx(float(want[name]), rel=1e-6)
+    one, two = (load_file(folder / "checkpoint-1" / "training.safetensors") for folder in folders)
+    names = [name for name in one if name.endswith("momentum")]
+    largest = max(np.abs(one[name]).max() for name in names)
+    assert largest > 0
+    for name in names:
+        np.testing.assert_allclose(two[name], one[name], atol=1e-6 * largest, rtol=0, err_msg=name)
+    one, two = (load_file(folder / "checkpoint-20" / "model.safetensors") for folder in folders)
+    for name in one:
+        if not name.endswith("key/bias"):  # its gradient is 0: of rounding LAMB makes whole steps
+            np.testing.assert_allclose(two[name], one[name], atol=1e-5, rtol=0, err_msg=name)
 
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])

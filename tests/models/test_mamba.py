@@ -198,7 +198,7 @@ def test_rows_are_handed_on_in_training_alone():
 
 
 def test_no_gradient_crosses_a_cut():
-    """States handed on are numbers: what follows them does not move the weights by way of what came before."""
+    """States handed on are numbers: no loss moves the weights by way of an earlier pack."""
     model = build_mamba(ONE_BLOCK, 1, num_rows=1)
     whole = batch_of(random_packs([[12]]), 12, 1)
     first, second = (

@@ -45,10 +45,12 @@ def sequence_losses(outputs, batch):
 
 
 def test_weights_of_listing_1():
-    sequences = np.array([[1, 1, 1, 2, 0]], np.float32)
+    """Of the first slot as of the last."""
+    sequences = np.array([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]], np.float32)
     per_sequence = prediction_weights(sequences, 2, "per_sequence")
-    np.testing.assert_allclose(per_sequence, [[1 / 3, 1 / 3, 1 / 3, 1, 0]], rtol=1e-6)
-    np.testing.assert_array_equal(prediction_weights(sequences, 2, "per_token"), [[1, 1, 1, 1, 0]])
+    thirds, quarters = [1 / 3, 1 / 3, 1 / 3, 1, 0], [1, 1 / 4, 1 / 4, 1 / 4, 1 / 4]
+    np.testing.assert_allclose(per_sequence, [thirds, quarters], rtol=1e-6)
+    np.testing.assert_array_equal(prediction_weights(sequences, 2, "per_token"), sequences > 0)
 
 
 @pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])

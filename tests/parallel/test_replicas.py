@@ -18,7 +18,7 @@ from data_gen.cli.settings import InputError
 
 pytestmark = pytest.mark.both_backends
 NUM_DEVICES = 4
-NUM_STEPS = 6
+NUM_STEPS = 20
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
 MICRO_BATCH_SIZE = 4  # of eight packs a step
 CLIP = 0.5  # of lengths above 2
@@ -116,6 +116,8 @@ def test_losses_and_norms_are_those_of_one_device(trained, num_devices):
         assert want["gradient_norm"] > 4 * CLIP
         assert found.pop("num_stop_requests") == 0
         assert found == pytest.approx(want, rel=1e-5)
+        for name in ("mlm_loss", "nsp_loss"):
+            assert found[name] == pytest.approx(want[name], rel=1e-6)
     assert many.engine.num_train_traces == 1
 
 
@@ -133,7 +135,7 @@ def test_gradients_are_those_of_one_device(trained, num_devices):
 
 
 @several
-def test_weights_are_those_of_one_device_after_some_steps(trained, num_devices):
+def test_weights_are_those_of_one_device_after_20_steps(trained, num_devices):
     one, many = trained(1), trained(num_devices)
     for name, values in one.weights.items():
         # The gradient of a key's bias is 0: of its rounding LAMB makes whole steps

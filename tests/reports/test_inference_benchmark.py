@@ -15,6 +15,7 @@ from bert_packed.reports import inference_benchmark, torch_reference
 from bert_packed.runs import turns
 from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
+from data_gen.text import sample_corpus
 
 
 def command(**flags):
@@ -115,6 +116,14 @@ def test_texts_are_the_first_lines(tmp_path, end):
     (tmp_path / "a.gz").write_bytes(gzip.compress(content))
     assert read_texts(tmp_path / "a.txt") == read_texts(tmp_path / "a.gz") == ["caf\u00e9", "two"]
     assert read_texts(tmp_path / "a.txt", 9) == ["caf\u00e9", "two", "three"]
+
+
+def test_without_a_file_texts_are_the_first_documents_of_the_sample(monkeypatch):
+    documents = [["One.", "Two."], ["Three."], ["Four."]]
+    monkeypatch.setattr(sample_corpus, "read_sample_documents", lambda: iter(documents))
+    for num_texts, texts in ((2, ["One. Two.", "Three."]), (9, ["One. Two.", "Three.", "Four."])):
+        config = inference_benchmark.BenchmarkConfig("model", "vocab.txt", num_texts=num_texts)
+        assert inference_benchmark._read_texts(config) == texts
 
 
 def test_other_encodings_and_empty_files_are_one_line(tmp_path):

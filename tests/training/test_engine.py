@@ -10,6 +10,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
+from bert_packed.training.engines.engine import clip
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
 
 pytestmark = pytest.mark.both_backends
@@ -106,6 +107,30 @@ def test_the_whole_gradient_is_clipped_once(batches):
         np.testing.assert_allclose(
             before.numpy() - after.numpy(), gradient / length, atol=1e-5, err_msg=before.path
         )
+
+
+@pytest.mark.parametrize("limit", [6.5, 20.0, None])
+@pytest.mark.parametrize("spoiled", [None, "sum", "gradient"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_step_counts_where_all_of_it_is_finite(limit, spoiled, value):
+    """A loss can be finite with a gradient that is not, and the other way round."""
+    gradients = [np.array([3.0, -4.0], np.float32), np.array([[12.0]], np.float32)]
+    sums = {"loss": np.float32(2.0), "num_sequences": np.float32(1.0)}
+    if spoiled == "sum":
+        sums["loss"] = np.float32(value)
+    elif spoiled == "gradient":
+        gradients[0][1] = value
+    clipped, figures = clip(
+        [keras.ops.convert_to_tensor(gradient) for gradient in gradients],
+        {name: keras.ops.convert_to_tensor(total) for name, total in sums.items()},
+        limit,
+    )
+    assert float(figures["is_skipped"]) == bool(spoiled)
+    for before, after in zip(gradients, clipped, strict=True):
+        wanted = np.full_like(before, np.nan) if spoiled else before * (0.5 if limit == 6.5 else 1.0)
+        np.testing.assert_allclose(np.asarray(after), wanted, rtol=1e-6)
+    if spoiled != "gradient":
+        assert float(figures["gradient_norm"]) == 13.0
 
 
 def test_weights_and_state_have_distinct_names():

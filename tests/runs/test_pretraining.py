@@ -1,0 +1,141 @@
+"""What each of several processes of a run does: the first writes, all read their own packs, all wait."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from tiny import write_data
+
+from bert_packed.config import load_model_config
+from bert_packed.parallel.processes import Alone
+from bert_packed.runs import pretraining
+from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_data import read_data
+from bert_packed.training.watch import Scale
+
+pytestmark = pytest.mark.usefixtures("uncompiled_file")
+
+
+class OneOfTwo(Alone):
+    """A process that hears from a test what the first has decided; `num_waits` tells how often it asked."""
+
+    def __init__(self, index):
+        self.index, self.num, self.num_waits = index, 2, 0
+
+    def first_decides(self, decide):
+        self.num_waits += 1
+        return decide() if self.is_first else "as the first has decided"
+
+
+@dataclasses.dataclass
+class Process:
+    """Hooks of a run's process, the rows that it showed and the batches that it evaluated."""
+
+    processes: Alone
+    folder: object
+    shown: list
+    evaluated: list
+    hooks: object
+
+
+@pytest.fixture(scope="module")
+def make_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder, num_packs=(9, 11))
+    config = TrainConfig(
+        input_file=f"{folder}/packed-*.tfrecord",
+        eval_input_file=f"{folder}/packed-1.tfrecord",
+        output_dir=str(folder / "run"),
+        bert_config_file=f"{folder}/bert_config.json",
+        train_batch_size=8,
+        micro_batch_size=4,
+        eval_batch_size=4,
+        num_train_steps=20,
+        keep_checkpoint_max=1,
+    )
+    data = read_data(config)
+    model_config = load_model_config(config.bert_config_file, None)
+    engine = pretraining.build_engine(config, model_config, data)
+
+    def make(processes, output_dir):
+        output_dir.mkdir()
+        process = Process(processes, output_dir, [], [], None)
+
+        def eval_step(batch):
+            process.evaluated.append(batch["token_ids"])
+            return dict.fromkeys(engine.objective.sum_names, 1.0)
+
+        engine.eval_step = eval_step
+        process.hooks = pretraining.make_hooks(
+            *(config, model_config, data, engine, output_dir, 0, False, process.shown.append, Scale()),
+            processes,
+        )
+        return process
+
+    return make
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != "tensorboard")
+
+
+def test_the_first_process_alone_writes_and_the_others_wait_for_it(make_process, tmp_path):
+    left = {}
+    for index in (0, 1):
+        process = make_process(OneOfTwo(index), tmp_path / f"{index}")
+        process.hooks.log({"step": 3, "loss": 2.5})
+        process.hooks.save(3, {"evaluation_due": False})
+        assert process.processes.num_waits == 1  # by whom it is not written goes on when it is
+        process.hooks.save(4, {"evaluation_due": False})
+        process.hooks.evaluate(4)
+        process.hooks.prune()
+        assert process.hooks.shows_progress == (index == 0)
+        left[index] = names_in(process.folder), [row["loss"] for row in process.shown]
+    assert left[0] == (["checkpoint-4", "eval_metrics.csv", "metrics.csv"], [2.5])
+    assert left[1] == ([], [])
+    assert "\n3,2.5," in (tmp_path / "0" / "metrics.csv").read_text()
+    for name in ("checkpoint-3", "checkpoint-4"):
+        (process.folder / name).mkdir()
+    process.hooks.prune()
+    assert names_in(process.folder) == ["checkpoint-3", "checkpoint-4"]
+
+
+def test_each_process_reads_its_part_of_every_micro_batch(make_process, tmp_path):
+    whole, first, second = (
+        make_process(processes, tmp_path / name)
+        for name, processes in (("whole", Alone()), ("0", OneOfTwo(0)), ("1", OneOfTwo(1)))
+    )
+    steps = [
+        [batch["token_ids"] for batch in itertools.islice(process.hooks.batches(0), 2)]
+        for process in (whole, first, second)
+    ]
+    for all_packs, *parts in zip(*steps, strict=True):
+        assert len(all_packs) == 8 and len(np.unique(all_packs, axis=0)) == 8
+        np.testing.assert_array_equal(parts[0], all_packs[[0, 1, 4, 5]])
+        np.testing.assert_array_equal(parts[1], all_packs[[2, 3, 6, 7]])
+
+
+def test_each_process_evaluates_its_part_of_every_batch(make_process, tmp_path):
+    """The engine adds up what all of them have."""
+    found = []
+    for name, processes in (("whole", Alone()), ("0", OneOfTwo(0)), ("1", OneOfTwo(1))):
+        process = make_process(processes, tmp_path / name)
+        process.hooks.evaluate(1)
+        found.append(process.evaluated)
+    assert [len(batches) for batches in found] == [3, 3, 3]
+    for all_packs, first, second in zip(*found, strict=True):
+        np.testing.assert_array_equal(np.concatenate([first, second]), all_packs)
+
+
+def test_each_process_notes_the_packs_that_it_had_read_of_a_step_left_out(make_process, tmp_path, capsys):
+    noted = []
+    for index in (0, 1):
+        process = make_process(OneOfTwo(index), tmp_path / f"{index}")
+        next(iter(process.hooks.batches(0)))
+        process.hooks.tell_skipped(1, "nsp_loss inf")
+        (line,) = (process.folder / f"skipped_steps.{index}.jsonl").read_text().splitlines()
+        noted.append({(file, n) for file, numbers in json.loads(line)["packs"].items() for n in numbers})
+        assert "step 1 is left out, the weights stay: nsp_loss inf" in capsys.readouterr().err
+    assert [len(packs) for packs in noted] == [4, 4] and not noted[0] & noted[1]
