@@ -1,0 +1,137 @@
+"""Next-token losses and perplexities against a plain loop over sequences, and what of a batch counts.
+
+Legend: B packs per batch, S pack length, V vocabulary.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from keras import ops
+from next_tokens import CONFIG, VOCAB_SIZE, batch_of, packed_and_unpacked, random_packs
+
+from bert_packed.config import MambaConfig
+from bert_packed.models.flops import mamba_flops
+from bert_packed.models.mamba import build_mamba
+from bert_packed.objectives.next_tokens import next_token_counts, next_token_objective
+from bert_packed.training.engines.functional import gradient
+
+WEIGHTINGS = ("per_token", "per_sequence")
+PACKS = random_packs()
+
+
+@pytest.fixture
+def batch():
+    return batch_of(PACKS, 12, 4)
+
+
+def logits_for(batch, seed=3):
+    return np.random.default_rng(seed).normal(size=(*batch["token_ids"].shape, VOCAB_SIZE)).astype(np.float32)
+
+
+def plain_losses(logits):
+    """Of every sequence the list of -log p(next token), where it stands in its pack; in float64."""
+    found = []
+    for pack, rows in zip(PACKS, logits.astype(float), strict=True):
+        start = 0
+        for tokens in pack:
+            losses = []
+            for offset, following in enumerate(tokens[1:]):
+                row = rows[start + offset]
+                losses.append(-(row[following] - math.log(np.sum(np.exp(row)))))
+            found.append(losses)
+            start += len(tokens)
+    return found
+
+
+def to_floats(sums):
+    return {name: float(value) for name, value in sums.items()}
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_figures_are_those_of_a_plain_loop(batch, weighting):
+    objective, logits = next_token_objective(weighting), logits_for(batch)
+    sums = to_floats(objective.sums({"logits": logits}, batch))
+    losses = plain_losses(logits)
+    means = [np.mean(one) for one in losses if one]
+    total, num_predictions = sum(map(sum, losses)), sum(map(len, losses))
+    num_bytes = sum(3 * len(tokens) + slot for pack in PACKS for slot, tokens in enumerate(pack))
+    assert len(means) < len(losses) == 11  # single tokens predict nothing, and count as sequences
+    found = objective.means(sums)
+    want = {"per_token": total / num_predictions, "per_sequence": sum(means) / len(losses)}[weighting]
+    assert found["loss"] == found["lm_loss"] == pytest.approx(want, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(total / num_predictions), rel=1e-5)
+    assert found["document_perplexity"] == pytest.approx(math.exp(np.mean(means)), rel=1e-5)
+    assert found["byte_perplexity"] == pytest.approx(math.exp(total / num_bytes), rel=1e-5)
+    assert sums["num_predictions"] == num_predictions and sums["num_predicted_sequences"] == len(means)
+    assert sums["num_sequences"] == 11 and sums["num_tokens"] == sum(
+        len(tokens) for pack in PACKS for tokens in pack
+    )
+    assert set(sums) == set(objective.sum_names)
+    best = np.zeros_like(logits)
+    np.put_along_axis(best, batch["label_ids"][..., None], 1.0, axis=-1)
+    right = objective.means(to_floats(objective.sums({"logits": best}, batch)))
+    wrong = objective.means(to_floats(objective.sums({"logits": -best}, batch)))
+    assert right["lm_accuracy"] == 1 and wrong["lm_accuracy"] == 0
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_each_prediction_weighs_as_it_should(batch, weighting):
+    """Gradient of the loss by each logit: (softmax - label) times a weight written out here."""
+    objective, logits = next_token_objective(weighting), logits_for(batch)
+    denominators = objective.denominators(objective.counts(batch))
+    got = gradient(lambda x: objective.loss(objective.sums({"logits": x}, batch), denominators))
+    got = np.asarray(got(ops.convert_to_tensor(logits)))
+    wide = np.exp(logits.astype(float))
+    want = wide / wide.sum(axis=-1, keepdims=True) - np.eye(VOCAB_SIZE)[batch["label_ids"]]
+    num_predictions = np.count_nonzero(batch["label_sequences"])
+    for row, pack in enumerate(PACKS):
+        start = 0
+        for tokens in pack:
+            weight = 1 / num_predictions if weighting == "per_token" else 1 / 11 / max(len(tokens) - 1, 1)
+            want[row, start : start + len(tokens) - 1] *= weight
+            want[row, start + len(tokens) - 1] = 0  # the last predicts nothing
+            start += len(tokens)
+        want[row, start:] = 0
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_packing_adds_nothing():
+    packed, unpacked = packed_and_unpacked()
+    got, want = (to_floats(next_token_counts(one)) for one in (packed, unpacked))
+    assert {**got, "num_bytes": 0} == {**want, "num_bytes": 0} and got["num_predictions"] == 48 - 11
+
+
+def test_a_sequence_without_weight_counts_nowhere(batch):
+    objective, logits = next_token_objective("per_sequence"), logits_for(batch)
+    before = to_floats(objective.sums({"logits": logits}, batch))
+    left_out = {**batch, "slot_weights": batch["slot_weights"].copy()}
+    left_out["slot_weights"][0, 0] = 0  # five tokens, four predictions, 15 bytes
+    after = to_floats(objective.sums({"logits": logits}, left_out))
+    losses = plain_losses(logits)[0]
+    gone = {"lm_nll": sum(losses), "lm_document_nll": np.mean(losses), "num_predictions": 4, "num_bytes": 15}
+    gone |= {"num_sequences": 1, "num_predicted_sequences": 1}
+    for name, value in gone.items():
+        assert before[name] - after[name] == pytest.approx(value, rel=1e-4), name
+
+
+def test_a_perplexity_too_large_for_a_float_is_infinite():
+    objective = next_token_objective("per_token")
+    sums = {**dict.fromkeys(objective.sum_names, 1.0), "lm_nll": 1e4}
+    assert objective.means(sums)["perplexity"] == math.inf
+
+
+def test_operations_are_counted_weight_by_weight():
+    config = MambaConfig(vocab_size=50, hidden_size=8, num_hidden_layers=3, state_size=4, time_step_rank=2)
+    sizes = {w.path.split("/", 1)[1]: math.prod(w.shape) for w in build_mamba(config, 0).trainable_weights}
+    kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))  # the convolution's too
+    states = 3 * 16 * 4
+    assert mamba_flops(config, {"num_tokens": 1, "num_predictions": 0}) == 6 * kernels + 18 * states
+    assert mamba_flops(config, {"num_tokens": 0, "num_predictions": 1}) == 6 * sizes["backbone/embeddings"]
+
+
+def test_objective_names_what_the_model_gives(batch):
+    outputs = build_mamba(CONFIG, 0)(batch)
+    assert outputs.keys() == next_token_objective("per_token").outputs.keys() == {"logits"}
+    assert outputs["logits"].shape == (5, 12, VOCAB_SIZE)
