@@ -1,11 +1,9 @@
-"""A tiny Mamba as Hugging Face stores it, and sequences in packs for it.
-
-Legend: S pack length, K sequences per pack.
-"""
+"""A tiny Mamba as Hugging Face stores it, and packs for it."""
 
 import json
 
 import numpy as np
+from next_tokens import batch_of
 from safetensors.numpy import save_file
 
 from bert_packed.config import MambaConfig
@@ -89,23 +87,6 @@ def draw_sequences(seed=0):
     return [[rng.integers(1, 31, length).tolist() for length in lengths] for lengths in LENGTHS]
 
 
-def batch_of(packs):
-    """Sequences as a batch for next-token prediction, by a plain loop."""
-    names = ("token_ids", "sequence_ids", "position_ids", "label_ids", "label_sequences")
-    batch = {name: np.zeros((len(packs), MAX_SEQ_LENGTH), np.int32) for name in names}
-    batch["slot_weights"] = np.zeros((len(packs), NUM_SLOTS), np.float32)
-    batch["sequence_bytes"] = np.ones((len(packs), NUM_SLOTS), np.int32)
-    for row, pack in enumerate(packs):
-        start = 0
-        for slot, tokens in enumerate(pack):
-            batch["slot_weights"][row, slot] = 1
-            for position, token in enumerate(tokens):
-                place = row, start + position
-                batch["token_ids"][place] = token
-                batch["sequence_ids"][place] = slot + 1
-                batch["position_ids"][place] = position
-                if position + 1 < len(tokens):
-                    batch["label_ids"][place] = tokens[position + 1]
-                    batch["label_sequences"][place] = slot + 1
-            start += len(tokens)
-    return batch
+def make_batch(packs):
+    """Such packs as a batch for next-token prediction."""
+    return batch_of(packs, MAX_SEQ_LENGTH, NUM_SLOTS)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from bert_packed.config import config_json
+from bert_packed.config import ModelConfig, config_json
 from data_gen.cli.settings import InputError
 
 
@@ -106,6 +106,17 @@ def check_same_architecture(path, theirs, ours):
             f"{path} holds another model: model_type must be {_model_type(ours)}. "
             f"Received: {_model_type(theirs)}."
         )
+
+
+def check_is_bert(config, given):
+    """Raise `InputError` where a config is of another kind of model: what has heads of BERT's takes no other.
+
+    Args:
+        config: Of the model.
+        given: What the user gave to say so, for the message.
+    """
+    if not isinstance(config, ModelConfig):
+        raise InputError(f"`{given}` must be of a BERT. Received: model_type {_model_type(config)}.")
 
 
 def _model_type(config):

@@ -186,7 +186,7 @@ def _translate(path, config, known, stored, read, silent):
     """
     tensors, foreign_names = {}, {}
     for name, (ours, to_ours) in known.items():
-        tensors[ours] = to_ours(np.asarray(read(name)).astype(np.float32))
+        tensors[ours] = to_ours(np.asarray(read(name)).astype(np.float32, copy=False))
         foreign_names[ours] = name
     unused = sorted(name for name in stored if name not in known and name not in silent)
     return ForeignCheckpoint(Path(path), tensors, unused, config, foreign_names)

@@ -15,6 +15,7 @@ import numpy as np
 from keras import ops
 
 from bert_packed.checkpoints import starting_weights
+from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
 from bert_packed.models.modeling import build_pretraining_model
 from bert_packed.training.engines.functional import compiled
@@ -87,6 +88,7 @@ def load_encoder(
     """
     stored = bert_config_file and load_model_config(bert_config_file)
     config = stored or starting_weights.read_config(init_checkpoint)
+    check_is_bert(config, "bert_config_file" if stored else "init_checkpoint")
     length = config.max_position_embeddings if max_seq_length is None else max_seq_length
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 import pytest
-from foreign_mamba import CONFIG, LENGTHS, MAX_SEQ_LENGTH, batch_of, draw_sequences
+from foreign_mamba import CONFIG, LENGTHS, MAX_SEQ_LENGTH, draw_sequences, make_batch
 from reference import import_reference
 
 from bert_packed.checkpoints import starting_weights
@@ -75,7 +75,7 @@ def differences(forward, reference, **changes):
     `changes` are arrays of the batch to put in the place of ours.
     """
     packs = draw_sequences()
-    batch = batch_of(packs)
+    batch = make_batch(packs)
     got = np.asarray(forward({**batch, **changes}))
     found = []
     for row, pack in enumerate(packs):
@@ -87,7 +87,7 @@ def differences(forward, reference, **changes):
     return found
 
 
-@pytest.mark.parametrize("biases", BIASES)
+@pytest.mark.parametrize("biases", ["all", pytest.param("none", marks=pytest.mark.slow)])
 def test_logits_of_packs_equal_those_of_each_sequence_alone(both, biases):
     _, forward, reference = both(biases)
     found = differences(forward, reference)
@@ -95,13 +95,14 @@ def test_logits_of_packs_equal_those_of_each_sequence_alone(both, biases):
     assert max(difference for *_, difference in found) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 def test_loss_and_every_gradient_equal(both):
     """The mean over predictions: theirs from one sequence after another, ours from the packs at once."""
     torch, _ = import_reference()
     model, _, reference = both("all")
     packs = draw_sequences(1)
-    batch = batch_of(packs)
+    batch = make_batch(packs)
     objective = next_token_objective("per_token")
     engine = engines.make_engine(model, objective, micro_batch_size=len(packs))
     got, sums = engine.gradients(batch, training=False)

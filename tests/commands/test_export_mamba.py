@@ -11,7 +11,9 @@ from exports import assert_close, run_export
 from foreign_checkpoints import ONE_LAYER
 from foreign_checkpoints import make_tensors as make_bert_tensors
 from foreign_checkpoints import write_hugging_face as write_bert
-from foreign_mamba import CONFIG, MAX_SEQ_LENGTH, batch_of, draw_sequences, make_tensors, write_hugging_face
+from foreign_mamba import CONFIG, MAX_SEQ_LENGTH, draw_sequences, make_batch, make_tensors, write_hugging_face
+from next_tokens import write_packs
+from pretraining_command import run as run_pretraining
 from reference import import_reference
 from safetensors.numpy import load_file
 
@@ -49,7 +51,7 @@ def make_model(config=CONFIG):
 def logits():
     """What the model of `run_folder` gives for the packs of `draw_sequences`."""
     model = make_model()
-    return np.asarray(compiled(lambda batch: model(batch)["logits"], model)(batch_of(draw_sequences())))
+    return np.asarray(compiled(lambda batch: model(batch)["logits"], model)(make_batch(draw_sequences())))
 
 
 def test_a_checkpoint_opens_in_transformers(run_folder, logits, tmp_path):
@@ -58,7 +60,7 @@ def test_a_checkpoint_opens_in_transformers(run_folder, logits, tmp_path):
     reference, info = transformers.MambaForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     packs = draw_sequences()
-    sequence_ids = batch_of(packs)["sequence_ids"]
+    sequence_ids = make_batch(packs)["sequence_ids"]
     for row, pack in enumerate(packs):
         for slot, tokens in enumerate(pack):
             with torch.no_grad():
@@ -128,6 +130,29 @@ def test_tokenizer_of_wordpieces(run_folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
+def test_a_run_starts_from_a_model_of_transformers_and_goes_back(tmp_path, capsys):
+    folder = write_hugging_face(tmp_path / "hf", make_tensors()[1])
+    write_packs(tmp_path / "packs.tfrecord", make_batch(draw_sequences()))
+    flags = {
+        "objective": "causal_lm",
+        "input_file": tmp_path / "packs.tfrecord",
+        "output_dir": tmp_path / "run",
+        "bert_config_file": folder / "config.json",
+        "init_checkpoint": folder,
+        "train_batch_size": 2,
+        "num_train_steps": 1,
+    }
+    assert run_pretraining(*(f"--{name}={value}" for name, value in flags.items())) == 0
+    assert f"starts from 26 tensors of {folder}/model.safetensors" in capsys.readouterr().out
+    assert run_export(init_checkpoint=tmp_path / "run", output_dir=tmp_path / "back") == 0
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    changes = {name: np.abs(after[name] - values).max() for name, values in before.items()}
+    assert all(0 < change < 0.1 for change in changes.values()), changes  # a step from there
+
+
+@pytest.mark.slow
 @needs_tensorflow
 def test_saved_model(run_folder, logits, tmp_path):
     packs = draw_sequences()
@@ -135,7 +160,7 @@ def test_saved_model(run_folder, logits, tmp_path):
     output = tmp_path / "saved"
     assert run_export(init_checkpoint=run_folder, output_dir=output, format="saved_model", **shapes) == 0
     signatures = tf.saved_model.load(str(output)).signatures
-    batch = batch_of(packs)
+    batch = make_batch(packs)
     inputs = signatures["packed"].structured_input_signature[1]
     assert inputs.keys() == {"token_ids", "position_ids"}
     assert all(spec.shape.is_fully_defined() for spec in inputs.values())

@@ -124,6 +124,10 @@ def test_mistakes(model_folder, encoder, tmp_path):
     checkpoint.save_weights(tmp_path, make_engine(config=config).weights(), config)
     with pytest.raises(InputError, match="keeps sequences apart"):
         inference.load_encoder(tmp_path, vocab)
+    with pytest.raises(
+        InputError, match=r"`bert_config_file` must be of a BERT\. Received: model_type mamba"
+    ):
+        inference.load_encoder(model_folder, vocab, bert_config_file="mamba-tiny")
 
 
 def test_minilm_equals_the_reference():
