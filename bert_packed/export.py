@@ -18,8 +18,8 @@ Writes a packed BERT or Mamba in a form that other programs open.
 hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
              a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification, a Mamba
              as MambaForCausalLM
-keras        of a BERT, model.keras: import bert_packed.models.modeling, or bert_packed.models.heads of a
-             fine-tuned model, then keras.saving.load_model
+keras        model.keras: import bert_packed.models.modeling, of a fine-tuned model bert_packed.models.heads,
+             of a Mamba bert_packed.models.mamba, then keras.saving.load_model
 saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`; it returns the logits
              of the head that the model has
 """
@@ -109,11 +109,6 @@ def main(config):
 def _check(config, architecture, model_config):
     from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 
-    if config.format not in architecture.formats:
-        raise InputError(
-            f"`format` must be {' or '.join(architecture.formats)} for a {architecture.name}. "
-            f"Received: {config.format}."
-        )
     # A Mamba has no greatest length
     longest = getattr(model_config, "max_position_embeddings", config.max_seq_length)
     if config.format == "saved_model" and config.max_seq_length > longest:

@@ -66,7 +66,6 @@ class Architecture:
             output.
         hugging_face_config: Function of a model to what `config.json` holds besides the class.
         vocabularies: Files that its tokenizer may be in.
-        formats: Of `export.FORMATS`, those that can hold it.
     """
 
     name: str
@@ -83,7 +82,6 @@ class Architecture:
     shapeless: tuple[str, ...]
     hugging_face_config: Callable[[Any], dict]
     vocabularies: tuple[str, ...]
-    formats: tuple[str, ...]
 
     @property
     def first_head(self):

@@ -143,5 +143,4 @@ BERT = Architecture(
     shapeless=("num_attention_heads", "hidden_act", "layer_norm_eps"),
     hugging_face_config=_hugging_face_config,
     vocabularies=("vocab.txt",),
-    formats=("hf", "keras", "saved_model"),
 )

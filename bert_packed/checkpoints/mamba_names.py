@@ -79,5 +79,4 @@ MAMBA = Architecture(
     shapeless=("layer_norm_epsilon", "use_bias", "use_conv_bias"),
     hugging_face_config=_hugging_face_config,
     vocabularies=("vocab.txt", "tokenizer.json"),
-    formats=("hf", "saved_model"),
 )

@@ -6,6 +6,7 @@ Legend: B packs per batch, S pack length, D model width, E inner width, Z states
 the step sizes, W taps of the convolution, V vocabulary.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from bert_packed.config import MambaConfig
 from bert_packed.models.causal_convolution import conv1d_pack
 from bert_packed.models.context import PackContext
 from bert_packed.models.packed_model import PackedModel, build_seeded
@@ -258,6 +260,7 @@ class MambaEncoder(keras.layers.Layer):
             queue.assign(ops.concatenate([ops.convert_to_tensor(queue)[new.shape[0] :], new], axis=0))
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
 class PackedMamba(PackedModel):
     """Packed Mamba that predicts each next token; the output matrix is the token embeddings.
 
@@ -301,6 +304,17 @@ class PackedMamba(PackedModel):
             ops.reshape(ops.cast(hidden_BSD, "float32"), (-1, width)), ops.transpose(table_VD)
         )
         return {"logits": ops.reshape(logits, (-1, length, table_VD.shape[0]))}
+
+    def get_config(self):
+        """What a `.keras` file needs to make the model again; states between packs are left out."""
+        return {"config": dataclasses.asdict(self.config), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        """The model of `get_config`, with all its variables."""
+        model = cls(**{**config, "config": MambaConfig(**config["config"])})
+        model.build()
+        return model
 
 
 def build_mamba(config, seed, dtype="float32", attend=None, **encoder):

@@ -152,6 +152,13 @@ def test_a_run_starts_from_a_model_of_transformers_and_goes_back(tmp_path, capsy
     assert all(0 < change < 0.1 for change in changes.values()), changes  # a step from there
 
 
+def test_keras(run_folder, logits, tmp_path):
+    assert run_export(init_checkpoint=run_folder, output_dir=tmp_path / "keras", format="keras") == 0
+    model = keras.saving.load_model(tmp_path / "keras" / "model.keras")
+    got = compiled(lambda batch: model(batch)["logits"], model)(make_batch(draw_sequences()))
+    np.testing.assert_array_equal(np.asarray(got), logits)
+
+
 @pytest.mark.slow
 @needs_tensorflow
 def test_saved_model(run_folder, logits, tmp_path):
@@ -183,7 +190,6 @@ def test_saved_model(run_folder, logits, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"format": "keras"}, "`format` must be hf or saved_model for a Mamba. Received: keras."),
         ({"vocab_file": "{long}"}, "`vocab_file` must have at most vocab_size=31 lines. Received: 32"),
         ({"vocab_file": "{bytes}"}, "`vocab_file` must have at most vocab_size=31 tokens. Received: 257"),
         ({"vocab_file": "{broken}"}, "`vocab_file` must be a tokenizer.json"),
