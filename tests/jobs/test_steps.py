@@ -116,6 +116,26 @@ def test_records_do_not_depend_on_the_runner(tmp_path, runner):
     assert all_bytes(tmp_path / "alone") == all_bytes(tmp_path / "beam")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{"num_workers": 2}, pytest.param({"runner": "DirectRunner"}, marks=BEAM.marks)]
+)
+def test_causal_records_and_rows_do_not_depend_on_processes_and_runner(tmp_path, changes):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"one two {name}\nthree\n\n" * 40)
+    making = {"objective": "causal_lm", "tokenizer": "byte_bpe", "vocab_size": 260, "max_seq_length": S}
+    making |= {"input_file": f"{tmp_path}/a.txt,{tmp_path}/b.txt", "num_shards": 3, "provenance": True}
+    rows = {"max_seq_length": S, "split_sequences": True, "num_rows": 4, "provenance": True}
+    made = {"alone": {"num_workers": 1}, "others": changes}
+    for name, changed in made.items():
+        create(CreateConfig(output_dir=f"{tmp_path}/{name}", **making, **changed))
+    for name, changed in made.items():  # of the same inputs, whose paths are in the manifest
+        input_file = f"{tmp_path}/alone/*.tfrecord"
+        pack(PackConfig(input_file=input_file, output_dir=f"{tmp_path}/{name}-rows", **rows, **changed))
+    assert all_bytes(tmp_path / "alone") == all_bytes(tmp_path / "others")
+    assert all_bytes(tmp_path / "alone-rows") == all_bytes(tmp_path / "others-rows")
+
+
 def test_a_runner_that_is_not_installed(tmp_path, packing, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     settings, _ = packing

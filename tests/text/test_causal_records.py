@@ -279,15 +279,6 @@ def test_manifest_splits_and_text_agree(tmp_path, tokenizer):
         )
 
 
-@pytest.mark.slow  # workers import TensorFlow
-def test_bytes_do_not_depend_on_the_workers(tmp_path):
-    text, _ = write_text(tmp_path)
-    for name, num_workers in (("one", 1), ("again", 2)):
-        given = {"tokenizer": "byte_bpe", "vocab_size": 280, "num_workers": num_workers}
-        make(tmp_path / name, text, **given, provenance=True, eval_fraction=0.2)
-    assert all_bytes(tmp_path / "one") == all_bytes(tmp_path / "again")
-
-
 def test_the_seed_draws_the_order(tmp_path):
     text, _ = write_text(tmp_path)
     for name, seed in (("one", 1), ("seeded", 2)):
