@@ -71,6 +71,14 @@ def test_round_trip_is_exact(trained):
         np.testing.assert_array_equal(values, snapshot(other)[name], err_msg=name)
 
 
+def test_whole_numbers_are_stored_alike_by_every_backend(trained):
+    stored = load_file(trained[1] / "checkpoint-1" / checkpoint.TRAINING)
+    whole = {name: values for name, values in stored.items() if values.dtype.kind in "iu"}
+    assert whole.keys() >= {"lamb/iteration", "dropout_seed/0"}
+    assert {values.dtype for values in whole.values()} == {np.dtype(np.int64)}
+    assert stored["lamb/iteration"].shape == () and stored["dropout_seed/0"].shape == (2,)
+
+
 def test_the_last_k_are_kept_in_order_of_steps(tmp_path):
     engine = training_engine()
     for step in (9, 10, 100):

@@ -121,6 +121,16 @@ def test_config_of_each_form(tmp_path):
         starting_weights.read_config(write_google(tmp_path / "google", google, config=None))
 
 
+def test_the_head_of_a_task_goes_before_those_of_pretraining(tmp_path):
+    """As in a file of a program that kept them."""
+    write_hugging_face(tmp_path, {"cls.seq_relationship.bias": np.zeros(2, np.float32)})
+    assert starting_weights.stored_head(tmp_path) == ("pretraining", 2)
+    for name, head in (("qa_outputs.bias", "question_answering"), ("classifier.bias", "classification")):
+        tensors = {"cls.seq_relationship.bias": np.zeros(2, np.float32), name: np.zeros(3, np.float32)}
+        write_hugging_face(tmp_path, tensors)
+        assert starting_weights.stored_head(tmp_path) == (head, 3)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

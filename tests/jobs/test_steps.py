@@ -70,6 +70,14 @@ def test_processes_that_pay(num_bytes, expected):
     assert runners.choose_num_workers(3, num_bytes) == 3
 
 
+def test_cores_are_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert [runners.choose_num_workers(0, size, 10) for size in (10, 11)] == [1, 3]
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert runners.choose_num_workers(0, 11, 10) == 64
+
+
 @pytest.fixture
 def packing(tmp_path):
     rng = np.random.default_rng(0)
