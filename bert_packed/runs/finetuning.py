@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 
 from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import ablations, load_model_config, override_dropout
 from bert_packed.data.finetuning_batches import predict, train_batches
 from bert_packed.runs import run_directory
@@ -53,6 +54,7 @@ def read_model_config(config, vocabulary_size=None):
         found = starting_weights.read_config(config.init_checkpoint)
     else:
         raise InputError("`bert_config_file` must be given without `init_checkpoint`. Received: nothing.")
+    check_is_bert(found, "bert_config_file" if config.bert_config_file else "init_checkpoint")
     if ablations(found):
         raise InputError(
             f"`init_checkpoint` must be of a model that keeps sequences apart. Received: "

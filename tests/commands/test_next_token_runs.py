@@ -13,12 +13,15 @@ from causal_files import make_sequence, read_examples, write_sequences
 from pretraining_command import run
 from safetensors.numpy import load_file
 
+from bert_packed import audit
+from bert_packed.checkpoints import checkpoint
 from bert_packed.config import config_json
 from bert_packed.models.mamba import build_mamba
 from bert_packed.training.watch import TIMED_FIGURES
 from data_gen import schema
 from data_gen.assembly import pack_job
 from data_gen.assembly.pack_config import PackConfig
+from data_gen.cli import command_line
 
 TIMED = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
 NUM_ROWS = 2
@@ -105,7 +108,7 @@ def test_a_run_continues_bit_for_bit(data, tmp_path, packs):
 
 
 def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
-    """With weights that stay, the steps of an epoch add up to the sequences alone, uncut; stopped between."""
+    """With weights that stay, the steps of an epoch add up to the sequences alone and uncut."""
     folder, sequences, config = data
     manifest = json.loads((folder / "rows" / "manifest.json").read_text())
     assert manifest["num_rows"] == NUM_ROWS and manifest["num_packs"] % NUM_ROWS == 0
@@ -114,9 +117,6 @@ def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
         data, tmp_path / "run", "rows", learning_rate=0, num_train_steps=num_steps, num_warmup_steps=0
     )
     flags.append("--save_checkpoints_steps=1")
-    assert run(*flags) == 0
-    for checkpoint in sorted((tmp_path / "run").glob("checkpoint-*"))[1:]:
-        shutil.rmtree(checkpoint)  # so that the rest is done again by a run that continues
     assert run(*flags) == 0
     names = (schema.INPUT_IDS, schema.LABEL_IDS, schema.LABEL_MASK)
     tokens, labels, used = (
@@ -142,6 +142,20 @@ def labels_of_steps(folder, num_steps):
     packs = read_examples(folder.glob("*.tfrecord"))
     counts = [np.count_nonzero(one[schema.LABEL_MASK]) for one in packs]
     return [sum(counts[step * NUM_ROWS : (step + 1) * NUM_ROWS]) for step in range(num_steps)]
+
+
+@pytest.mark.slow
+def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys):
+    folder, _, config = data
+    for name, changes in (("sound", {}), ("broken", {"ablation_no_position_reset": True})):
+        tried = dataclasses.replace(config, **changes)
+        engine = next_tokens.make_engine(config=tried)
+        checkpoint.save_weights(tmp_path / name, engine.weights(), tried)
+        flags = [f"--init_checkpoint={tmp_path / name}", f"--input_file={folder}/packs/*.tfrecord"]
+        status = command_line.run(audit.main, audit.AuditConfig, audit.DESCRIPTION, ["audit.py", *flags])
+        out = capsys.readouterr().out
+        assert status == (1 if changes else 0), out
+        assert ("neighbours: change of logits" in out) and ("FAIL" in out) == bool(changes)
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,7 @@ def test_version_2(data, packed, tmp_path):
         ({"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
         ({"vocab_file": ""}, "`vocab_file` must be given where no vocab.txt is beside `init_checkpoint`"),
         ({"bert_config_file": ""}, "`bert_config_file` must be given without `init_checkpoint`"),
+        ({"bert_config_file": "mamba-tiny"}, "`bert_config_file` must be of a BERT"),
         ({"do_train": "false"}, "`init_checkpoint` must be given unless --do_train"),
         ({"max_query_length": 45}, "`max_seq_length` must be at least max_query_length + 4"),
         (
