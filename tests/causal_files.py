@@ -22,10 +22,10 @@ def make_sequence(rng, length, goes_on=False, vocab_size=300):
     }
 
 
-def make_sequences(lengths, seed=0):
+def make_sequences(lengths, seed=0, vocab_size=300):
     """Sequences of these lengths, of which every third goes on in another."""
     rng = np.random.default_rng(seed)
-    return [make_sequence(rng, length, number % 3 == 2) for number, length in enumerate(lengths)]
+    return [make_sequence(rng, length, number % 3 == 2, vocab_size) for number, length in enumerate(lengths)]
 
 
 def write_sequences(path, sequences):

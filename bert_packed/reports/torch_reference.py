@@ -36,12 +36,12 @@ def _num_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def copy_model(model):
-    """A `transformers.BertForPreTraining` with the weights of our model, through a folder on disk."""
+def copy_model(model, name="BertForPreTraining"):
+    """A model of `transformers`, of the class of this name, with our weights, through a folder on disk."""
     _, transformers = import_torch()
     with tempfile.TemporaryDirectory() as folder:
         write_hugging_face(folder, model)
-        return transformers.BertForPreTraining.from_pretrained(folder)
+        return getattr(transformers, name).from_pretrained(folder)
 
 
 def arguments_of(batch):
@@ -93,24 +93,26 @@ class TorchEncoder:
 
 
 class TorchTraining:
-    """Training steps of `transformers.BertForPreTraining`.
+    """Training steps of a model of `transformers`.
 
     Args:
         model: From `copy_model`.
         learning_rate, weight_decay, max_grad_norm: Of AdamW and of the clipping.
+        arguments: Function from a batch dict to the model's arguments, a dict of arrays.
     """
 
-    def __init__(self, model, learning_rate, weight_decay, max_grad_norm):
+    def __init__(self, model, learning_rate, weight_decay, max_grad_norm, arguments=arguments_of):
         self._torch, _ = import_torch()
         self.model = model.train()
         self._max_grad_norm = max_grad_norm
+        self._arguments = arguments
         self._optimizer = self._torch.optim.AdamW(
             model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
 
     def inputs(self, batch):
         """Arguments of the model from a batch dict at depth 1: dict of int64 tensors."""
-        return {name: self._torch.tensor(values).long() for name, values in arguments_of(batch).items()}
+        return {name: self._torch.tensor(values).long() for name, values in self._arguments(batch).items()}
 
     def loss(self, inputs):
         """The loss before the first step, without dropout."""

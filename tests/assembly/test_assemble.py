@@ -1,5 +1,6 @@
 """Each sequence is assembled exactly once and unchanged; packs are shuffled by their seed alone."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -108,12 +109,21 @@ def test_part_is_a_run_of_packs(tmp_path):
         assert np.array_equal(values, np.concatenate([half[name] for half in halves])), name
 
 
-@pytest.mark.parametrize("smaller", [(S - 1, 9, 99), (S, 1, 99), (S, 9, 1)])
-def test_packs_over_the_spec_are_refused(tmp_path, smaller):
+def test_packs_over_the_spec_are_refused(tmp_path):
+    """By one token, one sequence or one prediction."""
     _, sequences, plan = make_case(tmp_path)
     packs = assign_sequences(plan, sequences.lengths, seed=0)
-    with pytest.raises(ValueError, match="packs must fit `spec`"):
-        assemble_packs(sequences, packs, schema.PackSpec(*smaller))
+    pairs = list(itertools.pairwise(packs.offsets.tolist()))
+    needed = [
+        max(int(sizes[packs.members[first:last]].sum()) for first, last in pairs)
+        for sizes in (sequences.lengths, np.ones(len(sequences), int), sequences.num_predictions)
+    ]
+    assert len(set(needed)) == 3
+    assert assemble_packs(sequences, packs, schema.PackSpec(*needed))
+    for place in range(3):
+        smaller = [size - (number == place) for number, size in enumerate(needed)]
+        with pytest.raises(ValueError, match="packs must fit `spec`"):
+            assemble_packs(sequences, packs, schema.PackSpec(*smaller))
 
 
 # Overlong sequences

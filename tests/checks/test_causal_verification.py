@@ -21,6 +21,7 @@ from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
 S = 12
 NUM_ROWS = 3
 LENGTHS = np.random.default_rng(7).integers(2, S + 1, 40).tolist()
+SEQUENCES = make_sequences(LENGTHS, vocab_size=40)  # so that id 0 is the label of some token
 TOKENS = (schema.INPUT_IDS, schema.INPUT_MASK, schema.POSITION_IDS, schema.LABEL_IDS, schema.LABEL_MASK)
 
 
@@ -28,7 +29,7 @@ TOKENS = (schema.INPUT_IDS, schema.INPUT_MASK, schema.POSITION_IDS, schema.LABEL
 def made(tmp_path_factory):
     """Inputs, and packs of them: whole sequences, and rows."""
     folder = tmp_path_factory.mktemp("made")
-    path = write_sequences(folder / "in.tfrecord", make_sequences(LENGTHS))
+    path = write_sequences(folder / "in.tfrecord", SEQUENCES)
     given = {"input_file": path, "max_seq_length": S, "num_workers": 1, "num_shards": 2}
     pack(PackConfig(output_dir=str(folder / "whole"), **given))
     pack(PackConfig(output_dir=str(folder / "rows"), split_sequences=True, num_rows=NUM_ROWS, **given))
@@ -112,6 +113,20 @@ def drop_a_label(packs):
     return packs
 
 
+def drop_a_label_of_id_0(packs):
+    """Which is a token of its own; only the mask says that it was one."""
+    packed, place = next(
+        (packed, place)
+        for packed in packs
+        for place, (label, owner) in enumerate(
+            zip(packed[schema.LABEL_IDS], packed[schema.LABEL_MASK], strict=True)
+        )
+        if label == 0 and owner
+    )
+    packed[schema.LABEL_MASK][place] = 0
+    return packs
+
+
 def drop_the_last_sequence(packs):
     packed = packs[-1] if has(packs[-1], 1) else packs[-2]
     slot = max(packed[schema.INPUT_MASK])
@@ -142,6 +157,7 @@ FAULTS = [
     label_across_a_boundary,
     label_of_the_next_sequence_instead_of_the_next_piece,
     drop_a_label,
+    drop_a_label_of_id_0,
     drop_the_last_sequence,
     count_bytes_twice,
     change_a_token,
@@ -173,6 +189,21 @@ def restart_a_part(packs):
     end = span(packed, 1)[1]
     packed[schema.POSITION_IDS][:end] = range(end)
     return packs
+
+
+def skip_a_position_at_a_cut(packs):
+    """All tokens are there, and the state that is carried in is said to be of one more."""
+    packed = packs[continuing(packs)]
+    end = span(packed, 1)[1]
+    packed[schema.POSITION_IDS][:end] = [place + 1 for place in packed[schema.POSITION_IDS][:end]]
+    return packs
+
+
+def insert_an_empty_step(packs):
+    """All sequences are there, and go on where they stopped: after padding."""
+    first = continuing(packs) // NUM_ROWS * NUM_ROWS
+    empty = {name: [0] * len(values) for name, values in packs[0].items()}
+    return packs[:first] + [empty] * NUM_ROWS + packs[first:]
 
 
 def swap_rows_of_a_step(packs):
@@ -209,6 +240,8 @@ def pad_within_a_row(packs):
 ROW_FAULTS = [
     lose_a_part_at_a_cut,
     restart_a_part,
+    skip_a_position_at_a_cut,
+    insert_an_empty_step,
     swap_rows_of_a_step,
     order_rows_one_after_the_other,
     lose_a_row_of_packs,
@@ -247,10 +280,10 @@ def test_the_command_says_equal_or_what_is_not(made, tmp_path, capsys, kind):
         return run(main, VerifyConfig, DESCRIPTION, argv), capsys.readouterr().out
 
     assert verify(made / kind)[0] == 0
-    other = write_sequences(tmp_path / "other.tfrecord", make_sequences(LENGTHS, seed=1))
+    other = write_sequences(tmp_path / "other.tfrecord", make_sequences(LENGTHS, seed=1, vocab_size=40))
     status, printed = verify(made / kind, other)
     assert status == 1 and "in the inputs, not in the packs" in printed
-    one_less = write_sequences(tmp_path / "less.tfrecord", make_sequences(LENGTHS)[:-1])
+    one_less = write_sequences(tmp_path / "less.tfrecord", SEQUENCES[:-1])
     status, printed = verify(made / kind, one_less)
     assert status == 1 and f"({LENGTHS[-1]} tokens)" in printed
 
@@ -318,7 +351,7 @@ def test_two_folders_of_rows_are_each_their_own(made, tmp_path):
     """Each has its rows from the start, and both together hold every sequence twice."""
     for name in "ab":
         shutil.copytree(made / "rows", tmp_path / name)
-    twice = write_sequences(tmp_path / "twice.tfrecord", 2 * make_sequences(LENGTHS))
+    twice = write_sequences(tmp_path / "twice.tfrecord", 2 * SEQUENCES)
     result = compare_files([twice], files_of(tmp_path / "a") + files_of(tmp_path / "b"), "error")
     assert result.is_equal and result.num_packed_sequences == 2 * len(LENGTHS)
     assert find_overlong(files_of(tmp_path / "a")) == "error"
