@@ -107,7 +107,7 @@ def trained(devices):
 
 # TensorFlow compiles a program for each device
 dear = [pytest.mark.slow] if keras.backend.backend() == "tensorflow" else []
-several = pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=dear)])
+several = pytest.mark.parametrize("num_devices", [pytest.param(2, marks=dear), pytest.param(4, marks=dear)])
 
 
 @several

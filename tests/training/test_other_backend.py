@@ -22,6 +22,8 @@ from data_gen.cli import command_line
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
+pytestmark = pytest.mark.slow  # both backends compile twice
+
 TESTS = Path(__file__).resolve().parents[1]
 OTHER = {"tensorflow": "jax", "jax": "tensorflow"}[keras.backend.backend()]
 
