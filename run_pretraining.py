@@ -13,7 +13,8 @@ from data_gen.cli.settings import InputError
 # The run is complete and reported, the comparison of speeds that was asked for failed
 STATUS_NOT_COMPARED = 3
 DESCRIPTION = """
-Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords.
+Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords. With
+--objective=causal_lm a packed Mamba: every next token.
 
 OUTPUT_DIR receives checkpoints, metrics.csv, eval_metrics.csv and TensorBoard events. The same command
 continues a stopped run. SIGTERM and Ctrl-C save at the next step and stop.
