@@ -52,8 +52,9 @@ def main(config):
     from bert_packed.data import input_pipeline
     from bert_packed.evaluation import contamination
     from bert_packed.models.flash_attention import choose_attention
-    from bert_packed.runs.objectives import choose_objective
+    from bert_packed.runs.objectives import check_losses, choose_objective
     from bert_packed.training.engines.memory import out_of_memory_names
+    from data_gen.checks.joined_rows import find_num_rows
     from data_gen.records import tfrecords
 
     files = find_files(config.input_file, "input_file")
@@ -64,7 +65,8 @@ def main(config):
         model_config = ablate(load_model_config(config.bert_config_file), ",".join(stored))
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
-    objective = choose_objective(spec.objective, model_config, config)
+    check_losses(config, spec.objective)
+    objective = choose_objective(spec.objective, model_config, config, find_num_rows(files))
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
     batch = next(input_pipeline.CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())

@@ -164,7 +164,8 @@ class CheckedBatches(Iterator):
         model_config: `ModelConfig`; its table sizes are the limits of ids.
 
     Raises:
-        InputError: a record is damaged, of another shape, or has an id that the model has no row for.
+        InputError: a record is damaged, of another shape, has an id that the model has no row for, or goes on
+            from a pack that it does not follow.
     """
 
     def __init__(self, dataset, files, spec, model_config, features=RECORDED):
@@ -191,12 +192,15 @@ class CheckedBatches(Iterator):
     @staticmethod
     def _read(dataset, files, spec, model_config, features):
         limits = {one: one.limit(model_config, spec) for one in features if one.limit}
+        beginning = [one for one in features if one.begins_at_0]
         try:
             for batch, sources in dataset.as_numpy_iterator():
                 for feature, limit in limits.items():
                     values = batch[feature.name]
                     if values.min() < 0 or values.max() >= limit:
                         _refuse(feature, values, limit, sources, files)
+                for feature in beginning:
+                    _check_beginnings(feature, batch[feature.name], sources, files)
                 yield batch, sources
         except tf.errors.OpError as error:
             _find_damage(files, spec, features)
@@ -315,6 +319,17 @@ def _refuse(feature, values, limit, sources, files):
         f"{files[sources[0][row]]}, record {sources[1][row]}: every value of {feature.record_name} must be "
         f"from 0 and below {feature.limit_name}={limit}. Received: {wrong}."
     )
+
+
+def _check_beginnings(feature, values, sources, files):
+    goes_on = np.flatnonzero(values[:, 0])
+    if len(goes_on):
+        row = int(goes_on[0])
+        raise InputError(
+            f"{files[sources[0][row]]}, record {sources[1][row]}: {feature.record_name} must begin at 0, "
+            "but in training on rows of --split_sequences, whose manifest.json lies beside them. "
+            f"Received: {values[row, 0]}."
+        )
 
 
 def _find_damage(files, spec, features):

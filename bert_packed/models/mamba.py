@@ -88,6 +88,7 @@ class MambaMixer(keras.layers.Layer):
             kernel_initializer=keras.initializers.RandomUniform(-scaled, scaled),
             bias_initializer=StepSizes(config),
             name="dt_proj",
+            dtype="float32",  # in bfloat16 a bias of -5 is told from its neighbours by steps of 1/32
         )
         # Residuals add up over the blocks, as in GPT-2
         scaled = (inner * config.num_hidden_layers) ** -0.5
@@ -145,7 +146,7 @@ class MambaMixer(keras.layers.Layer):
         low_BSL, b_BSZ, c_BSZ = ops.split(
             self.x_proj(inner_BSE), [config.step_rank, config.step_rank + config.state_size], axis=-1
         )
-        delta_BSE = ops.softplus(ops.cast(self.dt_proj(low_BSL), "float32"))
+        delta_BSE = ops.softplus(self.dt_proj(ops.cast(low_BSL, "float32")))
         a_ZE = -ops.exp(ops.transpose(self.a_log_EZ))
         y_BSE, states_BZE = ssm_pack(
             inner_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, context.position_ids_BS, states_BZE
@@ -203,6 +204,7 @@ class MambaEncoder(keras.layers.Layer):
             shape=(config.vocab_size, config.hidden_size),
             initializer=keras.initializers.RandomNormal(stddev=config.initializer_range),
             name="embeddings",
+            autocast=False,
         )
         for block in self.blocks:
             block.build((None, None, config.hidden_size))
@@ -256,7 +258,8 @@ class MambaEncoder(keras.layers.Layer):
         for queue, new in zip(self.carried[number], after, strict=True):
             new = ops.stop_gradient(ops.cast(new, queue.dtype))
             # A step that is left out because a number is not finite must not spoil those after it
-            new = ops.where(ops.isfinite(new), new, 0.0)
+            is_finite_B11 = ops.all(ops.isfinite(new), axis=(1, 2), keepdims=True)
+            new = ops.where(is_finite_B11, new, 0.0)
             queue.assign(ops.concatenate([ops.convert_to_tensor(queue)[new.shape[0] :], new], axis=0))
 
 

@@ -80,16 +80,12 @@ def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on_B, a_ZE):
 
 
 def _over_states(values_BZE, weights):
-    """Sum over states of values times weights `[B, Z]` or `[Z, E]`: `[B, E]`.
+    """Sum over states of values times weights `[B, Z, 1]` or `[1, Z, E]`: `[B, E]`.
 
     Written out: XLA's CPU compiler hands a sum along an axis to a library, and the call costs as much as the
     work of ten tokens.
     """
-    rows = [
-        weights[state] if weights.shape == values_BZE.shape[1:] else weights[:, state, None]
-        for state in range(values_BZE.shape[1])
-    ]
-    return sum(values_BZE[:, state] * row for state, row in enumerate(rows))
+    return sum(values_BZE[:, state] * weights[:, state] for state in range(values_BZE.shape[1]))
 
 
 def _forward(u_CTBE, delta_CTBE, b_CTBZ, c_CTBZ, goes_on_CTB, a_ZE, state_BZE):
@@ -97,7 +93,7 @@ def _forward(u_CTBE, delta_CTBE, b_CTBZ, c_CTBZ, goes_on_CTB, a_ZE, state_BZE):
         u_BE, delta_BE, b_BZ, c_BZ, goes_on_B = slices
         kept_BZE, added_BZE, _ = _advance(carry[0], u_BE, delta_BE, b_BZ, goes_on_B, a_ZE)
         state_BZE = kept_BZE + added_BZE
-        return (state_BZE,), (_over_states(state_BZE, c_BZ),)
+        return (state_BZE,), (_over_states(state_BZE, c_BZ[:, :, None]),)
 
     def chunk(carry, slices):
         after, (y_TBE,) = scan(token, carry, slices)
@@ -123,8 +119,8 @@ def _backward(kept, gradients):
         x_BE = delta_BE * u_BE
         gradient_BZE = later_BZE + dy_BE[:, None, :] * c_BZ[:, :, None]
         exponent_BZE = gradient_BZE * kept_BZE  # gradient of delta * A; 0 at starts
-        dx_BE = _over_states(gradient_BZE, b_BZ)
-        ddelta_BE = dx_BE * u_BE + _over_states(exponent_BZE, a_ZE)
+        dx_BE = _over_states(gradient_BZE, b_BZ[:, :, None])
+        ddelta_BE = dx_BE * u_BE + _over_states(exponent_BZE, a_ZE[None])
         db_BZ = ops.einsum("bze,be->bz", gradient_BZE, x_BE)
         dc_BZ = ops.einsum("bze,be->bz", kept_BZE + x_BE[:, None, :] * b_BZ[:, :, None], dy_BE)
         da_BZE = da_BZE + exponent_BZE * delta_BE[:, None, :]

@@ -24,6 +24,7 @@ class Feature:
         limit: Function `(model_config, spec)` to that number.
         is_position: Whether the values are places in the pack.
         is_slot: Whether the values tell a sequence of the pack, 1..K, and 0 none.
+        begins_at_0: Whether the first value of each pack must be 0: no pack goes on from another.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Feature:
     limit: Callable[[object, schema.PackSpec], int] | None = None
     is_position: bool = False
     is_slot: bool = False
+    begins_at_0: bool = False
 
 
 def _recorded(name, record_name, limit_name=None, limit=None, **kind):
@@ -82,12 +84,14 @@ RECORDED = (*SEQUENCES, *PREDICTIONS, *NEXT_SENTENCES)  # all that a packed reco
 NEXT_TOKENS = (
     _id("token_ids", schema.INPUT_IDS, "vocab_size"),
     _slot("sequence_ids", schema.INPUT_MASK),
-    _recorded("position_ids", schema.POSITION_IDS),
+    _recorded("position_ids", schema.POSITION_IDS, begins_at_0=True),
     _id("label_ids", schema.LABEL_IDS, "vocab_size"),
     _slot("label_sequences", schema.LABEL_MASK),
     _recorded("slot_weights", schema.SEQUENCE_WEIGHTS),
     _recorded("sequence_bytes", schema.SEQUENCE_BYTES),  # of text that the labels stand for
 )
+# The same where packs go on from one another
+NEXT_TOKENS_OF_ROWS = tuple(dataclasses.replace(feature, begins_at_0=False) for feature in NEXT_TOKENS)
 # Which array tells the sequence, 1..K, of each token and of each prediction; 0 is unused
 OWNERS = {"S": "sequence_ids", "P": "prediction_sequences"}
 BATCH_NAMES = {feature.record_name: feature.name for feature in RECORDED}

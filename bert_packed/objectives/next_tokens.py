@@ -12,27 +12,28 @@ from keras import ops
 
 from bert_packed.models.flops import mamba_flops
 from bert_packed.models.mamba import build_mamba
-from bert_packed.objectives.features import NEXT_TOKENS
+from bert_packed.objectives.features import NEXT_TOKENS, NEXT_TOKENS_OF_ROWS
 from bert_packed.objectives.likelihood import nll_and_right
 from bert_packed.objectives.metrics import count_sequences
 from bert_packed.objectives.objective import Objective
 
 
-def next_token_objective(weighting):
+def next_token_objective(weighting, goes_on=False):
     """Causal language modelling.
 
     Args:
         weighting: "per_token" or "per_sequence": what the loss is a mean over. With the latter the
             predictions of one sequence share a weight of 1.
+        goes_on: Whether sequences may go on from pack to pack, of rows.
 
     Returns:
         `Objective`. `accuracy` is a mean over predictions. `perplexity` is e to the power of the mean loss of
-        a prediction, `document_perplexity` of the mean over sequences of theirs, and `byte_perplexity` of the
+        a prediction, `sequence_perplexity` of the mean over sequences of theirs, and `byte_perplexity` of the
         loss a byte of text, by which tokenizers compare.
     """
     return Objective(
         build_model=build_mamba,
-        features=NEXT_TOKENS,
+        features=NEXT_TOKENS_OF_ROWS if goes_on else NEXT_TOKENS,
         outputs={"logits": "S"},
         sums=functools.partial(next_token_sums, weighting=weighting),
         counts=next_token_counts,
@@ -40,7 +41,7 @@ def next_token_objective(weighting):
         accuracies={"lm_accuracy": ("lm_correct", "num_predictions")},
         perplexities={
             "perplexity": ("lm_nll", "num_predictions"),
-            "document_perplexity": ("lm_document_nll", "num_predicted_sequences"),
+            "sequence_perplexity": ("lm_sequence_nll", "num_predicted_sequences"),
             "byte_perplexity": ("lm_nll", "num_bytes"),
         },
         model_flops=mamba_flops,
@@ -80,16 +81,16 @@ def next_token_sums(outputs, batch, weighting):
 
     Returns:
         Dict of float32 scalars: `lm_loss`, what is minimised; `lm_nll` summed over predictions,
-        `lm_document_nll` over sequences the mean of theirs, `lm_correct` predictions that are right, and
+        `lm_sequence_nll` over sequences the mean of theirs, `lm_correct` predictions that are right, and
         those of `next_token_counts`.
     """
     nll_BS, right_BS = nll_and_right(outputs["logits"], batch["label_ids"])
     used_BS, share_BS, _ = prediction_shares(batch["label_sequences"], batch["slot_weights"])
-    nll, document_nll = ops.sum(nll_BS * used_BS), ops.sum(nll_BS * share_BS)
+    nll, sequence_nll = ops.sum(nll_BS * used_BS), ops.sum(nll_BS * share_BS)
     return {
-        "lm_loss": nll if weighting == "per_token" else document_nll,
+        "lm_loss": nll if weighting == "per_token" else sequence_nll,
         "lm_nll": nll,
-        "lm_document_nll": document_nll,
+        "lm_sequence_nll": sequence_nll,
         "lm_correct": ops.sum(right_BS * used_BS),
         **next_token_counts(batch),
     }

@@ -4,6 +4,7 @@ Legend: B packs per batch, S pack length, P predictions per pack, K sequences pe
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -89,12 +90,12 @@ class Objective:
 
         Returns:
             Dict: `loss`, the parts that it is the sum of, the accuracies and the perplexities. A mean over
-            nothing is 0.
+            nothing is 0, and a perplexity of nothing NaN: 1 would be the best.
         """
         parts = {name: ratio(sums[name], sums[count]) for name, count in self.losses.items()}
         rates = {name: ratio(sums[total], sums[count]) for name, (total, count) in self.accuracies.items()}
         perplexities = {
-            name: perplexity(ratio(sums[total], sums[count]))
+            name: perplexity(sums[total] / sums[count]) if sums[count] else math.nan
             for name, (total, count) in self.perplexities.items()
         }
         return {"loss": sum(parts.values()), **parts, **rates, **perplexities}

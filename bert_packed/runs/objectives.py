@@ -1,5 +1,7 @@
 """What a run learns: its objective, which the model must be made for and the records must hold."""
 
+import dataclasses
+
 from bert_packed.config import MambaConfig, ModelConfig
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import pretraining_objective
@@ -10,13 +12,14 @@ from data_gen.schema import CAUSAL_LM, MLM_NSP
 MODELS = {MLM_NSP: (ModelConfig, "BERT"), CAUSAL_LM: (MambaConfig, "Mamba")}
 
 
-def choose_objective(objective, model_config, config):
+def choose_objective(objective, model_config, config, num_rows=0):
     """What a run learns, an `Objective`.
 
     Args:
         objective: One of `schema.OBJECTIVES`.
         model_config: Of the model that learns it.
         config: Anything with `mlm_loss` and `lm_loss`.
+        num_rows: Rows in which packs go on from one another; 0 for none.
 
     Raises:
         InputError: the model is another kind's.
@@ -24,10 +27,27 @@ def choose_objective(objective, model_config, config):
     kind, name = MODELS[objective]
     if not isinstance(model_config, kind):
         theirs = next(name for kind, name in MODELS.values() if isinstance(model_config, kind))
-        raise InputError(f"`objective` {objective} needs a model that is a {name}. Received: a {theirs}.")
+        raise InputError(
+            f"`bert_config_file` must be a {name} for objective={objective}. Received: a {theirs}."
+        )
     if objective == CAUSAL_LM:
-        return next_token_objective(config.lm_loss)
+        return next_token_objective(config.lm_loss, goes_on=num_rows > 0)
     return pretraining_objective(config.mlm_loss, not model_config.ablation_no_next_sentence)
+
+
+def check_losses(config, objective):
+    """Raise `InputError` where the weighting of the other objective's loss is set, which nothing would read.
+
+    Args:
+        config: With `mlm_loss` and `lm_loss`.
+        objective: One of `schema.OBJECTIVES`.
+    """
+    unread = "mlm_loss" if objective == CAUSAL_LM else "lm_loss"
+    default = next(field.default for field in dataclasses.fields(config) if field.name == unread)
+    if getattr(config, unread) != default:
+        raise InputError(
+            f"`{unread}` must not be given for objective={objective}. Received: {getattr(config, unread)}."
+        )
 
 
 def check_records(config, name, packs):

@@ -33,7 +33,7 @@ def build_engine(config, model_config, data, processes=ALONE):
         check_shares(replicas, eval_batch_size=config.eval_batch_size)
     if model_config.ablation_no_position_reset and hasattr(model_config, "max_position_embeddings"):
         _check_positions(model_config, data.train.spec)
-    objective = choose_objective(config.objective, model_config, config)
+    objective = choose_objective(config.objective, model_config, config, data.train.num_rows)
     attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
     with replicas.scope() if replicas else contextlib.nullcontext():
         model = objective.build_model(

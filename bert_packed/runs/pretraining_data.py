@@ -9,8 +9,9 @@ from bert_packed.data.read_order import index_files
 from bert_packed.data.share import WHOLE
 from bert_packed.parallel.processes import ALONE
 from bert_packed.runs.input_scans import scan_inputs
-from bert_packed.runs.objectives import check_records
+from bert_packed.runs.objectives import check_losses, check_records
 from bert_packed.runs.run_directory import SCANS_FILE, check_own, describe_inputs
+from data_gen.checks.joined_rows import find_num_rows
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
 from data_gen.records import tfrecords
@@ -50,10 +51,10 @@ class PackedFiles:
         num_packs = sum(manifest["num_packs"] for manifest in self.manifests)
         return sum(manifest["num_sequences"] for manifest in self.manifests) / num_packs
 
-    @property
+    @functools.cached_property
     def num_rows(self):
         """R, rows in which the packs follow one another (`--split_sequences`); 0 where each stands alone."""
-        return max((manifest.get("num_rows") or 0 for manifest in self.manifests), default=0)
+        return find_num_rows(self.files) if self.files else 0
 
     @property
     def vocabularies(self):
@@ -116,6 +117,7 @@ def read_data(config, processes=ALONE):
     """
     check_own(config.output_dir)
     names = ("input_file", "eval_input_file", "unpacked_input_file")
+    check_losses(config, config.objective)
     train, held_out, unpacked = (_find_packs(config, name) for name in names)
     _check_rows(config, train, {"eval_input_file": held_out, "unpacked_input_file": unpacked})
     if train.packing_factor is None and config.packing_correction == "betas":
@@ -131,6 +133,8 @@ def read_data(config, processes=ALONE):
     train, held_out = (
         dataclasses.replace(found, found=[scans[path] for path in found.files]) for found in (train, held_out)
     )
+    if train.num_rows:
+        _check_all_rows(train)
     inputs = {
         "input_file": describe_inputs(train.files, train.found, are_checked=True),
         "eval_input_file": describe_inputs(held_out.files, held_out.found, are_checked=True),
@@ -227,6 +231,10 @@ def _check_rows(config, train, others):
             "`input_file` must be all packs of one --split_sequences. Received: those of "
             f"{len(train.manifests)} folders."
         )
+    if config.ablation:  # a pack would go on from its own beginning
+        raise InputError(
+            f"`ablation` must be empty for packs made with --split_sequences. Received: {config.ablation}."
+        )
     wanted = {
         "train_batch_size": train.num_rows,
         "shuffle_buffer_size": 1,
@@ -239,6 +247,15 @@ def _check_rows(config, train, others):
                 f"`{name}` must be {value} for packs of {train.num_rows} rows, made with --split_sequences. "
                 f"Received: {getattr(config, name)}."
             )
+
+
+def _check_all_rows(train):
+    """Check that no pack of rows is left out, after which each row would go on from another's states."""
+    num_packs, found = train.manifests[0]["num_packs"], sum(scan.num_records for scan in train.found)
+    if found != num_packs:
+        raise InputError(
+            f"`input_file` must be all {num_packs} packs of one --split_sequences. Received: {found}."
+        )
 
 
 def _packed_manifest(folder):

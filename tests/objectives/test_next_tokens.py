@@ -62,7 +62,7 @@ def test_figures_are_those_of_a_plain_loop(batch, weighting):
     want = {"per_token": total / num_predictions, "per_sequence": sum(means) / len(losses)}[weighting]
     assert found["loss"] == found["lm_loss"] == pytest.approx(want, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / num_predictions), rel=1e-5)
-    assert found["document_perplexity"] == pytest.approx(math.exp(np.mean(means)), rel=1e-5)
+    assert found["sequence_perplexity"] == pytest.approx(math.exp(np.mean(means)), rel=1e-5)
     assert found["byte_perplexity"] == pytest.approx(math.exp(total / num_bytes), rel=1e-5)
     assert sums["num_predictions"] == num_predictions and sums["num_predicted_sequences"] == len(means)
     assert sums["num_sequences"] == 11 and sums["num_tokens"] == sum(
@@ -110,7 +110,7 @@ def test_a_sequence_without_weight_counts_nowhere(batch):
     left_out["slot_weights"][0, 0] = 0  # five tokens, four predictions, 15 bytes
     after = to_floats(objective.sums({"logits": logits}, left_out))
     losses = plain_losses(logits)[0]
-    gone = {"lm_nll": sum(losses), "lm_document_nll": np.mean(losses), "num_predictions": 4, "num_bytes": 15}
+    gone = {"lm_nll": sum(losses), "lm_sequence_nll": np.mean(losses), "num_predictions": 4, "num_bytes": 15}
     gone |= {"num_sequences": 1, "num_predicted_sequences": 1}
     for name, value in gone.items():
         assert before[name] - after[name] == pytest.approx(value, rel=1e-4), name
