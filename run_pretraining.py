@@ -1,4 +1,4 @@
-"""Command line: pre-train a packed BERT."""
+"""Command line: pre-train a packed BERT, or a packed Mamba."""
 
 import dataclasses
 import sys
@@ -80,7 +80,7 @@ def _run(config, backend, processes):
         rate = pretraining.machine_rate(config) if processes.is_first and not is_complete else None
         scale = pretraining.make_scale(config, model_config, data, engine, rate)
         if rate and not latest:
-            processes.say(describe_cost(config, scale.model_flops, data, rate))
+            processes.say(describe_cost(config, model_config, scale.model_flops, data, rate))
         due = bool(state and state["evaluation_due"])
         hooks = pretraining.make_hooks(
             config, model_config, data, engine, folder, first_step, due, show_row, scale, processes

@@ -216,9 +216,16 @@ def _from_json(path, content):
         raise InputError(f"{path} must have {', '.join(needed)}. Received: no {missing[0]}.")
     known = {field.name for field in dataclasses.fields(make)}
     try:
-        return make(**{name: value for name, value in content.items() if name in known})
+        config = make(**{name: value for name, value in content.items() if name in known})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+    inner = content.get("intermediate_size")
+    if kind == MAMBA and inner not in (None, config.inner_size):
+        raise InputError(
+            f"{path}: intermediate_size must be expand times hidden_size, {config.inner_size}. "
+            f"Received: {inner}."
+        )
+    return config
 
 
 def _check_mamba(path, content):
@@ -227,13 +234,6 @@ def _check_mamba(path, content):
     for name, value in wanted.items():
         if content.get(name, value) != value:
             raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
-    inner = content.get("intermediate_size")
-    width, expand = content.get("hidden_size", 0), content.get("expand", 2)
-    if inner is not None and inner != expand * width:
-        raise InputError(
-            f"{path}: intermediate_size must be expand times hidden_size. Received: "
-            f"intermediate_size={inner}, expand={expand}, hidden_size={width}."
-        )
     rank = content.get("time_step_rank", 0)
     return {**content, "time_step_rank": 0 if rank == "auto" else rank}
 

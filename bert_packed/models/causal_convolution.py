@@ -1,6 +1,6 @@
 """The short causal convolution of packs, whose taps end where a sequence begins.
 
-Legend: B packs per batch, S pack length, E width, W taps of the kernel.
+Legend: B packs per batch, S pack length, E width, W taps of the kernel, X = W - 1 tokens before a pack.
 """
 
 from keras import ops
@@ -18,12 +18,12 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
         x_BSE: float `[B, S, E]`.
         kernel_WE: float `[W, E]`; its last row meets the token itself.
         bias_E: float `[E]`, or None.
-        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence; any number for padding.
-        tail_BXE: float `[B, W - 1, E]`, what stood before a pack whose first position is not 0; None for
+        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence, and 0 for padding.
+        tail_BXE: float `[B, X, E]`, what stood before a pack whose first position is not 0; None for
             zeros.
 
     Returns:
-        float `[B, S, E]`, and the tail for the pack after this one, `[B, W - 1, E]`.
+        float `[B, S, E]`, and the tail for the pack after this one, `[B, X, E]`.
     """
     num_taps, length = kernel_WE.shape[0], x_BSE.shape[1]
     if tail_BXE is None:

@@ -2,8 +2,8 @@
 
 A share of the machine's rate that is reached with them is the model-FLOP utilisation.
 
-Legend: N weights that multiply, L blocks, D model width, F feed-forward width, V vocabulary, E inner width,
-Z states of a channel.
+Legend, of these formulas alone: N weights that multiply, L blocks, D model width, F feed-forward width,
+V vocabulary, E inner width, Z states of a channel, W taps of the convolution.
 """
 
 

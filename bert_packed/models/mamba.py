@@ -3,7 +3,7 @@
 Mamba-1, as "PackMamba" trains it and as Hugging Face's `MambaForCausalLM` computes it.
 
 Legend: B packs per batch, S pack length, D model width, E inner width, Z states of a channel, L low rank of
-the step sizes, W taps of the convolution, V vocabulary.
+the step sizes, W taps of the convolution, X = W - 1 tokens before a pack, V vocabulary.
 """
 
 import dataclasses
@@ -128,7 +128,7 @@ class MambaMixer(keras.layers.Layer):
         Args:
             hidden_BSD: float `[B, S, D]`.
             context: `PackContext`, of which the positions count.
-            carried: (states float32 `[B, Z, E]`, tail float `[B, W - 1, E]`) of the pack before this one in
+            carried: (states float32 `[B, Z, E]`, tail float `[B, X, E]`) of the pack before this one in
                 its row; None for zeros.
 
         Returns:

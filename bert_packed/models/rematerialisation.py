@@ -17,7 +17,7 @@ def rematerialised(block, hidden_BSD, context, training=None, **given):
         given: What else it takes; no gradient goes to it.
 
     Returns:
-        What `block(hidden_BSD, context=context, training=training)` returns, dropout included.
+        What `block(hidden_BSD, context=context, training=training, **given)` returns, dropout included.
     """
     dropouts = [layer for layer in find_dropouts(block) if training and layer.rate > 0]
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from bert_packed.config import ablations
+from bert_packed.config import MODEL_SIZES, ablations
 from bert_packed.runs.step_cost import describe, estimate_step_seconds
 from bert_packed.training.metrics_log import read_rows
 
@@ -31,11 +31,11 @@ def describe_run(config, model_config, data, attention):
     )
 
 
-def describe_cost(config, model_flops, data, flops_per_second):
+def describe_cost(config, model_config, model_flops, data, flops_per_second):
     """What a step will cost on this machine, and how to make it smaller where it is long: lines of text.
 
     Args:
-        config, data: Of the run.
+        config, model_config, data: Of the run.
         model_flops: As of `step_cost.step_flops`.
         flops_per_second: Of the machine, at matrix products.
     """
@@ -45,8 +45,9 @@ def describe_cost(config, model_flops, data, flops_per_second):
         f"{describe(seconds * config.num_train_steps)} for {config.num_train_steps:,} steps"
     ]
     if seconds > LONG_STEP_SECONDS:
+        sizes = [name for name, size in MODEL_SIZES.items() if type(size) is type(model_config)][:3]
         lines.append(
-            "           to shrink a step: --bert_config_file=bert-tiny|bert-mini|bert-small, "
+            f"           to shrink a step: --bert_config_file={'|'.join(sizes)}, "
             "--train_batch_size; against memory: --micro_batch_size; to shrink the run: --num_train_steps "
             "with --num_warmup_steps"
         )

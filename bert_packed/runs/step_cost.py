@@ -68,7 +68,10 @@ def _wait(matrix):
 
 
 def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
-    """Rough seconds per step: within a factor of two on the CPUs where it was compared, of a BERT."""
+    """Rough seconds per step: within a factor of two, of a BERT, on the CPUs where it was compared.
+
+    A Mamba takes longer: most of its time goes into the scan, which is no matrix product.
+    """
     return OVERHEAD * step_flops(model_flops, spec, batch_size) / flops_per_second
 
 

@@ -1,5 +1,6 @@
 """A Mamba trained by the command: from text to figures, continued bit for bit, with rows cut across packs."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -10,13 +11,17 @@ import next_tokens
 import numpy as np
 import pytest
 from causal_files import make_sequence, read_examples, write_sequences
+from conftest import run_uncompiled
 from pretraining_command import run
 from safetensors.numpy import load_file
+from tiny import to_floats
 
 from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import config_json
 from bert_packed.models.mamba import build_mamba
+from bert_packed.training.optimization import Lamb
+from bert_packed.training.step_report import describe_step, is_static
 from bert_packed.training.watch import TIMED_FIGURES
 from data_gen import schema
 from data_gen.assembly import pack_job
@@ -52,6 +57,8 @@ def data(tmp_path_factory):
                 **options,
             )
         )
+    packs = read_examples((folder / "rows").glob("*.tfrecord"))
+    write_sequences(folder / "lone.tfrecord", packs)  # with no manifest to say that they are rows
     return folder, sequences, config
 
 
@@ -166,7 +173,11 @@ def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys):
             {"objective": "mlm_nsp"},
             "`input_file` must hold records for objective=mlm_nsp",
         ),
-        ("packs", {"bert_config_file": "bert-tiny"}, "`objective` causal_lm needs a model that is a Mamba."),
+        (
+            "packs",
+            {"bert_config_file": "bert-tiny"},
+            "`bert_config_file` must be a Mamba for objective=causal_lm.",
+        ),
         ("packs", {"attention": "flash"}, "`attention` must not be flash for a Mamba"),
         ("packs", {"hidden_dropout_prob": 0.1}, "`hidden_dropout_prob` must be -1 for a Mamba"),
         (
@@ -174,6 +185,10 @@ def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys):
             {"ablation": "no_attention_mask"},
             "`ablation` must be empty or no_position_reset",
         ),
+        ("packs", {"mlm_loss": "per_token"}, "`mlm_loss` must not be given for objective=causal_lm"),
+        ("rows", {"ablation": "no_position_reset"}, "`ablation` must be empty for packs made with"),
+        ("rows", {"input_file": "FIRST"}, "`input_file` must be all 8 packs of one --split_sequences."),
+        ("rows", {"input_file": "LONE"}, "record 3: position_ids must begin at 0, but in training on rows"),
         ("rows", {"train_batch_size": 4}, "`train_batch_size` must be 2 for packs of 2 rows"),
         ("rows", {"shuffle_buffer_size": 8}, "`shuffle_buffer_size` must be 1 for packs of 2 rows"),
         ("rows", {"lm_loss": "per_sequence"}, "`lm_loss` must be per_token for packs of 2 rows"),
@@ -186,8 +201,32 @@ def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys):
     ],
 )
 def test_mistakes_are_one_line(data, tmp_path, capsys, packs, changes, message):
-    changes = {n: f"{data[0]}/rows/*.tfrecord" if v == "ROWS" else v for n, v in changes.items()}
+    files = {"ROWS": f"{data[0]}/rows/*.tfrecord", "LONE": f"{data[0]}/lone.tfrecord"}
+    files["FIRST"] = sorted((data[0] / "rows").glob("*.tfrecord"))[0]
+    changes = {name: files.get(value, value) for name, value in changes.items()}
     assert run(*arguments(data, tmp_path / "run", packs, **changes)) == 2
     error = capsys.readouterr().err.strip()
     assert message in error and len(error.splitlines()) == 1
     assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+@pytest.mark.slow
+def test_compiled_steps_over_rows_are_those_of_single_operations():
+    """One program, of fixed shapes, in which micro-batches take turns at the states that are handed on."""
+    batch = next_tokens.batch_of(next_tokens.random_packs()[:4], 12, 4)
+    later = {**batch, "position_ids": batch["position_ids"] + 12}
+    figures = []
+    for is_compiled in (True, False):
+        optimizer = Lamb(0.01)
+        with contextlib.nullcontext() if is_compiled else run_uncompiled():
+            engine = next_tokens.make_engine(build={"num_rows": 4}, optimizer=optimizer, micro_batch_size=2)
+        figures.append([to_floats(engine.train_step(one)) for one in (batch, later)])
+        carried = {n: np.array(v.numpy()) for n, v in engine.training_state().items() if "carried" in n}
+        if is_compiled:
+            assert engine.num_train_traces == 1 and is_static(describe_step(engine.step_programs(batch)))
+            want = carried
+    assert figures[0][1]["lm_loss"] != pytest.approx(figures[0][0]["lm_loss"], rel=1e-3)
+    for one, other in zip(*figures, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    for name, values in want.items():
+        np.testing.assert_allclose(carried[name], values, atol=1e-4 * np.abs(values).max())

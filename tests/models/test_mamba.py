@@ -118,13 +118,17 @@ def test_an_ablation_shows():
     assert look(dataclasses.replace(ONE_BLOCK, ablation_no_position_reset=True)) == (True, True, True)
 
 
-def test_blocks_computed_again_give_the_same_gradients():
+@pytest.mark.parametrize("num_rows", [0, 5])
+def test_blocks_computed_again_give_the_same_gradients(num_rows):
+    """With states that are handed on, too: the second call takes over what the first has left."""
     batch = packed_and_unpacked()[0]
-    plain, again = (
-        next_tokens.make_engine(build={"remat": remat}).gradients(batch, training=True)
-        for remat in (False, True)
-    )
-    for one, other in zip(plain[0], again[0], strict=True):
+    found = []
+    for remat in (False, True):
+        engine = next_tokens.make_engine(config=ONE_BLOCK, build={"remat": remat, "num_rows": num_rows})
+        engine.gradients(batch, training=True)
+        later = {**batch, "position_ids": batch["position_ids"] + 1} if num_rows else batch
+        found.append(engine.gradients(later, training=True)[0])
+    for one, other in zip(*found, strict=True):
         one, other = np.asarray(one), np.asarray(other)
         assert np.abs(one).max() > 0
         np.testing.assert_allclose(other, one, atol=1e-6 * np.abs(one).max())
@@ -134,7 +138,7 @@ def test_bfloat16_computes_states_and_logits_in_float32(monkeypatch):
     seen = {}
 
     def note(*arguments, **options):
-        seen["u"] = arguments[0].dtype
+        seen["u"], seen["delta"] = arguments[0].dtype, arguments[1].dtype
         out = scan(*arguments, **options)
         seen["y"] = out[0].dtype
         return out
@@ -143,6 +147,7 @@ def test_bfloat16_computes_states_and_logits_in_float32(monkeypatch):
     monkeypatch.setattr(mamba, "ssm_pack", note)
     batch = packed_and_unpacked()[0]
     wide, narrow = (build_mamba(CONFIG, 1, dtype)(batch)["logits"] for dtype in ("float32", "mixed_bfloat16"))
+    assert "float32" in str(seen["delta"])
     assert "bfloat16" in str(seen["u"]) and "float32" in str(seen["y"]) and "float32" in str(narrow.dtype)
     wide, narrow = np.asarray(wide), np.asarray(narrow)
     assert 0 < np.abs(wide - narrow).max() < 0.05 * np.abs(wide).max()

@@ -128,13 +128,13 @@ def test_the_cost_is_that_of_all_steps(monkeypatch, seconds, is_long):
     config = TrainConfig(
         input_file="-", output_dir="-", train_batch_size=6, num_train_steps=240, num_warmup_steps=239
     )
-    first, *more = run_summary.describe_cost(config, FLOPS, data_of(2.0), 1e9).splitlines()
+    first, *more = run_summary.describe_cost(config, CONFIG, FLOPS, data_of(2.0), 1e9).splitlines()
     assert asked == [(FLOPS, PackSpec(16, 3, 5), 6, 1e9)]
     whole = {30.0: "2 h", 31.0: "2.1 h"}[seconds]
     assert first == f"cost       about {seconds:.0f} s a step on this machine, about {whole} for 240 steps"
     assert bool(more) == is_long and all("to shrink a step" in line for line in more)
     longer = dataclasses.replace(config, num_warmup_steps=960)
-    *_, last = run_summary.describe_cost(longer, FLOPS, data_of(2.0), 1e9).splitlines()
+    *_, last = run_summary.describe_cost(longer, CONFIG, FLOPS, data_of(2.0), 1e9).splitlines()
     assert last.startswith("warm-up    is as long as the run: the learning rate ends at 25% of its peak")
 
 
