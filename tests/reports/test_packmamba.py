@@ -26,8 +26,6 @@ from bert_packed.reports.sequence_batches import (
 from bert_packed.runs import turns
 from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
-from data_gen.packing.baselines import shuffled_lengths
-from data_gen.packing.histogram import count_lengths
 
 PACKS = [(1, 2, 5), (3, 4), (6,), (2, 2, 3)]
 WAYS = (SINGLE, PADDED, PACKED)
@@ -40,59 +38,6 @@ def tiny_batches():
 def command(*flags):
     module = packmamba
     return run(module.main, module.PackMambaConfig, module.DESCRIPTION, ["packmamba", *flags])
-
-
-# --- padding rates
-
-
-def test_lengths_are_like_the_papers():
-    lengths = draw_lengths(20_000, seed=0)
-    assert lengths.min() == 57 and lengths.max() == 2048
-    assert lengths.mean() == pytest.approx(646, rel=0.01)
-    assert (lengths == draw_lengths(20_000, seed=0)).all()
-    assert (lengths != draw_lengths(20_000, seed=1)).any()
-    others = draw_lengths(20_000, seed=0, shortest=10, longest=100, mean=40)
-    assert others.min() == 10 and others.max() == 100 and others.mean() == pytest.approx(40, rel=0.02)
-
-
-def rates_by_loops(arrivals, row_length, pack_length, window):
-    """Percent of padding: padded, in order, sorted in a window."""
-    in_order, space = 0, 0
-    for length in arrivals:
-        if length > space:
-            in_order, space = in_order + 1, pack_length
-        space -= length
-    in_window, space, waiting, left = 0, 0, [], list(arrivals)
-    while waiting or left:
-        while left and len(waiting) < window:
-            waiting.append(left.pop(0))
-        fitting = [length for length in waiting if length <= space]
-        if fitting:
-            waiting.remove(max(fitting))
-            space -= max(fitting)
-        else:
-            in_window, space = in_window + 1, pack_length
-    tokens = len(arrivals) * row_length, in_order * pack_length, in_window * pack_length
-    return [100 * (1 - sum(arrivals) / size) for size in tokens]
-
-
-def test_padding_rates_are_those_of_plain_loops():
-    lengths = draw_lengths(300, seed=3)
-    arrivals = shuffled_lengths(count_lengths(lengths, 4096), 5).tolist()
-    *rates, ours = padding_rates(lengths, 2048, 4096, window=16, seed=5)
-    assert [row["padding, %"] for row in rates] == pytest.approx(rates_by_loops(arrivals, 2048, 4096, 16))
-    assert [row["PackMamba, %"] for row in rates] == [66.3, 19.1, 0.41] and ours["PackMamba, %"] is None
-    assert -(-lengths.sum() // 4096) <= ours["at least"] <= ours["rows"] <= rates[2]["rows"]
-    assert ours["padding, %"] == pytest.approx(100 - 100 * lengths.sum() / (4096 * ours["rows"]))
-
-
-def test_padding_rates_of_many_lengths():
-    rates = [row["padding, %"] for row in padding_rates(draw_lengths(2000, seed=0), 2048, 4096, window=64)]
-    assert rates[:3] == pytest.approx([68.352, 16.497, 0.479], abs=0.001)
-    assert rates[3] < 0.3
-
-
-# --- the same sequences in every way
 
 
 @pytest.mark.parametrize("num_shapes", [1, 2, 3, 9])
@@ -225,9 +170,6 @@ def test_operators_run_forward_and_backward_on_the_shapes_of_each_way(monkeypatc
                 assert all(np.abs(np.asarray(one)).max() > 0 for one in gradients) or positions.max() == 0
 
 
-# --- figures
-
-
 SECONDS = {
     SINGLE: [12, 12, 24, 12, 12, 12, 12],
     PADDED: [6, 6, 12, 6, 6, 6, 6],
@@ -318,9 +260,6 @@ def test_a_reference_with_another_loss_is_refused(monkeypatch):
     monkeypatch.setattr(mamba_reference.TorchTraining, "loss", lambda *of: 1.0003 * loss(*of))
     with pytest.raises(InputError, match="`reference` must compute our loss"):
         mamba_reference.causal_training(tiny_batches()[PADDED].batches, CONFIG)
-
-
-# --- the command
 
 
 @pytest.fixture
