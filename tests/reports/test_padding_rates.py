@@ -1,5 +1,7 @@
 """Padding rates of PackMamba's four ways, by plain loops; lengths like the paper's."""
 
+import pytest
+
 from bert_packed.reports.padding_rates import draw_lengths, padding_rates
 from data_gen.packing.baselines import shuffled_lengths
 from data_gen.packing.histogram import count_lengths
