@@ -16,7 +16,7 @@ import pytest
 from crash import all_bytes, find_workers
 from unpacked_records import make_features, write_features
 
-from data_gen.assembly import pack_job, pack_steps
+from data_gen.assembly import pack_inputs, pack_job, pack_steps
 from data_gen.assembly.bert_data import BertData
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
@@ -37,8 +37,8 @@ COMMANDS = {
     "create": (ROOT / "create_pretraining_data.py", create, CreateConfig),
 }
 STEPS = {
-    "pack": (pack_job, pack_steps, ("read_file", "sort_run", "measure_part", "write_shard")),
-    "create": (create_job, create_steps, ("train_vocabulary", "tokenize", "join", "write_shard")),
+    "pack": ((pack_job, pack_inputs), pack_steps, ("read_file", "sort_run", "measure_part", "write_shard")),
+    "create": ((create_job,), create_steps, ("train_vocabulary", "tokenize", "join", "write_shard")),
 }
 
 
@@ -73,7 +73,7 @@ def complete(name, folder, settings):
 def count_steps(name, monkeypatch):
     """List that grows with every step of a command that is done in this process."""
     calls = []
-    command, home, functions = STEPS[name]
+    users, home, functions = STEPS[name]
 
     def counted(step):
         def count(work):
@@ -83,7 +83,8 @@ def count_steps(name, monkeypatch):
         return count
 
     for function in functions:
-        monkeypatch.setattr(command, function, counted(getattr(home, function)))
+        (user,) = (module for module in users if hasattr(module, function))
+        monkeypatch.setattr(user, function, counted(getattr(home, function)))
     return calls
 
 
