@@ -22,7 +22,7 @@ NUM_DEVICES = 4
 NUM_STEPS = 20
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
 MICRO_BATCH_SIZE = 4  # of eight packs a step
-CLIP = 0.5  # of lengths above 2
+CLIP = 0.5  # of lengths above 1
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,7 +114,7 @@ several = pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=dear)
 def test_losses_and_norms_are_those_of_one_device(trained, num_devices):
     one, many = trained(1), trained(num_devices)
     for want, found in zip(one.figures, many.figures, strict=True):
-        assert want["gradient_norm"] > 4 * CLIP
+        assert want["gradient_norm"] > 2 * CLIP
         assert found.pop("num_stop_requests") == 0
         assert found == pytest.approx(want, rel=1e-5)
         for name in ("mlm_loss", "nsp_loss"):
