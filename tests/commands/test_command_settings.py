@@ -6,6 +6,7 @@ import inspect
 import io
 import types
 
+import next_tokens
 import numpy as np
 import pytest
 from packs import random_packs, random_sequence, write_packs
@@ -77,7 +78,25 @@ def audits(files, tmp_path_factory):
     made = [run(audit.main, audit.AuditConfig, recorded, **flags) for flags in (given, changed)]
     assert [seen.status for seen in made] == [0, 0]
     flash = run(audit.main, audit.AuditConfig, recorded, **given, attention="flash")
-    return made, changed["json"], flash
+    folder = tmp_path_factory.mktemp("mamba")
+    checkpoint.save_weights(folder, next_tokens.make_engine().weights(), next_tokens.CONFIG)
+    next_tokens.write_packs(folder / "packs.tfrecord", next_tokens.packed_and_unpacked()[0])
+    given = {"input_file": folder / "packs.tfrecord", "init_checkpoint": folder}
+    mambas = [
+        run(audit.main, audit.AuditConfig, recorded, **given, **flags)
+        for flags in ({}, {"lm_loss": "per_sequence"})
+    ]
+    assert [seen.status for seen in mambas] == [0, 0]
+    return made, changed["json"], flash, mambas
+
+
+def denominator_of(call, loss):
+    """What a loss is a mean over."""
+    objective, batch = call["engine"].objective, call["batch"]
+    found = float(objective.denominators(objective.counts(batch))[loss])
+    counts = {"tokens": np.count_nonzero(batch["label_sequences"]), "sequences": batch["slot_weights"].sum()}
+    (name,) = (name for name, count in counts.items() if count == found)
+    return name
 
 
 def denominator(objective, batch):
@@ -100,11 +119,13 @@ EXPECTED = {"bert_config_file": 0.25, "num_packs": 5, "mlm_loss": True, "toleran
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(audit.AuditConfig)])
 def test_a_setting_of_the_audit_arrives(files, audits, name):
-    made, report, flash = audits
+    made, report, flash, mambas = audits
     if name == "json":
         assert report.exists()
     elif name == "attention":
         assert flash.status == 2 and "`attention`" in flash.error
+    elif name == "lm_loss":
+        assert [denominator_of(seen.calls["audit"], "lm_loss") for seen in mambas] == ["tokens", "sequences"]
     else:
         one, other = (AUDITED[name](seen.calls["audit"], files) for seen in made)
         assert one != other
