@@ -104,7 +104,7 @@ def test_every_sequence_is_once_in_each_way():
 def test_the_losses_of_all_sequences_are_the_same_in_each_way(uncompiled):
     """The model is one, so what is timed is the same work; without resets it is not."""
     batches = make_batches([(1, 2, 3), (5,)], 6, 5, 2, 2, VOCAB_SIZE)
-    names = ("lm_nll", "lm_document_nll", "num_predictions", "num_sequences", "num_bytes")
+    names = ("lm_nll", "lm_sequence_nll", "num_predictions", "num_sequences", "num_bytes")
 
     def totals(config, way):
         engine = mamba_speed.make_mamba_engine(config)
