@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_packed.config import MODEL_SIZES, ModelConfig, load_model_config
+from bert_packed.config import MODEL_SIZES, MambaConfig, ModelConfig, load_model_config
 from bert_packed.runs.finetuning_config import FinetuneConfig
 from bert_packed.runs.pretraining_config import TrainConfig
 from data_gen.cli.settings import InputError
@@ -17,6 +17,19 @@ def test_published_sizes():
     shapes = {
         name: (c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size)
         for name, c in MODEL_SIZES.items()
+        if isinstance(c, ModelConfig)
+    }
+    mambas = {
+        name: (c.num_hidden_layers, c.hidden_size, c.inner_size, c.step_rank, c.state_size)
+        for name, c in MODEL_SIZES.items()
+        if isinstance(c, MambaConfig)
+    }
+    assert mambas == {  # the last three as "PackMamba" has them, Section 4
+        "mamba-tiny": (2, 128, 256, 8, 16),
+        "mamba-mini": (4, 256, 512, 16, 16),
+        "mamba-110m": (16, 1024, 2048, 64, 16),
+        "mamba-1.4b": (48, 2048, 4096, 128, 16),
+        "mamba-2.8b": (64, 2560, 5120, 160, 16),
     }
     assert shapes == {
         "bert-tiny": (2, 128, 2, 512),
