@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 
 import keras
@@ -41,6 +42,7 @@ def devices():
         tf.config.set_logical_device_configuration(processor, parts)
 
 
+@functools.cache  # TensorFlow joins devices once in a process
 def make_some(num):
     """The first devices alone: the whole machine is `make_replicas`'s."""
     if num == NUM_DEVICES:
