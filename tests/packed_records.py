@@ -1,4 +1,4 @@
-"""One pack of two sequences in our layout, which tests of records read, break and convert."""
+"""One pack of two sequences in each of our layouts, which tests of records read, break and convert."""
 
 from data_gen import schema
 
@@ -13,4 +13,14 @@ PACK = {
     schema.NEXT_SENTENCE_POSITIONS: [0, 4, 0],
     schema.NEXT_SENTENCE_LABELS: [1, 0, 0],
     schema.NEXT_SENTENCE_WEIGHTS: [1, 1, 0],
+}
+# One for causal language modelling: a piece of a document that goes on, and a whole document
+CAUSAL_PACK = {
+    schema.INPUT_IDS: [0, 7, 4, 8, 0, 5, 0, 0],
+    schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],
+    schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 0],
+    schema.LABEL_IDS: [7, 4, 8, 9, 5, 0, 0, 0],
+    schema.LABEL_MASK: [1, 1, 1, 1, 2, 2, 0, 0],
+    schema.SEQUENCE_WEIGHTS: [1, 1, 0],
+    schema.SEQUENCE_BYTES: [14, 3, 0],
 }

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 from causal_files import make_sequences, read_examples, to_example, write_sequences
+from packed_records import CAUSAL_PACK as PACK
 
 from data_gen import schema
 from data_gen.cli.settings import InputError
@@ -20,15 +21,6 @@ UNPACKED = {
     schema.LABEL_MASK: [1, 1, 1, 0],
     schema.LABEL_BYTES: [4, 3, 3, 0],
     schema.NUM_BYTES: [10],
-}
-PACK = {
-    schema.INPUT_IDS: [0, 7, 4, 8, 0, 5, 0, 0],
-    schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],
-    schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 0],
-    schema.LABEL_IDS: [7, 4, 8, 9, 5, 0, 0, 0],
-    schema.LABEL_MASK: [1, 1, 1, 1, 2, 2, 0, 0],
-    schema.SEQUENCE_WEIGHTS: [1, 1, 0],
-    schema.SEQUENCE_BYTES: [14, 3, 0],
 }
 
 

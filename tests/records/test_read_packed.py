@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from packed_records import PACK
+from packed_records import CAUSAL_PACK, PACK
 from unpacked_records import make_features, write_features
 
 from data_gen import schema
@@ -131,17 +131,6 @@ def test_pack_specs_that_disagree(tmp_path):
     ]
     with pytest.raises(InputError, match=r"a\.tfrecord: 8, 3, 3; .*b\.tfrecord: 8, 3, 2\."):
         tfrecords.read_pack_spec(paths)
-
-
-CAUSAL_PACK = {
-    schema.INPUT_IDS: [0, 7, 4, 8, 0, 5, 0, 0],
-    schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 2, 0],
-    schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 0],
-    schema.LABEL_IDS: [7, 4, 8, 9, 5, 0, 0, 0],
-    schema.LABEL_MASK: [1, 1, 1, 1, 2, 2, 0, 0],
-    schema.SEQUENCE_WEIGHTS: [1, 1, 0],
-    schema.SEQUENCE_BYTES: [14, 3, 0],
-}
 
 
 def test_the_spec_of_packs_for_causal_language_modelling(tmp_path):
