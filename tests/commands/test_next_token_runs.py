@@ -1,6 +1,5 @@
 """A Mamba trained by the command: from text to figures, continued bit for bit, with rows cut across packs."""
 
-import contextlib
 import csv
 import dataclasses
 import json
@@ -11,17 +10,13 @@ import next_tokens
 import numpy as np
 import pytest
 from causal_files import make_sequence, read_examples, write_sequences
-from conftest import run_uncompiled
 from pretraining_command import run
 from safetensors.numpy import load_file
-from tiny import to_floats
 
 from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import config_json
 from bert_packed.models.mamba import build_mamba
-from bert_packed.training.optimization import Lamb
-from bert_packed.training.step_report import describe_step, is_static
 from bert_packed.training.watch import TIMED_FIGURES
 from data_gen import schema
 from data_gen.assembly import pack_job
@@ -208,25 +203,3 @@ def test_mistakes_are_one_line(data, tmp_path, capsys, packs, changes, message):
     error = capsys.readouterr().err.strip()
     assert message in error and len(error.splitlines()) == 1
     assert not list(tmp_path.rglob("checkpoint-*"))
-
-
-@pytest.mark.slow
-def test_compiled_steps_over_rows_are_those_of_single_operations():
-    """One program, of fixed shapes, in which micro-batches take turns at the states that are handed on."""
-    batch = next_tokens.batch_of(next_tokens.random_packs()[:4], 12, 4)
-    later = {**batch, "position_ids": batch["position_ids"] + 12}
-    figures = []
-    for is_compiled in (True, False):
-        optimizer = Lamb(0.01)
-        with contextlib.nullcontext() if is_compiled else run_uncompiled():
-            engine = next_tokens.make_engine(build={"num_rows": 4}, optimizer=optimizer, micro_batch_size=2)
-        figures.append([to_floats(engine.train_step(one)) for one in (batch, later)])
-        carried = {n: np.array(v.numpy()) for n, v in engine.training_state().items() if "carried" in n}
-        if is_compiled:
-            assert engine.num_train_traces == 1 and is_static(describe_step(engine.step_programs(batch)))
-            want = carried
-    assert figures[0][1]["lm_loss"] != pytest.approx(figures[0][0]["lm_loss"], rel=1e-3)
-    for one, other in zip(*figures, strict=True):
-        assert one == pytest.approx(other, rel=1e-4)
-    for name, values in want.items():
-        np.testing.assert_allclose(carried[name], values, atol=1e-4 * np.abs(values).max())

@@ -1,0 +1,36 @@
+"""States that rows hand on from step to step, in the program as it is compiled for users."""
+
+import contextlib
+
+import next_tokens
+import numpy as np
+import pytest
+from conftest import run_uncompiled
+from tiny import to_floats
+
+from bert_packed.training.optimization import Lamb
+from bert_packed.training.step_report import describe_step, is_static
+
+pytestmark = pytest.mark.both_backends
+
+
+@pytest.mark.slow
+def test_compiled_steps_over_rows_are_those_of_single_operations():
+    """One program, of fixed shapes, in which micro-batches take turns at the states that are handed on."""
+    batch = next_tokens.batch_of(next_tokens.random_packs()[:4], 12, 4)
+    later = {**batch, "position_ids": batch["position_ids"] + 12}
+    figures = []
+    for is_compiled in (True, False):
+        optimizer = Lamb(0.01)
+        with contextlib.nullcontext() if is_compiled else run_uncompiled():
+            engine = next_tokens.make_engine(build={"num_rows": 4}, optimizer=optimizer, micro_batch_size=2)
+        figures.append([to_floats(engine.train_step(one)) for one in (batch, later)])
+        carried = {n: np.array(v.numpy()) for n, v in engine.training_state().items() if "carried" in n}
+        if is_compiled:
+            assert engine.num_train_traces == 1 and is_static(describe_step(engine.step_programs(batch)))
+            want = carried
+    assert figures[0][1]["lm_loss"] != pytest.approx(figures[0][0]["lm_loss"], rel=1e-3)
+    for one, other in zip(*figures, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    for name, values in want.items():
+        np.testing.assert_allclose(carried[name], values, atol=1e-4 * np.abs(values).max())
