@@ -79,9 +79,7 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
     seed = ops.cast(seed, "uint32")
     width = shape[-1]
     rows_per_pack = functools.reduce(operator.mul, shape[1:-1], 1)
-    num_rows = shape[0] * rows_per_pack  # a tensor where the batch is of any size
-    first_row = ops.cast(first_pack, "uint32") * ops.cast(rows_per_pack, "uint32")
-    rows = ops.cast(ops.arange(num_rows, dtype="int32"), "uint32")[:, None] + first_row
+    rows = _row_numbers(shape) + ops.cast(first_pack, "uint32") * ops.cast(rows_per_pack, "uint32")
     num_packs = num_packs or shape[0]
     stride = mix32(seed[0] + mix32(seed[1]))
     # As in 4,096 packs of BERT-base. Elsewhere the turn is 0; to compute it would cost as much as the mask
@@ -93,7 +91,22 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
     start = mix32(stride + seed[1])
     columns = ops.cast(ops.arange(width, dtype="int32"), "uint32")
     words = mix32((rows * _word(width) + columns) * ops.bitwise_or(stride, _word(1)) + start)
-    return ops.reshape(ops.greater_equal(words, _word(round(rate * 2**32))), shape)
+    return ops.greater_equal(words, _word(round(rate * 2**32)))
+
+
+def _row_numbers(shape):
+    """Rows counted from 0, uint32 `[*shape[:-1], 1]`.
+
+    As a sum over the axes: rows counted in one axis and reshaped could not be cut along two axes, as heads of
+    attention are that lie on a mesh of devices.
+    """
+    numbers, rows_per_place = 0, 1
+    for axis in reversed(range(len(shape) - 1)):
+        # The first length is a tensor where the batch is of any size
+        places = ops.cast(ops.arange(shape[axis], dtype="int32"), "uint32") * _word(rows_per_place)
+        numbers = numbers + ops.reshape(places, [-1 if other == axis else 1 for other in range(len(shape))])
+        rows_per_place = rows_per_place * shape[axis] if axis else rows_per_place
+    return numbers
 
 
 def mix32(words):

@@ -6,7 +6,8 @@ Legend: B packs per batch, S pack length, D model width, K sequences per pack, C
 import keras
 from keras import ops
 
-from bert_packed.models.layers import Dropout, dense, gather_tokens
+from bert_packed.models.layers import Dropout, gather_tokens
+from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.modeling import (
     CLASSIFICATION,
     HEADS,
@@ -21,9 +22,9 @@ from bert_packed.models.modeling import (
 class AnswerHead(keras.layers.Layer):
     """How well an answer starts and ends at each token."""
 
-    def __init__(self, config, name=QUESTION_ANSWERING, make_dense=dense, **kwargs):
+    def __init__(self, config, name=QUESTION_ANSWERING, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.output_dense = make_dense(2, config, "output", dtype="float32")
+        self.output_dense = layout.dense(2, config, "output", dtype="float32")
 
     def build(self, hidden_shape):
         self.output_dense.build(hidden_shape)
@@ -38,10 +39,10 @@ class AnswerHead(keras.layers.Layer):
 class ClassificationHead(keras.layers.Layer):
     """Pooler and class logits of every [CLS] in the pack; one class is a number to predict."""
 
-    def __init__(self, config, num_classes, name=CLASSIFICATION, make_dense=dense, **kwargs):
+    def __init__(self, config, num_classes, name=CLASSIFICATION, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.pooler = make_dense(config.hidden_size, config, "pooler")
-        self.classifier = make_dense(num_classes, config, "classifier", dtype="float32")
+        self.pooler = layout.dense(config.hidden_size, config, "pooler")
+        self.classifier = layout.dense(num_classes, config, "classifier", dtype="float32")
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def build(self, hidden_shape, *_):
@@ -67,7 +68,7 @@ class PackedBertForQuestionAnswering(PackedBert):
 
     def __init__(self, config, name="finetuning", **encoder):
         super().__init__(config, name, **encoder)
-        self.question_answering = AnswerHead(config, make_dense=encoder.get("make_dense", dense))
+        self.question_answering = AnswerHead(config, layout=encoder.get("layout", ONE_DEVICE))
 
     def build_heads(self, hidden_shape):
         self.question_answering.build(hidden_shape)
@@ -94,8 +95,8 @@ class PackedBertForClassification(PackedBert):
     def __init__(self, config, num_classes, name="finetuning", **encoder):
         super().__init__(config, name, **encoder)
         self.num_classes = num_classes
-        make_dense = encoder.get("make_dense", dense)
-        self.classification = ClassificationHead(config, num_classes, make_dense=make_dense)
+        layout = encoder.get("layout", ONE_DEVICE)
+        self.classification = ClassificationHead(config, num_classes, layout=layout)
 
     def build_heads(self, hidden_shape):
         self.classification.build(hidden_shape)

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from bert_packed.models.dropout import Dropout
+from bert_packed.models.layout import ONE_DEVICE
 
 
 def gather_tokens(hidden_BSD, positions_BQ):
@@ -35,16 +36,6 @@ def activation(name):
     }[name]
 
 
-def dense(width, config, name, dtype=None):
-    """A linear layer with BERT's initial weights: truncated normal, zero bias; None is the policy's dtype."""
-    return keras.layers.Dense(width, kernel_initializer=initializer(config), name=name, dtype=dtype)
-
-
-def initializer(config):
-    """BERT's initial weights; the seed comes from Python's `random`, see `modeling.build_seeded`."""
-    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
-
-
 def layer_norm(config):
     """Layer normalization under the name that the optimizer's exclusions look for."""
     return keras.layers.LayerNormalization(epsilon=config.layer_norm_eps, name="LayerNorm")
@@ -57,9 +48,10 @@ class PackedEmbeddings(keras.layers.Layer):
     lengths 2 and 3 the rows looked up are `[0 1 0 1 2]`; BERT's own bias add would give `[0 1 2 3 4]`.
     """
 
-    def __init__(self, config, name="embeddings", **kwargs):
+    def __init__(self, config, name="embeddings", layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
+        self.layout = layout
         self.norm = layer_norm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -72,16 +64,14 @@ class PackedEmbeddings(keras.layers.Layer):
         self.built = True
 
     def _table(self, name, rows):
-        return self.add_weight(
-            shape=(rows, self.config.hidden_size), initializer=initializer(self.config), name=name
-        )
+        return self.layout.add_table(self, rows, self.config, name)
 
     def call(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
         """Embed int32 `[B, S]` ids (0 is padding, embedded like any token) to float `[B, S, D]`."""
         hidden_BSD = (
-            ops.take(self.word_embeddings_VD, token_ids_BS, axis=0)
-            + ops.take(self.token_type_embeddings, token_type_ids_BS, axis=0)
-            + ops.take(self.position_embeddings, position_ids_BS, axis=0)
+            self.layout.look_up(self.word_embeddings_VD, token_ids_BS)
+            + self.layout.look_up(self.token_type_embeddings, token_type_ids_BS)
+            + self.layout.look_up(self.position_embeddings, position_ids_BS)
         )
         return self.dropout(self.norm(hidden_BSD), training=training)
 
@@ -93,19 +83,19 @@ class SelfAttention(keras.layers.Layer):
         config: `ModelConfig`.
         attend: None for dense scores, or a fused kernel: function `(query_BSNH, key_BSNH, value_BSNH,
             sequence_ids_BS)` to float `[B, S, N, H]`, without dropout, from queries that are scaled already.
-        make_dense: What makes its linear layers, as `dense` does: another layout of weights and activations
-            comes with its own.
+        layout: `Layout` of its weights, which makes its linear layers.
     """
 
-    def __init__(self, config, name="attention", attend=None, make_dense=dense, **kwargs):
+    def __init__(self, config, name="attention", attend=None, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
         self.attend = attend
+        self.layout = layout
         self.num_heads = config.num_attention_heads
         self.head_width = config.hidden_size // config.num_attention_heads
-        self.query = make_dense(config.hidden_size, config, "query")
-        self.key = make_dense(config.hidden_size, config, "key")
-        self.value = make_dense(config.hidden_size, config, "value")
-        self.output_dense = make_dense(config.hidden_size, config, "output")
+        self.query = layout.dense(config.hidden_size, config, "query")
+        self.key = layout.dense(config.hidden_size, config, "key")
+        self.value = layout.dense(config.hidden_size, config, "value")
+        self.output_dense = layout.dense(config.hidden_size, config, "output")
         self.norm = layer_norm(config)
         self.attention_dropout = Dropout(config.attention_probs_dropout_prob)
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -117,9 +107,10 @@ class SelfAttention(keras.layers.Layer):
 
     def call(self, hidden_BSD, context, training=None):
         """Attend inside the sequences of a `PackContext`; float `[B, S, D]` to the same."""
-        query_BSNH = self._split_heads(self.query(hidden_BSD)) * self.head_width**-0.5
-        key_BSNH = self._split_heads(self.key(hidden_BSD))
-        value_BSNH = self._split_heads(self.value(hidden_BSD))
+        query_BSNH, key_BSNH, value_BSNH = map(
+            self._split_heads, self.layout.apply_together((self.query, self.key, self.value), hidden_BSD)
+        )
+        query_BSNH = query_BSNH * self.head_width**-0.5
         if self.attend is not None and training and self.attention_dropout.rate > 0:
             raise ValueError(
                 "`attend` must be None to train with dropout of attention. Received: "
@@ -128,7 +119,9 @@ class SelfAttention(keras.layers.Layer):
         if self.attend is None:
             found_BSNH = self._attend_densely(query_BSNH, key_BSNH, value_BSNH, context, training)
         else:
-            found_BSNH = self.attend(query_BSNH, key_BSNH, value_BSNH, context.sequence_ids_BS)
+            found_BSNH = self.layout.attend(
+                self.attend, query_BSNH, key_BSNH, value_BSNH, context.sequence_ids_BS
+            )
         found_BSD = ops.reshape(found_BSNH, ops.shape(hidden_BSD))
         return self.norm(hidden_BSD + self.dropout(self.output_dense(found_BSD), training=training))
 
@@ -149,14 +142,14 @@ class FeedForward(keras.layers.Layer):
 
     Args:
         config: `ModelConfig`.
-        make_dense: As in `SelfAttention`.
+        layout: As in `SelfAttention`.
     """
 
-    def __init__(self, config, name="feed_forward", make_dense=dense, **kwargs):
+    def __init__(self, config, name="feed_forward", layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
         self.inner_width = config.intermediate_size
-        self.intermediate = make_dense(config.intermediate_size, config, "intermediate")
-        self.output_dense = make_dense(config.hidden_size, config, "output")
+        self.intermediate = layout.dense(config.intermediate_size, config, "intermediate")
+        self.output_dense = layout.dense(config.hidden_size, config, "output")
         self.activation = activation(config.hidden_act)
         self.norm = layer_norm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -169,8 +162,12 @@ class FeedForward(keras.layers.Layer):
 
     def call(self, hidden_BSD, training=None):
         """Float `[B, S, D]` to the same, token by token."""
+        return self.norm(self.add(hidden_BSD, training=training))
+
+    def add(self, hidden_BSD, training=None):
+        """What `call` returns, before its norm."""
         inner_BSF = self.activation(self.intermediate(hidden_BSD))
-        return self.norm(hidden_BSD + self.dropout(self.output_dense(inner_BSF), training=training))
+        return hidden_BSD + self.dropout(self.output_dense(inner_BSF), training=training)
 
 
 class TransformerBlock(keras.layers.Layer):
@@ -178,13 +175,13 @@ class TransformerBlock(keras.layers.Layer):
 
     Args:
         config: `ModelConfig`.
-        attend, make_dense: As in `SelfAttention`.
+        attend, layout: As in `SelfAttention`.
     """
 
-    def __init__(self, config, name, attend=None, make_dense=dense, **kwargs):
+    def __init__(self, config, name, attend=None, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.attention = SelfAttention(config, attend=attend, make_dense=make_dense)
-        self.feed_forward = FeedForward(config, make_dense=make_dense)
+        self.attention = SelfAttention(config, attend=attend, layout=layout)
+        self.feed_forward = FeedForward(config, layout=layout)
 
     def build(self, hidden_shape, *_):
         self.attention.build(hidden_shape)
@@ -196,14 +193,25 @@ class TransformerBlock(keras.layers.Layer):
         hidden_BSD = self.attention(hidden_BSD, context=context, training=training)
         return self.feed_forward(hidden_BSD, training=training)
 
+    @property
+    def final_norm(self):
+        """The layer norm that `call` ends with; None of a block of another kind, with a `call` of its own."""
+        return self.feed_forward.norm if type(self).call is TransformerBlock.call else None
+
+    def call_up_to_norm(self, hidden_BSD, context, training=None):
+        """What `call` returns, before `final_norm`."""
+        hidden_BSD = self.attention(hidden_BSD, context=context, training=training)
+        return self.feed_forward.add(hidden_BSD, training=training)
+
 
 class MaskedLanguageModelHead(keras.layers.Layer):
     """Vocabulary logits of the gathered predictions; the output matrix is the word embeddings."""
 
-    def __init__(self, config, name="predictions", make_dense=dense, **kwargs):
+    def __init__(self, config, name="predictions", layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
         self.config = config
-        self.transform = make_dense(config.hidden_size, config, "transform")
+        self.layout = layout
+        self.transform = layout.dense(config.hidden_size, config, "transform")
         self.activation = activation(config.hidden_act)
         self.norm = layer_norm(config)
 
@@ -211,9 +219,7 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         shape = (None, None, self.config.hidden_size)
         self.transform.build(shape)
         self.norm.build(shape)
-        self.output_bias_V = self.add_weight(
-            shape=(self.config.vocab_size,), initializer="zeros", name="output_bias", autocast=False
-        )
+        self.output_bias_V = self.layout.add_vocabulary_bias(self, self.config, "output_bias")
         self.built = True
 
     def call(self, hidden_BSD, positions_BP, word_embeddings_VD):
@@ -222,20 +228,17 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
         # Widened before the product, not after: its sums would be rounded to bfloat16 in between
         gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, word_embeddings_VD))
-        # One product of the predictions of all packs: of one a pack, the table's gradient would be B tables
-        _, num_predictions, width = gathered_BPD.shape
-        logits = ops.matmul(ops.reshape(gathered_BPD, (-1, width)), ops.transpose(table_VD))  # [B * P, V]
-        logits = logits + self.output_bias_V
-        return ops.reshape(logits, (-1, num_predictions, table_VD.shape[0]))
+        logits_BPV = self.layout.vocabulary_logits(gathered_BPD, table_VD) + self.output_bias_V
+        return self.layout.without_padding(logits_BPV, self.config.vocab_size)
 
 
 class NextSentenceHead(keras.layers.Layer):
     """Pooler and next-sentence logits of every [CLS] in the pack; class 1 is a random next sentence."""
 
-    def __init__(self, config, name="next_sentence", make_dense=dense, **kwargs):
+    def __init__(self, config, name="next_sentence", layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
-        self.pooler = make_dense(config.hidden_size, config, "pooler")
-        self.classifier = make_dense(2, config, "classifier", dtype="float32")
+        self.pooler = layout.dense(config.hidden_size, config, "pooler")
+        self.classifier = layout.dense(2, config, "classifier", dtype="float32")
 
     def build(self, hidden_shape, *_):
         self.pooler.build(hidden_shape)

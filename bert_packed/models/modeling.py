@@ -5,7 +5,6 @@ V vocabulary.
 """
 
 import dataclasses
-import functools
 import inspect
 
 import keras
@@ -18,10 +17,10 @@ from bert_packed.models.layers import (
     NextSentenceHead,
     PackedEmbeddings,
     TransformerBlock,
-    dense,
 )
+from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.packed_model import PackedModel, build_seeded
-from bert_packed.models.rematerialisation import rematerialised
+from bert_packed.models.rematerialisation import run_rematerialised
 
 # Which heads a BERT has: those of pre-training, answer spans, or one label for every sequence
 HEADS = PRETRAINING, QUESTION_ANSWERING, CLASSIFICATION = (
@@ -40,10 +39,10 @@ class PackedEncoder(keras.layers.Layer):
             `block(hidden_BSD, context=..., training=...)`. Other architectures plug in here.
         remat: Compute each block again in the backward pass instead of keeping its activations.
         attend: As in `layers.SelfAttention`, for every block; None for the dense mask.
-        make_dense: As in `layers.SelfAttention`, for every block.
+        layout: As in `layers.SelfAttention`, for every block.
 
     Raises:
-        ValueError: `block` takes no `attend` or `make_dense`, and one is given.
+        ValueError: `block` takes no `attend` or `layout`, and one is given.
     """
 
     def __init__(
@@ -52,17 +51,17 @@ class PackedEncoder(keras.layers.Layer):
         block=TransformerBlock,
         remat=False,
         attend=None,
-        make_dense=dense,
+        layout=ONE_DEVICE,
         name="bert",
         **kwargs,
     ):
         super().__init__(name=name, **kwargs)
         self.remat = remat
         self.config = config
-        self.embeddings = PackedEmbeddings(config)
+        self.embeddings = PackedEmbeddings(config, layout=layout)
         # A block of another kind may know nothing of them
         given = {"attend": attend} if attend is not None else {}
-        given |= {"make_dense": make_dense} if make_dense is not dense else {}
+        given |= {"layout": layout} if layout is not ONE_DEVICE else {}
         for option in given:
             if option not in inspect.signature(block).parameters:
                 raise ValueError(f"`{option}` must not be given for a block without it. Received: {block}.")
@@ -88,9 +87,10 @@ class PackedEncoder(keras.layers.Layer):
         if self.config.ablation_no_attention_mask:
             sequence_ids_BS = ops.minimum(sequence_ids_BS, 1)  # padding stays apart, as in BERT
         context = PackContext(sequence_ids_BS, self._positions(position_ids_BS))
+        if self.remat:
+            return run_rematerialised(self.blocks, hidden_BSD, context, training)
         for block in self.blocks:
-            run = functools.partial(rematerialised, block) if self.remat else block
-            hidden_BSD = run(hidden_BSD, context=context, training=training)
+            hidden_BSD = block(hidden_BSD, context=context, training=training)
         return hidden_BSD
 
     def _positions(self, position_ids_BS):
@@ -159,16 +159,16 @@ class PackedBertForPretraining(PackedBert):
 
     Args:
         config: `ModelConfig`.
-        encoder: Arguments of `PackedEncoder` besides `config`; its `make_dense` makes the heads' layers too.
+        encoder: Arguments of `PackedEncoder` besides `config`; its `layout` makes the heads' layers too.
     """
 
     head = PRETRAINING
 
     def __init__(self, config, name="pretraining", **encoder):
         super().__init__(config, name, **encoder)
-        make_dense = encoder.get("make_dense", dense)
-        self.predictions = MaskedLanguageModelHead(config, make_dense=make_dense)
-        self.next_sentence = NextSentenceHead(config, make_dense=make_dense)
+        layout = encoder.get("layout", ONE_DEVICE)
+        self.predictions = MaskedLanguageModelHead(config, layout=layout)
+        self.next_sentence = NextSentenceHead(config, layout=layout)
 
     def build_heads(self, hidden_shape):
         self.predictions.build()
@@ -190,6 +190,6 @@ def build_pretraining_model(config, seed, dtype="float32", **encoder):
         seed: Whole number; initial weights and dropout follow from it.
         dtype: Keras policy of every layer: "float32", or "mixed_bfloat16", which computes in bfloat16 from
             float32 weights; softmax, layer-norm statistics and logits stay float32, unrounded.
-        encoder: Arguments of `PackedEncoder` besides `config`: `block`, `remat`, `attend`, `make_dense`.
+        encoder: Arguments of `PackedEncoder` besides `config`: `block`, `remat`, `attend`, `layout`.
     """
     return build_seeded(lambda: PackedBertForPretraining(config, **encoder), seed, dtype)

@@ -8,12 +8,40 @@ import keras
 from bert_packed.models.dropout import Dropout
 
 
-def rematerialised(block, hidden_BSD, context, training=None, **given):
+def run_rematerialised(blocks, hidden_BSD, context, training=None):
+    """Call encoder blocks one after another, of which only what goes from one to the next is kept.
+
+    Where a block ends in a layer norm, its sum before the norm is kept, and the norm is computed again with
+    the block after it. So the block's last product is not computed again: nothing needs its value for a
+    gradient (Section 3.2.3, point 3, of "An Efficient 2D Method for Training Super-Large Deep Learning
+    Models"; there the layers end in the sum).
+
+        blocks       attention, products, + | norm, attention, products, + | norm
+        kept                              +                              +
+
+    Args:
+        blocks: Encoder blocks; one with a `final_norm` that is not None has `call_up_to_norm` too.
+        hidden_BSD, context, training: As the blocks take them.
+
+    Returns:
+        float `[B, S, D]`.
+    """
+    norm = None
+    for block in blocks:
+        next_norm = getattr(block, "final_norm", None)
+        call = block if next_norm is None else block.call_up_to_norm
+        hidden_BSD = rematerialised(block, hidden_BSD, context, training, call=_after(norm, call))
+        norm = next_norm
+    return hidden_BSD if norm is None else norm(hidden_BSD)
+
+
+def rematerialised(block, hidden_BSD, context, training=None, call=None, **given):
     """Call a block whose activations are not kept, but computed again for the gradient.
 
     Args:
         block: Encoder block; what is random in it are `Dropout` layers.
         hidden_BSD, context, training: As the block takes them.
+        call: What is called in the place of the block itself.
         given: What else it takes; no gradient goes to it.
 
     Returns:
@@ -30,12 +58,19 @@ def rematerialised(block, hidden_BSD, context, training=None, **given):
         for layer, seed in zip(dropouts, seeds, strict=True):
             layer.given_seed = seed
         try:
-            return block(hidden_BSD, context=context.apart(), training=training, **given)
+            return (call or block)(hidden_BSD, context=context.apart(), training=training, **given)
         finally:
             for layer, seed in zip(dropouts, before, strict=True):
                 layer.given_seed = seed
 
     return keras.remat(forward)(hidden_BSD)
+
+
+def _after(norm, call):
+    """`call` on what a norm makes of its input; None for no norm."""
+    if norm is None:
+        return call
+    return lambda hidden_BSD, **given: call(norm(hidden_BSD), **given)
 
 
 def find_dropouts(block):

@@ -30,7 +30,9 @@ class Replicas:
         num_local: Of this process.
         shares_processor: Whether those of a process are parts of one processor, as logical devices are.
         strategy: `tf.distribute.Strategy`, or None under JAX.
-        mesh: `jax.sharding.Mesh` with the one axis `AXIS`, or None under TensorFlow.
+        mesh: `jax.sharding.Mesh` whose first axis is `AXIS`, copies of the model, or None under TensorFlow.
+        layout: `mesh_layout.MeshLayout` where the model is spread over devices; a replica is then those
+            devices that compute the same packs.
     """
 
     num: int
@@ -38,14 +40,28 @@ class Replicas:
     shares_processor: bool = False
     strategy: Any = None
     mesh: Any = None
+    layout: Any = None
 
     @property
     def num_whole(self):
         """How many times as fast as one device all are together, at best."""
-        return self.num // self.num_local if self.shares_processor else self.num
+        num, num_local = self.num, self.num_local
+        if self.mesh is not None:
+            num, num_local = self.mesh.size, self.mesh.local_mesh.size
+        return num // num_local if self.shares_processor else num
+
+    @property
+    def num_copies(self):
+        """Copies of the model."""
+        return self.mesh.shape[AXIS] if self.layout else self.num
 
     def scope(self):
         """Where model and optimizer must be made: a context manager."""
+        if self.layout:
+            import jax
+
+            # Never whole on a device: made in the host's memory, and from there each device's part
+            return jax.default_device(jax.local_devices(backend="cpu")[0])
         return self.strategy.scope() if self.strategy else contextlib.nullcontext()
 
     def by_replica(self, values, micro_batch_size):
@@ -85,6 +101,17 @@ def make_replicas(distribution, strategy=None):
     if keras.backend.backend() == "jax":
         return _jax_replicas(distribution)
     return _tensorflow_replicas(distribution, strategy)
+
+
+def count_replicas(layout, mesh_shape):
+    """Parts into which a mesh divides packs.
+
+    Args:
+        layout: "optimus2d", under which each row of a copy of the model has its own packs, or "megatron1d".
+        mesh_shape: (copies, rows, columns).
+    """
+    copies, rows, _ = mesh_shape
+    return copies * rows if layout == "optimus2d" else copies
 
 
 def check_shares(replicas, **sizes):

@@ -4,12 +4,14 @@ import contextlib
 import functools
 import itertools
 
+import keras
+
 from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
 from bert_packed.data.share import Share
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.parallel.processes import ALONE
-from bert_packed.parallel.replicas import check_shares, make_replicas
+from bert_packed.parallel.replicas import check_shares, count_replicas, make_replicas
 from bert_packed.runs import run_directory
 from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
@@ -27,10 +29,7 @@ DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
 
 def build_engine(config, model_config, data, processes=ALONE):
     """A compiled-step engine around a new model and optimizer, seeded by the config."""
-    replicas = make_replicas(config.distribution, processes.strategy)
-    check_shares(replicas, micro_batch_size=config.packs_at_once)
-    if data.eval.files:
-        check_shares(replicas, eval_batch_size=config.eval_batch_size)
+    replicas = _choose_replicas(config, model_config, data, processes)
     if model_config.ablation_no_position_reset and hasattr(model_config, "max_position_embeddings"):
         _check_positions(model_config, data.train.spec)
     objective = choose_objective(config.objective, model_config, config, data.train.num_rows)
@@ -43,9 +42,31 @@ def build_engine(config, model_config, data, processes=ALONE):
             remat=config.remat,
             attend=attention.attend,
             **({"num_rows": data.train.num_rows} if data.train.num_rows else {}),
+            **({"layout": replicas.layout} if replicas and replicas.layout else {}),
         )
         optimizer = build_optimizer(config, data.train.packing_factor or 1.0)
         return make_engine(model, objective, optimizer, config.packs_at_once, replicas)
+
+
+def _choose_replicas(config, model_config, data, processes):
+    """The devices of a run, as it asks for them; raises `InputError` where they cannot share it."""
+    packs = {"micro_batch_size": config.packs_at_once}
+    if data.eval.files:
+        packs["eval_batch_size"] = config.eval_batch_size
+    if config.layout == "none":
+        replicas = make_replicas(config.distribution, processes.strategy)
+        check_shares(replicas, **packs)
+        return replicas
+    if keras.backend.backend() != "jax":
+        raise InputError(
+            f"`layout` must be none unless KERAS_BACKEND=jax. Received: {config.layout}, under "
+            f"{keras.backend.backend()}."
+        )
+    from bert_packed.parallel.layouts import make_layout_replicas  # JAX, which need not be installed
+
+    replicas = make_layout_replicas(config.layout, config.mesh_shape, config.summa, config.distribution)
+    replicas.layout.check(model_config, **packs)
+    return replicas
 
 
 def _check_positions(model_config, spec):
@@ -109,8 +130,9 @@ def make_hooks(
             show_row(row)
 
     def save(step, state):
+        held = engine.to_save(keeps=processes.is_first)
         processes.first_decides(
-            lambda: str(checkpoint.save_checkpoint(folder, step, engine, model_config, state))
+            lambda: str(checkpoint.save_checkpoint(folder, step, held, model_config, state))
         )
 
     reading = []  # the batches of the loop
@@ -179,7 +201,12 @@ def _train_batches(config, model_config, objective, packs, processes, first_step
 
 def share_of(config, processes):
     """The packs of a step that this process reads."""
-    return Share(config.packs_at_once, processes.index, processes.num)
+    num, index = processes.num, processes.index
+    if config.layout != "none":
+        # Processes whose devices are parts of the same row of the mesh compute the same packs
+        group = max(num // count_replicas(config.layout, config.mesh_shape), 1)
+        num, index = num // group, index // group
+    return Share(config.packs_at_once, index, num)
 
 
 def _evaluate(config, model_config, packs, engine, log, processes, step):

@@ -17,6 +17,8 @@ from bert_packed.parallel.cluster import DISTRIBUTIONS
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 from data_gen.schema import MLM_NSP, OBJECTIVES
 
+LAYOUTS = ("none", "megatron1d", "optimus2d")
+SUMMA = ("gather", "ring", "tree")
 WEIGHTINGS = ("per_sequence", "per_token")
 
 
@@ -27,6 +29,14 @@ def parse_profile_steps(text):
         len(steps) == 2 and all(step.isdecimal() for step in steps) and 1 <= int(steps[0]) <= int(steps[1])
     ):
         raise ValueError("empty or two steps, FIRST,LAST, from 1 and in this order")
+    return text
+
+
+def parse_mesh(text):
+    """`--mesh`: ROWS,COLUMNS or COPIES,ROWS,COLUMNS, or nothing."""
+    sides = text.split(",")
+    if text and not (len(sides) in (2, 3) and all(side.isdecimal() and int(side) > 0 for side in sides)):
+        raise ValueError("empty, or two or three numbers of devices: ROWS,COLUMNS or COPIES,ROWS,COLUMNS")
     return text
 
 
@@ -118,6 +128,28 @@ class TrainConfig:
         choices=DISTRIBUTIONS,
         changeable=True,
     )
+    layout: str = setting(
+        "none",
+        "how a model too large for one device lies on many, under KERAS_BACKEND=jax: megatron1d, matrices "
+        "split in one direction; optimus2d, matrices and activations in blocks on a square of devices; none, "
+        "whole on each (docs/parallelism.md); a run may go on under another",
+        choices=LAYOUTS,
+        changeable=True,
+    )
+    mesh: str = setting(
+        "",
+        "with layout: ROWS,COLUMNS of devices that hold one copy of the model, as 2,2, or "
+        "COPIES,ROWS,COLUMNS, as 2,2,2; each copy takes a part of a step's packs",
+        parse=parse_mesh,
+        changeable=True,
+    )
+    summa: str = setting(
+        "gather",
+        "with layout=optimus2d, how blocks of matrices meet: gather, one collective for each matrix; ring, "
+        "from neighbour to neighbour, in less memory; tree, along trees, as the paper counts",
+        choices=SUMMA,
+        changeable=True,
+    )
     remat: bool = setting(
         False, "compute each encoder block again in the backward pass: less memory, more time"
     )
@@ -195,8 +227,36 @@ class TrainConfig:
                 f"`profile_steps` must be at most num_train_steps={self.num_train_steps}. Received: "
                 f"{self.profile_steps}."
             )
+        self._check_layout()
         check_dropout_overrides(self)
         check_divides(self, "micro_batch_size", "train_batch_size")
+
+    def _check_layout(self):
+        if (self.layout == "none") != (not self.mesh):
+            raise InputError(
+                f"`mesh` must be given with a layout, and only then. Received: layout={self.layout}, "
+                f"mesh={self.mesh or 'nothing'}."
+            )
+        if self.layout == "none":
+            return
+        if self.distribution not in ("none", "multi_worker"):
+            raise InputError(
+                "`distribution` must be none, or multi_worker for devices of several processes, with a "
+                "layout; the mesh says how many copies of the model share a step. Received: "
+                f"{self.distribution}."
+            )
+        if self.objective != MLM_NSP:
+            raise InputError(
+                f"`layout` must be none for objective={self.objective}. Received: {self.layout}."
+            )
+
+    @property
+    def mesh_shape(self):
+        """(copies of the model, rows, columns) of the mesh; None without a layout."""
+        if not self.mesh:
+            return None
+        sides = tuple(map(int, self.mesh.split(",")))
+        return sides if len(sides) == 3 else (1, *sides)
 
     @property
     def steps_to_profile(self):

@@ -59,6 +59,10 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         # By index: under TensorFlow `update_step` receives the backend's variable, which has no path
         self._decays = [self.decays(variable) for variable in variables]
 
+    def moments_of(self, index):
+        """The moments of the weight of an index: two variables of its shape."""
+        return self._momentums[index], self._velocities[index]
+
     def decays(self, variable):
         """Whether weight decay applies to a variable."""
         return self.weight_decay_rate > 0 and not _matches(self.exclude_from_weight_decay_patterns, variable)

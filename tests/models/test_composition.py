@@ -1,4 +1,4 @@
-"""One context for all blocks; `block`, `attend`, `remat` and `make_dense` go together, whoever wrote them."""
+"""One context for all blocks; `block`, `attend`, `remat` and `layout` go together, whoever wrote them."""
 
 import dataclasses
 
@@ -14,7 +14,8 @@ from bert_packed.models import context
 from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import Dropout
 from bert_packed.models.heads import build_classification_model, build_question_answering_model
-from bert_packed.models.layers import TransformerBlock, dense, layer_norm
+from bert_packed.models.layers import TransformerBlock, layer_norm
+from bert_packed.models.layout import Layout, dense
 from bert_packed.models.modeling import build_pretraining_model
 
 pytestmark = pytest.mark.both_backends
@@ -111,8 +112,8 @@ def test_attend_goes_with_remat_and_with_a_block_that_takes_it(block, remat):
 def test_what_a_block_cannot_honour_is_refused():
     with pytest.raises(ValueError, match="`attend` must not be given for a block without it"):
         build_pretraining_model(CONFIG, 1, block=RunningMeanBlock, attend=plain_attend)
-    with pytest.raises(ValueError, match="`make_dense` must not be given for a block without it"):
-        build_pretraining_model(CONFIG, 1, block=SandwichBlock, make_dense=lambda *_, **__: None)
+    with pytest.raises(ValueError, match="`layout` must not be given for a block without it"):
+        build_pretraining_model(CONFIG, 1, block=SandwichBlock, layout=Layout())
     model = build_pretraining_model(CONFIG, 1, block=CountingBlock, remat=True)
     with pytest.raises(ValueError, match=r"`remat` must be False for a block with state .*layer_0/calls"):
         model(packed_and_unpacked()[0])
@@ -183,14 +184,15 @@ def test_hidden_scores_are_out_of_every_softmax():
         ),
     ],
 )
-def test_all_linear_layers_come_from_the_factory(build, heads):
+def test_all_linear_layers_come_from_the_layout(build, heads):
     made = []
 
-    def make_dense(width, config, name, dtype=None):
-        made.append((name, dense(width, config, name, dtype)))
-        return made[-1][1]
+    class Witness(Layout):
+        def dense(self, width, config, name, dtype=None):
+            made.append((name, super().dense(width, config, name, dtype)))
+            return made[-1][1]
 
-    model = build(CONFIG, seed=1, make_dense=make_dense)
+    model = build(CONFIG, seed=1, layout=Witness())
     per_block = ["query", "key", "value", "output", "intermediate", "output"]
     assert [name for name, _ in made] == [*per_block * CONFIG.num_hidden_layers, *heads]
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)]

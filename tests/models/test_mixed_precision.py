@@ -88,8 +88,12 @@ def test_logits_are_never_rounded(batches):
     packed, _ = batches
     model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
     results = [result for _, _, outputs in operations_of(model, packed) for result in outputs]
-    for shape in ((packed["prediction_ids"].size, VOCAB_SIZE), (*packed["cls_positions"].shape, 2)):
-        dtypes = [dtype for of, dtype in results if of == shape]
+    predictions = packed["prediction_ids"]
+    for shapes in (
+        [(predictions.size, VOCAB_SIZE), (*predictions.shape, VOCAB_SIZE)],
+        [(*packed["cls_positions"].shape, 2)],
+    ):
+        dtypes = [dtype for of, dtype in results if of in shapes]
         assert len(dtypes) > 1 and set(dtypes) == {"float32"}
 
 

@@ -14,8 +14,9 @@ from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import Lamb
 
-# Queries, keys, values, scores, context, its output, and both layers of the feed-forward network
-PRODUCTS_PER_BLOCK = 8
+# Queries, keys, values, scores, context, its output, and the first layer of the feed-forward network; the
+# second is not needed again
+PRODUCTS_PER_BLOCK = 7
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
 
 

@@ -23,7 +23,8 @@ from bert_packed.data.read_order import index_files
 from bert_packed.evaluation import contamination
 from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import Dropout
-from bert_packed.models.layers import dense, layer_norm
+from bert_packed.models.layers import layer_norm
+from bert_packed.models.layout import dense
 from bert_packed.models.modeling import PackedBert, build_seeded
 from bert_packed.objectives.features import SEQUENCES
 from bert_packed.objectives.likelihood import nll_and_right

@@ -42,11 +42,21 @@ class Engine:
         """What a resumed run needs besides weights, by path: optimizer and dropout seeds."""
         return named_training_state(self.model, self.optimizer)
 
-    def _packs_at_once(self, num_packs):
-        """Of one replica, which has so many packs of the step."""
+    def to_save(self, keeps=True):
+        """What `weights` and `training_state` can be read of in this process, for a checkpoint.
+
+        Every process calls it: what lies on devices of others comes to all, one array after another.
+
+        Args:
+            keeps: Whether this process is going to read it.
+        """
+        return self
+
+    def _packs_at_once(self, num_packs, num_sharing=None):
+        """Of those that have so many packs of the step; how many share it, None for the replicas."""
         if not self._micro_batch_size:
             return num_packs
-        return self._micro_batch_size // (self.replicas.num if self.replicas else 1)
+        return self._micro_batch_size // (num_sharing or (self.replicas.num if self.replicas else 1))
 
     def _by_replica(self, batch, in_parts):
         """The packs of this process by replica: dict of arrays `[local replicas, packs of one, ...]`.

@@ -1,8 +1,9 @@
 """One training step as one XLA program on JAX: forward, loss, accumulation, LAMB.
 
 Between steps the values live in the Keras variables, as under TensorFlow; the program takes them as its first
-argument and writes the new ones over the old. On several devices each computes the gradients of its packs,
-and the program adds them up once, when all micro-batches are done.
+argument and writes the new ones over the old. Of several copies of the model each computes the gradients of
+its packs, and the program adds them up once, when all micro-batches are done. A copy is one device, or those
+over which a layout spreads it; on these the program is written as for one, and XLA divides it.
 
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
@@ -13,11 +14,13 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_packed.models.dropout import packs_from
+from bert_packed.parallel.laid_variables import HostVariable, LaidVariable
+from bert_packed.parallel.mesh import lay
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.training.engines.engine import Engine, clip
 from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.programs import jax_program
-from bert_packed.training.optimization import trust_ratios
+from bert_packed.training.optimization import MomentOptimizer, trust_ratios
 
 SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)  # on every device, and by device along the first axis
 
@@ -28,6 +31,11 @@ class JaxEngine(Engine):
     def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
         super().__init__(model, objective, optimizer, micro_batch_size, replicas)
         self._num_train_traces = 0
+        self._layout = replicas.layout if replicas else None
+        self._weight_of_moment = {}  # by id
+        if isinstance(optimizer, MomentOptimizer):
+            for index, weight in enumerate(model.trainable_variables):
+                self._weight_of_moment |= {id(moment): weight for moment in optimizer.moments_of(index)}
         # Donated: a second copy of weights and moments would be half of the memory of a large model
         options = _compiler_options(jax.default_backend())
         self.compiled_train_step = jax.jit(self._train_step, donate_argnums=0, compiler_options=options)
@@ -106,9 +114,20 @@ class JaxEngine(Engine):
     def state(self):
         """The values of all variables, the first argument of the compiled steps: dict of lists of arrays."""
         return {
-            kind: [self._copy_everywhere(v.value) for v in variables]
+            kind: [self._lay(variable) for variable in variables]
             for kind, variables in self._variables().items()
         }
+
+    def weights(self):
+        return self._whole(super().weights())
+
+    def training_state(self):
+        return self._whole(super().training_state())
+
+    def to_save(self, keeps=True):
+        if self._layout is None or self.replicas.mesh.local_mesh.size == self.replicas.mesh.size:
+            return self
+        return Snapshot(self, keeps)
 
     def _variables(self):
         return {
@@ -117,20 +136,54 @@ class JaxEngine(Engine):
             "optimizer": self.optimizer.variables if self.optimizer is not None else [],
         }
 
-    def _copy_everywhere(self, value):
-        """The value of a variable on each device: after the first step it lies there already."""
-        if self.replicas is None or isinstance(value, jax.core.Tracer):
-            return value
-        sharding = NamedSharding(self.replicas.mesh, SAME)
-        if value.sharding == sharding:
-            return value
-        return jax.make_array_from_process_local_data(sharding, np.asarray(value), value.shape)
+    def _lay(self, variable):
+        """The value of a variable on its devices: after the first step it lies there already."""
+        if self.replicas is None:
+            return variable.value
+        return lay(variable.value, self.replicas.mesh, self._spec(variable))
+
+    def _spec(self, variable):
+        """How a variable lies on the devices; moments lie as their weights do."""
+        if self._layout is None:
+            return SAME
+        weight = self._weight_of_moment.get(id(variable), variable)
+        return self._layout.spec(weight.path, len(weight.shape))
+
+    def _whole(self, variables):
+        """Variables by name as a checkpoint has them."""
+        if self._layout is None:
+            return variables
+        return {
+            name: LaidVariable(
+                variable,
+                self.replicas.mesh,
+                self._spec(variable),
+                self._layout.shape_of(self._weight_of_moment.get(id(variable), variable)),
+            )
+            for name, variable in variables.items()
+        }
+
+    def _kept_in_place(self, state, sums):
+        """A new state that lies as the old one did, and sums that every device has."""
+        if self._layout is None:
+            return state, sums
+        put = jax.lax.with_sharding_constraint
+        mesh = self.replicas.mesh
+        state = {
+            kind: [
+                put(value, NamedSharding(mesh, self._spec(variable)))
+                for value, variable in zip(state[kind], variables, strict=True)
+            ]
+            for kind, variables in self._variables().items()
+        }
+        return state, jax.tree.map(lambda value: put(value, NamedSharding(mesh, SAME)), sums)
 
     def _place(self, batch, in_parts=True):
         """The batch as arrays of which each device holds its own packs."""
         if self.replicas is None:
             return batch
-        sharding = NamedSharding(self.replicas.mesh, SPLIT)
+        axes = self._layout.pack_axes if self._layout else (AXIS,)
+        sharding = NamedSharding(self.replicas.mesh, PartitionSpec(axes))
         return {
             name: jax.make_array_from_process_local_data(sharding, np.concatenate(values))
             for name, values in self._by_replica(batch, in_parts).items()
@@ -139,9 +192,11 @@ class JaxEngine(Engine):
     def _stop_requests(self, wants_stop):
         if self.replicas is None:
             return ()
-        requests = np.zeros(self.replicas.num_local, np.float32)
+        mesh = self.replicas.mesh
+        requests = np.zeros(mesh.local_mesh.size, np.float32)
         requests[0] = wants_stop  # of a process one device asks
-        return (jax.make_array_from_process_local_data(NamedSharding(self.replicas.mesh, SPLIT), requests),)
+        sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        return (jax.make_array_from_process_local_data(sharding, requests),)
 
     def _train_step(self, state, batch, stop_requests=None):
         self._num_train_traces += 1
@@ -155,7 +210,8 @@ class JaxEngine(Engine):
         figures |= trust_ratios(self.optimizer)
         if stop_requests is not None:
             figures["num_stop_requests"] = jnp.sum(stop_requests)
-        return {"trainable": trainable, "other": other, "optimizer": optimizer}, {**sums, **figures}
+        state = {"trainable": trainable, "other": other, "optimizer": optimizer}
+        return self._kept_in_place(state, {**sums, **figures})
 
     def _eval_step(self, state, batch):
         def part(trainable, other, batch):
@@ -166,9 +222,9 @@ class JaxEngine(Engine):
             return part(state["trainable"], state["other"], batch)
 
         def summed(*arguments):
-            return jax.lax.psum(part(*arguments), AXIS)
+            return self._add_copies(part(*arguments))
 
-        return self._on_each_device(summed)(state["trainable"], state["other"], batch)
+        return self._on_each_copy(summed)(state["trainable"], state["other"], batch)
 
     def _normalised_gradients(self, trainable, other, batch, training):
         """Gradients of the step's loss, its sums, and the seeds of the next step."""
@@ -177,23 +233,30 @@ class JaxEngine(Engine):
             return self._accumulate(trainable, other, batch, denominators, training)
 
         def part(trainable, other, batch):
-            counts = jax.lax.psum(self.objective.counts(batch), AXIS)
-            micro = self._packs_at_once(len(next(iter(batch.values()))))
-            with packs_from(jax.lax.axis_index(AXIS) * micro, self.replicas.num * micro):
+            counts = self._add_copies(self.objective.counts(batch))
+            copies = self.replicas.num_copies
+            micro = self._packs_at_once(len(next(iter(batch.values()))), copies)
+            copy = jax.lax.axis_index(AXIS) if copies > 1 else 0
+            with packs_from(copy * micro, copies * micro):
                 gradients, sums, other = self._accumulate(
                     trainable, other, batch, self.objective.denominators(counts), training
                 )
-            return *jax.lax.psum((gradients, sums), AXIS), other
+            return *self._add_copies((gradients, sums)), other
 
-        return self._on_each_device(part)(list(trainable), list(other), batch)
+        return self._on_each_copy(part)(list(trainable), list(other), batch)
 
-    def _on_each_device(self, function):
-        """A function of weights, seeds and packs that each device computes for its own packs."""
+    def _add_copies(self, values):
+        """What all copies of the model have of each array, added up."""
+        return jax.lax.psum(values, AXIS) if self.replicas.num_copies > 1 else values
+
+    def _on_each_copy(self, function):
+        """A function of weights, seeds and packs that each copy of the model computes for its own packs."""
         return jax.shard_map(
             function,
             mesh=self.replicas.mesh,
             in_specs=(SAME, SAME, SPLIT),
             out_specs=SAME,
+            axis_names={AXIS},  # on others, over which a copy is spread, the function is of whole arrays
             check_vma=False,  # that seeds move on alike cannot be seen from the program
         )
 
@@ -205,13 +268,10 @@ class JaxEngine(Engine):
         part to part, so that each drops other units.
         """
         size = next(iter(batch.values())).shape[0]
-        micro = self._packs_at_once(size)
+        micro = self._packs_at_once(size, self.replicas.num_copies if self.replicas else 1)
         if micro == size:
             return self._micro_batch(trainable, other, batch, denominators, training)
-        parts = {
-            name: jnp.reshape(values, (size // micro, micro, *values.shape[1:]))
-            for name, values in batch.items()
-        }
+        parts = {name: self._in_parts(values, micro) for name, values in batch.items()}
 
         def add_part(index, totals):
             part = {name: values[index] for name, values in parts.items()}
@@ -227,6 +287,22 @@ class JaxEngine(Engine):
         num_used = _num_used(parts["sequence_ids"]) if skips else size // micro
         return jax.lax.fori_loop(0, num_used, add_part, (zeros, no_sums, list(other)))
 
+    def _in_parts(self, values, micro):
+        """Packs of a copy of the model as `[A, M, ...]`, on the devices where they are.
+
+        Where they are spread over rows of devices, each row has its part of every micro-batch, one after
+        another, as `Replicas.by_replica` puts them. Cut as on one device, a part would lie on one row.
+
+            [[0 1 4 5] [2 3 6 7]]  ->  [[0 1 2 3] [4 5 6 7]]      two rows, two micro-batches of 4
+        """
+        rows = self.replicas.num // self.replicas.num_copies if self.replicas else 1
+        shape = (len(values) // micro, micro, *values.shape[1:])
+        if rows == 1:
+            return jnp.reshape(values, shape)
+        by_row = jnp.reshape(values, (rows, shape[0], micro // rows, *shape[2:]))
+        parts = jnp.reshape(jnp.swapaxes(by_row, 0, 1), shape)
+        return jax.lax.with_sharding_constraint(parts, PartitionSpec(None, self._layout.pack_axes[1:]))
+
     def _micro_batch(self, trainable, other, batch, denominators, training):
         def loss(trainable):
             outputs, new_other = self.model.stateless_call(trainable, other, batch, training=training)
@@ -235,6 +311,20 @@ class JaxEngine(Engine):
 
         gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
         return gradients, sums, new_other
+
+
+class Snapshot:
+    """What an engine holds, in the host's memory; see `Engine.to_save`."""
+
+    def __init__(self, engine, keeps):
+        self._weights = {name: HostVariable(v, keeps) for name, v in engine.weights().items()}
+        self._training_state = {name: HostVariable(v, keeps) for name, v in engine.training_state().items()}
+
+    def weights(self):
+        return self._weights
+
+    def training_state(self):
+        return self._training_state
 
 
 def _compiler_options(platform):

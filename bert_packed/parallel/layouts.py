@@ -1,0 +1,36 @@
+"""Which layout a run has, and the devices that it takes."""
+
+import jax
+
+from bert_packed.parallel.megatron import Megatron1D
+from bert_packed.parallel.mesh import make_mesh
+from bert_packed.parallel.optimus import Optimus2D
+from bert_packed.parallel.replicas import Replicas, count_replicas
+
+
+def make_layout_replicas(layout, mesh_shape, transport="gather", distribution="none"):
+    """The devices that share a run's steps and its model.
+
+    Args:
+        layout: "optimus2d" or "megatron1d".
+        mesh_shape: (copies of the model, rows, columns).
+        transport: Of `Optimus2D`.
+        distribution: "none" for devices of this process, "multi_worker" for those of all processes.
+
+    Returns:
+        `Replicas`.
+
+    Raises:
+        InputError: the mesh cannot be.
+    """
+    devices = jax.devices() if distribution == "multi_worker" else jax.local_devices()
+    mesh = make_mesh(mesh_shape, devices)
+    chosen = Optimus2D(mesh, transport) if layout == "optimus2d" else Megatron1D(mesh)
+    num = count_replicas(layout, mesh_shape)
+    return Replicas(
+        num,
+        max(num * mesh.local_mesh.size // mesh.size, 1),
+        devices[0].platform == "cpu",
+        mesh=mesh,
+        layout=chosen,
+    )

@@ -1,0 +1,169 @@
+"""Megatron: of two matrices in a row the first is split by columns over all devices, the second by rows.
+
+Section 2.2 of "An Efficient 2D Method for Training Super-Large Deep Learning Models". On p devices, whatever
+rows and columns they stand in:
+
+| what | shape | lies |
+|---|---|---|
+| queries, keys, values, the first layer of the feed-forward network | `[X, Y]` | Y over devices |
+| what follows on each | `[X, Y]` | X over devices |
+| token embeddings | `[V, D]` | V over devices |
+| heads of attention; logits | `[B, S, N, H]`; `[B, P, V]` | N; V over devices |
+| all else | | the same on every device |
+
+Two sums over all devices in the forward pass of a block, and two in the backward pass.
+
+Legend: as of `optimus`.
+"""
+
+import re
+
+import jax
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec
+
+from bert_packed.parallel.mesh import differentiable, on_blocks
+from bert_packed.parallel.mesh_layout import MeshLayout
+from bert_packed.parallel.replicas import AXIS
+from bert_packed.parallel.summa import COLUMN, ROW
+from data_gen.cli.settings import InputError
+
+ALL = (ROW, COLUMN)  # as one axis
+WHOLE = PartitionSpec()
+BY_COLUMNS, BY_ROWS, VECTOR = PartitionSpec(None, ALL), PartitionSpec(ALL, None), PartitionSpec(ALL)
+FIRST, SECOND = ("query", "key", "value", "intermediate"), ("output",)  # linear layers, by name
+WEIGHTS = {
+    rf"/({'|'.join(FIRST)})/kernel$": BY_COLUMNS,
+    rf"/({'|'.join(FIRST)})/bias$": VECTOR,
+    rf"/({'|'.join(SECOND)})/kernel$": BY_ROWS,
+    r"word_embeddings$": BY_ROWS,
+    r"/output_bias$": VECTOR,
+}
+LAST_SPLIT = PartitionSpec(None, None, ALL)
+HEADS = PartitionSpec(None, None, ALL, None)
+
+
+class Megatron1D(MeshLayout):
+    """See the module.
+
+    Args:
+        mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
+    """
+
+    pack_axes = (AXIS,)
+
+    def __init__(self, mesh):
+        super().__init__(mesh)
+        self.num_parts = mesh.shape[ROW] * mesh.shape[COLUMN]
+        self._first = _products(mesh)
+        self._second = _product_and_sum(mesh)
+        self._logits = _logits(mesh)
+        self._look_up = _look_up(mesh)
+
+    def spec(self, path, num_axes):
+        for pattern, spec in WEIGHTS.items():
+            if re.search(pattern, path):
+                assert len(spec) == num_axes, (path, num_axes)
+                return spec
+        return WHOLE
+
+    def check(self, model_config, **packs):
+        for name, value in packs.items():
+            if value % self.mesh.shape[AXIS]:
+                raise InputError(
+                    f"`{name}` must be divisible by the copies of the model, {self.mesh.shape[AXIS]}. "
+                    f"Received: {value} packs."
+                )
+        for name in ("num_attention_heads", "intermediate_size"):
+            value = getattr(model_config, name)
+            if value % self.num_parts:
+                raise InputError(
+                    f"`{name}` must be divisible by the devices of a copy for megatron1d. Received: "
+                    f"{name}={value}, {self.num_parts} devices."
+                )
+
+    def padded_rows(self, num_rows):
+        return -(-num_rows // self.num_parts) * self.num_parts
+
+    def padded_width(self, name, width):
+        return width
+
+    def multiply(self, name, inputs_BQX, kernels):
+        kernels = list(map(jnp.asarray, kernels))
+        if name in FIRST:
+            return self._first(inputs_BQX, kernels)
+        if name in SECOND:
+            (kernel,) = kernels
+            return [self._second(inputs_BQX, kernel)]
+        return [inputs_BQX @ kernel for kernel in kernels]
+
+    def look_up(self, table, ids_BS):
+        if self.spec(table.path, 2) == WHOLE:
+            return jnp.take(jnp.asarray(table), ids_BS, axis=0)
+        return self._look_up(jnp.asarray(table), ids_BS)
+
+    def vocabulary_logits(self, hidden_BQD, table_VD):
+        return self._logits(hidden_BQD, table_VD)
+
+    def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
+        local = on_blocks(attend, self.mesh, (HEADS, HEADS, HEADS, WHOLE), HEADS)
+        return local(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)
+
+
+def _products(mesh):
+    """Products with kernels split by columns: no exchange forwards, one sum backwards for all of them."""
+
+    def forward(inputs, kernels):
+        return [inputs @ kernel for kernel in kernels]
+
+    def backward(inputs, kernels, gradients):
+        terms = [gradient @ kernel.T for gradient, kernel in zip(gradients, kernels, strict=True)]
+        return jax.lax.psum(sum(terms), ALL), [_to_kernel(inputs, gradient) for gradient in gradients]
+
+    return differentiable(forward, backward, mesh, (WHOLE, BY_COLUMNS), LAST_SPLIT)
+
+
+def _product_and_sum(mesh):
+    """The product with a kernel split by rows: one sum forwards, no exchange backwards."""
+
+    def forward(inputs, kernel):
+        return jax.lax.psum(inputs @ kernel, ALL)
+
+    def backward(inputs, kernel, gradient):
+        return gradient @ kernel.T, _to_kernel(inputs, gradient)
+
+    return differentiable(forward, backward, mesh, (LAST_SPLIT, BY_ROWS), WHOLE)
+
+
+def _logits(mesh):
+    """Logits of each device's part of the vocabulary."""
+
+    def forward(hidden, table):
+        return hidden @ table.T
+
+    def backward(hidden, table, gradient):
+        return jax.lax.psum(gradient @ table, ALL), _to_kernel(gradient, hidden)
+
+    return differentiable(forward, backward, mesh, (WHOLE, BY_ROWS), LAST_SPLIT)
+
+
+def _look_up(mesh):
+    """Rows of a table of which each device has a part, by a sum over devices."""
+
+    def places(table, ids):
+        """Of ids in this device's part; the number of its rows for all others."""
+        places = ids - jax.lax.axis_index(ALL) * len(table)
+        return jnp.where((places >= 0) & (places < len(table)), places, len(table))
+
+    def forward(table, ids):
+        return jax.lax.psum(jnp.take(table, places(table, ids), axis=0, mode="fill", fill_value=0), ALL)
+
+    def backward(table, ids, gradient):
+        return jnp.zeros_like(table).at[places(table, ids)].add(gradient, mode="drop"), None
+
+    return differentiable(forward, backward, mesh, (BY_ROWS, WHOLE), WHOLE)
+
+
+def _to_kernel(inputs, gradient):
+    """The gradient of a kernel, `[X, Y]`, of `[B, Q, X]` inputs and `[B, Q, Y]`."""
+    return jnp.tensordot(inputs, gradient, ((0, 1), (0, 1)))

@@ -1,0 +1,123 @@
+"""Linear layers and tables whose weights a layout spreads over devices, with rows or columns added where they
+do not divide.
+"""
+
+import keras
+from keras import ops
+
+from bert_packed.models.layout import Layout, initializer
+
+# Of a class that is none: far below any logit, and without becoming infinite times 0
+NO_LOGIT = -1e9
+
+
+class LaidDense(keras.layers.Dense):
+    """A linear layer that leaves its product to a layout.
+
+    Args:
+        layout: `MeshLayout`.
+        width: Of the result; the kernel is made wider where the layout needs it.
+        kernel_initializer: Of the kernel without what is added, which is 0.
+        Others: As of Keras's layer.
+    """
+
+    def __init__(self, layout, width, kernel_initializer, **kwargs):
+        self.layout = layout
+        self.width = width
+        units = layout.padded_width(kwargs["name"], width)
+        super().__init__(units, kernel_initializer=_padded(kernel_initializer, 1, width), **kwargs)
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.layout.note_shape(self.kernel, (input_shape[-1], self.width))
+        self.layout.note_shape(self.bias, (self.width,))
+
+    def call(self, inputs):
+        (outputs,) = self.layout.apply_together([self], inputs)
+        return outputs
+
+
+class MeshLayout(Layout):
+    """What layouts over a mesh of devices have in common.
+
+    A layout says by name how a weight lies, `spec`, what is added to its shape, and how products go:
+    `multiply`, `look_up` and `vocabulary_logits`.
+
+    Args:
+        mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
+    """
+
+    def __init__(self, mesh):
+        self.mesh = mesh
+        self._shapes = {}  # by id of a variable whose shape has something added
+
+    def spec(self, path, num_axes):
+        """How a weight lies: `PartitionSpec`.
+
+        Args:
+            path: Of the variable, below the model or with it.
+            num_axes: How many axes it has.
+        """
+        raise NotImplementedError
+
+    def padded_rows(self, num_rows):
+        """Rows of a table with so many, with those that are added."""
+        raise NotImplementedError
+
+    def padded_width(self, name, width):
+        """Columns of the kernel of a linear layer of that name, with those that are added."""
+        raise NotImplementedError
+
+    def multiply(self, name, inputs_BQX, kernels):
+        """Products of one input with several kernels of linear layers of a kind: list of `[B, Q, Y]`."""
+        raise NotImplementedError
+
+    def dense(self, width, config, name, dtype=None):
+        return LaidDense(self, width, initializer(config), name=name, dtype=dtype)
+
+    def apply_together(self, layers, hidden_BSD):
+        products = self.multiply(layers[0].name, hidden_BSD, [layer.kernel for layer in layers])
+        return [
+            (product + layer.bias)[..., : layer.width]
+            for product, layer in zip(products, layers, strict=True)
+        ]
+
+    def add_table(self, layer, num_rows, config, name):
+        shape = (self.padded_rows(num_rows), config.hidden_size)
+        rows = _padded(initializer(config), 0, num_rows)
+        table = layer.add_weight(shape=shape, initializer=rows, name=name)
+        self.note_shape(table, (num_rows, config.hidden_size))
+        return table
+
+    def add_vocabulary_bias(self, layer, config, name):
+        shape = (self.padded_rows(config.vocab_size),)
+        bias = layer.add_weight(shape=shape, initializer="zeros", name=name, autocast=False)
+        self.note_shape(bias, (config.vocab_size,))
+        return bias
+
+    def without_padding(self, logits_BQV, num_classes):
+        if logits_BQV.shape[-1] == num_classes:
+            return logits_BQV
+        classes_V = ops.arange(logits_BQV.shape[-1], dtype="int32")
+        return ops.where(classes_V < num_classes, logits_BQV, NO_LOGIT)
+
+    def note_shape(self, variable, shape):
+        """Remember the shape of a variable without what is added to it."""
+        self._shapes[id(variable)] = tuple(shape)
+
+    def shape_of(self, variable):
+        """The shape of a variable without what is added to it."""
+        return self._shapes.get(id(variable), tuple(variable.shape))
+
+
+def _padded(make, axis, number):
+    """An initializer whose values along an axis are those of another for `number` places, then 0."""
+
+    def initialize(shape, dtype=None):
+        inner = list(shape)
+        inner[axis] = number
+        added = [(0, 0)] * len(shape)
+        added[axis] = (0, shape[axis] - number)
+        return ops.pad(make(tuple(inner), dtype=dtype), added)
+
+    return initialize
