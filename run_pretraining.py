@@ -62,6 +62,8 @@ def _run(config, backend, processes):
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
         engine = pretraining.build_engine(config, model_config, data, processes)
+        if config.layout != "none":
+            processes.say(engine.replicas.layout.describe(model_config))
         first_step, state = 0, None
         if latest:
             state = checkpoint.restore_checkpoint(latest, engine)

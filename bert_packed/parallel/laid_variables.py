@@ -29,8 +29,8 @@ class LaidVariable:
 
     def assign(self, values):
         """Put an array of `shape` in its place; what is added stays 0."""
-        added = [(0, full - own) for full, own in zip(self._variable.shape, self.shape, strict=True)]
-        whole = np.pad(np.asarray(values, dtype=self.dtype), added)
+        whole = np.zeros(self._variable.shape, self.dtype)
+        whole[tuple(slice(length) for length in self.shape)] = values
         self._variable.assign(lay(whole, self._mesh, self._spec))
 
 

@@ -50,7 +50,7 @@ class Megatron1D(MeshLayout):
         mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
     """
 
-    pack_axes = (AXIS,)
+    name, pack_axes = "megatron1d", (AXIS,)
 
     def __init__(self, mesh):
         super().__init__(mesh)

@@ -78,6 +78,8 @@ def differentiable(forward, backward, mesh, in_specs, out_specs):
         return on_blocks(forward, mesh, in_specs, out_specs)(*arguments)
 
     def differentiate(arguments, gradient):
+        # Apart from the forward pass: what that gathered would else be kept for here, whole rows of blocks
+        arguments = jax.lax.optimization_barrier(arguments)
         return on_blocks(backward, mesh, (*in_specs, out_specs), in_specs)(*arguments, gradient)
 
     function.defvjp(lambda *arguments: (function(*arguments), arguments), differentiate)
@@ -93,7 +95,12 @@ def lay(value, mesh, spec):
         spec: `PartitionSpec`.
     """
     sharding = NamedSharding(mesh, spec)
-    if isinstance(value, jax.core.Tracer) or getattr(value, "sharding", None) == sharding:
+    lies = getattr(value, "sharding", None)
+    if isinstance(value, jax.core.Tracer) or lies == sharding:
         return value
+    if isinstance(lies, NamedSharding) and lies.is_equivalent_to(sharding, value.ndim):
+        # In other words, for which a program would be compiled anew
+        shards = [shard.data for shard in value.addressable_shards]
+        return jax.make_array_from_single_device_arrays(value.shape, sharding, shards)
     whole = np.asarray(value)
     return jax.make_array_from_callback(whole.shape, sharding, lambda place: whole[place])

@@ -45,7 +45,13 @@ class MeshLayout(Layout):
 
     Args:
         mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
+
+    Attributes:
+        name: As `--layout` has it.
+        pack_axes: Axes of the mesh along which packs are divided.
     """
+
+    name, pack_axes = None, ()
 
     def __init__(self, mesh):
         self.mesh = mesh
@@ -71,6 +77,30 @@ class MeshLayout(Layout):
     def multiply(self, name, inputs_BQX, kernels):
         """Products of one input with several kernels of linear layers of a kind: list of `[B, Q, Y]`."""
         raise NotImplementedError
+
+    def check(self, model_config, **packs):
+        """Check that a model and a step can be spread.
+
+        Args:
+            model_config: `ModelConfig`.
+            packs: How many packs are computed at once, by name of the flag.
+
+        Raises:
+            InputError: a number does not divide; the message names both.
+        """
+        raise NotImplementedError
+
+    def describe(self, model_config):
+        """For people: the mesh, and what is added to the vocabulary; lines of text."""
+        copies, rows, columns = self.mesh.devices.shape
+        text = f"layout     {self.name}: {copies} x {rows} x {columns} devices (copies, rows, columns)"
+        own, padded = model_config.vocab_size, self.padded_rows(model_config.vocab_size)
+        if own != padded:
+            text += (
+                f"\n           the vocabulary is padded from {own:,} to {padded:,} tokens, which no row of "
+                "devices divides otherwise; they count for nothing and are not saved"
+            )
+        return text
 
     def dense(self, width, config, name, dtype=None):
         return LaidDense(self, width, initializer(config), name=name, dtype=dtype)

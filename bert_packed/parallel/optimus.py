@@ -53,7 +53,7 @@ class Optimus2D(MeshLayout):
         InputError: the mesh has not as many rows as columns.
     """
 
-    pack_axes = (AXIS, ROW)
+    name, pack_axes = "optimus2d", (AXIS, ROW)
 
     def __init__(self, mesh, transport="gather"):
         super().__init__(mesh)

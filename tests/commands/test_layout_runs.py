@@ -1,0 +1,174 @@
+"""The training command under layouts: one run on any mesh, continued on another; mistakes in one line."""
+
+import contextlib
+import io
+import os
+import shutil
+
+import numpy as np
+import pytest
+from cluster import RunningCluster
+from layouts import make_devices, needs_jax
+from pretraining_command import arguments, run, write_all
+from safetensors.numpy import load_file
+from tiny import CONFIG
+
+pytestmark = needs_jax
+NUM_STEPS, FIRST_SAVE = 8, 4
+SETTINGS = {
+    "train_batch_size": 8,
+    "micro_batch_size": 4,
+    "eval_batch_size": 4,
+    "num_train_steps": NUM_STEPS,
+    "save_checkpoints_steps": FIRST_SAVE,
+    "eval_steps": FIRST_SAVE,
+    "log_steps": 2,
+}
+OPTIMUS = {"layout": "optimus2d", "mesh": "2,2"}
+MEGATRON = {"layout": "megatron1d", "mesh": "2,1,2"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    make_devices()
+    return write_all(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A run on one device, and one on four: folders; and beside each what it printed."""
+    folders = {}
+    for name, changes in (("one", {}), ("optimus", OPTIMUS)):
+        folders[name] = tmp_path_factory.mktemp(name) / "run"
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            assert run(*arguments(data, folders[name], **SETTINGS, **changes)) == 0
+        (folders[name].parent / "said").write_text(said.getvalue())
+    return folders
+
+
+def read(folder, step=NUM_STEPS):
+    return {
+        name: load_file(folder / f"checkpoint-{step}" / f"{name}.safetensors")
+        for name in ("model", "training")
+    }
+
+
+def assert_close(one, other):
+    for name, want in one["model"].items():
+        assert other["model"][name].shape == want.shape
+        if not name.endswith("key/bias"):
+            np.testing.assert_allclose(other["model"][name], want, atol=1e-5, rtol=0, err_msg=name)
+    for name, want in one["training"].items():
+        found = other["training"][name]
+        if "momentum" in name and "key_bias" not in name:
+            assert np.abs(found - want).max() <= 1e-5 * np.abs(want).max(), name
+
+
+def test_checkpoints_are_those_of_one_device(whole):
+    one, optimus = read(whole["one"]), read(whole["optimus"])
+    assert all(one[name].keys() == optimus[name].keys() for name in one)
+    assert one["model"]["bert/embeddings/word_embeddings"].shape == (CONFIG.vocab_size, CONFIG.hidden_size)
+    assert_close(one, optimus)
+
+
+def continued(whole, data, folder, **changes):
+    """The run of a mesh from its first checkpoint on: what it ends in."""
+    shutil.copytree(whole["optimus"], folder)
+    shutil.rmtree(folder / f"checkpoint-{NUM_STEPS}")
+    assert run(*arguments(data, folder, **SETTINGS, **changes)) == 0
+    return read(folder)
+
+
+def test_the_same_mesh_continues_bit_for_bit(whole, data, tmp_path):
+    want, found = read(whole["optimus"]), continued(whole, data, tmp_path / "run", **OPTIMUS)
+    for name, tensors in want.items():
+        for key, values in tensors.items():
+            np.testing.assert_array_equal(found[name][key], values, err_msg=key)
+
+
+@pytest.mark.parametrize("changes", [MEGATRON, {}], ids=str)
+def test_another_mesh_continues(whole, data, tmp_path, capsys, changes):
+    assert_close(read(whole["optimus"]), continued(whole, data, tmp_path / "run", **changes))
+    assert ("layout     " in capsys.readouterr().out) == bool(changes)
+
+
+def test_weights_of_others_start_a_run_on_a_mesh(whole, data, tmp_path):
+    """With a learning rate of 0 they are what is saved, without what the mesh adds."""
+    settings = {**SETTINGS, **OPTIMUS, "learning_rate": 0, "num_train_steps": 1, "save_checkpoints_steps": 1}
+    assert run(*arguments(data, tmp_path / "run", **settings, init_checkpoint=whole["one"])) == 0
+    for name, want in read(whole["one"])["model"].items():
+        np.testing.assert_array_equal(read(tmp_path / "run", 1)["model"][name], want, err_msg=name)
+
+
+def test_the_mesh_and_what_is_added_are_told(whole):
+    assert "layout" not in (whole["one"].parent / "said").read_text()
+    said = (whole["optimus"].parent / "said").read_text()
+    assert "layout     optimus2d: 1 x 2 x 2 devices" in said
+    assert "the vocabulary is padded from 31 to 32 tokens" in said
+
+
+SIX = {"micro_batch_size": 0, "train_batch_size": 6, "eval_batch_size": 3}
+MISTAKES = [
+    (
+        {"layout": "optimus2d"},
+        "`mesh` must be given with a layout, and only then. Received: layout=optimus2d",
+    ),
+    ({"mesh": "2,2"}, "`mesh` must be given with a layout, and only then. Received: layout=none, mesh=2,2."),
+    ({**OPTIMUS, "mesh": "2x2"}, "flag --mesh=2x2: must be empty, or two or three numbers of devices"),
+    (
+        {**OPTIMUS, "mesh": "2,2,2,2"},
+        "flag --mesh=2,2,2,2: must be empty, or two or three numbers of devices",
+    ),
+    ({**OPTIMUS, "mesh": "2,1"}, "as many rows as columns for optimus2d. Received: 2 rows, 1 columns."),
+    (
+        {**OPTIMUS, "mesh": "5,5"},
+        "1x5x5 = 25 devices, where there are 16. To try it on a CPU: "
+        "XLA_FLAGS=--xla_force_host_platform_device_count=25",
+    ),
+    ({**OPTIMUS, "distribution": "mirrored"}, "`distribution` must be none, or multi_worker"),
+    ({**OPTIMUS, "micro_batch_size": 1}, "rows of the mesh, 1 x 2. Received: 1 packs."),
+    ({**OPTIMUS, "mesh": "2,2,2", "eval_batch_size": 6}, "rows of the mesh, 2 x 2. Received: 6 packs."),
+    (
+        {**OPTIMUS, "mesh": "3,3", **SIX},
+        "`hidden_size` must be divisible by the side of the mesh for optimus2d. Received: hidden_size=16, a "
+        "side of 3.",
+    ),
+    (
+        {**OPTIMUS, "mesh": "4,4"},
+        "`num_attention_heads` must be divisible by the side of the mesh for optimus2d. Received: "
+        "num_attention_heads=2, a side of 4.",
+    ),
+    (
+        {**MEGATRON, "mesh": "2,2"},
+        "`num_attention_heads` must be divisible by the devices of a copy for megatron1d. Received: "
+        "num_attention_heads=2, 4 devices.",
+    ),
+    ({**MEGATRON, "mesh": "4,1,2", "micro_batch_size": 2}, "the copies of the model, 4. Received: 2 packs."),
+    ({**OPTIMUS, "objective": "causal_lm"}, "`layout` must be none for objective=causal_lm"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_a_mistake_is_one_line(data, tmp_path, capsys, changes, message):
+    assert run(*arguments(data, tmp_path / "run", **{**SETTINGS, **changes})) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and len(error.splitlines()) == 1
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+PROCESSES = {
+    "a copy each": (4, {"layout": "optimus2d", "mesh": "2,2,2"}),
+    "a row each": (2, OPTIMUS),
+    "half of all matrices each": (1, {"layout": "megatron1d", "mesh": "1,2"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "changes"), PROCESSES.values(), ids=PROCESSES.keys())
+def test_two_processes_take_the_steps_of_one_device(whole, data, tmp_path, monkeypatch, devices, changes):
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
+    command = arguments(data, tmp_path / "run", **SETTINGS, **changes, distribution="multi_worker")
+    cluster = RunningCluster(tmp_path / "said", command, 2, "jax")
+    assert cluster.statuses() == [0, 0], cluster.said()
+    assert_close(read(whole["one"]), read(tmp_path / "run"))
+    assert os.path.exists(tmp_path / "run" / "eval_metrics.csv")

@@ -1,0 +1,72 @@
+"""Sixteen devices on this processor, and steps of a tiny packed BERT on meshes of them; JAX alone."""
+
+import contextlib
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from tiny import CONFIG, to_floats
+
+from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.training import engines
+from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
+
+NUM_DEVICES = 16
+# 16 heads for 16 devices; small first weights, as BERT's: of large ones rounding is large too
+WIDE = dataclasses.replace(
+    CONFIG, hidden_size=48, num_attention_heads=16, intermediate_size=96, initializer_range=0.02
+)
+WITH_DROPOUT = dataclasses.replace(WIDE, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+MICRO_BATCH_SIZE = 8
+CLIP = 0.5  # of lengths above 1
+needs_jax = [
+    pytest.mark.both_backends,
+    pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
+]
+
+
+def make_devices():
+    """Let this process, which has computed nothing yet, see so many devices."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+    assert jax.device_count() == NUM_DEVICES
+
+
+def make_replicas(layout, shape, transport="gather"):
+    """`Replicas` over the first devices; None for layout "none"."""
+    if layout == "none":
+        return None
+    from bert_packed.parallel.layouts import make_layout_replicas
+
+    return make_layout_replicas(layout, shape, transport)
+
+
+def make_engine(layout="none", shape=None, config=WITH_DROPOUT, transport="gather", **build):
+    replicas = make_replicas(layout, shape, transport)
+    objective = pretraining_objective("per_sequence")
+    with replicas.scope() if replicas else contextlib.nullcontext():
+        given = {"layout": replicas.layout} if replicas else {}
+        model = objective.build_model(config, 1, **given, **build)
+        optimizer = Lamb(
+            0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY, global_clipnorm=CLIP
+        )
+        return engines.make_engine(model, objective, optimizer, MICRO_BATCH_SIZE, replicas)
+
+
+def batch_at(step):
+    """Sixteen packs in two micro-batches; of no two rows of a mesh the packs hold as many predictions."""
+    packed, _ = packed_and_unpacked(step)
+    order = [0, 1, 2, 3, 3, 2, 4, 0, 1, 4, 2, 1, 0, 0, 3, 4]
+    return {name: values[order] for name, values in packed.items()}
+
+
+def values_of(variables):
+    return {name: np.array(variable.numpy()) for name, variable in variables.items()}
+
+
+def train(engine, steps):
+    """Figures of each step: list of dicts."""
+    return [to_floats(engine.train_step(batch_at(step))) for step in steps]

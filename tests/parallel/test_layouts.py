@@ -1,0 +1,228 @@
+"""A packed BERT spread over a mesh trains as on one device: losses, norms, gradients, weights, dropout."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from layouts import CLIP, WITH_DROPOUT, batch_at, make_devices, make_engine, needs_jax, train, values_of
+from tiny import to_floats
+
+from bert_packed.training import engines
+from bert_packed.training.collectives import find_collectives
+from bert_packed.training.hlo import read_module
+
+pytestmark = needs_jax
+NUM_STEPS = 6
+CASES = [
+    ("optimus2d", (1, 2, 2), "gather"),
+    ("optimus2d", (1, 4, 4), "gather"),
+    ("optimus2d", (2, 2, 2), "tree"),
+    ("megatron1d", (1, 2, 2), "gather"),
+    ("megatron1d", (1, 4, 4), "gather"),
+    ("megatron1d", (2, 1, 2), "gather"),
+]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+
+
+@dataclasses.dataclass
+class Trained:
+    """An engine, the figures of its steps, moments after the first, weights and state after the last."""
+
+    engine: object
+    figures: list
+    moments: dict
+    weights: dict
+    state: dict
+    evaluated: dict
+
+
+@pytest.fixture(scope="module")
+def trained():
+    make_devices()
+
+    @functools.cache
+    def run(case):
+        engine = make_engine(*case[:2], transport=case[2])
+        figures = train(engine, [0])
+        moments = values_of(engine.training_state())
+        figures += train(engine, range(1, NUM_STEPS))
+        evaluated = to_floats(engine.eval_step(batch_at(9)))
+        return Trained(
+            engine,
+            figures,
+            moments,
+            values_of(engine.weights()),
+            values_of(engine.training_state()),
+            evaluated,
+        )
+
+    return run
+
+
+ONE_DEVICE = ("none", None, "gather")
+
+
+def assert_same(one, many):
+    """Of two `Trained`; the moments after a step from zeros are its gradient, clipped, and its square."""
+    for want, found in zip([*one.figures, one.evaluated], [*many.figures, many.evaluated], strict=True):
+        assert {name: found[name] for name in want} == pytest.approx(want, rel=1e-6)
+    assert one.moments.keys() == many.moments.keys()
+    for name, want in one.moments.items():
+        found = many.moments[name]
+        assert found.shape == want.shape
+        if "momentum" in name and "key_bias" not in name:
+            assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max(), name
+    assert one.weights.keys() == many.weights.keys()
+    for name, want in one.weights.items():
+        if not name.endswith("key/bias"):  # whose gradient is 0 but for rounding
+            np.testing.assert_allclose(many.weights[name], want, atol=1e-5, rtol=0, err_msg=name)
+    for name, want in one.state.items():
+        if "seed" in name:
+            np.testing.assert_array_equal(many.state[name], want)
+
+
+@each_case
+def test_six_steps_are_those_of_one_device(trained, case):
+    one, many = trained(ONE_DEVICE), trained(case)
+    assert all(figures["gradient_norm"] > 2 * CLIP for figures in one.figures)  # the clip is active
+    assert_same(one, many)
+
+
+@each_case
+def test_a_run_compiles_once(trained, case):
+    engine = trained(case).engine
+    assert engine.num_train_traces == 1
+    assert engine.compiled_train_step._cache_size() == 1
+
+
+def test_rows_hold_different_numbers_of_predictions():
+    """Or a loss divided by the count of its row would pass for right."""
+    used = (batch_at(0)["prediction_sequences"] > 0).sum(axis=1)
+    for rows in (2, 4):
+        # Each row's packs of both micro-batches
+        by_row = used.reshape(2, rows, -1).sum(axis=(0, 2))
+        assert len(set(by_row.tolist())) == rows, by_row
+
+
+def device_shares(engine):
+    """From weight to the part of it that one device holds, by the shardings of the compiled program."""
+    compiled = engine.compiled_train_step.lower(*engine.step_arguments(batch_at(0))).compile()
+    (arguments, _) = compiled.input_shardings
+    outputs = compiled.output_shardings[0]
+    shares = {}
+    for kind in ("trainable", "optimizer"):
+        variables = engine.model.trainable_variables if kind == "trainable" else engine.optimizer.variables
+        for variable, given, made in zip(variables, arguments[0][kind], outputs[kind], strict=True):
+            shape = variable.shape
+            assert given.is_equivalent_to(made, len(shape)), variable.path  # or the next step would differ
+            shares[variable.path] = np.prod(given.shard_shape(shape)) / max(np.prod(shape), 1)
+    return shares
+
+
+def is_vector(path):
+    return path.endswith(("bias", "gamma", "beta")) or any(
+        f"{kind}_{moment}" in path
+        for kind in ("bias", "gamma", "beta")
+        for moment in ("momentum", "velocity")
+    )
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_each_device_holds_its_part_of_every_matrix(trained, case):
+    side = case[1][1]
+    for path, share in device_shares(trained(case).engine).items():
+        if path.endswith(("iteration", "learning_rate")):
+            continue
+        assert share == (1 / side if is_vector(path) else 1 / side**2), path
+
+
+def test_megatron_splits_the_matrices_of_blocks_and_the_vocabulary(trained):
+    whole, split = set(), set()
+    for path, share in device_shares(trained(CASES[3]).engine).items():
+        assert share in (1, 1 / 4), path
+        if path.startswith("pretraining/"):
+            name = path.removeprefix("pretraining/bert/").removeprefix("pretraining/")
+            (split if share < 1 else whole).add(name.replace("layer_1", "layer_0"))
+    first = [f"layer_0/attention/{name}" for name in ("query", "key", "value")]
+    first.append("layer_0/feed_forward/intermediate")
+    second = ["layer_0/attention/output", "layer_0/feed_forward/output"]
+    assert split == {
+        "embeddings/word_embeddings",
+        "predictions/output_bias",
+        *(f"{name}/kernel" for name in first + second),
+        *(f"{name}/bias" for name in first),
+    }
+    assert {f"{name}/bias" for name in second} <= whole
+
+
+@each_case
+def test_logits_of_the_vocabulary_are_nowhere_whole(trained, case):
+    """31 tokens are 32 with what is added; of a micro-batch's 8 x 12 predictions a row has its part."""
+    (program,) = trained(case).engine.step_programs(batch_at(0))
+    module = read_module(program.text)
+    layout, (copies, rows, columns), _ = case
+    predictions = 8 // copies // (rows if layout == "optimus2d" else 1) * 12
+    parts = columns if layout == "optimus2d" else rows * columns
+    sizes = [
+        shape.sizes
+        for computation in module.computations.values()
+        for instruction in computation.instructions.values()
+        for shape in instruction.shapes
+    ]
+    padded = -(-31 // parts) * parts
+    own = [one for one in sizes if one and one[-1] == padded // parts and np.prod(one[:-1]) == predictions]
+    assert own  # each device has its part of the logits
+    assert not [one for one in sizes if np.prod(one) >= predictions * 31 and one[-1] in (31, padded)]
+
+
+def norm_of_rows(clip, gradients, sums, max_grad_norm):
+    """As if a vector that each of 2 rows has were counted in each."""
+    vectors = [gradient for gradient in gradients if gradient.ndim == 1]
+    return clip([*gradients, *vectors], sums, max_grad_norm)
+
+
+def test_a_vector_counted_in_every_row_would_be_seen(trained, monkeypatch):
+    from bert_packed.training.engines import jax as engine_module
+
+    def counted_twice(gradients, sums, max_grad_norm):
+        clipped, figures = norm_of_rows(clip, gradients, sums, max_grad_norm)
+        return clipped[: len(gradients)], figures
+
+    clip = engine_module.clip
+    monkeypatch.setattr(engine_module, "clip", counted_twice)
+    figures = train(make_engine(*CASES[0][:2]), [0])
+    want = trained(ONE_DEVICE).figures[0]["gradient_norm"]
+    assert figures[0]["gradient_norm"] != pytest.approx(want, rel=1e-4)
+
+
+def test_a_collective_left_out_would_be_seen(trained, monkeypatch):
+    from bert_packed.parallel import summa
+
+    def own_part_alone(self, a_TX, b_TY):
+        row = jax.lax.all_gather(a_TX, summa.COLUMN, axis=1, tiled=True)
+        return (row.T @ b_TY)[: a_TX.shape[1]]
+
+    monkeypatch.setattr(summa.Gather, "atb", own_part_alone)
+    figures = train(make_engine(*CASES[0][:2]), [0])
+    want = trained(ONE_DEVICE).figures[0]["gradient_norm"]
+    assert figures[0]["gradient_norm"] != pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["optimus2d", "megatron1d"])
+def test_what_is_computed_again_leaves_out_the_last_product(trained, layout):
+    """Section 3.2.3, point 3, in the program: a block's last product is missing from what is repeated."""
+    counts = {}
+    for remat in (False, True):
+        engine = make_engine(layout, (1, 2, 2), WITH_DROPOUT, remat=remat)
+        (program,) = engine.step_programs(batch_at(0))
+        kinds = [one.kind for one in find_collectives(read_module(program.text))]
+        counts[remat] = kinds.count("all-gather") if layout == "optimus2d" else kinds.count("all-reduce")
+    again = counts[True] - counts[False]
+    # A block gathers inputs and kernels of three products again, of four; or adds up once, of two times
+    assert again == WITH_DROPOUT.num_hidden_layers * (6 if layout == "optimus2d" else 1)
+
+
+def test_engines_of_layouts_are_the_backends_own(trained):
+    assert type(trained(CASES[0]).engine).__name__ == engines.ENGINES["jax"][1]
