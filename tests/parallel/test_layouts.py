@@ -3,16 +3,16 @@
 import dataclasses
 import functools
 
-import jax
 import numpy as np
 import pytest
-from layouts import CLIP, WITH_DROPOUT, batch_at, make_devices, make_engine, needs_jax, train, values_of
+from layouts import CLIP, WIDE, WITH_DROPOUT, batch_at, make_devices, make_engine, needs_jax, train, values_of
 from tiny import to_floats
 
-from bert_packed.training import engines
 from bert_packed.training.collectives import find_collectives
 from bert_packed.training.hlo import read_module
 
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
 pytestmark = needs_jax
 NUM_STEPS = 6
 CASES = [
@@ -224,5 +224,21 @@ def test_what_is_computed_again_leaves_out_the_last_product(trained, layout):
     assert again == WITH_DROPOUT.num_hidden_layers * (6 if layout == "optimus2d" else 1)
 
 
-def test_engines_of_layouts_are_the_backends_own(trained):
-    assert type(trained(CASES[0]).engine).__name__ == engines.ENGINES["jax"][1]
+def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
+    """What a fused kernel computes; like one, it must not be cut by XLA as that sees fit."""
+    assert len(query_BSNH) * query_BSNH.shape[2] < 16 * 16  # packs and heads of one device
+    scores_BNSS = jnp.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
+    is_own_B1SS = (sequence_ids_BS[:, :, None] == sequence_ids_BS[:, None, :])[:, None]
+    shares_BNSS = jax.nn.softmax(jnp.where(is_own_B1SS, scores_BNSS, -1e9), axis=-1)
+    return jnp.einsum("bnst,btnh->bsnh", shares_BNSS, value_BSNH)
+
+
+@pytest.mark.parametrize("layout", ["optimus2d", "megatron1d"])
+def test_a_fused_kernel_gets_the_heads_of_its_device(trained, layout):
+    config = dataclasses.replace(WIDE, num_hidden_layers=1)
+    want, _ = make_engine(config=config).gradients(batch_at(0))
+    engine = make_engine(layout, (1, 2, 2), config, attend=attend_plainly)
+    found, _ = engine.gradients(batch_at(0))
+    for variable, one, other in zip(engine.model.trainable_variables, want, found, strict=True):
+        other = np.asarray(other)[tuple(map(slice, one.shape))]
+        assert np.abs(one - other).max() <= 2e-6 * np.abs(one).max() + 1e-9, variable.path

@@ -1,14 +1,14 @@
 """Products of blocks on a mesh are those of whole matrices, by every transport; so are their gradients."""
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 from layouts import make_devices, needs_jax
 
 from bert_packed.training.collectives import find_collectives
 from bert_packed.training.hlo import read_module
 
+jax = pytest.importorskip("jax")
+PartitionSpec = jax.sharding.PartitionSpec
 pytestmark = needs_jax
 BLOCKS = PartitionSpec("row", "col")
 SIDES = [2, 3, 4]  # 3: a tree without a whole last round
