@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from data_gen import schema
 from data_gen.cli.settings import InputError
 from data_gen.text import byte_bpe, tokenization
 
@@ -16,7 +17,7 @@ def file_name(vocab_file):
 
 
 def check_vocabulary(vocab_file, architecture, config):
-    """Raise `InputError` where a vocabulary is none for a model, or has more tokens than it.
+    """Raise `InputError` where a vocabulary is none for a model, has more tokens than it, or lacks some.
 
     Args:
         vocab_file: Path.
@@ -35,6 +36,8 @@ def check_vocabulary(vocab_file, architecture, config):
         raise InputError(
             f"`vocab_file` must have at most vocab_size={config.vocab_size} {unit}. Received: {size}."
         )
+    if architecture.first_head == schema.CAUSAL_LM:
+        boundary_ids(vocab_file)  # before anything is written
 
 
 def boundary_ids(vocab_file):

@@ -193,6 +193,7 @@ def test_saved_model(run_folder, logits, tmp_path):
         ({"vocab_file": "{long}"}, "`vocab_file` must have at most vocab_size=31 lines. Received: 32"),
         ({"vocab_file": "{bytes}"}, "`vocab_file` must have at most vocab_size=31 tokens. Received: 257"),
         ({"vocab_file": "{broken}"}, "`vocab_file` must be a tokenizer.json"),
+        ({"vocab_file": "{plain}"}, "`vocab_file` must hold [PAD], [UNK], [CLS], [SEP], [MASK]"),
         ({"bert_config_file": "bert-tiny"}, "model_type must be bert. Received: mamba."),
         ({"init_checkpoint": "{bert}", "vocab_file": "{bytes}"}, "must have one WordPiece a line for a BERT"),
         ({"init_checkpoint": "{bert}", "bert_config_file": "mamba-tiny"}, "must be mamba. Received: bert."),
@@ -203,6 +204,8 @@ def test_mistakes(run_folder, tmp_path, capsys, flags, message):
     paths = {"long": tmp_path / "long.txt", "bytes": tmp_path / "bpe.json", "broken": tmp_path / "no.json"}
     paths["long"].write_text("word\n" * 32)
     paths["broken"].write_text("{")
+    paths["plain"] = tmp_path / "plain.txt"
+    paths["plain"].write_text("word\n" * 8)
     byte_bpe.save(byte_bpe.train([["a"]], 257), str(paths["bytes"]))
     paths["bert"] = write_bert(tmp_path / "bert", make_bert_tensors()[1])
     paths["liar"] = write_bert(tmp_path / "liar", make_tensors()[1], ONE_LAYER)
@@ -210,7 +213,7 @@ def test_mistakes(run_folder, tmp_path, capsys, flags, message):
     assert run_export(**{name: str(value).format(**paths) for name, value in flags.items()}) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
-    assert not (tmp_path / "new").exists()
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_an_ablation_is_told(tmp_path, capsys):
