@@ -78,8 +78,6 @@ def differentiable(forward, backward, mesh, in_specs, out_specs):
         return on_blocks(forward, mesh, in_specs, out_specs)(*arguments)
 
     def differentiate(arguments, gradient):
-        # Apart from the forward pass: what that gathered would else be kept for here, whole rows of blocks
-        arguments = jax.lax.optimization_barrier(arguments)
         return on_blocks(backward, mesh, (*in_specs, out_specs), in_specs)(*arguments, gradient)
 
     function.defvjp(lambda *arguments: (function(*arguments), arguments), differentiate)

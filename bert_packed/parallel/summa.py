@@ -146,7 +146,7 @@ def broadcast(block, axis, root):
     distance = (jax.lax.axis_index(axis) - root) % size(axis)
     for reach in _reaches(axis):
         received = jax.lax.ppermute(block, axis, _sends(axis, root, reach))
-        block = jnp.where((distance >= reach) & (distance < 2 * reach), received, block)
+        block = jnp.where(distance >= reach, received, block)  # who is farther receives it in a later round
     return block
 
 

@@ -177,6 +177,21 @@ def test_logits_of_the_vocabulary_are_nowhere_whole(trained, case):
     assert not [one for one in sizes if np.prod(one) >= predictions * 31 and one[-1] in (31, padded)]
 
 
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_gradients_are_in_blocks_between_micro_batches(trained, case):
+    (program,) = trained(case).engine.step_programs(batch_at(0))
+    sizes = {
+        shape.sizes
+        for computation in read_module(program.text).computations.values()
+        for instruction in computation.instructions.values()
+        for shape in instruction.shapes
+        if instruction.opcode == "while"
+    }
+    side = case[1][1]
+    assert (48 // side, 96 // side) in sizes
+    assert not {(48, 96), (96, 48), (48, 48)} & sizes
+
+
 def norm_of_rows(clip, gradients, sums, max_grad_norm):
     """As if a vector that each of 2 rows has were counted in each."""
     vectors = [gradient for gradient in gradients if gradient.ndim == 1]

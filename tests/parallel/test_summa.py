@@ -115,7 +115,7 @@ def test_gradients_of_layers(name):
     """Against the same sums of whole arrays: several kernels at once, logits, and rows of a table."""
     layout, rng = layouts_of(2)[name], np.random.default_rng(0)
     hidden, ids = numbers(rng, 4, 3, 8), rng.integers(0, 12, (4, 3)).astype(np.int32)
-    kernels, table = [numbers(rng, 8, 4), numbers(rng, 8, 12)], numbers(rng, 12, 8)
+    kernels, table = [numbers(rng, 8, width) for width in (4, 12, 8)], numbers(rng, 12, 8)
 
     class Table:
         """A table as a layer holds it."""
