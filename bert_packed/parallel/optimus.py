@@ -151,6 +151,7 @@ def _look_up(mesh, transport):
     """C = AB where ids say which place of each row of A is 1."""
 
     def forward(table, ids):
+        table, ids = _sent_here(table, ids)
         return transport.rows(table, ids.reshape(-1)).reshape(*ids.shape, -1)
 
     def backward(table, ids, gradient):
