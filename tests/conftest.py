@@ -21,7 +21,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # its workers share
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ.get("KERAS_BACKEND") != "jax":
-    # Without the emitters of fused loops that this version has beside XLA's older ones: a third less to compile
+    # Without the emitters of fused loops that XLA has beside its older ones: a third less to compile
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     )

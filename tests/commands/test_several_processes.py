@@ -29,7 +29,7 @@ MOMENTS = [
     *(("tensorflow", 4, seed) for seed in range(18, 20)),
 ]
 NUM_MOMENTS = int(os.environ.get("KILL_MOMENTS", 2))
-if NUM_MOMENTS < len(MOMENTS):
+if len(MOMENTS) > NUM_MOMENTS:
     MOMENTS = [MOMENTS[index] for index in (9, 13, 0, 18)][:NUM_MOMENTS]
 STOPPED = 128 + signal.SIGTERM
 
