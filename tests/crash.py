@@ -16,9 +16,16 @@ _CONTEXT.set_forkserver_preload(["data_gen.assembly.pack_job", "data_gen.text.cr
 TIMEOUT = 120  # seconds; no run here takes more than a few
 
 
-def start(function, config, fatal_change=None):
-    """Start `function(config)`; with `fatal_change` = n it kills itself before its n-th change of a name."""
-    process = _CONTEXT.Process(target=_run, args=(function, config, fatal_change))
+def start(function, config, fatal_change=None, fatal_name=None):
+    """Start `function(config)`, which may kill itself.
+
+    Args:
+        function: Of one argument.
+        config: It.
+        fatal_change: n, to die before the n-th change of a name.
+        fatal_name: Of a file, to die when it has just got this name.
+    """
+    process = _CONTEXT.Process(target=_run, args=(function, config, fatal_change, fatal_name))
     process.start()
     return process
 
@@ -66,14 +73,13 @@ def all_bytes(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def _run(function, config, fatal_change):
+def _run(function, config, fatal_change, fatal_name):
     os.setpgrp()  # for those who kill the whole group
-    if fatal_change is not None:
-        _die_at(fatal_change)
+    _die_at(fatal_change, fatal_name)
     function(config)
 
 
-def _die_at(fatal_change):
+def _die_at(fatal_change, fatal_name):
     num_changes = 0
 
     def counted(change):
@@ -82,7 +88,9 @@ def _die_at(fatal_change):
             num_changes += 1
             if num_changes == fatal_change:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return change(*arguments)
+            change(*arguments)
+            if os.path.basename(arguments[-1]) == fatal_name:
+                os.kill(os.getpid(), signal.SIGKILL)
 
         return change_or_die
 

@@ -1,6 +1,9 @@
 """The training command in this process, on tiny data."""
 
-from tiny import write_data
+import dataclasses
+import json
+
+from tiny import CONFIG, write_data
 
 import run_pretraining
 from bert_packed.objectives.features import BATCH_NAMES
@@ -11,8 +14,12 @@ from data_gen.records.example_bytes import serialize_examples
 
 
 def write_all(folder):
-    """Packs to train on, and others to evaluate, with the model's config: the folder."""
+    """Packs to train on, and others to evaluate, with the config of a model of one layer: the folder."""
     write_data(folder)
+    config = dataclasses.replace(
+        CONFIG, num_hidden_layers=1, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1
+    )
+    (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(config)))
     (folder / "eval").mkdir()
     write_data(folder / "eval", num_packs=(5,), seed=1)
     return folder

@@ -68,7 +68,7 @@ def arguments(data, output_dir, packs="packs", **changes):
         "train_batch_size": 2,
         "micro_batch_size": 1,
         "eval_batch_size": 2,
-        "num_train_steps": 4,
+        "num_train_steps": 3,
         "num_warmup_steps": 1,
         "learning_rate": 0.01,
         "save_checkpoints_steps": 2,
@@ -89,23 +89,23 @@ def test_a_run_continues_bit_for_bit(data, tmp_path, packs):
     """Weights, moments, and of rows the states that wait for their next pack."""
     assert run(*arguments(data, tmp_path / "whole", packs)) == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    shutil.rmtree(tmp_path / "again" / "checkpoint-4")
+    shutil.rmtree(tmp_path / "again" / "checkpoint-3")
     assert run(*arguments(data, tmp_path / "again", packs)) == 0
     for name in ("model.safetensors", "training.safetensors"):
-        want, got = (load_file(tmp_path / one / "checkpoint-4" / name) for one in ("whole", "again"))
+        want, got = (load_file(tmp_path / one / "checkpoint-3" / name) for one in ("whole", "again"))
         assert want.keys() == got.keys()
         for key, values in want.items():
             np.testing.assert_array_equal(got[key], values, err_msg=key)
     for name in ("metrics.csv", "eval_metrics.csv"):
         rows = rows_of(tmp_path / "whole" / name)
         assert rows == rows_of(tmp_path / "again" / name)
-        assert [row["step"] for row in rows] == (["1", "2", "3", "4"] if name == "metrics.csv" else ["4"])
+        assert [row["step"] for row in rows] == (["1", "2", "3"] if name == "metrics.csv" else ["3"])
         assert all(float(row["byte_perplexity"]) > 1 for row in rows)
-    state = load_file(tmp_path / "whole" / "checkpoint-4" / "training.safetensors")
+    state = load_file(tmp_path / "whole" / "checkpoint-3" / "training.safetensors")
     carried = [values for name, values in state.items() if "carried" in name]
     assert len(carried) == (2 if packs == "rows" else 0)
     assert all(len(values) == NUM_ROWS and np.abs(values).max() > 0 for values in carried)
-    stored = load_file(tmp_path / "whole" / "checkpoint-4" / "model.safetensors")
+    stored = load_file(tmp_path / "whole" / "checkpoint-3" / "model.safetensors")
     assert not [name for name in stored if "carried" in name]  # they are of the run, not of the model
 
 
@@ -116,7 +116,15 @@ def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
     assert manifest["num_rows"] == NUM_ROWS and manifest["num_packs"] % NUM_ROWS == 0
     num_steps = manifest["num_packs"] // NUM_ROWS
     flags = arguments(
-        data, tmp_path / "run", "rows", learning_rate=0, num_train_steps=num_steps, num_warmup_steps=0
+        data,
+        tmp_path / "run",
+        "rows",
+        learning_rate=0,
+        num_train_steps=num_steps,
+        num_warmup_steps=0,
+        micro_batch_size=NUM_ROWS,
+        eval_input_file="",
+        eval_steps=0,
     )
     flags.append("--save_checkpoints_steps=1")
     assert run(*flags) == 0

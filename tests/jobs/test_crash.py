@@ -1,5 +1,10 @@
-"""A killed run is continued by the same command and ends in the same bytes, wherever it was killed."""
+"""A killed run is continued by the same command and ends in the same bytes, wherever it was killed.
 
+Of the random moments among the slow tests there are as many as it takes to kill everybody once;
+`KILL_MOMENTS=50` tries as many as that.
+"""
+
+import os
 import shutil
 import time
 
@@ -19,11 +24,11 @@ from data_gen.text.tokenization import SPECIAL_TOKENS
 
 S = 64
 NUM_KILLS = 3
-NUM_SLOW_KILLS = 50
 # Whom some of every 16 kills are for in a run with two workers, see `kill_after`; the others are of runs
 # without workers, which start in a tenth of the time
 VICTIMS = {1: "group", 6: "process", 11: "worker"}
 TURNS = 16
+NUM_SLOW_KILLS = int(os.environ.get("KILL_MOMENTS", TURNS))
 
 
 @pytest.fixture
@@ -70,10 +75,12 @@ def complete(job, folder):
 
 
 def continue_and_compare(job, folder, expected):
-    """The same command again ends in the expected bytes, unless the killed one was complete already."""
+    """The same command again, in this process, ends in the expected bytes, unless it was complete already."""
+    function, config_class, settings = job
     is_to_continue = (folder / INCOMPLETE_NAME / "work" / "identity.json").exists()
-    if job[2].get("overwrite") or read_manifest(folder) is None or is_to_continue:
-        assert complete(job, folder) == expected
+    if settings.get("overwrite") or read_manifest(folder) is None or is_to_continue:
+        function(config_class(output_dir=str(folder), **settings))
+        assert all_bytes(folder) == expected
     else:
         found = {name: data for name, data in all_bytes(folder).items() if INCOMPLETE_NAME not in name}
         assert found == expected
@@ -101,10 +108,12 @@ def test_killed_at_changes_of_names(tmp_path, jobs, name, overwrite, stride):
     expected = complete(jobs[name], tmp_path / "whole")
     job = (function, config_class, {**settings, "overwrite": overwrite})
     fatal_change, num_incomplete = 2, 0
+    if overwrite:  # with one shard more, all the names are others
+        complete((function, config_class, {**settings, "num_shards": 4}), tmp_path / "earlier")
     while True:
         folder = tmp_path / f"out-{fatal_change}"
-        if overwrite:  # with one shard more, all the names are others
-            complete((function, config_class, {**settings, "num_shards": 4}), folder)
+        if overwrite:
+            shutil.copytree(tmp_path / "earlier", folder)
         process = start(function, config_class(output_dir=str(folder), **job[2]), fatal_change)
         if finish(process) == 0:
             break
@@ -116,19 +125,19 @@ def test_killed_at_changes_of_names(tmp_path, jobs, name, overwrite, stride):
 
 @pytest.mark.parametrize("name", ["pack", pytest.param("create", marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path, jobs, name):
-    kill_at_random_moments(tmp_path, jobs[name], NUM_KILLS, seed=0)
+    kill_at_random_moments(tmp_path, jobs[name], NUM_KILLS, seed=0, victims={})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pack", "create"])
 def test_killed_at_many_random_moments(tmp_path, jobs, name):
-    kill_at_random_moments(tmp_path, jobs[name], NUM_SLOW_KILLS, seed=1)
+    kill_at_random_moments(tmp_path, jobs[name], NUM_SLOW_KILLS, seed=1, victims=VICTIMS)
 
 
-def kill_at_random_moments(tmp_path, job, num_kills, seed):
+def kill_at_random_moments(tmp_path, job, num_kills, seed, victims):
     function, config_class, settings = job
     durations = {}
-    for num_workers in (1, 2):
+    for num_workers in (1, 2) if victims else (1,):
         began = time.monotonic()
         folder = tmp_path / f"whole-{num_workers}"
         expected = complete((function, config_class, {**settings, "num_workers": num_workers}), folder)
@@ -138,7 +147,7 @@ def kill_at_random_moments(tmp_path, job, num_kills, seed):
     while num_killed < num_kills:
         folder = tmp_path / f"out-{number}"
         number += 1
-        victim = VICTIMS.get(num_killed % TURNS)
+        victim = victims.get(num_killed % TURNS)
         num_workers = 2 if victim else 1
         config = config_class(output_dir=str(folder), **{**settings, "num_workers": num_workers})
         process = start(function, config)
@@ -152,11 +161,8 @@ def test_finished_steps_are_not_done_again(tmp_path, jobs, monkeypatch):
     function, config_class, settings = jobs["pack"]
     expected = complete(jobs["pack"], tmp_path / "whole")
     config = config_class(output_dir=str(tmp_path / "out"), **settings)
-    fatal_change = 1
-    while not list((tmp_path / "out").glob(f"{INCOMPLETE_NAME}/work/write-000001.done")):
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        assert finish(start(function, config, fatal_change)) != 0
-        fatal_change += 1
+    assert finish(start(function, config, fatal_name="write-000001.done")) != 0
+    assert list((tmp_path / "out").glob(f"{INCOMPLETE_NAME}/work/write-000001.done"))
     calls = []
 
     def counted(step):

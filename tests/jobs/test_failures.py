@@ -125,7 +125,7 @@ def assert_kept(folder):
     assert [path.name for path in folder.iterdir()] == [INCOMPLETE_NAME]
 
 
-@pytest.mark.parametrize("name", ["pack", "create"])
+@pytest.mark.parametrize("name", ["pack", pytest.param("create", marks=pytest.mark.slow)])
 def test_a_killed_worker_is_one_line_and_the_same_command_continues(tmp_path, settings, name, monkeypatch):
     settings, out = settings[name], tmp_path / "out"
     process = start_command(name, out, {**settings, "num_workers": 2})

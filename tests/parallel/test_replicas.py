@@ -21,7 +21,8 @@ from data_gen.cli.settings import InputError
 pytestmark = pytest.mark.both_backends
 NUM_DEVICES = 4
 NUM_STEPS = 20
-WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)  # half the time to compile
+WITH_DROPOUT = dataclasses.replace(SHALLOW, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
 MICRO_BATCH_SIZE = 4  # of eight packs a step
 CLIP = 0.5  # of lengths above 1
 
@@ -145,7 +146,7 @@ def test_weights_are_those_of_one_device_after_20_steps(trained, num_devices):
         if not name.endswith("key/bias"):
             np.testing.assert_allclose(many.weights[name], values, atol=1e-5, err_msg=name)
     seeds = [name for name in one.state if name.startswith("dropout_seed/")]
-    assert len(seeds) == 7
+    assert len(seeds) == 4
     for name in seeds:  # where a run goes on, on another number of devices too
         np.testing.assert_array_equal(many.state[name], one.state[name])
     assert many.evaluated == pytest.approx(one.evaluated, rel=1e-5)
@@ -161,7 +162,7 @@ def test_evaluation_takes_batches_that_no_micro_batch_divides(trained):
 
 def test_dropout_is_in_the_comparison(trained):
     with_dropout = trained(1).figures[0]["mlm_loss"]
-    without = to_floats(make_engine(1, CONFIG).gradients(batch_at(0))[1])["mlm_loss"]
+    without = to_floats(make_engine(1, SHALLOW).gradients(batch_at(0))[1])["mlm_loss"]
     assert abs(with_dropout - without) > 1e-2
 
 

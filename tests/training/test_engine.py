@@ -16,9 +16,19 @@ from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
 pytestmark = pytest.mark.both_backends
 
 
-def training_engine(micro_batch_size=None):
+# Half the time to compile
+SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)
+
+
+def training_engine(micro_batch_size=None, config=CONFIG):
     optimizer = Lamb(0.01, weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
-    return make_engine(optimizer=optimizer, micro_batch_size=micro_batch_size)
+    return make_engine(config=config, optimizer=optimizer, micro_batch_size=micro_batch_size)
+
+
+@pytest.fixture(scope="module", params=[None, 2])
+def engine(request):
+    """In a fresh state for the first test alone."""
+    return training_engine(request.param, SHALLOW)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +37,7 @@ def batches():
     return [{name: np.concatenate([values, values]) for name, values in batch.items()} for batch in packed]
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_one_trace_and_every_step_counted(batches, micro_batch_size):
-    engine = training_engine(micro_batch_size)
+def test_one_trace_and_every_step_counted(batches, engine):
     losses = []
     for step in range(12):
         assert int(engine.optimizer.iterations.numpy()) == step
@@ -49,12 +57,10 @@ def program_of(engine, batch):
     return engine.compiled_train_step.experimental_get_compiler_ir(batch)(stage="hlo")
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_no_dynamic_dimension_in_the_program(batches, micro_batch_size):
-    engine = training_engine(micro_batch_size)
+def test_no_dynamic_dimension_in_the_program(batches, engine):
     program = program_of(engine, batches[0])
     assert "ENTRY" in program
-    assert micro_batch_size is None or "while" in program
+    assert engine._micro_batch_size is None or "while" in program
     assert re.findall(r"\[[^\]]*<=[^\]]*\]", program) == []
     assert not re.search(r"set-dimension-size|get-dimension-size|f32\[\?", program)
 
@@ -62,7 +68,9 @@ def test_no_dynamic_dimension_in_the_program(batches, micro_batch_size):
 def test_compiled_step_equals_the_plain_gradient(batches):
     """The program's update is the update by the gradients that the equality tests compare."""
     # Plain descent: LAMB's first step is the gradient's sign, which magnifies rounding
-    compiled, plain = (make_engine(optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2) for _ in range(2))
+    compiled, plain = (
+        make_engine(config=SHALLOW, optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2) for _ in range(2)
+    )
     before = [variable.numpy() for variable in plain.model.trainable_variables]
     sums = to_floats(compiled.train_step(batches[0]))
     gradients, _ = plain.gradients(batches[0])
@@ -79,7 +87,7 @@ def test_compiled_step_equals_the_plain_gradient(batches):
 
 def test_evaluation_is_without_dropout_and_each_training_step_drops_other_units(batches):
     """With a rate of 0 the weights stay: what differs from step to step is dropout alone."""
-    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+    config = dataclasses.replace(SHALLOW, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     engine = make_engine(config=config, optimizer=keras.optimizers.SGD(0.0), micro_batch_size=5)
     want = to_floats(engine.objective.sums(engine.model(batches[0], training=False), batches[0]))
     losses = []
@@ -90,6 +98,7 @@ def test_evaluation_is_without_dropout_and_each_training_step_drops_other_units(
     assert min(abs(one - other) for one, other in itertools.combinations(losses, 2)) > 1e-3
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_the_whole_gradient_is_clipped_once(batches):
     """Not each micro-batch's: it keeps the direction of all packs together, its length is the limit."""
     limit = 0.01
