@@ -20,12 +20,14 @@ import run_pretraining
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate, config_json
 from bert_packed.objectives.features import BATCH_NAMES
+from bert_packed.parallel import layouts
 from bert_packed.runs import compile_only, pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training import loop
 from bert_packed.training.step_report import StepProgram
 from data_gen import sample_data
 from data_gen.cli import command_line
+from data_gen.cli.settings import InputError
 from data_gen.records import tfrecords
 from data_gen.records.example_bytes import serialize_examples
 
@@ -102,7 +104,14 @@ def write_files(folder):
 
 def run(folder, **flags):
     """A run under flags, up to the loop: what reached it and what it left."""
-    seen = types.SimpleNamespace(engine=None, built_sample=False, contenders=[], evaluated=[], devices=[])
+    seen = types.SimpleNamespace(
+        engine=None,
+        built_sample=False,
+        contenders=[],
+        evaluated=[],
+        devices=[],
+        spread=(None, None, None, None),
+    )
 
     def train(engine, config, hooks, first_step, state):
         seen.engine, seen.steps, seen.hooks = engine, config, hooks
@@ -129,6 +138,10 @@ def run(folder, **flags):
         seen.dtype = dtype
         return 1e9
 
+    def spread(*arguments):
+        seen.spread = arguments
+        raise InputError("no more is wanted")
+
     flags = {"output_dir": folder, **flags}
     argv = ["run_pretraining.py", *(f"--{name}={value!s}" for name, value in flags.items())]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as error:
@@ -139,6 +152,9 @@ def run(folder, **flags):
         patch.setattr(pretraining, "measured_flops_per_second", measure)
         patch.setattr(compile_only, "compile_step", lambda *_: [StepProgram(EMPTY_PROGRAM, 1.0, 2)])
         patch.setattr(compile_only, "make_virtual_devices", seen.devices.append)
+        if "layout" in flags:  # which JAX alone has; what a mesh does, other tests see
+            patch.setattr(pretraining.keras.backend, "backend", lambda: "jax")
+            patch.setattr(layouts, "make_layout_replicas", spread)
         with contextlib.redirect_stdout(io.StringIO()):
             seen.status = command_line.run(run_pretraining.main, TrainConfig, "", argv)
     seen.folder, seen.error = folder, error.getvalue()
@@ -181,6 +197,7 @@ def make_runs(folder, tmp):
         "seeded": run(tmp / "seeded", **given, random_seed=99),
         "flash": run(tmp / "flash", **given, attention="flash"),
         "mirrored": run(tmp / "mirrored", **given, distribution="mirrored"),
+        "spread": run(tmp / "spread", **given, layout="optimus2d", mesh="2,3,3", summa="tree"),
         "kept": run(other_run(tmp / "kept"), **given),
         **{
             name: run(
@@ -201,6 +218,9 @@ def make_runs(folder, tmp):
         "random_seed": 99,
         "attention": "flash",
         "distribution": "mirrored",
+        "layout": "optimus2d",
+        "mesh": "2,3,3",
+        "summa": "tree",
         "compile_only": tmp / "program",
         "num_virtual_devices": 2,
         "objective": "causal_lm",

@@ -151,6 +151,9 @@ CASES = {
     "dtype": Case(lambda seen, _: block(seen).attention.query.compute_dtype, "bfloat16"),
     "attention": Case(lambda seen, _: (seen.status, "`attention`" in seen.error), (2, True), run="flash"),
     "distribution": Case(lambda seen, _: seen.engine.replicas is not None, True, run="mirrored"),
+    "layout": Case(lambda seen, _: (seen.status, seen.spread[0]), (2, "optimus2d"), run="spread"),
+    "mesh": Case(lambda seen, _: seen.spread[1], (2, 3, 3), run="spread"),
+    "summa": Case(lambda seen, _: seen.spread[2], "tree", run="spread"),
     "remat": Case(lambda seen, _: seen.engine.model.bert.remat, True),
     "hidden_dropout_prob": Case(
         lambda seen, _: {block(seen).attention.dropout.rate, block(seen).feed_forward.dropout.rate}, {0.2}
