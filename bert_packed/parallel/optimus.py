@@ -21,6 +21,7 @@ Q = S or P tokens of each pack, T tokens of a device, X, Y widths.
 import itertools
 import re
 
+import jax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
@@ -116,10 +117,12 @@ def _products(mesh, transport):
     """C = AB for one A and several B, whose blocks a device puts side by side: A travels once for all."""
 
     def forward(inputs, kernels):
+        inputs, kernels = _sent_here(inputs, kernels)
         products = transport.ab(_tokens(inputs), jnp.concatenate(kernels, axis=1))
         return _split(products, kernels, inputs.shape[:-1])
 
     def backward(inputs, kernels, gradients):
+        inputs, kernels, gradients = _sent_here(inputs, kernels, gradients)
         gradient = jnp.concatenate([_tokens(one) for one in gradients], axis=1)
         to_inputs = transport.abt(gradient, jnp.concatenate(kernels, axis=1))
         to_kernels = transport.atb(_tokens(inputs), gradient)
@@ -132,9 +135,11 @@ def _logits(mesh, transport):
     """C = AB^T, of hidden states and a table."""
 
     def forward(hidden, table):
+        hidden, table = _sent_here(hidden, table)
         return transport.abt(_tokens(hidden), table).reshape(*hidden.shape[:-1], -1)
 
     def backward(hidden, table, gradient):
+        hidden, table, gradient = _sent_here(hidden, table, gradient)
         gradient = _tokens(gradient)
         to_hidden = transport.ab(gradient, table)
         return to_hidden.reshape(hidden.shape), transport.atb(gradient, _tokens(hidden))
@@ -152,6 +157,15 @@ def _look_up(mesh, transport):
         return transport.rows_transposed(ids.reshape(-1), _tokens(gradient), len(table)), None
 
     return differentiable(forward, backward, mesh, (BLOCKS, IDS), HIDDEN)
+
+
+def _sent_here(*blocks):
+    """The same blocks, which XLA takes for new ones: sent when all of them are there, and not before.
+
+    Else it may gather the weights of all layers before the first is computed, and it keeps for the gradient
+    what a device received in the forward pass: fewer bytes to send, and no longer 1/p of the weights on it.
+    """
+    return jax.lax.optimization_barrier(blocks)
 
 
 def _tokens(values):
