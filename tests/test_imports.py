@@ -33,6 +33,7 @@ WINGS = {
     "bert_packed.evaluation": {"keras", "numpy", "scipy"},
     # the peers that are measured against come in here alone
     "bert_packed.reports": {
+        "jax",
         "keras",
         "matplotlib",
         "numpy",
