@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import sys
 import types
 
 import next_tokens
@@ -20,7 +21,6 @@ import run_pretraining
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate, config_json
 from bert_packed.objectives.features import BATCH_NAMES
-from bert_packed.parallel import layouts
 from bert_packed.runs import compile_only, pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training import loop
@@ -154,7 +154,8 @@ def run(folder, **flags):
         patch.setattr(compile_only, "make_virtual_devices", seen.devices.append)
         if "layout" in flags:  # which JAX alone has; what a mesh does, other tests see
             patch.setattr(pretraining.keras.backend, "backend", lambda: "jax")
-            patch.setattr(layouts, "make_layout_replicas", spread)
+            stand_in = types.SimpleNamespace(make_layout_replicas=spread)  # the module needs JAX
+            patch.setitem(sys.modules, "bert_packed.parallel.layouts", stand_in)
         with contextlib.redirect_stdout(io.StringIO()):
             seen.status = command_line.run(run_pretraining.main, TrainConfig, "", argv)
     seen.folder, seen.error = folder, error.getvalue()

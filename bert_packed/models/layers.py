@@ -195,8 +195,10 @@ class TransformerBlock(keras.layers.Layer):
 
     @property
     def final_norm(self):
-        """The layer norm that `call` ends with; None of a block of another kind, with a `call` of its own."""
-        return self.feed_forward.norm if type(self).call is TransformerBlock.call else None
+        """The layer norm that `call` ends with; None of another kind of block, with a `call` of its own."""
+        parts = ((self, TransformerBlock), (self.feed_forward, FeedForward))
+        is_ours = all(type(part).call is kind.call for part, kind in parts)
+        return self.feed_forward.norm if is_ours else None
 
     def call_up_to_norm(self, hidden_BSD, context, training=None):
         """What `call` returns, before `final_norm`."""

@@ -4,7 +4,7 @@ A model asks its layout for every layer that has a weight matrix. `parallel.opti
 spread the matrices over a mesh of devices; models do not know of it.
 
 Legend: B packs per batch, S pack length, D model width, N heads, H head width, V vocabulary, P predictions
-per pack, Q = S or P tokens of each pack.
+per pack, Q = S, P or K tokens of each pack.
 """
 
 import keras

@@ -5,7 +5,7 @@ import jax
 from bert_packed.parallel.megatron import Megatron1D
 from bert_packed.parallel.mesh import make_mesh
 from bert_packed.parallel.optimus import Optimus2D
-from bert_packed.parallel.replicas import Replicas, count_replicas
+from bert_packed.parallel.replicas import Replicas, check_processes, count_replicas
 
 
 def make_layout_replicas(layout, mesh_shape, transport="gather", distribution="none"):
@@ -24,12 +24,15 @@ def make_layout_replicas(layout, mesh_shape, transport="gather", distribution="n
         InputError: the mesh cannot be.
     """
     devices = jax.devices() if distribution == "multi_worker" else jax.local_devices()
+    # A process has devices that follow one another: its packs are told by its number alone, `group_of`
+    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
     mesh = make_mesh(mesh_shape, devices)
-    chosen = Optimus2D(mesh, transport) if layout == "optimus2d" else Megatron1D(mesh)
     num = count_replicas(layout, mesh_shape)
+    check_processes(mesh.size // len(mesh.local_devices), num)
+    chosen = Optimus2D(mesh, transport) if layout == "optimus2d" else Megatron1D(mesh)
     return Replicas(
         num,
-        max(num * mesh.local_mesh.size // mesh.size, 1),
+        max(num * len(mesh.local_devices) // mesh.size, 1),
         devices[0].platform == "cpu",
         mesh=mesh,
         layout=chosen,

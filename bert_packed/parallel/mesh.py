@@ -6,6 +6,8 @@ A mesh of 2,2,2: two copies of the model, each on four devices.
              2 3              6 7
 """
 
+import math
+
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
@@ -27,19 +29,17 @@ def make_mesh(shape, devices):
     Raises:
         InputError: they are too few.
     """
-    number = int(np.prod(shape))
+    number, processes = math.prod(shape), jax.process_count()
+    asked = f"{'x'.join(map(str, shape))} = {number} devices, where there are {len(devices)}"
     if number > len(devices):
         raise InputError(
-            f"`mesh` must not have more devices than there are. Received: {'x'.join(map(str, shape))} = "
-            f"{number} devices, where there are {len(devices)}. To try it on a CPU: "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={number}, or to compile only: "
-            f"--compile_only=FOLDER --num_virtual_devices={number}."
+            f"`mesh` must not have more devices than there are. Received: {asked}. To try it on a CPU: "
+            "JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count="
+            f"{-(-number // processes)}, or to compile only: --compile_only=FOLDER "
+            f"--num_virtual_devices={number}."
         )
-    if number < len(devices) and jax.process_count() > 1:
-        raise InputError(
-            f"`mesh` must have all devices of all processes. Received: {'x'.join(map(str, shape))} = "
-            f"{number} devices, where there are {len(devices)}."
-        )
+    if number < len(devices) and processes > 1:
+        raise InputError(f"`mesh` must have all devices of all processes. Received: {asked}.")
     return jax.sharding.Mesh(np.array(devices[:number]).reshape(shape), AXES)
 
 

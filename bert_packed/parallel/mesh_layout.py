@@ -1,5 +1,8 @@
 """Linear layers and tables whose weights a layout spreads over devices, with rows or columns added where they
 do not divide.
+
+Legend: B packs, Q = S, P or K tokens of each pack, S pack length, D model width, V vocabulary, X and Y
+widths.
 """
 
 import keras
@@ -97,8 +100,8 @@ class MeshLayout(Layout):
         own, padded = model_config.vocab_size, self.padded_rows(model_config.vocab_size)
         if own != padded:
             text += (
-                f"\n           the vocabulary is padded from {own:,} to {padded:,} tokens, which no row of "
-                "devices divides otherwise; they count for nothing and are not saved"
+                f"\n           the vocabulary is padded from {own:,} to {padded:,} tokens, to be divided "
+                "among devices; what is added counts for nothing and is not saved"
             )
         return text
 
@@ -113,7 +116,8 @@ class MeshLayout(Layout):
         ]
 
     def add_table(self, layer, num_rows, config, name):
-        shape = (self.padded_rows(num_rows), config.hidden_size)
+        is_split = tuple(self.spec(f"/{name}", 2)) != ()
+        shape = (self.padded_rows(num_rows) if is_split else num_rows, config.hidden_size)
         rows = _padded(initializer(config), 0, num_rows)
         table = layer.add_weight(shape=shape, initializer=rows, name=name)
         self.note_shape(table, (num_rows, config.hidden_size))
@@ -133,11 +137,11 @@ class MeshLayout(Layout):
 
     def note_shape(self, variable, shape):
         """Remember the shape of a variable without what is added to it."""
-        self._shapes[id(variable)] = tuple(shape)
+        self._shapes[id(variable)] = variable, tuple(shape)  # which keeps it: no other gets its id
 
     def shape_of(self, variable):
         """The shape of a variable without what is added to it."""
-        return self._shapes.get(id(variable), tuple(variable.shape))
+        return self._shapes.get(id(variable), (variable, tuple(variable.shape)))[1]
 
 
 def _padded(make, axis, number):

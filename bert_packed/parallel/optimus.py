@@ -15,7 +15,7 @@ is added up over the rows. What is not a product of a weight is left to XLA, whi
 lie.
 
 Legend: B packs, S pack length, D model width, N heads, H head width, V vocabulary, P predictions per pack,
-Q = S or P tokens of each pack, T tokens of a device, X, Y widths.
+Q = S, P or K tokens of each pack, T tokens of a device, X, Y widths.
 """
 
 import itertools

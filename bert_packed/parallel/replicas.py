@@ -47,7 +47,7 @@ class Replicas:
         """How many times as fast as one device all are together, at best."""
         num, num_local = self.num, self.num_local
         if self.mesh is not None:
-            num, num_local = self.mesh.size, self.mesh.local_mesh.size
+            num, num_local = self.mesh.size, len(self.mesh.local_devices)
         return num // num_local if self.shares_processor else num
 
     @property
@@ -61,7 +61,13 @@ class Replicas:
             import jax
 
             # Never whole on a device: made in the host's memory, and from there each device's part
-            return jax.default_device(jax.local_devices(backend="cpu")[0])
+            try:
+                return jax.default_device(jax.local_devices(backend="cpu")[0])
+            except RuntimeError as error:
+                raise InputError(
+                    "the environment variable JAX_PLATFORMS must have cpu in it for a layout, as cuda,cpu. "
+                    f"Received: {jax.config.jax_platforms}."
+                ) from error
         return self.strategy.scope() if self.strategy else contextlib.nullcontext()
 
     def by_replica(self, values, micro_batch_size):
@@ -112,6 +118,27 @@ def count_replicas(layout, mesh_shape):
     """
     copies, rows, _ = mesh_shape
     return copies * rows if layout == "optimus2d" else copies
+
+
+def check_processes(num_processes, num_replicas):
+    """Raise `InputError` where processes neither have whole replicas nor share whole ones."""
+    if max(num_processes, num_replicas) % min(num_processes, num_replicas):
+        raise InputError(
+            "the number of processes must divide the parts that the mesh divides packs into, or they it. "
+            f"Received: {num_processes} processes, {num_replicas} parts."
+        )
+
+
+def group_of(index, num_processes, num_replicas):
+    """Which packs a process computes: the number of its group, and of groups.
+
+    Processes whose devices are parts of one replica compute the same packs, and are a group:
+
+        4 processes, 2 replicas   (0, 2) (0, 2) (1, 2) (1, 2)
+        2 processes, 4 replicas   (0, 2) (1, 2)
+    """
+    size = max(num_processes // num_replicas, 1)
+    return index // size, num_processes // size
 
 
 def check_shares(replicas, **sizes):

@@ -72,6 +72,8 @@ def compile_step(config, model_config, data):
         List of `StepProgram`, those that a step runs.
     """
     engine = build_engine(config, model_config, data)
+    if config.layout != "none":
+        print(engine.replicas.layout.describe(model_config))
     batch = empty_batch(engine.objective.features, data.train.spec, config.train_batch_size)
     with out_of_memory_names("the compilation of a step", "micro_batch_size"):
         return engine.step_programs(batch)

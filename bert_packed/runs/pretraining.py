@@ -11,7 +11,7 @@ from bert_packed.data import input_pipeline
 from bert_packed.data.share import Share
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.parallel.processes import ALONE
-from bert_packed.parallel.replicas import check_shares, count_replicas, make_replicas
+from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
 from bert_packed.runs import run_directory
 from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
@@ -203,9 +203,7 @@ def share_of(config, processes):
     """The packs of a step that this process reads."""
     num, index = processes.num, processes.index
     if config.layout != "none":
-        # Processes whose devices are parts of the same row of the mesh compute the same packs
-        group = max(num // count_replicas(config.layout, config.mesh_shape), 1)
-        num, index = num // group, index // group
+        index, num = group_of(index, num, count_replicas(config.layout, config.mesh_shape))
     return Share(config.packs_at_once, index, num)
 
 

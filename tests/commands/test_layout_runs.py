@@ -1,8 +1,9 @@
 """The training command under layouts: one run on any mesh, continued on another; mistakes in one line."""
 
 import contextlib
+import dataclasses
 import io
-import os
+import json
 import shutil
 
 import numpy as np
@@ -12,6 +13,8 @@ from layouts import make_devices, needs_jax
 from pretraining_command import arguments, run, write_all
 from safetensors.numpy import load_file
 from tiny import CONFIG
+
+from bert_packed.training.metrics_log import read_rows
 
 pytestmark = needs_jax
 NUM_STEPS, FIRST_SAVE = 8, 4
@@ -71,24 +74,24 @@ def test_checkpoints_are_those_of_one_device(whole):
     assert_close(one, optimus)
 
 
-def continued(whole, data, folder, **changes):
-    """The run of a mesh from its first checkpoint on: what it ends in."""
-    shutil.copytree(whole["optimus"], folder)
+def continued(begun, data, folder, **changes):
+    """A run from its first checkpoint on: what it ends in."""
+    shutil.copytree(begun, folder)
     shutil.rmtree(folder / f"checkpoint-{NUM_STEPS}")
     assert run(*arguments(data, folder, **SETTINGS, **changes)) == 0
     return read(folder)
 
 
 def test_the_same_mesh_continues_bit_for_bit(whole, data, tmp_path):
-    want, found = read(whole["optimus"]), continued(whole, data, tmp_path / "run", **OPTIMUS)
+    want, found = read(whole["optimus"]), continued(whole["optimus"], data, tmp_path / "run", **OPTIMUS)
     for name, tensors in want.items():
         for key, values in tensors.items():
             np.testing.assert_array_equal(found[name][key], values, err_msg=key)
 
 
-@pytest.mark.parametrize("changes", [MEGATRON, {}], ids=str)
-def test_another_mesh_continues(whole, data, tmp_path, capsys, changes):
-    assert_close(read(whole["optimus"]), continued(whole, data, tmp_path / "run", **changes))
+@pytest.mark.parametrize(("begun", "changes"), [("optimus", MEGATRON), ("optimus", {}), ("one", OPTIMUS)])
+def test_another_mesh_continues(whole, data, tmp_path, capsys, begun, changes):
+    assert_close(read(whole["one"]), continued(whole[begun], data, tmp_path / "run", **changes))
     assert ("layout     " in capsys.readouterr().out) == bool(changes)
 
 
@@ -123,7 +126,7 @@ MISTAKES = [
     (
         {**OPTIMUS, "mesh": "5,5"},
         "1x5x5 = 25 devices, where there are 16. To try it on a CPU: "
-        "XLA_FLAGS=--xla_force_host_platform_device_count=25",
+        "JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=25",
     ),
     ({**OPTIMUS, "distribution": "mirrored"}, "`distribution` must be none, or multi_worker"),
     ({**OPTIMUS, "micro_batch_size": 1}, "rows of the mesh, 1 x 2. Received: 1 packs."),
@@ -143,6 +146,11 @@ MISTAKES = [
         "`num_attention_heads` must be divisible by the devices of a copy for megatron1d. Received: "
         "num_attention_heads=2, 4 devices.",
     ),
+    (
+        {**OPTIMUS, "mesh": "2,2", "bert_config_file": "{odd}"},
+        "`intermediate_size` must be divisible by the side of the mesh for optimus2d. Received: "
+        "intermediate_size=33, a side of 2.",
+    ),
     ({**MEGATRON, "mesh": "4,1,2", "micro_batch_size": 2}, "the copies of the model, 4. Received: 2 packs."),
     ({**OPTIMUS, "objective": "causal_lm"}, "`layout` must be none for objective=causal_lm"),
 ]
@@ -150,6 +158,10 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("changes", "message"), MISTAKES)
 def test_a_mistake_is_one_line(data, tmp_path, capsys, changes, message):
+    odd = tmp_path / "odd.json"
+    odd.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(CONFIG, intermediate_size=33))))
+    if "bert_config_file" in changes:
+        changes = {**changes, "bert_config_file": odd}
     assert run(*arguments(data, tmp_path / "run", **{**SETTINGS, **changes})) == 2
     error = capsys.readouterr().err.strip()
     assert message in error and len(error.splitlines()) == 1
@@ -157,18 +169,46 @@ def test_a_mistake_is_one_line(data, tmp_path, capsys, changes, message):
 
 
 PROCESSES = {
-    "a copy each": (4, {"layout": "optimus2d", "mesh": "2,2,2"}),
-    "a row each": (2, OPTIMUS),
-    "half of all matrices each": (1, {"layout": "megatron1d", "mesh": "1,2"}),
+    "a copy each": (2, 4, {"layout": "optimus2d", "mesh": "2,2,2"}),
+    "a row each": (2, 2, OPTIMUS),
+    "half of all matrices each": (2, 1, {"layout": "megatron1d", "mesh": "1,2"}),
+    "half a row each": (4, 1, OPTIMUS),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "changes"), PROCESSES.values(), ids=PROCESSES.keys())
-def test_two_processes_take_the_steps_of_one_device(whole, data, tmp_path, monkeypatch, devices, changes):
+@pytest.mark.parametrize(("num", "devices", "changes"), PROCESSES.values(), ids=PROCESSES.keys())
+def test_several_processes_take_the_steps_of_one_device(
+    whole, data, tmp_path, monkeypatch, num, devices, changes
+):
     monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
     command = arguments(data, tmp_path / "run", **SETTINGS, **changes, distribution="multi_worker")
-    cluster = RunningCluster(tmp_path / "said", command, 2, "jax")
-    assert cluster.statuses() == [0, 0], cluster.said()
+    cluster = RunningCluster(tmp_path / "said", command, num, "jax")
+    assert cluster.statuses() == [0] * num, cluster.said()
     assert_close(read(whole["one"]), read(tmp_path / "run"))
-    assert os.path.exists(tmp_path / "run" / "eval_metrics.csv")
+    for log in ("metrics.csv", "eval_metrics.csv"):
+        want, found = (read_rows(folder / log) for folder in (whole["one"], tmp_path / "run"))
+        assert [row["step"] for row in found] == [row["step"] for row in want]
+        assert [float(row["loss"]) for row in found] == pytest.approx(
+            [float(r["loss"]) for r in want], rel=1e-5
+        )
+    if changes == OPTIMUS and num == 2:  # and from the checkpoint of their own
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{NUM_STEPS}")
+        again = RunningCluster(tmp_path / "said again", command, num, "jax")
+        assert again.statuses() == [0] * num, again.said()
+        assert_close(read(whole["one"]), read(tmp_path / "run"))
+
+
+def test_a_step_on_a_mesh_is_compiled_only(data, tmp_path, capsys):
+    settings = {
+        **SETTINGS,
+        **OPTIMUS,
+        "compile_only": tmp_path / "program",
+        "eval_input_file": "",
+        "eval_steps": 0,
+    }
+    assert run(*arguments(data, "", **settings)) == 0
+    assert "the vocabulary is padded from 31 to 32 tokens" in capsys.readouterr().out
+    report = json.loads((tmp_path / "program" / "step.json").read_text())
+    assert report["devices"] == 4
+    assert {row["kind"] for row in report["collectives"]} >= {"all-gather", "reduce-scatter"}

@@ -72,6 +72,10 @@ def mistakes(data):
             "token.tfrecord, record 1: every value of input_ids must be from 0 and below vocab_size=31",
         ),
         ({"packing_correction": "betas"}, "`packing_correction` must be none where no manifest.json"),
+        (
+            {"layout": "optimus2d", "mesh": "1,1"},
+            "`layout` must be none unless KERAS_BACKEND=jax. Received: optimus2d, under tensorflow.",
+        ),
         ({"unknown_flag": 1}, "Unknown command line flag 'unknown_flag'"),
     ]
 

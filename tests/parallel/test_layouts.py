@@ -11,7 +11,7 @@ from tiny import to_floats
 from bert_packed.training.collectives import find_collectives
 from bert_packed.training.hlo import read_module
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 jnp = jax.numpy
 pytestmark = needs_jax
 NUM_STEPS = 6
@@ -225,6 +225,28 @@ def test_a_collective_left_out_would_be_seen(trained, monkeypatch):
     assert figures[0]["gradient_norm"] != pytest.approx(want, rel=1e-4)
 
 
+def test_a_loss_divided_by_the_count_of_a_row_would_be_seen(trained, monkeypatch):
+    engine = make_engine(*CASES[0][:2])
+    counts = engine.objective.counts
+
+    def of_first_row(batch):
+        return counts({name: values[: len(values) // 2] for name, values in batch.items()})
+
+    monkeypatch.setattr(engine, "objective", dataclasses.replace(engine.objective, counts=of_first_row))
+    want = trained(ONE_DEVICE).figures[0]["gradient_norm"]
+    assert train(engine, [0])[0]["gradient_norm"] != pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["optimus2d", "megatron1d"])
+def test_in_bfloat16_it_is_one_device_but_for_rounding(trained, layout):
+    want, found = (
+        train(make_engine(*case, dtype="mixed_bfloat16"), [0])[0] for case in ((), (layout, (1, 2, 2)))
+    )
+    assert {name: found[name] for name in want} == pytest.approx(want, rel=2e-2)
+    assert want["mlm_loss"] != trained(ONE_DEVICE).figures[0]["mlm_loss"]
+
+
 @pytest.mark.parametrize("layout", ["optimus2d", "megatron1d"])
 def test_what_is_computed_again_leaves_out_the_last_product(trained, layout):
     """Section 3.2.3, point 3, in the program: a block's last product is missing from what is repeated."""
@@ -234,14 +256,16 @@ def test_what_is_computed_again_leaves_out_the_last_product(trained, layout):
         (program,) = engine.step_programs(batch_at(0))
         kinds = [one.kind for one in find_collectives(read_module(program.text))]
         counts[remat] = kinds.count("all-gather") if layout == "optimus2d" else kinds.count("all-reduce")
+    (figures,) = train(engine, [0])
+    want = trained(ONE_DEVICE).figures[0]
+    assert {name: figures[name] for name in want} == pytest.approx(want, rel=1e-6)
     again = counts[True] - counts[False]
     # A block gathers inputs and kernels of three products again, of four; or adds up once, of two times
     assert again == WITH_DROPOUT.num_hidden_layers * (6 if layout == "optimus2d" else 1)
 
 
 def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-    """What a fused kernel computes; like one, it must not be cut by XLA as that sees fit."""
-    assert len(query_BSNH) * query_BSNH.shape[2] < 16 * 16  # packs and heads of one device
+    """What a fused kernel computes."""
     scores_BNSS = jnp.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
     is_own_B1SS = (sequence_ids_BS[:, :, None] == sequence_ids_BS[:, None, :])[:, None]
     shares_BNSS = jax.nn.softmax(jnp.where(is_own_B1SS, scores_BNSS, -1e9), axis=-1)
@@ -252,8 +276,15 @@ def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
 def test_a_fused_kernel_gets_the_heads_of_its_device(trained, layout):
     config = dataclasses.replace(WIDE, num_hidden_layers=1)
     want, _ = make_engine(config=config).gradients(batch_at(0))
-    engine = make_engine(layout, (1, 2, 2), config, attend=attend_plainly)
+    seen = []
+
+    def attend(query_BSNH, *arguments):
+        seen.append((len(query_BSNH), query_BSNH.shape[2]))
+        return attend_plainly(query_BSNH, *arguments)
+
+    engine = make_engine(layout, (1, 2, 2), config, attend=attend)
     found, _ = engine.gradients(batch_at(0))
     for variable, one, other in zip(engine.model.trainable_variables, want, found, strict=True):
+        assert set(seen) == {(4, 8) if layout == "optimus2d" else (8, 4)}  # packs and heads of a device
         other = np.asarray(other)[tuple(map(slice, one.shape))]
         assert np.abs(one - other).max() <= 2e-6 * np.abs(one).max() + 1e-9, variable.path

@@ -7,7 +7,7 @@ from layouts import make_devices, needs_jax
 from bert_packed.training.collectives import find_collectives
 from bert_packed.training.hlo import read_module
 
-jax = pytest.importorskip("jax")
+jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 PartitionSpec = jax.sharding.PartitionSpec
 pytestmark = needs_jax
 BLOCKS = PartitionSpec("row", "col")

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+
 from bert_packed.reports import parallelism, scaling_model
 from bert_packed.reports.communication_counts import count_sent, factor, formula, small_shape
 from bert_packed.reports.encoder_program import EncoderShape

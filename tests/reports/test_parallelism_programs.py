@@ -5,6 +5,8 @@ import dataclasses
 import keras
 import pytest
 
+pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+
 from bert_packed.parallel import optimus, summa
 from bert_packed.reports.communication_counts import (
     OF_PRODUCTS,

@@ -32,6 +32,7 @@ class JaxEngine(Engine):
         super().__init__(model, objective, optimizer, micro_batch_size, replicas)
         self._num_train_traces = 0
         self._layout = replicas.layout if replicas else None
+        assert self._layout is None or optimizer is None or isinstance(optimizer, MomentOptimizer)
         self._weight_of_moment = {}  # by id
         if isinstance(optimizer, MomentOptimizer):
             for index, weight in enumerate(model.trainable_variables):
@@ -125,7 +126,7 @@ class JaxEngine(Engine):
         return self._whole(super().training_state())
 
     def to_save(self, keeps=True):
-        if self._layout is None or self.replicas.mesh.local_mesh.size == self.replicas.mesh.size:
+        if self._layout is None or len(self.replicas.mesh.local_devices) == self.replicas.mesh.size:
             return self
         return Snapshot(self, keeps)
 
@@ -193,7 +194,7 @@ class JaxEngine(Engine):
         if self.replicas is None:
             return ()
         mesh = self.replicas.mesh
-        requests = np.zeros(mesh.local_mesh.size, np.float32)
+        requests = np.zeros(len(mesh.local_devices), np.float32)
         requests[0] = wants_stop  # of a process one device asks
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         return (jax.make_array_from_process_local_data(sharding, requests),)
