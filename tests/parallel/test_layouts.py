@@ -23,7 +23,12 @@ CASES = [
     ("megatron1d", (1, 4, 4), "gather"),
     ("megatron1d", (2, 1, 2), "gather"),
 ]
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+SLOW = CASES[4]
+each_case = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) if case == SLOW else case for case in CASES],
+    ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}",
+)
 
 
 @dataclasses.dataclass
