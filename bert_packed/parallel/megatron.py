@@ -16,13 +16,11 @@ Two sums over all devices in the forward pass of a block, and two in the backwar
 Legend: as of `optimus`.
 """
 
-import re
-
 import jax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from bert_packed.parallel.mesh import differentiable, on_blocks
+from bert_packed.parallel.mesh import differentiable
 from bert_packed.parallel.mesh_layout import MeshLayout
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.parallel.summa import COLUMN, ROW
@@ -51,6 +49,7 @@ class Megatron1D(MeshLayout):
     """
 
     name, pack_axes = "megatron1d", (AXIS,)
+    weights, heads, ids = WEIGHTS, HEADS, WHOLE
 
     def __init__(self, mesh):
         super().__init__(mesh)
@@ -59,13 +58,6 @@ class Megatron1D(MeshLayout):
         self._second = _product_and_sum(mesh)
         self._logits = _logits(mesh)
         self._look_up = _look_up(mesh)
-
-    def spec(self, path, num_axes):
-        for pattern, spec in WEIGHTS.items():
-            if re.search(pattern, path):
-                assert len(spec) == num_axes, (path, num_axes)
-                return spec
-        return WHOLE
 
     def check(self, model_config, **packs):
         for name, value in packs.items():
@@ -101,13 +93,6 @@ class Megatron1D(MeshLayout):
         if self.spec(table.path, 2) == WHOLE:
             return jnp.take(jnp.asarray(table), ids_BS, axis=0)
         return self._look_up(jnp.asarray(table), ids_BS)
-
-    def vocabulary_logits(self, hidden_BQD, table_VD):
-        return self._logits(hidden_BQD, table_VD)
-
-    def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-        local = on_blocks(attend, self.mesh, (HEADS, HEADS, HEADS, WHOLE), HEADS)
-        return local(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)
 
 
 def _products(mesh):

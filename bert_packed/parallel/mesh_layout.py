@@ -5,10 +5,14 @@ Legend: B packs, Q = S, P or K tokens of each pack, S pack length, D model width
 widths.
 """
 
+import re
+
 import keras
+from jax.sharding import PartitionSpec
 from keras import ops
 
 from bert_packed.models.layout import Layout, initializer
+from bert_packed.parallel.mesh import on_blocks
 
 # Of a class that is none: far below any logit, and without becoming infinite times 0
 NO_LOGIT = -1e9
@@ -43,8 +47,8 @@ class LaidDense(keras.layers.Dense):
 class MeshLayout(Layout):
     """What layouts over a mesh of devices have in common.
 
-    A layout says by name how a weight lies, `spec`, what is added to its shape, and how products go:
-    `multiply`, `look_up` and `vocabulary_logits`.
+    A layout says by name how a weight lies, what is added to its shape, and how products go: `multiply`,
+    `look_up` and the function `_logits` of hidden states and a table.
 
     Args:
         mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
@@ -52,9 +56,13 @@ class MeshLayout(Layout):
     Attributes:
         name: As `--layout` has it.
         pack_axes: Axes of the mesh along which packs are divided.
+        weights: Dict from regular expressions to how a weight lies whose path has a match; all others are
+            whole on every device.
+        heads, ids: How `[B, S, N, H]` of attention's heads and `[B, S]` of ids lie in a copy of the model.
     """
 
     name, pack_axes = None, ()
+    weights, heads, ids = {}, None, None
 
     def __init__(self, mesh):
         self.mesh = mesh
@@ -67,7 +75,11 @@ class MeshLayout(Layout):
             path: Of the variable, below the model or with it.
             num_axes: How many axes it has.
         """
-        raise NotImplementedError
+        for pattern, spec in self.weights.items():
+            if re.search(pattern, path):
+                assert len(spec) == num_axes, (path, num_axes)
+                return spec
+        return PartitionSpec()
 
     def padded_rows(self, num_rows):
         """Rows of a table with so many, with those that are added."""
@@ -128,6 +140,13 @@ class MeshLayout(Layout):
         bias = layer.add_weight(shape=shape, initializer="zeros", name=name, autocast=False)
         self.note_shape(bias, (config.vocab_size,))
         return bias
+
+    def vocabulary_logits(self, hidden_BQD, table_VD):
+        return self._logits(hidden_BQD, table_VD)
+
+    def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
+        local = on_blocks(attend, self.mesh, (self.heads, self.heads, self.heads, self.ids), self.heads)
+        return local(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)
 
     def without_padding(self, logits_BQV, num_classes):
         if logits_BQV.shape[-1] == num_classes:

@@ -19,13 +19,12 @@ Q = S, P or K tokens of each pack, T tokens of a device, X, Y widths.
 """
 
 import itertools
-import re
 
 import jax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from bert_packed.parallel.mesh import differentiable, on_blocks
+from bert_packed.parallel.mesh import differentiable
 from bert_packed.parallel.mesh_layout import MeshLayout
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.parallel.summa import COLUMN, ROW, TRANSPORTS
@@ -55,6 +54,7 @@ class Optimus2D(MeshLayout):
     """
 
     name, pack_axes = "optimus2d", (AXIS, ROW)
+    weights, heads, ids = WEIGHTS, HEADS, IDS
 
     def __init__(self, mesh, transport="gather"):
         super().__init__(mesh)
@@ -69,13 +69,6 @@ class Optimus2D(MeshLayout):
         # Where matrices gather whole rows, these must not: a row of logits is the largest array of a step
         self._logits = _logits(mesh, TRANSPORTS["ring"] if transport == "gather" else chosen)
         self._look_up = _look_up(mesh, chosen)
-
-    def spec(self, path, num_axes):
-        for pattern, spec in WEIGHTS.items():
-            if re.search(pattern, path):
-                assert len(spec) == num_axes, (path, num_axes)
-                return spec
-        return PartitionSpec()
 
     def check(self, model_config, **packs):
         for name, value in packs.items():
@@ -104,13 +97,6 @@ class Optimus2D(MeshLayout):
 
     def look_up(self, table, ids_BS):
         return self._look_up(jnp.asarray(table), ids_BS)
-
-    def vocabulary_logits(self, hidden_BQD, table_VD):
-        return self._logits(hidden_BQD, table_VD)
-
-    def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-        local = on_blocks(attend, self.mesh, (HEADS, HEADS, HEADS, IDS), HEADS)
-        return local(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)
 
 
 def _products(mesh, transport):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from pretraining_runs import other_run
 from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
@@ -153,14 +154,6 @@ def run(command, folder, **flags):
             seen.status = command_line.run(main, config_class, "", argv)
     seen.error, seen.out = error.getvalue(), out.getvalue()
     return seen
-
-
-def other_run(folder):
-    """A folder that holds a run under other flags."""
-    (folder / "checkpoint-77").mkdir(parents=True)
-    record = {"flags": {"learning_rate": 9.0}, "model": {}, "data": {}, "inputs": {}}
-    (folder / "run.json").write_text(json.dumps(record))
-    return folder
 
 
 @pytest.fixture(scope="module")
