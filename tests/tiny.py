@@ -43,6 +43,18 @@ def write_data(folder, num_packs=(9, 6), seed=0):
     return files
 
 
+@dataclasses.dataclass
+class Trained:
+    """An engine, figures of its steps, moments after the first, weights and state after the last."""
+
+    engine: object
+    figures: list
+    moments: dict
+    weights: dict
+    state: dict
+    evaluated: dict
+
+
 def to_floats(sums):
     """Sums of an engine's step as a dict of floats."""
     return {name: float(value) for name, value in sums.items()}

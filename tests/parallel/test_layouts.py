@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 from layouts import CLIP, WIDE, WITH_DROPOUT, batch_at, make_devices, make_engine, needs_jax, train, values_of
-from tiny import to_floats
+from tiny import Trained, to_floats
 
 from bert_packed.training.collectives import find_collectives
 from bert_packed.training.hlo import read_module
@@ -29,18 +29,6 @@ each_case = pytest.mark.parametrize(
     [pytest.param(case, marks=pytest.mark.slow) if case == SLOW else case for case in CASES],
     ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}",
 )
-
-
-@dataclasses.dataclass
-class Trained:
-    """An engine, the figures of its steps, moments after the first, weights and state after the last."""
-
-    engine: object
-    figures: list
-    moments: dict
-    weights: dict
-    state: dict
-    evaluated: dict
 
 
 @pytest.fixture(scope="module")

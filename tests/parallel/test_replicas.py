@@ -10,7 +10,7 @@ import next_tokens
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from tiny import CONFIG, to_floats
+from tiny import CONFIG, Trained, to_floats
 
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
@@ -76,18 +76,6 @@ def batch_at(step):
 
 def values_of(variables):
     return {name: np.array(variable.numpy()) for name, variable in variables.items()}
-
-
-@dataclasses.dataclass
-class Trained:
-    """An engine, figures of its steps, moments after the first, weights and state after the last."""
-
-    engine: object
-    figures: list
-    moments: dict
-    weights: dict
-    state: dict
-    evaluated: dict
 
 
 @pytest.fixture(scope="module")
