@@ -14,7 +14,7 @@ import types
 import next_tokens
 import numpy as np
 import pytest
-from packs import batch_of, random_packs, random_sequence, write_packs
+from packs import VOCAB_SIZE, batch_of, random_packs, random_sequence, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 import run_pretraining
@@ -30,6 +30,7 @@ from data_gen.cli import command_line
 from data_gen.cli.settings import InputError
 from data_gen.records import tfrecords
 from data_gen.records.example_bytes import serialize_examples
+from data_gen.text import tokenization
 
 FACTOR = 2.0  # of the changed run's data
 WIDE = dataclasses.replace(CONFIG, hidden_size=32)
@@ -93,6 +94,8 @@ def write_files(folder):
     narrow = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     for name, config in (("narrow", narrow), ("wide", WIDE)):
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
+    wordpieces = (*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - 5)))
+    tokenization.save_vocab(tokenization.Vocabulary(wordpieces), folder / "vocab.txt")
     (folder / "mamba.json").write_text(json.dumps(config_json(next_tokens.CONFIG)))
     (folder / "next").mkdir()
     next_tokens.write_packs(folder / "next" / "packed.tfrecord", next_tokens.packed_and_unpacked()[0])
@@ -117,7 +120,8 @@ def run(folder, **flags):
         seen.engine, seen.steps, seen.hooks = engine, config, hooks
         seen.weights = {name: variable.numpy() for name, variable in engine.weights().items()}
         seen.seeds = [v.numpy() for n, v in engine.training_state().items() if n.startswith("dropout_seed/")]
-        seen.batch = next(iter(hooks.batches(first_step)))
+        seen.batches = hooks.batches(first_step)
+        seen.batch = next(seen.batches)
 
         def eval_step(batch):
             seen.evaluated.append(batch["token_ids"])
@@ -192,12 +196,20 @@ def make_runs(folder, tmp):
         "unpacked_input_file": folder / "unpacked.tfrecord",
         "json": tmp / "report.json",
     }
+    masking = {
+        "masking": "dynamic",
+        "vocab_file": folder / "vocab.txt",
+        "do_whole_word_mask": True,
+        "mask_replace_prob": 0.5,
+        "random_replace_prob": 0.25,
+    }
     made = {
         "default": run(tmp / "default", **given),
         "changed": run(other_run(tmp / "changed"), **changed),
         "seeded": run(tmp / "seeded", **given, random_seed=99),
         "flash": run(tmp / "flash", **given, attention="flash"),
         "mirrored": run(tmp / "mirrored", **given, distribution="mirrored"),
+        "masked": run(tmp / "masked", **given, **masking),
         "spread": run(tmp / "spread", **given, layout="optimus2d", mesh="2,3,3", summa="tree"),
         "kept": run(other_run(tmp / "kept"), **given),
         **{
@@ -216,6 +228,7 @@ def make_runs(folder, tmp):
     return made, {
         **changed,
         "output_dir": tmp / "changed",
+        **masking,
         "random_seed": 99,
         "attention": "flash",
         "distribution": "mirrored",

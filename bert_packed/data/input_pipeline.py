@@ -189,6 +189,18 @@ class CheckedBatches(Iterator):
             found.setdefault(str(self._files[file]), []).append(number)
         return found
 
+    def packs(self, index):
+        """The packs of the batch last given.
+
+        Args:
+            index: `PackIndex` of the files.
+
+        Returns:
+            int64 `[B]`, their numbers among the packs of all files, from 0.
+        """
+        files, numbers = self._last
+        return index.starts[files] + numbers - 1
+
     @staticmethod
     def _read(dataset, files, spec, model_config, features):
         limits = {one: one.limit(model_config, spec) for one in features if one.limit}

@@ -69,6 +69,11 @@ class Share:
         own = self.micro_batch_size // self.num_processes
         return places % self.micro_batch_size // own == self.process_index
 
+    def places(self, step, train_batch_size):
+        """The places, as `holds` counts them, of this process's packs of a step: int64 `[B / W]`."""
+        places = step * train_batch_size + np.arange(train_batch_size)
+        return places[self.holds(places)]
+
     def of_blocks(self, blocks, first=0):
         """This process's packs of an order.
 

@@ -8,6 +8,7 @@ import keras
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
+from bert_packed.data.dynamic_masking import MaskedBatches
 from bert_packed.data.share import Share
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.parallel.processes import ALONE
@@ -138,7 +139,9 @@ def make_hooks(
     reading = []  # the batches of the loop
 
     def batches(first_step):
-        reading[:] = [_train_batches(config, model_config, objective, data.train, processes, first_step)]
+        reading[:] = [
+            _train_batches(config, model_config, objective, data.train, data.masking, processes, first_step)
+        ]
         return reading[0]
 
     def note_skipped(step, why):
@@ -178,14 +181,17 @@ def speed_rows(config, model_config, data, engine, processes=ALONE):
         ("unpacked", unpacked, data.unpacked, 1.0),
         ("packed", engine, data.train, data.train.packing_factor),
     ):
-        batches = _train_batches(config, model_config, engine.objective, packs, processes, first_step=0)
+        batches = _train_batches(
+            config, model_config, engine.objective, packs, data.masking, processes, first_step=0
+        )
         some = list(itertools.islice(batches, NUM_TIMED_STEPS))
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
 
 
-def _train_batches(config, model_config, objective, packs, processes, first_step):
+def _train_batches(config, model_config, objective, packs, masking, processes, first_step):
+    share = share_of(config, processes)
     dataset = input_pipeline.train_batches(
         packs.index,
         packs.spec,
@@ -194,9 +200,14 @@ def _train_batches(config, model_config, objective, packs, processes, first_step
         config.shuffle_buffer_size,
         first_step,
         objective.features,
-        share_of(config, processes),
+        share,
     )
-    return input_pipeline.CheckedBatches(dataset, packs.files, packs.spec, model_config, objective.features)
+    batches = input_pipeline.CheckedBatches(
+        dataset, packs.files, packs.spec, model_config, objective.features
+    )
+    if not masking:
+        return batches
+    return MaskedBatches(batches, masking, packs.index, share, config.train_batch_size, first_step)
 
 
 def share_of(config, processes):

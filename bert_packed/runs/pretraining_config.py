@@ -15,8 +15,12 @@ from bert_packed.config import (
 )
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
-from data_gen.schema import MLM_NSP, OBJECTIVES
+from data_gen.schema import CAUSAL_LM, MLM_NSP, OBJECTIVES
+from data_gen.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 
+MASKINGS = ("static", "dynamic")
+# What `masking=dynamic` alone reads
+MASKING_SETTINGS = ("vocab_file", "do_whole_word_mask", "mask_replace_prob", "random_replace_prob")
 LAYOUTS = ("none", "megatron1d", "optimus2d")
 SUMMA = ("gather", "ring", "tree")
 WEIGHTINGS = ("per_sequence", "per_token")
@@ -101,6 +105,32 @@ class TrainConfig:
         "betas: beta_1 and beta_2 to the power of the data's packing factor (Efficient Sequence Packing, "
         "Section 3.3)",
         choices=("none", "betas"),
+    )
+    masking: str = setting(
+        "static",
+        "static: the masks of the records; dynamic: others in every epoch, as many of each sequence, drawn "
+        "while reading (RoBERTa)",
+        choices=MASKINGS,
+    )
+    vocab_file: str = setting(
+        "",
+        "with masking=dynamic: the vocabulary of the records; empty = the vocab.txt they were made with, "
+        "beside them or where their manifest.json says they come from",
+    )
+    do_whole_word_mask: bool = setting(
+        False, "with masking=dynamic: mask all pieces of a word or none, of a sequence as many as fit"
+    )
+    mask_replace_prob: float = setting(
+        MASK_REPLACE_PROB,
+        "with masking=dynamic: share of the predicted tokens that become [MASK]",
+        minimum=0,
+        maximum=1,
+    )
+    random_replace_prob: float = setting(
+        RANDOM_REPLACE_PROB,
+        "with masking=dynamic: share of them that become a random WordPiece; the rest stay as they are",
+        minimum=0,
+        maximum=1,
     )
     ablation: str = setting(
         "",
@@ -227,9 +257,26 @@ class TrainConfig:
                 f"`profile_steps` must be at most num_train_steps={self.num_train_steps}. Received: "
                 f"{self.profile_steps}."
             )
+        self._check_masking()
         self._check_layout()
         check_dropout_overrides(self)
         check_divides(self, "micro_batch_size", "train_batch_size")
+
+    def _check_masking(self):
+        if self.masking == "dynamic":
+            if self.objective == CAUSAL_LM:
+                raise InputError(
+                    f"`masking` must be static for objective={CAUSAL_LM}, which masks nothing. Received: "
+                    "dynamic."
+                )
+            masking_rules(self)  # checks its shares
+            return
+        for field in dataclasses.fields(self):
+            if field.name in MASKING_SETTINGS and getattr(self, field.name) != field.default:
+                raise InputError(
+                    f"`{field.name}` must be left out with masking=static, which keeps the records' masks. "
+                    f"Received: {getattr(self, field.name)!r}."
+                )
 
     def _check_layout(self):
         if (self.layout == "none") != (not self.mesh):

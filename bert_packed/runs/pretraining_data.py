@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import os
 
+from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.data.share import WHOLE
 from bert_packed.parallel.processes import ALONE
 from bert_packed.runs.input_scans import scan_inputs
 from bert_packed.runs.objectives import check_losses, check_records
+from bert_packed.runs.records_vocabulary import make_masking
 from bert_packed.runs.run_directory import SCANS_FILE, check_own, describe_inputs
 from data_gen.checks.joined_rows import find_num_rows
 from data_gen.cli.settings import InputError
@@ -81,12 +83,16 @@ class PackedData:
     Attributes:
         train, eval, unpacked: `PackedFiles` of the three flags; K and P may differ between them.
         inputs: Dict from flag name to descriptions of its files, of those that the result depends on.
+        masking: `DynamicMasking` of the training packs, or None where their masks stay.
+        masking_vocabulary: Checksum of the vocabulary by which that masks, or None.
     """
 
     train: PackedFiles
     eval: PackedFiles
     unpacked: PackedFiles
     inputs: dict[str, list[dict]]
+    masking: DynamicMasking | None = None
+    masking_vocabulary: str | None = None
 
     @property
     def num_packs(self):
@@ -96,7 +102,11 @@ class PackedData:
     @property
     def facts(self):
         """What a result depends on besides the records: dict for `run.json`."""
-        return {"packing_factor": self.train.packing_factor, "vocabularies": self.train.vocabularies}
+        return {
+            "packing_factor": self.train.packing_factor,
+            "vocabularies": self.train.vocabularies,
+            "masking_vocabulary": self.masking_vocabulary,
+        }
 
 
 def read_data(config, processes=ALONE):
@@ -113,7 +123,8 @@ def read_data(config, processes=ALONE):
 
     Raises:
         InputError: no file matches, a file is damaged or unpacked, files disagree in shape or vocabulary,
-            the packing factor is needed and no manifest tells it, or the output directory is not a run's.
+            the packing factor or the vocabulary is needed and nothing tells it, or the output directory is
+            not a run's.
     """
     check_own(config.output_dir)
     names = ("input_file", "eval_input_file", "unpacked_input_file")
@@ -128,6 +139,7 @@ def read_data(config, processes=ALONE):
     _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})
     if unpacked.files:
         _check_comparable(train, unpacked)
+    masking = make_masking(config, train)
     paths = sorted({*train.files, *held_out.files})
     scans = scan_inputs(paths, os.path.join(config.output_dir, SCANS_FILE), processes)
     train, held_out = (
@@ -139,7 +151,7 @@ def read_data(config, processes=ALONE):
         "input_file": describe_inputs(train.files, train.found, are_checked=True),
         "eval_input_file": describe_inputs(held_out.files, held_out.found, are_checked=True),
     }
-    return PackedData(train, held_out, unpacked, inputs)
+    return PackedData(train, held_out, unpacked, inputs, *masking)
 
 
 def read_shapes(config):

@@ -38,6 +38,14 @@ def find_items(places, num_items, key):
     return _walk(_move_back, places, num_items, key)
 
 
+def hash_numbers(*numbers):
+    """A hash of each tuple of whole numbers, uint64 of the shape that the arrays have together, or `[1]`."""
+    mixed = np.zeros(1, np.uint64)  # NumPy warns where scalars wrap around
+    for number in numbers:
+        mixed = _mix(mixed ^ np.asarray(number, np.uint64))
+    return mixed
+
+
 def _walk(move, cells, num_items, key):
     """Move cells until each is one of the items, of which there may be fewer than cells."""
     cells = np.asarray(cells, np.uint64)
@@ -46,9 +54,7 @@ def _walk(move, cells, num_items, key):
     num_rows = np.maximum(num_rows, np.uint64(1))
     num_columns = (sizes + num_rows - np.uint64(1)) // num_rows
     num_columns = np.maximum(num_columns, np.uint64(1))
-    mixed_key = np.zeros(cells.shape, np.uint64)
-    for number in key:
-        mixed_key = _mix(mixed_key ^ np.asarray(number, np.uint64))
+    mixed_key = np.broadcast_to(hash_numbers(*key), cells.shape)
     moved = move(cells, num_rows, num_columns, mixed_key)
     outside = np.flatnonzero(moved >= sizes)
     while len(outside):

@@ -6,17 +6,21 @@ import math
 from data_gen.cli.settings import InputError, check_settings, result_settings, setting
 from data_gen.jobs.runners import LOCAL, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
 from data_gen.schema import CAUSAL_LM, MLM_NSP, OBJECTIVES
+from data_gen.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 
 TOKENIZERS = WORDPIECE, BYTE_BPE = ("wordpiece", "byte_bpe")
 # What only BERT's records have, and only WordPieces
 BERT_SETTINGS = (
     "do_whole_word_mask",
+    "mask_replace_prob",
+    "random_replace_prob",
     "max_predictions_per_seq",
     "dupe_factor",
     "masked_lm_prob",
     "short_seq_prob",
 )
 WORDPIECE_SETTINGS = ("do_lower_case",)
+USUAL_RATES = {"mask_replace_prob": MASK_REPLACE_PROB, "random_replace_prob": RANDOM_REPLACE_PROB}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +53,15 @@ class CreateConfig:
     )
     do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
     do_whole_word_mask: bool = setting(False, "mask all pieces of a word or none")
+    mask_replace_prob: float = setting(
+        MASK_REPLACE_PROB, "share of the predicted tokens that become [MASK]", minimum=0.0, maximum=1.0
+    )
+    random_replace_prob: float = setting(
+        RANDOM_REPLACE_PROB,
+        "share of them that become a random WordPiece; the rest stay as they are",
+        minimum=0.0,
+        maximum=1.0,
+    )
     max_seq_length: int = setting(512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8)
     max_predictions_per_seq: int = setting(
         0,
@@ -94,6 +107,7 @@ class CreateConfig:
             )
         if not 0 < self.masked_lm_prob < 1:
             raise InputError(f"`masked_lm_prob` must be between 0 and 1. Received: {self.masked_lm_prob}.")
+        masking_rules(self)  # checks its shares
         if self.max_predictions_per_seq > self.max_seq_length - 3:
             raise InputError(
                 "`max_predictions_per_seq` must be at most max_seq_length less [CLS] and two [SEP]. "
@@ -134,9 +148,12 @@ class CreateConfig:
             unused = self._unused()
             settings = {name: value for name, value in result_settings(self).items() if name not in unused}
         else:
-            # without the two that say that it is BERT: manifests of earlier versions have none
+            # without the two that say that it is BERT, and usual rates: older manifests have none
             settings = {**result_settings(self), "max_predictions_per_seq": self.num_prediction_slots}
             del settings["objective"], settings["tokenizer"]
+            for name, usual in USUAL_RATES.items():
+                if settings[name] == usual:
+                    del settings[name]
         if self.vocab_file:
             del settings["vocab_size"]
         return settings

@@ -35,6 +35,7 @@ from data_gen.text.create_steps import (
     write_shard,
 )
 from data_gen.text.instances import InstanceRules
+from data_gen.text.masking import masking_rules
 from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
 from data_gen.text.vocabularies import ByteBpe, WordPieces
 
@@ -137,7 +138,7 @@ def make_records(config):
         max_predictions_per_seq=config.num_prediction_slots,
         masked_lm_prob=config.masked_lm_prob,
         short_seq_prob=config.short_seq_prob,
-        do_whole_word_mask=config.do_whole_word_mask,
+        masking=masking_rules(config),
     )
     return BertRecords(vocabulary, rules, config.dupe_factor)
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from data_gen import schema
 from data_gen.records.sequences import make_sequences, range_indices
-from data_gen.text.masking import mask_tokens
+from data_gen.text.masking import MaskingRules, count_predictions, mask_tokens
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 RANDOM_NEXT_RATE = 0.5
+USUAL_MASKING = MaskingRules()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +26,14 @@ class InstanceRules:
         max_predictions_per_seq: P.
         masked_lm_prob: Share of tokens to predict.
         short_seq_prob: Share of documents that are cut to a random shorter length.
-        do_whole_word_mask: Whether words are masked as a whole.
+        masking: How predictions are chosen and hidden.
     """
 
     max_seq_length: int
     max_predictions_per_seq: int
     masked_lm_prob: float = 0.15
     short_seq_prob: float = 0.1
-    do_whole_word_mask: bool = False
+    masking: MaskingRules = USUAL_MASKING
 
 
 def document_generator(seed, split_index, duplicate, document):
@@ -76,9 +77,9 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
             masked_ids, masked_positions, masked_labels = mask_tokens(
                 token_ids,
                 vocabulary,
-                rules.masked_lm_prob,
+                count_predictions(len(token_ids), rules.masked_lm_prob, rules.max_predictions_per_seq),
                 rules.max_predictions_per_seq,
-                rules.do_whole_word_mask,
+                rules.masking,
                 rng,
             )
             yield (duplicate, document), (masked_ids, types, masked_positions, masked_labels, is_random)

@@ -1,12 +1,58 @@
 """Which tokens of a sequence are to be predicted, and what stands in their place: BERT's masked LM."""
 
+import dataclasses
+
 import numpy as np
 
-MASK_RATE = 0.8  # of the predicted tokens become [MASK]
-KEEP_RATE = 0.1  # stay as they are; the rest become a random WordPiece
+from data_gen.cli.settings import InputError
+
+# Of the predicted tokens; the rest stay as they are. Names and values are those of Hugging Face's collator
+MASK_REPLACE_PROB = 0.8
+RANDOM_REPLACE_PROB = 0.1
 
 
-def mask_tokens(token_ids, vocabulary, masked_lm_prob, max_predictions_per_seq, whole_words, rng):
+@dataclasses.dataclass(frozen=True)
+class MaskingRules:
+    """How predictions are chosen and hidden.
+
+    Attributes:
+        do_whole_word_mask: Whether the pieces of a word are predicted all or none.
+        mask_replace_prob: Share of the predicted tokens that become [MASK].
+        random_replace_prob: Share that becomes a random WordPiece.
+
+    Raises:
+        InputError: the two shares are more than all.
+    """
+
+    do_whole_word_mask: bool = False
+    mask_replace_prob: float = MASK_REPLACE_PROB
+    random_replace_prob: float = RANDOM_REPLACE_PROB
+
+    def __post_init__(self):
+        if self.mask_replace_prob > self.kept_from:
+            raise InputError(
+                "`mask_replace_prob` and `random_replace_prob` must be at most 1 together. Received: "
+                f"mask_replace_prob={self.mask_replace_prob}, "
+                f"random_replace_prob={self.random_replace_prob}."
+            )
+
+    @property
+    def kept_from(self):
+        """Share of the predicted tokens that become [MASK] or stay as they are."""
+        return 1 - self.random_replace_prob
+
+
+def masking_rules(config):
+    """The rules that a config's settings of the same names tell: `MaskingRules`; raises `InputError`."""
+    return MaskingRules(config.do_whole_word_mask, config.mask_replace_prob, config.random_replace_prob)
+
+
+def count_predictions(length, masked_lm_prob, max_predictions_per_seq):
+    """How many tokens of a sequence are to be predicted: the share of all its tokens, at least one."""
+    return min(max(1, round(length * masked_lm_prob)), max_predictions_per_seq)
+
+
+def mask_tokens(token_ids, vocabulary, num_predictions, limit, rules, rng):
     """Choose predictions in one sequence and replace their tokens.
 
     With one prediction, of the token 8 at position 2:
@@ -22,9 +68,9 @@ def mask_tokens(token_ids, vocabulary, masked_lm_prob, max_predictions_per_seq, 
     Args:
         token_ids: int32 `[L]` with [CLS] and [SEP].
         vocabulary: `tokenization.Vocabulary`.
-        masked_lm_prob: Share of all L tokens to predict, rounded; at least one is.
-        max_predictions_per_seq: Limit of the number of predictions.
-        whole_words: Whether the pieces of a word are predicted all or none.
+        num_predictions: Wanted; fewer where the sequence has not as many, or no whole word fits the rest.
+        limit: Most predictions, where not even one whole word fits `num_predictions`.
+        rules: `MaskingRules`.
         rng: `numpy.random.Generator`.
 
     Returns:
@@ -33,20 +79,19 @@ def mask_tokens(token_ids, vocabulary, masked_lm_prob, max_predictions_per_seq, 
         labels: int32 `[p]`, the tokens that stood there.
     """
     candidates = np.flatnonzero((token_ids != vocabulary.cls_id) & (token_ids != vocabulary.sep_id))
-    wanted = max(1, round(len(token_ids) * masked_lm_prob))
-    num_predictions = min(wanted, max_predictions_per_seq, len(candidates))
-    if whole_words:
+    num_predictions = min(num_predictions, len(candidates))
+    if rules.do_whole_word_mask:
         starts = ~vocabulary.is_continuation[token_ids[candidates]]
-        positions = _choose_words(candidates, starts, num_predictions, max_predictions_per_seq, rng)
+        positions = _choose_words(candidates, starts, num_predictions, limit, rng)
     else:
         positions = rng.choice(candidates, num_predictions, replace=False, shuffle=False)
         positions.sort()
     labels = token_ids[positions]
     fate = rng.random(len(positions))
     random_ids = vocabulary.ordinary_ids[rng.integers(len(vocabulary.ordinary_ids), size=len(positions))]
-    unmasked = np.where(fate < MASK_RATE + KEEP_RATE, labels, random_ids)
+    unmasked = np.where(fate < rules.kept_from, labels, random_ids)
     masked_ids = token_ids.copy()
-    masked_ids[positions] = np.where(fate < MASK_RATE, vocabulary.mask_id, unmasked)
+    masked_ids[positions] = np.where(fate < rules.mask_replace_prob, vocabulary.mask_id, unmasked)
     return masked_ids, positions, labels
 
 

@@ -128,6 +128,7 @@ def test_a_run_behind_a_url_that_failed_goes_on(text, tmp_path, monkeypatch):
         ({"max_seq_length": 7}, "`max_seq_length` must be at least 8"),
         ({"max_predictions_per_seq": -1}, "`max_predictions_per_seq` must be at least 0"),
         ({"max_predictions_per_seq": 30}, "max_predictions_per_seq=30, max_seq_length=32"),
+        ({"random_replace_prob": 0.3}, "`mask_replace_prob` and `random_replace_prob` must be at most 1 tog"),
         ({"short_seq_prob": 1.5}, "`short_seq_prob` must be at most 1.0"),
         ({"eval_fraction": 0.9}, "`eval_fraction` must be at most 0.5"),
         ({"dupe_factor": 0}, "`dupe_factor` must be at least 1"),

@@ -104,6 +104,8 @@ CREATED = {
     "vocab_size": 60,
     "do_lower_case": False,
     "do_whole_word_mask": True,
+    "mask_replace_prob": 0.5,
+    "random_replace_prob": 0.25,
     "max_seq_length": 24,
     "max_predictions_per_seq": 2,
     "random_seed": 99,
@@ -150,6 +152,10 @@ def of_rules(name):
     return lambda seen: {getattr(shard.records.rules, name) for shard in seen.shards}
 
 
+def of_masking(name):
+    return lambda seen: {getattr(shard.records.rules.masking, name) for shard in seen.shards}
+
+
 def num_files(seen):
     return {split: len(content["files"]) for split, content in seen.manifest["splits"].items()}
 
@@ -161,7 +167,11 @@ def words_of(seen):
 CREATE_CASES = {
     **{
         name: Case(of_rules(name), {CREATED[name]})
-        for name in ("max_seq_length", "masked_lm_prob", "short_seq_prob", "do_whole_word_mask")
+        for name in ("max_seq_length", "masked_lm_prob", "short_seq_prob")
+    },
+    **{
+        name: Case(of_masking(name), {CREATED[name]})
+        for name in ("do_whole_word_mask", "mask_replace_prob", "random_replace_prob")
     },
     "max_predictions_per_seq": Case(of_rules("max_predictions_per_seq"), {2}),
     "objective": Case(lambda seen: seen.manifest.get("objective"), "causal_lm", run="causal"),

@@ -102,6 +102,16 @@ def test_heads_must_divide_width():
         ({"eval_steps": 5}, r"`eval_steps` must be 0 without eval_input_file\. Received: 5\."),
         ({"max_eval_steps": 2}, r"`max_eval_steps` must be 0 without eval_input_file\. Received: 2\."),
         ({"learning_rate": -1.0}, "`learning_rate` must be at least 0"),
+        ({"vocab_file": "v"}, "`vocab_file` must be left out with masking=static, .* Received: 'v'"),
+        ({"mask_replace_prob": 0.5}, "`mask_replace_prob` must be left out with masking=static"),
+        (
+            {"masking": "dynamic", "objective": "causal_lm"},
+            r"`masking` must be static for objective=causal_lm, .* Received: dynamic\.",
+        ),
+        (
+            {"masking": "dynamic", "random_replace_prob": 0.5},
+            r"at most 1 together\. Received: mask_replace_prob=0\.8, random_replace_prob=0\.5",
+        ),
         ({"epsilon": 0.0}, r"`epsilon` must be at least 1e-30\. Received: 0\.0"),
     ],
 )

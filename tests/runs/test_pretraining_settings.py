@@ -4,11 +4,13 @@
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from packs import VOCAB_SIZE
 from pretraining_runs import CHANGED, FACTOR, WIDE, make_runs, write_files
 from tiny import MAX_SEQ_LENGTH
 
@@ -59,6 +61,11 @@ def nsp_loss(seen):
 
 def block(seen):
     return seen.engine.model.bert.blocks[0]
+
+
+def masking(seen):
+    """What draws masks anew; None where the records' stay."""
+    return getattr(seen.batches, "_masking", None)
 
 
 def is_from(seen, rows):
@@ -149,6 +156,18 @@ CASES = {
     ),
     "ablation": Case(lambda seen, _: nsp_loss(seen), (False, True)),
     "dtype": Case(lambda seen, _: block(seen).attention.query.compute_dtype, "bfloat16"),
+    "masking": Case(lambda seen, _: "fresh" if masking(seen) else "the records'", "fresh", run="masked"),
+    "vocab_file": Case(lambda seen, _: len(masking(seen)._vocabulary), VOCAB_SIZE, run="masked", other=""),
+    **{
+        name: Case(
+            lambda seen, _, name=name: getattr(masking(seen)._rules, name), value, run="masked", other=""
+        )
+        for name, value in (
+            ("do_whole_word_mask", True),
+            ("mask_replace_prob", 0.5),
+            ("random_replace_prob", 0.25),
+        )
+    },
     "attention": Case(lambda seen, _: (seen.status, "`attention`" in seen.error), (2, True), run="flash"),
     "distribution": Case(lambda seen, _: seen.engine.replicas is not None, True, run="mirrored"),
     "layout": Case(lambda seen, _: (seen.status, seen.spread[0]), (2, "optimus2d"), run="spread"),
@@ -204,6 +223,13 @@ def test_a_setting_arrives(files, runs, name):
         assert found == case.expected
     if case.other:
         assert case.seen(made[case.other], files) != found
+
+
+def test_a_run_that_continues_has_the_masks_of_one_that_never_stopped(runs):
+    batches = runs[0]["masked"].hooks.batches
+    whole, rest = list(itertools.islice(batches(0), 8)), list(itertools.islice(batches(5), 3))
+    for one, other in zip(whole[5:], rest, strict=True):
+        np.testing.assert_array_equal(one["token_ids"], other["token_ids"])
 
 
 def test_the_peak_is_measured_in_the_dtype_of_the_run(runs):

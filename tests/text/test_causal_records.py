@@ -318,6 +318,7 @@ def test_overwriting_leaves_nothing_of_the_other_vocabulary(tmp_path):
         ({"masked_lm_prob": 0.2}, "`masked_lm_prob` must be left out"),
         ({"short_seq_prob": 0.2}, "`short_seq_prob` must be left out"),
         ({"do_whole_word_mask": True}, "`do_whole_word_mask` must be left out"),
+        ({"mask_replace_prob": 0.7}, "`mask_replace_prob` must be left out"),
         ({"max_predictions_per_seq": 3}, "`max_predictions_per_seq` must be left out"),
         (
             {"do_lower_case": False, "tokenizer": "byte_bpe"},

@@ -174,16 +174,16 @@ def test_settings_arrive_where_sequences_are_drawn(text, tmp_path):
         "max_predictions_per_seq": 3,
         "masked_lm_prob": 0.3,
         "short_seq_prob": 0.4,
-        "do_whole_word_mask": True,
     }
-    config = make_config(text, "out", random_seed=77, dupe_factor=6, num_shards=5, **settings)
+    masking = {"do_whole_word_mask": True, "mask_replace_prob": 0.5, "random_replace_prob": 0.25}
+    config = make_config(text, "out", random_seed=77, dupe_factor=6, num_shards=5, **settings, **masking)
     output = OutputDir(str(tmp_path))
     (tmp_path / "corpus").mkdir()
     records = create_job.make_records(config)
     shards, sizes = create_job.plan_shards(config, records, 10, output, str(tmp_path / "corpus"))
     assert len(shards) == 5 and sizes == {"train": 10}
     for shard in shards:
-        assert dataclasses.asdict(shard.records.rules) == settings
+        assert dataclasses.asdict(shard.records.rules) == {**settings, "masking": masking}
         assert (shard.seed, shard.num_duplicates, shard.split) == (77, 6, "train")
     ends = [(shard.first, shard.last) for shard in shards]
     assert ends == [(12 * i, 12 * i + 12) for i in range(5)]

@@ -8,6 +8,7 @@ from data_gen.records.sequences import to_offsets
 from data_gen.text import instances, masking
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.instances import InstanceRules
+from data_gen.text.masking import MaskingRules
 from data_gen.text.token_corpus import TokenCorpus
 from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary
 
@@ -183,7 +184,7 @@ def test_truncation_equals_the_plain_loop():
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_labels_restore_the_sequence(whole_words):
     corpus, vocabulary = make_corpus(random_documents(1))
-    rules = InstanceRules(64, 7, do_whole_word_mask=whole_words)
+    rules = InstanceRules(64, 7, masking=MaskingRules(whole_words))
     sequences = make(corpus, vocabulary, rules, num_duplicates=3)
     assert len(sequences) > 100
     assert (sequences.num_predictions >= 1).all()
@@ -237,7 +238,7 @@ def test_80_10_10():
 
 def test_whole_words_are_masked_whole():
     corpus, vocabulary = make_corpus(random_documents(2))
-    rules = InstanceRules(64, 10, do_whole_word_mask=True)
+    rules = InstanceRules(64, 10, masking=MaskingRules(True))
     num_long_words = 0
     for tokens, _, positions, labels in rows(make(corpus, vocabulary, rules)):
         restored = tokens.copy()
@@ -252,14 +253,32 @@ def test_whole_words_are_masked_whole():
     assert num_long_words > 20
 
 
+@pytest.mark.parametrize(
+    ("whole_words", "positions", "written"),
+    [
+        (False, [4, 14, 32, 33, 38, 45, 49, 50, 55], [8, 4, 36, 4, 4, 4, 4, 4, 4]),
+        (True, [10, 11, 12, 25, 26, 27, 38, 39, 40], [4, 4, 31, 4, 4, 35, 4, 4, 4]),
+    ],
+)
+def test_equal_seeds_mask_as_in_version_0_1(whole_words, positions, written):
+    """Records that were made then are made again byte for byte."""
+    vocabulary = Vocabulary((*SPECIAL_TOKENS, *(f"{'##' if i % 3 else ''}w{i}" for i in range(60))))
+    token_ids = np.array([2, *range(5, 40), 3, *range(40, 64), 3], np.int32)
+    num = masking.count_predictions(len(token_ids), 0.15, 20)
+    masked, found, _ = masking.mask_tokens(
+        token_ids, vocabulary, num, 20, MaskingRules(whole_words), np.random.default_rng(7)
+    )
+    assert (found.tolist(), masked[found].tolist()) == (positions, written)
+
+
 def test_a_word_longer_than_the_share_is_still_predicted():
     vocabulary = Vocabulary((*SPECIAL_TOKENS, "a", "##b", "##c"))
     token_ids = np.array([2, 5, 6, 7, 3, 5, 6, 3], np.int32)
     rng = np.random.default_rng(0)
-    _, positions, labels = masking.mask_tokens(token_ids, vocabulary, 0.15, 20, True, rng)
+    _, positions, labels = masking.mask_tokens(token_ids, vocabulary, 1, 20, MaskingRules(True), rng)
     assert positions.tolist() == [5, 6]  # the shortest word
     assert labels.tolist() == [5, 6]
-    _, positions, _ = masking.mask_tokens(token_ids, vocabulary, 0.15, 1, True, rng)
+    _, positions, _ = masking.mask_tokens(token_ids, vocabulary, 1, 1, MaskingRules(True), rng)
     assert positions.tolist() == [5]  # never over the limit
 
 
@@ -268,7 +287,7 @@ def test_no_word_crosses_a_border_of_segments():
     token_ids = np.array([2, 5, 3, 6, 3], np.int32)  # cut within a word: B opens with a continuation
     for seed in range(9):
         _, positions, _ = masking.mask_tokens(
-            token_ids, vocabulary, 0.15, 20, True, np.random.default_rng(seed)
+            token_ids, vocabulary, 1, 20, MaskingRules(True), np.random.default_rng(seed)
         )
         assert len(positions) == 1
 
@@ -276,7 +295,9 @@ def test_no_word_crosses_a_border_of_segments():
 def test_more_predictions_wanted_than_there_are_tokens():
     vocabulary = Vocabulary((*SPECIAL_TOKENS, "a"))
     token_ids = np.array([2, 5, 3, 5, 3], np.int32)
-    _, positions, _ = masking.mask_tokens(token_ids, vocabulary, 0.9, 20, False, np.random.default_rng(0))
+    _, positions, _ = masking.mask_tokens(
+        token_ids, vocabulary, 4, 20, MaskingRules(), np.random.default_rng(0)
+    )
     assert positions.tolist() == [1, 3]
 
 

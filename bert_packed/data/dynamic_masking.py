@@ -1,0 +1,182 @@
+"""Masks drawn anew each time that a pack is read, on packs as they are: RoBERTa's dynamic masking.
+
+Legend: B packs per batch, S pack length, P predictions per pack.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from data_gen.cli.settings import InputError
+from data_gen.records.shuffle import hash_numbers
+
+ORDER, FATE, RANDOM = 1, 2, 3  # what is drawn
+
+
+class DynamicMasking:
+    """Other predictions for packs, as many of each sequence as the record has, so that they fit as before.
+
+    What is drawn follows from seed, epoch, number of the pack and sequence alone: neither who reads a pack
+    nor what was read before it matters. Drawn anew, with 2 = [CLS], 3 = [SEP], 4 = [MASK], 0 = padding:
+
+        token_ids             [ 2  7  4  3  2  9  4  3  0]   ->   [ 2  4  8  3  2  4  6  3  0]
+        sequence_ids          [ 1  1  1  1  2  2  2  2  0]        the same
+        prediction_positions  [ 2  6  0]                          [ 1  5  0]
+        prediction_ids        [ 8  6  0]                          [ 7  9  0]
+        prediction_sequences  [ 1. 2. 0.]                         the same
+
+    Whole words take at most as many pieces as the record's sequence has predictions, and may take fewer.
+
+    Args:
+        vocabulary: `tokenization.Vocabulary` of the records.
+        rules: `MaskingRules`.
+        seed: The run's.
+    """
+
+    def __init__(self, vocabulary, rules, seed):
+        self._vocabulary, self._rules, self._seed = vocabulary, rules, seed
+
+    def redraw(self, batch, epochs, packs):
+        """A batch with other predictions.
+
+        Args:
+            batch: Dict of arrays with `PREDICTIONS`, `token_ids` and `sequence_ids`, `[B, P]` and `[B, S]`,
+                that are as `schema.py` says.
+            epochs: int `[B]`, how many times each pack was read before.
+            packs: int `[B]`, number of each pack among all.
+
+        Returns:
+            Such a dict; arrays that change are new.
+
+        Raises:
+            InputError: a token is not in the vocabulary.
+        """
+        token_ids, sequence_ids = batch["token_ids"].copy(), batch["sequence_ids"]
+        if token_ids.max(initial=0) >= len(self._vocabulary):
+            raise InputError(
+                f"`vocab_file` must be the one of the records. Received: one of {len(self._vocabulary)} "
+                f"WordPieces, for a token {token_ids.max()}."
+            )
+        owners = batch["prediction_sequences"].astype(np.int64)
+        rows, places = np.nonzero(owners)
+        token_ids[rows, batch["prediction_positions"][rows, places]] = batch["prediction_ids"][rows, places]
+        key = (self._seed, np.asarray(epochs), np.asarray(packs))
+        rows, columns = self._choose(token_ids, sequence_ids, owners, key)
+        # Each pack's predictions follow one another
+        places = np.arange(len(rows)) - np.searchsorted(rows, rows)
+        labels = token_ids[rows, columns]
+        token_ids[rows, columns] = self._hide(labels, [part[..., rows] for part in key[1:]], columns)
+        drawn = {}
+        for name, values in (
+            ("prediction_positions", columns),
+            ("prediction_ids", labels),
+            ("prediction_sequences", sequence_ids[rows, columns]),
+        ):
+            drawn[name] = np.zeros_like(batch[name])
+            drawn[name][rows, places] = values
+        return {**batch, **drawn, "token_ids": token_ids}
+
+    def _choose(self, token_ids, sequence_ids, owners, key):
+        """Choose what is predicted: rows and columns, int64 `[p]` each, in reading order.
+
+        Args:
+            token_ids, sequence_ids: `[B, S]`, the tokens unmasked.
+            owners: int64 `[B, P]`, sequences of the predictions that there were.
+            key: Seed, and epochs and numbers of the packs, `[B]`.
+        """
+        special = [self._vocabulary.cls_id, self._vocabulary.sep_id]
+        rows, columns = np.nonzero((sequence_ids > 0) & ~np.isin(token_ids, special))
+        # Every sequence of the batch has a number, by reading order
+        num_slots = max(sequence_ids.max(initial=0), owners.max(initial=0)) + 1
+        sequences = rows * num_slots + sequence_ids[rows, columns]
+        counted = np.arange(len(owners))[:, None] * num_slots + owners
+        wanted = np.bincount(counted[owners > 0], minlength=len(owners) * num_slots)
+        begins = np.ones(len(rows), bool)  # of what is chosen as one
+        if self._rules.do_whole_word_mask:
+            is_next = (np.diff(sequences, prepend=-1) == 0) & (np.diff(columns, prepend=-1) == 1)
+            begins = ~(is_next & self._vocabulary.is_continuation[token_ids[rows, columns]])
+        firsts = np.flatnonzero(begins)
+        sizes = np.diff(firsts, append=len(rows))
+        seed, *of_packs = key
+        order = hash_numbers(seed, *(part[rows[firsts]] for part in of_packs), columns[firsts], ORDER)
+        kept = _keep(sequences[firsts], sizes, order, wanted)
+        taken = np.repeat(kept, sizes) > np.arange(len(rows)) - np.repeat(firsts, sizes)
+        return rows[taken], columns[taken]
+
+    def _hide(self, labels, of_packs, columns):
+        """What stands in the place of tokens `[p]`, given epoch and number of the pack of each."""
+        fate = hash_numbers(self._seed, *of_packs, columns, FATE) / 2.0**64
+        ordinary = self._vocabulary.ordinary_ids
+        random_ids = ordinary[hash_numbers(self._seed, *of_packs, columns, RANDOM) % np.uint64(len(ordinary))]
+        unmasked = np.where(fate < self._rules.kept_from, labels, random_ids)
+        return np.where(fate < self._rules.mask_replace_prob, self._vocabulary.mask_id, unmasked)
+
+
+def _keep(sequences, sizes, order, wanted):
+    """How many tokens of each word are predicted: all or none.
+
+    Words are taken by their order until as many tokens are as wanted; what does not fit the rest is passed
+    over. Where no word of a sequence fits, the beginning of its shortest is taken.
+
+        sequences [1 1 1 2 2], sizes [2 1 1 4 3], order [5 9 2 8 4], wanted [0 2 2]   ->   [0 1 1 0 2]
+
+    Args:
+        sequences: int64 `[w]`, ascending.
+        sizes: int64 `[w]`, tokens of each word.
+        order: uint64 `[w]`.
+        wanted: int64, tokens by sequence.
+
+    Returns:
+        int64 `[w]`.
+    """
+    by_order = np.lexsort((order, sequences))
+    starts = np.flatnonzero(np.diff(sequences, prepend=-1))
+    sorted_sizes, kept = sizes[by_order], np.zeros(len(sizes), np.int64)
+    # As long as all words fit, no word needs to be looked at alone
+    before = np.cumsum(sorted_sizes) - sorted_sizes
+    before -= np.repeat(before[starts], np.diff(starts, append=len(sizes)))
+    fits = before + sorted_sizes <= wanted[sequences]
+    kept[by_order[fits]] = sorted_sizes[fits]
+    ends = np.append(starts[1:], len(sizes))
+    left = wanted[sequences[starts]] - np.add.reduceat(sorted_sizes * fits, starts)
+    for group in np.flatnonzero(left).tolist():
+        room, first = int(left[group]), starts[group] + int(fits[starts[group] : ends[group]].sum())
+        for place in range(first, ends[group]):
+            if sorted_sizes[place] <= room:
+                kept[by_order[place]] = sorted_sizes[place]
+                room -= sorted_sizes[place]
+                if not room:
+                    break
+        else:
+            own = slice(starts[group], ends[group])
+            if not kept[own].any():
+                kept[own.start + np.argmin(sizes[own])] = min(sizes[own].min(), room)
+    return kept
+
+
+class MaskedBatches(Iterator):
+    """Batches of endless epochs with masks of their own.
+
+    Args:
+        batches: `input_pipeline.CheckedBatches` of `train_batches`.
+        masking: `DynamicMasking`.
+        index: `PackIndex` that they are read by.
+        share: `Share`, which of a step's packs they are.
+        batch_size: Packs of a step, of all processes.
+        first_step: Step of the first batch.
+    """
+
+    def __init__(self, batches, masking, index, share, batch_size, first_step):
+        self._batches, self._masking, self._index, self._share = batches, masking, index, share
+        self._batch_size, self._step = batch_size, first_step
+
+    def __next__(self):
+        batch = next(self._batches)
+        places = self._share.places(self._step, self._batch_size)
+        self._step += 1
+        return self._masking.redraw(batch, places // self._index.num_packs, self._batches.packs(self._index))
+
+    @property
+    def sources(self):
+        """Where the packs of the batch last given are, as of `CheckedBatches`."""
+        return self._batches.sources
