@@ -13,8 +13,8 @@ from data_gen.cli.settings import InputError
 # The run is complete and reported, the comparison of speeds that was asked for failed
 STATUS_NOT_COMPARED = 3
 DESCRIPTION = """
-Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords. With
---objective=causal_lm a packed Mamba: every next token.
+Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords, with
+--objective=mlm the masked language model alone. With --objective=causal_lm a packed Mamba: every next token.
 
 OUTPUT_DIR receives checkpoints, metrics.csv, eval_metrics.csv and TensorBoard events. The same command
 continues a stopped run. SIGTERM and Ctrl-C save at the next step and stop.
@@ -72,7 +72,9 @@ def _run(config, backend, processes):
         else:
             if config.init_checkpoint:
                 run_directory.check_outside(config.init_checkpoint, folder)
-                found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config)
+                found = starting_weights.load(
+                    config.init_checkpoint, engine.weights(), model_config, engine.model.head
+                )
                 processes.say("\n".join(found.lines()))
             # Only now, when the new run is known to start, does an earlier one go
             processes.first_decides(lambda: run_directory.start_run(folder, config, facts))

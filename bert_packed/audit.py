@@ -8,6 +8,7 @@ from bert_packed.training.engines import choose_backend, make_engine
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
 from data_gen.records.inputs import find_files
+from data_gen.schema import MLM, MLM_NSP
 
 STATUS_FAILED = 1
 DESCRIPTION = """
@@ -52,6 +53,7 @@ def main(config):
     from bert_packed.data import input_pipeline
     from bert_packed.evaluation import contamination
     from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.models.modeling import MASKED_LM
     from bert_packed.runs.objectives import check_losses, choose_objective
     from bert_packed.training.engines.memory import out_of_memory_names
     from data_gen.checks.joined_rows import find_num_rows
@@ -66,7 +68,10 @@ def main(config):
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
     check_losses(config, spec.objective)
-    objective = choose_objective(spec.objective, model_config, config, find_num_rows(files))
+    learnt = spec.objective
+    if learnt == MLM_NSP and starting_weights.stored_head(config.init_checkpoint)[0] == MASKED_LM:
+        learnt = MLM
+    objective = choose_objective(learnt, model_config, config, find_num_rows(files))
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
     batch = next(input_pipeline.CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
@@ -84,7 +89,9 @@ def main(config):
         objective,
         micro_batch_size=int((batch["slot_weights"].sum(axis=1) > 0).sum()),
     )
-    found = starting_weights.load(config.init_checkpoint, engine.weights(), model_config, any_head=True)
+    found = starting_weights.load(
+        config.init_checkpoint, engine.weights(), model_config, engine.model.head, True
+    )
     print("\n".join(found.lines()))
     print(
         f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "

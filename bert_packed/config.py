@@ -108,13 +108,18 @@ ABLATIONS = {
 }
 
 
+def ablation_fields(names):
+    """The fields of a model's config that ablations set: list of str; `names` is the text of `--ablation`."""
+    return [field for name in names.split(",") if name for field in ABLATIONS[name]]
+
+
 def ablate(config, names):
     """A model's config with ablations switched on; `names` is the text of `--ablation`.
 
     Raises:
         InputError: a Mamba has nothing to leave out under one of these names.
     """
-    fields = [field for name in names.split(",") if name for field in ABLATIONS[name]]
+    fields = ablation_fields(names)
     for field in fields:
         if not hasattr(config, field):
             raise InputError(f"`ablation` must be empty or no_position_reset for a Mamba. Received: {names}.")

@@ -52,8 +52,11 @@ SEQUENCE_BYTES = "sequence_bytes"
 
 PADDING_ID = 0  # the id of [PAD] in every BERT vocabulary
 
-# What is learnt from records: masked tokens and next sentences, or every next token.
-MLM_NSP, CAUSAL_LM = OBJECTIVES = ("mlm_nsp", "causal_lm")
+# What is learnt from records: masked tokens and next sentences, masked tokens alone, or every next token.
+MLM_NSP, MLM, CAUSAL_LM = OBJECTIVES = ("mlm_nsp", "mlm", "causal_lm")
+# Records for `MLM` have the form of those for `MLM_NSP`, sentence A and label 0 throughout, so that whoever
+# reads these reads them too. Only manifests tell the two apart.
+FORMS = {MLM_NSP: MLM_NSP, MLM: MLM_NSP, CAUSAL_LM: CAUSAL_LM}
 
 # Feature name -> which count its length is: "S", "K", "P", or 1.
 PACKED_LENGTHS = {
@@ -140,7 +143,7 @@ class PackSpec:
 
     @property
     def objective(self):
-        """What is learnt from such packs, one of `OBJECTIVES`."""
+        """What is learnt from packs of this form, `MLM_NSP` or `CAUSAL_LM`: one of `FORMS`' values."""
         return MLM_NSP if self.max_predictions_per_pack else CAUSAL_LM
 
     @property

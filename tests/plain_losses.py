@@ -100,6 +100,17 @@ def pretraining(outputs, batch, mlm_loss):
     return Plain(sums, {**means, "loss": means["mlm_loss"] + means["nsp_loss"]}, gradients)
 
 
+def masked_lm(outputs, batch, mlm_loss):
+    """Masked-LM loss alone; arguments as of `pretraining`, without `nsp_logits`."""
+    slots = batch["slot_weights"].shape
+    both = pretraining({**outputs, "nsp_logits": np.zeros((*slots, 2))}, batch, mlm_loss)
+    sums, means = (
+        {name: value for name, value in part.items() if not name.startswith("nsp")}
+        for part in (both.sums, both.means)
+    )
+    return Plain(sums, {**means, "loss": means["mlm_loss"]}, {"mlm_logits": both.gradients["mlm_logits"]})
+
+
 def answers(outputs, batch):
     """SQuAD's loss: a sequence's is the mean of its start's and its end's, each among its own tokens.
 

@@ -56,7 +56,8 @@ class Architecture:
         build_model: Function (head, config, num_outputs, seed) to a Keras model.
         classes: Dict from each head to the class of transformers that has it. The first is what a checkpoint
             without any head counts as.
-        outputs: Dict from each head to the `TensorName` of one that no other head has, a row for each output.
+        outputs: Dict from each head to the `TensorName` of one that no head before it has, a row for each
+            output.
         encoder: How our names of the tensors begin that a checkpoint must hold.
         prefix: How Hugging Face's begin, and what a bare encoder's lack.
         bare_parts: First parts of names in such a bare encoder.

@@ -12,7 +12,7 @@ import dataclasses
 from bert_packed.checkpoints.architecture import Architecture, TensorName
 from bert_packed.config import ModelConfig
 from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING
+from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING, QUESTION_ANSWERING
 
 
 def tensor_names(num_hidden_layers, head=PRETRAINING):
@@ -31,12 +31,15 @@ def tensor_names(num_hidden_layers, head=PRETRAINING):
 
 
 def _pretraining_rows():
-    rows = _dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense")
-    head = "cls/predictions"
-    rows += _dense("predictions/transform", "cls.predictions.transform.dense", f"{head}/transform/dense")
-    rows += _norm("predictions", "cls.predictions.transform", f"{head}/transform")
-    rows.append(TensorName("predictions/output_bias", "cls.predictions.bias", f"{head}/output_bias"))
+    rows = _dense("next_sentence/pooler", "bert.pooler.dense", "bert/pooler/dense") + _masked_lm_rows()
     return rows + _output("next_sentence/classifier", "cls.seq_relationship", "cls/seq_relationship/")
+
+
+def _masked_lm_rows():
+    head = "cls/predictions"
+    rows = _dense("predictions/transform", "cls.predictions.transform.dense", f"{head}/transform/dense")
+    rows += _norm("predictions", "cls.predictions.transform", f"{head}/transform")
+    return [*rows, TensorName("predictions/output_bias", "cls.predictions.bias", f"{head}/output_bias")]
 
 
 def _question_answering_rows():
@@ -50,6 +53,7 @@ def _classification_rows():
 
 _HEAD_ROWS = {
     PRETRAINING: _pretraining_rows,
+    MASKED_LM: _masked_lm_rows,
     QUESTION_ANSWERING: _question_answering_rows,
     CLASSIFICATION: _classification_rows,
 }
@@ -110,8 +114,9 @@ def _hugging_face_config(model):
     return config
 
 
-# One row for each output, which tells a head apart from the others
+# One row for each output, which tells a head apart from those before it
 _OUTPUTS = {
+    MASKED_LM: "predictions/output_bias",
     PRETRAINING: "next_sentence/classifier/bias",
     QUESTION_ANSWERING: "question_answering/output/bias",
     CLASSIFICATION: "classification/classifier/bias",
@@ -125,6 +130,7 @@ BERT = Architecture(
     build_model=build_model,
     classes={
         PRETRAINING: "BertForPreTraining",
+        MASKED_LM: "BertForMaskedLM",
         QUESTION_ANSWERING: "BertForQuestionAnswering",
         CLASSIFICATION: "BertForSequenceClassification",
     },

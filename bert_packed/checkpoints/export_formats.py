@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from bert_packed.checkpoints.exported_tokenizer import boundary_ids, write_tokenizer
 from bert_packed.checkpoints.pretrained_names import architecture_of
-from bert_packed.models.modeling import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING
+from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING, QUESTION_ANSWERING
 from bert_packed.training.engines.variables import named_weights
 from data_gen import schema
 
@@ -26,6 +26,10 @@ _UNPACKED_BERT = dict.fromkeys((schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGM
 _SIGNATURES = {
     PRETRAINING: (
         {**_PACKED_BERT, "prediction_positions": "P", "cls_positions": "K"},
+        {**_UNPACKED_BERT, "masked_lm_positions": "P"},
+    ),
+    MASKED_LM: (
+        {**_PACKED_BERT, "prediction_positions": "P"},
         {**_UNPACKED_BERT, "masked_lm_positions": "P"},
     ),
     QUESTION_ANSWERING: (_PACKED_BERT, _UNPACKED_BERT),
@@ -86,7 +90,7 @@ def write_saved_model(folder, model, spec, batch_size):
 
     | model | returns, float32; unpacked, K is 1 |
     |---|---|
-    | pre-trained | `hidden_states` `[B, S, D]`, `mlm_logits` `[B, P, V]`, `nsp_logits` `[B, K, 2]` |
+    | pre-trained | `hidden_states` `[B, S, D]`, `mlm_logits` `[B, P, V]`, with next sentences `nsp_logits` `[B, K, 2]` |
     | question answering | `start_logits` and `end_logits` `[B, S]` |
     | classification | `logits` `[B, K, C]` |
     | causal language modelling | `hidden_states` `[B, S, D]`, `logits` `[B, S, V]` |
@@ -118,7 +122,7 @@ def write_saved_model(folder, model, spec, batch_size):
             "position_ids": tf.range(spec.max_seq_length)[None] * sequence_ids_BS,
             "cls_positions": tf.zeros((batch_size, 1), tf.int32),
         }
-        if model.head == PRETRAINING:
+        if model.head in (PRETRAINING, MASKED_LM):
             as_packs["prediction_positions"] = batch["masked_lm_positions"]
         return packed(as_packs)
 

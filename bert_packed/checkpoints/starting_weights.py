@@ -76,7 +76,7 @@ def load(path, weights, model_config, head=None, any_head=None):
         checkpoint.check_weights(checkpoint.find_checkpoint(path))
     if any_head is None:
         any_head = head != architecture.first_head
-    if found is None and any_head and stored_head(path)[0] != head and not _holds(path, weights):
+    if found is None and any_head and stored_head(path)[0] != head and not _holds_just(path, weights):
         found = _read_ours(path, model_config, head)
     if found is None:
         folder = checkpoint.load_weights(path, weights, model_config)
@@ -152,10 +152,10 @@ def _read_foreign(path, model_config, head):
     return pretrained_files.read_google(prefix, model_config, head) if prefix else None
 
 
-def _holds(path, weights):
-    """Whether a checkpoint of ours has every tensor of a model, whatever its head is called."""
+def _holds_just(path, weights):
+    """Whether a checkpoint of ours has the tensors of a model and no others, whatever its head is called."""
     stored = pretrained_files.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
-    return weights.keys() <= stored.keys()
+    return weights.keys() == stored.keys()
 
 
 def _read_ours(path, model_config, head):

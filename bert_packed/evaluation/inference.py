@@ -17,7 +17,7 @@ from keras import ops
 from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
 from bert_packed.training.engines.functional import compiled
 from bert_packed.training.engines.variables import named_weights
 from data_gen.assembly.assignment import assign_sequences
@@ -113,8 +113,9 @@ def load_encoder(
     if do_lower_case is None:
         do_lower_case = _stored_lower_case(Path(init_checkpoint) / TOKENIZER_CONFIG)
     tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
-    model = build_pretraining_model(config, seed=0, dtype=dtype)
-    starting_weights.load(init_checkpoint, named_weights(model), config)
+    # Of its heads none is asked; every checkpoint has what this one needs
+    model = build_masked_lm_model(config, seed=0, dtype=dtype)
+    starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
 
     def forward(batch):
         return ops.cast(model.encode(batch, training=False), "float32")

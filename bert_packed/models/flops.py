@@ -7,7 +7,7 @@ V vocabulary, E inner width, Z states of a channel, W taps of the convolution.
 """
 
 
-def bert_flops(config, sums):
+def bert_flops(config, sums, next_sentences=True):
     """The operations of a BERT.
 
     As Appendix B of "PaLM: Scaling Language Modeling with Pathways" (Chowdhery et al. 2022) counts: 6 N a
@@ -26,6 +26,7 @@ def bert_flops(config, sums):
     Args:
         config: `ModelConfig`.
         sums: Dict with `num_tokens`, `num_sequences`, `num_pairs` and, in pre-training, `num_predictions`.
+        next_sentences: Whether pre-training predicts them.
 
     Returns:
         float.
@@ -35,7 +36,7 @@ def bert_flops(config, sums):
     flops = per_token * sums["num_tokens"] + 12 * blocks * width * sums["num_pairs"]
     if "num_predictions" in sums:
         flops += 6 * (width**2 + width * config.vocab_size) * sums["num_predictions"]
-        flops += 6 * (width**2 + 2 * width) * sums["num_sequences"]
+        flops += 6 * (width**2 + 2 * width) * sums["num_sequences"] * next_sentences
     return flops
 
 

@@ -11,9 +11,11 @@ from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.modeling import (
     CLASSIFICATION,
     HEADS,
+    MASKED_LM,
     PRETRAINING,
     QUESTION_ANSWERING,
     PackedBert,
+    build_masked_lm_model,
     build_pretraining_model,
     build_seeded,
 )
@@ -129,6 +131,8 @@ def build_model(head, config, num_outputs, seed, dtype="float32", **encoder):
         return build_question_answering_model(config, seed, dtype, **encoder)
     if head == CLASSIFICATION:
         return build_classification_model(config, num_outputs, seed, dtype, **encoder)
+    if head == MASKED_LM:
+        return build_masked_lm_model(config, seed, dtype, **encoder)
     if head != PRETRAINING:
         raise ValueError(f"`head` must be one of {', '.join(HEADS)}. Received: {head!r}.")
     return build_pretraining_model(config, seed, dtype, **encoder)

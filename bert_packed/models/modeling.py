@@ -22,9 +22,11 @@ from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.packed_model import PackedModel, build_seeded
 from bert_packed.models.rematerialisation import run_rematerialised
 
-# Which heads a BERT has: those of pre-training, answer spans, or one label for every sequence
-HEADS = PRETRAINING, QUESTION_ANSWERING, CLASSIFICATION = (
+# Which heads a BERT has: both of pre-training, that of masked tokens alone, answer spans, or one label for
+# every sequence
+HEADS = PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION = (
     "pretraining",
+    "masked_lm",
     "question_answering",
     "classification",
 )
@@ -180,6 +182,32 @@ class PackedBertForPretraining(PackedBert):
             "mlm_logits": self.predictions(hidden_BSD, batch["prediction_positions"], table_VD),
             "nsp_logits": self.next_sentence(hidden_BSD, batch["cls_positions"]),
         }
+
+
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedBertForMaskedLM(PackedBert):
+    """Packed BERT that predicts masked tokens and no next sentences: it has no pooler either.
+
+    Reads `prediction_positions` and returns `mlm_logits` as `PackedBertForPretraining`; arguments as of it.
+    """
+
+    head = MASKED_LM
+
+    def __init__(self, config, name="pretraining", **encoder):
+        super().__init__(config, name, **encoder)
+        self.predictions = MaskedLanguageModelHead(config, layout=encoder.get("layout", ONE_DEVICE))
+
+    def build_heads(self, hidden_shape):
+        self.predictions.build()
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        table_VD = self.bert.embeddings.word_embeddings_VD
+        return {"mlm_logits": self.predictions(hidden_BSD, batch["prediction_positions"], table_VD)}
+
+
+def build_masked_lm_model(config, seed, dtype="float32", **encoder):
+    """`PackedBertForMaskedLM` with all its variables; arguments as of `build_pretraining_model`."""
+    return build_seeded(lambda: PackedBertForMaskedLM(config, **encoder), seed, dtype)
 
 
 def build_pretraining_model(config, seed, dtype="float32", **encoder):

@@ -79,6 +79,7 @@ NEXT_SENTENCES = (
     _recorded("nsp_labels", schema.NEXT_SENTENCE_LABELS, "the number of classes", lambda *_: 2),
 )
 SEQUENCES = (*TOKENS, *SLOTS)
+MASKED_TOKENS = (*TOKENS, SLOTS[1], *PREDICTIONS)  # what is read where no sequence is classified
 RECORDED = (*SEQUENCES, *PREDICTIONS, *NEXT_SENTENCES)  # all that a packed record holds
 # Of packs for next-token prediction; what has no position table has no greatest position
 NEXT_TOKENS = (

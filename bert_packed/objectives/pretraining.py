@@ -10,11 +10,18 @@ import functools
 
 from keras import ops
 
-from bert_packed.models.modeling import build_pretraining_model
-from bert_packed.objectives.features import RECORDED
+from bert_packed.models.flops import bert_flops
+from bert_packed.models.modeling import build_masked_lm_model, build_pretraining_model
+from bert_packed.objectives.features import MASKED_TOKENS, RECORDED
 from bert_packed.objectives.likelihood import nll_and_right
 from bert_packed.objectives.metrics import count_sequences
 from bert_packed.objectives.objective import Objective
+
+_DIVIDED_BY = {"per_sequence": "num_sequences", "per_token": "num_predictions"}
+_MLM_ACCURACIES = {
+    "mlm_accuracy": ("mlm_sequence_accuracy", "num_predicted_sequences"),
+    "mlm_token_accuracy": ("mlm_correct", "num_predictions"),
+}
 
 
 def pretraining_objective(mlm_loss, next_sentence=True):
@@ -34,15 +41,22 @@ def pretraining_objective(mlm_loss, next_sentence=True):
         outputs={"mlm_logits": "P", "nsp_logits": "K"},
         sums=functools.partial(pretraining_sums, mlm_loss=mlm_loss, next_sentence=next_sentence),
         counts=pretraining_counts,
-        losses={
-            "mlm_loss": "num_sequences" if mlm_loss == "per_sequence" else "num_predictions",
-            "nsp_loss": "num_sequences",
-        },
-        accuracies={
-            "mlm_accuracy": ("mlm_sequence_accuracy", "num_predicted_sequences"),
-            "mlm_token_accuracy": ("mlm_correct", "num_predictions"),
-            "nsp_accuracy": ("nsp_correct", "num_sequences"),
-        },
+        losses={"mlm_loss": _DIVIDED_BY[mlm_loss], "nsp_loss": "num_sequences"},
+        accuracies={**_MLM_ACCURACIES, "nsp_accuracy": ("nsp_correct", "num_sequences")},
+    )
+
+
+def masked_lm_objective(mlm_loss):
+    """Masked language model alone: `pretraining_objective` without what it says of next sentences."""
+    return Objective(
+        build_model=build_masked_lm_model,
+        features=MASKED_TOKENS,
+        outputs={"mlm_logits": "P"},
+        sums=functools.partial(masked_lm_sums, mlm_loss=mlm_loss),
+        counts=pretraining_counts,
+        losses={"mlm_loss": _DIVIDED_BY[mlm_loss]},
+        accuracies=_MLM_ACCURACIES,
+        model_flops=functools.partial(bert_flops, next_sentences=False),
     )
 
 
@@ -84,25 +98,36 @@ def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
         mlm_loss, next_sentence: As in `pretraining_objective`.
 
     Returns:
-        Dict of float32 scalars:
-        `mlm_loss` weighted negative log-likelihood, `nsp_loss`, `mlm_correct` predictions that are right,
-        `mlm_sequence_accuracy` sum over sequences of their share of right predictions, `nsp_correct`, and
-        those of `pretraining_counts`.
+        Dict of float32 scalars: `nsp_loss`, `nsp_correct`, and those of `masked_lm_sums`.
     """
-    sequences_BP, slot_weights_BK = batch["prediction_sequences"], batch["slot_weights"]
-    num_slots = slot_weights_BK.shape[1]
-    nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
+    slot_weights_BK = batch["slot_weights"]
     nsp_nll_BK, nsp_right_BK = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"])
+    return {
+        # Times 0, not left out: its weights then have a gradient, of 0
+        "nsp_loss": ops.sum(nsp_nll_BK * slot_weights_BK) * float(next_sentence),
+        "nsp_correct": ops.sum(nsp_right_BK * slot_weights_BK),
+        **masked_lm_sums(outputs, batch, mlm_loss),
+    }
+
+
+def masked_lm_sums(outputs, batch, mlm_loss):
+    """Those sums that no next sentence is needed for; arguments as of `pretraining_sums`.
+
+    Returns:
+        Dict of float32 scalars:
+        `mlm_loss` weighted negative log-likelihood, `mlm_correct` predictions that are right,
+        `mlm_sequence_accuracy` sum over sequences of their share of right predictions, and those of
+        `pretraining_counts`.
+    """
+    sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
+    nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
     share_BP = prediction_weights(sequences_BP, num_slots, "per_sequence")
     used_BP = prediction_weights(sequences_BP, num_slots, "per_token")
     loss_weights_BP = share_BP if mlm_loss == "per_sequence" else used_BP
     return {
         "mlm_loss": ops.sum(nll_BP * loss_weights_BP),
-        # Times 0, not left out: its weights then have a gradient, of 0
-        "nsp_loss": ops.sum(nsp_nll_BK * slot_weights_BK) * float(next_sentence),
         "mlm_correct": ops.sum(right_BP * used_BP),
         "mlm_sequence_accuracy": ops.sum(right_BP * share_BP),
-        "nsp_correct": ops.sum(nsp_right_BK * slot_weights_BK),
         **pretraining_counts(batch),
     }
 

@@ -4,12 +4,16 @@ import dataclasses
 
 from bert_packed.config import MambaConfig, ModelConfig
 from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from data_gen.cli.settings import InputError
-from data_gen.schema import CAUSAL_LM, MLM_NSP
+from data_gen.schema import CAUSAL_LM, FORMS, MLM, MLM_NSP
 
 # `--objective` -> what the model's config is, and how people call such a model
-MODELS = {MLM_NSP: (ModelConfig, "BERT"), CAUSAL_LM: (MambaConfig, "Mamba")}
+MODELS = {
+    MLM_NSP: (ModelConfig, "BERT"),
+    MLM: (ModelConfig, "BERT"),
+    CAUSAL_LM: (MambaConfig, "Mamba"),
+}
 
 
 def choose_objective(objective, model_config, config, num_rows=0):
@@ -32,6 +36,8 @@ def choose_objective(objective, model_config, config, num_rows=0):
         )
     if objective == CAUSAL_LM:
         return next_token_objective(config.lm_loss, goes_on=num_rows > 0)
+    if objective == MLM:
+        return masked_lm_objective(config.mlm_loss)
     return pretraining_objective(config.mlm_loss, not model_config.ablation_no_next_sentence)
 
 
@@ -58,8 +64,14 @@ def check_records(config, name, packs):
         name: The flag.
         packs: `PackedFiles` that it names.
     """
-    if packs.files and packs.spec.objective != config.objective:
+    if packs.files and packs.spec.objective != FORMS[config.objective]:
         raise InputError(
             f"`{name}` must hold records for objective={config.objective}. Received: {packs.files[0]}, for "
             f"{packs.spec.objective}."
+        )
+    made_for_mlm = any(manifest.get("objective") == MLM for manifest in packs.manifests)
+    if config.objective == MLM_NSP and made_for_mlm:
+        raise InputError(
+            f"`{name}` must hold next-sentence labels for objective={MLM_NSP}. Received: {packs.files[0]}, "
+            f"made by --objective={MLM}."
         )

@@ -10,12 +10,13 @@ from bert_packed.config import (
     DTYPES,
     LEAST_EPSILON,
     MODEL_SIZES,
+    ablation_fields,
     check_dropout_overrides,
     parse_ablation,
 )
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
-from data_gen.schema import CAUSAL_LM, MLM_NSP, OBJECTIVES
+from data_gen.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from data_gen.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 
 MASKINGS = ("static", "dynamic")
@@ -53,8 +54,8 @@ class TrainConfig:
     output_dir: str = setting("", "where checkpoints, metrics.csv and TensorBoard events go", changeable=True)
     objective: str = setting(
         MLM_NSP,
-        "what is learnt: mlm_nsp, masked tokens and next sentences, by a BERT; causal_lm, every next token, "
-        "by a Mamba",
+        "what is learnt: mlm_nsp, masked tokens and next sentences, by a BERT; mlm, masked tokens alone, of "
+        "records for either; causal_lm, every next token, by a Mamba",
         choices=OBJECTIVES,
     )
     bert_config_file: str = setting(
@@ -257,6 +258,11 @@ class TrainConfig:
                 f"`profile_steps` must be at most num_train_steps={self.num_train_steps}. Received: "
                 f"{self.profile_steps}."
             )
+        if self.objective == MLM and "ablation_no_next_sentence" in ablation_fields(self.ablation):
+            raise InputError(
+                f"`ablation` must leave next sentences alone for objective={MLM}, which has none. Received: "
+                f"{self.ablation}."
+            )
         self._check_masking()
         self._check_layout()
         check_dropout_overrides(self)
@@ -292,7 +298,7 @@ class TrainConfig:
                 "layout; the mesh says how many copies of the model share a step. Received: "
                 f"{self.distribution}."
             )
-        if self.objective != MLM_NSP:
+        if self.objective == CAUSAL_LM:
             raise InputError(
                 f"`layout` must be none for objective={self.objective}. Received: {self.layout}."
             )

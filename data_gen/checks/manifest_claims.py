@@ -19,7 +19,7 @@ from data_gen.packing.bounds import certify, dual_bound
 from data_gen.packing.histogram import is_whole, to_json
 from data_gen.records.inputs import folder_of
 from data_gen.records.provenance import real_name, resolve_path
-from data_gen.schema import MLM_NSP, PackSpec
+from data_gen.schema import FORMS, MLM_NSP, PackSpec
 
 
 @dataclasses.dataclass
@@ -199,7 +199,7 @@ def _check_packs(claims, manifest, listed, spec):
     real = dataclasses.replace(
         plan, max_seq_length=spec.max_seq_length, strategies=dict(strategies), dual_values=()
     )
-    claims.check("objective", manifest.get("objective", MLM_NSP), spec.objective)
+    claims.check("objective", FORMS[manifest.get("objective", MLM_NSP)], spec.objective)
     claims.check("spec", PackSpec(**manifest["spec"]), spec)
     claims.check("num_packs", manifest["num_packs"], real.num_packs)
     claims.check("num_sequences", manifest["num_sequences"], real.num_sequences)

@@ -10,8 +10,14 @@ from data_gen.jobs import files
 from data_gen.jobs.output import read_manifest
 from data_gen.records.provenance import SUFFIX
 
-# Keys of a manifest that say which vocabulary the token ids belong to; packs inherit them.
-VOCABULARY_KEYS = {"vocab_size": int, "vocab_sha256": str, "do_lower_case": bool, "tokenizer": str}
+# Keys of a manifest that packs inherit: which vocabulary the token ids are of, and what is learnt from them
+INHERITED_KEYS = {
+    "vocab_size": int,
+    "vocab_sha256": str,
+    "do_lower_case": bool,
+    "tokenizer": str,
+    "objective": str,
+}
 FILE_KEYS = {"num_records": int, "sha256": str}  # and what the entry of a file promises
 
 
@@ -104,18 +110,18 @@ def read_input_manifests(paths):
         paths: List of paths.
 
     Returns:
-        Dict with those of `VOCABULARY_KEYS` that are known, and dict from path to what is promised of it:
+        Dict with those of `INHERITED_KEYS` that are known, and dict from path to what is promised of it:
         dict with `num_records` and `sha256`, where they are known.
 
     Raises:
-        InputError: two directories have different vocabularies.
+        InputError: two directories have different vocabularies or objectives.
     """
     vocabulary, known_from = {}, None
     for directory, manifest in _manifests_beside(paths):
-        found = _known(manifest, VOCABULARY_KEYS)
+        found = _known(manifest, INHERITED_KEYS)
         if known_from is not None and found != vocabulary:
             raise InputError(
-                f"all inputs must have one vocabulary. Received: {known_from}: {vocabulary}; "
+                f"all inputs must have one vocabulary and objective. Received: {known_from}: {vocabulary}; "
                 f"{directory}: {found}."
             )
         if known_from is None:

@@ -228,7 +228,7 @@ def first_record(path):
 
 
 def find_objective(path):
-    """What is learnt from the records of a file, packed or not, one of `schema.OBJECTIVES`.
+    """What is learnt from the records of a file, packed or not, as `PackSpec.objective`.
 
     What has no `label_mask` counts as BERT's, and its readers say what is missing.
     """

@@ -9,6 +9,8 @@ from data_gen.records.sequences import take
 from data_gen.text import tokenization
 from data_gen.text.corpus import TextDocuments
 from data_gen.text.instances import (
+    NUM_SPECIAL,
+    NUM_SPECIAL_ALONE,
     InstanceRules,
     collect_instances,
     count_own_tokens,
@@ -81,7 +83,8 @@ class BertRecords:
         """See `TextRecords`: `Sequences`."""
         sequences = collect_instances(drawn)
         counts["num_random_nexts"] += int(np.count_nonzero(sequences.next_sentence_labels))
-        counts["num_tokens_used"] += int(count_own_tokens(sequences))
+        num_special = NUM_SPECIAL if self.rules.next_sentences else NUM_SPECIAL_ALONE
+        counts["num_tokens_used"] += int(count_own_tokens(sequences, num_special))
         return sequences
 
     def serialize(self, sequences, order):
@@ -119,7 +122,7 @@ class BertRecords:
                 )
             label = content["num_random_nexts"] / content["num_sequences"]
             # few labels are equal by chance, twenty in one split of half a million
-            if label in (0, 1) and content["num_sequences"] >= MIN_LABELS:
+            if self.rules.next_sentences and label in (0, 1) and content["num_sequences"] >= MIN_LABELS:
                 is_one = content["num_documents"] == 1
                 cause = "the text is one document" if is_one else "no document has a next line"
                 lines.append(

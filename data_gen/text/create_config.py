@@ -5,7 +5,7 @@ import math
 
 from data_gen.cli.settings import InputError, check_settings, result_settings, setting
 from data_gen.jobs.runners import LOCAL, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
-from data_gen.schema import CAUSAL_LM, MLM_NSP, OBJECTIVES
+from data_gen.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from data_gen.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 
 TOKENIZERS = WORDPIECE, BYTE_BPE = ("wordpiece", "byte_bpe")
@@ -20,6 +20,7 @@ BERT_SETTINGS = (
     "short_seq_prob",
 )
 WORDPIECE_SETTINGS = ("do_lower_case",)
+SHORT_SETTINGS = ("short_seq_prob",)  # of pairs: without them, sequences are as full as can be
 USUAL_RATES = {"mask_replace_prob": MASK_REPLACE_PROB, "random_replace_prob": RANDOM_REPLACE_PROB}
 
 
@@ -42,8 +43,9 @@ class CreateConfig:
     vocab_size: int = setting(8192, "tokens of a vocabulary trained here", minimum=10)
     objective: str = setting(
         MLM_NSP,
-        "what is to be learnt: mlm_nsp, BERT's masked tokens and next sentences, or causal_lm, every next "
-        "token of documents as they stand (docs/causal_records.md)",
+        "what is to be learnt: mlm_nsp, BERT's masked tokens and next sentences; mlm, masked tokens alone, "
+        "of sequences that are full of one document's sentences (RoBERTa); or causal_lm, every next token "
+        "of documents as they stand (docs/causal_records.md)",
         choices=OBJECTIVES,
     )
     tokenizer: str = setting(
@@ -102,7 +104,7 @@ class CreateConfig:
             return
         if self.tokenizer != WORDPIECE:
             raise InputError(
-                f"`tokenizer` must be {WORDPIECE} with --objective={MLM_NSP}, which masks WordPieces. "
+                f"`tokenizer` must be {WORDPIECE} with --objective={self.objective}, which masks WordPieces. "
                 f"Received: {self.tokenizer!r}."
             )
         if not 0 < self.masked_lm_prob < 1:
@@ -121,7 +123,9 @@ class CreateConfig:
 
     def _unused(self):
         """The settings that mean nothing with these others."""
-        if self.objective != CAUSAL_LM:
+        if self.objective == MLM:
+            return SHORT_SETTINGS
+        if self.objective == MLM_NSP:
             return ()
         return BERT_SETTINGS + (WORDPIECE_SETTINGS if self.tokenizer != WORDPIECE else ())
 
@@ -150,7 +154,9 @@ class CreateConfig:
         else:
             # without the two that say that it is BERT, and usual rates: older manifests have none
             settings = {**result_settings(self), "max_predictions_per_seq": self.num_prediction_slots}
-            del settings["objective"], settings["tokenizer"]
+            del settings["tokenizer"]
+            for name in ("objective",) if self.objective == MLM_NSP else SHORT_SETTINGS:
+                del settings[name]
             for name, usual in USUAL_RATES.items():
                 if settings[name] == usual:
                     del settings[name]

@@ -20,7 +20,7 @@ from data_gen.packing import histogram as histograms
 from data_gen.records.inputs import find_files, stamp_files, unchanged
 from data_gen.records.provenance import describe_path, provenance_path
 from data_gen.records.shuffle import shuffle_places
-from data_gen.schema import CAUSAL_LM
+from data_gen.schema import CAUSAL_LM, MLM_NSP
 from data_gen.text.bert_records import BertRecords
 from data_gen.text.causal_records import CausalRecords
 from data_gen.text.create_config import WORDPIECE
@@ -137,8 +137,9 @@ def make_records(config):
         max_seq_length=config.max_seq_length,
         max_predictions_per_seq=config.num_prediction_slots,
         masked_lm_prob=config.masked_lm_prob,
-        short_seq_prob=config.short_seq_prob,
+        short_seq_prob=config.short_seq_prob if config.objective == MLM_NSP else 0.0,
         masking=masking_rules(config),
+        next_sentences=config.objective == MLM_NSP,
     )
     return BertRecords(vocabulary, rules, config.dupe_factor)
 
@@ -232,7 +233,7 @@ def _create_from(config, records, sources, vocab_stamps, output, job):
     objective = {"objective": config.objective, "tokenizer": config.tokenizer}
     return {
         "kind": "unpacked",
-        **(objective if config.objective == CAUSAL_LM else {}),
+        **(objective if config.objective != MLM_NSP else {}),
         "settings": config.resolved(),
         "versions": versions(),
         "vocab_size": described.pop("vocab_size"),

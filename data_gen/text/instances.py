@@ -13,6 +13,7 @@ from data_gen.records.sequences import make_sequences, range_indices
 from data_gen.text.masking import MaskingRules, count_predictions, mask_tokens
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+NUM_SPECIAL_ALONE = 2  # [CLS] A [SEP]
 RANDOM_NEXT_RATE = 0.5
 USUAL_MASKING = MaskingRules()
 
@@ -25,8 +26,9 @@ class InstanceRules:
         max_seq_length: S, tokens with [CLS] and [SEP].
         max_predictions_per_seq: P.
         masked_lm_prob: Share of tokens to predict.
-        short_seq_prob: Share of documents that are cut to a random shorter length.
+        short_seq_prob: Share of documents that are cut to a random shorter length; 0 without next sentences.
         masking: How predictions are chosen and hidden.
+        next_sentences: Whether a sequence is a pair of segments; else it is sentences of one document.
     """
 
     max_seq_length: int
@@ -34,6 +36,7 @@ class InstanceRules:
     masked_lm_prob: float = 0.15
     short_seq_prob: float = 0.1
     masking: MaskingRules = USUAL_MASKING
+    next_sentences: bool = True
 
 
 def document_generator(seed, split_index, duplicate, document):
@@ -72,7 +75,11 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
     """
     for duplicate, document in np.asarray(pairs).tolist():
         rng = document_generator(seed, split_index, duplicate, document)
-        for *spans, is_random in draw_segments(corpus, document, documents, rules, rng):
+        if rules.next_sentences:
+            drawn = draw_segments(corpus, document, documents, rules, rng)
+        else:
+            drawn = ((*span, 0) for span in cut_document(corpus, document, rules.max_seq_length))
+        for *spans, is_random in drawn:
             token_ids, types = join_segments(corpus.token_ids, spans, vocabulary)
             masked_ids, masked_positions, masked_labels = mask_tokens(
                 token_ids,
@@ -154,14 +161,42 @@ def draw_segments(corpus, document, documents, rules, rng):
         yield *spans[0], *spans[1], int(is_random)
 
 
-def count_own_tokens(sequences):
+def cut_document(corpus, document, max_seq_length):
+    """Cut a document into sequences of whole sentences, as many as fit: RoBERTa's "doc-sentences".
+
+    No token is lost: a sentence that is longer than a sequence is cut, and its rest goes on with the next.
+
+        sentences of 3, 2, 12, 1 tokens, S = 10   ->   3 + 2, 8, 4 + 1      each with [CLS] and [SEP]
+
+    Args:
+        corpus: `TokenCorpus`.
+        document: Number of the document.
+        max_seq_length: S.
+
+    Yields:
+        (begin, end): positions in `corpus.token_ids`.
+    """
+    first, last = corpus.document_offsets[document : document + 2].tolist()
+    offsets, room = corpus.sentence_offsets, max_seq_length - NUM_SPECIAL_ALONE
+    begin, stop = int(offsets[first]), int(offsets[last])
+    while begin < stop:
+        # The last sentence that ends within; where not even one does, it is cut
+        fits = int(np.searchsorted(offsets[first : last + 1], begin + room, side="right")) - 1 + first
+        end = int(offsets[fits])
+        if end <= begin:
+            end = begin + room
+        yield begin, end
+        begin = end
+
+
+def count_own_tokens(sequences, num_special=NUM_SPECIAL):
     """How many tokens of sequences are text of their own documents: not special, and not of a random next.
 
     [CLS] A A [SEP] B [SEP]   actual next: 3, random next: 2
     """
     is_random = sequences.next_sentence_labels == 1
     borrowed = np.repeat(is_random, sequences.lengths) & (sequences.token_type_ids == 1)  # with its [SEP]
-    num_special = NUM_SPECIAL * len(sequences) - np.count_nonzero(is_random)
+    num_special = num_special * len(sequences) - np.count_nonzero(is_random)
     return len(sequences.tokens) - np.count_nonzero(borrowed) - num_special
 
 
@@ -197,27 +232,28 @@ def truncate_pair(span_a, span_b, max_num_tokens, rng):
 
 
 def join_segments(corpus_ids, spans, vocabulary):
-    """Build [CLS] A [SEP] B [SEP] and its A/B ids.
+    """Build [CLS] A [SEP] B [SEP], or [CLS] A [SEP], and its A/B ids.
 
         A = 7 8, B = 9   ->   [2 7 8 3 9 3]
                               [0 0 0 0 1 1]
 
     Args:
         corpus_ids: int32, all tokens of the corpus.
-        spans: (a_begin, a_end, b_begin, b_end).
+        spans: (a_begin, a_end, b_begin, b_end), or (a_begin, a_end).
         vocabulary: `tokenization.Vocabulary`.
 
     Returns:
         int32 `[L]` and int8 `[L]`.
     """
-    a_begin, a_end, b_begin, b_end = spans
-    length_a, length_b = a_end - a_begin, b_end - b_begin
-    token_ids = np.full(length_a + length_b + NUM_SPECIAL, vocabulary.sep_id, np.int32)
-    token_ids[0] = vocabulary.cls_id
-    token_ids[1 : 1 + length_a] = corpus_ids[a_begin:a_end]
-    token_ids[2 + length_a : -1] = corpus_ids[b_begin:b_end]
-    type_ids = np.zeros(len(token_ids), np.int8)
-    type_ids[2 + length_a :] = 1
+    segments = list(zip(spans[::2], spans[1::2], strict=True))
+    length = 1 + sum(end - begin + 1 for begin, end in segments)
+    token_ids = np.full(length, vocabulary.sep_id, np.int32)
+    type_ids = np.zeros(length, np.int8)
+    token_ids[0], place = vocabulary.cls_id, 1
+    for number, (begin, end) in enumerate(segments):
+        token_ids[place : place + end - begin] = corpus_ids[begin:end]
+        type_ids[place:] = number
+        place += end - begin + 1
     return token_ids, type_ids
 
 

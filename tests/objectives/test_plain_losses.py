@@ -13,12 +13,13 @@ from tiny import to_floats
 from bert_packed.objectives.answers import answers_objective
 from bert_packed.objectives.classes import classes_objective, numbers_objective
 from bert_packed.objectives.metrics import add_sums
-from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.training import engines
 
 pytestmark = pytest.mark.both_backends
-KINDS = ("per_sequence", "per_token", "answers", "classes", "numbers")
-IS_PRETRAINING = ("per_sequence", "per_token")
+IS_MLM = {"mlm alone": "per_sequence", "mlm alone, per_token": "per_token"}
+IS_PRETRAINING = ("per_sequence", "per_token", *IS_MLM)
+KINDS = (*IS_PRETRAINING, "answers", "classes", "numbers")
 
 
 def batch_of(kind):
@@ -41,7 +42,8 @@ def logits_of(kind, batch):
         "numbers": {"logits": (*slots, 1)},
     }
     if kind in IS_PRETRAINING:
-        shape = {"mlm_logits": (*batch["prediction_ids"].shape, VOCAB_SIZE), "nsp_logits": (*slots, 2)}
+        shape = {"mlm_logits": (*batch["prediction_ids"].shape, VOCAB_SIZE)}
+        shape |= {} if kind in IS_MLM else {"nsp_logits": (*slots, 2)}
     else:
         shape = shapes[kind]
     found = {name: (3 * rng.normal(size=size)).astype(np.float32) for name, size in shape.items()}
@@ -53,6 +55,8 @@ def logits_of(kind, batch):
 
 
 def plain_of(kind, logits, batch):
+    if kind in IS_MLM:
+        return plain_losses.masked_lm(logits, batch, IS_MLM[kind])
     if kind in IS_PRETRAINING:
         return plain_losses.pretraining(logits, batch, kind)
     return getattr(plain_losses, kind)(logits, batch)
@@ -64,7 +68,10 @@ def engine_of(kind, logits, **more):
         "classes": functools.partial(classes_objective, 3),
         "numbers": numbers_objective,
     }
-    objective = pretraining_objective(kind) if kind in IS_PRETRAINING else objectives[kind]()
+    if kind in IS_MLM:
+        objective = masked_lm_objective(IS_MLM[kind])
+    else:
+        objective = pretraining_objective(kind) if kind in IS_PRETRAINING else objectives[kind]()
     return engines.make_engine(plain_losses.Logits(logits), objective, **more)
 
 

@@ -65,7 +65,7 @@ def test_two_vocabularies_are_refused(tmp_path, features):
     for name, size in (("a", 300), ("b", 400)):
         write_manifest(tmp_path / name, vocab_size=size)
         write_features(tmp_path / name / "in.tfrecord", features)
-    with pytest.raises(InputError, match=r"one vocabulary\. Received: .*300.*400"):
+    with pytest.raises(InputError, match=r"one vocabulary and objective\. Received: .*300.*400"):
         pack(config(f"{tmp_path}/*/in.tfrecord", tmp_path / "out"))
 
 

@@ -102,6 +102,10 @@ def test_heads_must_divide_width():
         ({"eval_steps": 5}, r"`eval_steps` must be 0 without eval_input_file\. Received: 5\."),
         ({"max_eval_steps": 2}, r"`max_eval_steps` must be 0 without eval_input_file\. Received: 2\."),
         ({"learning_rate": -1.0}, "`learning_rate` must be at least 0"),
+        (
+            {"objective": "mlm", "ablation": "separator_only"},
+            r"`ablation` must leave next sentences alone for objective=mlm, .* Received: separator_only\.",
+        ),
         ({"vocab_file": "v"}, "`vocab_file` must be left out with masking=static, .* Received: 'v'"),
         ({"mask_replace_prob": 0.5}, "`mask_replace_prob` must be left out with masking=static"),
         (

@@ -67,6 +67,16 @@ def config(**changes):
     return TrainConfig(output_dir="out", bert_config_file="tiny", **changes)
 
 
+def test_records_without_next_sentences_teach_masked_tokens_alone(place):
+    made_for_mlm = place("made for mlm", objective="mlm")
+    for pattern in (made_for_mlm, place("made for both")):
+        assert read_data(config(input_file=pattern, objective="mlm")).train.num_rows == 0
+    with pytest.raises(
+        InputError, match=r"`input_file` must hold next-sentence labels .*, made by --obj.*=mlm"
+    ):
+        read_data(config(input_file=made_for_mlm))
+
+
 def test_what_a_manifest_says_is_known(place):
     pattern = place("a")
     data = read_data(config(input_file=pattern, packing_correction="betas"))

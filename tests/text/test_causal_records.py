@@ -328,7 +328,7 @@ def test_overwriting_leaves_nothing_of_the_other_vocabulary(tmp_path):
             {"tokenizer": "byte_bpe", "objective": "mlm_nsp"},
             "`tokenizer` must be wordpiece with --objective=mlm_nsp",
         ),
-        ({"objective": "clm"}, "`objective` must be one of mlm_nsp, causal_lm"),
+        ({"objective": "clm"}, "`objective` must be one of mlm_nsp, mlm, causal_lm"),
         ({"tokenizer": "bpe"}, "`tokenizer` must be one of wordpiece, byte_bpe"),
     ],
 )

@@ -183,7 +183,11 @@ def test_settings_arrive_where_sequences_are_drawn(text, tmp_path):
     shards, sizes = create_job.plan_shards(config, records, 10, output, str(tmp_path / "corpus"))
     assert len(shards) == 5 and sizes == {"train": 10}
     for shard in shards:
-        assert dataclasses.asdict(shard.records.rules) == {**settings, "masking": masking}
+        assert dataclasses.asdict(shard.records.rules) == {
+            **settings,
+            "masking": masking,
+            "next_sentences": True,
+        }
         assert (shard.seed, shard.num_duplicates, shard.split) == (77, 6, "train")
     ends = [(shard.first, shard.last) for shard in shards]
     assert ends == [(12 * i, 12 * i + 12) for i in range(5)]

@@ -218,6 +218,46 @@ def rows(sequences):
         )
 
 
+def restored(tokens, positions, labels):
+    tokens = tokens.copy()
+    tokens[positions] = labels
+    return tokens
+
+
+@pytest.mark.parametrize("max_seq_length", [8, 33, 128])
+def test_without_next_sentences_every_token_is_used_once(max_seq_length):
+    """Sentences in a row, [CLS] before and [SEP] after, as many whole ones as fit."""
+    corpus, vocabulary = make_corpus(random_documents(4, max_sentence_length=50))
+    rules = InstanceRules(max_seq_length, 20, next_sentences=False)
+    sequences = make(corpus, vocabulary, rules)
+    assert sequences.lengths.max() == max_seq_length and not sequences.next_sentence_labels.any()
+    text = []
+    for tokens, types, positions, labels in rows(sequences):
+        whole = restored(tokens, positions, labels)
+        assert not types.any() and len(whole) <= max_seq_length
+        assert (whole[0], whole[-1]) == (vocabulary.cls_id, vocabulary.sep_id)
+        text.append(whole[1:-1])
+    # every token occurs once in the corpus, so that this is their order too
+    np.testing.assert_array_equal(np.concatenate(text), corpus.token_ids)
+    sentences, ends = set(corpus.sentence_offsets.tolist()), np.cumsum([len(part) for part in text])
+    ends_of_documents = set(corpus.sentence_offsets[corpus.document_offsets[1:]].tolist())
+    num_full = 0
+    for begin, end in zip([0, *ends], ends, strict=False):
+        later = [stop for stop in sentences if end < stop <= begin + max_seq_length - 2]
+        if end in sentences:  # no further sentence fits, or there is none
+            assert not later or end in ends_of_documents
+        else:  # one that fits no sequence
+            assert end - begin == max_seq_length - 2 and not later
+            num_full += 1
+        assert not any(begin < stop < end for stop in ends_of_documents)
+    assert (num_full > 0) == (max_seq_length < 50)
+
+
+def test_the_example_of_a_document_that_is_cut():
+    corpus, _ = make_corpus([[4], [3, 2, 12, 1]])
+    assert list(instances.cut_document(corpus, 1, 10)) == [(4, 9), (9, 17), (17, 22)]
+
+
 def test_80_10_10():
     corpus, vocabulary = make_corpus([[20] * 20 for _ in range(40)])
     sequences = make(corpus, vocabulary, InstanceRules(128, 20), num_duplicates=3)
