@@ -76,13 +76,22 @@ class TrainConfig:
     eval_batch_size: int = setting(8, "packs per evaluation batch", minimum=1)
     num_train_steps: int = setting(100_000, "optimizer steps", minimum=1)
     num_warmup_steps: int = setting(10_000, "steps over which the learning rate rises linearly", minimum=0)
+    num_decay_steps: int = setting(
+        0,
+        "last steps, over which the learning rate falls; 0 = all after the warm-up, fewer: warm-up, stable, "
+        "decay",
+        minimum=0,
+    )
+    optimizer: str = setting(
+        "lamb", "LAMB, or adam: Adam with weight decay beside it (AdamW)", choices=("lamb", "adam")
+    )
     learning_rate: float = setting(1e-3, "peak learning rate", minimum=0)
     end_learning_rate: float = setting(0.0, "learning rate after the last step", minimum=0)
     decay_power: float = setting(1.0, "power of the polynomial decay; 1 = linear", minimum=0)
-    weight_decay: float = setting(0.01, "weight decay inside LAMB's trust ratio", minimum=0)
-    beta_1: float = setting(0.9, "LAMB's decay of momentum", minimum=0, maximum=0.999999)
-    beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
-    epsilon: float = setting(1e-6, "LAMB's epsilon", minimum=LEAST_EPSILON)
+    weight_decay: float = setting(0.01, "weight decay, with LAMB inside its trust ratio", minimum=0)
+    beta_1: float = setting(0.9, "the optimizer's decay of momentum", minimum=0, maximum=0.999999)
+    beta_2: float = setting(0.999, "the optimizer's decay of velocity", minimum=0, maximum=0.9999999)
+    epsilon: float = setting(1e-6, "the optimizer's epsilon", minimum=LEAST_EPSILON)
     max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
     max_skipped_steps: int = setting(
         10,
@@ -253,6 +262,12 @@ class TrainConfig:
             value = getattr(self, name)
             if value and not self.eval_input_file:
                 raise InputError(f"`{name}` must be 0 without eval_input_file. Received: {value}.")
+        after_warmup = max(self.num_train_steps - self.num_warmup_steps, 0)
+        if self.num_decay_steps > after_warmup:
+            raise InputError(
+                "`num_decay_steps` must be at most num_train_steps less num_warmup_steps, "
+                f"{after_warmup}. Received: {self.num_decay_steps}."
+            )
         if self.profile_steps and self.steps_to_profile[-1] > self.num_train_steps:
             raise InputError(
                 f"`profile_steps` must be at most num_train_steps={self.num_train_steps}. Received: "

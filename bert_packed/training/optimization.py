@@ -1,4 +1,4 @@
-"""LAMB as tensorflow-addons computes it, its schedule, and the packing correction of its betas."""
+"""LAMB as tensorflow-addons computes it, AdamW, their schedule, and the packing correction of the betas."""
 
 import re
 import types
@@ -196,19 +196,24 @@ class AdamWeightDecay(MomentOptimizer):
 
 
 class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear rise to the peak over `num_warmup_steps`, then polynomial decay to the end value.
+    """Linear rise to the peak over `num_warmup_steps`, then or later polynomial decay to the end value.
 
     With a peak of 4, 2 warm-up steps and 6 steps in all, linear:
 
         step     0  1  2  3  4  5
         rate     2  4  4  3  2  1
 
+    The decay takes all steps after the warm-up, or the last `num_decay_steps`; with 2 (warm-up, stable, decay):
+
+        rate     2  4  4  4  4  2
+
     google-research/bert starts at 0, so that its first step changes nothing, and decays from step 0 on,
     so that the rate jumps where warm-up ends; ours starts one notch up and decays from the peak.
     """
 
-    def __init__(self, peak, num_train_steps, num_warmup_steps=0, end=0.0, power=1.0):
+    def __init__(self, peak, num_train_steps, num_warmup_steps=0, end=0.0, power=1.0, num_decay_steps=0):
         super().__init__()
+        self.num_decay_steps = num_decay_steps
         self.peak = peak
         self.num_train_steps = num_train_steps
         self.num_warmup_steps = num_warmup_steps
@@ -218,14 +223,17 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         step = ops.cast(step, "float32")
         warm = self.peak * (step + 1.0) / max(self.num_warmup_steps, 1)
-        decay_steps = max(self.num_train_steps - self.num_warmup_steps, 1)
+        decay_steps = self.num_decay_steps or max(self.num_train_steps - self.num_warmup_steps, 1)
         left = ops.clip((self.num_train_steps - step) / decay_steps, 0.0, 1.0)
         decayed = self.end + (self.peak - self.end) * ops.power(left, self.power)
         return ops.where(step < self.num_warmup_steps, warm, decayed)
 
     def get_config(self):
-        names = ("peak", "num_train_steps", "num_warmup_steps", "end", "power")
+        names = ("peak", "num_train_steps", "num_warmup_steps", "end", "power", "num_decay_steps")
         return {name: getattr(self, name) for name in names}
+
+
+OPTIMIZERS = {"lamb": Lamb, "adam": AdamWeightDecay}  # by the names of `--optimizer`
 
 
 def correct_betas(beta_1, beta_2, packing_factor):
@@ -251,13 +259,15 @@ def build_schedule(config):
         config.num_warmup_steps,
         config.end_learning_rate,
         config.decay_power,
+        config.num_decay_steps,
     )
 
 
 def build_optimizer(config, packing_factor=1.0):
     """The optimizer of a `TrainConfig`; `packing_factor` is used with `--packing_correction=betas`."""
     factor = packing_factor if config.packing_correction == "betas" else 1.0
-    return Lamb(build_schedule(config), **optimizer_settings(config, factor))
+    make = OPTIMIZERS[config.optimizer]
+    return make(build_schedule(config), **optimizer_settings(config, factor))
 
 
 def optimizer_settings(config, packing_factor=1.0):

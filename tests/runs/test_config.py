@@ -106,6 +106,10 @@ def test_heads_must_divide_width():
             {"objective": "mlm", "ablation": "separator_only"},
             r"`ablation` must leave next sentences alone for objective=mlm, .* Received: separator_only\.",
         ),
+        (
+            {"num_train_steps": 100, "num_warmup_steps": 40, "num_decay_steps": 61},
+            r"`num_decay_steps` must be at most .*, 60\. Received: 61\.",
+        ),
         ({"vocab_file": "v"}, "`vocab_file` must be left out with masking=static, .* Received: 'v'"),
         ({"mask_replace_prob": 0.5}, "`mask_replace_prob` must be left out with masking=static"),
         (

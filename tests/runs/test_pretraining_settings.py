@@ -96,6 +96,7 @@ optimizer = {
 schedules = {
     "num_train_steps": "num_train_steps",
     "num_warmup_steps": "num_warmup_steps",
+    "num_decay_steps": "num_decay_steps",
     "learning_rate": "peak",
     "end_learning_rate": "end",
     "decay_power": "power",
@@ -156,6 +157,7 @@ CASES = {
     ),
     "ablation": Case(lambda seen, _: nsp_loss(seen), (False, True)),
     "dtype": Case(lambda seen, _: block(seen).attention.query.compute_dtype, "bfloat16"),
+    "optimizer": Case(lambda seen, _: type(seen.engine.optimizer).__name__, "AdamWeightDecay", run="adam"),
     "masking": Case(lambda seen, _: "fresh" if masking(seen) else "the records'", "fresh", run="masked"),
     "vocab_file": Case(lambda seen, _: len(masking(seen)._vocabulary), VOCAB_SIZE, run="masked", other=""),
     **{

@@ -108,6 +108,20 @@ def test_schedule_rises_linearly_and_decays_to_the_end():
     np.testing.assert_allclose([float(square(s)) for s in range(5)], [1.0, 0.65, 0.4, 0.25, 0.2], rtol=1e-6)
 
 
+def test_a_schedule_that_stays_at_its_peak_until_the_last_steps():
+    schedule = WarmupPolynomialDecay(4.0, num_train_steps=7, num_warmup_steps=2, end=1.0, num_decay_steps=3)
+    assert [float(schedule(step)) for step in range(8)] == [2.0, 4.0, 4.0, 4.0, 4.0, 3.0, 2.0, 1.0]
+    assert type(schedule).from_config(schedule.get_config()).get_config() == schedule.get_config()
+
+
+def test_adam_or_lamb_by_name():
+    config = TrainConfig(input_file="x", output_dir="y", optimizer="adam", packing_correction="betas")
+    optimizer = build_optimizer(config, packing_factor=2.0)
+    assert type(optimizer) is AdamWeightDecay and optimizer.corrects_bias
+    assert (optimizer.beta_1, optimizer.weight_decay_rate) == (pytest.approx(0.81), 0.01)
+    assert type(build_optimizer(dataclasses.replace(config, optimizer="lamb"))) is Lamb
+
+
 def test_packing_correction():
     assert correct_betas(0.81, 0.9, 2) == pytest.approx((0.6561, 0.81))
     config = TrainConfig(input_file="x", output_dir="y", packing_correction="betas")
