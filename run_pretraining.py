@@ -41,6 +41,7 @@ def _run(config, backend, processes):
     from bert_packed.runs import pretraining, run_directory
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
+    from bert_packed.runs.recipes import read_recipe, recipe_rows
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
     from bert_packed.training import loop
     from bert_packed.training.engines.memory import out_of_memory_names
@@ -54,6 +55,8 @@ def _run(config, backend, processes):
     model_config = ablate(model_config, config.ablation)
     check_fits(data, model_config, config)
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
+    if config.recipe:
+        facts["recipe"] = read_recipe(config.recipe, data.train.packing_factor, config)
     with run_directory.locked(config.output_dir, processes) as folder:
         latest = run_directory.agree(folder, config, facts, print, processes)
         if not latest:
@@ -61,6 +64,9 @@ def _run(config, backend, processes):
             check_held_out(data, model_config, config, features, pretraining.share_of(config, processes))
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
+        if config.recipe and processes.is_first:
+            print_table(recipe_rows(facts["recipe"], config))
+            print(f"recipe {config.recipe}: {'; '.join(dict.fromkeys(facts['recipe']['sources'].values()))}")
         engine = pretraining.build_engine(config, model_config, data, processes)
         if config.layout != "none":
             processes.say(engine.replicas.layout.describe(model_config))

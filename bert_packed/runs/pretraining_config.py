@@ -15,6 +15,7 @@ from bert_packed.config import (
     parse_ablation,
 )
 from bert_packed.parallel.cluster import DISTRIBUTIONS
+from bert_packed.runs.recipes import RECIPES
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 from data_gen.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from data_gen.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
@@ -98,6 +99,13 @@ class TrainConfig:
         "the run ends with so many steps in a row whose loss or gradient is not finite; each of them leaves "
         "the weights as they were",
         minimum=1,
+        changeable=True,
+    )
+    recipe: str = setting(
+        "",
+        "a published recipe of unpacked pre-training, to print beside this run what the packing factor of "
+        "its data makes of it, and to store that in run.json; nothing else changes",
+        choices=("", *RECIPES),
         changeable=True,
     )
     mlm_loss: str = setting(

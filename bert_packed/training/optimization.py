@@ -203,7 +203,7 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
         step     0  1  2  3  4  5
         rate     2  4  4  3  2  1
 
-    The decay takes all steps after the warm-up, or the last `num_decay_steps`; with 2 (warm-up, stable, decay):
+    The decay takes all steps after the warm-up, or the last `num_decay_steps` (warm-up, stable, decay); of 2:
 
         rate     2  4  4  4  4  2
 

@@ -158,6 +158,12 @@ CASES = {
     "ablation": Case(lambda seen, _: nsp_loss(seen), (False, True)),
     "dtype": Case(lambda seen, _: block(seen).attention.query.compute_dtype, "bfloat16"),
     "optimizer": Case(lambda seen, _: type(seen.engine.optimizer).__name__, "AdamWeightDecay", run="adam"),
+    "recipe": Case(
+        lambda seen, _: (
+            json.loads((seen.folder / "run.json").read_text()).get("recipe", {}).get("packing_factor")
+        ),
+        FACTOR,
+    ),
     "masking": Case(lambda seen, _: "fresh" if masking(seen) else "the records'", "fresh", run="masked"),
     "vocab_file": Case(lambda seen, _: len(masking(seen)._vocabulary), VOCAB_SIZE, run="masked", other=""),
     **{
