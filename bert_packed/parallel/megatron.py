@@ -77,7 +77,7 @@ class Megatron1D(MeshLayout):
     def padded_rows(self, num_rows):
         return -(-num_rows // self.num_parts) * self.num_parts
 
-    def padded_width(self, name, width):
+    def padded_width(self, width):
         return width
 
     def multiply(self, name, inputs_BQX, kernels):

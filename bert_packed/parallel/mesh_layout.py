@@ -31,7 +31,7 @@ class LaidDense(keras.layers.Dense):
     def __init__(self, layout, width, kernel_initializer, **kwargs):
         self.layout = layout
         self.width = width
-        units = layout.padded_width(kwargs["name"], width)
+        units = layout.padded_width(width)
         super().__init__(units, kernel_initializer=_padded(kernel_initializer, 1, width), **kwargs)
 
     def build(self, input_shape):
@@ -85,8 +85,8 @@ class MeshLayout(Layout):
         """Rows of a table with so many, with those that are added."""
         raise NotImplementedError
 
-    def padded_width(self, name, width):
-        """Columns of the kernel of a linear layer of that name, with those that are added."""
+    def padded_width(self, width):
+        """Columns of the kernel of a linear layer, with those that are added."""
         raise NotImplementedError
 
     def multiply(self, name, inputs_BQX, kernels):

@@ -89,7 +89,7 @@ class Optimus2D(MeshLayout):
     def padded_rows(self, num_rows):
         return -(-num_rows // self.side) * self.side
 
-    def padded_width(self, name, width):
+    def padded_width(self, width):
         return -(-width // self.side) * self.side
 
     def multiply(self, name, inputs_BQX, kernels):

@@ -50,7 +50,7 @@ class Sent:
 
 def small_shape(side):
     """A block of which no few times bsh are as many as few times h^2: each shows in a sum of both."""
-    return EncoderShape(batch=3 * side, length=20, width=16 * side, heads=side**2, layers=1)
+    return EncoderShape(batch=3 * side, length=20, width=16 * side, num_heads=side**2, num_layers=1)
 
 
 def factor(layout, transport, side):
@@ -78,7 +78,7 @@ def formula(name, layout, transport, side, shape):
         volume = megatron * shape.bsh
     else:
         volume = hidden * shape.bsh + kernels * shape.width**2
-    return shape.layers * volume * factor(layout, transport, side)
+    return shape.num_layers * volume * factor(layout, transport, side)
 
 
 def count_sent(text, kinds):

@@ -40,15 +40,15 @@ class EncoderShape:
         batch: b, packs.
         length: s, tokens of a pack.
         width: h, of the model; the feed-forward network is four times as wide.
-        heads: n, of attention.
-        layers: N, encoder blocks.
+        num_heads: n, of attention.
+        num_layers: N, encoder blocks.
     """
 
     batch: int
     length: int
     width: int
-    heads: int
-    layers: int
+    num_heads: int
+    num_layers: int
 
     @property
     def bsh(self):
@@ -109,8 +109,8 @@ def _unfilled_encoder(shape, side, remat, block, layout):
     config = ModelConfig(
         vocab_size=side**2,
         hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
         intermediate_size=4 * shape.width,
         hidden_dropout_prob=0.0,  # the paper's have none
         attention_probs_dropout_prob=0.0,

@@ -135,7 +135,7 @@ def memory_rows(sides, layers, compile_program=compile_encoder):
 
 def kernel_bytes(shape):
     """Of the kernels of all blocks, whole."""
-    return shape.layers * 12 * shape.width**2 * SCALAR_BYTES
+    return shape.num_layers * 12 * shape.width**2 * SCALAR_BYTES
 
 
 def batch_rows(sides, layers, budget, compile_program=compile_encoder):

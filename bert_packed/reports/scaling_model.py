@@ -73,7 +73,7 @@ class Machine:
 def multiplications(shape):
     """Of scalars, in the forward pass of all blocks on all devices, by Table 1."""
     b, s, h = shape.batch, shape.length, shape.width
-    return shape.layers * (12 * b * s * h**2 + 2 * b * s**2 * h)
+    return shape.num_layers * (12 * b * s * h**2 + 2 * b * s**2 * h)
 
 
 def fit_machine(row=FITTED_TO):

@@ -97,7 +97,7 @@ def test_a_loop_of_unknown_length_cannot_be_counted():
 
 def test_the_fit_gives_the_times_of_its_row():
     machine = scaling_model.fit_machine()
-    shape = dataclasses.replace(WEAK_64_MEGATRON, layers=24)
+    shape = dataclasses.replace(WEAK_64_MEGATRON, num_layers=24)
     times = scaling_model.seconds_a_sequence("megatron1d", shape, 64, machine)
     assert times == pytest.approx([0.4638, 1.0963])
     assert machine.rate == pytest.approx(9.2608e11, rel=1e-4)
@@ -194,8 +194,8 @@ def pretended(shape, layout, side=1, remat=False):
     assert remat
     parts = side**2 if layout != "none" else 1
     spread = parts if layout == "optimus2d" else 1
-    weights = 48 * shape.layers * shape.width**2 // parts
-    temporary = (shape.layers + 8) * 4 * shape.bsh // spread
+    weights = 48 * shape.num_layers * shape.width**2 // parts
+    temporary = (shape.num_layers + 8) * 4 * shape.bsh // spread
     return StepProgram("", 0.0, None, None, None, weights, weights, 0, temporary)
 
 

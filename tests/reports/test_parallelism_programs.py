@@ -65,7 +65,7 @@ def test_what_is_sent_is_table_1_exactly(layout, transport, side):
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "transport"), [TREE, ("megatron1d", "")])
 def test_every_layer_sends_as_much(layout, transport):
-    check_counts(layout, transport, 2, dataclasses.replace(small_shape(2), layers=3))
+    check_counts(layout, transport, 2, dataclasses.replace(small_shape(2), num_layers=3))
 
 
 def test_one_broadcast_left_out_is_seen(monkeypatch):
@@ -110,7 +110,7 @@ def test_tables_of_the_command_keep_what_it_promises():
 
 def test_kernels_of_a_program_are_its_share():
     """Arguments are the weights, the inputs, the gradient of what comes out, and the ids of a row's packs."""
-    shape = dataclasses.replace(table2_shape(2, 1, batch=4), length=64, width=64, heads=4)
+    shape = dataclasses.replace(table2_shape(2, 1, batch=4), length=64, width=64, num_heads=4)
     program = compile_encoder(shape, "optimus2d", 2, remat=True)
     kernels = 12 * shape.width**2 // 4
     vectors = 13 * shape.width // 2  # biases of 3 + 1 + 4 + 1 widths, two norms
