@@ -205,12 +205,14 @@ def make_runs(folder, tmp):
         "mask_replace_prob": 0.5,
         "random_replace_prob": 0.25,
     }
+    grown = {"initial_batch_size": 2, "batch_warmup_steps": 4}
     made = {
         "default": run(tmp / "default", **given),
         "changed": run(other_run(tmp / "changed"), **changed),
         "seeded": run(tmp / "seeded", **given, random_seed=99),
         "flash": run(tmp / "flash", **given, attention="flash"),
         "mirrored": run(tmp / "mirrored", **given, distribution="mirrored"),
+        "grown": run(tmp / "grown", **{**given, "train_batch_size": 6}, **grown, micro_batch_size=2),
         "adam": run(tmp / "adam", **given, optimizer="adam"),
         "masked": run(tmp / "masked", **given, **masking),
         "spread": run(tmp / "spread", **given, layout="optimus2d", mesh="2,3,3", summa="tree"),
@@ -232,6 +234,7 @@ def make_runs(folder, tmp):
         **changed,
         "output_dir": tmp / "changed",
         **masking,
+        **grown,
         "optimizer": "adam",
         "random_seed": 99,
         "attention": "flash",

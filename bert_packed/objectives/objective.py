@@ -39,7 +39,7 @@ class Objective:
         perplexities: Dict from a figure to such a pair; the figure is e to the power of their ratio.
         model_flops: Function `(config, sums)` to the operations of the model, as in `models/flops.py`.
         skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
-            one: the number of rounds of its loop follows from the data.
+            one: the number of rounds of its loop follows from the data. Dropout goes on as if none were.
     """
 
     build_model: Callable[..., Any]

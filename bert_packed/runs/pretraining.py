@@ -1,6 +1,7 @@
 """How the parts of a pre-training run fit together: engine, hooks of the outer loop, final comparison."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 
@@ -8,6 +9,7 @@ import keras
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
+from bert_packed.data.batch_growth import BatchGrowth, GrowingBatches
 from bert_packed.data.dynamic_masking import MaskedBatches
 from bert_packed.data.share import Share
 from bert_packed.models.flash_attention import choose_attention
@@ -34,6 +36,8 @@ def build_engine(config, model_config, data, processes=ALONE):
     if model_config.ablation_no_position_reset and hasattr(model_config, "max_position_embeddings"):
         _check_positions(model_config, data.train.spec)
     objective = choose_objective(config.objective, model_config, config, data.train.num_rows)
+    if config.batch_warmup_steps:
+        objective = dataclasses.replace(objective, skips_empty=True)
     attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
     with replicas.scope() if replicas else contextlib.nullcontext():
         model = objective.build_model(
@@ -175,6 +179,8 @@ def speed_rows(config, model_config, data, engine, processes=ALONE):
     """
     if not data.unpacked.files:
         return []
+    # Full steps, as all are after the batch has grown
+    config = dataclasses.replace(config, initial_batch_size=0, batch_warmup_steps=0)
     unpacked = build_engine(config, model_config, data, processes)
     contenders = []
     for name, its_engine, packs, factor in (
@@ -191,23 +197,31 @@ def speed_rows(config, model_config, data, engine, processes=ALONE):
 
 
 def _train_batches(config, model_config, objective, packs, masking, processes, first_step):
-    share = share_of(config, processes)
+    share, batch_size, first_batch = share_of(config, processes), config.train_batch_size, first_step
+    growth = None
+    if config.batch_warmup_steps:
+        micro = config.packs_at_once
+        growth = BatchGrowth(
+            config.initial_batch_size, config.train_batch_size, micro, config.batch_warmup_steps
+        )
+        # Read micro-batch by micro-batch: a step is as many of them as it has grown to
+        batch_size, first_batch = micro, growth.packs_before(first_step) // micro
     dataset = input_pipeline.train_batches(
         packs.index,
         packs.spec,
-        config.train_batch_size,
+        batch_size,
         config.random_seed,
         config.shuffle_buffer_size,
-        first_step,
+        first_batch,
         objective.features,
         share,
     )
     batches = input_pipeline.CheckedBatches(
         dataset, packs.files, packs.spec, model_config, objective.features
     )
-    if not masking:
-        return batches
-    return MaskedBatches(batches, masking, packs.index, share, config.train_batch_size, first_step)
+    if masking:
+        batches = MaskedBatches(batches, masking, packs.index, share, batch_size, first_batch)
+    return GrowingBatches(batches, growth, first_step) if growth else batches
 
 
 def share_of(config, processes):

@@ -74,6 +74,15 @@ class TrainConfig:
         "packs computed at once; gradients of a step's micro-batches add up; 0 = train_batch_size",
         minimum=0,
     )
+    initial_batch_size: int = setting(
+        0,
+        "packs of the first step, whole micro-batches; more follow with every step until batch_warmup_steps; "
+        "0 = train_batch_size from the start",
+        minimum=0,
+    )
+    batch_warmup_steps: int = setting(
+        0, "with initial_batch_size: steps until the batch has grown to train_batch_size", minimum=0
+    )
     eval_batch_size: int = setting(8, "packs per evaluation batch", minimum=1)
     num_train_steps: int = setting(100_000, "optimizer steps", minimum=1)
     num_warmup_steps: int = setting(10_000, "steps over which the learning rate rises linearly", minimum=0)
@@ -286,10 +295,25 @@ class TrainConfig:
                 f"`ablation` must leave next sentences alone for objective={MLM}, which has none. Received: "
                 f"{self.ablation}."
             )
+        self._check_batch_warmup()
         self._check_masking()
         self._check_layout()
         check_dropout_overrides(self)
         check_divides(self, "micro_batch_size", "train_batch_size")
+
+    def _check_batch_warmup(self):
+        initial, steps = self.initial_batch_size, self.batch_warmup_steps
+        if bool(initial) != bool(steps):
+            raise InputError(
+                "`initial_batch_size` and `batch_warmup_steps` must be given together. Received: "
+                f"initial_batch_size={initial}, batch_warmup_steps={steps}."
+            )
+        if initial % self.packs_at_once or initial > self.train_batch_size:
+            raise InputError(
+                "`initial_batch_size` must be a multiple of micro_batch_size and at most train_batch_size. "
+                f"Received: {initial}, micro_batch_size={self.packs_at_once}, "
+                f"train_batch_size={self.train_batch_size}."
+            )
 
     def _check_masking(self):
         if self.masking == "dynamic":

@@ -252,6 +252,7 @@ def _check_rows(config, train, others):
         "shuffle_buffer_size": 1,
         "distribution": "none",
         "lm_loss": "per_token",
+        "batch_warmup_steps": 0,
     }
     for name, value in wanted.items():
         if getattr(config, name) != value:

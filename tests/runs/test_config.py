@@ -110,6 +110,18 @@ def test_heads_must_divide_width():
             {"num_train_steps": 100, "num_warmup_steps": 40, "num_decay_steps": 61},
             r"`num_decay_steps` must be at most .*, 60\. Received: 61\.",
         ),
+        (
+            {"initial_batch_size": 8},
+            r"`initial_batch_size` and `batch_warmup_steps` must be given together\. .*=8, .*=0\.",
+        ),
+        (
+            {"initial_batch_size": 6, "batch_warmup_steps": 3, "micro_batch_size": 4},
+            r"`initial_batch_size` must be a multiple of micro_batch_size .* Received: 6, micro_batch_",
+        ),
+        (
+            {"initial_batch_size": 64, "batch_warmup_steps": 3, "micro_batch_size": 4},
+            "at most train_batch_size. Received: 64, micro_batch_size=4, train_batch_size=32",
+        ),
         ({"vocab_file": "v"}, "`vocab_file` must be left out with masking=static, .* Received: 'v'"),
         ({"mask_replace_prob": 0.5}, "`mask_replace_prob` must be left out with masking=static"),
         (

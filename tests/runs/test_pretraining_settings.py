@@ -68,6 +68,12 @@ def masking(seen):
     return getattr(seen.batches, "_masking", None)
 
 
+def num_packs(seen):
+    """Packs of the first steps, empty ones not counted."""
+    batches = itertools.islice(seen.hooks.batches(0), 6)
+    return [int(batch["sequence_ids"].any(axis=1).sum()) for batch in batches]
+
+
 def is_from(seen, rows):
     return all(row in rows for row in seen.batch["token_ids"].tolist())
 
@@ -163,6 +169,12 @@ CASES = {
             json.loads((seen.folder / "run.json").read_text()).get("recipe", {}).get("packing_factor")
         ),
         FACTOR,
+    ),
+    "initial_batch_size": Case(lambda seen, _: num_packs(seen)[0], 2, run="grown", other=""),
+    "batch_warmup_steps": Case(
+        lambda seen, _: (num_packs(seen), seen.engine.objective.skips_empty),
+        ([2, 2, 4, 4, 6, 6], True),
+        run="grown",
     ),
     "masking": Case(lambda seen, _: "fresh" if masking(seen) else "the records'", "fresh", run="masked"),
     "vocab_file": Case(lambda seen, _: len(masking(seen)._vocabulary), VOCAB_SIZE, run="masked", other=""),

@@ -283,10 +283,16 @@ class JaxEngine(Engine):
 
         zeros = [jnp.zeros_like(values) for values in trainable]
         no_sums = {name: jnp.zeros(()) for name in self.objective.sum_names}
-        # On several devices the seeds must move on by as much everywhere
-        skips = self.objective.skips_empty and self.replicas is None
-        num_used = _num_used(parts["sequence_ids"]) if skips else size // micro
-        return jax.lax.fori_loop(0, num_used, add_part, (zeros, no_sums, list(other)))
+        number = size // micro
+        num_used = _num_used(parts["sequence_ids"]) if self.objective.skips_empty else number
+        found = jax.lax.fori_loop(0, num_used, add_part, (zeros, no_sums, list(other)))
+        if not self.objective.skips_empty:
+            return found
+        # The seeds move on by as much whatever is skipped, and so on all devices
+        gradients, sums, moved = found
+        rounds = jnp.maximum(num_used, 1).astype("uint32")
+        moved = [old + (new - old) // rounds * number for old, new in zip(other, moved, strict=True)]
+        return gradients, sums, moved
 
     def _in_parts(self, values, micro):
         """Packs of a copy of the model as `[A, M, ...]`, on the devices where they are.

@@ -27,11 +27,11 @@ class TensorFlowEngine(Engine):
     def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
         super().__init__(model, objective, optimizer, micro_batch_size, replicas)
         options = {"jit_compile": True, "reduce_retracing": False, "autograph": False}
+        self._dropouts = [layer for layer in find_dropouts(model) if layer.rate > 0]
         if replicas is None:
             self.compiled_train_step = tf.function(self._train_step, **options)
             self.compiled_eval_step = tf.function(self._eval_step, **options)
             return
-        self._dropouts = [layer for layer in find_dropouts(model) if layer.rate > 0]
         self._compiled_part = tf.function(self._replica_gradients, **options)
         self._compiled_eval_part = tf.function(self._eval_step, **options)
         self.compiled_train_step = tf.function(
@@ -115,12 +115,16 @@ class TensorFlowEngine(Engine):
         sums = strategy.run(self._replica_step, args=(batch, wants_stop))
         size = next(iter(strategy.experimental_local_results(next(iter(batch.values()))))).shape[0]
         num_rounds = size // self._packs_at_once(size)
-        for layer in self._dropouts:
-            seed = layer.seed_generator.state
-            seed.assign(seed.value + tf.constant([0, num_rounds], seed.value.dtype))
+        self._move_seeds(num_rounds)
         sums = {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
         # Not by each replica: the update is one, and all of them together are asked of its ratios once
         return {**sums, **trust_ratios(self.optimizer)}
+
+    def _move_seeds(self, num_rounds):
+        """Move the seeds of dropout on, as so many micro-batches do."""
+        for layer in self._dropouts:
+            seed = layer.seed_generator.state
+            seed.assign(seed.value + tf.cast(tf.stack([0, num_rounds]), seed.value.dtype))
 
     def _replica_step(self, batch, wants_stop):
         context = tf.distribute.get_replica_context()
@@ -175,11 +179,13 @@ class TensorFlowEngine(Engine):
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
         no_sums = dict.fromkeys(self.objective.sum_names, tf.zeros(()))
         num_parts = size // micro
-        skips = self.objective.skips_empty and replica is None  # seeds must move on by as much everywhere
-        num_used = _num_used(parts["sequence_ids"]) if skips else num_parts
+        num_used = _num_used(parts["sequence_ids"]) if self.objective.skips_empty else num_parts
         _, gradients, sums = tf.while_loop(
             lambda index, *_: index < num_used, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
         )
+        if self.objective.skips_empty and training and replica is None:
+            # By as much whatever is skipped, as on several devices
+            self._move_seeds(num_parts - num_used)
         return gradients, sums
 
     def _micro_batch(self, batch, denominators, training, replica, index):

@@ -1,0 +1,78 @@
+"""Steps that begin small: a batch that grows by whole micro-batches, in arrays of one shape.
+
+Legend: B packs per full step, M packs per micro-batch.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchGrowth:
+    """How many packs each step has.
+
+    From 2 packs to 8 over 4 steps, in micro-batches of 2, and how many were read before:
+
+        step           0  1  2  3  4  5
+        packs          2  2  4  6  8  8
+        packs before   0  2  4  8 14 22
+
+    Attributes:
+        initial: Packs of the first step, a multiple of M.
+        full: B, a multiple of M.
+        micro_batch_size: M.
+        num_steps: Steps that it takes to reach B; 0 for B from the start.
+    """
+
+    initial: int
+    full: int
+    micro_batch_size: int
+    num_steps: int = 0
+
+    def packs(self, steps):
+        """Packs of steps, int64 `[n]`, counted from 0: int64 `[n]`."""
+        more = (self.full - self.initial) // self.micro_batch_size
+        grown = more * np.minimum(steps, self.num_steps) // max(self.num_steps, 1) if self.num_steps else more
+        return self.initial + grown * self.micro_batch_size + 0 * np.asarray(steps)
+
+    def packs_before(self, step):
+        """Packs of all steps before one."""
+        growing = np.arange(min(step, self.num_steps))
+        return int(self.packs(growing).sum()) + self.full * max(step - self.num_steps, 0)
+
+
+class GrowingBatches(Iterator):
+    """Batches of one shape, the first of which end in empty packs.
+
+    Args:
+        batches: Batches of a micro-batch each, or of a process's part of one; with `sources`, as of
+            `input_pipeline.CheckedBatches`.
+        growth: `BatchGrowth`.
+        first_step: Step of the first batch.
+    """
+
+    def __init__(self, batches, growth, first_step):
+        self._batches, self._growth, self._step = batches, growth, first_step
+        self._sources = {}
+
+    def __next__(self):
+        growth = self._growth
+        number = int(growth.packs(self._step)) // growth.micro_batch_size
+        parts, self._sources = [], {}
+        for _ in range(number):
+            parts.append(next(self._batches))
+            for file, records in self._batches.sources.items():
+                self._sources.setdefault(file, []).extend(records)
+        self._step += 1
+        missing = growth.full // growth.micro_batch_size - number
+        return {
+            name: np.concatenate([*(part[name] for part in parts), *[np.zeros_like(values)] * missing])
+            for name, values in parts[0].items()
+        }
+
+    @property
+    def sources(self):
+        """Where the packs of the batch last given are, as of `CheckedBatches`."""
+        return self._sources

@@ -1,0 +1,65 @@
+"""Batches that grow: the order of packs is the one of their micro-batches, at any step and for any worker."""
+
+import numpy as np
+import pytest
+from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
+
+from bert_packed.data.batch_growth import BatchGrowth, GrowingBatches
+from bert_packed.data.input_pipeline import CheckedBatches, train_batches
+from bert_packed.data.read_order import index_files
+from bert_packed.data.share import WHOLE, Share
+from data_gen.schema import PackSpec
+
+SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
+GROWTH = BatchGrowth(initial=2, full=8, micro_batch_size=2, num_steps=4)
+SIZES = [2, 2, 4, 6, 8, 8]
+
+
+def test_the_example():
+    assert GROWTH.packs(np.arange(6)).tolist() == SIZES
+    assert [GROWTH.packs_before(step) for step in range(7)] == [0, 2, 4, 8, 14, 22, 30]
+    assert BatchGrowth(8, 8, 2).packs(np.arange(3)).tolist() == [8, 8, 8]
+    assert BatchGrowth(2, 8, 2, 2).packs(np.arange(4)).tolist() == [2, 4, 8, 8]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def read(files, num_steps, first_step=0, share=WHOLE):
+    micro, index = GROWTH.micro_batch_size, index_files(files)
+    first = GROWTH.packs_before(first_step) // micro
+    dataset = train_batches(index, SPEC, micro, 3, 5, first, share=share)
+    batches = GrowingBatches(CheckedBatches(dataset, files, SPEC, CONFIG), GROWTH, first_step)
+    return [(next(batches), batches.sources) for _ in range(num_steps)]
+
+
+def test_steps_of_one_shape_that_read_all_packs_in_order(files):
+    dataset = train_batches(index_files(files), SPEC, sum(SIZES), 3, 5).take(1)
+    (order,) = CheckedBatches(dataset, files, SPEC, CONFIG)
+    place = 0
+    for (batch, sources), size in zip(read(files, 6), SIZES, strict=True):
+        assert sum(map(len, sources.values())) == size
+        for name, values in batch.items():
+            assert len(values) == GROWTH.full and values.dtype == order[name].dtype
+            np.testing.assert_array_equal(values[:size], order[name][place : place + size], err_msg=name)
+            assert not values[size:].any()
+        place += size
+
+
+@pytest.mark.parametrize("first_step", [1, 3, 5])
+def test_a_run_goes_on_where_it_stopped(files, first_step):
+    for (one, _), (other, _) in zip(
+        read(files, 3, first_step), read(files, first_step + 3)[first_step:], strict=True
+    ):
+        np.testing.assert_array_equal(one["token_ids"], other["token_ids"])
+
+
+def test_workers_have_parts_of_every_micro_batch(files):
+    shares = [read(files, 6, share=Share(2, index, 2)) for index in range(2)]
+    for (whole, _), *parts in zip(read(files, 6), *shares, strict=True):
+        by_part = np.stack(
+            [part["token_ids"] for part, _ in parts], axis=1
+        )  # one pack of each micro-batch each
+        np.testing.assert_array_equal(by_part.reshape(whole["token_ids"].shape), whole["token_ids"])
