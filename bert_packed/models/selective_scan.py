@@ -52,18 +52,18 @@ def ssm_pack(
     chunk_length = min(chunk_length, length)
     filled = -length % chunk_length
     # A step of size 0 leaves the states as they are
-    chunked = [_to_chunks(x, chunk_length, filled) for x in (u_BSE, delta_BSE, b_BSZ, c_BSZ)]
+    chunked = [to_chunks(x, chunk_length, filled) for x in (u_BSE, delta_BSE, b_BSZ, c_BSZ)]
     if position_ids_BS is not None:
         goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
-        chunked.append(_to_chunks(goes_on_BS, chunk_length, filled, value=1.0))
+        chunked.append(to_chunks(goes_on_BS, chunk_length, filled, value=1.0))
     chunked_scan = with_gradient(_forward, _backward)
     y_CTBE, state_BZE = chunked_scan(a_ZE, ops.stop_gradient(state_BZE), *chunked)
     y_BSE = ops.transpose(ops.reshape(y_CTBE, (length + filled, -1, width)), (1, 0, 2))
     return y_BSE[:, :length], ops.stop_gradient(state_BZE)
 
 
-def _to_chunks(values, chunk_length, filled, value=0.0):
-    """`[B, S, ...]` to `[C, T, B, ...]`, filled up at the end."""
+def to_chunks(values, chunk_length, filled=0, value=0.0):
+    """`[B, S, ...]` to `[C, T, B, ...]`, filled up at the end by so many tokens."""
     if filled:
         values = ops.pad(
             values, [[0, 0], [0, filled]] + [[0, 0]] * (len(values.shape) - 2), constant_values=value
