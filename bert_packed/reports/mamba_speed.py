@@ -49,54 +49,71 @@ def training(engine, batches):
     return train
 
 
-def measure_training(model_config, batches, num_repeats, reference_batches=0):
+def measure_training(model_config, batches, num_repeats):
     """Time training on all sequences in each way, in turns.
 
     Args:
         model_config: `MambaConfig`.
         batches: Dict from `make_batches`.
         num_repeats: Turns.
-        reference_batches: Padded batches on which transformers takes its turns too; 0 = it takes none.
 
     Returns:
-        Dict of tables: `training`, rows as of `speeds` with `padding, %`; `packed against others`, with the
-        columns `packed against`, `times the tokens/s`, the median over turns, `from`, `to`, between which
-        that lies with a confidence of 95 %, and `asked`, at least; with transformers also `reference`, which
-        path it took.
+        Rows as of `speeds` with `padding, %`, and rows as of `comparison` with all ways but the packs.
     """
-    ways = training_ways(model_config, batches)
+    seconds = time_in_turns(training_ways(model_config, batches), num_repeats)
     num_tokens = {way: some.num_tokens for way, some in batches.items()}
-    padding = {way: some.padding for way, some in batches.items()}
-    tables = {}
-    if reference_batches:
-        from bert_packed.reports.mamba_reference import causal_training
-
-        found = causal_training(batches[PADDED].batches[:reference_batches], model_config)
-        ways[REFERENCE], num_tokens[REFERENCE], padding[REFERENCE] = (
-            found.train,
-            found.num_tokens,
-            found.padding,
-        )
-        tables["reference"] = [found.path]
-    seconds = time_in_turns(ways, num_repeats)
     rows = speeds(seconds, num_tokens)
     for row in rows:
-        row["padding, %"] = 100 * padding[row["way"]]
-    asked = {
-        SINGLE: SINGLE_GAIN,
-        PADDED: PADDED_SHARE * (1 - padding[PACKED]) / (1 - padding[PADDED]),
-        REFERENCE: REFERENCE_GAIN,
-    }
+        row["padding, %"] = 100 * batches[row["way"]].padding
+    padding = (1 - batches[PACKED].padding) / (1 - batches[PADDED].padding)
     by_token = seconds_a_token(seconds, num_tokens)
-    comparisons = []
-    for way in [way for way in ways if way != PACKED]:
-        gains = ratios(by_token[way], by_token[PACKED])
-        low, high = median_interval(gains)
-        gain = statistics.median(gains)
-        comparisons.append(
-            {"packed against": way, "times the tokens/s": gain, "from": low, "to": high, "asked": asked[way]}
-        )
-    return {"training": rows, "packed against others": comparisons, **tables}
+    asked = {SINGLE: SINGLE_GAIN, PADDED: PADDED_SHARE * padding}
+    return rows, [comparison(by_token, way, least) for way, least in asked.items()]
+
+
+def measure_reference(model_config, batches, num_rows, num_repeats):
+    """Time training with transformers on the first padded rows, in turns with training on all packs.
+
+    Args:
+        model_config, batches, num_repeats: As of `measure_training`.
+        num_rows: Rows of a step of transformers.
+
+    Returns:
+        A row that says which path transformers took and how fast, and one as of `comparison`.
+    """
+    from bert_packed.reports.mamba_reference import causal_training
+
+    rows = {name: values[:num_rows] for name, values in batches[PADDED].batches[0].items()}
+    found = causal_training(rows, model_config)
+    ours = training(make_mamba_engine(model_config), batches[PACKED].batches)
+    seconds = time_in_turns({PACKED: ours, REFERENCE: found.train}, num_repeats)
+    num_tokens = {PACKED: batches[PACKED].num_tokens, REFERENCE: found.num_tokens}
+    by_token = seconds_a_token(seconds, num_tokens)
+    speed = {
+        "rows": num_rows,
+        "padding, %": 100 * found.padding,
+        "s": statistics.median(seconds[REFERENCE]),
+        "real tokens/s": 1 / statistics.median(by_token[REFERENCE]),
+    }
+    return {**found.path, **speed}, comparison(by_token, REFERENCE, REFERENCE_GAIN)
+
+
+def comparison(by_token, way, asked):
+    """How many times the tokens/s of a way the packs have: a dict.
+
+    Args:
+        by_token: From `seconds_a_token`.
+        way: Compared with.
+        asked: At least.
+
+    Returns:
+        `packed against`, `times the tokens/s`, the median over turns, `from` and `to`, between which that
+        lies with a confidence of 95 %, and `asked`.
+    """
+    gains = ratios(by_token[way], by_token[PACKED])
+    low, high = median_interval(gains)
+    gain = statistics.median(gains)
+    return {"packed against": way, "times the tokens/s": gain, "from": low, "to": high, "asked": asked}
 
 
 def seconds_a_token(seconds, num_tokens):

@@ -65,8 +65,7 @@ class Measurements:
             sizes = config.max_seq_length, config.pack_length, config.window, config.random_seed
             return {part: padding_rates(self.lengths, *sizes)}
         if part == "training":
-            num_batches = config.reference_batches if config.reference else 0
-            return mamba_speed.measure_training(model_config, self.batches, config.repeats, num_batches)
+            return self._training_tables()
         if part == "operators":
             return {part: mamba_operators.measure_operators(model_config, self.batches, config.repeats)}
         if part == "resets":
@@ -82,6 +81,16 @@ class Measurements:
             return {part: mamba_operators.measure_variants(model_config, packs, config.repeats)}
         lengths = [int(text) for text in config.memory_lengths.split(",")]
         return {part: mamba_speed.step_memory(model_config, lengths)}
+
+    def _training_tables(self):
+        config, given = self.config, (self.model_config, self.batches)
+        rows, comparisons = mamba_speed.measure_training(*given, config.repeats)
+        tables = {"training": rows, "packed against others": comparisons}
+        if config.reference:
+            sizes = config.reference_rows, config.reference_repeats
+            row, compared = mamba_speed.measure_reference(*given, *sizes)
+            tables = {**tables, "reference": [row], "packed against others": [*comparisons, compared]}
+        return tables
 
     @functools.cached_property
     def batches(self):

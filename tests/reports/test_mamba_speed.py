@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from clock import Clock
 from mamba_batches import WAYS, RecordingEngine, tiny_batches
@@ -37,39 +38,46 @@ SECONDS = {
 
 
 def test_times_become_speeds_and_comparisons(monkeypatch):
-    """Transformers has half of the tokens."""
+    clock, batches, asked = Clock(), tiny_batches(), []
+    monkeypatch.setattr(turns, "time", clock)
+    ways = {way: clock.taking([100, *SECONDS[way]]) for way in WAYS}
+    monkeypatch.setattr(mamba_speed, "training_ways", lambda *of: asked.append(of) or ways)
+    rows, comparisons = mamba_speed.measure_training(CONFIG, batches, 7)
+    assert asked == [(CONFIG, batches)]
+    assert {row["way"]: (row["s"], row["real tokens/s"], row["gain"]) for row in rows} == {
+        SINGLE: (12, pytest.approx(28 / 12), pytest.approx(1)),
+        PADDED: (6, pytest.approx(28 / 6), pytest.approx(2)),
+        PACKED: (2, pytest.approx(14), pytest.approx(6)),
+    }
+    padding = {row["way"]: row["padding, %"] for row in rows}
+    assert padding[PACKED] == pytest.approx(100 * 4 / 32)
+    # median, its interval, what is asked
+    assert {row.pop("packed against"): list(row.values()) for row in comparisons} == {
+        SINGLE: pytest.approx([6, 3, 6, 3.06]),
+        PADDED: pytest.approx([3, 1.5, 3, 0.95 * 54 / 32]),
+    }
+
+
+def test_transformers_is_compared_by_token(monkeypatch):
+    """It has half of the tokens that our packs have."""
+    from bert_packed.reports import mamba_reference
+
     clock, batches, asked = Clock(), tiny_batches(), []
 
     def reference(rows, config):
-        asked.append((rows, config))
+        asked.append((rows["token_ids"].tolist(), config))
         train = clock.taking([100, *SECONDS[REFERENCE]])
         return mamba_reference.Reference(train, 14, 0.25, {"path": "slow"})
 
     monkeypatch.setattr(turns, "time", clock)
-    ways = {way: clock.taking([100, *SECONDS[way]]) for way in WAYS}
-    monkeypatch.setattr(mamba_speed, "training_ways", lambda *of: asked.append(of) or ways)
-    from bert_packed.reports import mamba_reference
-
     monkeypatch.setattr(mamba_reference, "causal_training", reference)
-    tables = mamba_speed.measure_training(CONFIG, batches, 7, reference_batches=2)
-    assert asked == [(CONFIG, batches), (batches[PADDED].batches[:2], CONFIG)]
-    rows, comparisons = tables["training"], tables["packed against others"]
-    assert {row["way"]: (row["s"], row["real tokens/s"], row["gain"]) for row in rows} == {
-        SINGLE: (12, pytest.approx(28 / 12), 1),
-        PADDED: (6, pytest.approx(28 / 6), 2),
-        PACKED: (2, 14, 6),
-        REFERENCE: (10, pytest.approx(1.4), pytest.approx(0.6)),
-    }
-    padding = {row["way"]: row["padding, %"] for row in rows}
-    assert padding[PACKED] == pytest.approx(100 * 4 / 32) and padding[REFERENCE] == 25
-    found = {row.pop("packed against"): list(row.values()) for row in comparisons}
-    # median, its interval, what is asked
-    assert found == {
-        SINGLE: pytest.approx([6, 3, 6, 3.06]),
-        PADDED: pytest.approx([3, 1.5, 3, 0.95 * 54 / 32]),
-        REFERENCE: pytest.approx([10, 5, 10, 3]),
-    }
-    assert tables["reference"] == [{"path": "slow"}]
+    monkeypatch.setattr(mamba_speed, "make_mamba_engine", RecordingEngine)
+    monkeypatch.setattr(mamba_speed, "training", lambda _, packs: clock.taking([100, *SECONDS[PACKED]]))
+    row, compared = mamba_speed.measure_reference(CONFIG, batches, 1, 7)
+    assert asked == [(batches[PADDED].batches[0]["token_ids"][:1].tolist(), CONFIG)]
+    want = {"path": "slow", "rows": 1, "padding, %": 25, "s": 10, "real tokens/s": 1.4}
+    assert row == pytest.approx(want)
+    assert list(compared.values()) == [REFERENCE, *map(pytest.approx, (10, 5, 10)), 3]
 
 
 def test_memory_is_told_by_length(monkeypatch):
@@ -102,15 +110,16 @@ def test_the_reference_computes_our_loss_and_trains():
     import_reference()
     from bert_packed.reports.mamba_reference import causal_arguments_of, causal_training
 
-    batches = tiny_batches()[PADDED].batches
-    arguments = causal_arguments_of(batches[0])
-    lengths = (batches[0]["sequence_ids"] > 0).sum(axis=1)
+    batch = tiny_batches()[PADDED].batches[0]
+    arguments = causal_arguments_of(batch)
+    lengths = (batch["sequence_ids"] > 0).sum(axis=1)
     assert arguments["input_ids"].shape == (2, lengths.max())
     assert ((arguments["labels"] != -100).sum(axis=1) == lengths).all()
-    found = causal_training(batches, CONFIG)
-    assert found.num_tokens == 28 and 0 < found.padding < tiny_batches()[PADDED].padding
+    found = causal_training(batch, CONFIG)
+    assert found.num_tokens == lengths.sum() and found.padding == 1 - np.mean(lengths) / lengths.max()
     # forward and backward a product of each state with C, for every token of every block
-    assert found.path["bmm calls"] == 3 * found.path["tokens"] * CONFIG.num_hidden_layers
+    assert found.path["watched tokens"] == lengths.max()
+    assert found.path["bmm calls"] == 3 * lengths.max() * CONFIG.num_hidden_layers
     assert found.path["path"] == "slow: token by token in Python"
     found.train(0)
 
@@ -125,7 +134,7 @@ def test_a_step_without_a_loop_is_no_slow_path():
 
     torch, _ = import_reference()
     path = _path(Training(), {"input_ids": torch.ones(1, 5, 5)}, 2)
-    assert (path["path"], path["bmm calls"], path["tokens"]) == ("not token by token", 1, 5)
+    assert (path["path"], path["bmm calls"], path["watched tokens"]) == ("not token by token", 1, 5)
 
 
 def test_a_reference_with_another_loss_is_refused(monkeypatch):
@@ -135,4 +144,4 @@ def test_a_reference_with_another_loss_is_refused(monkeypatch):
     loss = mamba_reference.TorchTraining.loss
     monkeypatch.setattr(mamba_reference.TorchTraining, "loss", lambda *of: 1.0003 * loss(*of))
     with pytest.raises(InputError, match="`reference` must compute our loss"):
-        mamba_reference.causal_training(tiny_batches()[PADDED].batches, CONFIG)
+        mamba_reference.causal_training(tiny_batches()[PADDED].batches[0], CONFIG)

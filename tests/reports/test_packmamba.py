@@ -34,7 +34,11 @@ def test_flags_arrive_and_tables_are_written(monkeypatch, tmp_path, config_file,
 
     speed = {"way": SINGLE, "s": 1.0, "real tokens/s": 10.0, "gain": 1.0}
     operator = {"operator": "scan", "pass": "forward", **speed}
-    monkeypatch.setattr(mamba_speed, "measure_training", told("training", {"training": [speed]}))
+    monkeypatch.setattr(
+        mamba_speed, "measure_training", told("training", ([speed], [{"packed against": SINGLE}]))
+    )
+    told_of_reference = told("reference", ({"path": "slow"}, {"packed against": "transformers"}))
+    monkeypatch.setattr(mamba_speed, "measure_reference", told_of_reference)
     monkeypatch.setattr(mamba_operators, "measure_operators", told("operators", [operator]))
     monkeypatch.setattr(reset_cost, "measure_resets", told("resets", [{"of": "step"}]))
     monkeypatch.setattr(mamba_operators, "measure_variants", told("variants", [{"scan": "one"}]))
@@ -42,11 +46,11 @@ def test_flags_arrive_and_tables_are_written(monkeypatch, tmp_path, config_file,
     table, picture = tmp_path / "tables.json", tmp_path / "picture.png"
     flags = {"bert_config_file": config_file, "parts": ",".join(packmamba.PARTS), "max_seq_length": 128}
     flags |= {"pack_length": 256, "batch_size": 2, "num_steps": 2, "num_shapes": 3, "window": 1, "repeats": 8}
-    flags |= {"shrink": 2, "reset_repeats": 9, "reference_batches": 3}
+    flags |= {"shrink": 2, "reset_repeats": 9, "reference_rows": 3, "reference_repeats": 4}
     flags |= {"memory_lengths": "64,128", "random_seed": 5, "json": table, "picture": picture}
     assert command(*(f"--{name}={value}" for name, value in flags.items()), "--reference") == 0
-    config, batches, repeats, reference = asked["training"]
-    assert (config, repeats, reference) == (CONFIG, 8, 3)
+    config, batches, repeats = asked["training"]
+    assert (config, repeats) == (CONFIG, 8) and asked["reference"] == (CONFIG, batches, 3, 4)
     packs = batches[PACKED].batches
     assert asked["operators"] == (CONFIG, batches, 8) and asked["memory"] == (CONFIG, [64, 128])
     assert asked["resets"] == (CONFIG, packs, 9) and asked["variants"] == (CONFIG, packs, 8)
@@ -58,7 +62,9 @@ def test_flags_arrive_and_tables_are_written(monkeypatch, tmp_path, config_file,
     assert tables["padding"] == padding_rates(lengths, 128, 256, window=1, seed=5)
     # a window of one sequence is the order of arrival
     assert tables["padding"][1]["rows"] == tables["padding"][2]["rows"]
-    assert list(tables) == ["cpu", "backend", "seconds", *packmamba.PARTS]
+    ways = [row["packed against"] for row in tables["packed against others"]]
+    assert ways == [SINGLE, "transformers"] and tables["reference"] == [{"path": "slow"}]
+    assert {"cpu", "backend", *packmamba.PARTS} < tables.keys()
     assert list(tables["seconds"]) == list(packmamba.PARTS)
     assert picture.read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
@@ -67,10 +73,9 @@ def test_flags_arrive_and_tables_are_written(monkeypatch, tmp_path, config_file,
 
 
 def test_transformers_takes_turns_only_where_it_is_asked(monkeypatch, config_file):
-    asked = []
-    monkeypatch.setattr(mamba_speed, "measure_training", lambda *of: asked.append(of[-1]) or {})
+    monkeypatch.setattr(mamba_speed, "measure_training", lambda *of: ([], []))
+    monkeypatch.setattr(mamba_speed, "measure_reference", None)
     assert command(f"--bert_config_file={config_file}", "--parts=training", "--max_seq_length=128") == 0
-    assert asked == [0]
 
 
 def test_lengths_of_records(tmp_path, config_file, capsys):
