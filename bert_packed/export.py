@@ -12,6 +12,7 @@ from data_gen.cli.settings import InputError, check_depth_fits, check_settings, 
 from data_gen.schema import PackSpec
 
 FORMATS = ("hf", "keras", "saved_model")
+DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76
 DESCRIPTION = """
 Writes a packed BERT or Mamba in a form that other programs open.
 
@@ -39,8 +40,12 @@ class ExportConfig:
     do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")
     batch_size: int = setting(8, "saved_model: packs per call", minimum=1)
     max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
-    max_sequences_per_pack: int = setting(3, "saved_model: sequences per pack", minimum=1)
-    max_predictions_per_pack: int = setting(76, "saved_model: masked-LM positions per pack", minimum=1)
+    max_sequences_per_pack: int = setting(
+        0, "saved_model of a BERT that pre-trains or classifies: sequences per pack; 0 = 3", minimum=0
+    )
+    max_predictions_per_pack: int = setting(
+        0, "saved_model of a BERT that pre-trains: masked-LM positions per pack; 0 = 76", minimum=0
+    )
 
     def __post_init__(self):
         check_settings(self)
@@ -54,7 +59,11 @@ class ExportConfig:
     @property
     def spec(self):
         """The static shapes of a SavedModel."""
-        return PackSpec(self.max_seq_length, self.max_sequences_per_pack, self.max_predictions_per_pack)
+        return PackSpec(
+            self.max_seq_length,
+            self.max_sequences_per_pack or min(DEFAULT_DEPTH, self.max_seq_length),
+            self.max_predictions_per_pack or DEFAULT_PREDICTIONS,
+        )
 
 
 def main(config):
@@ -83,6 +92,7 @@ def main(config):
     head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
     if head not in architecture.classes:
         head = architecture.first_head  # loading says what the tensors are of
+    _check_shapes(config, architecture, export_formats.signature_letters(head))
     model = architecture.build_model(head, model_config, num_outputs, seed=0)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))
@@ -118,6 +128,18 @@ def _check(config, architecture, model_config):
         )
     if config.vocab_file:
         check_vocabulary(config.vocab_file, architecture, model_config)
+
+
+def _check_shapes(config, architecture, letters):
+    """Raise `InputError` where a size is given that no input of the export has."""
+    for name, letter in (("max_sequences_per_pack", "K"), ("max_predictions_per_pack", "P")):
+        value, why = getattr(config, name), None
+        if config.format != "saved_model":
+            why = "unless --format=saved_model"
+        elif letter not in letters:
+            why = f"for this {architecture.name}, whose SavedModel has no input of that size"
+        if value and why:
+            raise InputError(f"`{name}` must be left out {why}. Received: {value}.")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ _SIGNATURES = {
 }
 
 
+def signature_letters(head):
+    """Which of S, K and P are sizes of an input of a head's SavedModel: a set."""
+    return {letter for inputs in _SIGNATURES[head] for letter in inputs.values()}
+
+
 def write_hugging_face(folder, model, missing=(), vocab_file="", do_lower_case=True):
     """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 

@@ -18,7 +18,8 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
         x_BSE: float `[B, S, E]`.
         kernel_WE: float `[W, E]`; its last row meets the token itself.
         bias_E: float `[E]`, or None.
-        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence, and 0 for padding.
+        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence, and 0 for padding; None where a
+            pack is one sequence, which nothing cuts.
         tail_BXE: float `[B, X, E]`, what stood before a pack whose first position is not 0; None for
             zeros.
 
@@ -32,9 +33,10 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
     out_BSE = x_BSE * kernel_WE[-1]
     for back in range(1, num_taps):
         first = num_taps - 1 - back
-        # Not times 0: a neighbour's value may be infinite
-        inside_BS1 = (position_ids_BS >= back)[:, :, None]
-        before_BSE = ops.where(inside_BS1, longer[:, first : first + length], 0.0)
+        before_BSE = longer[:, first : first + length]
+        if position_ids_BS is not None:
+            # Not times 0: a neighbour's value may be infinite
+            before_BSE = ops.where((position_ids_BS >= back)[:, :, None], before_BSE, 0.0)
         out_BSE = out_BSE + before_BSE * kernel_WE[first]
     if bias_E is not None:
         out_BSE = out_BSE + bias_E

@@ -16,7 +16,8 @@ class PackContext:
 
     Attributes:
         sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding.
-        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence.
+        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence; None where a Mamba is to go on
+            through packs as if each were one sequence.
     """
 
     def __init__(self, sequence_ids_BS, position_ids_BS):

@@ -45,10 +45,13 @@ def mamba_flops(config, sums):
 
         6 L N                    a token, N = 2 D E + E (rank + 2 Z) + rank E + E D weights that multiply
         6 L W E                  a token, W taps of the convolution
-        18 L E Z                 a token: of each state a decay, an addition and an output, thrice
+        21 L E Z                 a token, for its states
         6 D V                    a prediction
 
-    The scan's exponentials are not counted.
+    A state takes 7 forward (its exponent, the exponential, the product with the state before, what goes in,
+    the sum of both, the product with C and its sum) and 14 backward: the gradient of the state 3, a product
+    and a sum for each of step size, A, input, B and C, and a product that the first two share. The compiled
+    program executes nearly twice as many: it computes states again, and XLA some products wherever used.
 
     Args:
         config: `MambaConfig`.
@@ -59,7 +62,7 @@ def mamba_flops(config, sums):
     """
     width, inner, states, rank = config.hidden_size, config.inner_size, config.state_size, config.step_rank
     weights = 2 * width * inner + inner * (rank + 2 * states) + rank * inner + inner * width
-    per_token = 6 * weights + 6 * config.conv_kernel * inner + 18 * inner * states
+    per_token = 6 * weights + 6 * config.conv_kernel * inner + 21 * inner * states
     per_prediction = 6 * width * config.vocab_size
     return (
         config.num_hidden_layers * per_token * sums["num_tokens"] + per_prediction * sums["num_predictions"]

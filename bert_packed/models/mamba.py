@@ -237,9 +237,7 @@ class MambaEncoder(keras.layers.Layer):
     def run_blocks(self, hidden_BSD, sequence_ids_BS, position_ids_BS, training=None):
         """The encoder after its embeddings."""
         if self.config.ablation_no_position_reset:
-            position_ids_BS = ops.zeros_like(position_ids_BS) + ops.arange(
-                position_ids_BS.shape[1], dtype="int32"
-            )
+            position_ids_BS = None
         context = PackContext(sequence_ids_BS, position_ids_BS)
         for number, block in enumerate(self.blocks):
             is_carried = self.num_rows and training

@@ -34,7 +34,8 @@ def ssm_pack(
         delta_BSE: float `[B, S, E]`, above 0, the size of each step.
         a_ZE: float `[Z, E]`, below 0, the decay of each state.
         b_BSZ, c_BSZ: float `[B, S, Z]`, how inputs go into states and states into outputs.
-        position_ids_BS: int32 `[B, S]`, 0 at the start of a sequence and for padding.
+        position_ids_BS: int32 `[B, S]`, 0 at the start of a sequence and for padding; None where a pack is
+            one sequence, which nothing cuts.
         state_BZE: float32 `[B, Z, E]`, the states before the first token, which a pack takes over whose first
             position is not 0; None for zeros. It is data: no gradient goes back to it.
         chunk_length: T. The last chunk is filled up where it does not divide S.
@@ -46,22 +47,23 @@ def ssm_pack(
     u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ = (
         ops.cast(x, "float32") for x in (u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ)
     )
-    goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
     if state_BZE is None:
         state_BZE = ops.zeros((ops.shape(u_BSE)[0], a_ZE.shape[0], width))
     chunk_length = min(chunk_length, length)
     filled = -length % chunk_length
     # A step of size 0 leaves the states as they are
-    chunked = [_to_chunks(x, chunk_length, filled) for x in (u_BSE, delta_BSE, b_BSZ, c_BSZ)]
-    goes_on_CTB = _to_chunks(goes_on_BS, chunk_length, filled, value=1.0)
+    chunked = [to_chunks(x, chunk_length, filled) for x in (u_BSE, delta_BSE, b_BSZ, c_BSZ)]
+    if position_ids_BS is not None:
+        goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
+        chunked.append(to_chunks(goes_on_BS, chunk_length, filled, value=1.0))
     chunked_scan = with_gradient(_forward, _backward)
-    y_CTBE, state_BZE = chunked_scan(*chunked, goes_on_CTB, a_ZE, ops.stop_gradient(state_BZE))
+    y_CTBE, state_BZE = chunked_scan(a_ZE, ops.stop_gradient(state_BZE), *chunked)
     y_BSE = ops.transpose(ops.reshape(y_CTBE, (length + filled, -1, width)), (1, 0, 2))
     return y_BSE[:, :length], ops.stop_gradient(state_BZE)
 
 
-def _to_chunks(values, chunk_length, filled, value=0.0):
-    """`[B, S, ...]` to `[C, T, B, ...]`, filled up at the end."""
+def to_chunks(values, chunk_length, filled=0, value=0.0):
+    """`[B, S, ...]` to `[C, T, B, ...]`, filled up at the end by so many tokens."""
     if filled:
         values = ops.pad(
             values, [[0, 0], [0, filled]] + [[0, 0]] * (len(values.shape) - 2), constant_values=value
@@ -71,11 +73,18 @@ def _to_chunks(values, chunk_length, filled, value=0.0):
     return ops.reshape(values, (values.shape[0] // chunk_length, chunk_length, *ops.shape(values)[1:]))
 
 
-def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on_B, a_ZE):
+def _cut(values_BZE, goes_on):
+    """Values, but 0 in packs where a sequence starts; `goes_on` holds `[B]`, or nothing where none does."""
+    if not goes_on:
+        return values_BZE
+    # Not times 0: what a neighbour left may be infinite
+    return ops.where(goes_on[0][:, None, None] > 0, values_BZE, 0.0)
+
+
+def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on, a_ZE):
     """What a token leaves of the states, what it adds to them, and their decay: float32 `[B, Z, E]` each."""
     decay_BZE = ops.exp(delta_BE[:, None, :] * a_ZE)
-    # Not times 0: what a neighbour left may be infinite
-    kept_BZE = ops.where(goes_on_B[:, None, None] > 0, state_BZE, 0.0) * decay_BZE
+    kept_BZE = _cut(state_BZE, goes_on) * decay_BZE
     return kept_BZE, (delta_BE * u_BE)[:, None, :] * b_BZ[:, :, None], decay_BZE
 
 
@@ -88,10 +97,12 @@ def _over_states(values_BZE, weights):
     return sum(values_BZE[:, state] * weights[:, state] for state in range(values_BZE.shape[1]))
 
 
-def _forward(u_CTBE, delta_CTBE, b_CTBZ, c_CTBZ, goes_on_CTB, a_ZE, state_BZE):
+def _forward(a_ZE, state_BZE, *inputs):
+    """Inputs: u, delta, b and c, and where sequences may start what goes on, `[C, T, B, ...]` each."""
+
     def token(carry, slices):
-        u_BE, delta_BE, b_BZ, c_BZ, goes_on_B = slices
-        kept_BZE, added_BZE, _ = _advance(carry[0], u_BE, delta_BE, b_BZ, goes_on_B, a_ZE)
+        u_BE, delta_BE, b_BZ, c_BZ, *goes_on = slices
+        kept_BZE, added_BZE, _ = _advance(carry[0], u_BE, delta_BE, b_BZ, goes_on, a_ZE)
         state_BZE = kept_BZE + added_BZE
         return (state_BZE,), (_over_states(state_BZE, c_BZ[:, :, None]),)
 
@@ -99,7 +110,6 @@ def _forward(u_CTBE, delta_CTBE, b_CTBZ, c_CTBZ, goes_on_CTB, a_ZE, state_BZE):
         after, (y_TBE,) = scan(token, carry, slices)
         return after, (y_TBE, carry[0])
 
-    inputs = (u_CTBE, delta_CTBE, b_CTBZ, c_CTBZ, goes_on_CTB)
     (state_BZE,), (y_CTBE, before_CBZE) = scan(chunk, (state_BZE,), inputs)
     return (y_CTBE, state_BZE), (inputs, a_ZE, before_CBZE)
 
@@ -109,13 +119,13 @@ def _backward(kept, gradients):
     dy_CTBE, _ = gradients  # the states at the end are data of the next pack
 
     def token_again(carry, slices):
-        u_BE, delta_BE, b_BZ, goes_on_B = slices
-        kept_BZE, added_BZE, decay_BZE = _advance(carry[0], u_BE, delta_BE, b_BZ, goes_on_B, a_ZE)
+        u_BE, delta_BE, b_BZ, *goes_on = slices
+        kept_BZE, added_BZE, decay_BZE = _advance(carry[0], u_BE, delta_BE, b_BZ, goes_on, a_ZE)
         return (kept_BZE + added_BZE,), (kept_BZE, decay_BZE)
 
     def token_back(carry, slices):
         later_BZE, da_BZE = carry  # the gradient of the states that comes from later tokens
-        u_BE, delta_BE, b_BZ, c_BZ, goes_on_B, dy_BE, kept_BZE, decay_BZE = slices
+        u_BE, delta_BE, b_BZ, c_BZ, dy_BE, kept_BZE, decay_BZE, *goes_on = slices
         x_BE = delta_BE * u_BE
         gradient_BZE = later_BZE + dy_BE[:, None, :] * c_BZ[:, :, None]
         exponent_BZE = gradient_BZE * kept_BZE  # gradient of delta * A; 0 at starts
@@ -125,17 +135,19 @@ def _backward(kept, gradients):
         dc_BZ = ops.einsum("bze,be->bz", kept_BZE + x_BE[:, None, :] * b_BZ[:, :, None], dy_BE)
         da_BZE = da_BZE + exponent_BZE * delta_BE[:, None, :]
         # The token before a start has no part in what follows
-        later_BZE = ops.where(goes_on_B[:, None, None] > 0, gradient_BZE * decay_BZE, 0.0)
+        later_BZE = _cut(gradient_BZE * decay_BZE, goes_on)
         return (later_BZE, da_BZE), (dx_BE * delta_BE, ddelta_BE, db_BZ, dc_BZ)
 
     def chunk_back(carry, slices):
-        u_TBE, delta_TBE, b_TBZ, c_TBZ, goes_on_TB, dy_TBE, before_BZE = slices
-        _, again = scan(token_again, (before_BZE,), (u_TBE, delta_TBE, b_TBZ, goes_on_TB))
-        given = (u_TBE, delta_TBE, b_TBZ, c_TBZ, goes_on_TB, dy_TBE, *again)
+        dy_TBE, before_BZE, u_TBE, delta_TBE, b_TBZ, c_TBZ, *goes_on = slices
+        _, again = scan(token_again, (before_BZE,), (u_TBE, delta_TBE, b_TBZ, *goes_on))
+        given = (u_TBE, delta_TBE, b_TBZ, c_TBZ, dy_TBE, *again, *goes_on)
         return scan(token_back, carry, given, reverse=True)
 
     nothing_BZE = ops.zeros_like(before_CBZE[0])
     (_, da_BZE), found = scan(
-        chunk_back, (nothing_BZE, nothing_BZE), (*inputs, dy_CTBE, before_CBZE), reverse=True
+        chunk_back, (nothing_BZE, nothing_BZE), (dy_CTBE, before_CBZE, *inputs), reverse=True
     )
-    return (*found, ops.zeros_like(inputs[-1]), ops.sum(da_BZE, axis=0), nothing_BZE)
+    # Whether a sequence goes on is data, as the states before it are
+    no_gradient = [ops.zeros_like(goes_on_CTB) for goes_on_CTB in inputs[4:]]
+    return (ops.sum(da_BZE, axis=0), nothing_BZE, *found, *no_gradient)

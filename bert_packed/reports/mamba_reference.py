@@ -1,33 +1,41 @@
 """The same training by `MambaForCausalLM` of transformers on torch: what users of a CPU come from.
 
 Rows are padded, for it takes no boundaries: a row of packs would leak. Its kernels are for GPUs; elsewhere it
-loops over the tokens in Python ("slow path").
+loops over the tokens in Python ("slow path"). Which of the two ran is told by how often it multiplies.
 
 Legend: B rows per batch, S row length.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.reports.torch_reference import IGNORED_LABEL, TorchTraining, copy_model
+from bert_packed.reports.torch_reference import IGNORED_LABEL, TorchTraining, copy_model, import_torch
 from data_gen.cli.settings import InputError
 
+SLOW_PATH, FAST_PATH = "slow: token by token in Python", "not token by token"
+WATCHED_TOKENS = 16  # of each row: its backward pass grows with their square
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """What transformers trains on.
+class Reference:
+    """Training with transformers.
 
     Attributes:
-        inputs: List of dicts of arrays, arguments of the model.
+        train: Function that takes a step on all rows.
+        num_tokens: Real tokens of them.
         padding: Share of padding, 0..1.
+        path: Row of a table: which versions ran, `path`, and what it is known by: `watched tokens` of a row,
+            `blocks`, and `bmm calls`, the products of batches in such a step, forward and backward.
     """
 
-    inputs: list[dict]
+    train: Callable
+    num_tokens: int
     padding: float
+    path: dict
 
 
 def causal_arguments_of(batch):
@@ -43,15 +51,15 @@ def causal_arguments_of(batch):
     return {"input_ids": tokens, "labels": np.where(is_token[:, :longest], tokens, IGNORED_LABEL)}
 
 
-def causal_training(batches, model_config):
+def causal_training(batch, model_config):
     """Training with transformers, after a check that it computes our loss from the same weights and rows.
 
     Args:
-        batches: List of batch dicts of one sequence a row.
+        batch: Batch dict of one sequence a row.
         model_config: `MambaConfig`.
 
     Returns:
-        `Rows`, and a function that trains once on all of them.
+        `Reference`.
 
     Raises:
         InputError: torch or transformers is missing, or computes another loss.
@@ -62,19 +70,40 @@ def causal_training(batches, model_config):
     training = TorchTraining(
         reference, learning_rate=1e-4, weight_decay=0.01, max_grad_norm=1.0, arguments=causal_arguments_of
     )
-    inputs = [training.inputs(batch) for batch in batches]
-    # Of the fewest tokens: nothing here is compiled
-    batch, given = min(zip(batches, inputs, strict=True), key=lambda pair: pair[1]["input_ids"].numel())
+    given = training.inputs(batch)
+    # Not compiled, once
     sums = objective.sums(model(batch, training=False), batch)
     ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
     theirs = training.loss(given)
     if abs(ours - theirs) > LOSS_TOLERANCE * abs(theirs):
         raise InputError(f"`reference` must compute our loss, {ours}. Received: {theirs}.")
+    num_tokens = int((batch["sequence_ids"] > 0).sum())
+    padding = 1 - num_tokens / given["input_ids"].numel()
+    few = {name: values[:, :WATCHED_TOKENS] for name, values in given.items()}
+    path = _path(training, few, model_config.num_hidden_layers)
+    return Reference(lambda _: training.step(given), num_tokens, padding, path)
 
-    def train(_):
-        for given in inputs:
-            training.step(given)
 
-    num_tokens = sum(int((batch["sequence_ids"] > 0).sum()) for batch in batches)
-    size = sum(given["input_ids"].numel() for given in inputs)
-    return Rows(inputs, 1 - num_tokens / size), train
+def _path(training, given, num_blocks):
+    """A step, watched. One that loops multiplies its states for every token of every block."""
+    torch, transformers = import_torch()
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        num_products = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.num_products += function is torch.ops.aten.bmm.default
+            return function(*args, **(kwargs or {}))
+
+    with Watch() as watch:
+        training.step(given)
+    num_tokens, products = given["input_ids"].shape[1], watch.num_products
+    return {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "path": SLOW_PATH if products >= num_tokens * num_blocks else FAST_PATH,
+        "watched tokens": num_tokens,
+        "blocks": num_blocks,
+        "bmm calls": products,
+    }

@@ -1,29 +1,18 @@
-"""What a Mamba's training costs in each way to bring sequences into a batch: whole steps, operators, memory.
+"""What training a Mamba costs in each way to bring sequences into a batch: whole steps, and their memory."""
 
-Legend: B packs per batch, S pack length, E inner width, Z states of a channel, W taps of the convolution.
-"""
-
-import dataclasses
 import statistics
 
-import numpy as np
-from keras import ops
-
-from bert_packed.models.causal_convolution import conv1d_pack
-from bert_packed.models.selective_scan import ssm_pack
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.reports.benchmark_engine import RECIPE
 from bert_packed.reports.sequence_batches import PACKED, PADDED, SINGLE, make_batches
 from bert_packed.runs.turns import median_interval, median_ratio, ratios, time_in_turns
 from bert_packed.training.engines import make_engine
-from bert_packed.training.engines.functional import compiled, gradient
 from bert_packed.training.optimization import build_optimizer
 
-NO_RESETS, REFERENCE = "packed, without resets", "transformers"
+REFERENCE = "transformers"
 # What is asked of packs, in real tokens/s: against one sequence at a time (the paper's gain for its model of
 # 1.4B), against padded rows (of what the padding promises), and against transformers
 SINGLE_GAIN, PADDED_SHARE, REFERENCE_GAIN = 3.06, 0.95, 3.0
-RESETS_COST = 0.02  # of a step, at most
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
 
 
@@ -44,16 +33,15 @@ def training_ways(model_config, batches):
         batches: Dict from way to `sequence_batches.Batches`.
 
     Returns:
-        Dict of `batches`' ways and `NO_RESETS`: the packs, by a model whose states go on through them.
-        That one compares positions too, and finds fewer starts: no cost of the comparing itself is seen.
+        Dict of `batches`' ways.
     """
     engine = make_mamba_engine(model_config)
-    without = make_mamba_engine(dataclasses.replace(model_config, ablation_no_position_reset=True))
-    ways = {way: _training(engine, some.batches) for way, some in batches.items()}
-    return {**ways, NO_RESETS: _training(without, batches[PACKED].batches)}
+    return {way: training(engine, some.batches) for way, some in batches.items()}
 
 
-def _training(engine, batches):
+def training(engine, batches):
+    """A function that trains once on each batch and returns when that is done."""
+
     def train(_):
         for batch in batches:
             float(engine.train_step(batch)["num_sequences"])  # wait for the device
@@ -61,118 +49,76 @@ def _training(engine, batches):
     return train
 
 
-def operator_ways(model_config, batches, seed=0):
-    """Functions that run an operator forward and backward on the shapes of all sequences.
-
-    Args:
-        model_config: `MambaConfig`.
-        batches: As in `training_ways`.
-        seed: Of the inputs, which are random.
-
-    Returns:
-        Dict from operator, "convolution" and "scan", to a dict from way to function.
-    """
-    return {
-        name: {way: _runs(program, inputs, some.batches, seed) for way, some in batches.items()}
-        for name, (program, inputs) in _operators(model_config).items()
-    }
-
-
-def _operators(config):
-    """The compiled gradient of each operator, and its inputs for a shape `[B, S]`."""
-    inner, states = config.inner_size, config.state_size
-
-    def convolve(given, position_ids_BS, weights_BSE):
-        x_BSE, kernel_WE, bias_E = given
-        return ops.sum(conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS)[0] * weights_BSE)
-
-    def scan(given, position_ids_BS, weights_BSE):
-        return ops.sum(ssm_pack(*given, position_ids_BS)[0] * weights_BSE)
-
-    def inputs_of_convolution(rng, shape):
-        return rng.normal(size=(*shape, inner)), rng.normal(size=(config.conv_kernel, inner)), np.zeros(inner)
-
-    def inputs_of_scan(rng, shape):
-        steps_BSE = rng.uniform(config.time_step_min, config.time_step_max, (*shape, inner))
-        decays_ZE = -np.repeat(np.arange(1.0, states + 1)[:, None], inner, axis=1)
-        u_BSE, b_BSZ, c_BSZ = (rng.normal(size=(*shape, width)) for width in (inner, states, states))
-        return u_BSE, steps_BSE, decays_ZE, b_BSZ, c_BSZ
-
-    def differentiated(operator):
-        def both(given, position_ids_BS, weights_BSE):
-            # Weighted, so that no gradient is the same everywhere
-            return gradient(lambda given: operator(given, position_ids_BS, weights_BSE))(given)
-
-        return compiled(both)
-
-    return {
-        "convolution": (differentiated(convolve), inputs_of_convolution),
-        "scan": (differentiated(scan), inputs_of_scan),
-    }
-
-
-def _runs(program, make_inputs, batches, seed):
-    """A function that calls a program for each batch and returns when all is computed."""
-    rng = np.random.default_rng(seed)
-    calls = []
-    for batch in batches:
-        positions_BS = batch["position_ids"]
-        given = [ops.convert_to_tensor(x, "float32") for x in make_inputs(rng, positions_BS.shape)]
-        weights_BSE = ops.convert_to_tensor(rng.normal(size=given[0].shape), "float32")
-        calls.append((given, ops.convert_to_tensor(positions_BS), weights_BSE))
-
-    def run(_):
-        for arguments in calls:
-            ops.convert_to_numpy(program(*arguments)[-1])
-
-    return run
-
-
-def measure_training(model_config, batches, num_repeats, reference=False):
+def measure_training(model_config, batches, num_repeats):
     """Time training on all sequences in each way, in turns.
 
     Args:
         model_config: `MambaConfig`.
         batches: Dict from `make_batches`.
         num_repeats: Turns.
-        reference: Whether transformers takes its turns too, on the padded rows.
 
     Returns:
-        Rows as of `speeds`, and a list of dicts that compare the packs with every other way:
-        `packed against`, `times the tokens/s`, the median over turns, `from`, `to`, between which that lies
-        with a confidence of 95 %, and `asked`, at least.
+        Rows as of `speeds` with `padding, %`, and rows as of `comparison` with all ways but the packs.
     """
-    ways = training_ways(model_config, batches)
-    padded = {**batches, NO_RESETS: batches[PACKED]}
-    if reference:
-        from bert_packed.reports.mamba_reference import causal_training
-
-        padded[REFERENCE], ways[REFERENCE] = causal_training(batches[PADDED].batches, model_config)
-    seconds = time_in_turns(ways, num_repeats)
-    num_tokens = batches[PACKED].num_tokens
+    seconds = time_in_turns(training_ways(model_config, batches), num_repeats)
+    num_tokens = {way: some.num_tokens for way, some in batches.items()}
     rows = speeds(seconds, num_tokens)
     for row in rows:
-        row["padding, %"] = 100 * padded[row["way"]].padding
-    asked = {
-        SINGLE: SINGLE_GAIN,
-        PADDED: PADDED_SHARE * (1 - batches[PACKED].padding) / (1 - batches[PADDED].padding),
-        NO_RESETS: 1 / (1 + RESETS_COST),
-        REFERENCE: REFERENCE_GAIN,
+        row["padding, %"] = 100 * batches[row["way"]].padding
+    padding = (1 - batches[PACKED].padding) / (1 - batches[PADDED].padding)
+    by_token = seconds_a_token(seconds, num_tokens)
+    asked = {SINGLE: SINGLE_GAIN, PADDED: PADDED_SHARE * padding}
+    return rows, [comparison(by_token, way, least) for way, least in asked.items()]
+
+
+def measure_reference(model_config, batches, num_rows, num_repeats):
+    """Time training with transformers on the first padded rows, in turns with training on all packs.
+
+    Args:
+        model_config, batches, num_repeats: As of `measure_training`.
+        num_rows: Rows of a step of transformers.
+
+    Returns:
+        A row that says which path transformers took and how fast, and one as of `comparison`.
+    """
+    from bert_packed.reports.mamba_reference import causal_training
+
+    rows = {name: values[:num_rows] for name, values in batches[PADDED].batches[0].items()}
+    found = causal_training(rows, model_config)
+    ours = training(make_mamba_engine(model_config), batches[PACKED].batches)
+    seconds = time_in_turns({PACKED: ours, REFERENCE: found.train}, num_repeats)
+    num_tokens = {PACKED: batches[PACKED].num_tokens, REFERENCE: found.num_tokens}
+    by_token = seconds_a_token(seconds, num_tokens)
+    speed = {
+        "rows": num_rows,
+        "padding, %": 100 * found.padding,
+        "s": statistics.median(seconds[REFERENCE]),
+        "real tokens/s": 1 / statistics.median(by_token[REFERENCE]),
     }
-    comparisons = []
-    for way in [way for way in seconds if way != PACKED]:
-        gains = ratios(seconds[way], seconds[PACKED])
-        low, high = median_interval(gains)
-        comparisons.append(
-            {
-                "packed against": way,
-                "times the tokens/s": statistics.median(gains),
-                "from": low,
-                "to": high,
-                "asked": asked[way],
-            }
-        )
-    return rows, comparisons
+    return {**found.path, **speed}, comparison(by_token, REFERENCE, REFERENCE_GAIN)
+
+
+def comparison(by_token, way, asked):
+    """How many times the tokens/s of a way the packs have: a dict.
+
+    Args:
+        by_token: From `seconds_a_token`.
+        way: Compared with.
+        asked: At least.
+
+    Returns:
+        `packed against`, `times the tokens/s`, the median over turns, `from` and `to`, between which that
+        lies with a confidence of 95 %, and `asked`.
+    """
+    gains = ratios(by_token[way], by_token[PACKED])
+    low, high = median_interval(gains)
+    gain = statistics.median(gains)
+    return {"packed against": way, "times the tokens/s": gain, "from": low, "to": high, "asked": asked}
+
+
+def seconds_a_token(seconds, num_tokens):
+    """Times of some ways as of `time_in_turns`, each over the real tokens of a turn of this way."""
+    return {way: [time / num_tokens[way] for time in times] for way, times in seconds.items()}
 
 
 def speeds(seconds, num_tokens):
@@ -180,27 +126,22 @@ def speeds(seconds, num_tokens):
 
     Args:
         seconds: From `time_in_turns`; `SINGLE` among them.
-        num_tokens: Real tokens of a turn, the same in each way.
+        num_tokens: Dict from way to the real tokens of a turn.
 
     Returns:
-        List of dicts: `way`, `s`, the median, `real tokens/s`, and `gain`, the time one at a time over this
-        way's, the median over turns.
+        List of dicts: `way`, `s`, the median, `real tokens/s`, and `gain`, by token the time one at a time
+        over this way's, the median over turns.
     """
-    rows = []
-    for way, times in seconds.items():
-        median = statistics.median(times)
-        gain = median_ratio(seconds[SINGLE], times)
-        rows.append({"way": way, "s": median, "real tokens/s": num_tokens / median, "gain": gain})
-    return rows
-
-
-def measure_operators(model_config, batches, num_repeats):
-    """Time each operator on the shapes of all sequences, in turns: rows as of `speeds`, with `operator`."""
-    rows = []
-    for name, ways in operator_ways(model_config, batches).items():
-        seconds = time_in_turns(ways, num_repeats)
-        rows += [{"operator": name, **row} for row in speeds(seconds, batches[PACKED].num_tokens)]
-    return rows
+    by_token = seconds_a_token(seconds, num_tokens)
+    return [
+        {
+            "way": way,
+            "s": statistics.median(seconds[way]),
+            "real tokens/s": 1 / statistics.median(times),
+            "gain": median_ratio(by_token[SINGLE], times),
+        }
+        for way, times in by_token.items()
+    ]
 
 
 def step_memory(model_config, pack_lengths):

@@ -1,28 +1,35 @@
 """Command line: what packing gives a Mamba: padding rates, speed of training and of its operators, memory.
 
-python -m bert_packed.reports.packmamba --bert_config_file=mamba-tiny --reference
+python -m bert_packed.reports.packmamba --reference
 """
 
 import dataclasses
 import sys
+import time
 
-from bert_packed.reports.padding_rates import LONGEST, draw_lengths, padding_rates
+from bert_packed.reports.padding_rates import LONGEST
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
 from data_gen.cli.settings import InputError, check_settings, setting
 
-ALL_LENGTHS = 20_000  # sequences of which padding rates are told
-PARTS = ("padding", "training", "operators", "memory")
+PARTS = ("padding", "training", "operators", "resets", "variants", "memory")
 DESCRIPTION = """
 The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
 
-padding: how much of a batch is padding, beside print. training: steps on the same sequences one at a time,
-padded and packed, in turns; what restarting states at every sequence costs; with --reference also
-MambaForCausalLM of transformers on torch. operators: the same for convolution and scan, forward and backward.
-memory: of a step, by the length of its pack.
+padding    how much of a batch is padding, beside print
+training   steps on the same sequences one at a time, padded and packed, in turns; with --reference also
+           MambaForCausalLM of transformers on torch
+operators  the same for convolution and scan, forward, and forward and backward
+resets     what starting anew with every sequence adds to a step and to the operators
+variants   other ways to compute the scan, beside the one that was chosen
+memory     of a step, by the length of its pack
 
 One at a time each row is filled up to one of --num_shapes lengths, each a compiled program of its own;
-nothing is compiled in a timed turn. `gain` is the time one at a time over that of the way.
+nothing is compiled in a timed turn. `gain` is the time one at a time over that of the way. `from` and `to`
+hold a median with a confidence of 95 %, from six turns on.
+
+What is timed is --shrink times shorter than what padding is told of, sequences, rows and packs alike, so that
+all is done in minutes; --shrink=1 is the real size.
 """
 
 
@@ -40,7 +47,7 @@ class PackMambaConfig:
     bert_config_file: str = setting("mamba-tiny", "size, or config.json, of the Mamba")
     vocab_size: int = setting(1024, "tokens in the vocabulary of a model named by its size", minimum=2)
     parts: str = setting(
-        "padding,training,operators", f"what to measure: {', '.join(PARTS)}", parse=_parse_parts
+        "padding,training,operators,resets", f"what to measure: {', '.join(PARTS)}", parse=_parse_parts
     )
     input_file: str = setting(
         "", "unpacked records whose lengths to take; empty = lengths drawn like the paper's"
@@ -49,14 +56,18 @@ class PackMambaConfig:
         LONGEST, "tokens of a padded row; lengths that are drawn shrink to it", minimum=64
     )
     pack_length: int = setting(4096, "tokens of a pack", minimum=64)
+    shrink: int = setting(8, "by how much lengths are divided for all but padding and memory", minimum=1)
     batch_size: int = setting(4, "packs in a step; a step of padded rows has as many tokens", minimum=1)
     num_steps: int = setting(1, "steps of packs in a turn", minimum=1)
-    num_shapes: int = setting(6, "row lengths for sequences one at a time", minimum=1)
+    num_shapes: int = setting(3, "row lengths for sequences one at a time", minimum=1)
     window: int = setting(64, "sequences that wait while packs are filled in order", minimum=1)
     memory_lengths: str = setting("512,1024,2048,4096", "tokens of the packs whose steps' memory is counted")
-    repeats: int = setting(5, "timed turns of each way", minimum=1)
+    repeats: int = setting(7, "timed turns of each way, and of each variant of the scan", minimum=1)
+    reset_repeats: int = setting(25, "timed turns with resets, and without", minimum=1)
     random_seed: int = setting(0, "seed of lengths and tokens", minimum=0)
     reference: bool = setting(False, "also train with transformers on torch (extra `reference`)")
+    reference_rows: int = setting(2, "padded rows of a step of transformers", minimum=1)
+    reference_repeats: int = setting(2, "timed steps of transformers", minimum=1)
     picture: str = setting("", "also draw padding and speed into this PNG")
     json: str = setting("", "also write all tables to this file")
 
@@ -66,6 +77,11 @@ class PackMambaConfig:
             raise InputError(
                 f"`pack_length` must be at least max_seq_length={self.max_seq_length}. "
                 f"Received: {self.pack_length}."
+            )
+        if self.shrink > self.max_seq_length // 16:
+            raise InputError(
+                f"`shrink` must leave 16 of max_seq_length={self.max_seq_length} tokens. "
+                f"Received: {self.shrink}."
             )
         if self.reference and "training" not in self.parts.split(","):
             raise InputError(f"`reference` needs training among `parts`. Received: {self.parts!r}.")
@@ -78,73 +94,35 @@ class PackMambaConfig:
 
 def main(config):
     """Measure, print, write."""
-    parts = config.parts.split(",")
     backend = choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.config import MambaConfig, load_model_config
     from bert_packed.reports.data_benchmark import cpu_name
+    from bert_packed.reports.packmamba_parts import Measurements, read_lengths
 
     model_config = load_model_config(config.bert_config_file, config.vocab_size)
     if not isinstance(model_config, MambaConfig):
         raise InputError(f"`bert_config_file` must be a Mamba. Received: {config.bert_config_file!r}.")
-    lengths = _read_lengths(config)
-    print(f"CPU: {cpu_name()}; backend {backend}; {len(lengths):,} sequences of {lengths.mean():.1f} tokens")
-    tables = {}
-    if "padding" in parts:
-        tables["padding"] = padding_rates(
-            lengths, config.max_seq_length, config.pack_length, config.window, config.random_seed
-        )
-    if {"training", "operators"} & set(parts):
-        tables |= _measure_speed(config, parts, model_config, lengths)
-    if "memory" in parts:
-        from bert_packed.reports.mamba_speed import step_memory
-
-        tables["memory"] = step_memory(model_config, [int(text) for text in config.memory_lengths.split(",")])
-    for name, rows in tables.items():
-        print(f"\n{name}")
-        print_table(rows)
+    lengths = read_lengths(config)
+    cpu = cpu_name()
+    print(f"CPU: {cpu}; backend {backend}; {len(lengths):,} sequences of {lengths.mean():.1f} tokens")
+    measurements, tables, seconds = Measurements(config, model_config, lengths), {}, {}
+    print(measurements.describe())
+    for part in [part for part in PARTS if part in config.parts.split(",")]:
+        print(f"\n{part} ...", flush=True)
+        start = time.perf_counter()
+        for name, rows in measurements.tables_of(part).items():
+            print(f"\n{name}")
+            print_table(rows)
+            tables[name] = rows
+        seconds[part] = time.perf_counter() - start
+        print(f"\n{part} took {seconds[part]:.1f} s", flush=True)
     if config.json:
-        write_json(config.json, tables)
+        write_json(config.json, {"cpu": cpu, "backend": backend, "seconds": seconds, **tables})
     if config.picture:
         from bert_packed.reports.packmamba_picture import draw
 
         draw(tables, config.picture)
-
-
-def _read_lengths(config):
-    """Lengths of all sequences, int64 `[n]`: of the records, or drawn and shrunk to the rows."""
-    import numpy as np
-
-    from data_gen.records.read_lengths import read_histogram
-
-    if not config.input_file:
-        drawn = draw_lengths(ALL_LENGTHS, config.random_seed)
-        return np.maximum(1, drawn * config.max_seq_length // LONGEST)
-    counts = read_histogram("", config.input_file)
-    if len(counts) > config.max_seq_length:
-        raise InputError(
-            f"`max_seq_length` must be at least {len(counts)}, the longest sequence of {config.input_file}. "
-            f"Received: {config.max_seq_length}."
-        )
-    return np.repeat(np.arange(1, len(counts) + 1), counts)
-
-
-def _measure_speed(config, parts, model_config, lengths):
-    from bert_packed.reports import mamba_speed
-    from bert_packed.reports.sequence_batches import choose_packs, make_batches
-
-    packs = choose_packs(lengths, config.pack_length, config.batch_size * config.num_steps)
-    row_length, vocab_size = config.max_seq_length, model_config.vocab_size
-    sizes = config.batch_size, config.num_shapes, vocab_size, config.random_seed
-    batches = make_batches(packs, config.pack_length, row_length, *sizes)
-    tables = {}
-    if "training" in parts:
-        tables["training"], tables["packed against others"] = mamba_speed.measure_training(
-            model_config, batches, config.repeats, config.reference
-        )
-    if "operators" in parts:
-        tables["operators"] = mamba_speed.measure_operators(model_config, batches, config.repeats)
-    return tables
 
 
 if __name__ == "__main__":

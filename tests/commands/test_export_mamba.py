@@ -197,6 +197,18 @@ def test_saved_model(run_folder, logits, tmp_path):
         ({"bert_config_file": "bert-tiny"}, "model_type must be bert. Received: mamba."),
         ({"init_checkpoint": "{bert}", "vocab_file": "{bytes}"}, "must have one WordPiece a line for a BERT"),
         ({"init_checkpoint": "{bert}", "bert_config_file": "mamba-tiny"}, "must be mamba. Received: bert."),
+        pytest.param(
+            {"format": "saved_model", "max_predictions_per_pack": 76},
+            "`max_predictions_per_pack` must be left out for this Mamba, whose SavedModel has no input of "
+            "that size. Received: 76.",
+            marks=needs_tensorflow,
+        ),
+        pytest.param(
+            {"format": "saved_model", "max_sequences_per_pack": 2},
+            "`max_sequences_per_pack` must be left out",
+            marks=needs_tensorflow,
+        ),
+        ({"max_sequences_per_pack": 3}, "must be left out unless --format=saved_model. Received: 3."),
         ({"init_checkpoint": "{liar}"}, "holds another model: the file has no tensor for bert/"),
     ],
 )

@@ -76,3 +76,13 @@ def test_a_pack_goes_on_where_its_first_position_says_so():
         first, tail = conv1d_pack(X[:, :cut], KERNELS[4], BIAS, positions[:, :cut])
         second, _ = conv1d_pack(X[:, cut:], KERNELS[4], BIAS, positions[:, cut:], tail)
         np.testing.assert_allclose(np.concatenate([first, second], axis=1), whole, atol=1e-6)
+
+
+def test_without_positions_a_pack_is_one_sequence(monkeypatch):
+    """From the tail before it, and without a selection."""
+    monkeypatch.setattr(ops, "where", None)
+    tail = np.random.default_rng(2).normal(size=(2, 3, 3)).astype(np.float32)
+    got, after = conv1d_pack(X, KERNELS[4], BIAS, None, tail)
+    positions = np.tile(np.arange(10) + 3, (2, 1))
+    np.testing.assert_allclose(got, plain_convolution(X, KERNELS[4], BIAS, positions, tail), atol=1e-6)
+    np.testing.assert_array_equal(ops.convert_to_numpy(after), X[:, -3:])

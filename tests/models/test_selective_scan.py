@@ -52,7 +52,11 @@ def plain_scan(u, delta, a, b, c, positions=POSITIONS, state=None):
 
 def scan(inputs, positions=POSITIONS, **options):
     arrays = (ops.convert_to_tensor(np.float32(inputs[name])) for name in NAMES)
-    return ssm_pack(*arrays, ops.convert_to_tensor(positions), **options)
+    return ssm_pack(*arrays, *tensors(positions), **options)
+
+
+def tensors(positions):
+    return [None if positions is None else ops.convert_to_tensor(positions)]
 
 
 def close(got, want, tolerance=1e-5):
@@ -84,7 +88,7 @@ def gradients_of_scan(inputs, weights, positions=POSITIONS, **options):
 
     def scan_with(name, value):
         arrays = [value if one == name else ops.convert_to_tensor(np.float32(inputs[one])) for one in NAMES]
-        return ssm_pack(*arrays, ops.convert_to_tensor(positions), **options)
+        return ssm_pack(*arrays, *tensors(positions), **options)
 
     return {
         name: np.asarray(gradient(target(name))(ops.convert_to_tensor(np.float32(inputs[name]))))
@@ -116,6 +120,22 @@ def test_gradients_are_those_of_a_plain_loop(chunk_length):
     inputs, weights = random_inputs(), np.random.default_rng(1).normal(size=(B, S, E))
     want = gradients_of_loop(inputs, weights)
     for name, got in gradients_of_scan(inputs, weights, chunk_length=chunk_length).items():
+        close(got, want[name])
+
+
+def test_without_positions_a_pack_is_one_sequence(monkeypatch):
+    """From the states before it, and without a selection: what starts cost is told against this."""
+    inputs, weights = random_inputs(), np.random.default_rng(1).normal(size=(B, S, E))
+    whole = np.tile(np.arange(S, dtype=np.int32), (B, 1))
+    state = np.random.default_rng(2).normal(size=(B, Z, E))
+    monkeypatch.setattr(ops, "where", None)
+    given = ops.convert_to_tensor(np.float32(state))
+    got, after = scan(inputs, None, chunk_length=4, state_BZE=given)
+    want, want_after = plain_scan(**inputs, positions=whole + 1, state=state)
+    close(got, want)
+    close(after, want_after)
+    want = gradients_of_loop(inputs, weights, whole)
+    for name, got in gradients_of_scan(inputs, weights, None, chunk_length=4).items():
         close(got, want[name])
 
 
