@@ -29,6 +29,10 @@ BEAM_REQUIRES = [
     "apache-beam>=2.69,<3",  # data generation on more than one machine; the first for Python 3.11 to 3.13
 ]
 
+ARROW_REQUIRES = [
+    "pyarrow>=18",  # reads Parquet and the files of Hugging Face's datasets; the first for Python 3.13
+]
+
 JAX_REQUIRES = [
     "jax>=0.10,<1",  # the second backend, KERAS_BACKEND=jax; for accelerators see its own extras
 ]
@@ -52,6 +56,7 @@ setup(
     extras_require={
         "test": TEST_REQUIRES,
         "beam": BEAM_REQUIRES,
+        "arrow": ARROW_REQUIRES,
         "jax": JAX_REQUIRES,
         "reference": REFERENCE_REQUIRES,
     },
