@@ -120,5 +120,10 @@ def _check(config, architecture, model_config):
         check_vocabulary(config.vocab_file, architecture, model_config)
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, ExportConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, ExportConfig, DESCRIPTION))
+    sys.exit(command())
