@@ -139,5 +139,10 @@ def _write(config, metrics, speed):
         write_json(config.json, {"metrics": metrics, "speed": speed})
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, TrainConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, TrainConfig, DESCRIPTION))
+    sys.exit(command())

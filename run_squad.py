@@ -128,5 +128,10 @@ def _describe(path, questions, windows):
     )
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, SquadConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, SquadConfig, DESCRIPTION))
+    sys.exit(command())

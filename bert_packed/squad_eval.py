@@ -59,5 +59,10 @@ def main(config):
         write_json(config.json, scores)
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, EvalConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, EvalConfig, DESCRIPTION))
+    sys.exit(command())

@@ -21,5 +21,10 @@ def main(config):
     print_table(summarize(create(config)), config.json)
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, CreateConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, CreateConfig, DESCRIPTION))
+    sys.exit(command())

@@ -66,5 +66,10 @@ def _sha256(path):
     return files.file_sha256(path)
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, SourcesConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, SourcesConfig, DESCRIPTION))
+    sys.exit(command())

@@ -44,5 +44,10 @@ def main(config):
     print_table(rows, config.json)
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, PackConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, PackConfig, DESCRIPTION))
+    sys.exit(command())

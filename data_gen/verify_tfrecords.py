@@ -62,5 +62,10 @@ def main(config):
     return 0 if result.is_good else 1
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, VerifyConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, VerifyConfig, DESCRIPTION))
+    sys.exit(command())

@@ -17,7 +17,7 @@ WINGS = {
     "data_gen.jobs": {"apache_beam", "tqdm"},
     "data_gen.records": {"numpy", "google"},  # TensorFlow comes through `quiet_import`
     "data_gen.assembly": {"numpy"},
-    "data_gen.text": {"numpy", "sentencex", "tokenizers", "tqdm"},
+    "data_gen.text": {"numpy", "pyarrow", "sentencex", "tokenizers", "tqdm"},
     "data_gen.checks": {"numpy", "matplotlib", "tqdm"},
     "data_gen.tasks": {"numpy"},
     "data_gen.sample_data": set(),

@@ -21,7 +21,9 @@ from tabulate import tabulate
 
 from data_gen.cli.settings import InputError
 
-CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "configs"
+TOP = Path(__file__).resolve().parents[2]
+# Of the installed package, where `setup.py` puts them, or of the checkout
+CONFIG_FOLDER = next(filter(Path.is_dir, (TOP / "bert_packed" / "configs", TOP / "configs")), TOP / "configs")
 PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
 SECONDS_TO_INTERRUPT = 0.05
 STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -221,13 +223,14 @@ class _TextParser(flags.ArgumentParser):
 
 
 def _find_flagfiles(arguments):
-    """Let a bare `--flagfile=NAME` or `--flagfile NAME` also be found in `configs/`."""
+    """Let `--flagfile=NAME` or `--flagfile NAME`, or `configs/NAME`, be found in `CONFIG_FOLDER` as well."""
     found = []
     for argument in arguments:
         name, separator, path = argument.rpartition("=")
         names_file = {"--flagfile", "-flagfile"} & {name, found[-1] if found else ""}
-        if names_file and not Path(path).exists() and (CONFIG_FOLDER / path).is_file():
-            path = str(CONFIG_FOLDER / path)
+        packaged = CONFIG_FOLDER / path.removeprefix("configs/")
+        if names_file and not Path(path).exists() and packaged.is_file():
+            path = str(packaged)
         found.append(name + separator + path)
     return found
 

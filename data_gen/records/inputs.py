@@ -42,22 +42,49 @@ def find_files(pattern, argument):
         InputError: a part of the pattern matches no file, a file has no bytes, a name is not UTF-8, which
             TensorFlow asks for, or one file has two names, by a link: it would be read twice.
     """
-    found, parts = set(), pattern.split(",")
-    if files.is_file(pattern.strip()):
-        parts = [pattern]
+    return check_found([path for _, paths in find_parts(pattern, argument) for path in paths], argument)
+
+
+def find_parts(pattern, argument, match=None):
+    """Tell apart the comma-separated parts of a pattern, as `find_files` describes.
+
+    Args:
+        pattern, argument: As of `find_files`.
+        match: Function from a part to the list of files that it names; None = `match_files`.
+
+    Yields:
+        Each part (str), and its files (list of paths, in any order).
+
+    Raises:
+        InputError: a part matches no file.
+    """
+    match = match or match_files
+    parts = [pattern] if files.is_file(pattern.strip()) else pattern.split(",")
     while parts:
         for count in range(1, len(parts) + 1):
-            paths = _matches(",".join(parts[:count]).strip())
-            if paths:
+            part = ",".join(parts[:count]).strip()
+            if paths := match(part):
                 break
         else:
             raise InputError(f"`{argument}` must match at least one file. Received: {parts[0].strip()!r}.")
-        found.update(paths)
+        yield part, paths
         parts = parts[count:]
-    for path in sorted(found):
+
+
+def match_files(part):
+    """The files that one path or glob names: a file whose own name holds a bracket or a star is that file."""
+    if files.is_file(part):
+        return [part]
+    return [path for path in files.match(part) if files.is_file(path) and not path.endswith(SUFFIX)]
+
+
+def check_found(paths, argument):
+    """Files that were found, sorted, each once; raises `InputError` as `find_files`."""
+    found = sorted(set(paths))
+    for path in found:
         if not is_utf8(path):
             raise InputError(f"`{argument}` must match names in UTF-8. Received: {path!r}.")
-    found = _once_each(sorted(found), argument)
+    found = _once_each(found, argument)
     for path in found:
         if files.size_and_time(path)[0] == 0:
             raise InputError(f"`{argument}` must match files with content. Received: {path}, which is empty.")
@@ -190,13 +217,6 @@ def folder_of(path):
     if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme stands before the name
         return f"{head}/"
     return os.path.dirname(path) or "."
-
-
-def _matches(part):
-    """The files that one path or glob names: a file whose own name holds a bracket or a star is that file."""
-    if files.is_file(part):
-        return [part]
-    return [path for path in files.match(part) if files.is_file(path) and not path.endswith(SUFFIX)]
 
 
 def _once_each(paths, argument):

@@ -38,9 +38,18 @@ def open_columns(folder, dtypes):
         if files.is_remote(path):
             columns.append(_fetch(path, dtype, files.size_and_time(path)))
         else:
-            with open(path, "rb") as file:
-                columns.append(_map(file, dtype))
+            columns.append(_map_path(path, dtype))
     return columns
+
+
+def map_bytes(path):
+    """Memory-map any file: uint8 array. Of a file behind a URL a copy, which goes with the array."""
+    return _map_copy(path, np.uint8) if files.is_remote(path) else _map_path(path, np.uint8)
+
+
+def _map_path(path, dtype):
+    with open(path, "rb") as file:
+        return _map(file, dtype)
 
 
 def _map(file, dtype):
@@ -53,12 +62,17 @@ def _map(file, dtype):
 
 @functools.lru_cache(maxsize=MOST_FETCHED)
 def _fetch(path, dtype, stamp):
-    """Memory-map a copy of a column behind a URL, made once a process: in a file without a name.
+    """`_map_copy` of a column, made once a process.
 
     Args:
         path, dtype: As of the column.
         stamp: What `files.size_and_time` says of it now: a run that starts over writes another one there.
     """
+    return _map_copy(path, dtype)
+
+
+def _map_copy(path, dtype):
+    """Memory-map a copy of a file behind a URL, in a file without a name."""
     with files.open_file(path) as source, tempfile.TemporaryFile() as target:
         shutil.copyfileobj(source, target)
         target.flush()

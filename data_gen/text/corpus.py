@@ -1,13 +1,14 @@
 """How text files become documents: numbered sentences, read one at a time, however long a document is.
 
-Two formats, each plain or gzipped (`.gz`):
+Two formats, each plain or gzipped (`.gz`), and tables (`tables.py`):
 
-    one sentence per line, a blank line between documents      any name
+    one sentence per line, a blank line between documents      any other name
     JSON lines with `text` or `paragraphs`, one document each   .json, .jsonl, .ndjson
+    rows with `text` or `paragraphs`, one document each         .parquet, .arrow
 
-A line ends with LF, CR LF, or CR alone. Sentences of JSON documents are found by `sentencex`, the rule-based
-splitter that Wikimedia maintains. Where text is wanted as it stands (`read_texts`), nothing is split or
-stripped.
+A line ends with LF, CR LF, or CR alone. Sentences of documents in JSON and tables are found by `sentencex`,
+the rule-based splitter that Wikimedia maintains. Where text is wanted as it stands (`read_texts`), nothing is
+split or stripped.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from data_gen.cli.settings import InputError
 from data_gen.jobs import files
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+TABLE_SUFFIXES = (".parquet", ".arrow")
 READ_BYTES = 2**16  # at once
 
 
@@ -35,15 +37,15 @@ def read_sentences(paths):
 
     Yields:
         The number of the sentence's document in its file, from 1, and the sentence (str, stripped, not
-        empty). JSON documents without text have a number too.
+        empty). JSON documents and rows without text have a number too.
 
     Raises:
-        InputError: naming the file and, where there is one, the line: not UTF-8, not gzip, not JSON,
-            JSON without `text` or `paragraphs`, or a file without a sentence.
+        InputError: naming the file and, where there is one, the line: not UTF-8, not gzip, not JSON, no
+            complete table, neither `text` nor `paragraphs`, or a file without a sentence.
     """
     for path in paths:
         number = 0
-        for number, sentence in (_read_json_lines if _is_json(path) else _read_sentence_lines)(path):
+        for number, sentence in (_split_contents if _has_contents(path) else _read_sentence_lines)(path):
             yield number, sentence
         if not number:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
@@ -67,7 +69,7 @@ def read_texts(paths, most_characters):
         InputError: as `read_sentences`.
     """
     for path in paths:
-        lines = (_read_json_texts if _is_json(path) else _read_verbatim_lines)(path)
+        lines = (_join_contents if _has_contents(path) else _read_verbatim_lines)(path)
         has_text = False
         for number, text in join_lines(lines, most_characters):
             if text.strip():
@@ -114,12 +116,14 @@ class WholeTexts:
 
 
 def find_line(path, number):
-    """The line, from 1, where a document of a text file begins; None where the file has not so many.
+    """The line, from 1, where a document of a text file begins; None in tables, and where it has not so many.
 
     Args:
         path: Of a text file, or of JSON lines, as in `read_lines`.
         number: Of the document in its file, from 1.
     """
+    if is_table(path):
+        return None
     is_json, found, before = _is_json(path), 0, ""
     for line_number, line in read_lines(path):
         found += bool(line) and (is_json or not before)
@@ -154,6 +158,16 @@ def split_sentences(paragraph, language="en"):
             sentences.append(sentence)
             held = ""
     return [*sentences, held.strip()] if held.strip() else sentences
+
+
+def is_table(path):
+    """Whether a file is read by `tables.py`, by its name."""
+    return str(path).lower().endswith(TABLE_SUFFIXES)
+
+
+def _has_contents(path):
+    """Whether `_read_contents` reads a file: its documents are told apart without blank lines."""
+    return is_table(path) or _is_json(path)
 
 
 def _is_json(path):
@@ -235,9 +249,8 @@ def _read_verbatim_lines(path):
         was_blank = is_blank
 
 
-def _read_json_lines(path):
-    for document, content, place in _read_json_documents(path):
-        text_or_paragraphs = _find_text(content, place)
+def _split_contents(path):
+    for document, text_or_paragraphs in _read_contents(path):
         if isinstance(text_or_paragraphs, str):
             # Extracted dumps put a paragraph or heading on each line; joining lines would glue headings to
             # sentences, which nothing later can undo.
@@ -247,14 +260,23 @@ def _read_json_lines(path):
                 yield document, sentence
 
 
-def _read_json_texts(path):
-    for document, content, place in _read_json_documents(path):
-        found = _find_text(content, place)
+def _join_contents(path):
+    for document, found in _read_contents(path):
         yield document, _without_lone_surrogates(found if isinstance(found, str) else "\n".join(found))
 
 
+def _read_contents(path):
+    """Yield (number of the document from 1, its text or list of paragraphs) of JSON lines or a table."""
+    if not is_table(path):
+        yield from _read_json_documents(path)
+        return
+    from data_gen.text import tables  # an extra
+
+    yield from tables.read_rows(path)
+
+
 def _read_json_documents(path):
-    """Yield (number of the document from 1, what its line holds, its place in words) of JSON lines."""
+    """`_read_contents` of JSON lines."""
     document = 0
     for number, line in read_lines(path):
         if not line:
@@ -265,7 +287,7 @@ def _read_json_documents(path):
             content = json.loads(line)
         except (ValueError, RecursionError) as error:  # also a number or a nesting beyond Python's limits
             raise InputError(f"{place}: must be a JSON object. Received: {error}.") from error
-        yield document, content, place
+        yield document, _find_text(content, place)
 
 
 def _without_lone_surrogates(text):

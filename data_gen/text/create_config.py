@@ -32,7 +32,9 @@ class CreateConfig:
         "",
         "text files, comma-separated paths or globs: one sentence a line and a blank line between documents, "
         "or JSON lines (.json, .jsonl, .ndjson) with `text`, each line of it a paragraph, or `paragraphs`; "
-        "also .gz; empty = the embedded sample corpus",
+        "also .gz; with the extra `arrow` tables with such a column (.parquet, .arrow) and folders that "
+        "Hugging Face's `datasets` saved; PART:2 reads the documents of that part twice as often, PART:0.5 "
+        "half of them (docs/text_inputs.md); empty = the embedded sample corpus",
     )
     output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
     vocab_file: str = setting(

@@ -24,27 +24,20 @@ from data_gen.schema import CAUSAL_LM, MLM_NSP
 from data_gen.text.bert_records import BertRecords
 from data_gen.text.causal_records import CausalRecords
 from data_gen.text.create_config import WORDPIECE
-from data_gen.text.create_steps import (
-    CHOOSE_EVAL,
-    Shard,
-    TokenizeWork,
-    join,
-    save_documents,
-    tokenize,
-    train_vocabulary,
-    write_shard,
-)
+from data_gen.text.create_steps import Shard, TokenizeWork, join, tokenize, train_vocabulary, write_shard
 from data_gen.text.instances import InstanceRules
 from data_gen.text.masking import masking_rules
+from data_gen.text.passes import CHOOSE_EVAL, choose_readings, plan_passes, save_passes
 from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
+from data_gen.text.sources import Source, find_text_sources
 from data_gen.text.vocabularies import ByteBpe, WordPieces
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """One input.
+class TextInput:
+    """One file, or the embedded corpus.
 
     Attributes:
         name: Path, or the name of the embedded corpus.
@@ -80,6 +73,9 @@ def create(config):
             objective, tokenizer: Only where they are not BERT's.
             inputs: List of {path, sha256, num_documents}, documents without a WordPiece not counted; of
                 relative paths also `relative_path`, see `provenance.describe_path`.
+            sources: List of {pattern, weight, num_files, num_documents, splits: dict from split to
+                {num_documents, num_readings}}: the parts of `input_file`, the documents that they hold, how
+                many of them a split reads, and how often it does, in all passes together.
             splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
                 num_random_nexts, num_tokens_read, num_tokens_used, num_tokens_cut, histogram, files: list of
                 {name, num_records, sha256}}. Tokens are of the text, once for every pass over it; those cut
@@ -91,7 +87,8 @@ def create(config):
     """
     start = time.monotonic()
     check_runner(config.runner, config.num_workers)
-    paths = find_files(config.input_file, "input_file") if config.input_file else []
+    sources = find_text_sources(config.input_file) if config.input_file else []
+    paths = sorted(path for source in sources for path in source.paths)
     refuse_own_input(paths, config.output_dir)
     records = make_records(config)
     vocab_file = _find_vocab_file(config, records)
@@ -105,11 +102,12 @@ def create(config):
     }
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
-            sources = _open_sources(records, stamps)
-            size = sum(source.size for source in sources)
+            inputs = _open_inputs(records, stamps)
+            sources = sources or [Source(NAME, 1.0, (NAME,))]
+            size = sum(text.size for text in inputs)
             num_workers = choose_num_workers(config.num_workers, size, TEXT_BYTES_THAT_PAY)
             with Job(output.work_folder, num_workers, config.runner) as job:
-                manifest = _create_from(config, records, sources, vocab_stamps, output, job)
+                manifest = _create_from(config, records, sources, inputs, vocab_stamps, output, job)
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
@@ -184,21 +182,37 @@ def split_documents(num_documents, eval_fraction, seed):
     return {"train": np.flatnonzero(places >= num_eval), "eval": np.flatnonzero(places < num_eval)}
 
 
-def plan_shards(config, records, num_documents, output, corpus_dir):
-    """Cut each split's pairs into shards, and leave the documents beside the corpus.
+def plan_shards(config, records, sources_of, weights, output, corpus_dir):
+    """Cut each split's pairs into shards, and leave the documents of its passes beside the corpus.
+
+    Args:
+        config, records: As of `create`.
+        sources_of: int `[number of documents]`, the source of each.
+        weights: Of each source.
+        output: `OutputDir`.
+        corpus_dir: Folder of the corpus.
 
     Returns:
-        List of `Shard`, and dict from split to its number of documents.
+        List of `Shard`, and dict from split to list of `Passes`.
+
+    Raises:
+        InputError: the weights leave no document to train on.
     """
-    splits = split_documents(num_documents, config.eval_fraction, config.random_seed)
+    splits = split_documents(len(sources_of), config.eval_fraction, config.random_seed)
+    passes = {split: plan_passes(documents, np.ones_like(documents)) for split, documents in splits.items()}
+    readings = choose_readings(sources_of[splits["train"]], weights, records.num_passes, config.random_seed)
+    passes["train"] = plan_passes(splits["train"], readings)
+    num_pairs = {split: sum(some.num_pairs for some in found) for split, found in passes.items()}
+    if not num_pairs["train"]:
+        raise InputError(
+            f"`input_file` must have weights that leave a document. Received: {config.input_file}, "
+            f"of {len(splits['train'])} documents."
+        )
     shards = []
-    num_train_pairs = len(splits["train"]) * records.num_passes
-    for split, documents in splits.items():
-        save_documents(corpus_dir, split, documents)
-        num_duplicates = records.num_passes if split == "train" else 1
-        num_pairs = num_duplicates * len(documents)
+    for split, found in passes.items():
+        sizes = save_passes(corpus_dir, split, found)
         # shards of the splits are about equally large
-        num_shards = min(-(-config.num_shards * num_pairs // num_train_pairs), num_pairs)
+        num_shards = min(-(-config.num_shards * num_pairs[split] // num_pairs["train"]), num_pairs[split])
         for index in range(num_shards):
             path = output.path(f"{split}-{index:05d}-of-{num_shards:05d}.tfrecord")
             shards.append(
@@ -209,24 +223,28 @@ def plan_shards(config, records, num_documents, output, corpus_dir):
                     vocab_path=output.path(records.vocabulary.file_name),
                     split=split,
                     index=index,
-                    first=num_pairs * index // num_shards,
-                    last=num_pairs * (index + 1) // num_shards,
-                    num_duplicates=num_duplicates,
+                    first=num_pairs[split] * index // num_shards,
+                    last=num_pairs[split] * (index + 1) // num_shards,
+                    passes=sizes,
                     seed=config.random_seed,
                     records=records,
                 )
             )
-    return shards, {split: len(documents) for split, documents in splits.items()}
+    return shards, passes
 
 
-def _create_from(config, records, sources, vocab_stamps, output, job):
+def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
     """All steps; returns the manifest."""
-    vocab_path = _make_vocabulary(records, vocab_stamps, sources, output, job)
-    corpus_dir, inputs = _make_corpus(config, records, sources, vocab_path, output, job)
-    num_documents = sum(entry["num_documents"] for entry in inputs)
-    if not num_documents:
+    vocab_path = _make_vocabulary(records, vocab_stamps, inputs, output, job)
+    corpus_dir, described_inputs = _make_corpus(config, records, inputs, vocab_path, output, job)
+    owners = {path: index for index, source in enumerate(sources) for path in source.paths}
+    sources_of = np.repeat(
+        [owners[text.name] for text in inputs], [entry["num_documents"] for entry in described_inputs]
+    )
+    if not len(sources_of):
         raise InputError(f"`input_file` must hold a word. Received: {config.input_file}.")
-    shards, split_sizes = plan_shards(config, records, num_documents, output, corpus_dir)
+    weights = [source.weight for source in sources]
+    shards, passes = plan_shards(config, records, sources_of, weights, output, corpus_dir)
     steps = [Step(f"write-{i:06d}", write_shard, s, s.last - s.first) for i, s in enumerate(shards)]
     written = job.run(steps, "write", "documents")
     described = records.vocabulary.describe(vocab_path)
@@ -239,24 +257,25 @@ def _create_from(config, records, sources, vocab_stamps, output, job):
         "vocab_size": described.pop("vocab_size"),
         "vocab_sha256": files.file_sha256(vocab_path),
         **described,
-        "inputs": inputs,
+        "inputs": described_inputs,
+        "sources": _describe_sources(sources, sources_of, passes),
         "splits": {
-            split: _describe_split(records, shards, written, split, num_documents)
-            for split, num_documents in split_sizes.items()
+            split: _describe_split(records, shards, written, split, len(found[0].documents))
+            for split, found in passes.items()
         },
     }
 
 
-def _open_sources(records, stamps):
-    """The inputs: list of `Source`; the embedded corpus without a stamp."""
+def _open_inputs(records, stamps):
+    """List of `TextInput`; the embedded corpus without a stamp."""
     if stamps:
-        return [Source(stamp[0], records.open_texts((stamp[0],)), [stamp], stamp[1]) for stamp in stamps]
+        return [TextInput(stamp[0], records.open_texts((stamp[0],)), [stamp], stamp[1]) for stamp in stamps]
     progress = tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None)
     documents = list(progress)  # some megabytes, and parsing again would take longer than all the rest
     text = "\n\n".join("\n".join(document) for document in documents)
     numbered = [(number, s) for number, document in enumerate(documents, 1) for s in document]
     numbered = records.join_sentences(numbered)
-    return [Source(NAME, numbered, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
+    return [TextInput(NAME, numbered, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
 
 
 def _find_vocab_file(config, records):
@@ -271,7 +290,7 @@ def _find_vocab_file(config, records):
     return paths[0]
 
 
-def _make_vocabulary(records, vocab_stamps, sources, output, job):
+def _make_vocabulary(records, vocab_stamps, inputs, output, job):
     """Copy or train the vocabulary: its path."""
     path = output.path(records.vocabulary.file_name)
     if vocab_stamps:
@@ -283,23 +302,23 @@ def _make_vocabulary(records, vocab_stamps, sources, output, job):
         ):
             shutil.copyfileobj(source, target)
     else:
-        stamps = [stamp for source in sources for stamp in source.stamps]
-        paths = tuple(source.name for source in sources)
-        documents = records.open_texts(paths) if stamps else sources[0].documents
+        stamps = [stamp for text in inputs for stamp in text.stamps]
+        paths = tuple(text.name for text in inputs)
+        documents = records.open_texts(paths) if stamps else inputs[0].documents
         work = (records.vocabulary, documents, stamps, path)
         # the text is read twice
-        step = Step("vocabulary", train_vocabulary, work, 2 * sum(source.size for source in sources))
+        step = Step("vocabulary", train_vocabulary, work, 2 * sum(text.size for text in inputs))
         job.run([step], "train vocabulary", "B")
     return path
 
 
-def _make_corpus(config, records, sources, vocab_path, output, job):
+def _make_corpus(config, records, inputs, vocab_path, output, job):
     """Tokenize all inputs: folder of the corpus, and the manifest's list of inputs."""
     steps, parts = [], []
-    for index, source in enumerate(sources):
+    for index, text in enumerate(inputs):
         parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))
-        work = TokenizeWork(records, source.documents, source.stamps, vocab_path, parts[-1])
-        steps.append(Step(f"tokenize-{index:06d}", tokenize, work, source.size))
+        work = TokenizeWork(records, text.documents, text.stamps, vocab_path, parts[-1])
+        steps.append(Step(f"tokenize-{index:06d}", tokenize, work, text.size))
     found = job.run(steps, "tokenize", "B")
     corpus_dir = os.path.join(output.work_folder, "corpus")
 
@@ -308,15 +327,40 @@ def _make_corpus(config, records, sources, vocab_path, output, job):
             files.remove_folder(part)
 
     job.run([Step("join", join, (records, parts, corpus_dir))], "join", release=release)
-    inputs = [
+    described = [
         {
-            **(describe_path(source.name, config.output_dir) if source.stamps else {"path": source.name}),
-            "sha256": source.sha256 or tokenized["sha256"],
+            **(describe_path(text.name, config.output_dir) if text.stamps else {"path": text.name}),
+            "sha256": text.sha256 or tokenized["sha256"],
             "num_documents": tokenized["num_documents"],
         }
-        for source, tokenized in zip(sources, found, strict=True)
+        for text, tokenized in zip(inputs, found, strict=True)
     ]
-    return corpus_dir, inputs
+    return corpus_dir, described
+
+
+def _describe_sources(sources, sources_of, passes):
+    """The manifest's list of sources; see `create`."""
+    num_sources = len(sources)
+    held = np.bincount(sources_of, minlength=num_sources).tolist()
+    counts = {}
+    for split, found in passes.items():
+        each = [np.bincount(sources_of[some.documents], minlength=num_sources) for some in found]
+        readings = sum(some.num_passes * counted for some, counted in zip(found, each, strict=True))
+        # whoever is read at all is read in the first pass
+        counts[split] = (each[0].tolist(), readings.tolist())
+    return [
+        {
+            "pattern": source.pattern,
+            "weight": source.weight,
+            "num_files": len(source.paths),
+            "num_documents": held[index],
+            "splits": {
+                split: {"num_documents": num_documents[index], "num_readings": num_readings[index]}
+                for split, (num_documents, num_readings) in counts.items()
+            },
+        }
+        for index, source in enumerate(sources)
+    ]
 
 
 def _describe_split(records, shards, written, split, num_documents):

@@ -1,11 +1,11 @@
 """What the steps of making records from text do, each in bounded memory and by any process.
 
-A split's (duplicate, document) pairs are shuffled by the seed and cut into shards. A shard's bytes follow
-from the corpus, its range of the pairs and the seed alone, whoever writes it.
+A split's (duplicate, document) pairs (`passes.py`) are shuffled by the seed and cut into shards. A shard's
+bytes follow from the corpus, its range of the pairs and the seed alone, whoever writes it.
 """
 
 import dataclasses
-import os
+from itertools import chain
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from data_gen.packing import histogram as histograms
 from data_gen.records import tfrecords
 from data_gen.records.inputs import unchanged
 from data_gen.records.provenance import DOCUMENT_COLUMNS, add_checksum, open_index
-from data_gen.records.shuffle import shuffle_places
 from data_gen.text import tokenization
+from data_gen.text.passes import load_passes, shuffled_pairs
 from data_gen.text.text_records import TextRecords
 from data_gen.text.token_corpus import open_origins
 
@@ -27,8 +27,8 @@ SHUFFLE_TOKENS = 2**21  # sequences are shuffled among about so many tokens: som
 PAIRS_PER_MAPPING = 256
 SEQUENCES_PER_RELEASE = 256  # of any document: one may be as large as the corpus
 
-# Fifth number of a random key. Documents draw from keys of four, so these never meet theirs.
-SHUFFLE_SHARD, SHUFFLE_PAIRS, CHOOSE_EVAL = 1, 2, 3
+# Fifth number of a random key, as those in `passes.py`. Documents draw from keys of four: they never meet.
+SHUFFLE_SHARD = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Shard:
         split: Name of the split.
         index: Number of the shard within its split.
         first, last: The shard's range of the split's pairs.
-        num_duplicates: Passes over the documents of the split.
+        passes: Over the documents of the split: what `save_passes` told.
         seed: The run's seed.
         records: What documents become.
     """
@@ -75,7 +75,7 @@ class Shard:
     index: int
     first: int
     last: int
-    num_duplicates: int
+    passes: list[list[int]]
     seed: int
     records: TextRecords
 
@@ -157,38 +157,20 @@ def write_shard(shard):
     return {"entry": entry.to_json(), "histogram": histogram.tolist(), "counts": counts}
 
 
-def save_documents(corpus_dir, split, documents):
-    """Note the documents of a split, int64 `[d]`, ascending, beside the corpus."""
-    path = _documents_path(corpus_dir, split)
-    with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
-        file.write(np.asarray(documents, np.int64).tobytes())
-
-
-def load_documents(corpus_dir, split):
-    """What `save_documents` noted."""
-    with files.open_file(_documents_path(corpus_dir, split)) as file:
-        return np.frombuffer(file.read(), np.int64)
-
-
-def shuffled_pairs(first, last, documents, num_duplicates, seed, split_index):
-    """Some of a split's (duplicate, document) pairs, in shuffled order: int64 `[last - first, 2]`."""
-    key = (seed, split_index, 0, 0, SHUFFLE_PAIRS)
-    places = shuffle_places(np.arange(first, last), num_duplicates * len(documents), key)
-    return np.stack([places // len(documents), documents[places % len(documents)]], axis=1)
-
-
 def _draw_batches(shard, split_index, counts):
     """Yield sequences of about `SHUFFLE_TOKENS`, and (duplicate, document) of each; count what they hold."""
     records = shard.records
-    documents = load_documents(shard.corpus_dir, shard.split)
+    passes = load_passes(shard.corpus_dir, shard.split, shard.passes)
     vocabulary = records.load(shard.vocab_path)
     held, origins, num_tokens = [], [], 0
     for first in range(shard.first, shard.last, PAIRS_PER_MAPPING):
         last = min(first + PAIRS_PER_MAPPING, shard.last)
-        pairs = shuffled_pairs(first, last, documents, shard.num_duplicates, shard.seed, split_index)
         corpus = records.open_corpus(shard.corpus_dir)
-        drawn = records.draw(corpus, pairs, documents, vocabulary, shard.seed, split_index, counts)
-        for number, (origin, instance) in enumerate(drawn, 1):
+        drawn = [
+            records.draw(corpus, pairs, documents, vocabulary, shard.seed, split_index, counts)
+            for pairs, documents in shuffled_pairs(first, last, passes, shard.seed, split_index)
+        ]
+        for number, (origin, instance) in enumerate(chain.from_iterable(drawn), 1):
             if number % SEQUENCES_PER_RELEASE == 0:
                 corpus.release()
             held.append(instance)
@@ -200,7 +182,3 @@ def _draw_batches(shard, split_index, counts):
         progress.advance(last - first)
     if held:
         yield records.collect(held, counts), origins
-
-
-def _documents_path(corpus_dir, split):
-    return os.path.join(corpus_dir, f"{split}_documents.int64")

@@ -191,7 +191,10 @@ CREATE_CASES = {
         DIFFERENT,
         run="seeded",
     ),
-    "dupe_factor": Case(lambda seen: {s.num_duplicates for s in seen.shards if s.split == "train"}, {3}),
+    "dupe_factor": Case(
+        lambda seen: {num_passes for s in seen.shards if s.split == "train" for num_passes, _ in s.passes},
+        {3},
+    ),
     "eval_fraction": Case(
         lambda seen: {split: content["num_documents"] for split, content in seen.manifest["splits"].items()},
         {"train": 3, "eval": 1},

@@ -16,6 +16,7 @@ from data_gen.jobs.output import OutputDir
 from data_gen.packing.histogram import to_json
 from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
+from data_gen.text.passes import Passes, shuffled_pairs
 from data_gen.text.token_corpus import TokenCorpus
 from data_gen.text.tokenization import SPECIAL_TOKENS
 
@@ -76,6 +77,7 @@ def test_eval_documents_never_enter_train(text, tmp_path):
 
 
 def test_bytes_depend_on_the_seed_and_not_on_the_workers(text, tmp_path):
+    text = (f"{text[0]}:1.25", text[1])  # a part of the documents is drawn once more
     for name, settings in {
         "one": {},
         "two": {"num_workers": 2},
@@ -121,14 +123,18 @@ def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, i
         assert (read, content["num_tokens_used"], content["num_tokens_cut"]) == (found[split].sum(), read, 0)
 
 
+def draw_pairs(first, last, passes, seed, split_index):
+    return np.concatenate([pairs for pairs, _ in shuffled_pairs(first, last, passes, seed, split_index)])
+
+
 def test_pairs_are_shuffled_by_seed_and_split():
     documents = np.array([2, 3, 5, 7, 11])
-    drawn = {of: create_steps.shuffled_pairs(0, 15, documents, 3, *of) for of in ((1, 0), (2, 0), (1, 1))}
+    drawn = {of: draw_pairs(0, 15, [Passes(0, 3, documents)], *of) for of in ((1, 0), (2, 0), (1, 1))}
     for pairs in drawn.values():
         assert sorted(map(tuple, pairs.tolist())) == [(d, n) for d in range(3) for n in documents.tolist()]
     orders = {str(pairs.tolist()) for pairs in drawn.values()}
     assert len(orders) == 3 and str(sorted(drawn[1, 0].tolist())) not in orders
-    parts = [create_steps.shuffled_pairs(first, first + 5, documents, 3, 1, 0) for first in (0, 5, 10)]
+    parts = [draw_pairs(first, first + 5, [Passes(0, 3, documents)], 1, 0) for first in (0, 5, 10)]
     assert np.array_equal(np.concatenate(parts), drawn[1, 0])
 
 
@@ -180,15 +186,16 @@ def test_settings_arrive_where_sequences_are_drawn(text, tmp_path):
     output = OutputDir(str(tmp_path))
     (tmp_path / "corpus").mkdir()
     records = create_job.make_records(config)
-    shards, sizes = create_job.plan_shards(config, records, 10, output, str(tmp_path / "corpus"))
-    assert len(shards) == 5 and sizes == {"train": 10}
+    sources_of = np.zeros(10, int)
+    shards, passes = create_job.plan_shards(config, records, sources_of, [1.0], output, tmp_path / "corpus")
+    assert len(shards) == 5 and passes.keys() == {"train"}
     for shard in shards:
         assert dataclasses.asdict(shard.records.rules) == {
             **settings,
             "masking": masking,
             "next_sentences": True,
         }
-        assert (shard.seed, shard.num_duplicates, shard.split) == (77, 6, "train")
+        assert (shard.seed, shard.passes, shard.split) == (77, [[6, 10]], "train")
     ends = [(shard.first, shard.last) for shard in shards]
     assert ends == [(12 * i, 12 * i + 12) for i in range(5)]
 

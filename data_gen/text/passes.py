@@ -1,0 +1,140 @@
+"""Which documents each pass over the text reads: all of them as often, or those of some sources more often.
+
+Three documents that are to be read twice, 5 times and not at all, and a fourth, twice:
+
+    passes 0 and 1    [0 1 3]
+    passes 2, 3, 4    [1]
+
+A pair is a pass (the *duplicate*: it chooses segments and masks) and a document. Pairs are numbered, pass
+after pass, and shuffled; nobody stores them. A random next sentence comes from another document of the same
+pass, so that sources are mixed in them as they are everywhere else.
+"""
+
+import dataclasses
+import os
+
+import numpy as np
+
+from data_gen.jobs import files
+from data_gen.records.shuffle import shuffle_places
+
+# Fifth numbers of random keys, as in `create_steps.py`
+SHUFFLE_PAIRS, CHOOSE_EVAL, CHOOSE_READINGS = 2, 3, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """Passes, one after the other, that read the same documents.
+
+    Attributes:
+        first: Number of the first of them.
+        num_passes: How many they are.
+        documents: int64 `[d]`, ascending.
+    """
+
+    first: int
+    num_passes: int
+    documents: np.ndarray
+
+    @property
+    def num_pairs(self):
+        return self.num_passes * len(self.documents)
+
+
+def choose_readings(sources, weights, num_passes, seed):
+    """How often each document is to be read.
+
+        weight 2.5 in one pass, four documents of the source   ->   for instance [2 3 3 2]
+
+    Every document of a source is read `num_passes` times its weight, rounded down; where that leaves a rest,
+    that share of the source's documents, to the nearest whole number of them, is read once more: which ones,
+    the seed says.
+
+    Args:
+        sources: int `[d]`, the source of each document.
+        weights: Of each source.
+        num_passes: Over a document of weight 1.
+        seed: The run's seed.
+
+    Returns:
+        int64 `[d]`.
+    """
+    readings = np.zeros(len(sources), np.int64)
+    for index, weight in enumerate(weights):
+        of_source = np.flatnonzero(sources == index)
+        least = int(num_passes * weight)
+        num_more = round((num_passes * weight - least) * len(of_source))
+        places = shuffle_places(
+            np.arange(len(of_source)), len(of_source), (seed, index, 0, 0, CHOOSE_READINGS)
+        )
+        readings[of_source] = least + (places < num_more)
+    return readings
+
+
+def plan_passes(documents, readings):
+    """Group the passes that read the same documents.
+
+    Args:
+        documents: int64 `[d]`, ascending.
+        readings: int64 `[d]`, how often each is to be read; those with 0 are in no pass.
+
+    Returns:
+        List of `Passes`, each with fewer documents than the one before.
+    """
+    passes, first = [], 0
+    for num_readings in np.unique(readings[readings > 0]).tolist():
+        passes.append(Passes(first, num_readings - first, documents[readings >= num_readings]))
+        first = num_readings
+    return passes
+
+
+def save_passes(corpus_dir, split, passes):
+    """Note the documents of a split's passes beside the corpus.
+
+    Returns:
+        List of [number of passes, number of documents], plain JSON, with which `load_passes` finds them.
+    """
+    with files.write_whole(_path(corpus_dir, split)) as partial, files.open_file(partial, "wb") as file:
+        for some in passes:
+            file.write(some.documents.astype(np.int64).tobytes())
+    return [[some.num_passes, len(some.documents)] for some in passes]
+
+
+def load_passes(corpus_dir, split, sizes):
+    """What `save_passes` noted: list of `Passes`."""
+    with files.open_file(_path(corpus_dir, split)) as file:
+        documents = np.frombuffer(file.read(), np.int64)
+    passes, first, start = [], 0, 0
+    for num_passes, num_documents in sizes:
+        passes.append(Passes(first, num_passes, documents[start : start + num_documents]))
+        first += num_passes
+        start += num_documents
+    return passes
+
+
+def shuffled_pairs(first, last, passes, seed, split_index):
+    """Some of a split's pairs, in shuffled order, those of equal passes together.
+
+    Args:
+        first, last: Which places of the shuffle.
+        passes: List of `Passes`.
+        seed, split_index: What the shuffle is drawn from.
+
+    Returns:
+        List of int64 `[m, 2]`, pairs (duplicate, document), and int64 `[d]`, the documents of which random
+        nexts come for these: those of their passes, or of the first ones where that would be one alone.
+    """
+    bounds = np.cumsum([0, *(some.num_pairs for some in passes)])
+    key = (seed, split_index, 0, 0, SHUFFLE_PAIRS)
+    places = shuffle_places(np.arange(first, last), bounds[-1], key)
+    found = []
+    for some, begin, end in zip(passes, bounds[:-1], bounds[1:], strict=True):
+        own = places[(places >= begin) & (places < end)] - begin
+        duplicates, indices = np.divmod(own, len(some.documents))
+        pairs = np.stack([some.first + duplicates, some.documents[indices]], axis=1)
+        found.append((pairs, some.documents if len(some.documents) > 1 else passes[0].documents))
+    return found
+
+
+def _path(corpus_dir, split):
+    return os.path.join(corpus_dir, f"{split}_documents.int64")

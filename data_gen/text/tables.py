@@ -1,0 +1,147 @@
+"""How rows of Parquet and Arrow files become documents, read few at a time: needs the extra `arrow`.
+
+A row is a document, as a line of JSON is: its `text`, or its `paragraphs`. Arrow files are streams, such as
+Hugging Face's `datasets` keep (`save_to_disk`, and their cache), or have an index at the end. Files are
+mapped, and memory of what was read is given back: of a row group a page is held, of a batch some rows (all of
+it where it is compressed).
+"""
+
+import contextlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_gen.cli import progress
+from data_gen.cli.settings import InputError
+from data_gen.text.columns import map_bytes, release
+
+ROWS_AT_ONCE = 1024
+BYTES_AT_ONCE = 2**20  # of text, unless one row has more
+FILE_MAGIC = b"ARROW1"  # opens an Arrow file that has an index
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def read_rows(path):
+    """Read the documents of a table.
+
+    Args:
+        path: Of a Parquet file, named `.parquet`, or an Arrow file.
+
+    Yields:
+        The row's number from 1, and its `text` (str), or where that is missing or null its `paragraphs` (list
+        of str); "" where a row has neither.
+
+    Raises:
+        InputError: naming the file: no such table, cut off, damaged, not UTF-8, or without a column of these
+            names that holds strings.
+    """
+    content = map_bytes(path)
+    number = 0
+    with _telling_what_is_wrong(path):
+        for batch in (_read_parquet if is_parquet(path) else _read_arrow)(path, content):
+            batch.validate(full=True)  # what a damaged file says of places in memory must not be believed
+            for document in _documents(batch):
+                number += 1
+                yield number, document
+            release([content])
+
+
+def is_parquet(path):
+    """Whether a table is a Parquet file, by its name."""
+    return str(path).lower().endswith(".parquet")
+
+
+def _read_parquet(path, content):
+    """Yield record batches of the text columns of a Parquet file, each of some rows."""
+    with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False) as file:
+        names = _text_columns(path, file.schema_arrow)
+        for index in range(file.num_row_groups):
+            group = file.metadata.row_group(index)
+            columns = [group.column(column) for column in range(group.num_columns)]
+            wanted = [column for column in columns if column.path_in_schema.split(".")[0] in names]
+            num_bytes = sum(column.total_uncompressed_size for column in wanted)
+            rows = _rows_at_once(group.num_rows, num_bytes)
+            for batch in file.iter_batches(rows, [index], columns=names, use_threads=False):
+                yield batch
+                progress.advance(len(content) * batch.num_rows // file.metadata.num_rows)
+
+
+def _read_arrow(path, content):
+    """Yield record batches of the text columns of an Arrow file, each of some rows."""
+    source = pa.BufferReader(content)
+    place = 0
+    for names, batch in _record_batches(path, content, source):
+        batch = batch.select(names)
+        rows = _rows_at_once(batch.num_rows, batch.nbytes)
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)
+        before, place = place, source.tell()
+        progress.advance(max(place - before, 0))
+
+
+def _record_batches(path, content, source):
+    """Yield the names of the text columns and a record batch, for each."""
+    if content[: len(FILE_MAGIC)].tobytes() == FILE_MAGIC:
+        with pa.ipc.open_file(source) as reader:
+            names = _text_columns(path, reader.schema)
+            for index in range(reader.num_record_batches):
+                yield names, reader.get_batch(index)
+        return
+    with pa.ipc.open_stream(source) as reader:
+        names = _text_columns(path, reader.schema)
+        for batch in reader:
+            yield names, batch
+    # a stream that was cut between two record batches reads well, without the rest of its rows
+    if content[-len(END_OF_STREAM) :].tobytes() != END_OF_STREAM:
+        raise InputError(f"{path} must be a complete Arrow stream. Received: one without its end.")
+
+
+def _rows_at_once(num_rows, num_bytes):
+    """How many rows of so many, of equal length, are `BYTES_AT_ONCE`."""
+    return max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE * num_rows // max(num_bytes, 1)))
+
+
+def _documents(batch):
+    """Yield what `read_rows` does of each row of a record batch."""
+    names = batch.schema.names
+    columns = [batch.column(name).to_pylist() for name in ("text", "paragraphs") if name in names]
+    for values in zip(*columns, strict=True):
+        found = next((value for value in values if value is not None), "")
+        yield found if isinstance(found, str) else [paragraph or "" for paragraph in found]
+
+
+def _text_columns(path, schema):
+    """Those of `text` and `paragraphs` that a table has, and that are text; raises `InputError` for none."""
+    types = {field.name: field.type for field in schema}
+    rules = {"text": _is_text, "paragraphs": _is_list_of_text}
+    names = [name for name, is_such in rules.items() if name in types and is_such(types[name])]
+    if not names:
+        found = ", ".join(f"{name} ({kind})" for name, kind in types.items()) or "no column"
+        raise InputError(
+            f"{path}: a table must have a column `text` (strings) or `paragraphs` (lists of strings). "
+            f"Received: {found}."
+        )
+    return names
+
+
+def _is_text(kind):
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_list_of_text(kind):
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_text(kind.value_type)
+
+
+@contextlib.contextmanager
+def _telling_what_is_wrong(path):
+    """Turn what pyarrow says of a damaged file into an `InputError` that names it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of what is on it
+        kind = "Parquet" if is_parquet(path) else "Arrow"
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise InputError(f"{path} must be a complete {kind} file, in UTF-8. Received: {reason}.") from error

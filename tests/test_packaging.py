@@ -1,0 +1,203 @@
+"""The package that is built has what the checkout has: commands, flagfiles, data files, and what it needs."""
+
+import importlib
+import inspect
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import setuptools
+from test_imports import COMMANDS, HALVES, MODULES
+from text_files import write_text
+
+from data_gen.cli import command_line
+from data_gen.packing.histogram import KNOWN_FOLDER
+from data_gen.tasks.sample_questions import QUESTIONS_FILE
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTRA = re.compile(r"(?:bert_packed|-e '?\"?\.)\[([a-z,]+)\]")
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """What `setup.py` tells setuptools: a dict."""
+    found = {}
+    monkeypatch.chdir(ROOT)  # as every build does
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))
+    runpy.run_path(str(ROOT / "setup.py"))
+    return found
+
+
+@pytest.fixture
+def commands(described):
+    """Dict from the name of a command to "module:function"."""
+    return dict(line.split(" = ") for line in described["entry_points"]["console_scripts"])
+
+
+def test_every_script_has_a_command_of_its_name(commands):
+    wanted = {f"bert-packed-{name.rpartition('.')[2].replace('_', '-')}": name for name in COMMANDS}
+    assert commands == {name: f"{script}:command" for name, script in wanted.items()}
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_a_command_runs_the_main_of_its_script(script, monkeypatch, capsys):
+    module = importlib.import_module(script)
+    assert not inspect.signature(module.command).parameters
+    calls = []
+
+    def run(main, config_class, description):
+        calls.append((main, config_class, description))
+        return 7
+
+    monkeypatch.setattr(module, "run", run)
+    assert module.command() == 7
+    ((main, config_class, description),) = calls
+    assert (main, description) == (module.main, module.DESCRIPTION)
+    assert config_class.__name__.endswith("Config")
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "argv", ["bert-packed-x", "--help"])
+    assert module.command() == 0
+    assert "usage: bert-packed-x [--flagfile=FILE]" in capsys.readouterr().out
+
+
+def test_every_file_that_is_no_code_is_packaged(described):
+    folders = {
+        name: ROOT / described["package_dir"].get(name, name.replace(".", "/"))
+        for name in described["packages"]
+    }
+    packaged = {
+        path.relative_to(ROOT)
+        for name, patterns in described["package_data"].items()
+        for path in folders[name].rglob("*")
+        if any(fnmatch(path.relative_to(folders[name]).as_posix(), pattern) for pattern in patterns)
+    }
+    there = {
+        path.relative_to(ROOT)
+        for top in (*HALVES, "configs")
+        for path in (ROOT / top).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert packaged == there
+    opened = {QUESTIONS_FILE, *KNOWN_FOLDER.iterdir(), *command_line.CONFIG_FOLDER.iterdir()}
+    assert {path.relative_to(ROOT) for path in opened} == there
+
+
+def test_every_module_is_packaged(described):
+    packages = {path.relative_to(ROOT).parent.as_posix().replace("/", ".") for path in MODULES.values()}
+    assert packages - {"."} == set(described["packages"]) - {"bert_packed.configs"}
+    assert set(described["py_modules"]) == {path.stem for path in ROOT.glob("run_*.py")}
+
+
+def test_extras_that_are_named_exist(described):
+    pages = [ROOT / "README.md", ROOT / ".ci/run", *(ROOT / "docs").glob("*.md"), *MODULES.values()]
+    named = {
+        extra for page in pages for found in EXTRA.findall(page.read_text()) for extra in found.split(",")
+    }
+    assert {"arrow", "beam", "jax", "test"} <= named <= set(described["extras_require"])
+
+
+def test_the_page_on_installing_names_every_command_and_extra(described, commands):
+    page = (ROOT / "docs/installing.md").read_text()
+    assert set(re.findall(r"^\| `(bert-packed-[a-z-]+)`", page, re.MULTILINE)) == set(commands)
+    assert set(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == set(described["extras_require"])
+    for name, script in commands.items():
+        module = script.partition(":")[0]
+        assert re.search(rf"^\| `{name}` \| `{module.replace('.', '/')}\.py` \|", page, re.MULTILINE)
+
+
+def test_the_package_describes_itself(described):
+    assert described["long_description"] == (ROOT / "README.md").read_text()
+    assert described["license_files"] == ["LICENSE"] and (ROOT / "LICENSE").exists()
+    versions = [line.rpartition(" :: ")[2] for line in described["classifiers"] if "Python :: 3." in line]
+    assert versions == ["3.11", "3.12", "3.13"] and described["python_requires"] == ">=3.11,<3.14"
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in versions
+
+
+def test_a_flagfile_is_found_wherever_one_stands(tmp_path, monkeypatch):
+    """By its name, and as pages name it in a checkout; a file that is there comes first."""
+    import run_pretraining
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo.flags", "configs/demo.flags"):
+        config = command_line.parse(run_pretraining.TrainConfig, ["x", f"--flagfile={name}"])
+        assert (config.bert_config_file, config.output_dir) == ("bert-tiny", "runs/demo")
+    (tmp_path / "demo.flags").write_text((ROOT / "configs/demo.flags").read_text() + "--output_dir=mine\n")
+    config = command_line.parse(run_pretraining.TrainConfig, ["x", "--flagfile=demo.flags"])
+    assert config.output_dir == "mine"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder in which the wheel of this tree is installed, its dependencies aside."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"  # a build writes beside the sources
+    tree.mkdir()
+    for name in (*HALVES, "configs"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "run_pretraining.py", "run_squad.py"):
+        shutil.copy(ROOT / name, tree / name)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    alone = ["--no-deps", "--no-index"]
+    subprocess.run([*pip, "wheel", *alone, "--no-build-isolation", "-w", folder, tree], check=True)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([*pip, "install", *alone, "--target", folder / "site", wheel], check=True)
+    return folder / "site"
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
+    """From text to trained steps, by its commands, with a flagfile and a histogram of the package."""
+    text, vocab = write_text(tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    def call(*command):
+        environment = {**os.environ, "PYTHONPATH": str(site)}
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def bert_packed(name, **flags):
+        return call(
+            str(site / f"bin/bert-packed-{name}"), *(f"--{key}={value}" for key, value in flags.items())
+        )
+
+    code = "import bert_packed as b, data_gen as d, run_squad as r; print(b.__file__, d.__file__, r.__file__)"
+    assert all(path.startswith(f"{site}/") for path in call(sys.executable, "-c", code).split())
+    bert_packed(
+        "create-pretraining-data",
+        input_file=text,
+        vocab_file=vocab,
+        output_dir="unpacked",
+        max_seq_length=32,
+        dupe_factor=2,
+        num_shards=1,
+    )
+    records, packs = "unpacked/train-*.tfrecord", "packed/*.tfrecord"
+    bert_packed("pack-tfrecords", input_file=records, output_dir="packed", max_seq_length=32, provenance=True)
+    assert "equal" in bert_packed("verify-tfrecords", input_file=records, packed_file=packs)
+    (first, *_) = sorted((empty / "packed").glob("*.tfrecord"))
+    assert "unpacked/train-00000-of-00001.tfrecord" in bert_packed("find-sources", packed_file=first)
+    # what the flags leave open is the flagfile's: the model is a BERT-tiny
+    bert_packed(
+        "run-pretraining",
+        flagfile="demo.flags",
+        sample_data=False,
+        input_file=packs,
+        eval_input_file="",
+        unpacked_input_file="",
+        max_eval_steps=0,
+        output_dir="run",
+        num_train_steps=2,
+        num_warmup_steps=1,
+        train_batch_size=2,
+    )
+    assert "--bert_config_file=bert-tiny" in (empty / "run/resolved.flags").read_text().splitlines()
+    assert (empty / "run/checkpoint-2").is_dir()
+    assert "2,490" in bert_packed("pack-tfrecords", dry_run=True, histogram="glue_rte", algorithm="lpfhp")
