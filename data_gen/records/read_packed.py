@@ -4,7 +4,7 @@ import numpy as np
 
 from data_gen import schema
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from data_gen.records import first_records, tfrecords
 from data_gen.records.formats import FORMATS, find_format
 from data_gen.records.read_unpacked import follows, refuse
 from data_gen.records.sequences import INT32_MAX, make_sequences
@@ -30,7 +30,7 @@ def read_packed(path):
         OSError: it cannot be opened.
     """
     layout = FORMATS[find_format(path)]
-    spec = tfrecords.read_pack_spec([path], kinds=layout.lengths)
+    spec = first_records.read_pack_spec([path], kinds=layout.lengths)
     lengths = {name: spec.size(kind) for name, kind in layout.lengths.items()}
     number = 1
     for batch in tfrecords.read_batches(path):

@@ -26,7 +26,7 @@ from data_gen.cli import command_line
 from data_gen.jobs import runners
 from data_gen.jobs.output import read_manifest
 from data_gen.jobs.steps import Job
-from data_gen.records import tfrecords
+from data_gen.records import examples, first_records, tfrecords
 from data_gen.text import create_job
 from data_gen.text.create_config import CreateConfig
 from data_gen.verify_tfrecords import VerifyConfig
@@ -274,7 +274,7 @@ def read_files(seen):
 def names_in(seen):
     """The features of the first pack."""
     path = str(read_files(seen)[0])
-    return tfrecords.feature_names(tfrecords.first_record(path), path, 1)
+    return examples.feature_names(first_records.first_record(path), path, 1)
 
 
 def length_of(ours, theirs):
@@ -282,7 +282,7 @@ def length_of(ours, theirs):
 
     def look(seen):
         path, name = str(read_files(seen)[0]), theirs if theirs in names_in(seen) else ours
-        features = tfrecords.tf.train.Example.FromString(tfrecords.first_record(path)).features.feature
+        features = tfrecords.tf.train.Example.FromString(first_records.first_record(path)).features.feature
         return len(features[name].int64_list.value)
 
     return look
