@@ -29,7 +29,7 @@ WINGS = {
     "bert_packed.data": {"numpy", "tensorflow", "tqdm"},
     "bert_packed.torch": {"numpy", "torch"},  # for other people's programs: neither Keras nor TensorFlow
     "bert_packed.training": {"keras", "numpy", "jax", "tensorflow", "tensorboard", "tqdm"},
-    "bert_packed.checkpoints": {"keras", "numpy", "safetensors", "tensorflow"},
+    "bert_packed.checkpoints": {"keras", "numpy", "safetensors", "tensorflow", "tokenizers"},
     "bert_packed.runs": {"keras", "numpy", "scipy"},
     "bert_packed.evaluation": {"keras", "numpy", "scipy"},
     # the peers that are measured against come in here alone

@@ -66,7 +66,8 @@ def write_hugging_face(folder, model, missing=(), vocab_file="", do_lower_case=T
         config |= boundary_ids(vocab_file)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     if vocab_file:
-        write_tokenizer(folder, vocab_file, do_lower_case)
+        longest = getattr(model.config, "max_position_embeddings", None)  # a Mamba has no greatest length
+        write_tokenizer(folder, vocab_file, do_lower_case, longest)
 
 
 def write_keras(folder, model):
