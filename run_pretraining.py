@@ -39,6 +39,7 @@ def _run(config, backend, processes):
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.runs import pretraining, run_directory
+    from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
@@ -53,6 +54,7 @@ def _run(config, backend, processes):
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
     model_config = ablate(model_config, config.ablation)
     check_fits(data, model_config, config)
+    check_export(config, model_config, data)
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
     with run_directory.locked(config.output_dir, processes) as folder:
         latest = run_directory.agree(folder, config, facts, print, processes)

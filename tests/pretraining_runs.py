@@ -30,6 +30,7 @@ from data_gen.cli import command_line
 from data_gen.cli.settings import InputError
 from data_gen.records import tfrecords
 from data_gen.records.example_bytes import serialize_examples
+from data_gen.text.tokenization import SPECIAL_TOKENS
 
 FACTOR = 2.0  # of the changed run's data
 WIDE = dataclasses.replace(CONFIG, hidden_size=32)
@@ -65,6 +66,7 @@ CHANGED = {
     "peak_flops": 2e12,
     "profile_steps": "3,4",
     "keep_checkpoint_max": 2,
+    "export_every": 13,
     "sample_data": True,
     "overwrite": True,
 }  # and files, see `make_runs`
@@ -91,6 +93,7 @@ def write_files(folder):
     manifest = {"kind": "packed", "files": [], "num_sequences": 12 * FACTOR, "num_packs": 12}
     (folder / "b" / "manifest.json").write_text(json.dumps({**manifest, "histogram": {"lengths": [6]}}))
     narrow = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "word"]) + "\n")
     for name, config in (("narrow", narrow), ("wide", WIDE)):
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
     (folder / "mamba.json").write_text(json.dumps(config_json(next_tokens.CONFIG)))
@@ -128,6 +131,8 @@ def run(folder, **flags):
             hooks.evaluate(SAVES)
         for step in range(SAVES):
             hooks.save(step, {})
+        if hooks.export:
+            hooks.export(SAVES)
         hooks.prune()
 
     def compare(contenders, _):
@@ -190,6 +195,7 @@ def make_runs(folder, tmp):
         "bert_config_file": folder / "wide.json",
         "init_checkpoint": folder / "start",
         "unpacked_input_file": folder / "unpacked.tfrecord",
+        "export_vocab_file": folder / "vocab.txt",
         "json": tmp / "report.json",
     }
     made = {

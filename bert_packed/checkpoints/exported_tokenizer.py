@@ -18,17 +18,18 @@ def file_name(vocab_file):
     return TOKENIZER_JSON if vocab_file.endswith(".json") else WORDPIECES
 
 
-def check_vocabulary(vocab_file, architecture, config):
+def check_vocabulary(vocab_file, architecture, config, argument="vocab_file"):
     """Raise `InputError` where a vocabulary is none for a model, has more tokens than it, or lacks some.
 
     Args:
         vocab_file: Path.
         architecture: `Architecture` of the model.
         config: Of the model.
+        argument: The flag that named it, for messages.
     """
     if file_name(vocab_file) not in architecture.vocabularies:
         raise InputError(
-            f"`vocab_file` must have one WordPiece a line for a {architecture.name}. Received: {vocab_file}."
+            f"`{argument}` must have one WordPiece a line for a {architecture.name}. Received: {vocab_file}."
         )
     if file_name(vocab_file) == TOKENIZER_JSON:
         unit, size = "tokens", byte_bpe.load(vocab_file).vocab_size
@@ -36,7 +37,7 @@ def check_vocabulary(vocab_file, architecture, config):
         unit, size = "lines", len(Path(vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
     if size > config.vocab_size:
         raise InputError(
-            f"`vocab_file` must have at most vocab_size={config.vocab_size} {unit}. Received: {size}."
+            f"`{argument}` must have at most vocab_size={config.vocab_size} {unit}. Received: {size}."
         )
     boundary_ids(vocab_file)  # which reads it, before anything is written
 
