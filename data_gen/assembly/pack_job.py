@@ -134,6 +134,7 @@ def make_data(config, objective, vocab_size):
         vocab_size,
         config.max_predictions_per_pack,
         config.output_format,
+        config.masked_lm_weights,
     )
 
 

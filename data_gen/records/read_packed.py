@@ -125,6 +125,8 @@ def _check_predictions(features, check):
     check(within, positions, f"{schema.MASKED_LM_POSITIONS} must lie within the pack")
     owners = np.take_along_axis(sequence_ids, positions, axis=1)
     own = (weights == owners) | ~is_used
+    # Or 1 in the whole pack: --masked_lm_weights=binary
+    own |= ((weights == 1) | ~is_used).all(axis=1, keepdims=True)
     check(own, weights, f"{schema.MASKED_LM_WEIGHTS} must be the sequence of the prediction's position")
     rising = follows(positions[:, 1:] > positions[:, :-1]) | ~is_used
     check(rising, positions, f"{schema.MASKED_LM_POSITIONS} must ascend")

@@ -246,6 +246,7 @@ def packed(tmp_path_factory):
         "default": make("default", **given),
         "changed": make("changed", used(tmp / "changed"), **changed),
         "seeded": make("seeded", **given, random_seed=99),
+        "binary": make("binary", **given, masked_lm_weights="binary"),
         "other features": make("other features", input_file=one, features="input_ids:int:30"),
         "kept": make("kept", used(tmp / "kept"), **given),
         "beam": make("beam", **given, runner="DirectRunner"),
@@ -264,7 +265,8 @@ def packed(tmp_path_factory):
         made["dry"] = make("dry", dry_run=True, histogram=tmp / "histogram.json")
     made["dry"].tried = tried
     flags = {**changed, "output_dir": tmp / "changed", "random_seed": 99, "features": "input_ids:int:30"}
-    return made, {**flags, "runner": "DirectRunner", "dry_run": True, "histogram": tmp / "histogram.json"}
+    flags |= {"runner": "DirectRunner", "masked_lm_weights": "binary"}
+    return made, {**flags, "dry_run": True, "histogram": tmp / "histogram.json"}
 
 
 def read_files(seen):
@@ -288,6 +290,14 @@ def length_of(ours, theirs):
     return look
 
 
+def weights_of(seen):
+    """The weights of predictions in every pack of BERT's layout."""
+    for path in map(str, read_files(seen)):
+        for record in tfrecords.read_records(path):
+            features = examples.features_of(record, path, 1)
+            yield list(features[schema.MASKED_LM_WEIGHTS].float_list.value)
+
+
 PACK_CASES = {
     "input_file": Case(lambda seen: [entry["num_records"] for entry in seen.manifest["inputs"]], [21]),
     "output_dir": Case(lambda seen: (seen.folder.name, len(read_files(seen))), ("changed", 2)),
@@ -304,6 +314,9 @@ PACK_CASES = {
     "num_shards": Case(lambda seen: len(read_files(seen)), 2),
     "random_seed": Case(
         lambda seen: [entry["sha256"] for entry in seen.manifest["files"]], DIFFERENT, run="seeded"
+    ),
+    "masked_lm_weights": Case(
+        lambda seen: sorted({weight for pack in weights_of(seen) for weight in pack}), [0, 1], run="binary"
     ),
     "output_format": Case(names_in, set(schema.GRAPHCORE_LENGTHS)),
     "provenance": Case(lambda seen: len(list(seen.folder.glob("*.provenance.npz"))), 2),

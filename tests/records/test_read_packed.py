@@ -57,7 +57,6 @@ def test_pack_is_read_as_its_sequences(tmp_path):
         (schema.MASKED_LM_POSITIONS, [2, 5, 6]),
         (schema.MASKED_LM_POSITIONS, [2, 2, 0]),
         (schema.MASKED_LM_IDS, [8, 9, 9]),
-        (schema.MASKED_LM_WEIGHTS, [1, 1, 0]),
         (schema.MASKED_LM_WEIGHTS, [2, 1, 0]),
         (schema.MASKED_LM_WEIGHTS, [0, 2, 0]),
         (schema.MASKED_LM_WEIGHTS, [1, 1.5, 0]),
@@ -91,6 +90,17 @@ def test_broken_layout_is_refused(tmp_path, feature, values):
 def test_the_rule_that_is_broken_is_named(tmp_path, feature, values, message):
     with pytest.raises(LayoutError, match=re.escape(message)):
         list(read_packed(write_pack(tmp_path / "p.tfrecord", **{feature: values})))
+
+
+def test_the_sequence_of_a_prediction_is_that_of_its_place(tmp_path):
+    """So weights that are 1 for other programs tell as much."""
+    one, other = (
+        list(read_packed(write_pack(tmp_path / f"{weights}.tfrecord", masked_lm_weights=weights)))
+        for weights in ([1, 2, 0], [1, 1, 0])
+    )
+    for name in ("tokens", "num_predictions", "prediction_positions", "prediction_ids"):
+        assert getattr(one[0], name).tolist() == getattr(other[0], name).tolist()
+    assert one[0].num_predictions.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("positions", [[2, 1, 0], [1, 1, 0]])
