@@ -4,6 +4,7 @@ import json
 
 import pytest
 from reference import import_reference
+from tokenizers import Tokenizer
 
 from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
 from data_gen.text import tokenization
@@ -45,10 +46,14 @@ def tokenizers(request, tmp_path_factory):
 
 @pytest.mark.parametrize("text", TEXTS + SPECIAL_TEXTS)
 def test_ids_of_odd_texts(tokenizers, text):
-    ours, theirs, _ = tokenizers
+    ours, theirs, folder = tokenizers
     want = tokenization.encode_sentences(ours, [text])[0]
     options = {"add_special_tokens": False, "verbose": False}
     assert theirs(text, split_special_tokens=True, **options)["input_ids"] == want
+    # And for who reads `tokenizer.json` alone: transformers takes the rules of case from the other file
+    alone = Tokenizer.from_file(str(folder / "hf" / "tokenizer.json"))
+    alone.encode_special_tokens = True
+    assert alone.encode(text, add_special_tokens=False).ids == want
     if text in TEXTS:
         assert theirs(text, **options)["input_ids"] == want
 
