@@ -98,7 +98,12 @@ def test_an_export_is_replaced_whole_or_stays(tmp_path, monkeypatch):
         with pytest.raises(pytest.fail.Exception):
             export(2)
     assert_equal(load_file(tmp_path / "export-7" / "model.safetensors"), first)
-    second = load_file(export(2) / "model.safetensors")
+    removed, rmtree = [], shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, **how: removed.append(path.name) or rmtree(path, **how))
+        second = load_file(export(2) / "model.safetensors")
+    # Never under its own name: killed in the middle, it would be half empty
+    assert "export-7.replaced.partial" in removed and "export-7" not in removed
     assert names_in(tmp_path) == ["export-7"]
     name = "bert.embeddings.word_embeddings.weight"
     assert not np.array_equal(first[name], second[name])
