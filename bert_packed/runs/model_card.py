@@ -19,6 +19,7 @@ CARD_FILE = "README.md"
 # The task of each class of transformers, as the hub calls it
 TASKS = {
     "BertForPreTraining": "fill-mask",
+    "BertForMaskedLM": "fill-mask",
     "BertForQuestionAnswering": "question-answering",
     "BertForSequenceClassification": "text-classification",
     "MambaForCausalLM": "text-generation",
