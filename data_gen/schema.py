@@ -12,7 +12,7 @@ contiguous from 0, with padding last; the weights of its predictions are as in L
     position_ids            [ 0  1  2  3  0  1  2  0]     restarts in every sequence
     masked_lm_positions     [ 2  5  0]                    index into the pack, ascending
     masked_lm_ids           [ 8  9  0]                    label
-    masked_lm_weights       [ 1. 2. 0.]                   the prediction's sequence; 0 = unused
+    masked_lm_weights       [ 1. 2. 0.]                   the prediction's sequence (or 1); 0 = unused
     next_sentence_positions [ 0  4  0]                    where each sequence's [CLS] stands
     next_sentence_labels    [ 1  0  0]                    1 = random next sentence
     next_sentence_weights   [ 1. 1. 0.]                   1 = the slot holds a sequence
@@ -95,6 +95,9 @@ CAUSAL_UNPACKED_LENGTHS = {INPUT_IDS: "n", LABEL_IDS: "n", LABEL_MASK: "n", NUM_
 # sequence that is cut across packs share its bytes.
 CAUSAL_OPTIONAL_LENGTHS = {LABEL_BYTES: "n"}
 PACKED, GRAPHCORE = FORMAT_NAMES = ("packed", "graphcore")  # layouts of packed records
+# What `masked_lm_weights` of packs tell: the sequence, or, for programs to which they are weights, 1 for all.
+# The sequence of a prediction is that of its place, so that readers need not know which.
+SEQUENCE, BINARY = MASKED_LM_WEIGHTS_KINDS = ("sequence", "binary")
 
 # Graphcore's packed layout (`records/formats.py` has its picture), whose P is ours or more.
 GRAPHCORE_INPUT_IDS = "packed_input_ids"

@@ -1,4 +1,4 @@
-"""Export a checkpoint as the command does, and compare what two models give."""
+"""Export a checkpoint as the command does, compare what two models give, and read a model card."""
 
 import numpy as np
 
@@ -16,3 +16,9 @@ def assert_close(got, want):
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def sections(card):
+    """The text of each section of a model card by its title."""
+    parts = [part.partition("\n") for part in card.split("\n## ")[1:]]
+    return {title: content.strip() for title, _, content in parts}

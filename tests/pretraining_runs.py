@@ -68,6 +68,7 @@ CHANGED = {
     "peak_flops": 2e12,
     "profile_steps": "3,4",
     "keep_checkpoint_max": 2,
+    "export_every": 13,
     "sample_data": True,
     "overwrite": True,
 }  # and files, see `make_runs`
@@ -134,6 +135,8 @@ def run(folder, **flags):
             hooks.evaluate(SAVES)
         for step in range(SAVES):
             hooks.save(step, {})
+        if hooks.export:
+            hooks.export(SAVES)
         hooks.prune()
 
     def compare(contenders, _):
@@ -196,6 +199,7 @@ def make_runs(folder, tmp):
         "bert_config_file": folder / "wide.json",
         "init_checkpoint": folder / "start",
         "unpacked_input_file": folder / "unpacked.tfrecord",
+        "export_vocab_file": folder / "vocab.txt",
         "json": tmp / "report.json",
     }
     masking = {

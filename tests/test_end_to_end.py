@@ -16,8 +16,8 @@ from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.cli import command_line
 from data_gen.cli.settings import InputError
+from data_gen.records.first_records import read_pack_spec
 from data_gen.records.inputs import find_files
-from data_gen.records.tfrecords import read_pack_spec
 from data_gen.text.create_config import CreateConfig
 
 MAX_SEQ_LENGTH = 48

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from bert_packed.checkpoints.exported_tokenizer import boundary_ids, write_tokenizer
 from bert_packed.checkpoints.pretrained_names import architecture_of
 from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING, QUESTION_ANSWERING
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.finite import check_arrays
 from data_gen import schema
 
 KERAS_FILE = "model.keras"
@@ -46,24 +46,26 @@ def signature_letters(head):
     return {letter for inputs in _SIGNATURES[head] for letter in inputs.values()}
 
 
-def write_hugging_face(folder, model, missing=(), vocab_file="", do_lower_case=True):
+def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_lower_case=True):
     """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 
     Args:
         folder: Existing folder.
         model: A `PackedModel` with a head that the table of its architecture knows.
+        weights: Dict from our names to what has its values, variables or what an engine holds to save.
         missing: Our names of tensors to leave out, because they were never trained: transformers then says
             that they are new.
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
         do_lower_case: Whether a tokenizer of WordPieces removes case and accents.
     """
-    folder, weights = Path(folder), named_weights(model)
+    folder = Path(folder)
     architecture = architecture_of(model.config)
     tensors = {}
     for row in architecture.tensor_names(model.config, model.head):
         if row.ours not in missing:
             values = weights[row.ours].numpy().astype(np.float32)
             tensors[row.hugging_face] = np.ascontiguousarray(row.to_hugging_face(values))
+    check_arrays(tensors, "of the export")
     # Without the format, transformers refuses the file
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
@@ -75,7 +77,8 @@ def write_hugging_face(folder, model, missing=(), vocab_file="", do_lower_case=T
         config |= boundary_ids(vocab_file)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     if vocab_file:
-        write_tokenizer(folder, vocab_file, do_lower_case)
+        longest = getattr(model.config, "max_position_embeddings", None)  # a Mamba has no greatest length
+        write_tokenizer(folder, vocab_file, do_lower_case, longest)
 
 
 def write_keras(folder, model):

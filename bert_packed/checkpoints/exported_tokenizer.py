@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from data_gen import schema
+from tokenizers import decoders
+from tokenizers.processors import TemplateProcessing
+
 from data_gen.cli.settings import InputError
 from data_gen.text import byte_bpe, tokenization
 
@@ -16,17 +18,18 @@ def file_name(vocab_file):
     return TOKENIZER_JSON if vocab_file.endswith(".json") else WORDPIECES
 
 
-def check_vocabulary(vocab_file, architecture, config):
+def check_vocabulary(vocab_file, architecture, config, argument="vocab_file"):
     """Raise `InputError` where a vocabulary is none for a model, has more tokens than it, or lacks some.
 
     Args:
         vocab_file: Path.
         architecture: `Architecture` of the model.
         config: Of the model.
+        argument: The flag that named it, for messages.
     """
     if file_name(vocab_file) not in architecture.vocabularies:
         raise InputError(
-            f"`vocab_file` must have one WordPiece a line for a {architecture.name}. Received: {vocab_file}."
+            f"`{argument}` must have one WordPiece a line for a {architecture.name}. Received: {vocab_file}."
         )
     if file_name(vocab_file) == TOKENIZER_JSON:
         unit, size = "tokens", byte_bpe.load(vocab_file).vocab_size
@@ -34,10 +37,9 @@ def check_vocabulary(vocab_file, architecture, config):
         unit, size = "lines", len(Path(vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
     if size > config.vocab_size:
         raise InputError(
-            f"`vocab_file` must have at most vocab_size={config.vocab_size} {unit}. Received: {size}."
+            f"`{argument}` must have at most vocab_size={config.vocab_size} {unit}. Received: {size}."
         )
-    if architecture.first_head == schema.CAUSAL_LM:
-        boundary_ids(vocab_file)  # before anything is written
+    boundary_ids(vocab_file)  # which reads it, before anything is written
 
 
 def boundary_ids(vocab_file):
@@ -52,14 +54,19 @@ def boundary_ids(vocab_file):
     return dict(zip(ids, (vocabulary.cls_id, vocabulary.sep_id), strict=True))
 
 
-def write_tokenizer(folder, vocab_file, do_lower_case):
+def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
     """Write what `transformers.AutoTokenizer.from_pretrained` opens.
+
+    Texts become the ids that they were trained as. One difference is asked for: "[MASK]" in a text is the
+    special token, as every user of `fill-mask` writes it, and here it is punctuation and letters; theirs
+    does as ours when called with `split_special_tokens=True`.
 
     Args:
         folder: Existing folder.
-        vocab_file: Path; it is copied.
+        vocab_file: Path; it is copied, WordPieces beside the `tokenizer.json` that is made of them.
         do_lower_case: Whether a tokenizer of WordPieces removes case and accents; a `tokenizer.json` says so
             itself.
+        max_length: Most tokens that the model takes; None for no limit.
     """
     shutil.copyfile(vocab_file, folder / file_name(vocab_file))
     if file_name(vocab_file) == TOKENIZER_JSON:
@@ -70,5 +77,33 @@ def write_tokenizer(folder, vocab_file, do_lower_case):
             "eos_token": found.tokenizer.id_to_token(found.end_id),
         }
     else:
-        settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": do_lower_case}
+        _wordpiece_tokenizer(vocab_file, do_lower_case).save(str(folder / TOKENIZER_JSON))
+        settings = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": do_lower_case,
+            "strip_accents": do_lower_case,
+            "tokenize_chinese_chars": True,
+            "unk_token": tokenization.UNK,
+            "sep_token": tokenization.SEP,
+            "pad_token": tokenization.PAD,
+            "cls_token": tokenization.CLS,
+            "mask_token": tokenization.MASK,
+        }
+    if max_length:
+        settings["model_max_length"] = max_length
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def _wordpiece_tokenizer(vocab_file, do_lower_case):
+    """Our tokenizer, and what it leaves to those who make instances: special tokens, A and B, text again."""
+    vocabulary = tokenization.load_vocab(vocab_file)
+    tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
+    tokenizer.add_special_tokens(list(tokenization.SPECIAL_TOKENS))
+    start, end = tokenization.CLS, tokenization.SEP
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B:1 {end}:1",
+        special_tokens=[(start, vocabulary.cls_id), (end, vocabulary.sep_id)],
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer

@@ -310,7 +310,23 @@ def _decode(serialized, file_indices, numbers, spec, features):
         names[name]: tf.cast(values, tf.int32) if values.dtype == tf.int64 else values
         for name, values in tf.io.parse_example(serialized, wanted).items()
     }
+    if {"sequence_ids", "prediction_positions", "prediction_sequences"} <= batch.keys():
+        batch["prediction_sequences"] = _owners(batch)
     return batch, (file_indices, numbers)
+
+
+def _owners(batch):
+    """The sequence of each prediction, float32 `[B, P]`, also where a pack's weights are all 1: its place's.
+
+        sequence_ids [1 1 2 2]   positions [1 3 0]   weights [1 1 0]   ->   [1 2 0]
+
+    Other weights, and places outside of the pack, stay for those who check them.
+    """
+    weights_BP, last = batch["prediction_sequences"], batch["sequence_ids"].shape[1] - 1
+    places_BP = tf.clip_by_value(batch["prediction_positions"], 0, last)
+    owners_BP = tf.gather(batch["sequence_ids"], places_BP, batch_dims=1)
+    is_binary_B1 = tf.reduce_all((weights_BP == 0) | (weights_BP == 1), axis=1, keepdims=True)
+    return tf.where(is_binary_B1, weights_BP * tf.cast(owners_BP, tf.float32), weights_BP)
 
 
 def _fill(batch, batch_size):

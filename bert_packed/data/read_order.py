@@ -18,7 +18,7 @@ import dataclasses
 
 import numpy as np
 
-from data_gen.records import tfrecords
+from data_gen.records.frame_contents import check_frames
 from data_gen.records.frames import scan_file
 from data_gen.records.shuffle import find_items, shuffle_places
 
@@ -85,7 +85,7 @@ def index_files(paths, scans=None):
     scans = [scan_file(path) for path in paths] if scans is None else scans
     for path, scan in zip(paths, scans, strict=True):
         if scan.num_records is None:
-            tfrecords.count_records(path)  # which finds the place
+            check_frames(path)  # which finds the place
     starts = np.cumsum([0, *(scan.num_records for scan in scans)])
     return PackIndex([str(path) for path in paths], starts, [scan.offsets for scan in scans])
 

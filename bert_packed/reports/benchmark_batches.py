@@ -12,7 +12,7 @@ from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
 from data_gen.cli.settings import InputError
 from data_gen.packing.histogram import load_known_histogram
-from data_gen.records import tfrecords
+from data_gen.records import first_records
 from data_gen.records.inputs import find_files
 
 HISTOGRAM = "wikipedia_512"
@@ -75,7 +75,7 @@ def make_batches(folder, input_file, max_seq_length, depth, batch_size, num_batc
                 f"Received: {manifest['num_packs']} packs."
             )
         files = find_files(os.path.join(output, "*.tfrecord"), "output_dir")
-        spec = tfrecords.read_pack_spec(files)
+        spec = first_records.read_pack_spec(files)
         batches = CheckedBatches(eval_batches(files, spec, batch_size), files, spec, model_config)
         histogram = manifest["histogram"]
         result.append(

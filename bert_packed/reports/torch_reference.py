@@ -12,6 +12,7 @@ import tempfile
 import numpy as np
 
 from bert_packed.checkpoints.export_formats import write_hugging_face
+from bert_packed.training.engines.variables import named_weights
 from data_gen.cli.settings import InputError
 
 IGNORED_LABEL = -100  # where transformers computes no loss
@@ -40,7 +41,7 @@ def copy_model(model, name="BertForPreTraining"):
     """A model of `transformers`, of the class of this name, with our weights, through a folder on disk."""
     _, transformers = import_torch()
     with tempfile.TemporaryDirectory() as folder:
-        write_hugging_face(folder, model)
+        write_hugging_face(folder, model, named_weights(model))
         return getattr(transformers, name).from_pretrained(folder)
 
 

@@ -16,6 +16,7 @@ from bert_packed.models.flash_attention import choose_attention
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
 from bert_packed.runs import run_directory
+from bert_packed.runs.exports import export_step
 from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.run_summary import tell_skipped
@@ -140,6 +141,12 @@ def make_hooks(
             lambda: str(checkpoint.save_checkpoint(folder, step, held, model_config, state))
         )
 
+    def export(step):
+        held = engine.to_save(keeps=processes.is_first)
+        processes.first_decides(
+            lambda: str(export_step(folder, step, engine.model, held.weights(), config, data))
+        )
+
     reading = []  # the batches of the loop
 
     def batches(first_step):
@@ -162,6 +169,7 @@ def make_hooks(
         log=write_and_show,
         evaluate=evaluate,
         save=save,
+        export=export if config.export_every else None,
         prune=prune,
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,

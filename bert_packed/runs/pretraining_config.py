@@ -241,6 +241,19 @@ class TrainConfig:
         minimum=1,
         changeable=True,
     )
+    export_every: int = setting(
+        0,
+        "steps between exports in the form of Hugging Face, OUTPUT_DIR/export-STEP, and one after the last "
+        "step; all are kept; 0 = none",
+        minimum=0,
+        changeable=True,
+    )
+    export_vocab_file: str = setting(
+        "",
+        "with export_every: WordPieces or, of a Mamba, a tokenizer.json, to export a tokenizer too; empty = "
+        "none",
+        changeable=True,
+    )
     sample_data: bool = setting(
         False,
         "build the embedded sample corpus and its packed records where they are missing",
@@ -274,6 +287,11 @@ class TrainConfig:
         if self.num_virtual_devices and not self.compile_only:
             raise InputError(
                 f"`num_virtual_devices` must be 0 without compile_only. Received: {self.num_virtual_devices}."
+            )
+        if self.export_vocab_file and not self.export_every:
+            raise InputError(
+                "`export_vocab_file` must be left out without export_every. Received: "
+                f"{self.export_vocab_file}."
             )
         for name in ("eval_steps", "max_eval_steps"):
             value = getattr(self, name)

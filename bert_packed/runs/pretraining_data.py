@@ -16,7 +16,7 @@ from bert_packed.runs.run_directory import SCANS_FILE, check_own, describe_input
 from data_gen.checks.joined_rows import find_num_rows
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
-from data_gen.records import tfrecords
+from data_gen.records import first_records
 from data_gen.records.frames import FileScan
 from data_gen.records.inputs import find_files, folder_of
 from data_gen.schema import PackSpec
@@ -221,7 +221,7 @@ def _find_packs(config, name):
     if not pattern:
         return PackedFiles([], None, [], False)
     files = find_files(pattern, name)
-    spec = tfrecords.read_pack_spec(files, name, pattern)
+    spec = first_records.read_pack_spec(files, name, pattern)
     folders = sorted({folder_of(path) for path in files})
     manifests = [manifest for folder in folders if (manifest := _packed_manifest(folder))]
     found = PackedFiles(files, spec, manifests, len(manifests) == len(folders))

@@ -40,6 +40,7 @@ OWN_FILES = (
 )
 SKIPPED_FILE = re.compile(r"skipped_steps\.\d+\.jsonl")
 EVENTS_FOLDER = "tensorboard"
+EXPORT = re.compile(r"export-\d+((\.replaced)?\.partial)?")  # of `exports.py`
 
 
 @contextlib.contextmanager
@@ -304,6 +305,8 @@ def remove_partial(folder):
 def _is_ours(path):
     if path.is_dir():
         if path.name == EVENTS_FOLDER or DAMAGED.fullmatch(path.name):
+            return True
+        if EXPORT.fullmatch(path.name):
             return True
         return bool(NAME.fullmatch(path.name.removesuffix(PARTIAL_SUFFIX)))
     if SKIPPED_FILE.fullmatch(path.name):

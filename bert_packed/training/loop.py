@@ -25,6 +25,7 @@ class Hooks:
         log: With a row of training figures.
         evaluate: With a step; None for no evaluation.
         save: With a step and the loop's own state.
+        export: With a step; None for no export.
         prune: Once the weights saved last have given finite sums: older checkpoints may go.
         learning_rate: From a step's index, from 0, to its rate.
         means: From sums over steps to the figures of a row.
@@ -45,6 +46,7 @@ class Hooks:
     shows_progress: bool = True
     scale: watch.Scale = dataclasses.field(default_factory=watch.Scale)
     profile: Profile = dataclasses.field(default_factory=Profile)
+    export: Callable[[int], None] | None = None
 
 
 @dataclasses.dataclass
@@ -158,6 +160,9 @@ def train(engine, config, hooks, first_step=0, state=None):
                 hooks.log(row)
                 bar.set_postfix_str(_short(row))
                 interval = LogInterval({}, watched=watch.Watch(hooks.scale))
+            if hooks.export and (is_last or _is_every(step, config.export_every)):
+                # Before it is saved: a kill in between repeats the step, and none stays without its export
+                hooks.export(step)
             due = bool(hooks.evaluate) and (is_last or _is_every(step, config.eval_steps))
             if is_last or stopped_by or _is_every(step, config.save_checkpoints_steps):
                 hooks.save(step, {**interval.state(), "evaluation_due": due})

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+import numpy as np
+
 from data_gen import schema
 from data_gen.assembly.assemble import assemble_packs, count_predictions
 from data_gen.assembly.length_plan import plan_lengths
@@ -26,6 +28,7 @@ class BertData:
         vocab_size: Ids are below it; None where nobody says.
         max_predictions_per_pack: P asked for; 0 = as many as the fullest pack needs.
         output_format: One of `schema.FORMAT_NAMES`.
+        masked_lm_weights: One of `schema.MASKED_LM_WEIGHTS_KINDS`.
     """
 
     max_seq_length: int
@@ -33,6 +36,7 @@ class BertData:
     vocab_size: int | None
     max_predictions_per_pack: int
     output_format: str
+    masked_lm_weights: str = schema.SEQUENCE
 
     layout = {  # noqa: RUF012 - a dataclass would make it a field if it were annotated
         "lengths": Column("<i4"),
@@ -109,7 +113,10 @@ class BertData:
 
     def assemble(self, columns, packs, spec):
         """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
-        return FORMATS[self.output_format].encode(assemble_packs(_to_sequences(columns), packs, spec))
+        arrays = assemble_packs(_to_sequences(columns), packs, spec)
+        if self.masked_lm_weights == schema.BINARY:
+            arrays[schema.MASKED_LM_WEIGHTS] = np.minimum(arrays[schema.MASKED_LM_WEIGHTS], 1)
+        return FORMATS[self.output_format].encode(arrays)
 
 
 def _to_columns(sequences):

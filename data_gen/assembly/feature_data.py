@@ -20,7 +20,7 @@ from data_gen.cli import progress
 from data_gen.cli.settings import InputError
 from data_gen.packing import histogram as histograms
 from data_gen.packing.vector_packing import NAME, lower_bound, pack_vectors
-from data_gen.records import tfrecords
+from data_gen.records import examples, first_records, tfrecords
 from data_gen.records.sequences import range_indices, to_offsets
 
 
@@ -86,7 +86,7 @@ class FeatureData:
     def read(self, path):
         """Read and check one file; yields as `BertData.read`."""
         number = 1
-        names = tfrecords.feature_names(tfrecords.first_record(path), path, 1)
+        names = examples.feature_names(first_records.first_record(path), path, 1)
         missing = [spec.name for spec in self.features if spec.name not in names]
         if missing:
             raise InputError(

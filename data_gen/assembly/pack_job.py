@@ -37,9 +37,9 @@ from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
 from data_gen.packing import plan as plans
+from data_gen.records.first_records import find_common_objective
 from data_gen.records.inputs import find_files, read_input_manifests, stamp_files
 from data_gen.records.provenance import provenance_path
-from data_gen.records.tfrecords import find_common_objective
 from data_gen.schema import CAUSAL_LM, MLM_NSP
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,7 @@ def make_data(config, objective, vocab_size):
         vocab_size,
         config.max_predictions_per_pack,
         config.output_format,
+        config.masked_lm_weights,
     )
 
 

@@ -17,10 +17,10 @@ import numpy as np
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
 from data_gen.records.causal_sequences import make_causal_sequences, take_causal
+from data_gen.records.first_records import read_pack_spec
 from data_gen.records.inputs import folder_of
 from data_gen.records.read_causal import read_parts
 from data_gen.records.read_packed import LayoutError
-from data_gen.records.tfrecords import read_pack_spec
 
 
 @dataclasses.dataclass

@@ -16,13 +16,14 @@ from data_gen.checks.manifest_claims import FileFacts, find_false_claims, planne
 from data_gen.checks.multiset import BucketSums, group_buckets, hold
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import read_manifest
+from data_gen.records.examples import feature_names
+from data_gen.records.first_records import find_common_objective, first_record, read_pack_spec
 from data_gen.records.formats import FORMATS, find_common_format
 from data_gen.records.inputs import folder_of
 from data_gen.records.read_causal import read_causal, read_packed_causal
 from data_gen.records.read_packed import LayoutError, read_packed
 from data_gen.records.read_unpacked import read_unpacked
 from data_gen.records.sequences import rank_in_groups
-from data_gen.records.tfrecords import feature_names, find_common_objective, first_record, read_pack_spec
 from data_gen.schema import CAUSAL_LM, MLM_NSP
 
 NUM_SHOWN = 5  # differences in words, of each kind

@@ -22,7 +22,7 @@ import numpy as np
 
 from data_gen import schema
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from data_gen.records import examples, first_records
 from data_gen.schema import GRAPHCORE, PACKED
 
 # What both layouts have, under each one's name.
@@ -54,7 +54,7 @@ class Format:
 
 def find_format(path):
     """The name of the layout of a file of packs, from the names of its first record's features."""
-    names = tfrecords.feature_names(tfrecords.first_record(path), path, 1)
+    names = examples.feature_names(first_records.first_record(path), path, 1)
     return GRAPHCORE if all(name in names for name in schema.GRAPHCORE_LENGTHS) else PACKED
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from data_gen import schema
 from data_gen.cli import progress
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from data_gen.records import examples, first_records, tfrecords
 from data_gen.records.causal_sequences import make_causal_sequences
 from data_gen.records.read_packed import LayoutError
 from data_gen.records.read_unpacked import follows, refuse
@@ -27,7 +27,7 @@ def read_causal(path):
             is not the next token, or numbers out of range.
         OSError: the file cannot be opened.
     """
-    names = tfrecords.feature_names(tfrecords.first_record(path), path, 1)
+    names = examples.feature_names(first_records.first_record(path), path, 1)
     if schema.SEQUENCE_BYTES in names:
         raise InputError(f"{path} must hold unpacked records. Received: records that are packed already.")
     missing = [name for name in schema.CAUSAL_UNPACKED_LENGTHS if name not in names]
@@ -70,7 +70,7 @@ def read_parts(path, is_split=True):
         InputError: the file holds no packed records, or cannot be read.
         OSError: it cannot be opened.
     """
-    spec = tfrecords.read_pack_spec([path], kinds=schema.CAUSAL_LENGTHS)
+    spec = first_records.read_pack_spec([path], kinds=schema.CAUSAL_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.CAUSAL_LENGTHS.items()}
     number = 1
     for batch in tfrecords.read_batches(path):

@@ -31,10 +31,10 @@ def read_histogram(histogram, input_file):
 
 
 def _count_records(input_file):
+    from data_gen.records.first_records import find_common_objective
     from data_gen.records.inputs import find_files
     from data_gen.records.read_causal import read_causal  # TensorFlow: a histogram needs none
     from data_gen.records.read_unpacked import read_unpacked
-    from data_gen.records.tfrecords import find_common_objective
 
     counts = np.zeros(0, np.int64)
     paths = find_files(input_file, "input_file")

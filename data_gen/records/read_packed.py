@@ -4,7 +4,7 @@ import numpy as np
 
 from data_gen import schema
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from data_gen.records import first_records, tfrecords
 from data_gen.records.formats import FORMATS, find_format
 from data_gen.records.read_unpacked import follows, refuse
 from data_gen.records.sequences import INT32_MAX, make_sequences
@@ -30,7 +30,7 @@ def read_packed(path):
         OSError: it cannot be opened.
     """
     layout = FORMATS[find_format(path)]
-    spec = tfrecords.read_pack_spec([path], kinds=layout.lengths)
+    spec = first_records.read_pack_spec([path], kinds=layout.lengths)
     lengths = {name: spec.size(kind) for name, kind in layout.lengths.items()}
     number = 1
     for batch in tfrecords.read_batches(path):
@@ -125,6 +125,8 @@ def _check_predictions(features, check):
     check(within, positions, f"{schema.MASKED_LM_POSITIONS} must lie within the pack")
     owners = np.take_along_axis(sequence_ids, positions, axis=1)
     own = (weights == owners) | ~is_used
+    # Or 1 in the whole pack: --masked_lm_weights=binary
+    own |= ((weights == 1) | ~is_used).all(axis=1, keepdims=True)
     check(own, weights, f"{schema.MASKED_LM_WEIGHTS} must be the sequence of the prediction's position")
     rising = follows(positions[:, 1:] > positions[:, :-1]) | ~is_used
     check(rising, positions, f"{schema.MASKED_LM_POSITIONS} must ascend")

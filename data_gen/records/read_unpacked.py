@@ -5,7 +5,7 @@ import numpy as np
 from data_gen import schema
 from data_gen.cli import progress
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from data_gen.records import examples, first_records, tfrecords
 from data_gen.records.sequences import INT32_MAX, make_sequences
 
 
@@ -59,12 +59,12 @@ def follows(good):
 
 def _first_lengths(path):
     """Lengths of the features in the first record of a file."""
-    record = tfrecords.first_record(path)
-    names = tfrecords.feature_names(record, path, 1)
+    record = first_records.first_record(path)
+    names = examples.feature_names(record, path, 1)
     if schema.POSITION_IDS in names and schema.NEXT_SENTENCE_POSITIONS in names:
         raise InputError(f"{path} must hold unpacked records. Received: records that are packed already.")
-    lengths = tfrecords.feature_lengths(record, path, 1, schema.UNPACKED_LENGTHS)
-    tfrecords.common_lengths(lengths, schema.UNPACKED_LENGTHS, path)
+    lengths = examples.feature_lengths(record, path, 1, schema.UNPACKED_LENGTHS)
+    first_records.common_lengths(lengths, schema.UNPACKED_LENGTHS, path)
     return lengths
 
 

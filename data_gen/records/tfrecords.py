@@ -6,15 +6,15 @@ The one place in `data_gen` that imports TensorFlow. Record numbers count from 1
 import contextlib
 import dataclasses
 import os
-import shlex
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from data_gen import schema
 from data_gen.cli.quiet_import import import_quietly
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
+from data_gen.records.examples import check_lengths, feature_lengths, features_of
+from data_gen.records.frame_contents import describe_damage
 from data_gen.records.frames import FRAME_BYTES, BatchSizes
 
 tf = import_quietly("tensorflow")
@@ -70,7 +70,7 @@ def read_batches(path, batch_size=READ_BATCH, max_bytes=READ_BYTES):
         yield batch
     if num_bytes != size:
         # TensorFlow takes a file that ends within a record's header for a complete one
-        raise InputError(_damage(path, num_records))
+        raise InputError(describe_damage(path, num_records))
 
 
 def read_records(path):
@@ -148,7 +148,7 @@ def parse_examples(batch, lengths, path, first_record):
         # TensorFlow's message has no record number that holds beyond the batch, and it quotes the record:
         # where that is no text, Python cannot even show it
         for number, record in enumerate(batch.numpy(), first_record):
-            _check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
+            check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
         raise InputError(f"{path}: {error}") from error
     arrays = {name: column.numpy() for name, column in columns.items()}
     empty = {name: np.zeros((len(batch), 0), schema.dtype(name)) for name in lengths if name not in arrays}
@@ -175,7 +175,7 @@ def parse_ragged(batch, dtypes, path, first_record):
         columns = tf.io.parse_example(batch, wanted)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
         for number, record in enumerate(batch.numpy(), first_record):
-            for name, feature in _features(record, path, number).items():
+            for name, feature in features_of(record, path, number).items():
                 kind = feature.WhichOneof("kind")
                 lists = {"int64": "int64_list", "float32": "float_list"}
                 if name in dtypes and kind not in (lists[dtypes[name]], None):
@@ -184,135 +184,6 @@ def parse_ragged(batch, dtypes, path, first_record):
                     ) from error
         raise InputError(f"{path}: {error}") from error
     return {name: (column.values.numpy(), column.row_lengths().numpy()) for name, column in columns.items()}
-
-
-def feature_lengths(record, path, number, names):
-    """Lengths of the named features of one record.
-
-    Args:
-        record: `bytes`.
-        path, number: Where it comes from, for messages.
-        names: Feature names it must have; others are ignored.
-
-    Returns:
-        Dict from name to number of values.
-
-    Raises:
-        InputError: the record is no `tf.train.Example`, lacks a feature, or has it in another type.
-    """
-    found = _features(record, path, number)
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise InputError(
-            f"{path}, record {number}: features {', '.join(missing)} are missing. "
-            f"Received: {', '.join(sorted(found)) or 'no feature'}."
-        )
-    lengths = {}
-    for name in names:
-        kind = found[name].WhichOneof("kind")
-        wanted = "float_list" if schema.dtype(name) == "float32" else "int64_list"
-        if kind not in (wanted, None):  # None: written without a value
-            raise InputError(f"{path}, record {number}: {name} must be a {wanted}. Received: a {kind}.")
-        lengths[name] = len(getattr(found[name], wanted).value)
-    return lengths
-
-
-def feature_names(record, path, number):
-    """Names of all features of one record: set of str; raises as `feature_lengths`."""
-    return set(_features(record, path, number))
-
-
-def first_record(path):
-    """The first record of a file, `bytes`; raises as `read_batches`."""
-    return next(iter(read_batches(path, batch_size=1))).numpy()[0]
-
-
-def find_objective(path):
-    """What is learnt from the records of a file, packed or not, as `PackSpec.objective`.
-
-    What has no `label_mask` counts as BERT's, and its readers say what is missing.
-    """
-    names = feature_names(first_record(path), path, 1)
-    return schema.CAUSAL_LM if schema.LABEL_MASK in names else schema.MLM_NSP
-
-
-def find_common_objective(paths):
-    """The objective that all files are for; raises `InputError` where they disagree."""
-    found = {find_objective(path): path for path in paths}
-    if len(found) > 1:
-        raise InputError(f"all files must be for one objective. Received: {found}.")
-    return next(iter(found))
-
-
-def read_pack_spec(paths, argument="input_file", pattern=None, kinds=None):
-    """Read S, K and P from the first record of every file of packs, BERT's or for causal language modelling.
-
-    Args:
-        paths: List of paths, at least one.
-        argument, pattern: Flag and value that name them, for the command in the message about unpacked files.
-        kinds: Which feature has which length: `schema.PACKED_LENGTHS` or another layout's; None for those
-            of the records' objective.
-
-    Returns:
-        `schema.PackSpec`, whose `objective` says what is learnt from them.
-
-    Raises:
-        InputError: files disagree, a file holds unpacked records, or features are missing or of lengths that
-            no packed record has.
-    """
-    specs = {}
-    for path in paths:
-        record = first_record(path)
-        names = feature_names(record, path, 1)
-        if schema.POSITION_IDS not in names and any(
-            all(name in names for name in unpacked)
-            for unpacked in (schema.UNPACKED_LENGTHS, schema.CAUSAL_UNPACKED_LENGTHS)
-        ):
-            raise InputError(_say_pack_first(path, record, argument, pattern or path))
-        is_causal = kinds is None and schema.LABEL_MASK in names
-        wanted = kinds or (schema.CAUSAL_LENGTHS if is_causal else schema.PACKED_LENGTHS)
-        lengths = feature_lengths(record, path, 1, wanted)
-        sizes = {"P": 0, **common_lengths(lengths, wanted, path)}
-        specs[path] = schema.PackSpec(sizes["S"], sizes["K"], sizes["P"])
-    first = paths[0]
-    for path, spec in specs.items():
-        if spec.objective != specs[first].objective:
-            raise InputError(
-                "all files of packs must be for one objective. Received: "
-                f"{first}: {specs[first].objective}; {path}: {spec.objective}."
-            )
-        if spec != specs[first]:
-            raise InputError(
-                "all files of packs must have one max_seq_length, max_sequences_per_pack and "
-                f"max_predictions_per_pack. Received: {first}: {_spec_text(specs[first])}; "
-                f"{path}: {_spec_text(spec)}. Pack them together, or with the same "
-                "--max_sequences_per_pack and --max_predictions_per_pack."
-            )
-    return specs[first]
-
-
-def common_lengths(lengths, kinds, path):
-    """The lengths S, K, P of a file, from the lengths of its features.
-
-    Args:
-        lengths: Dict from feature name to length in the file's first record.
-        kinds: `schema.PACKED_LENGTHS` or `schema.UNPACKED_LENGTHS`.
-        path: The file, for messages.
-
-    Returns:
-        Dict from "S", "K", "P" to a length.
-
-    Raises:
-        InputError: features that must be equally long are not.
-    """
-    sizes = {}
-    for name, kind in kinds.items():
-        wanted = kind if isinstance(kind, int) else sizes.setdefault(kind, lengths[name])
-        if lengths[name] != wanted:
-            raise InputError(
-                f"{path}, record 1: {name} must have length {wanted}. Received: {lengths[name]}."
-            )
-    return sizes
 
 
 def _read_within(path, batch_size, max_bytes):
@@ -343,57 +214,16 @@ def _name_errors(dataset, path):
     try:
         yield from dataset
     except tf.errors.DataLossError as error:
-        raise InputError(_describe_damage(path)) from error
+        raise InputError(_describedescribe_damage(path)) from error
     except tf.errors.OpError as error:
         kinds = {tf.errors.NotFoundError: FileNotFoundError, tf.errors.PermissionDeniedError: PermissionError}
         raise kinds.get(type(error), OSError)(f"{path}: {error.message}") from error
 
 
-def _features(record, path, number):
-    try:
-        return tf.train.Example.FromString(record).features.feature
-    except DecodeError as error:
-        raise InputError(
-            f"{path}, record {number}: must be a tf.train.Example. Received: {error}."
-        ) from error
-
-
-def _check_lengths(path, number, lengths, wanted):
-    for name, length in lengths.items():
-        if length != wanted[name]:
-            raise InputError(
-                f"{path}, record {number}: {name} must have length {wanted[name]}, as in the file's first "
-                f"record. Received: {length}."
-            )
-
-
-def _say_pack_first(path, record, argument, pattern):
-    """The message about unpacked records, with the command that packs them."""
-    length = feature_lengths(record, path, 1, [schema.INPUT_IDS])[schema.INPUT_IDS]
-    if schema.LABEL_MASK in feature_names(record, path, 1):
-        length = "LENGTH"  # no padding says how long others are
-    name = "packed" if argument == "input_file" else f"packed_{argument.removesuffix('_input_file')}"
-    folder = os.path.join(os.path.dirname(path) or ".", name)
-    return (
-        f"{path} holds unpacked records; pack them first: python data_gen/pack_tfrecords.py "
-        f"--input_file={shlex.quote(pattern)} --max_seq_length={length} --output_dir={shlex.quote(folder)}"
-    )
-
-
-def _spec_text(spec):
-    return f"{spec.max_seq_length}, {spec.max_sequences_per_pack}, {spec.max_predictions_per_pack}"
-
-
-def _describe_damage(path):
+def _describedescribe_damage(path):
     """The message for a file that TensorFlow cannot read to its end."""
     num_good = 0
     with contextlib.suppress(tf.errors.OpError):  # expected: the point is how many came before it
         for _ in _open_dataset(path):
             num_good += 1
-    return _damage(path, num_good)
-
-
-def _damage(path, num_good):
-    if num_good == 0:
-        return f"{path} is not a TFRecord file, or its record 1 is truncated or corrupt."
-    return f"{path}, record {num_good + 1}: the record is truncated or corrupt."
+    return describe_damage(path, num_good)

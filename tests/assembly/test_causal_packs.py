@@ -15,7 +15,7 @@ from data_gen.checks.dry_run import report_choices
 from data_gen.checks.verification import compare_files
 from data_gen.cli.settings import InputError
 from data_gen.packing.algorithms import ALGORITHM_NAMES
-from data_gen.records import tfrecords
+from data_gen.records import first_records, tfrecords
 from data_gen.records.provenance import find_sources
 
 S = 24
@@ -47,7 +47,7 @@ def test_every_algorithm_packs_every_sequence_once(tmp_path, algorithm, depth):
         sequence[schema.POSITION_IDS] == list(range(len(sequence[schema.INPUT_IDS]))) for sequence in found
     )
     assert manifest["objective"] == "causal_lm" and manifest["num_packs"] == len(packs) < 80
-    spec = tfrecords.read_pack_spec([str(path) for path in (tmp_path / "out").glob("*.tfrecord")])
+    spec = first_records.read_pack_spec([str(path) for path in (tmp_path / "out").glob("*.tfrecord")])
     assert dataclasses.asdict(spec) == manifest["spec"] and spec.objective == "causal_lm"
     assert spec.max_sequences_per_pack == (3 if depth == 3 else manifest["depth"])
     result = compare_files(

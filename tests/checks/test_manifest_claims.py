@@ -24,9 +24,9 @@ from data_gen.checks.manifest_claims import (
 )
 from data_gen.cli.command_line import run
 from data_gen.packing import plan as plans
+from data_gen.records.first_records import read_pack_spec
 from data_gen.records.read_packed import read_packed
 from data_gen.records.read_unpacked import read_unpacked
-from data_gen.records.tfrecords import read_pack_spec
 from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
 
 S = 16

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import json
 import types
 
 import next_tokens
@@ -15,12 +16,14 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 from bert_packed import audit, export
 from bert_packed.checkpoints import checkpoint, export_formats
 from bert_packed.evaluation import contamination
+from bert_packed.runs import model_card
 from bert_packed.training.engines.variables import named_weights
 from data_gen.cli import command_line
 from data_gen.schema import PackSpec
 from data_gen.text.tokenization import SPECIAL_TOKENS
 
 WRITERS = ("write_hugging_face", "write_keras", "write_saved_model")
+AUDIT = [{"name": "a check", "result": "pass"}]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,8 @@ def files(tmp_path_factory):
         checkpoint.save_weights(folder / name, make_engine(seed=seed).weights(), CONFIG)
     other = dataclasses.replace(CONFIG, hidden_dropout_prob=0.25)
     checkpoint.save_weights(folder / "config", {}, other)
-    (folder / "vocab.txt").write_text("\n".join(SPECIAL_TOKENS) + "\n")
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "word"]) + "\n")
+    (folder / "audit.json").write_text(json.dumps(AUDIT))
     return folder
 
 
@@ -141,11 +145,16 @@ def test_the_audit_is_of_the_checkpoint(files, audits):
 @pytest.fixture(scope="module")
 def exports(files, tmp_path_factory):
     tmp = tmp_path_factory.mktemp("exports")
-    recorded = [(export_formats, name) for name in WRITERS]
+    recorded = [*((export_formats, name) for name in WRITERS), (model_card, "write_model_card")]
     shapes = dict(zip(SHAPES, (3, 20, 4, 7), strict=True))
     flags = {
         "default": {"init_checkpoint": files / "a"},
-        "hf": {"init_checkpoint": files / "b", "vocab_file": files / "vocab.txt", "do_lower_case": False},
+        "hf": {
+            "init_checkpoint": files / "b",
+            "vocab_file": files / "vocab.txt",
+            "do_lower_case": False,
+            "audit_file": files / "audit.json",
+        },
         "keras": {
             "init_checkpoint": files / "a",
             "bert_config_file": files / "config" / "bert_config.json",
@@ -184,6 +193,9 @@ def test_a_setting_of_the_export_arrives(files, exports, name):
     elif name in ("vocab_file", "do_lower_case"):
         want = {"vocab_file": ("", str(files / "vocab.txt")), "do_lower_case": (True, False)}[name]
         assert (calls["default"][name], calls["hf"][name]) == want
+    elif name == "audit_file":
+        cards = {made: seen.calls.get("write_model_card", {}).get("audit") for made, seen in exports.items()}
+        assert cards == {"default": None, "hf": AUDIT, "keras": None, "saved_model": None}
     else:
         assert name in SHAPES
         assert {what: calls["saved_model"][what] for what in SAVED} == SAVED

@@ -26,7 +26,7 @@ from data_gen.cli import command_line
 from data_gen.jobs import runners
 from data_gen.jobs.output import read_manifest
 from data_gen.jobs.steps import Job
-from data_gen.records import tfrecords
+from data_gen.records import examples, first_records, tfrecords
 from data_gen.text import create_job
 from data_gen.text.create_config import CreateConfig
 from data_gen.verify_tfrecords import VerifyConfig
@@ -259,6 +259,7 @@ def packed(tmp_path_factory):
         "default": make("default", **given),
         "changed": make("changed", used(tmp / "changed"), **changed),
         "seeded": make("seeded", **given, random_seed=99),
+        "binary": make("binary", **given, masked_lm_weights="binary"),
         "other features": make("other features", input_file=one, features="input_ids:int:30"),
         "kept": make("kept", used(tmp / "kept"), **given),
         "beam": make("beam", **given, runner="DirectRunner"),
@@ -277,7 +278,8 @@ def packed(tmp_path_factory):
         made["dry"] = make("dry", dry_run=True, histogram=tmp / "histogram.json")
     made["dry"].tried = tried
     flags = {**changed, "output_dir": tmp / "changed", "random_seed": 99, "features": "input_ids:int:30"}
-    return made, {**flags, "runner": "DirectRunner", "dry_run": True, "histogram": tmp / "histogram.json"}
+    flags |= {"runner": "DirectRunner", "masked_lm_weights": "binary"}
+    return made, {**flags, "dry_run": True, "histogram": tmp / "histogram.json"}
 
 
 def read_files(seen):
@@ -287,7 +289,7 @@ def read_files(seen):
 def names_in(seen):
     """The features of the first pack."""
     path = str(read_files(seen)[0])
-    return tfrecords.feature_names(tfrecords.first_record(path), path, 1)
+    return examples.feature_names(first_records.first_record(path), path, 1)
 
 
 def length_of(ours, theirs):
@@ -295,10 +297,18 @@ def length_of(ours, theirs):
 
     def look(seen):
         path, name = str(read_files(seen)[0]), theirs if theirs in names_in(seen) else ours
-        features = tfrecords.tf.train.Example.FromString(tfrecords.first_record(path)).features.feature
+        features = tfrecords.tf.train.Example.FromString(first_records.first_record(path)).features.feature
         return len(features[name].int64_list.value)
 
     return look
+
+
+def weights_of(seen):
+    """The weights of predictions in every pack of BERT's layout."""
+    for path in map(str, read_files(seen)):
+        for record in tfrecords.read_records(path):
+            features = examples.features_of(record, path, 1)
+            yield list(features[schema.MASKED_LM_WEIGHTS].float_list.value)
 
 
 PACK_CASES = {
@@ -317,6 +327,9 @@ PACK_CASES = {
     "num_shards": Case(lambda seen: len(read_files(seen)), 2),
     "random_seed": Case(
         lambda seen: [entry["sha256"] for entry in seen.manifest["files"]], DIFFERENT, run="seeded"
+    ),
+    "masked_lm_weights": Case(
+        lambda seen: sorted({weight for pack in weights_of(seen) for weight in pack}), [0, 1], run="binary"
     ),
     "output_format": Case(names_in, set(schema.GRAPHCORE_LENGTHS)),
     "provenance": Case(lambda seen: len(list(seen.folder.glob("*.provenance.npz"))), 2),

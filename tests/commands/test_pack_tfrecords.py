@@ -18,7 +18,7 @@ from data_gen.jobs.output import open_output_dir, read_manifest
 from data_gen.pack_tfrecords import DESCRIPTION, main
 from data_gen.packing.algorithms import ALGORITHM_NAMES
 from data_gen.packing.plan import from_json, validate_plan
-from data_gen.records import tfrecords
+from data_gen.records import first_records, tfrecords
 
 S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
@@ -43,7 +43,7 @@ def config(input_file, output_dir, **changes):
 def read_packs(directory):
     """All packs of a directory as one dict of arrays."""
     paths = sorted(str(path) for path in Path(directory).glob("*.tfrecord"))
-    spec = tfrecords.read_pack_spec(paths)
+    spec = first_records.read_pack_spec(paths)
     lengths = {name: spec.shape(name)[0] for name in schema.PACKED_LENGTHS}
     parts = [
         tfrecords.parse_examples(batch, lengths, path, 1)

@@ -17,7 +17,7 @@ from data_gen.checks.verification import compare_files, unmatched
 from data_gen.cli.command_line import run
 from data_gen.packing.histogram import count_lengths
 from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.records import tfrecords
+from data_gen.records import first_records
 from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
 
 S = 16
@@ -236,4 +236,4 @@ def test_damaged_packs_are_status_2(tmp_path, input_file, packed, capsys):
     Path(path).write_bytes(Path(path).read_bytes()[:-3])
     assert verify(f"--input_file={input_file}", f"--packed_file={path}") == 2
     assert f"record {len(packed[schema.INPUT_IDS])}: the record is truncated" in capsys.readouterr().err
-    assert tfrecords.first_record(path)
+    assert first_records.first_record(path)

@@ -13,7 +13,9 @@ from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_
 from bert_packed.data.read_order import index_files
 from bert_packed.objectives.features import BATCH_NAMES
 from data_gen.cli.settings import InputError
-from data_gen.schema import PackSpec
+from data_gen.records import tfrecords
+from data_gen.records.example_bytes import serialize_examples
+from data_gen.schema import MASKED_LM_WEIGHTS, PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
 NUM_PACKS = 15
@@ -44,6 +46,19 @@ def test_batches_hold_what_was_written(tmp_path):
     for name, values in expected.items():
         assert batch[name].dtype == values.dtype, name
         np.testing.assert_array_equal(batch[name], values, err_msg=name)
+
+
+def test_weights_that_are_1_for_other_programs_read_the_same(tmp_path):
+    batch = batch_of(random_packs(np.random.default_rng(1), 5, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12)
+    assert batch["prediction_sequences"].max() > 1
+    features = {name: batch[ours] for name, ours in BATCH_NAMES.items()}
+    features[MASKED_LM_WEIGHTS] = np.minimum(features[MASKED_LM_WEIGHTS], 1)
+    path = str(tmp_path / "binary.tfrecord")
+    tfrecords.write_records(path, serialize_examples(features))
+    (read,) = CheckedBatches(eval_batches([path], SPEC, 5), [path], SPEC, CONFIG)
+    for name, values in batch.items():
+        assert read[name].dtype == values.dtype, name
+        np.testing.assert_array_equal(read[name], values, err_msg=name)
 
 
 def test_every_pack_once_an_epoch(files):

@@ -12,7 +12,7 @@ from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
 from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from data_gen.records import first_records, tfrecords
 from data_gen.records.formats import find_common_format, from_graphcore, to_graphcore
 from data_gen.records.read_packed import LayoutError, read_packed
 from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
@@ -104,7 +104,7 @@ def pack_as(output_format, input_file, folder, **settings):
 
 
 def read_arrays(path, kinds):
-    spec = tfrecords.read_pack_spec([path], kinds=kinds)
+    spec = first_records.read_pack_spec([path], kinds=kinds)
     lengths = {name: spec.size(kind) for name, kind in kinds.items()}
     (batch,) = tfrecords.read_batches(path)
     return tfrecords.parse_examples(batch, lengths, path, 1), spec

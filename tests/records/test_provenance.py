@@ -20,7 +20,7 @@ from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 from data_gen.find_sources import DESCRIPTION, SourcesConfig, main
 from data_gen.jobs import files
-from data_gen.records import provenance, tfrecords
+from data_gen.records import examples, first_records, provenance, tfrecords
 from data_gen.records.provenance import find_sources, open_provenance, provenance_path
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.create_job import create
@@ -48,7 +48,7 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
     seen = set()
     for entry in manifest["files"]:
         path = str(out / entry["name"])
-        spec = tfrecords.read_pack_spec([path])
+        spec = first_records.read_pack_spec([path])
         sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
         (batch,) = tfrecords.read_batches(path)
         arrays = tfrecords.parse_examples(batch, sizes, path, 1)
@@ -254,7 +254,7 @@ def test_every_record_names_its_document(tmp_path):
         assert len(documents) == entry["num_records"] and set(duplicates) <= set(range(10))
         origins = zip(text_files.tolist(), documents.tolist(), strict=True)
         for record, (text_file, document) in zip(tfrecords.read_records(path), origins, strict=True):
-            lengths = tfrecords.feature_lengths(record, path, 1, [schema.INPUT_IDS])
+            lengths = examples.feature_lengths(record, path, 1, [schema.INPUT_IDS])
             assert lengths[schema.INPUT_IDS] == S
             features = tf.train.Example.FromString(record).features.feature
             ids = list(features[schema.INPUT_IDS].int64_list.value)
@@ -290,7 +290,7 @@ def traced(tmp_path):
 
 def rows_of(shard):
     """The table of every pack of a shard, and the first word of each sequence."""
-    (spec, (batch,)) = tfrecords.read_pack_spec([shard]), tfrecords.read_batches(shard)
+    (spec, (batch,)) = first_records.read_pack_spec([shard]), tfrecords.read_batches(shard)
     sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
     sequences = list_packed(tfrecords.parse_examples(batch, sizes, shard, 1))
     rows = []

@@ -9,7 +9,7 @@ from unpacked_records import make_features, write_features
 
 from data_gen import schema
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from data_gen.records import first_records, tfrecords
 from data_gen.records.read_packed import LayoutError, read_packed
 from data_gen.records.read_unpacked import read_unpacked
 from data_gen.records.sequences import concatenate
@@ -57,7 +57,6 @@ def test_pack_is_read_as_its_sequences(tmp_path):
         (schema.MASKED_LM_POSITIONS, [2, 5, 6]),
         (schema.MASKED_LM_POSITIONS, [2, 2, 0]),
         (schema.MASKED_LM_IDS, [8, 9, 9]),
-        (schema.MASKED_LM_WEIGHTS, [1, 1, 0]),
         (schema.MASKED_LM_WEIGHTS, [2, 1, 0]),
         (schema.MASKED_LM_WEIGHTS, [0, 2, 0]),
         (schema.MASKED_LM_WEIGHTS, [1, 1.5, 0]),
@@ -93,6 +92,17 @@ def test_the_rule_that_is_broken_is_named(tmp_path, feature, values, message):
         list(read_packed(write_pack(tmp_path / "p.tfrecord", **{feature: values})))
 
 
+def test_the_sequence_of_a_prediction_is_that_of_its_place(tmp_path):
+    """So weights that are 1 for other programs tell as much."""
+    one, other = (
+        list(read_packed(write_pack(tmp_path / f"{weights}.tfrecord", masked_lm_weights=weights)))
+        for weights in ([1, 2, 0], [1, 1, 0])
+    )
+    for name in ("tokens", "num_predictions", "prediction_positions", "prediction_ids"):
+        assert getattr(one[0], name).tolist() == getattr(other[0], name).tolist()
+    assert one[0].num_predictions.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("positions", [[2, 1, 0], [1, 1, 0]])
 def test_positions_must_ascend(tmp_path, positions):
     changed = {"masked_lm_positions": positions, "masked_lm_weights": [1, 1, 0]}
@@ -116,7 +126,7 @@ def test_packs_of_later_batches_are_numbered_on(tmp_path, monkeypatch):
 
 def test_pack_spec(tmp_path):
     path = write_pack(tmp_path / "p.tfrecord")
-    assert tfrecords.read_pack_spec([path, path]) == schema.PackSpec(8, 3, 3)
+    assert first_records.read_pack_spec([path, path]) == schema.PackSpec(8, 3, 3)
 
 
 def test_pack_specs_that_disagree(tmp_path):
@@ -130,23 +140,23 @@ def test_pack_specs_that_disagree(tmp_path):
         ),
     ]
     with pytest.raises(InputError, match=r"a\.tfrecord: 8, 3, 3; .*b\.tfrecord: 8, 3, 2\."):
-        tfrecords.read_pack_spec(paths)
+        first_records.read_pack_spec(paths)
 
 
 def test_the_spec_of_packs_for_causal_language_modelling(tmp_path):
     causal = write_features(tmp_path / "c.tfrecord", {name: [row] for name, row in CAUSAL_PACK.items()})
-    spec = tfrecords.read_pack_spec([causal])
+    spec = first_records.read_pack_spec([causal])
     assert spec == schema.PackSpec(8, 3, 0) and spec.objective == schema.CAUSAL_LM
     berts = write_pack(tmp_path / "p.tfrecord")
     with pytest.raises(InputError, match=r"one objective.*c\.tfrecord: causal_lm; .*p\.tfrecord: mlm_nsp\."):
-        tfrecords.read_pack_spec([causal, berts])
-    assert [tfrecords.find_objective(path) for path in (causal, berts)] == ["causal_lm", "mlm_nsp"]
+        first_records.read_pack_spec([causal, berts])
+    assert [first_records.find_objective(path) for path in (causal, berts)] == ["causal_lm", "mlm_nsp"]
     short = {name: [row[:7]] if name == schema.LABEL_IDS else [row] for name, row in CAUSAL_PACK.items()}
     with pytest.raises(InputError, match=r"label_ids must have length 8\. Received: 7"):
-        tfrecords.read_pack_spec([write_features(tmp_path / "short.tfrecord", short)])
+        first_records.read_pack_spec([write_features(tmp_path / "short.tfrecord", short)])
     unpacked = {name: [[1]] for name in schema.CAUSAL_UNPACKED_LENGTHS}
     with pytest.raises(InputError, match="holds unpacked records; pack them first"):
-        tfrecords.read_pack_spec([write_features(tmp_path / "u.tfrecord", unpacked)])
+        first_records.read_pack_spec([write_features(tmp_path / "u.tfrecord", unpacked)])
 
 
 def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
@@ -154,7 +164,7 @@ def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
         rf"python data_gen/pack_tfrecords\.py --input_file={unpacked} --max_seq_length=\d+ --output_dir=\S+"
     )
     with pytest.raises(InputError, match=rf"holds unpacked records; pack them first: {command}"):
-        tfrecords.read_pack_spec([unpacked])
+        first_records.read_pack_spec([unpacked])
 
 
 def test_packed_where_unpacked_is_wanted(tmp_path):

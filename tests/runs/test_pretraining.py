@@ -54,6 +54,7 @@ def make_process(tmp_path_factory):
         eval_batch_size=4,
         num_train_steps=20,
         keep_checkpoint_max=1,
+        export_every=2,
     )
     data = read_data(config)
     model_config = load_model_config(config.bert_config_file, None)
@@ -100,6 +101,15 @@ def test_the_first_process_alone_writes_and_the_others_wait_for_it(make_process,
         (process.folder / name).mkdir()
     process.hooks.prune()
     assert names_in(process.folder) == ["checkpoint-3", "checkpoint-4"]
+
+
+def test_the_first_process_alone_exports_and_the_others_wait_for_it(make_process, tmp_path):
+    for index, written in enumerate((["export-3"], [])):
+        process = make_process(OneOfTwo(index), tmp_path / f"{index}")
+        (process.folder / "run.json").write_text(json.dumps({"flags": {}}))
+        process.hooks.export(3)
+        assert process.processes.num_waits == 1
+        assert [name for name in names_in(process.folder) if name.startswith("export")] == written
 
 
 def test_each_process_reads_its_part_of_every_micro_batch(make_process, tmp_path):

@@ -123,6 +123,7 @@ CASES = {
             "eval_steps",
             "save_checkpoints_steps",
             "max_skipped_steps",
+            "export_every",
         )  # what `loop.train` reads
     },
     # under the packing correction
@@ -214,6 +215,9 @@ CASES = {
     ),
     "num_virtual_devices": Case(lambda seen, _: seen.devices, [2], run="compiled"),
     "keep_checkpoint_max": Case(lambda seen, _: len(list(seen.folder.glob("checkpoint-*"))), 2),
+    "export_vocab_file": Case(
+        lambda seen, _: [path.parent.name for path in seen.folder.glob("export-*/vocab.txt")], ["export-5"]
+    ),
     "sample_data": Case(lambda seen, _: seen.built_sample, True),
     "unpacked_input_file": Case(
         lambda seen, files: [

@@ -133,7 +133,8 @@ def test_another_tools_checkpoints_are_refused_and_kept(tmp_path, started):
 
 def test_overwrite_starts_anew(started):
     folder, config, facts = started
-    (folder / "checkpoint-20.partial").mkdir()
+    for name in ("checkpoint-20.partial", "export-7", "export-9.partial", "export-9.replaced.partial"):
+        (folder / name).mkdir()
     (folder / "metrics.csv").write_text("step\n")
     changed = dataclasses.replace(config, overwrite=True, learning_rate=1.0)
     assert find_checkpoint(folder, changed, facts) is None

@@ -22,6 +22,7 @@ class Steps:
     log_steps: int = 3
     save_checkpoints_steps: int = 4
     eval_steps: int = 2
+    export_every: int = 3
     max_skipped_steps: int = 3
 
 
@@ -56,6 +57,9 @@ class Recorder:
         self.calls.append(("save", step))
         self.saved[step] = state
         self.kept.append(step)
+
+    def export(self, step):
+        self.calls.append(("export", step))
 
     def evaluate(self, step):
         self.calls.append(("evaluate", step))
@@ -108,6 +112,17 @@ def test_what_happens_in_which_order(whole):
         *("train 4", "save 4", "evaluate 4", "train 5", "train 6", "log 6", "evaluate 6"),
         *("train 7", "log 7", "save 7", "evaluate 7"),
     ]
+
+
+def test_a_step_is_exported_before_it_is_saved():
+    """Or a kill between the two would leave a checkpoint whose run never exports the step."""
+    recorder = Recorder()
+    hooks = dataclasses.replace(recorder.hooks(), export=recorder.export, evaluate=None)
+    loop.train(recorder, Steps(export_every=2), hooks)
+    calls = [name for name in recorder.names() if name.startswith(("export", "save"))]
+    assert calls == ["export 2", "export 4", "save 4", "export 6", "export 7", "save 7"]
+    loop.train(again := Recorder(), Steps(export_every=2), dataclasses.replace(hooks, save=again.save), 4)
+    assert [name for name in recorder.names() if name.startswith("export")][-2:] == ["export 6", "export 7"]
 
 
 def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):

@@ -1,0 +1,191 @@
+"""What an exported model says of itself: data, packing, recipe and audit, as far as files tell of them."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.pretrained_names import architecture_of
+from bert_packed.config import ablations
+from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.run_directory import RUN_FILE
+from data_gen.cli.settings import InputError
+from data_gen.jobs.output import read_manifest
+from data_gen.records.inputs import folder_of
+from data_gen.records.provenance import resolve_path
+
+CARD_FILE = "README.md"
+# The task of each class of transformers, as the hub calls it
+TASKS = {
+    "BertForPreTraining": "fill-mask",
+    "BertForMaskedLM": "fill-mask",
+    "BertForQuestionAnswering": "question-answering",
+    "BertForSequenceClassification": "text-classification",
+    "MambaForCausalLM": "text-generation",
+}
+NOT_RESULTS = {field.name for field in dataclasses.fields(TrainConfig) if field.metadata["changeable"]}
+
+
+def read_origin(path):
+    """What the folder of a run tells of one of its checkpoints.
+
+    Args:
+        path: A checkpoint folder or a run's output directory, or somebody else's model, which tells nothing.
+
+    Returns:
+        The dict of `run.json`, and the checkpoint's step; None each where it is not known.
+
+    Raises:
+        InputError: `run.json` is not JSON.
+    """
+    folder = Path(path)
+    if not checkpoint.NAME.fullmatch(folder.name):
+        folder = next(reversed(checkpoint.list_checkpoints(folder)), None)
+    if folder is None or not (folder.parent / RUN_FILE).is_file():
+        return None, None
+    return _read_json(folder.parent / RUN_FILE), int(checkpoint.NAME.fullmatch(folder.name)[1])
+
+
+def read_audit(path):
+    """The rows that `python -m bert_packed.audit --json=FILE` wrote: list of dicts; raises `InputError`."""
+    rows = _read_json(path)
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and {"name", "result"} <= row.keys() for row in rows
+    ):
+        raise InputError(f"`audit_file` must be what `audit --json` wrote. Received: {path}.")
+    return rows
+
+
+def write_model_card(folder, model, run=None, step=None, audit=None):
+    """Write `README.md`, whose front matter the hub reads.
+
+    Args:
+        folder: Existing folder, that of the export.
+        model: What is exported.
+        run: Dict of `run.json`; None where it is not known.
+        step: Optimizer steps of the run; None where it is not known.
+        audit: Of `read_audit`; None where there was none.
+    """
+    architecture = architecture_of(model.config)
+    name = architecture.classes[model.head]
+    front = [
+        "---",
+        "library_name: transformers",
+        f"pipeline_tag: {TASKS[name]}",
+        "tags:",
+        f"- {architecture.name.lower()}",
+        "- sequence-packing",
+        "---",
+    ]
+    sections = {
+        "Data": _data(run),
+        "Packing": _packing(run),
+        "Recipe": _recipe(run, step),
+        "Audit": _audit(audit),
+        "Not known": ["Licence, languages, intended use and limits: add them before you publish."],
+    }
+    lines = [*front, "", f"# A packed {architecture.name}", "", f"Opens as `transformers.{name}`.", ""]
+    if ablations(model.config):
+        lines += [f"**Packing was broken on purpose: {', '.join(ablations(model.config))}.**", ""]
+    for title, content in sections.items():
+        lines += [f"## {title}", "", *content, ""]
+    (Path(folder) / CARD_FILE).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _data(run):
+    manifests = _manifests(run)
+    if not manifests:
+        return ["Not known."]
+    lines = []
+    for folder, manifest in manifests:
+        sequences = f"{manifest['num_sequences']:,} sequences"
+        vocabulary = manifest.get("vocab_sha256")
+        lines.append(f"- {sequences}; files of records: {len(manifest['inputs'])}")
+        if vocabulary:
+            cases = {True: ", without case and accents", False: ", cased", None: ""}
+            case = cases[manifest.get("do_lower_case")]
+            lines.append(f"- vocabulary of {manifest['vocab_size']:,}{case}, SHA-256 `{vocabulary}`")
+        texts = _texts(folder, manifest)
+        lines += [f"- text: {text}" for text in texts] or ["- text: not known"]
+    return lines
+
+
+def _texts(folder, manifest):
+    """The texts that the records of packs were made of, as the manifest beside those says."""
+    texts = {}
+    for entry in manifest["inputs"]:
+        path = resolve_path(entry, folder)
+        made = read_manifest(folder_of(path), any_json=True) or {}
+        if made.get("kind") != "unpacked":
+            continue
+        listed = [file["sha256"] for split in made["splits"].values() for file in split["files"]]
+        if entry["sha256"] in listed:
+            for text in made["inputs"]:
+                texts[text["sha256"]] = f"{text['path']}, SHA-256 `{text['sha256']}`" + (
+                    f", {text['num_documents']:,} documents" if "num_documents" in text else ""
+                )
+    return texts.values()
+
+
+def _packing(run):
+    manifests = _manifests(run)
+    if not manifests:
+        return ["Not known."]
+    lines = ["| packs | tokens each | most sequences in one | packing factor | tokens that are no padding |"]
+    lines.append("|---|---|---|---|---|")
+    for _, manifest in manifests:
+        spec, efficiency = manifest["spec"], f"{100 * manifest['efficiency']:.2f} %"
+        lines.append(
+            f"| {manifest['num_packs']:,} | {spec['max_seq_length']} | {spec['max_sequences_per_pack']} | "
+            f"{manifest['packing_factor']:.3f} | {efficiency} |"
+        )
+    return lines
+
+
+def _recipe(run, step):
+    if run is None:
+        return ["Not known."]
+    flags = run["flags"]
+    steps, packs = flags.get("num_train_steps"), flags.get("train_batch_size")
+    lines = [f"{step:,} optimizer steps" + (f" of {steps:,}." if steps else ".")]
+    factor = run.get("data", {}).get("packing_factor")
+    if factor and packs:
+        lines.append(f"A step is {packs} packs, {factor * packs:.1f} sequences on average.")
+    backends = list(dict.fromkeys(segment["backend"] for segment in run.get("segments", [])))
+    if backends:
+        lines.append(f"Trained under {', then '.join(backends)}.")
+    lines += ["", "```"]
+    lines += [f"--{name}={value}" for name, value in flags.items() if name not in NOT_RESULTS and value != ""]
+    return [*lines, "```"]
+
+
+def _audit(audit):
+    if audit is None:
+        return ["Not known: `python -m bert_packed.audit` proves that no sequence saw another."]
+    failed = [row["name"] for row in audit if row["result"] != "pass"]
+    summary = f"{len(audit) - len(failed)} of {len(audit)} checks passed."
+    columns = list(audit[0]) if audit else []
+    table = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    table += [f"| {' | '.join(str(row[column]) for column in columns)} |" for row in audit]
+    return [summary + (f" Failed: {', '.join(failed)}." if failed else ""), "", *table]
+
+
+def _manifests(run):
+    """Folders and manifests of the packs that a run read, where they are still of them."""
+    entries = (run or {}).get("inputs", {}).get("input_file", [])
+    found = []
+    for folder in sorted({folder_of(entry["path"]) for entry in entries}):
+        manifest = read_manifest(folder, any_json=True) or {}
+        listed = {file["sha256"] for file in manifest.get("files", [])}
+        own = {entry["sha256"] for entry in entries if folder_of(entry["path"]) == folder}
+        if manifest.get("kind") == "packed" and "plan" in manifest and own <= listed:
+            found.append((folder, manifest))
+    return found
+
+
+def _read_json(path):
+    try:
+        return json.loads(Path(path).read_text())
+    except (ValueError, FileNotFoundError) as error:
+        raise InputError(f"{os.fspath(path)} must be complete JSON. Received: {error}.") from error

@@ -1,0 +1,18 @@
+"""Packed data and the packed loss for people who train with torch: neither Keras nor TensorFlow is imported.
+
+    from bert_packed.torch import PackedBertForPreTraining, PackedDataset, pretraining_loss
+
+Read `dataset.py`, `attention_mask.py`, `pretraining.py`; docs/torch.md has a whole training.
+"""
+
+from bert_packed.torch.attention_mask import block_attention_mask
+from bert_packed.torch.dataset import PackedDataset
+from bert_packed.torch.pretraining import PackedBertForPreTraining, pretraining_counts, pretraining_loss
+
+__all__ = [
+    "PackedBertForPreTraining",
+    "PackedDataset",
+    "block_attention_mask",
+    "pretraining_counts",
+    "pretraining_loss",
+]

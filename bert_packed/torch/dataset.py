@@ -1,0 +1,248 @@
+"""Packed TFRecords as a `torch.utils.data.IterableDataset`: sharded, shuffled, and resumed at any pack.
+
+Legend: S pack length, P predictions per pack, K sequences per pack.
+"""
+
+import numpy as np
+import torch
+
+from bert_packed.data.read_order import find_spans, index_files, read_order
+from bert_packed.torch.attention_mask import block_attention_mask
+from data_gen import schema
+from data_gen.cli.settings import InputError
+from data_gen.records.examples import parse_example
+from data_gen.records.first_records import read_pack_spec
+from data_gen.records.frame_contents import read_frames
+from data_gen.records.inputs import check_promises, find_files, read_promises
+from data_gen.records.kept_scans import read_scans, scan_unchanged, write_scans
+
+
+class PackedDataset(torch.utils.data.IterableDataset):
+    """Every pack once an epoch, over all ranks and DataLoader workers together.
+
+    Of 7 packs in the order that seed and epoch give them, two ranks with two workers each read, with . for an
+    empty pack, of zeros alone, which has no weight in the loss:
+
+        rank 0, worker 0    0 4        rank 1, worker 0    1 5
+        rank 0, worker 1    2 6        rank 1, worker 1    3 .
+
+    So all ranks have equally many batches, none waits for another at the end of an epoch, and no pack is left
+    out or read twice. An item is a dict of int64 tensors, of which the first four are the arguments of
+    `transformers.BertModel`:
+
+    | name | shape | meaning |
+    |---|---|---|
+    | `input_ids` | `[S]` | WordPieces; 0 is padding |
+    | `token_type_ids` | `[S]` | sentence A/B |
+    | `position_ids` | `[S]` | restarts at 0 in every sequence |
+    | `attention_mask` | `[1, S, S]` | `block_attention_mask`, of `mask_dtype` |
+    | `sequence_ids` | `[S]` | the token's sequence 1..K; 0 is padding |
+    | `masked_lm_positions` | `[P]` | places of the predictions in the pack |
+    | `masked_lm_ids` | `[P]` | their labels |
+    | `masked_lm_sequences` | `[P]` | the prediction's sequence 1..K; 0 is unused |
+    | `cls_positions` | `[K]` | where each sequence's [CLS] stands |
+    | `next_sentence_labels` | `[K]` | 1 = random next |
+    | `next_sentence_weights` | `[K]`, float32 | 1 = the slot holds a sequence |
+
+    `state_dict` and `load_state_dict` are what `torchdata.stateful_dataloader.StatefulDataLoader` asks for,
+    with any number of workers. A `torch.utils.data.DataLoader` may be resumed in the same way as long as it
+    has no workers, whose copies of the dataset it cannot ask.
+
+    Args:
+        input_file: Packed TFRecords: comma-separated paths or globs.
+        seed: Whole number; with the epoch it gives the order.
+        shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
+        rank, world_size: Which of how many processes this is; None asks `torch.distributed`, and without it
+            this is the only one.
+        mask_dtype: Of `attention_mask`; None leaves it out of the items. It is the largest of them by far,
+            and `block_attention_mask` makes it of a whole batch on the device.
+        index_file: Where to keep what reading all files found, so that they are read once and not at every
+            start; None keeps nothing.
+
+    Attributes:
+        spec: `schema.PackSpec`: S, K and P.
+        num_packs: Of all ranks, in an epoch.
+
+    Raises:
+        InputError: a file holds no packs for masked tokens and next sentences, is damaged, disagrees with the
+            others or with the manifest beside it.
+        OSError: it cannot be read.
+    """
+
+    def __init__(
+        self,
+        input_file,
+        seed=0,
+        shuffle_buffer_size=1000,
+        rank=None,
+        world_size=None,
+        mask_dtype=torch.float32,
+        index_file=None,
+    ):
+        super().__init__()
+        if (rank is None) != (world_size is None):
+            raise InputError(
+                f"`rank` and `world_size` must be given together. Received: {rank} and {world_size}."
+            )
+        if rank is None:
+            rank, world_size = _find_rank()
+        if not 0 <= rank < world_size:
+            raise InputError(f"`rank` must be from 0 and below world_size={world_size}. Received: {rank}.")
+        if shuffle_buffer_size < 1:
+            raise InputError(f"`shuffle_buffer_size` must be at least 1. Received: {shuffle_buffer_size}.")
+        paths = find_files(str(input_file), "input_file")
+        self.spec = read_pack_spec(paths, pattern=str(input_file))
+        if self.spec.objective != schema.MLM_NSP:
+            raise InputError(
+                f"`input_file` must hold packs for {schema.MLM_NSP}. Received: {paths[0]}, for "
+                f"{self.spec.objective}."
+            )
+        self._index = _index(paths, index_file)
+        self.num_packs = self._index.num_packs
+        self._seed, self._shuffle_buffer_size = seed, shuffle_buffer_size
+        self._rank, self._world_size, self._mask_dtype = rank, world_size, mask_dtype
+        # Workers that live longer than an epoch share it: copies of a number would stay as they were
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._state = None  # what the next iteration goes on from
+        self._num_read, self._read_epoch = 0, 0  # of the iteration that began last
+
+    def set_epoch(self, epoch):
+        """Choose the order of the iterations to come: call it before each epoch, or all have one order.
+
+        Another epoch than that of a state that was loaded begins at its first pack.
+        """
+        if self._state and self._state["epoch"] != epoch:
+            self._state = None
+        self._epoch.fill_(epoch)
+
+    def state_dict(self):
+        """Where the iteration of this process, or of this worker, is: dict of whole numbers."""
+        if self._state:
+            return dict(self._state)
+        epoch = int(self._epoch)
+        num_read = self._num_read if epoch == self._read_epoch else 0
+        return {"epoch": epoch, "num_read": num_read, **self._settings()}
+
+    def load_state_dict(self, state):
+        """Go on, in the next iteration, behind the packs that had been read when a state was made.
+
+        Args:
+            state: What `state_dict` returned, in the same worker of a dataset made with the same arguments;
+                any rank's state is right for all, which have read equally many packs.
+        """
+        self._epoch.fill_(state["epoch"])
+        self._state = dict(state)
+
+    def __iter__(self):
+        # At once, not with the first pack: who asks for the state meanwhile gets the one that was loaded
+        state, self._state = self._state, None
+        self._num_read, self._read_epoch = 0, int(self._epoch)
+        if state:
+            self._check_state(state)
+            self._num_read = state["num_read"]
+        return self._read(self._read_epoch, self._num_read)
+
+    def _read(self, epoch, num_read):
+        """Yield the items of an epoch that follow `num_read` of this worker's."""
+        worker, num_workers = _find_worker()
+        share, num_shares = self._rank + worker * self._world_size, num_workers * self._world_size
+        place = min(share + num_read * num_shares, self.num_packs)
+        first = epoch * self.num_packs + place
+        blocks = read_order(self.num_packs, self._seed, self._shuffle_buffer_size, first)
+        while place < self.num_packs:
+            packs = next(blocks)
+            is_own = np.arange(place, place + len(packs)) % num_shares == share
+            place += len(packs)
+            for features in self._read_packs(packs[is_own]):
+                self._num_read += 1
+                yield self._to_item(features)
+        # Every rank has as many as the first one
+        most_per_rank = -(-self.num_packs // self._world_size)
+        for _ in range(self._num_read, len(range(worker, most_per_rank, num_workers))):
+            self._num_read += 1
+            yield self._to_item(
+                {name: np.zeros(self.spec.shape(name), schema.dtype(name)) for name in self.spec.lengths}
+            )
+
+    def _read_packs(self, packs):
+        """Yield the features of packs, in their order."""
+        if not len(packs):
+            return
+        on_disk = np.sort(packs)
+        spans = find_spans(self._index, on_disk)
+        records = []
+        for file, offset, count, number in zip(
+            spans.files, spans.offsets, spans.counts, spans.numbers, strict=True
+        ):
+            path = self._index.files[file]
+            found = read_frames(path, int(offset), int(count), int(number))
+            if len(found) < count:
+                raise InputError(f"{path} must stay as it is while it is read. Received: a shorter file.")
+            records += [(record, path, int(number) + place) for place, record in enumerate(found)]
+        lengths = {name: self.spec.size(kind) for name, kind in self.spec.lengths.items()}
+        for place in np.searchsorted(on_disk, packs):
+            yield parse_example(*records[place], lengths)
+
+    def _to_item(self, features):
+        """The features of a pack, under the names that models of transformers have for them."""
+        values = {name: torch.from_numpy(array) for name, array in features.items()}
+        sequence_ids, positions = values[schema.INPUT_MASK], values[schema.MASKED_LM_POSITIONS]
+        item = {
+            "input_ids": values[schema.INPUT_IDS],
+            "token_type_ids": values[schema.SEGMENT_IDS],
+            "position_ids": values[schema.POSITION_IDS],
+            "sequence_ids": sequence_ids,
+            "masked_lm_positions": positions,
+            "masked_lm_ids": values[schema.MASKED_LM_IDS],
+            # By their places: in records for other programs the weights are 0 and 1
+            "masked_lm_sequences": sequence_ids[positions] * (values[schema.MASKED_LM_WEIGHTS] > 0),
+            "cls_positions": values[schema.NEXT_SENTENCE_POSITIONS],
+            "next_sentence_labels": values[schema.NEXT_SENTENCE_LABELS],
+            "next_sentence_weights": values[schema.NEXT_SENTENCE_WEIGHTS],
+        }
+        if self._mask_dtype is not None:
+            item["attention_mask"] = block_attention_mask(sequence_ids, self._mask_dtype)
+        return item
+
+    def _settings(self):
+        """What a state is of: with others, the same number of packs would be other packs."""
+        return {
+            "seed": self._seed,
+            "shuffle_buffer_size": self._shuffle_buffer_size,
+            "num_packs": self.num_packs,
+            "world_size": self._world_size,
+            "num_workers": _find_worker()[1],
+        }
+
+    def _check_state(self, state):
+        for name, value in self._settings().items():
+            if state[name] != value:
+                raise InputError(
+                    f"`{name}` must be {state[name]}, as when the state was made. Received: {value}."
+                )
+
+
+def _find_rank():
+    """This process's rank, and how many there are, as `torch.distributed` has them."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _find_worker():
+    """This DataLoader worker's number, and how many there are; outside of any it is the only one."""
+    worker = torch.utils.data.get_worker_info()
+    return (worker.id, worker.num_workers) if worker else (0, 1)
+
+
+def _index(paths, index_file):
+    """The `PackIndex` of files, each of which is as its manifest says; raises `InputError`."""
+    scans = read_scans(index_file, paths) if index_file else {}
+    unread = {path: scan_unchanged(path) for path in paths if path not in scans}
+    index = index_files(paths, [{**scans, **unread}[path][0] for path in paths])
+    for path, promised in read_promises(paths).items():
+        scan, _ = {**scans, **unread}[path]
+        check_promises(promised, path, scan.num_records, scan.sha256)
+    if index_file and unread:
+        write_scans(index_file, {**scans, **unread})
+    return index

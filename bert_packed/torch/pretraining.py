@@ -1,0 +1,139 @@
+"""The pre-training heads of `transformers` on every sequence of a pack, and a loss that packing leaves alone.
+
+The loss is that of `objectives/pretraining.py`, on torch.
+
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, D model width,
+V vocabulary.
+"""
+
+import torch
+from torch.nn import functional
+
+from bert_packed.torch.attention_mask import block_attention_mask
+from data_gen.cli.settings import InputError
+
+ATTENTIONS = ("sdpa", "eager")  # those that take a 4D mask
+WEIGHTINGS = ("per_sequence", "per_token")
+
+
+class PackedBertForPreTraining(torch.nn.Module):
+    """`transformers.BertForPreTraining` that predicts for every sequence of a pack.
+
+    Its own `forward` takes the first token of each row for the [CLS], which is that of the first sequence
+    alone. Here every sequence's goes through the same pooler and the same head. A module and not a function,
+    so that `DistributedDataParallel` can hold it.
+
+    Args:
+        model: `transformers.BertForPreTraining`, whose parameters stay its own: `model.save_pretrained(...)`
+            writes what was trained.
+
+    Raises:
+        InputError: the model's attention takes no 4D mask, and would let sequences see each other.
+    """
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch):
+        """Logits of a batch of packs.
+
+        Args:
+            batch: Dict of tensors, items of `PackedDataset` stacked. Where it has no `attention_mask`, that
+                is made of `sequence_ids`.
+
+        Returns:
+            Dict of `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, K, 2]`.
+        """
+        bert, heads = self.model.bert, self.model.cls
+        attention = self.model.config._attn_implementation
+        if attention not in ATTENTIONS:  # asked here: it may be set at any time
+            raise InputError(
+                f"`attn_implementation` must be one of {', '.join(ATTENTIONS)}. Received: {attention}."
+            )
+        mask_B1SS = batch.get("attention_mask")
+        if mask_B1SS is None:
+            mask_B1SS = block_attention_mask(batch["sequence_ids"], self.model.dtype)
+        hidden_BSD = bert(
+            input_ids=batch["input_ids"],
+            attention_mask=mask_B1SS,
+            token_type_ids=batch["token_type_ids"],
+            position_ids=batch["position_ids"],
+        ).last_hidden_state
+        cls_BKD = _gather(hidden_BSD, batch["cls_positions"])
+        # The pooler takes the first token of each row: each [CLS] is a row of its own
+        pooled = bert.pooler(cls_BKD.flatten(0, 1)[:, None])
+        return {
+            "mlm_logits": heads.predictions(_gather(hidden_BSD, batch["masked_lm_positions"])),
+            "nsp_logits": heads.seq_relationship(pooled).unflatten(0, cls_BKD.shape[:2]),
+        }
+
+
+def pretraining_counts(batch):
+    """What a loss is divided by: dict of float32 scalars `num_sequences` and `num_predictions`."""
+    return {
+        "num_sequences": batch["next_sentence_weights"].sum(),
+        "num_predictions": (batch["masked_lm_sequences"] > 0).sum().float(),
+    }
+
+
+def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
+    """Masked-LM and next-sentence loss in which every sequence weighs the same, whoever shares its pack.
+
+    With "per_sequence" the predictions of one sequence share a weight of 1, as where each stands alone in a
+    batch of the same sequences, one by one. With "per_token" (google-research/bert; the loss of transformers
+    on a whole batch) each prediction weighs 1.
+
+        sequences      [1    1    1    2   0]
+        per_sequence   [1/3  1/3  1/3  1   0]   / num_sequences
+        per_token      [1    1    1    1   0]   / num_predictions
+
+    The mean of the losses of micro-batches, or of ranks, would weigh sequences by how few stand beside them:
+    pass the counts of the whole step, and add.
+
+    Args:
+        logits: Of `PackedBertForPreTraining`.
+        batch: What they are of.
+        mlm_loss: "per_sequence" or "per_token".
+        counts: Of `pretraining_counts`, summed over the step's micro-batches and ranks; None where this batch
+            is the step. `DistributedDataParallel` averages gradients over ranks: multiply the loss by their
+            number.
+
+    Returns:
+        Dict of float32 scalars: `loss`, the sum of `mlm_loss` and `nsp_loss`.
+
+    Raises:
+        InputError: `mlm_loss` is another.
+    """
+    if mlm_loss not in WEIGHTINGS:
+        raise InputError(f"`mlm_loss` must be one of {', '.join(WEIGHTINGS)}. Received: {mlm_loss}.")
+    counts = pretraining_counts(batch) if counts is None else counts
+    sequences_BP = batch["masked_lm_sequences"]
+    weights_BP = (sequences_BP > 0).float()
+    if mlm_loss == "per_sequence":
+        num_slots = batch["next_sentence_weights"].shape[1]
+        made = torch.zeros(len(sequences_BP), num_slots + 1, device=sequences_BP.device)
+        made = made.scatter_add(1, sequences_BP, weights_BP)  # predictions of each sequence; of none at 0
+        weights_BP = weights_BP / made.gather(1, sequences_BP).clamp(min=1)
+    mlm = (_nll(logits["mlm_logits"], batch["masked_lm_ids"]) * weights_BP).sum()
+    nsp = (_nll(logits["nsp_logits"], batch["next_sentence_labels"]) * batch["next_sentence_weights"]).sum()
+    # A step of empty packs alone has a loss of 0
+    num_sequences, num_predictions = (
+        torch.as_tensor(counts[name]).clamp(min=1) for name in ("num_sequences", "num_predictions")
+    )
+    losses = {
+        "mlm_loss": mlm / (num_sequences if mlm_loss == "per_sequence" else num_predictions),
+        "nsp_loss": nsp / num_sequences,
+    }
+    return {"loss": losses["mlm_loss"] + losses["nsp_loss"], **losses}
+
+
+def _gather(hidden_BSD, positions):
+    """The rows at places `[B, n]` of `[B, S, D]`: `[B, n, D]`."""
+    return hidden_BSD.gather(1, positions[..., None].expand(-1, -1, hidden_BSD.shape[-1]))
+
+
+def _nll(logits, labels):
+    """Negative log-likelihood of labels `[...]` by logits `[..., n]`: float32 `[...]`."""
+    flat = functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
+    return flat.unflatten(0, labels.shape)

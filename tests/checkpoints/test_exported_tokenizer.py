@@ -1,0 +1,83 @@
+"""Texts become the same ids in transformers as in our instances, from the exported folder alone."""
+
+import json
+
+import pytest
+from reference import import_reference
+from tokenizers import Tokenizer
+
+from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
+from data_gen.text import tokenization
+
+_, transformers = import_reference()
+
+PIECES = [
+    *("cafe", "café", "Café", "##s", "mask", "MASK", "cls", "[", "]", "the", "中", "文", "a", "##b", "!"),
+    *("\u2028", "é", "e", "##e", "\U0001f600", "x", "##x", "##\u0301", "ß", "ss", "##ss", "i", "##\u0307"),
+]
+TEXTS = [
+    "cafés the café Café CAFÉS",
+    "e\u0301 cafe\u0301 x\u0301",  # an accent of its own
+    "中文 the中文 \U00020000",
+    "a\x00b\x07 a\tb\r\nthe",  # control characters: some are left out, some are spaces
+    "\U0001f600 the \U0001f600a \U0001f468\u200d\U0001f469",
+    "a\u2028b a\u200bb \ufeff a\u00a0b \u3000 \ufffd",
+    "ß İ ﬁ the!the",
+    "x" * 100,
+    "x" * 101,
+    "",
+    "  ",
+]
+SPECIAL_TEXTS = ["[MASK] the", "the [mask] [CLS]", "[SEP][MASK]", "[UNK] [PAD]"]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["lower", "cased"])
+def tokenizers(request, tmp_path_factory):
+    """Ours, and what `AutoTokenizer` finds in the folder."""
+    folder = tmp_path_factory.mktemp("hf")
+    vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *PIECES))
+    tokenization.save_vocab(vocabulary, folder / "given.txt")
+    (folder / "hf").mkdir()
+    write_tokenizer(folder / "hf", str(folder / "given.txt"), do_lower_case=request.param, max_length=24)
+    (folder / "hf" / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    ours = tokenization.make_tokenizer(vocabulary, request.param)
+    return ours, transformers.AutoTokenizer.from_pretrained(folder / "hf"), folder
+
+
+@pytest.mark.parametrize("text", TEXTS + SPECIAL_TEXTS)
+def test_ids_of_odd_texts(tokenizers, text):
+    ours, theirs, folder = tokenizers
+    want = tokenization.encode_sentences(ours, [text])[0]
+    options = {"add_special_tokens": False, "verbose": False}
+    assert theirs(text, split_special_tokens=True, **options)["input_ids"] == want
+    # And for who reads `tokenizer.json` alone: transformers takes the rules of case from the other file
+    alone = Tokenizer.from_file(str(folder / "hf" / "tokenizer.json"))
+    alone.encode_special_tokens = True
+    assert alone.encode(text, add_special_tokens=False).ids == want
+    if text in TEXTS:
+        assert theirs(text, **options)["input_ids"] == want
+
+
+def test_a_mask_in_a_text_is_one_for_those_who_fill_masks(tokenizers):
+    _, theirs, _ = tokenizers
+    the = theirs.convert_tokens_to_ids("the")
+    assert theirs("the [MASK] the")["input_ids"] == [2, the, 4, the, 3]
+    assert (theirs.mask_token_id, theirs.pad_token_id, theirs.unk_token_id) == (4, 0, 1)
+
+
+def test_pairs_lengths_and_text_again(tokenizers):
+    _, theirs, _ = tokenizers
+    pair = theirs("the", "a the", max_length=24, padding="max_length")
+    assert pair["input_ids"][:8] == [2, *theirs.convert_tokens_to_ids(["the", "[SEP]", "a", "the"]), 3, 0, 0]
+    assert pair["token_type_ids"][:8] == [0, 0, 0, 1, 1, 1, 0, 0]
+    assert pair["attention_mask"] == [1] * 6 + [0] * 18
+    assert theirs.model_max_length == 24
+    assert len(theirs("the " * 50, truncation=True)["input_ids"]) == 24
+    assert theirs.decode(theirs("cafes the xx")["input_ids"], skip_special_tokens=True) == "cafes the xx"
+
+
+def test_the_words_are_there_as_given(tokenizers):
+    folder = tokenizers[2]
+    assert (folder / "hf" / "vocab.txt").read_bytes() == (folder / "given.txt").read_bytes()
+    written = sorted(path.name for path in (folder / "hf").iterdir())
+    assert written == ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]

@@ -1,0 +1,118 @@
+"""Packs for programs that weigh the loss by `masked_lm_weights`: what TensorFlow Model Garden reads of them.
+
+Its features and its rules stand here as tensorflow/models has them: `BertPretrainDataLoader` and
+`PackedSequenceMask`, of official/nlp.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tiny import CONFIG
+from unpacked_records import make_features, write_features
+
+from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
+from data_gen import schema
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
+from data_gen.cli.settings import InputError
+from data_gen.records import first_records
+from data_gen.verify_tfrecords import VerifyConfig
+from data_gen.verify_tfrecords import main as verify
+
+S, P, CLS = 24, 16, 90
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    """The same packs with weights of both kinds: path and manifest of each."""
+    folder = tmp_path_factory.mktemp("packs")
+    features = make_features(np.random.default_rng(1).integers(3, 13, 60), S)
+    features[schema.INPUT_IDS][features[schema.INPUT_IDS] == CLS] += 1
+    features[schema.INPUT_IDS][:, 0] = CLS
+    source = write_features(folder / "in.tfrecord", features)
+    found = {}
+    for kind in schema.MASKED_LM_WEIGHTS_KINDS:
+        config = PackConfig(
+            input_file=source,
+            output_dir=str(folder / kind),
+            max_seq_length=S,
+            max_predictions_per_pack=P,
+            num_shards=1,
+            masked_lm_weights=kind,
+        )
+        found[kind] = str(folder / kind / "packed-00000-of-00001.tfrecord"), pack(config), source
+    return found
+
+
+def read_as_model_garden(path):
+    """`BertPretrainDataLoader` with `use_position_id` and without `use_next_sentence_label`."""
+    features = {
+        "input_mask": tf.io.FixedLenFeature([S], tf.int64),
+        "masked_lm_positions": tf.io.FixedLenFeature([P], tf.int64),
+        "masked_lm_ids": tf.io.FixedLenFeature([P], tf.int64),
+        "masked_lm_weights": tf.io.FixedLenFeature([P], tf.float32),
+        "input_ids": tf.io.FixedLenFeature([S], tf.int64),
+        "segment_ids": tf.io.FixedLenFeature([S], tf.int64),
+        "position_ids": tf.io.FixedLenFeature([S], tf.int64),
+    }
+    records = tf.data.TFRecordDataset(path).batch(1000).get_single_element()
+    return {name: values.numpy() for name, values in tf.io.parse_example(records, features).items()}
+
+
+def test_its_loss_weighs_every_prediction_alike(packs):
+    binary, ours = (read_as_model_garden(packs[kind][0]) for kind in ("binary", "sequence"))
+    assert ours["masked_lm_weights"].max() > 1
+    assert set(np.unique(binary["masked_lm_weights"])) == {0, 1}
+    np.testing.assert_array_equal(binary["masked_lm_weights"] > 0, ours["masked_lm_weights"] > 0)
+    for name, values in ours.items():
+        if name != "masked_lm_weights":
+            np.testing.assert_array_equal(binary[name], values, err_msg=name)
+
+
+def test_its_mask_is_of_each_sequence_alone(packs):
+    """Its sequences begin where the first token of the row comes again; padding is what `input_mask` says."""
+    batch = read_as_model_garden(packs["binary"][0])
+    tokens, sequences = batch["input_ids"], batch["input_mask"]
+    numbers = np.cumsum(tokens == tokens[:, :1], axis=1)
+    is_token = np.minimum(sequences, 1)
+    theirs = (numbers[:, :, None] == numbers[:, None, :]) * is_token[:, None, :]
+    same = (sequences[:, :, None] == sequences[:, None, :]) * is_token[:, None, :]
+    np.testing.assert_array_equal(theirs[sequences > 0], same[sequences > 0])
+    assert sequences.max() > 1
+    # And positions that it counts by itself are those of the records
+    np.testing.assert_array_equal(
+        (np.cumsum(theirs, axis=2).diagonal(axis1=1, axis2=2) - 1)[sequences > 0],
+        batch["position_ids"][sequences > 0],
+    )
+
+
+def test_our_own_readers_tell_the_sequences_all_the_same(packs):
+    batches, large = [], dataclasses.replace(CONFIG, vocab_size=1000)
+    for kind in ("binary", "sequence"):
+        path, manifest, source = packs[kind]
+        assert manifest["settings"]["masked_lm_weights"] == kind
+        assert verify(VerifyConfig(input_file=source, packed_file=path)) == 0
+        spec = first_records.read_pack_spec([path])
+        batches += CheckedBatches(eval_batches([path], spec, 100), [path], spec, large)
+    for name, values in batches[1].items():
+        np.testing.assert_array_equal(batches[0][name], values, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"output_format": "graphcore"}, "`masked_lm_weights` must be sequence with --output_format=gr"),
+        (
+            {"features": "a:int:9"},
+            "`masked_lm_weights` must be sequence with --features. Received",
+        ),
+        ({}, "`masked_lm_weights` must be one of sequence, binary. Received: 'both'."),
+    ],
+)
+def test_mistakes(settings, message):
+    kind = "binary" if settings else "both"
+    with pytest.raises(InputError) as found:
+        PackConfig(input_file="x", output_dir="y", masked_lm_weights=kind, **settings)
+    assert message in str(found.value)

@@ -1,0 +1,159 @@
+"""A run exports what transformers opens, each step whole or not at all, and its card invents nothing."""
+
+import json
+import shutil
+import types
+
+import numpy as np
+import pytest
+from exports import sections
+from pretraining_command import arguments, run, write_all
+from reference import import_reference
+from safetensors.numpy import load_file
+from tiny import make_engine
+
+from bert_packed.runs import exports
+from bert_packed.training import loop
+from bert_packed.training.finite import NotFiniteError
+from data_gen.text.tokenization import SPECIAL_TOKENS
+
+pytestmark = pytest.mark.usefixtures("uncompiled_file")
+WORDS = ["pack", "##ed", "cafe"]
+FLAGS = {"num_train_steps": 6, "export_every": 2, "save_checkpoints_steps": 3, "eval_steps": 0}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = write_all(tmp_path_factory.mktemp("data"))
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(data, tmp_path_factory):
+    """The output directory of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    assert run(*arguments(data, folder, **FLAGS, export_vocab_file=data / "vocab.txt")) == 0
+    return folder
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.glob("export*"))
+
+
+@pytest.mark.slow
+def test_transformers_opens_each(exported):
+    _, transformers = import_reference()
+    assert names_in(exported) == ["export-2", "export-4", "export-6"]
+    assert sorted(path.name for path in (exported / "export-2").iterdir()) == [
+        *("README.md", "config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "vocab.txt"),
+    ]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported / "export-6")
+    assert tokenizer("Packed Café")["input_ids"] == [2, 5, 6, 7, 3]
+    model = transformers.AutoModel.from_pretrained(exported / "export-6")
+    last = load_file(exported / "checkpoint-6" / "model.safetensors")
+    np.testing.assert_array_equal(
+        model.embeddings.position_embeddings.weight.detach().numpy(),
+        next(values for name, values in last.items() if "position_embeddings" in name),
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_has_the_same_exports(data, exported, tmp_path, monkeypatch):
+    """Killed while it exports step 4, behind a checkpoint of step 3, and then stopped behind an export."""
+    write = exports.write_model_card
+
+    def fail(folder, *arguments, **options):
+        if folder.name == "export-4.partial":
+            raise KeyboardInterrupt
+        write(folder, *arguments, **options)
+
+    command = arguments(data, tmp_path / "out", **FLAGS, export_vocab_file=data / "vocab.txt")
+    with monkeypatch.context() as patch:
+        patch.setattr(exports, "write_model_card", fail)
+        assert run(*command) == 130
+    assert names_in(tmp_path / "out") == ["export-2", "export-4.partial"]
+    # Of a step that is taken again: another's weights, which must not stay
+    shutil.copytree(exported / "export-2", tmp_path / "out" / "export-4")
+    assert run(*command) == 0
+    assert names_in(tmp_path / "out") == names_in(exported)
+    for step in (2, 4, 6):
+        folders = (folder / f"export-{step}" / "model.safetensors" for folder in (tmp_path / "out", exported))
+        assert_equal(*map(load_file, folders))
+
+
+def test_an_export_is_replaced_whole_or_stays(tmp_path, monkeypatch):
+    (tmp_path / "run.json").write_text(json.dumps({"flags": {}}))
+    config = types.SimpleNamespace(export_vocab_file="")
+    data = types.SimpleNamespace(train=types.SimpleNamespace(manifests=[]))
+
+    def export(seed):
+        engine = make_engine(seed=seed)
+        return exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data)
+
+    first = load_file(export(1) / "model.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr(exports, "write_model_card", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            export(2)
+    assert_equal(load_file(tmp_path / "export-7" / "model.safetensors"), first)
+    removed, rmtree = [], shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, **how: removed.append(path.name) or rmtree(path, **how))
+        second = load_file(export(2) / "model.safetensors")
+    # Never under its own name: killed in the middle, it would be half empty
+    assert "export-7.replaced.partial" in removed and "export-7" not in removed
+    assert names_in(tmp_path) == ["export-7"]
+    name = "bert.embeddings.word_embeddings.weight"
+    assert not np.array_equal(first[name], second[name])
+    engine = make_engine(seed=2)
+    engine.weights()["bert/layer_0/attention/query/kernel"].assign(np.full((16, 16), np.nan))
+    with pytest.raises(NotFiniteError):
+        exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data)
+    assert_equal(load_file(tmp_path / "export-7" / "model.safetensors"), second)
+
+
+def assert_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+
+def test_mistakes(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("the run has started"))
+    (tmp_path / "long.txt").write_text("word\n" * 40)
+    (tmp_path / "plain.txt").write_text("word\n" * 4)
+    for flags, message in (
+        ({"export_every": -1}, "`export_every` must be at least 0. Received: -1."),
+        (
+            {"export_vocab_file": "v"},
+            "`export_vocab_file` must be left out without export_every. Received",
+        ),
+        ({"export_vocab_file": tmp_path / "long.txt"}, "`export_vocab_file` must have at most vocab_size=31"),
+        ({"export_vocab_file": tmp_path / "plain.txt"}, "must hold [PAD], [UNK], [CLS], [SEP], [MASK]"),
+        ({"export_vocab_file": tmp_path / "none.txt"}, "none.txt"),
+        ({"export_vocab_file": data / "vocab.txt"}, "must be the vocabulary of `input_file`"),
+    ):
+        if message.startswith("must be the vocabulary"):
+            manifest = {"kind": "packed", "files": [], "vocab_sha256": "0" * 64, "num_sequences": 1}
+            manifest |= {"num_packs": 1, "histogram": {"lengths": []}}
+            (data / "manifest.json").write_text(json.dumps(manifest))
+        every = {} if message.startswith("`export_vocab_file` must be left") else {"export_every": 2}
+        assert run(*arguments(data, tmp_path / "out", **{**every, **flags})) == 2, message
+        error = capsys.readouterr().err
+        assert message in error and len(error.splitlines()) == 1
+    (data / "manifest.json").unlink()
+
+
+@pytest.mark.slow
+def test_the_card_of_a_run_without_manifests_says_what_is_not_known(exported):
+    card = (exported / "export-4" / "README.md").read_text()
+    front = card.split("---\n")[1]
+    assert front == "library_name: transformers\npipeline_tag: fill-mask\ntags:\n- bert\n- sequence-packing\n"
+    assert sections(card).keys() == {"Data", "Packing", "Recipe", "Audit", "Not known"}
+    assert sections(card)["Data"] == sections(card)["Packing"] == "Not known."
+    assert "Not known" in sections(card)["Audit"]
+    recipe = sections(card)["Recipe"]
+    assert "4 optimizer steps of 6." in recipe and "--train_batch_size=4\n" in recipe
+    assert "output_dir" not in recipe and "sequences on average" not in recipe

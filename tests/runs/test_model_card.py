@@ -1,0 +1,114 @@
+"""A model card states what run and manifests state, figure by figure, and says what they do not tell."""
+
+import hashlib
+import json
+
+import pytest
+from exports import sections
+from tiny import CONFIG, make_engine
+
+from bert_packed.config import ablate
+from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
+from data_gen.cli.settings import InputError
+
+AUDIT = [
+    {"name": "output leak", "worst": 0.0, "limit": 0, "result": "pass"},
+    {"name": "loss", "worst": 0.25, "limit": 1e-05, "result": "FAIL"},
+]
+
+
+def sha(name):
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of packs, which were made of instances of two texts; the dict of its `run.json`."""
+    packs = tmp_path / "packs" / "p.tfrecord"
+    write(packs.parent / "manifest.json", {
+        "kind": "packed", "plan": {}, "num_sequences": 12345, "num_packs": 6789, "packing_factor": 1.8184,
+        "efficiency": 0.98765, "spec": {"max_seq_length": 24, "max_sequences_per_pack": 5},
+        "vocab_size": 31, "vocab_sha256": sha("vocab"), "do_lower_case": False,
+        "files": [{"name": "p.tfrecord", "sha256": sha("p")}],
+        "inputs": [{"path": "gone/i.tfrecord", "relative_path": "../made/i.tfrecord", "sha256": sha("i")}],
+    })  # fmt: skip
+    write(tmp_path / "made" / "manifest.json", {
+        "kind": "unpacked", "splits": {"train": {"files": [{"name": "i.tfrecord", "sha256": sha("i")}]}},
+        "inputs": [{"path": "wiki.txt", "sha256": sha("w"), "num_documents": 4321}],
+    })  # fmt: skip
+    record = {
+        "flags": {"num_train_steps": 2000, "train_batch_size": 10, "output_dir": "/home/me",
+                  "objective": "mlm_nsp", "init_checkpoint": ""},
+        "inputs": {"input_file": [{"path": str(packs), "sha256": sha("p")}]},
+        "data": {"packing_factor": 1.8184},
+        "segments": [{"backend": "tensorflow"}, {"backend": "jax"}, {"backend": "jax"}],
+    }  # fmt: skip
+    write(tmp_path / "run" / "run.json", record)
+    return record
+
+
+def write(path, content):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def card_of(folder, config=CONFIG, **facts):
+    write_model_card(folder, make_engine(config=config).model, **facts)
+    return (folder / "README.md").read_text()
+
+
+def test_all_that_is_known(run, tmp_path):
+    card = sections(card_of(tmp_path, run=run, step=1500, audit=AUDIT))
+    assert card["Data"].splitlines() == [
+        "- 12,345 sequences; files of records: 1",
+        f"- vocabulary of 31, cased, SHA-256 `{sha('vocab')}`",
+        f"- text: wiki.txt, SHA-256 `{sha('w')}`, 4,321 documents",
+    ]
+    assert card["Packing"].splitlines()[-1] == "| 6,789 | 24 | 5 | 1.818 | 98.77 % |"
+    assert card["Recipe"].split("\n\n")[0].splitlines() == [
+        "1,500 optimizer steps of 2,000.",
+        "A step is 10 packs, 18.2 sequences on average.",
+        "Trained under tensorflow, then jax.",
+    ]
+    flags = card["Recipe"].split("```")[1].split()
+    assert flags == ["--num_train_steps=2000", "--train_batch_size=10", "--objective=mlm_nsp"]
+    assert card["Audit"].startswith("1 of 2 checks passed. Failed: loss.")
+    assert "| loss | 0.25 | 1e-05 | FAIL |" in card["Audit"]
+
+
+def test_what_has_changed_since_is_not_known(run, tmp_path):
+    manifest = tmp_path / "made" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(sha("i"), sha("other")))
+    assert sections(card_of(tmp_path, run=run, step=1))["Data"].endswith("- text: not known")
+    manifest = tmp_path / "packs" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(sha("p"), sha("other")))
+    card = sections(card_of(tmp_path, run=run, step=1))
+    assert card["Data"] == card["Packing"] == "Not known."
+
+
+def test_somebody_elses_model_has_no_history(tmp_path):
+    assert read_origin(tmp_path / "theirs") == (None, None)
+    card = sections(card_of(tmp_path))
+    assert {card[name] for name in ("Data", "Packing", "Recipe")} == {"Not known."}
+    assert card["Audit"].startswith("Not known: ")
+
+
+def test_an_ablation_is_told_first(tmp_path):
+    card = card_of(tmp_path, config=ablate(CONFIG, "no_attention_mask"))
+    assert "**Packing was broken on purpose: no_attention_mask.**" in card.partition("## ")[0]
+
+
+def test_the_origin_of_a_checkpoint_is_its_run(run, tmp_path):
+    for step in (5, 12):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir()
+    assert read_origin(tmp_path / "run") == (run, 12)
+    assert read_origin(str(tmp_path / "run" / "checkpoint-5")) == (run, 5)
+
+
+@pytest.mark.parametrize("content", ['{"name": 1}', "[1]", "{"])
+def test_another_file_is_no_audit(tmp_path, content):
+    (tmp_path / "audit.json").write_text(content)
+    with pytest.raises(InputError, match=r"audit\.json"):
+        read_audit(tmp_path / "audit.json")
+    (tmp_path / "audit.json").write_text(json.dumps(AUDIT))
+    assert read_audit(tmp_path / "audit.json") == AUDIT

@@ -1,0 +1,278 @@
+"""Torch reads every pack once an epoch, whoever shares it, in an order that resumes at any pack."""
+
+import itertools
+import json
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+from foreign_mamba import draw_sequences, make_batch
+from next_tokens import write_packs as write_causal_packs
+from packs import random_packs, write_packs
+from reference import import_reference
+from tiny import MAX_SEQ_LENGTH, write_data
+
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files as job_files
+from data_gen.jobs.output import MANIFEST_NAME
+from data_gen.records.read_packed import read_packed
+
+torch, _ = import_reference()
+
+from bert_packed.torch import PackedDataset  # noqa: E402  after the skip where torch is missing
+
+NUM_PACKS = 15
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    """Pattern of two files that hold 15 packs, each with other tokens."""
+    folder = tmp_path_factory.mktemp("packs")
+    write_data(folder)
+    return str(folder / "packed-*.tfrecord")
+
+
+@pytest.fixture
+def as_worker(monkeypatch):
+    """Read a dataset as one of several DataLoader workers would, without its process."""
+
+    def become(number, count):
+        worker = types.SimpleNamespace(id=number, num_workers=count)
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: worker)
+
+    return become
+
+
+def tokens_of(items):
+    """The tokens of packs: list of tuples, by which packs are told apart."""
+    return [tuple(item["input_ids"].tolist()) for item in items]
+
+
+def read(packs, epoch=0, **arguments):
+    dataset = PackedDataset(packs, **arguments)
+    dataset.set_epoch(epoch)
+    return tokens_of(dataset)
+
+
+EMPTY = (0,) * MAX_SEQ_LENGTH
+
+
+def test_an_epoch_has_each_pack_once_in_an_order_of_its_own(packs):
+    on_disk = read(packs, shuffle_buffer_size=1)
+    assert len(set(on_disk)) == NUM_PACKS and EMPTY not in on_disk
+    epochs = [read(packs, epoch, seed=7, shuffle_buffer_size=8) for epoch in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == sorted(on_disk) and epoch != on_disk
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert epochs[1] == read(packs, 1, seed=7, shuffle_buffer_size=8)
+    assert epochs[1] != read(packs, 1, seed=8, shuffle_buffer_size=8)
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (2, 1), (2, 3), (4, 2), (16, 1), (3, 7)])
+def test_ranks_and_workers_share_an_epoch(packs, as_worker, world_size, num_workers):
+    whole = read(packs, 2, shuffle_buffer_size=8)
+    parts = []
+    for rank in range(world_size):
+        parts.append([])
+        for worker in range(num_workers):
+            as_worker(worker, num_workers)
+            parts[-1].append(read(packs, 2, shuffle_buffer_size=8, rank=rank, world_size=world_size))
+    # No rank waits for another: worker by worker they have equally many
+    counts = [[len(part) for part in by_worker] for by_worker in parts]
+    assert all(count == counts[0] for count in counts)
+    assert sum(counts[0]) == -(-NUM_PACKS // world_size)
+    for rank, by_worker in enumerate(parts):
+        mine = [one for turn in itertools.zip_longest(*by_worker) for one in turn if one]
+        filled = whole[rank::world_size]
+        assert mine == filled + [EMPTY] * (len(mine) - len(filled))
+
+
+def test_items_are_what_the_records_hold(packs):
+    """Against the reader that `verify_tfrecords.py` trusts, and the layout's own rules."""
+    paths = sorted(job_files.match(packs))
+    wanted = [sequence for path in paths for sequence in sequences_of(path)]
+    found = []
+    for item in PackedDataset(packs, shuffle_buffer_size=1):
+        owners = item["sequence_ids"]
+        for slot in range(1, int(owners.max()) + 1):
+            places = torch.nonzero(owners == slot)[:, 0]
+            predicts = item["masked_lm_sequences"] == slot
+            start = int(item["cls_positions"][slot - 1])
+            assert start == places[0] and item["next_sentence_weights"][slot - 1] == 1
+            assert item["position_ids"][places].tolist() == list(range(len(places)))
+            assert (item["sequence_ids"][item["masked_lm_positions"][predicts]] == slot).all()
+            found.append(
+                (
+                    item["input_ids"][places].tolist(),
+                    item["token_type_ids"][places].tolist(),
+                    (item["masked_lm_positions"][predicts] - start).tolist(),
+                    item["masked_lm_ids"][predicts].tolist(),
+                    int(item["next_sentence_labels"][slot - 1]),
+                )
+            )
+    assert len(found) > NUM_PACKS
+    assert found == wanted
+
+
+def sequences_of(path):
+    for batch in read_packed(path):
+        for index in range(len(batch.lengths)):
+            tokens = slice(*batch.offsets[index : index + 2])
+            predictions = slice(*batch.prediction_offsets[index : index + 2])
+            yield (
+                batch.tokens[tokens].tolist(),
+                batch.token_type_ids[tokens].tolist(),
+                batch.prediction_positions[predictions].tolist(),
+                batch.prediction_ids[predictions].tolist(),
+                int(batch.next_sentence_labels[index]),
+            )
+
+
+def test_the_mask_is_of_each_sequence_alone(packs):
+    for item in itertools.islice(PackedDataset(packs), 4):
+        owners, mask = item["sequence_ids"].tolist(), item["attention_mask"]
+        assert mask.shape == (1, MAX_SEQ_LENGTH, MAX_SEQ_LENGTH) and mask.dtype == torch.float32
+        for query, key in itertools.product(range(MAX_SEQ_LENGTH), repeat=2):
+            lowest = 0 if owners[query] == owners[key] else torch.finfo(torch.float32).min
+            assert mask[0, query, key] == lowest
+    assert "attention_mask" not in next(iter(PackedDataset(packs, mask_dtype=None)))
+    half = next(iter(PackedDataset(packs, mask_dtype=torch.bfloat16)))["attention_mask"]
+    assert half.dtype == torch.bfloat16 and half.min() == torch.finfo(torch.bfloat16).min
+
+
+@pytest.mark.parametrize(("rank", "world_size", "worker", "num_workers"), [(0, 1, 0, 1), (1, 2, 1, 3)])
+def test_it_goes_on_at_any_pack(packs, as_worker, rank, world_size, worker, num_workers):
+    as_worker(worker, num_workers)
+    arguments = {"seed": 3, "shuffle_buffer_size": 4, "rank": rank, "world_size": world_size}
+    whole = read(packs, 5, **arguments)
+    for num_read in range(len(whole) + 1):
+        stopped = PackedDataset(packs, **arguments)
+        stopped.set_epoch(5)
+        items = iter(stopped)
+        first = tokens_of(itertools.islice(items, num_read))
+        state = json.loads(json.dumps(stopped.state_dict()))
+        again = PackedDataset(packs, **arguments)
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        assert first + tokens_of(again) == whole
+        # The next epoch is whole, by either way to it
+        again.set_epoch(6)
+        assert again.state_dict()["num_read"] == 0
+        assert tokens_of(again) == read(packs, 6, **arguments)
+        again.load_state_dict(state)
+        again.set_epoch(6)
+        assert tokens_of(again) == read(packs, 6, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 4}, "`seed` must be 3, as when the state was made. Received: 4."),
+        ({"shuffle_buffer_size": 9}, "`shuffle_buffer_size` must be 4, as when"),
+        ({"rank": 0, "world_size": 2}, "`world_size` must be 1, as when"),
+    ],
+)
+def test_a_state_of_another_order_is_refused(packs, change, message):
+    state = PackedDataset(packs, seed=3, shuffle_buffer_size=4).state_dict()
+    other = PackedDataset(packs, **{"seed": 3, "shuffle_buffer_size": 4, **change})
+    other.load_state_dict(state)
+    with pytest.raises(InputError) as found:
+        iter(other)
+    assert message in str(found.value)
+
+
+def test_a_state_of_other_workers_is_refused(packs, as_worker):
+    dataset = PackedDataset(packs)
+    state = dataset.state_dict()
+    as_worker(0, 2)
+    dataset.load_state_dict(state)
+    with pytest.raises(InputError, match="`num_workers` must be 1, as when the state was made"):
+        iter(dataset)
+
+
+def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
+    from data_gen.records import kept_scans
+
+    index_file = str(tmp_path / "packs.index")
+    whole = tokens_of(PackedDataset(packs, index_file=index_file))
+    monkeypatch.setattr(kept_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
+    assert tokens_of(PackedDataset(packs, index_file=index_file)) == whole
+
+
+def test_mistakes(packs, tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "damaged").mkdir()
+    damaged = tmp_path / "damaged" / "x.tfrecord"
+    write_packs(damaged, random_packs(rng, 3, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH)
+    content = bytearray(damaged.read_bytes())
+    content[-50] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(InputError, match=r"x\.tfrecord, record 3: the record is truncated or corrupt"):
+        list(PackedDataset(str(damaged)))
+    promise = {"files": [{"name": "x.tfrecord", "num_records": 4, "sha256": "0" * 64}]}
+    (tmp_path / "damaged" / MANIFEST_NAME).write_text(json.dumps(promise))
+    with pytest.raises(InputError, match=r"x\.tfrecord must hold 4 records, as the manifest\.json beside it"):
+        PackedDataset(str(damaged))
+    causal = tmp_path / "causal.tfrecord"
+    write_causal_packs(causal, make_batch(draw_sequences()))
+    for arguments, message in (
+        ({"input_file": str(tmp_path / "none*")}, "`input_file` must match at least one file"),
+        ({"input_file": str(causal)}, "`input_file` must hold packs for mlm_nsp. Received: "),
+        ({"rank": 1}, "`rank` and `world_size` must be given together. Received: 1 and None."),
+        ({"rank": 2, "world_size": 2}, "`rank` must be from 0 and below world_size=2. Received: 2."),
+        ({"shuffle_buffer_size": 0}, "`shuffle_buffer_size` must be at least 1. Received: 0."),
+    ):
+        with pytest.raises(InputError) as found:
+            PackedDataset(**{"input_file": packs, **arguments})
+        assert message in str(found.value)
+
+
+def test_rank_is_that_of_torch_distributed(packs, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    found = tokens_of(PackedDataset(packs))
+    monkeypatch.undo()
+    assert found == read(packs, rank=1, world_size=4)
+
+
+def test_neither_tensorflow_nor_keras_is_imported(packs):
+    program = (
+        "import sys; from bert_packed.torch import PackedDataset; list(PackedDataset(sys.argv[1]));"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'tensorflow', 'keras', 'jax'}))"
+    )
+    found = subprocess.run([sys.executable, "-c", program, packs], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stateful_data_loader_resumes(packs, num_workers):
+    """torchdata's own loader, in the middle of an epoch and into another."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install -e '.[torch]'")
+
+    def make_loader():
+        dataset = PackedDataset(packs, seed=1, shuffle_buffer_size=8)
+        options = {"num_workers": num_workers}
+        if num_workers:
+            options |= {"multiprocessing_context": "spawn", "persistent_workers": True}
+        return torchdata.StatefulDataLoader(dataset, batch_size=2, **options)
+
+    loader, epochs = make_loader(), []
+    for epoch in range(2):
+        loader.dataset.set_epoch(epoch)
+        epochs.append([])
+        for number, batch in enumerate(loader):
+            epochs[-1].append(batch["input_ids"].tolist())
+            if number == 2:
+                state = loader.state_dict()
+    assert epochs[0] != epochs[1]
+    again = make_loader()
+    again.load_state_dict(state)
+    again.dataset.set_epoch(1)
+    assert [batch["input_ids"].tolist() for batch in again] == epochs[1][3:]
+    again.dataset.set_epoch(0)
+    assert [batch["input_ids"].tolist() for batch in again] == epochs[0]

@@ -1,0 +1,173 @@
+"""On torch, too, packing is invisible: loss and gradients are those of each sequence alone, unpadded."""
+
+import numpy as np
+import plain_losses
+import pytest
+from packs import VOCAB_SIZE, batch_of, random_sequence, write_packs
+from reference import import_reference
+from tiny import MAX_SEQ_LENGTH
+
+from data_gen.cli.settings import InputError
+
+torch, transformers = import_reference()
+
+from bert_packed.torch import (  # noqa: E402  after the skip where torch is missing
+    PackedBertForPreTraining,
+    PackedDataset,
+    pretraining_counts,
+    pretraining_loss,
+)
+
+LENGTHS = [[3, 9, 4, 8], [5, 6, 10], [20], [2, 17], [1]]
+
+
+@pytest.fixture(scope="module")
+def packs():
+    """Five packs of 4, 3, 1, 2 and 1 sequences, one of them without a prediction: lists of `Sequence`."""
+    rng = np.random.default_rng(0)
+    packs = [[random_sequence(rng, length) for length in pack] for pack in LENGTHS]
+    packs[1][0] = random_sequence(rng, 5, num_predictions=0)
+    return packs
+
+
+@pytest.fixture(scope="module")
+def batch(packs, tmp_path_factory):
+    """The packs as a DataLoader gives them, from a file: with an empty one, of a rank that has one less."""
+    path = tmp_path_factory.mktemp("packs") / "x.tfrecord"
+    write_packs(path, packs, MAX_SEQ_LENGTH)
+    dataset = PackedDataset(str(path), shuffle_buffer_size=1)
+    items = [*dataset, *list(PackedDataset(str(path), rank=1, world_size=2))[-1:]]
+    batch = torch.utils.data.default_collate(items)
+    assert batch["sequence_ids"].amax(dim=1).tolist() == [4, 3, 1, 2, 1, 0]
+    return batch
+
+
+def make_model(attention="sdpa"):
+    """A tiny model of transformers with random weights, biases included, and no dropout."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=MAX_SEQ_LENGTH,
+        attn_implementation=attention,
+    )
+    model = transformers.BertForPreTraining(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def loss_alone(model, sequence):
+    """What transformers computes for one sequence without padding, by its own `forward`."""
+    labels = [-100] * len(sequence.tokens)
+    for position, label in zip(sequence.prediction_positions, sequence.prediction_ids, strict=True):
+        labels[position] = label
+    outputs = model(
+        input_ids=torch.tensor([sequence.tokens]),
+        token_type_ids=torch.tensor([sequence.token_types]),
+        labels=torch.tensor([labels]),
+        next_sentence_label=torch.tensor([sequence.nsp_label]),
+    )
+    if sequence.prediction_ids:
+        return outputs.loss
+    next_sentence = torch.tensor([sequence.nsp_label])  # a mean over no prediction is NaN there
+    return torch.nn.functional.cross_entropy(outputs.seq_relationship_logits, next_sentence)
+
+
+def assert_close(got, want):
+    """Within 1e-5 of each tensor's largest; of key biases, whose true gradient is 0, 1e-6."""
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        difference = (got[name] - values).abs().max().item()
+        limit = 1e-6 if name.endswith("key.bias") else 1e-5 * values.abs().max().item()
+        assert difference <= limit, (name, difference, limit)
+
+
+@pytest.mark.parametrize(("attention", "has_mask"), [("sdpa", True), ("eager", False)])
+def test_loss_and_gradients_are_those_of_each_sequence_alone(packs, batch, attention, has_mask):
+    model = make_model(attention)
+    sequences = [sequence for pack in packs for sequence in pack]
+    alone = sum(loss_alone(model, sequence) for sequence in sequences) / len(sequences)
+    want = gradients(model, alone)
+    if not has_mask:
+        batch = {name: values for name, values in batch.items() if name != "attention_mask"}
+    losses = pretraining_loss(PackedBertForPreTraining(model)(batch), batch)
+    assert losses["loss"].item() == pytest.approx(alone.item(), rel=1e-5)
+    assert_close(gradients(model, losses["loss"]), want)
+
+
+def test_packs_without_their_mask_are_far_from_that(packs, batch):
+    """The test above could not tell otherwise; and a boolean mask is none where attention is eager."""
+    for attention, change in (
+        ("sdpa", {"attention_mask": torch.zeros_like(batch["attention_mask"])}),
+        ("eager", {"attention_mask": batch["attention_mask"] == 0}),
+        ("sdpa", {"position_ids": torch.arange(MAX_SEQ_LENGTH).expand(6, -1)}),
+    ):
+        packed = PackedBertForPreTraining(make_model(attention))
+        want = pretraining_loss(packed(batch), batch)["loss"].item()
+        found = pretraining_loss(packed({**batch, **change}), batch)["loss"].item()
+        assert abs(found - want) > 1e-3 * want
+
+
+@pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
+def test_losses_are_those_of_a_plain_loop(packs, batch, mlm_loss):
+    """By logits alone, as the objective of our own training is tested."""
+    ours = batch_of([*packs, []], MAX_SEQ_LENGTH, num_slots=4, num_predictions=12)
+    logits = {
+        "mlm_logits": torch.randn(6, 12, VOCAB_SIZE) * 3,
+        "nsp_logits": torch.randn(6, 4, 2) * 3,
+    }
+    want = plain_losses.pretraining({name: np.asarray(v) for name, v in logits.items()}, ours, mlm_loss)
+    found = pretraining_loss(logits, batch, mlm_loss)
+    for name, value in pretraining_counts(batch).items():
+        assert value.item() == want.sums[name]
+    for name, value in found.items():
+        assert value.item() == pytest.approx(want.means[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
+def test_micro_batches_add_up_to_the_step(batch, mlm_loss):
+    packed = PackedBertForPreTraining(make_model())
+    whole = pretraining_loss(packed(batch), batch, mlm_loss)["loss"]
+    want = gradients(packed, whole)
+    counts = pretraining_counts(batch)
+    parts = [{name: values[rows] for name, values in batch.items()} for rows in (slice(0, 1), slice(1, 6))]
+    losses = [pretraining_loss(packed(part), part, mlm_loss, counts)["loss"] for part in parts]
+    assert sum(losses).item() == pytest.approx(whole.item(), rel=1e-5)
+    assert_close(gradients(packed, sum(losses)), want)
+
+
+def test_an_empty_pack_changes_nothing(batch):
+    packed = PackedBertForPreTraining(make_model())
+    full = {name: values[:5] for name, values in batch.items()}
+    want = pretraining_loss(packed(full), full)
+    found = pretraining_loss(packed(batch), batch)
+    for name, value in want.items():
+        assert found[name].item() == pytest.approx(value.item(), rel=1e-6)
+    empty = {name: values[5:] for name, values in batch.items()}
+    assert {name: v.item() for name, v in pretraining_loss(packed(empty), empty).items()} == {
+        "loss": 0,
+        "mlm_loss": 0,
+        "nsp_loss": 0,
+    }
+
+
+def test_mistakes(batch):
+    model = make_model()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(
+        InputError, match=r"`attn_implementation` must be one of sdpa, eager\. Received: flash"
+    ):
+        PackedBertForPreTraining(model)(batch)
+    with pytest.raises(InputError, match=r"`mlm_loss` must be one of per_sequence, per_token\. Received: x"):
+        pretraining_loss({}, batch, "x")
