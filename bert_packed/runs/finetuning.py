@@ -110,11 +110,7 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         config.random_seed,
     )
     num_packs = -(-updates.num_packs // config.micro_batch_size) * config.micro_batch_size
-    facts = {
-        "inputs": {name: _describe(paths) for name, paths in inputs.items()},
-        "model": dataclasses.asdict(model_config),
-        "data": {"num_sequences": len(data.sequences), "vocab_sha256": file_sha256(vocab_path)},
-    }
+    facts = _facts(model_config, inputs, vocab_path, num_sequences=len(data.sequences))
     latest = run_directory.find_checkpoint(folder, config, facts)
     if latest:
         latest = run_directory.find_whole_checkpoint(folder, tell)
@@ -150,6 +146,27 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     if engine.num_train_traces:
         tell(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
+
+
+def has_results(config, model_config, inputs, vocab_path, results, evaluated):
+    """Whether a run is over, as it would be now, and what it found lies in its folder.
+
+    Args:
+        config, model_config, inputs, vocab_path: As in `fine_tune`.
+        results: Names of files that are written when the run is over; a run that starts removes them.
+        evaluated: Paths that it reads; one that was written later than a result is to be read again.
+
+    Raises:
+        InputError: another run is in the directory.
+    """
+    folder = Path(config.output_dir)
+    if not folder.is_dir() or not run_directory.find_checkpoint(
+        folder, config, _facts(model_config, inputs, vocab_path)
+    ):
+        return False
+    found = [folder / name for name in results]
+    newest = max((Path(path).stat().st_mtime_ns for path in evaluated), default=0)
+    return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)
 
 
 def write_flags(config, folder):
@@ -257,6 +274,15 @@ def _build_engine(config, model_config, objective, steps):
     else:
         optimizer = AdamWeightDecay(schedule, config.adam_bias_correction, **settings)
     return make_engine(model, objective, optimizer, config.micro_batch_size), schedule
+
+
+def _facts(model_config, inputs, vocab_path, **data):
+    """What a result depends on besides flags, as `run_directory.find_checkpoint` takes it."""
+    return {
+        "inputs": {name: _describe(paths) for name, paths in inputs.items()},
+        "model": dataclasses.asdict(model_config),
+        "data": {"vocab_sha256": file_sha256(vocab_path), **data},
+    }
 
 
 def _describe(paths):

@@ -12,6 +12,7 @@ from data_gen.tasks.glue import TASK_NAMES
 from data_gen.tasks.squad import check_files
 from data_gen.tasks.update_packs import check_depth
 
+ALL_TASKS = "all"
 SAMPLE_EPOCHS, SAMPLE_RATE = 120.0, 2e-3  # a random tiny model, learning a few questions by heart
 
 
@@ -174,16 +175,27 @@ class SquadConfig(FinetuneConfig):
 class GlueConfig(FinetuneConfig):
     """Every flag of `python -m bert_packed.finetune_glue`."""
 
-    task_name: str = setting("", "the task", choices=TASK_NAMES)
-    data_dir: str = setting("", "folder with the task's train.tsv and dev.tsv")
+    task_name: str = setting(
+        "",
+        "the task; all = every task whose folder is in data_dir, each in its own folder of output_dir",
+        choices=(*TASK_NAMES, ALL_TASKS),
+    )
+    data_dir: str = setting(
+        "", "folder with the task's train.tsv and dev.tsv; for all, the folder with the tasks' folders"
+    )
     do_eval: bool = setting(True, "whether to score dev.tsv", changeable=True)
+    do_predict: bool = setting(
+        False, "whether to predict test.tsv, in the form that GLUE's server takes", changeable=True
+    )
     max_seq_length: int = setting(
         128, "tokens of a pack, and most of a sequence; longer ones are cut", minimum=8
     )
 
     def __post_init__(self):
         if not self.task_name:
-            raise InputError(f"`task_name` must be one of {', '.join(TASK_NAMES)}. Received: nothing.")
+            raise InputError(
+                f"`task_name` must be one of {', '.join((*TASK_NAMES, ALL_TASKS))}. Received: nothing."
+            )
         super().__post_init__()
         if not self.data_dir:
             raise InputError("`data_dir` must be given. Received: nothing.")

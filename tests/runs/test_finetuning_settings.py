@@ -22,7 +22,7 @@ from tiny import CONFIG
 import run_squad
 from bert_packed import finetune_glue
 from bert_packed.checkpoints import checkpoint
-from bert_packed.evaluation import squad_predictions
+from bert_packed.evaluation import glue_predictions, squad_predictions
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import QUESTION_ANSWERING
 from bert_packed.runs import finetuning
@@ -97,6 +97,7 @@ def files(tmp_path_factory):
         row = "w1 w2\t1" if task == "SST-2" else "0\tw1 w2\tw3\tentailment"
         for split in ("train", "dev"):
             (folder / task / f"{split}.tsv").write_text(f"{header}\n" + f"{row}\n" * 4)
+    (folder / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tw1 w2\tw3\n")
     return folder
 
 
@@ -109,6 +110,7 @@ RECORDED = (
     (squad_predictions, "extract"),
     (tokenization, "make_tokenizer"),
     (finetune_glue, "read_glue"),
+    (glue_predictions, "read_glue"),
     (finetune_glue, "make_glue_sequences"),
 )
 
@@ -362,6 +364,7 @@ def glue_runs(files, tmp_path_factory):
             data_dir=files / "RTE",
             max_seq_length=32,
             do_eval=False,
+            do_predict=True,
             **given,
         ),
     ]
@@ -375,7 +378,8 @@ def test_a_setting_of_glue_arrives(glue_runs, name):
     seen = {
         "task_name": lambda one: arguments(one, "read_glue", "task"),
         "data_dir": lambda one: arguments(one, "read_glue", "path"),
-        "do_eval": lambda one: "predict" in one.calls,
+        "do_eval": lambda one: (one.folder / "eval_results.json").exists(),
+        "do_predict": lambda one: (one.folder / "RTE.tsv").exists(),
         "max_seq_length": lambda one: {
             *arguments(one, "make_glue_sequences", "max_seq_length"),
             *arguments(one, "plan_updates", "max_seq_length"),
@@ -388,4 +392,5 @@ def test_a_setting_of_glue_arrives(glue_runs, name):
         assert [path.split("/")[-2:] for path in one] == [["SST-2", "dev.tsv"], ["SST-2", "train.tsv"]]
         assert [path.split("/")[-2:] for path in two] == [["RTE", "train.tsv"]]
     else:
-        assert (one, two) == ({"do_eval": (True, False), "max_seq_length": ({24}, {32})}[name])
+        expected = {"do_eval": (True, False), "do_predict": (False, True), "max_seq_length": ({24}, {32})}
+        assert (one, two) == expected[name]
