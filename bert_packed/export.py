@@ -16,8 +16,8 @@ DESCRIPTION = """
 Writes a packed BERT or Mamba in a form that other programs open.
 
 hf           config.json and model.safetensors: transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
-             a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification, a Mamba
-             as MambaForCausalLM
+             a fine-tuned model opens as BertForQuestionAnswering, BertForSequenceClassification or
+             BertForTokenClassification, a Mamba as MambaForCausalLM
 keras        model.keras: import bert_packed.models.modeling, of a fine-tuned model bert_packed.models.heads,
              of a Mamba bert_packed.models.mamba, then keras.saving.load_model
 saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`; it returns the logits
@@ -67,6 +67,8 @@ def main(config):
     # Keras: not for --help
     from bert_packed.checkpoints import export_formats, starting_weights
     from bert_packed.checkpoints.pretrained_names import architecture_of
+    from bert_packed.models.modeling import TOKEN_CLASSIFICATION
+    from bert_packed.runs.label_names import stored_labels
     from bert_packed.training.engines.variables import named_weights
 
     output = Path(config.output_dir).resolve()
@@ -86,6 +88,7 @@ def main(config):
     model = architecture.build_model(head, model_config, num_outputs, seed=0)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))
+    classes = stored_labels(config.init_checkpoint) if head == TOKEN_CLASSIFICATION else ()
     if ablations(model_config):
         print(
             f"WARNING: this model was trained with --ablation={','.join(ablations(model_config))}; other "
@@ -96,7 +99,7 @@ def main(config):
     partial.mkdir(parents=True)
     if config.format == "hf":
         export_formats.write_hugging_face(
-            partial, model, found.missing, config.vocab_file, config.do_lower_case
+            partial, model, found.missing, config.vocab_file, config.do_lower_case, classes
         )
     elif config.format == "keras":
         export_formats.write_keras(partial, model)

@@ -12,7 +12,12 @@ import dataclasses
 from bert_packed.checkpoints.architecture import Architecture, TensorName
 from bert_packed.config import ModelConfig
 from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING
+from bert_packed.models.modeling import (
+    CLASSIFICATION,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+)
 
 
 def tensor_names(num_hidden_layers, head=PRETRAINING):
@@ -48,9 +53,15 @@ def _classification_rows():
     return rows + _output("classification/classifier", "classifier", "")
 
 
+def _token_classification_rows():
+    rows = _output("token_classification/classifier", "classifier", "")
+    return [dataclasses.replace(row, google="") for row in rows]  # google-research/bert has no such head
+
+
 _HEAD_ROWS = {
     PRETRAINING: _pretraining_rows,
     QUESTION_ANSWERING: _question_answering_rows,
+    TOKEN_CLASSIFICATION: _token_classification_rows,
     CLASSIFICATION: _classification_rows,
 }
 
@@ -104,9 +115,9 @@ def _hugging_face_config(model):
         "tie_word_embeddings": True,
         **dataclasses.asdict(model.config),
     }
-    if model.head == CLASSIFICATION:
+    if model.head in (CLASSIFICATION, TOKEN_CLASSIFICATION):
         # transformers takes one label for a number to predict
-        config["num_labels"] = model.classification.classifier.units
+        config["num_labels"] = model.num_classes
     return config
 
 
@@ -114,6 +125,7 @@ def _hugging_face_config(model):
 _OUTPUTS = {
     PRETRAINING: "next_sentence/classifier/bias",
     QUESTION_ANSWERING: "question_answering/output/bias",
+    TOKEN_CLASSIFICATION: "token_classification/classifier/bias",
     CLASSIFICATION: "classification/classifier/bias",
 }
 _WORD_EMBEDDINGS, _OUTPUT_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
@@ -126,6 +138,7 @@ BERT = Architecture(
     classes={
         PRETRAINING: "BertForPreTraining",
         QUESTION_ANSWERING: "BertForQuestionAnswering",
+        TOKEN_CLASSIFICATION: "BertForTokenClassification",
         CLASSIFICATION: "BertForSequenceClassification",
     },
     outputs={

@@ -22,11 +22,12 @@ from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.packed_model import PackedModel, build_seeded
 from bert_packed.models.rematerialisation import run_rematerialised
 
-# Which heads a BERT has: those of pre-training, answer spans, or one label for every sequence
-HEADS = PRETRAINING, QUESTION_ANSWERING, CLASSIFICATION = (
+# Which heads a BERT has: those of pre-training, answer spans, a label for every sequence, or for every token
+HEADS = PRETRAINING, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION = (
     "pretraining",
     "question_answering",
     "classification",
+    "token_classification",
 )
 
 

@@ -36,7 +36,7 @@ SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples 
 OWN_FILES = (
     *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
     # Of fine-tuning
-    *("vocab.txt", SCORES_FILE),
+    *("vocab.txt", "labels.txt", SCORES_FILE, "predictions.txt"),
     *(f"predictions{ending}.tsv" for ending in ("", "_matched", "_mismatched")),
     *(f"{name}.tsv" for name in SERVER_NAMES),
     *("predictions.json", "nbest_predictions.json", "null_odds.json"),
