@@ -14,10 +14,11 @@ from bert_packed.objectives.answers import answers_objective
 from bert_packed.objectives.classes import classes_objective, numbers_objective
 from bert_packed.objectives.metrics import add_sums
 from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.objectives.tags import tags_objective
 from bert_packed.training import engines
 
 pytestmark = pytest.mark.both_backends
-KINDS = ("per_sequence", "per_token", "answers", "classes", "numbers")
+KINDS = ("per_sequence", "per_token", "answers", "classes", "numbers", "tags", "tags_per_token")
 IS_PRETRAINING = ("per_sequence", "per_token")
 
 
@@ -39,6 +40,8 @@ def logits_of(kind, batch):
         "answers": {"start_logits": (8, 24), "end_logits": (8, 24)},
         "classes": {"logits": (*slots, 3)},
         "numbers": {"logits": (*slots, 1)},
+        "tags": {"logits": (8, 24, 3)},
+        "tags_per_token": {"logits": (8, 24, 3)},
     }
     if kind in IS_PRETRAINING:
         shape = {"mlm_logits": (*batch["prediction_ids"].shape, VOCAB_SIZE), "nsp_logits": (*slots, 2)}
@@ -55,6 +58,8 @@ def logits_of(kind, batch):
 def plain_of(kind, logits, batch):
     if kind in IS_PRETRAINING:
         return plain_losses.pretraining(logits, batch, kind)
+    if kind == "tags_per_token":
+        return plain_losses.tags(logits, batch, "per_token")
     return getattr(plain_losses, kind)(logits, batch)
 
 
@@ -63,6 +68,8 @@ def engine_of(kind, logits, **more):
         "answers": answers_objective,
         "classes": functools.partial(classes_objective, 3),
         "numbers": numbers_objective,
+        "tags": functools.partial(tags_objective, 3),
+        "tags_per_token": functools.partial(tags_objective, 3, "per_token"),
     }
     objective = pretraining_objective(kind) if kind in IS_PRETRAINING else objectives[kind]()
     return engines.make_engine(plain_losses.Logits(logits), objective, **more)
