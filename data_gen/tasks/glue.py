@@ -31,8 +31,8 @@ class GlueTask:
         diagnostics: What the model is asked besides its own test files, where it is there: pairs of the
             server's name and the file, seen from the task's folder.
         test_columns: Of the texts in test files, where they are not those of `columns`.
-        has_torn_lines: Whether lines of the official train.tsv lack columns: a question with a line break in
-            it. They are left out, as transformers does.
+        has_torn_lines: Whether lines of the official train.tsv lack columns. They are left out, as in
+            transformers.
     """
 
     name: str
