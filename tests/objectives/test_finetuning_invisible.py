@@ -157,19 +157,18 @@ def test_neighbours_have_no_gradient_in_a_loss():
 def test_the_audit_passes_tags_and_catches_company(tag_loss):
     """What it proves of pre-training, of the tags of words; a loss in which packs can be seen fails it."""
     packed, _ = batches_of("tags")
-    objective = tags_objective(3, tag_loss)
-    engine = engines.make_engine(objective.build_model(CONFIG, 1), objective, micro_batch_size=5)
+    sound = tags_objective(3, tag_loss)
 
-    def failed():
+    def failed(objective):
+        engine = engines.make_engine(objective.build_model(CONFIG, 1), objective, micro_batch_size=5)
         checks = contamination.audit(engine, packed, compile=lambda function, _: function)
-        assert {"unpacked: logits", "unpacked: loss", "unpacked: accuracy"} <= {
-            check.name for check in checks
-        }
+        names = {check.name for check in checks}
+        assert {"unpacked: logits", "unpacked: loss", "unpacked: accuracy"} <= names
         return {check.name for check in checks if not check.passed}
 
-    assert failed() == set()
-    engine.objective = dataclasses.replace(engine.objective, sums=shared_sums)
-    assert {"unpacked: loss", "unpacked: gradients of all weights"} <= failed()
+    assert failed(sound) == set()
+    shared = dataclasses.replace(sound, sums=shared_sums)
+    assert {"unpacked: loss", "unpacked: gradients of all weights"} <= failed(shared)
 
 
 def shared_sums(outputs, batch):
