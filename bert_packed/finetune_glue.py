@@ -131,5 +131,10 @@ def _run_task(config, skips_finished=False):
     return 0
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, GlueConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, GlueConfig, DESCRIPTION))
+    sys.exit(command())

@@ -129,5 +129,10 @@ def _predict(config, model, sentences, found, names, folder):
     finetuning.tell_scores(config, scores, folder)
 
 
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, NerConfig, DESCRIPTION)
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, NerConfig, DESCRIPTION))
+    sys.exit(command())
