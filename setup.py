@@ -63,6 +63,7 @@ SCRIPTS = [
     "bert_packed.audit",
     "bert_packed.export",
     "bert_packed.finetune_glue",
+    "bert_packed.finetune_ner",
     "bert_packed.squad_eval",
 ]
 

@@ -1,74 +1,27 @@
 """Command line: write a checkpoint in the form of Hugging Face, Keras or a SavedModel."""
 
-import dataclasses
 import shutil
 import sys
 from pathlib import Path
 
 from bert_packed.config import ablations, load_model_config
+from bert_packed.runs.export_config import ExportConfig, check_shapes
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError, check_depth_fits, check_settings, setting
-from data_gen.schema import PackSpec
+from data_gen.cli.settings import InputError
 
-FORMATS = ("hf", "keras", "saved_model")
-DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76
 DESCRIPTION = """
 Writes a packed BERT or Mamba in a form that other programs open.
 
 hf           config.json, model.safetensors and a model card, README.md:
-             transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR);
-             a fine-tuned model opens as BertForQuestionAnswering or BertForSequenceClassification, a Mamba
-             as MambaForCausalLM
+             transformers.BertForPreTraining.from_pretrained(OUTPUT_DIR), BertForMaskedLM for one without next
+             sentences; a fine-tuned model opens as BertForQuestionAnswering, BertForSequenceClassification or
+             BertForTokenClassification, a Mamba as MambaForCausalLM
 keras        model.keras: import bert_packed.models.modeling, of a fine-tuned model bert_packed.models.heads,
              of a Mamba bert_packed.models.mamba, then keras.saving.load_model
 saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `unpacked`; it returns the logits
              of the head that the model has
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class ExportConfig:
-    """Every flag of the command."""
-
-    init_checkpoint: str = setting("", "what to export: as in run_pretraining.py")
-    output_dir: str = setting("", "folder to make; it must be missing or empty")
-    format: str = setting("hf", "form to write", choices=FORMATS)
-    bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
-    vocab_file: str = setting(
-        "", "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = none"
-    )
-    do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")
-    audit_file: str = setting(
-        "", "hf: what python -m bert_packed.audit --json=FILE wrote of it, for the model card; empty = none"
-    )
-    batch_size: int = setting(8, "saved_model: packs per call", minimum=1)
-    max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
-    max_sequences_per_pack: int = setting(
-        0, "saved_model of a BERT that pre-trains or classifies: sequences per pack; 0 = 3", minimum=0
-    )
-    max_predictions_per_pack: int = setting(
-        0, "saved_model of a BERT that pre-trains: masked-LM positions per pack; 0 = 76", minimum=0
-    )
-
-    def __post_init__(self):
-        check_settings(self)
-        for name in ("init_checkpoint", "output_dir"):
-            if not getattr(self, name):
-                raise InputError(f"`{name}` must be given. Received: nothing.")
-        for name in ("vocab_file", "audit_file"):
-            if getattr(self, name) and self.format != "hf":
-                raise InputError(f"`{name}` must be left out unless --format=hf. Received: {self.format}.")
-        check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
-
-    @property
-    def spec(self):
-        """The static shapes of a SavedModel."""
-        return PackSpec(
-            self.max_seq_length,
-            self.max_sequences_per_pack or min(DEFAULT_DEPTH, self.max_seq_length),
-            self.max_predictions_per_pack or DEFAULT_PREDICTIONS,
-        )
 
 
 def main(config):
@@ -81,6 +34,8 @@ def main(config):
     # Keras: not for --help
     from bert_packed.checkpoints import export_formats, starting_weights
     from bert_packed.checkpoints.pretrained_names import architecture_of
+    from bert_packed.models.modeling import TOKEN_CLASSIFICATION
+    from bert_packed.runs.label_names import stored_labels
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
     from bert_packed.training.engines.variables import named_weights
 
@@ -100,10 +55,11 @@ def main(config):
     head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
     if head not in architecture.classes:
         head = architecture.first_head  # loading says what the tensors are of
-    _check_shapes(config, architecture, export_formats.signature_letters(head))
+    check_shapes(config, architecture, export_formats.signature_letters(head))
     model = architecture.build_model(head, model_config, num_outputs, seed=0)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))
+    classes = stored_labels(config.init_checkpoint) if head == TOKEN_CLASSIFICATION else ()
     if ablations(model_config):
         print(
             f"WARNING: this model was trained with --ablation={','.join(ablations(model_config))}; other "
@@ -114,7 +70,13 @@ def main(config):
     partial.mkdir(parents=True)
     if config.format == "hf":
         export_formats.write_hugging_face(
-            partial, model, named_weights(model), found.missing, config.vocab_file, config.do_lower_case
+            partial,
+            model,
+            named_weights(model),
+            found.missing,
+            config.vocab_file,
+            config.do_lower_case,
+            classes,
         )
         write_model_card(partial, model, run, step, audit)
     elif config.format == "keras":
@@ -137,18 +99,6 @@ def _check(config, architecture, model_config):
         )
     if config.vocab_file:
         check_vocabulary(config.vocab_file, architecture, model_config)
-
-
-def _check_shapes(config, architecture, letters):
-    """Raise `InputError` where a size is given that no input of the export has."""
-    for name, letter in (("max_sequences_per_pack", "K"), ("max_predictions_per_pack", "P")):
-        value, why = getattr(config, name), None
-        if config.format != "saved_model":
-            why = "unless --format=saved_model"
-        elif letter not in letters:
-            why = f"for this {architecture.name}, whose SavedModel has no input of that size"
-        if value and why:
-            raise InputError(f"`{name}` must be left out {why}. Received: {value}.")
 
 
 def command():

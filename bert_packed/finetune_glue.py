@@ -1,85 +1,134 @@
-"""Command line: fine-tune a packed BERT on a GLUE task, and score it with the task's own metrics."""
+"""Command line: fine-tune a packed BERT on GLUE, one task or all, and score it with each task's metrics."""
 
+import dataclasses
+import gc
+import json
 import sys
 from pathlib import Path
 
-from bert_packed.runs.finetuning_config import GlueConfig
+from bert_packed.runs.finetuning_config import ALL_TASKS, GlueConfig
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import run
-from data_gen.jobs.files import write_text
+from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.settings import InputError
 from data_gen.tasks.glue import TASKS, make_glue_sequences, read_glue
 
-PREDICTIONS_FILE = "predictions.tsv"
 DESCRIPTION = """
-Fine-tunes a packed BERT on texts or pairs of texts: the classes of CoLA, SST-2, MRPC, RTE and WNLI, the
-number of STS-B.
+Fine-tunes a packed BERT on texts or pairs of texts: the classes of CoLA, SST-2, MRPC, QQP, MNLI, QNLI, RTE
+and WNLI, the number of STS-B.
 
 DATA_DIR holds the official train.tsv and dev.tsv. OUTPUT_DIR receives checkpoints, metrics.csv and, from
-dev.tsv, predictions.tsv and eval_results.json. The same command continues a stopped run. Every step takes
-train_batch_size sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
+dev.tsv, predictions.tsv and eval_results.json; with --do_predict, from test.tsv, the file that GLUE's server
+takes, such as MRPC.tsv. The same command continues a stopped run. Every step takes train_batch_size
+sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
+
+--task_name=all does so for each task whose folder is in DATA_DIR, one after the other, and ends with one
+table and the average as GLUE counts it. Tasks that are finished are not done again.
 """
 
 
 def main(config):
     """Train, predict and score; returns an exit status."""
     choose_backend()
+    return _run_all(config) if config.task_name == ALL_TASKS else _run_task(config)
+
+
+def _run_all(config):
+    """Every task that is there, in a folder of its own, and the table of all."""
     # TensorFlow: not for --help
+    from bert_packed.evaluation.glue_metrics import table_of_tasks
+    from bert_packed.evaluation.glue_predictions import asked_files
+    from bert_packed.runs.run_directory import RUN_FILE, SCORES_FILE
+
+    folder = Path(config.output_dir)
+    if (folder / RUN_FILE).exists():
+        raise InputError(f"`output_dir` must not be one task's run for task_name=all. Received: {folder}.")
+    names = [name for name in TASKS if (Path(config.data_dir) / name).is_dir()]
+    if not names:
+        raise InputError(f"`data_dir` must hold a task's folder, such as CoLA. Received: {config.data_dir}.")
+    configs = [_config_of(config, name) for name in names]
+    for one in configs:  # all files now: a mistake in the last would show after days
+        task = TASKS[one.task_name]
+        for file in asked_files(one, task):
+            file.read(task)
+        if one.do_train:
+            read_glue(_train_file(one), task)
+    for one in configs:
+        print(f"\n{one.task_name}", flush=True)
+        if status := _run_task(one, skips_finished=True):
+            return status
+        gc.collect()  # the model, before the next one: its layers point at one another
+    if config.do_eval:
+        scores = {
+            one.task_name: json.loads((Path(one.output_dir) / SCORES_FILE).read_text()) for one in configs
+        }
+        rows, average = table_of_tasks(scores, len(TASKS))
+        print()
+        print_table(rows)
+        for path in (folder / SCORES_FILE, *([config.json] if config.json else [])):
+            write_json(path, {**scores, "average": average})
+    return 0
+
+
+def _config_of(config, name):
+    """The config of one of all tasks; a model that is not trained now is an earlier run's of all."""
+    start = config.init_checkpoint if config.do_train else str(Path(config.init_checkpoint) / name)
+    folders = {field: str(Path(getattr(config, field)) / name) for field in ("data_dir", "output_dir")}
+    return dataclasses.replace(config, task_name=name, init_checkpoint=start, **folders, json="")
+
+
+def _train_file(config):
+    return str(Path(config.data_dir) / "train.tsv")
+
+
+def _run_task(config, skips_finished=False):
+    """One task; returns an exit status."""
     from bert_packed.data.finetuning_batches import LabelledSequences
+    from bert_packed.evaluation.glue_predictions import asked_files, predict_files
     from bert_packed.objectives.classes import LABELS, classes_objective, numbers_objective
     from bert_packed.runs import finetuning, run_directory, vocabulary
 
-    task = TASKS[config.task_name]
+    task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
     vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(wordpieces))
     vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
     objective = classes_objective(len(task.classes)) if task.classes else numbers_objective()
+    files = asked_files(config, task)
+    if skips_finished and config.do_train:
+        results = [file.result for file in files] + [run_directory.SCORES_FILE] * config.do_eval
+        read = [file.path for file in files]
+        if finetuning.has_results(config, model_config, inputs, vocab_path, results, read):
+            print(f"finished   {config.output_dir} has its results")
+            return 0
 
-    def read(name):
-        path = str(Path(config.data_dir) / name)
-        examples = read_glue(path, task)
+    def sequences_of(path, examples):
         sequences, num_cut = make_glue_sequences(
             examples.texts, tokenizer, wordpieces, config.max_seq_length, path
         )
-        warning = f"\n  warning: {num_cut:,} cut to max_seq_length" if num_cut else ""
-        print(f"{path}: {len(sequences):,} examples{warning}", flush=True)
-        return path, LabelledSequences(sequences, {LABELS.name: examples.labels})
+        counts = {"cut to max_seq_length": num_cut, "lines without all columns left out": examples.num_torn}
+        warnings = "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
+        print(f"{path}: {len(sequences):,} examples{warnings}", flush=True)
+        return sequences
 
-    # Before training: a mistake in it would show after hours
-    held_out = read("dev.tsv")[1] if config.do_eval else None
+    # Before training: a mistake in them would show after hours
+    read = [(file, file.read(task)) for file in files]
+    asked = [(file, examples, sequences_of(file.path, examples)) for file, examples in read]
     with run_directory.locked(config.output_dir) as folder:
 
         def read_training():
-            path, data = read("train.tsv")
-            return data, {"train.tsv": [path]}
+            examples = read_glue(_train_file(config), task)
+            sequences = sequences_of(_train_file(config), examples)
+            return LabelledSequences(sequences, {LABELS.name: examples.labels}), inputs
 
         model, stopped_by = finetuning.train_or_load(
             config, model_config, objective, read_training, vocab_path, folder
         )
         if stopped_by:
             return 128 + stopped_by
-        if config.do_eval:
-            _evaluate(config, task, model, held_out, folder)
+        if asked:
+            scores = predict_files(config, task, model, asked, folder)
+            if config.do_eval:
+                finetuning.tell_scores(config, scores, folder)
     return 0
-
-
-def _evaluate(config, task, model, data, folder):
-    """Predict every example, write the predictions and print the task's scores."""
-    import numpy as np
-
-    from bert_packed.evaluation.glue_metrics import METRICS
-    from bert_packed.objectives.classes import LABELS
-    from bert_packed.runs import finetuning
-
-    outputs, num_packs = finetuning.predict_packed(config, model, data.sequences)
-    logits = np.stack(outputs["logits"])
-    predicted = logits.argmax(axis=1) if task.classes else logits[:, 0]
-    shown = [task.classes[value] if task.classes else f"{value:.6g}" for value in predicted.tolist()]
-    lines = [f"{index}\t{value}\n" for index, value in enumerate(shown)]
-    write_text(str(folder / PREDICTIONS_FILE), "index\tprediction\n" + "".join(lines))
-    print(f"predicted  {len(predicted):,} examples in {num_packs:,} packs")
-    true = data.labels[LABELS.name]
-    scores = {name: METRICS[name](predicted, true) for name in task.metrics}
-    finetuning.tell_scores(config, scores, folder)
 
 
 def command():

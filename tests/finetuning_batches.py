@@ -8,7 +8,10 @@ MAX_SEQ_LENGTH, NUM_SLOTS = 24, 4
 
 
 def packed_and_unpacked(seed=0):
-    """Two batches of eleven sequences with `start_positions`, `end_positions`, `labels` and `scores`."""
+    """Two batches of eleven sequences with `start_positions`, `end_positions`, `labels`, `scores` and tags.
+
+    Tags are `prediction_ids`, 0 to 2, of one to six tokens of a sequence.
+    """
     rng = np.random.default_rng(seed)
     packs, targets = [], []
     for lengths in LENGTHS:
@@ -40,5 +43,7 @@ def _batch(packs, targets, num_slots):
             found["end_positions"][row, slot] = first + end
             found["labels"][row, slot] = label
             found["scores"][row, slot] = score
-    names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids", "cls_positions")
-    return {**{name: batch[name] for name in names}, "slot_weights": batch["slot_weights"], **found}
+    names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids", "cls_positions", "slot_weights")
+    tags = {name: batch[name] for name in ("prediction_positions", "prediction_sequences")}
+    tags["prediction_ids"] = batch["prediction_ids"] % 3
+    return {**{name: batch[name] for name in names}, **tags, **found}

@@ -162,6 +162,34 @@ def numbers(outputs, batch):
     return _finetuning({"loss": total}, {}, {"logits": gradient}, batch, len(sequences))
 
 
+def tags(outputs, batch, tag_loss="per_sequence"):
+    """Tags of tokens. `outputs` has `logits` `[B, S, C]`.
+
+    Args:
+        tag_loss: "per_sequence": the mean over a sequence's words, and then over sequences; "per_token": the
+            mean over all words.
+    """
+    sequences = sequences_of(batch)
+    num_words = np.count_nonzero(batch["prediction_sequences"])
+    gradient = np.zeros(outputs["logits"].shape)
+    loss, rights = 0.0, []
+    for row, slot in sequences:
+        places = np.flatnonzero(batch["prediction_sequences"][row] == slot + 1)
+        for place in places:
+            token, label = batch["prediction_positions"][row, place], batch["prediction_ids"][row, place]
+            logits = outputs["logits"][row, token]
+            nll, its_gradient = nll_and_gradient(logits, label)
+            share = 1 / len(places) if tag_loss == "per_sequence" else 1.0
+            loss += nll * share
+            rights.append(np.argmax(logits) == label)
+            count = len(sequences) if tag_loss == "per_sequence" else num_words
+            gradient[row, token] += its_gradient * share / count
+    sums = {"loss": loss, "correct": sum(rights), "num_predictions": num_words}
+    found = _finetuning(sums, {"accuracy": np.mean(rights)}, {"logits": gradient}, batch, len(sequences))
+    count = len(sequences) if tag_loss == "per_sequence" else num_words
+    return dataclasses.replace(found, means={**found.means, "loss": loss / count})
+
+
 def _finetuning(sums, means, gradients, batch, num_sequences):
     counts = {
         "num_sequences": num_sequences,

@@ -54,6 +54,7 @@ COMMANDS = {
     "bert_packed.audit": "bert_packed commands",
     "bert_packed.export": "bert_packed commands",
     "bert_packed.finetune_glue": "bert_packed commands",
+    "bert_packed.finetune_ner": "bert_packed commands",
     "bert_packed.squad_eval": "bert_packed commands",
     "run_pretraining": "bert_packed commands",
     "run_squad": "bert_packed commands",

@@ -57,7 +57,8 @@ class Architecture:
         classes: Dict from each head to the class of transformers that has it. The first is what a checkpoint
             without any head counts as.
         outputs: Dict from each head to the `TensorName` of one that no head before it has, a row for each
-            output.
+            output. Two heads may call it the same elsewhere; which of them it is, `config.json` says there,
+            by the class, and without a word the later.
         encoder: How our names of the tensors begin that a checkpoint must hold.
         prefix: How Hugging Face's begin, and what a bare encoder's lack.
         bare_parts: First parts of names in such a bare encoder.

@@ -12,7 +12,13 @@ import dataclasses
 from bert_packed.checkpoints.architecture import Architecture, TensorName
 from bert_packed.config import ModelConfig
 from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING, QUESTION_ANSWERING
+from bert_packed.models.modeling import (
+    CLASSIFICATION,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+)
 
 
 def tensor_names(num_hidden_layers, head=PRETRAINING):
@@ -51,10 +57,16 @@ def _classification_rows():
     return rows + _output("classification/classifier", "classifier", "")
 
 
+def _token_classification_rows():
+    rows = _output("token_classification/classifier", "classifier", "")
+    return [dataclasses.replace(row, google="") for row in rows]  # google-research/bert has no such head
+
+
 _HEAD_ROWS = {
     PRETRAINING: _pretraining_rows,
     MASKED_LM: _masked_lm_rows,
     QUESTION_ANSWERING: _question_answering_rows,
+    TOKEN_CLASSIFICATION: _token_classification_rows,
     CLASSIFICATION: _classification_rows,
 }
 
@@ -108,9 +120,9 @@ def _hugging_face_config(model):
         "tie_word_embeddings": True,
         **dataclasses.asdict(model.config),
     }
-    if model.head == CLASSIFICATION:
+    if model.head in (CLASSIFICATION, TOKEN_CLASSIFICATION):
         # transformers takes one label for a number to predict
-        config["num_labels"] = model.classification.classifier.units
+        config["num_labels"] = model.num_classes
     return config
 
 
@@ -119,6 +131,7 @@ _OUTPUTS = {
     MASKED_LM: "predictions/output_bias",
     PRETRAINING: "next_sentence/classifier/bias",
     QUESTION_ANSWERING: "question_answering/output/bias",
+    TOKEN_CLASSIFICATION: "token_classification/classifier/bias",
     CLASSIFICATION: "classification/classifier/bias",
 }
 _WORD_EMBEDDINGS, _OUTPUT_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
@@ -132,6 +145,7 @@ BERT = Architecture(
         PRETRAINING: "BertForPreTraining",
         MASKED_LM: "BertForMaskedLM",
         QUESTION_ANSWERING: "BertForQuestionAnswering",
+        TOKEN_CLASSIFICATION: "BertForTokenClassification",
         CLASSIFICATION: "BertForSequenceClassification",
     },
     outputs={

@@ -13,7 +13,13 @@ from safetensors.numpy import save_file
 
 from bert_packed.checkpoints.exported_tokenizer import boundary_ids, write_tokenizer
 from bert_packed.checkpoints.pretrained_names import architecture_of
-from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING, QUESTION_ANSWERING
+from bert_packed.models.modeling import (
+    CLASSIFICATION,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+)
 from bert_packed.training.finite import check_arrays
 from data_gen import schema
 
@@ -33,6 +39,7 @@ _SIGNATURES = {
         {**_UNPACKED_BERT, "masked_lm_positions": "P"},
     ),
     QUESTION_ANSWERING: (_PACKED_BERT, _UNPACKED_BERT),
+    TOKEN_CLASSIFICATION: (_PACKED_BERT, _UNPACKED_BERT),
     CLASSIFICATION: ({**_PACKED_BERT, "cls_positions": "K"}, _UNPACKED_BERT),
     schema.CAUSAL_LM: (
         {"token_ids": "S", "position_ids": "S"},
@@ -46,7 +53,7 @@ def signature_letters(head):
     return {letter for inputs in _SIGNATURES[head] for letter in inputs.values()}
 
 
-def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_lower_case=True):
+def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_lower_case=True, classes=()):
     """Write `config.json` and `model.safetensors` for the class of transformers that has the model's head.
 
     Args:
@@ -57,6 +64,7 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
             that they are new.
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
         do_lower_case: Whether a tokenizer of WordPieces removes case and accents.
+        classes: Names of the classes that the model tells apart; () where they have none.
     """
     folder = Path(folder)
     architecture = architecture_of(model.config)
@@ -72,6 +80,9 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
         "architectures": [architecture.classes[model.head]],
         **architecture.hugging_face_config(model),
     }
+    if classes:
+        config["id2label"] = {str(number): name for number, name in enumerate(classes)}
+        config["label2id"] = {name: number for number, name in enumerate(classes)}
     if model.head == schema.CAUSAL_LM:
         # Without them transformers takes token 0 for both, whatever it is
         config |= boundary_ids(vocab_file)
@@ -101,6 +112,7 @@ def write_saved_model(folder, model, spec, batch_size):
     | pre-trained | `hidden_states` `[B, S, D]`, `mlm_logits` `[B, P, V]`, with next sentences `nsp_logits` `[B, K, 2]` |
     | question answering | `start_logits` and `end_logits` `[B, S]` |
     | classification | `logits` `[B, K, C]` |
+    | token classification | `logits` `[B, S, C]` |
     | causal language modelling | `hidden_states` `[B, S, D]`, `logits` `[B, S, V]` |
 
     The unpacked names are google-research/bert's.
@@ -114,7 +126,7 @@ def write_saved_model(folder, model, spec, batch_size):
     import tensorflow as tf
 
     def packed(batch):
-        if model.head in (QUESTION_ANSWERING, CLASSIFICATION):
+        if model.head in (QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION):
             return model(batch, training=False)
         batch = {"sequence_ids": None, **batch}  # which a Mamba does not read
         hidden_BSD = model.encode(batch)

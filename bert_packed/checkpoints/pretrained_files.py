@@ -108,6 +108,16 @@ def read_hugging_face(folder, model_config, head):
     return _translate(path, config, known, stored, lambda name: stored[name], copies)
 
 
+def stored_classes(path):
+    """The classes of transformers that a checkpoint says it is of, in its `config.json`: list of str."""
+    if not is_hugging_face(path) or not (Path(path) / HUGGING_FACE_CONFIG).is_file():
+        return []
+    try:
+        return list(json.loads((Path(path) / HUGGING_FACE_CONFIG).read_text()).get("architectures") or [])
+    except (ValueError, AttributeError, TypeError):
+        return []  # whoever reads the config says what is wrong
+
+
 def _hugging_face_files(folder):
     """What the messages call a Hugging Face folder's tensors, and the files that they are in."""
     path = Path(folder) / HUGGING_FACE_WEIGHTS

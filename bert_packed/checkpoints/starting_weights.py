@@ -81,6 +81,7 @@ def load(path, weights, model_config, head=None, any_head=None):
     if found is None:
         folder = checkpoint.load_weights(path, weights, model_config)
         return StartingWeights(folder, len(weights), [], [])
+    found = _without_namesake(found, architecture, head, path)
     _check_config(found, model_config, architecture.shapeless)
     missing = [name for name in weights if name not in found.tensors]
     for name in missing:
@@ -136,12 +137,20 @@ def stored_head(path):
         shapes = pretrained_files.stored_shapes(path)
     else:
         shapes = pretrained_files.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
+    classes = pretrained_files.stored_classes(path)
     for architecture in ARCHITECTURES:
         full_names = {architecture.full_name(name): shape for name, shape in shapes.items()}
-        for head, row in reversed(architecture.outputs.items()):
-            for name in (row.ours, row.hugging_face, row.google):
-                if name in full_names:
-                    return head, full_names[name][0]
+        found = {
+            head: full_names[name][0]
+            for head, row in reversed(architecture.outputs.items())
+            for name in (row.ours, row.hugging_face, row.google)
+            if name in full_names
+        }
+        if found:
+            # Labels of sequences and of tokens have one name there
+            named = [head for head in found if architecture.classes[head] in classes]
+            head = next(iter(named or found))
+            return head, found[head]
     return ARCHITECTURES[0].first_head, 2
 
 
@@ -175,6 +184,18 @@ def _read_ours(path, model_config, head):
         config,
         {ours: name for name, ours in names.items()},
     )
+
+
+def _without_namesake(found, architecture, head, path):
+    """Leave out the last layer of another head, which elsewhere only has the same name as this one's."""
+    stored = stored_head(path)[0]
+    own, other = architecture.outputs.get(head), architecture.outputs.get(stored)
+    if stored == head or not own or not other or own.hugging_face != other.hugging_face:
+        return found
+    layer = own.ours.rpartition("/")[0] + "/"
+    tensors = {name: values for name, values in found.tensors.items() if not name.startswith(layer)}
+    dropped = [found.foreign_names[name] for name in found.tensors.keys() - tensors.keys()]
+    return dataclasses.replace(found, tensors=tensors, unused=sorted([*found.unused, *dropped]))
 
 
 def _check_config(found, model_config, shapeless):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from tqdm import tqdm
 
-from bert_packed.objectives.features import SEQUENCES
+from bert_packed.objectives.features import PREDICTIONS, SEQUENCES
 from data_gen.records.sequences import Sequences
 from data_gen.tasks.update_packs import assemble_filled, by_slot
 
@@ -19,15 +19,18 @@ class LabelledSequences:
     """What is trained on.
 
     Attributes:
-        sequences: `Sequences`, n of them, without predictions.
+        sequences: `Sequences`, n of them; their predictions, where they have any, are what is learnt of their
+            tokens.
         labels: Dict from the batch's name to array `[n]`.
         positions: Which of them are tokens of the sequence, counted from its start: a batch counts them from
             the start of the pack.
+        classes: Names of what the labels or predictions number, by number; () where they have none.
     """
 
     sequences: Sequences
     labels: dict[str, np.ndarray]
     positions: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 def make_batch(data, packs, spec, num_packs):
@@ -41,10 +44,12 @@ def make_batch(data, packs, spec, num_packs):
 
     Returns:
         Dict of int32 and float32 arrays: `token_ids`, `sequence_ids`, `token_type_ids`, `position_ids`
-        `[B, S]`; `cls_positions`, `slot_weights` and the labels `[B, K]`.
+        `[B, S]`; `cls_positions`, `slot_weights` and the labels `[B, K]`; where sequences have predictions
+        `prediction_positions`, `prediction_ids` and `prediction_sequences` `[B, P]`.
     """
     arrays = assemble_filled(data.sequences, packs, spec, num_packs)
-    batch = {feature.name: arrays[feature.record_name] for feature in SEQUENCES}
+    features = (*SEQUENCES, *PREDICTIONS) if len(data.sequences.prediction_ids) else SEQUENCES
+    batch = {feature.name: arrays[feature.record_name] for feature in features}
     for name, values in data.labels.items():
         slots_BK = by_slot(values, packs, spec.max_sequences_per_pack, num_packs)
         # An unused slot keeps 0: its [CLS] position is 0 too
@@ -62,14 +67,14 @@ def predict(forward, sequences, packs, spec, batch_size):
     """Run a model on packs and give each sequence its own outputs, in the order of the sequences.
 
     Args:
-        forward: Compiled function from a batch to a dict of outputs: `[B, S]`, one for each token, or
-            `[B, K, C]`, some for each sequence.
-        sequences: `Sequences`, n of them.
+        forward: Compiled function from a batch to a dict of outputs: `[B, S]` or `[B, S, C]` for each token,
+            or `[B, K, C]` for each sequence.
+        sequences: `Sequences`, n of them, without predictions.
         packs, spec: As of `update_packs.pack_all`.
         batch_size: B; the last batch is filled with empty packs.
 
     Returns:
-        Dict from output name to a list of n arrays: `[tokens of the sequence]`, or `[C]`.
+        Dict from output name to a list of n arrays: `[tokens of the sequence]` or `[tokens, C]`, or `[C]`.
     """
     data, found = LabelledSequences(sequences, {}), {}
     starts = range(0, len(packs), batch_size)
@@ -83,7 +88,8 @@ def predict(forward, sequences, packs, spec, batch_size):
 
 
 def _give_back(values, batch, packs, lengths, own):
-    by_token = values.ndim == 2
+    # No pack holds as many sequences as tokens: each has [CLS] and [SEP]
+    by_token = values.shape[1] == batch["token_ids"].shape[1]
     for row in range(len(packs)):
         members = packs.members[packs.offsets[row] : packs.offsets[row + 1]]
         for slot, sequence in enumerate(members):

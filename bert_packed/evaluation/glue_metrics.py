@@ -1,6 +1,7 @@
 """How good predictions of GLUE tasks are: accuracy, F1, Matthews, Pearson and Spearman correlation.
 
-A correlation with what does not vary is 0.
+A correlation with what does not vary is 0. GLUE's average is a mean of means: of each task's scores, be they
+two metrics or those of MNLI's two sets, and then of the tasks.
 """
 
 import numpy as np
@@ -44,3 +45,28 @@ METRICS = {
     "pearson": pearson,
     "spearman": spearman,
 }
+
+
+def table_of_tasks(scores, num_tasks):
+    """The table of several tasks, and GLUE's average of them.
+
+    Args:
+        scores: Dict from task to its scores, a dict of float.
+        num_tasks: How many GLUE has.
+
+    Returns:
+        List of dicts, rows for people; and the average, float: of each task the mean of its scores, and then
+        the mean over tasks.
+    """
+    means = {task: float(np.mean(list(its.values()))) for task, its in scores.items()}
+    rows = [
+        {
+            "task": task,
+            "scores": ", ".join(f"{name} {value:.4f}" for name, value in its.items()),
+            "mean": mean,
+        }
+        for (task, its), mean in zip(scores.items(), means.values(), strict=True)
+    ]
+    average = float(np.mean(list(means.values())))
+    rows.append({"task": "average", "scores": f"{len(scores)} of {num_tasks} tasks", "mean": average})
+    return rows, average

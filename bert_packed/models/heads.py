@@ -1,4 +1,4 @@
-"""Packed BERT with a head to fine-tune: answer spans, or one label for every sequence of the pack.
+"""Packed BERT with a head to fine-tune: answer spans, or labels of the pack's sequences or of its tokens.
 
 Legend: B packs per batch, S pack length, D model width, K sequences per pack, C classes.
 """
@@ -14,6 +14,7 @@ from bert_packed.models.modeling import (
     MASKED_LM,
     PRETRAINING,
     QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
     PackedBert,
     build_masked_lm_model,
     build_pretraining_model,
@@ -56,6 +57,23 @@ class ClassificationHead(keras.layers.Layer):
         """Float32 logits `[B, K, C]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
         pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
         return self.classifier(self.dropout(pooled_BKD, training=training))
+
+
+class TokenClassificationHead(keras.layers.Layer):
+    """Class logits of every token."""
+
+    def __init__(self, config, num_classes, name=TOKEN_CLASSIFICATION, layout=ONE_DEVICE, **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.classifier = layout.dense(num_classes, config, "classifier", dtype="float32")
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def build(self, hidden_shape):
+        self.classifier.build(hidden_shape)
+        self.built = True
+
+    def call(self, hidden_BSD, training=None):
+        """Float `[B, S, D]` to float32 logits `[B, S, C]`."""
+        return self.classifier(self.dropout(hidden_BSD, training=training))
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
@@ -111,6 +129,32 @@ class PackedBertForClassification(PackedBert):
         return {**super().get_config(), "num_classes": self.num_classes}
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
+class PackedBertForTokenClassification(PackedBert):
+    """Packed BERT that gives every token a class.
+
+    Returns a dict of `logits`, float32 `[B, S, C]`. Arguments as of `PackedBertForClassification`.
+    """
+
+    head = TOKEN_CLASSIFICATION
+
+    def __init__(self, config, num_classes, name="finetuning", **encoder):
+        super().__init__(config, name, **encoder)
+        self.num_classes = num_classes
+        layout = encoder.get("layout", ONE_DEVICE)
+        self.token_classification = TokenClassificationHead(config, num_classes, layout=layout)
+
+    def build_heads(self, hidden_shape):
+        self.token_classification.build(hidden_shape)
+
+    def apply_heads(self, hidden_BSD, batch, training=None):
+        return {"logits": self.token_classification(hidden_BSD, training=training)}
+
+    def get_config(self):
+        """As of `PackedModel`."""
+        return {**super().get_config(), "num_classes": self.num_classes}
+
+
 def build_question_answering_model(config, seed, dtype="float32", **encoder):
     """`PackedBertForQuestionAnswering` with all its variables; arguments as of `build_pretraining_model`."""
     return build_seeded(lambda: PackedBertForQuestionAnswering(config, **encoder), seed, dtype)
@@ -119,6 +163,11 @@ def build_question_answering_model(config, seed, dtype="float32", **encoder):
 def build_classification_model(config, num_classes, seed, dtype="float32", **encoder):
     """`PackedBertForClassification` with all its variables; arguments as of `build_pretraining_model`."""
     return build_seeded(lambda: PackedBertForClassification(config, num_classes, **encoder), seed, dtype)
+
+
+def build_token_classification_model(config, num_classes, seed, dtype="float32", **encoder):
+    """`PackedBertForTokenClassification` with all its variables; see `build_classification_model`."""
+    return build_seeded(lambda: PackedBertForTokenClassification(config, num_classes, **encoder), seed, dtype)
 
 
 def build_model(head, config, num_outputs, seed, dtype="float32", **encoder):
@@ -133,6 +182,8 @@ def build_model(head, config, num_outputs, seed, dtype="float32", **encoder):
         return build_classification_model(config, num_outputs, seed, dtype, **encoder)
     if head == MASKED_LM:
         return build_masked_lm_model(config, seed, dtype, **encoder)
+    if head == TOKEN_CLASSIFICATION:
+        return build_token_classification_model(config, num_outputs, seed, dtype, **encoder)
     if head != PRETRAINING:
         raise ValueError(f"`head` must be one of {', '.join(HEADS)}. Received: {head!r}.")
     return build_pretraining_model(config, seed, dtype, **encoder)

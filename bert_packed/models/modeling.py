@@ -22,13 +22,14 @@ from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.packed_model import PackedModel, build_seeded
 from bert_packed.models.rematerialisation import run_rematerialised
 
-# Which heads a BERT has: both of pre-training, that of masked tokens alone, answer spans, or one label for
-# every sequence
-HEADS = PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION = (
+# Which heads a BERT has: both of pre-training, that of masked tokens alone, answer spans, a label for every
+# sequence, or for every token
+HEADS = PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION = (
     "pretraining",
     "masked_lm",
     "question_answering",
     "classification",
+    "token_classification",
 )
 
 

@@ -2,5 +2,5 @@
 arrays of a batch all this reads.
 
 Read `features.py`, `objective.py`, then one that fills it in: `pretraining.py`, `next_tokens.py`,
-`answers.py`, `classes.py`.
+`answers.py`, `classes.py`, `tags.py`.
 """

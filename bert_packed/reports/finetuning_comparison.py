@@ -15,9 +15,9 @@ from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
 
 DESCRIPTION = """
-Compares the output directories of run_squad.py or finetune_glue that differ in --random_seed and in
---max_sequences_per_pack only: of each score the mean, the least and the most over the runs, and the wall
-time of a training step, packed / unpacked.
+Compares the output directories of run_squad.py, finetune_glue or finetune_ner that differ in --random_seed
+and in --max_sequences_per_pack only: of each score the mean, the least and the most over the runs, and the
+wall time of a training step, packed / unpacked.
 
 The time of a step is the median of the rows of all runs of a kind: measure on a machine that does little
 else, or take the runs in turns.

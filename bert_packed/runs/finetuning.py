@@ -12,6 +12,7 @@ from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import ablations, load_model_config, override_dropout
 from bert_packed.data.finetuning_batches import predict, train_batches
 from bert_packed.runs import run_directory
+from bert_packed.runs.label_names import LABELS_FILE
 from bert_packed.runs.run_summary import show_row, tell_skipped
 from bert_packed.runs.vocabulary import VOCAB_FILE
 from bert_packed.training import loop, metrics_log, watch
@@ -28,7 +29,7 @@ from bert_packed.training.optimization import (
 from data_gen.cli.command_line import print_table, to_flagfile, write_json
 from data_gen.cli.settings import InputError
 from data_gen.jobs.files import file_sha256, write_text
-from data_gen.tasks.update_packs import pack_all, plan_updates
+from data_gen.tasks.update_packs import fit_predictions, pack_all, plan_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +110,13 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         config.packing_algorithm,
         config.random_seed,
     )
+    updates = fit_predictions(updates, data.sequences.num_predictions)
     num_packs = -(-updates.num_packs // config.micro_batch_size) * config.micro_batch_size
-    facts = {
-        "inputs": {name: _describe(paths) for name, paths in inputs.items()},
-        "model": dataclasses.asdict(model_config),
-        "data": {"num_sequences": len(data.sequences), "vocab_sha256": file_sha256(vocab_path)},
+    counted = {
+        "num_sequences": len(data.sequences),
+        **({"classes": list(data.classes)} if data.classes else {}),
     }
+    facts = _facts(model_config, inputs, vocab_path, **counted)
     latest = run_directory.find_checkpoint(folder, config, facts)
     if latest:
         latest = run_directory.find_whole_checkpoint(folder, tell)
@@ -129,6 +131,8 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         load_weights(config, model_config, engine.model, tell, folder)
         run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
         (folder / VOCAB_FILE).write_bytes(vocab_text)
+        if data.classes:
+            write_text(str(folder / LABELS_FILE), "".join(f"{name}\n" for name in data.classes))
     run_directory.remove_partial(folder)
     if first_step < steps.num_train_steps:
         run_directory.record_segment(folder, first_step, keras.backend.backend())
@@ -150,6 +154,27 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     if engine.num_train_traces:
         tell(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
+
+
+def has_results(config, model_config, inputs, vocab_path, results, evaluated):
+    """Whether a run is over, as it would be now, and what it found lies in its folder.
+
+    Args:
+        config, model_config, inputs, vocab_path: As in `fine_tune`.
+        results: Names of files that are written when the run is over; a run that starts removes them.
+        evaluated: Paths that it reads; one that was written later than a result is to be read again.
+
+    Raises:
+        InputError: another run is in the directory.
+    """
+    folder = Path(config.output_dir)
+    if not folder.is_dir() or not run_directory.find_checkpoint(
+        folder, config, _facts(model_config, inputs, vocab_path)
+    ):
+        return False
+    found = [folder / name for name in results]
+    newest = max((Path(path).stat().st_mtime_ns for path in evaluated), default=0)
+    return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)
 
 
 def write_flags(config, folder):
@@ -257,6 +282,15 @@ def _build_engine(config, model_config, objective, steps):
     else:
         optimizer = AdamWeightDecay(schedule, config.adam_bias_correction, **settings)
     return make_engine(model, objective, optimizer, config.micro_batch_size), schedule
+
+
+def _facts(model_config, inputs, vocab_path, **data):
+    """What a result depends on besides flags, as `run_directory.find_checkpoint` takes it."""
+    return {
+        "inputs": {name: _describe(paths) for name, paths in inputs.items()},
+        "model": dataclasses.asdict(model_config),
+        "data": {"vocab_sha256": file_sha256(vocab_path), **data},
+    }
 
 
 def _describe(paths):

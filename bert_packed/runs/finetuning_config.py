@@ -1,4 +1,4 @@
-"""The frozen configs of fine-tuning runs: what all share, SQuAD's and GLUE's own.
+"""The frozen configs of fine-tuning runs: what all share, SQuAD's, GLUE's and tagging's own.
 
 Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it has one.
 """
@@ -12,6 +12,7 @@ from data_gen.tasks.glue import TASK_NAMES
 from data_gen.tasks.squad import check_files
 from data_gen.tasks.update_packs import check_depth
 
+ALL_TASKS = "all"
 SAMPLE_EPOCHS, SAMPLE_RATE = 120.0, 2e-3  # a random tiny model, learning a few questions by heart
 
 
@@ -174,16 +175,61 @@ class SquadConfig(FinetuneConfig):
 class GlueConfig(FinetuneConfig):
     """Every flag of `python -m bert_packed.finetune_glue`."""
 
-    task_name: str = setting("", "the task", choices=TASK_NAMES)
-    data_dir: str = setting("", "folder with the task's train.tsv and dev.tsv")
+    task_name: str = setting(
+        "",
+        "the task; all = every task whose folder is in data_dir, each in its own folder of output_dir",
+        choices=(*TASK_NAMES, ALL_TASKS),
+    )
+    data_dir: str = setting(
+        "", "folder with the task's train.tsv and dev.tsv; for all, the folder with the tasks' folders"
+    )
     do_eval: bool = setting(True, "whether to score dev.tsv", changeable=True)
+    do_predict: bool = setting(
+        False, "whether to predict test.tsv, in the form that GLUE's server takes", changeable=True
+    )
     max_seq_length: int = setting(
         128, "tokens of a pack, and most of a sequence; longer ones are cut", minimum=8
     )
 
     def __post_init__(self):
         if not self.task_name:
-            raise InputError(f"`task_name` must be one of {', '.join(TASK_NAMES)}. Received: nothing.")
+            raise InputError(
+                f"`task_name` must be one of {', '.join((*TASK_NAMES, ALL_TASKS))}. Received: nothing."
+            )
         super().__post_init__()
         if not self.data_dir:
             raise InputError("`data_dir` must be given. Received: nothing.")
+
+
+@dataclasses.dataclass(frozen=True)
+class NerConfig(FinetuneConfig):
+    """Every flag of `python -m bert_packed.finetune_ner`."""
+
+    train_file: str = setting("", "CoNLL file to train on, with tags")
+    predict_file: str = setting("", "CoNLL file to tag, and to score where it has tags", changeable=True)
+    do_predict: bool = setting(True, "whether to tag the words of predict_file", changeable=True)
+    labels_file: str = setting(
+        "",
+        "tags by number, one a line; empty = those of init_checkpoint where it was fine-tuned to tag, else "
+        "those of train_file, sorted",
+    )
+    tag_loss: str = setting(
+        "per_sequence",
+        "per_sequence: mean over the words of each sequence, then over sequences; per_token: mean over the "
+        "words of a step, as Hugging Face",
+        choices=("per_sequence", "per_token"),
+    )
+    max_seq_length: int = setting(
+        128, "tokens of a pack, and most of a sequence; longer sentences are cut into windows", minimum=8
+    )
+    doc_stride: int = setting(
+        64, "tokens between the starts of two windows of a sentence that is cut", minimum=1
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        used = (("do_train", "train_file"), ("do_predict", "predict_file"))
+        for task, name in used:
+            if getattr(self, task) and not getattr(self, name):
+                raise InputError(f"`{name}` must be given unless --{task}=false. Received: nothing.")
+        check_files(self, [*(name for task, name in used if getattr(self, task)), "labels_file"])

@@ -26,6 +26,7 @@ from data_gen.cli.settings import InputError
 from data_gen.records import tfrecords
 from data_gen.records.frames import scan_file
 from data_gen.records.inputs import check_promises, read_promises
+from data_gen.tasks.glue import SERVER_NAMES
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
@@ -35,7 +36,9 @@ SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples 
 OWN_FILES = (
     *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
     # Of fine-tuning
-    *("vocab.txt", SCORES_FILE, "predictions.tsv"),
+    *("vocab.txt", "labels.txt", SCORES_FILE, "predictions.txt"),
+    *(f"predictions{ending}.tsv" for ending in ("", "_matched", "_mismatched")),
+    *(f"{name}.tsv" for name in SERVER_NAMES),
     *("predictions.json", "nbest_predictions.json", "null_odds.json"),
 )
 SKIPPED_FILE = re.compile(r"skipped_steps\.\d+\.jsonl")

@@ -107,6 +107,14 @@ def make_unlabelled(tokens, token_type_ids, lengths, record_numbers, path):
     )
 
 
+def without_predictions(sequences):
+    """`Sequences` of which nothing is asked any more."""
+    nothing, offsets = np.zeros(0, np.int32), np.zeros(len(sequences) + 1, np.int64)
+    return dataclasses.replace(
+        sequences, prediction_positions=nothing, prediction_ids=nothing, prediction_offsets=offsets
+    )
+
+
 def concatenate(batches):
     """Join `Sequences`, at least one, in the order given."""
     files = tuple(dict.fromkeys(path for batch in batches for path in batch.files))

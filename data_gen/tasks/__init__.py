@@ -1,4 +1,4 @@
-"""Labelled data for fine-tuning: SQuAD and GLUE as sequences, and packs for every update.
+"""Labelled data for fine-tuning: SQuAD, GLUE and tagged words as sequences, and packs for every update.
 
-Read `squad.py` and `squad_windows.py`, or `glue.py`; then `update_packs.py`.
+Read `squad.py` and `squad_windows.py`, or `glue.py`, or `conll.py`; then `update_packs.py`.
 """

@@ -18,7 +18,7 @@ import dataclasses
 
 import numpy as np
 
-from data_gen.assembly.assemble import assemble_packs
+from data_gen.assembly.assemble import assemble_packs, count_predictions
 from data_gen.assembly.assignment import Packs, assign_sequences
 from data_gen.cli.settings import InputError
 from data_gen.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
@@ -100,6 +100,12 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
         updates.append(Packs(np.concatenate(groups), to_offsets([len(group) for group in groups])))
     deepest = max(int(np.diff(packs.offsets).max()) for packs in updates)
     return Updates(updates, PackSpec(max_seq_length, deepest, 0), max(map(len, updates)))
+
+
+def fit_predictions(updates, num_predictions):
+    """`Updates` whose packs have room for their sequences' predictions: int64 `[n]`, of every sequence."""
+    most = max(int(count_predictions(packs, num_predictions).max()) for packs in updates.packs)
+    return dataclasses.replace(updates, spec=dataclasses.replace(updates.spec, max_predictions_per_pack=most))
 
 
 def pack_all(lengths, max_seq_length, depth, algorithm):

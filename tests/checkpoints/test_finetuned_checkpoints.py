@@ -16,7 +16,14 @@ from tiny import CONFIG
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.bert_names import tensor_names
 from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import CLASSIFICATION, HEADS, PRETRAINING, QUESTION_ANSWERING
+from bert_packed.models.modeling import (
+    CLASSIFICATION,
+    HEADS,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+)
+from bert_packed.runs import label_names
 from bert_packed.training.engines.variables import named_weights
 from data_gen.cli.settings import InputError
 
@@ -26,6 +33,17 @@ NUM_CLASSES = 3
 CLASSES = {
     QUESTION_ANSWERING: "BertForQuestionAnswering",
     CLASSIFICATION: "BertForSequenceClassification",
+    TOKEN_CLASSIFICATION: "BertForTokenClassification",
+}
+KERNELS = {
+    QUESTION_ANSWERING: "qa_outputs.weight",
+    CLASSIFICATION: "classifier.weight",
+    TOKEN_CLASSIFICATION: "classifier.weight",
+}
+OUTPUTS = {
+    QUESTION_ANSWERING: "question_answering/output",
+    CLASSIFICATION: "classification/classifier",
+    TOKEN_CLASSIFICATION: "token_classification/classifier",
 }
 
 
@@ -67,8 +85,9 @@ def test_round_trip_is_exact(head, tmp_path):
     found = starting_weights.load(tmp_path / "hf", named_weights(again), CONFIG, head)
     assert not found.missing and not found.unused
     assert_same_weights(model, again)
-    kernel = {QUESTION_ANSWERING: "qa_outputs", CLASSIFICATION: "classifier"}[head] + ".weight"
-    assert load_file(tmp_path / "hf" / "model.safetensors")[kernel].shape[1] == CONFIG.hidden_size
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    assert tensors[KERNELS[head]].shape[1] == CONFIG.hidden_size
+    assert ("bert.pooler.dense.weight" in tensors) == (head == CLASSIFICATION)
 
 
 @pytest.mark.parametrize("head", CLASSES)
@@ -115,10 +134,10 @@ def test_saved_model(head, tmp_path):
     used = unpacked["sequence_ids"][:num_packs] > 0
     for name, values in want.items():
         ours, theirs = np.asarray(got[name]), np.asarray(values)[:num_packs]
-        assert_close(*(a[used] if name != "logits" else a for a in (ours, theirs)))
+        assert_close(*(a if head == CLASSIFICATION else a[used] for a in (ours, theirs)))
 
 
-@pytest.mark.parametrize("head", CLASSES)
+@pytest.mark.parametrize("head", [QUESTION_ANSWERING, CLASSIFICATION])
 def test_google_names(head, tmp_path):
     model = make_model(head)
     weights = named_weights(model)
@@ -165,6 +184,9 @@ def test_transformers_computes_the_same(head, tmp_path):
                 )
             if head == CLASSIFICATION:
                 assert_close(outputs["logits"][row, slot], want.logits[0].numpy())
+            elif head == TOKEN_CLASSIFICATION:
+                mine = packed["sequence_ids"][row] == slot + 1
+                assert_close(outputs["logits"][row][mine], want.logits[0].numpy())
             else:
                 mine = packed["sequence_ids"][row] == slot + 1
                 assert_close(outputs["start_logits"][row][mine], want.start_logits[0].numpy())
@@ -209,7 +231,7 @@ def test_a_pretrained_encoder_of_ours_starts_a_fine_tuning(head, tmp_path):
         np.testing.assert_array_equal(model.classification.pooler.kernel.numpy(), pooler)
         assert found.missing == ["classification/classifier/kernel", "classification/classifier/bias"]
     else:
-        assert found.missing == ["question_answering/output/kernel", "question_answering/output/bias"]
+        assert found.missing == [f"{OUTPUTS[head]}/kernel", f"{OUTPUTS[head]}/bias"]
         assert "next_sentence/pooler/kernel" in found.unused
     assert found.num_used == len(encoder) + (2 if head == CLASSIFICATION else 0)
 
@@ -231,6 +253,45 @@ def test_a_bare_encoder_of_hugging_face_starts_a_fine_tuning(tmp_path):
         named_weights(model)["bert/layer_1/attention/key/kernel"].numpy(),
         pretrained["bert/layer_1/attention/key/kernel"].numpy(),
     )
+
+
+@pytest.mark.parametrize("form", ["ours", "hf"])
+@pytest.mark.parametrize(
+    ("stored", "wanted"), [(CLASSIFICATION, TOKEN_CLASSIFICATION), (TOKEN_CLASSIFICATION, CLASSIFICATION)]
+)
+def test_labels_of_sequences_are_not_taken_for_those_of_tokens(stored, wanted, form, tmp_path):
+    """They have one name and shape at Hugging Face's; only the class tells."""
+    model = make_model(stored)
+    save(tmp_path / "ours", model)
+    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
+    assert starting_weights.stored_head(tmp_path / form) == (stored, NUM_CLASSES)
+    other = build_model(wanted, CONFIG, NUM_CLASSES, seed=2)
+    before = np.array(named_weights(other)[f"{OUTPUTS[wanted]}/kernel"])
+    found = starting_weights.load(tmp_path / form, named_weights(other), CONFIG, wanted)
+    assert {f"{OUTPUTS[wanted]}/kernel", f"{OUTPUTS[wanted]}/bias"} <= set(found.missing)
+    unused = {"ours": f"{OUTPUTS[stored]}/kernel", "hf": "classifier.weight"}[form]
+    assert unused in found.unused
+    np.testing.assert_array_equal(named_weights(other)[f"{OUTPUTS[wanted]}/kernel"].numpy(), before)
+    np.testing.assert_array_equal(
+        named_weights(other)["bert/layer_1/attention/key/kernel"].numpy(),
+        named_weights(model)["bert/layer_1/attention/key/kernel"].numpy(),
+    )
+
+
+def test_names_of_labels_go_out_and_come_back(tmp_path):
+    """As transformers reads them, and as it writes them."""
+    _, transformers = import_reference()
+    save(tmp_path / "ours", make_model(TOKEN_CLASSIFICATION))
+    (tmp_path / "ours" / "labels.txt").write_text("O\nB-PER\nI-PER\n")
+    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
+    reference = transformers.BertForTokenClassification.from_pretrained(tmp_path / "hf")
+    assert reference.config.id2label == {0: "O", 1: "B-PER", 2: "I-PER"}
+    assert reference.config.label2id == {"O": 0, "B-PER": 1, "I-PER": 2}
+    reference.save_pretrained(tmp_path / "theirs")
+    assert label_names.stored_labels(tmp_path / "theirs") == ("O", "B-PER", "I-PER")
+    (tmp_path / "ours" / "labels.txt").write_text("O\nO\n")
+    with pytest.raises(InputError, match=r"labels.txt must name each label once. Received: 'O', 'O'"):
+        label_names.stored_labels(tmp_path / "ours")
 
 
 def test_mistakes(tmp_path):

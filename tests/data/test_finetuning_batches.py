@@ -1,5 +1,6 @@
 """Batches of fine-tuning by hand: labels in their slots, positions from the pack's start, and back again."""
 
+import dataclasses
 import types
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 
 from bert_packed.data.finetuning_batches import LabelledSequences, make_batch, predict, train_batches
 from data_gen.assembly.assignment import Packs
-from data_gen.records.sequences import make_unlabelled
+from data_gen.records.sequences import make_unlabelled, without_predictions
 from data_gen.schema import PackSpec
+from data_gen.tasks.update_packs import Updates, fit_predictions
 
 SPEC = PackSpec(8, 3, 1)
 TOKENS = [[2, 7, 4, 3], [2, 9, 3], [2, 8, 8, 8, 3]]
@@ -45,6 +47,25 @@ def test_a_batch_by_hand(data):
     assert {name: values.tolist() for name, values in batch.items()} == expected
 
 
+def test_predictions_of_the_sequences_come_with_them(data):
+    asked = dataclasses.replace(
+        data.sequences,
+        prediction_positions=np.array([1, 2, 1, 3], np.int32),
+        prediction_ids=np.array([4, 5, 6, 7], np.int32),
+        prediction_offsets=np.array([0, 2, 3, 4]),
+    )
+    updates = fit_predictions(
+        Updates([PACKS, PACKS.between(1, 2)], PackSpec(8, 3, 0), 2), asked.num_predictions
+    )
+    assert updates.spec == PackSpec(8, 3, 3)
+    batch = make_batch(LabelledSequences(asked, {}), PACKS, updates.spec, 3)
+    assert batch["prediction_positions"].tolist() == [[1, 3 + 1, 3 + 2], [3, 0, 0], [0] * 3]
+    assert batch["prediction_ids"].tolist() == [[6, 4, 5], [7, 0, 0], [0] * 3]
+    assert batch["prediction_sequences"].tolist() == [[1, 2, 2], [1, 0, 0], [0] * 3]
+    plain = make_batch(LabelledSequences(without_predictions(asked), {}), PACKS, SPEC, 3)
+    assert plain.keys() == batch.keys() - {f"prediction_{name}" for name in ("positions", "ids", "sequences")}
+
+
 def test_a_run_that_continues_takes_the_next_updates(data):
     updates = types.SimpleNamespace(packs=[PACKS.between(0, 1), PACKS.between(1, 2), PACKS], spec=SPEC)
     whole = [batch["token_ids"].tolist() for batch in train_batches(data, updates, 2)]
@@ -58,9 +79,12 @@ def test_a_run_that_continues_takes_the_next_updates(data):
 def test_each_sequence_gets_its_own_outputs(data, batch_size):
     def forward(batch):
         slots = np.stack([batch["cls_positions"], batch["slot_weights"]], axis=-1)
-        return {"tokens": batch["token_ids"] * 10.0, "slots": slots}
+        tokens = batch["token_ids"] * 10.0
+        return {"tokens": tokens, "slots": slots, "vectors": np.stack([tokens, -tokens], axis=-1)}
 
     found = predict(forward, data.sequences, PACKS, SPEC, batch_size)
     assert [values.tolist() for values in found["tokens"]] == [[10.0 * t for t in its] for its in TOKENS]
     assert [values.tolist() for values in found["slots"]] == [[3, 1], [0, 1], [0, 1]]
+    want = [[[10.0 * t, -10.0 * t] for t in its] for its in TOKENS]
+    assert [values.tolist() for values in found["vectors"]] == want
     assert all(values.base is None for values in found["tokens"])  # no view of a whole batch

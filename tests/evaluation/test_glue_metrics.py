@@ -42,3 +42,23 @@ def test_numbers_far_from_zero():
     values = np.array([1.0, 2.0, 4.0])
     assert glue_metrics.METRICS["pearson"](values + 1e8, values) == pytest.approx(1)
     assert glue_metrics.METRICS["pearson"](values, values + 1e8) == pytest.approx(1)
+
+
+def test_the_average_is_as_the_leaderboard_counts_it():
+    """BERT-large's line of gluebenchmark.com, whose score is the 80.5 of the paper's abstract."""
+    line = {
+        "CoLA": {"matthews": 60.5},
+        "SST-2": {"accuracy": 94.9},
+        "MRPC": {"accuracy": 85.4, "f1": 89.3},
+        "STS-B": {"pearson": 87.6, "spearman": 86.5},
+        "QQP": {"accuracy": 89.3, "f1": 72.1},
+        "MNLI": {"accuracy_matched": 86.7, "accuracy_mismatched": 85.9},
+        "QNLI": {"accuracy": 92.7},
+        "RTE": {"accuracy": 70.1},
+        "WNLI": {"accuracy": 65.1},
+    }
+    rows, average = glue_metrics.table_of_tasks(line, 9)
+    assert round(average, 1) == 80.5
+    assert [row["task"] for row in rows] == [*line, "average"]
+    assert rows[5]["mean"] == pytest.approx(86.3) and rows[-1]["scores"] == "9 of 9 tasks"
+    assert glue_metrics.table_of_tasks({"CoLA": line["CoLA"]}, 9)[1] == 60.5

@@ -1,5 +1,6 @@
 """Packing is invisible to fine-tuning: logits, losses and all gradients equal those of unpacked sequences."""
 
+import dataclasses
 import functools
 
 import keras
@@ -9,13 +10,20 @@ from finetuning_batches import packed_and_unpacked
 from keras import ops
 from tiny import CONFIG, replace_sums, to_floats
 
+from bert_packed.evaluation import contamination
 from bert_packed.objectives.answers import answer_sums, answers_objective
 from bert_packed.objectives.classes import classes_objective, numbers_objective
+from bert_packed.objectives.tags import tag_sums, tags_objective
 from bert_packed.training import engines
 from bert_packed.training.engines.functional import gradient
 
 pytestmark = pytest.mark.both_backends
-KINDS = {"answers": answers_objective(), "classes": classes_objective(3), "numbers": numbers_objective()}
+KINDS = {
+    "answers": answers_objective(),
+    "classes": classes_objective(3),
+    "numbers": numbers_objective(),
+    "tags": tags_objective(3),
+}
 
 
 # What adds the same to every logit of a sequence moves no softmax: their true gradient is 0, as a key bias's
@@ -71,6 +79,8 @@ def test_logits(kind):
                 if kind == "answers":
                     pair = [np.asarray(outputs[f"{name}_logits"])[row][mine] for name in ("start", "end")]
                     found.append(np.concatenate(pair))
+                elif kind.startswith("tags"):
+                    found.append(np.asarray(outputs["logits"])[row][mine])
                 else:
                     found.append(np.asarray(outputs["logits"])[row, slot])
     assert len(found) == 22
@@ -140,6 +150,32 @@ def test_neighbours_have_no_gradient_in_a_loss():
                 assert np.all(found[mine] != 0)
                 checked += 1
     assert checked == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tag_loss", ["per_sequence", "per_token"])
+def test_the_audit_passes_tags_and_catches_company(tag_loss):
+    """What it proves of pre-training, of the tags of words; a loss in which packs can be seen fails it."""
+    packed, _ = batches_of("tags")
+    sound = tags_objective(3, tag_loss)
+
+    def failed(objective):
+        engine = engines.make_engine(objective.build_model(CONFIG, 1), objective, micro_batch_size=5)
+        checks = contamination.audit(engine, packed, compile=lambda function, _: function)
+        names = {check.name for check in checks}
+        assert {"unpacked: logits", "unpacked: loss", "unpacked: accuracy"} <= names
+        return {check.name for check in checks if not check.passed}
+
+    assert failed(sound) == set()
+    shared = dataclasses.replace(sound, sums=shared_sums)
+    assert {"unpacked: loss", "unpacked: gradients of all weights"} <= failed(shared)
+
+
+def shared_sums(outputs, batch):
+    """A planted fault: words weigh one over the words of their pack, whose company then counts."""
+    sequences_BP = batch["prediction_sequences"]
+    of_pack = ops.cast(sequences_BP > 0, sequences_BP.dtype)
+    return tag_sums(outputs, {**batch, "prediction_sequences": of_pack}, "per_sequence")
 
 
 @pytest.mark.parametrize("kind", KINDS)

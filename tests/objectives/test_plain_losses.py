@@ -14,12 +14,13 @@ from bert_packed.objectives.answers import answers_objective
 from bert_packed.objectives.classes import classes_objective, numbers_objective
 from bert_packed.objectives.metrics import add_sums
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
+from bert_packed.objectives.tags import tags_objective
 from bert_packed.training import engines
 
 pytestmark = pytest.mark.both_backends
 IS_MLM = {"mlm alone": "per_sequence", "mlm alone, per_token": "per_token"}
 IS_PRETRAINING = ("per_sequence", "per_token", *IS_MLM)
-KINDS = (*IS_PRETRAINING, "answers", "classes", "numbers")
+KINDS = (*IS_PRETRAINING, "answers", "classes", "numbers", "tags", "tags_per_token")
 
 
 def batch_of(kind):
@@ -40,6 +41,8 @@ def logits_of(kind, batch):
         "answers": {"start_logits": (8, 24), "end_logits": (8, 24)},
         "classes": {"logits": (*slots, 3)},
         "numbers": {"logits": (*slots, 1)},
+        "tags": {"logits": (8, 24, 3)},
+        "tags_per_token": {"logits": (8, 24, 3)},
     }
     if kind in IS_PRETRAINING:
         shape = {"mlm_logits": (*batch["prediction_ids"].shape, VOCAB_SIZE)}
@@ -59,6 +62,8 @@ def plain_of(kind, logits, batch):
         return plain_losses.masked_lm(logits, batch, IS_MLM[kind])
     if kind in IS_PRETRAINING:
         return plain_losses.pretraining(logits, batch, kind)
+    if kind == "tags_per_token":
+        return plain_losses.tags(logits, batch, "per_token")
     return getattr(plain_losses, kind)(logits, batch)
 
 
@@ -67,6 +72,8 @@ def engine_of(kind, logits, **more):
         "answers": answers_objective,
         "classes": functools.partial(classes_objective, 3),
         "numbers": numbers_objective,
+        "tags": functools.partial(tags_objective, 3),
+        "tags_per_token": functools.partial(tags_objective, 3, "per_token"),
     }
     if kind in IS_MLM:
         objective = masked_lm_objective(IS_MLM[kind])

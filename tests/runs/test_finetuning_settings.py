@@ -1,4 +1,4 @@
-"""Every flag of `run_squad.py` and `finetune_glue` arrives where it works: engine, hooks, packs, answers.
+"""Every flag of SQuAD, GLUE and tagging arrives where it works: engine, hooks, packs, answers.
 
 As `test_pretraining_settings`: the commands run, with the outer loop handed over to the test instead of
 training, once with every flag changed, once with what must be given, and a few times more for flags that
@@ -20,13 +20,13 @@ from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
 import run_squad
-from bert_packed import finetune_glue
+from bert_packed import finetune_glue, finetune_ner
 from bert_packed.checkpoints import checkpoint
-from bert_packed.evaluation import squad_predictions
+from bert_packed.evaluation import glue_predictions, squad_predictions
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import QUESTION_ANSWERING
 from bert_packed.runs import finetuning
-from bert_packed.runs.finetuning_config import GlueConfig, SquadConfig
+from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
 from bert_packed.training import loop
 from bert_packed.training.engines.variables import named_weights
 from data_gen.cli import command_line
@@ -97,6 +97,7 @@ def files(tmp_path_factory):
         row = "w1 w2\t1" if task == "SST-2" else "0\tw1 w2\tw3\tentailment"
         for split in ("train", "dev"):
             (folder / task / f"{split}.tsv").write_text(f"{header}\n" + f"{row}\n" * 4)
+    (folder / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tw1 w2\tw3\n")
     return folder
 
 
@@ -109,16 +110,21 @@ RECORDED = (
     (squad_predictions, "extract"),
     (tokenization, "make_tokenizer"),
     (finetune_glue, "read_glue"),
+    (glue_predictions, "read_glue"),
     (finetune_glue, "make_glue_sequences"),
+    (finetune_ner, "read_conll"),
+    (finetune_ner, "make_tag_sequences"),
 )
 
 
 def run(command, folder, **flags):
     """A command under flags: what reached the loop, the arguments of `RECORDED`, and what it left."""
     seen = types.SimpleNamespace(engine=None, calls={}, folder=folder)
-    main, config_class = {"squad": (run_squad.main, SquadConfig), "glue": (finetune_glue.main, GlueConfig)}[
-        command
-    ]
+    main, config_class = {
+        "squad": (run_squad.main, SquadConfig),
+        "glue": (finetune_glue.main, GlueConfig),
+        "ner": (finetune_ner.main, NerConfig),
+    }[command]
 
     def train(engine, steps, hooks, first_step, state):
         seen.engine, seen.steps, seen.hooks = engine, steps, hooks
@@ -143,7 +149,7 @@ def run(command, folder, **flags):
     def zeros(forward, sequences, **_):
         seen.forward = forward
         found = {name: [np.zeros(n) for n in sequences.lengths] for name in ("start_logits", "end_logits")}
-        return {**found, "logits": [np.zeros(2) for _ in sequences.lengths]}
+        return {**found, "logits": [np.zeros((n, 2) if command == "ner" else 2) for n in sequences.lengths]}
 
     argv = [command, *(f"--{name}={value}" for name, value in {"output_dir": folder, **flags}.items())]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as error:
@@ -362,6 +368,7 @@ def glue_runs(files, tmp_path_factory):
             data_dir=files / "RTE",
             max_seq_length=32,
             do_eval=False,
+            do_predict=True,
             **given,
         ),
     ]
@@ -375,7 +382,8 @@ def test_a_setting_of_glue_arrives(glue_runs, name):
     seen = {
         "task_name": lambda one: arguments(one, "read_glue", "task"),
         "data_dir": lambda one: arguments(one, "read_glue", "path"),
-        "do_eval": lambda one: "predict" in one.calls,
+        "do_eval": lambda one: (one.folder / "eval_results.json").exists(),
+        "do_predict": lambda one: (one.folder / "RTE.tsv").exists(),
         "max_seq_length": lambda one: {
             *arguments(one, "make_glue_sequences", "max_seq_length"),
             *arguments(one, "plan_updates", "max_seq_length"),
@@ -388,4 +396,57 @@ def test_a_setting_of_glue_arrives(glue_runs, name):
         assert [path.split("/")[-2:] for path in one] == [["SST-2", "dev.tsv"], ["SST-2", "train.tsv"]]
         assert [path.split("/")[-2:] for path in two] == [["RTE", "train.tsv"]]
     else:
-        assert (one, two) == ({"do_eval": (True, False), "max_seq_length": ({24}, {32})}[name])
+        expected = {"do_eval": (True, False), "do_predict": (False, True), "max_seq_length": ({24}, {32})}
+        assert (one, two) == expected[name]
+
+
+@pytest.fixture(scope="module")
+def ner_runs(files, tmp_path_factory):
+    tmp = tmp_path_factory.mktemp("ner")
+    (tmp / "one.txt").write_text("w1 O\nw2 B-X\n\n" * 4)
+    (tmp / "two.txt").write_text("w3 B-X\n\n" * 4)
+    (tmp / "labels.txt").write_text("O\nB-Y\nB-X\n")
+    given = {
+        "vocab_file": files / "vocab.txt",
+        "bert_config_file": files / "narrow.json",
+        "num_train_epochs": 1,
+    }
+    first = {"train_file": tmp / "one.txt", "predict_file": tmp / "two.txt", "max_seq_length": 32}
+    second = {"train_file": tmp / "two.txt", "labels_file": tmp / "labels.txt", "max_seq_length": 24}
+    second |= {"do_predict": False, "predict_file": tmp / "one.txt", "doc_stride": 5, "tag_loss": "per_token"}
+    made = [run("ner", tmp / "first", **first, **given), run("ner", tmp / "second", **second, **given)]
+    assert [seen.status for seen in made] == [0, 0], [seen.error for seen in made]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "get", "expected"),
+    [
+        ("train_file", lambda seen: seen.batch["token_ids"].max(), (7, 8)),  # w2, w3
+        (
+            "predict_file",
+            lambda seen: [str(p)[-7:] for p in arguments(seen, "read_conll", "path")],
+            (["one.txt", "two.txt"], ["two.txt"]),
+        ),
+        ("do_predict", lambda seen: (seen.folder / "predictions.txt").exists(), (True, False)),
+        (
+            "labels_file",
+            lambda seen: (seen.folder / "labels.txt").read_text().split(),
+            (["B-X", "O"], ["O", "B-Y", "B-X"]),
+        ),
+        ("tag_loss", lambda seen: seen.engine.objective.losses["loss"], ("num_sequences", "num_predictions")),
+        ("doc_stride", lambda seen: {*arguments(seen, "make_tag_sequences", "doc_stride")}, ({64}, {5})),
+        (
+            "max_seq_length",
+            lambda seen: {
+                *arguments(seen, "make_tag_sequences", "max_seq_length"),
+                *arguments(seen, "plan_updates", "max_seq_length"),
+            },
+            ({32}, {24}),
+        ),
+    ],
+)
+def test_a_setting_of_tagging_arrives(ner_runs, name, get, expected):
+    """As of GLUE: those it shares with SQuAD go through the same function."""
+    assert tuple(map(get, ner_runs)) == expected
+    assert name in NerConfig.__annotations__ and len(NerConfig.__annotations__) == 7

@@ -1,0 +1,85 @@
+"""What a model says of the dev and test files of a GLUE task: predicted together, written apart, scored.
+
+Legend: n sequences, C classes.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from bert_packed.evaluation.glue_metrics import METRICS
+from bert_packed.runs import finetuning
+from data_gen.jobs.files import write_text
+from data_gen.records.sequences import concatenate
+from data_gen.tasks.glue import SCORE_RANGE, read_glue, read_glue_test, shown_label
+
+
+@dataclasses.dataclass(frozen=True)
+class AskedFile:
+    """A file to predict.
+
+    Attributes:
+        path: It.
+        result: Name of the file with its predictions.
+        ending: What the names of its scores end in: "", "_matched" or "_mismatched"; None of a test file,
+            which has no labels.
+    """
+
+    path: str
+    result: str
+    ending: str | None
+
+    def read(self, task):
+        """Its examples, a `GlueTexts`; raises `InputError`."""
+        return (read_glue_test if self.ending is None else read_glue)(self.path, task)
+
+
+def asked_files(config, task):
+    """What a run of a task is to predict: list of `AskedFile`; `config` is a `GlueConfig`."""
+    dev = [
+        AskedFile(str(Path(config.data_dir) / f"dev{ending}.tsv"), f"predictions{ending}.tsv", ending)
+        for ending in task.endings.values()
+    ]
+    tests = [
+        AskedFile(str(path), f"{name}.tsv", None) for name, path in task.test_files(config.data_dir).items()
+    ]
+    return dev * config.do_eval + tests * config.do_predict
+
+
+def predict_files(config, task, model, asked, folder):
+    """Predict every example of some files, all packed together, and write each file's predictions.
+
+    The files of GLUE's server have a header, then an index and a label a line, the index being the test
+    file's own; scores of STS-B are cut to 0..5.
+
+    Args:
+        config: `GlueConfig`.
+        task: `GlueTask`.
+        model: Trained for it.
+        asked: List of `(AskedFile, GlueTexts, Sequences)`, at least one.
+        folder: Where the results go.
+
+    Returns:
+        The scores of those that have labels: dict of float.
+    """
+    outputs, num_packs = finetuning.predict_packed(
+        config, model, concatenate([sequences for _, _, sequences in asked])
+    )
+    logits = np.stack(outputs["logits"])  # [n, C]
+    predicted = logits.argmax(axis=1) if task.classes else logits[:, 0]
+    print(f"predicted  {len(predicted):,} examples in {num_packs:,} packs")
+    scores, start = {}, 0
+    for file, examples, sequences in asked:
+        own = predicted[start : start + len(sequences)]
+        start += len(sequences)
+        if file.ending is None:
+            shown = own if task.classes else own.clip(*SCORE_RANGE)
+            indices = examples.indices
+        else:
+            shown, indices = own, range(len(own))
+            scores |= {f"{name}{file.ending}": METRICS[name](own, examples.labels) for name in task.metrics}
+        pairs = zip(indices, shown.tolist(), strict=True)
+        lines = [f"{index}\t{shown_label(task, value)}\n" for index, value in pairs]
+        write_text(str(folder / file.result), "index\tprediction\n" + "".join(lines))
+    return scores

@@ -1,0 +1,138 @@
+"""Command line: fine-tune a packed BERT to tag words, tag a file with it, and score entities."""
+
+import sys
+
+import numpy as np
+
+from bert_packed.runs.finetuning_config import NerConfig
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import run
+from data_gen.cli.settings import InputError
+from data_gen.jobs.files import write_text
+from data_gen.records.sequences import without_predictions
+from data_gen.tasks.conll import find_tags, make_tag_sequences, number_tags, read_conll
+
+PREDICTIONS_FILE = "predictions.txt"
+DESCRIPTION = """
+Fine-tunes a packed BERT to tag words, as named entities, and tags the words of a file.
+
+TRAIN_FILE and PREDICT_FILE are of CoNLL's form: a word a line, columns separated by spaces or tabs, the tag
+in the last, an empty line after each sentence. OUTPUT_DIR receives checkpoints, metrics.csv, labels.txt, the
+tags by number, predictions.txt, which has the predicted tag after the word and its tag, and, where
+PREDICT_FILE has tags, eval_results.json: accuracy, and of tags B-TYPE, I-TYPE and O precision, recall and F1
+of exact entities as conlleval counts them. The same command continues a stopped run. Every step takes
+train_batch_size sequences, the same ones whether they are packed or not (--max_sequences_per_pack=1).
+"""
+
+
+def main(config):
+    """Train, predict and score; returns an exit status."""
+    choose_backend()
+    # TensorFlow: not for --help
+    from bert_packed.data.finetuning_batches import LabelledSequences
+    from bert_packed.objectives.tags import tags_objective
+    from bert_packed.runs import finetuning, run_directory, vocabulary
+
+    vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
+    model_config = finetuning.read_model_config(config, len(wordpieces))
+    vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
+    training = read_conll(config.train_file) if config.do_train else None
+    if training and training.tags is None:
+        raise InputError(f"{config.train_file} must have a tag in its last column. Received: one column.")
+    names = _label_names(config, training)
+    print(f"labels     {len(names)}: {', '.join(names)}")
+
+    def sequences_of(path, sentences, tags):
+        found = make_tag_sequences(
+            sentences.words, tags, tokenizer, wordpieces, config.max_seq_length, config.doc_stride, path
+        )
+        counts = {
+            "sentences cut into windows of max_seq_length": found.num_cut,
+            "words without a WordPiece read as [UNK]": found.num_empty,
+        }
+        warnings = "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
+        print(
+            f"{path}: {len(sentences.words):,} sentences, {sentences.num_words:,} words, "
+            f"{len(found.sequences):,} sequences{warnings}",
+            flush=True,
+        )
+        return found
+
+    # Before training: a mistake in them would show after hours
+    numbers = number_tags(config.train_file, training, names) if training else None
+    asked = None
+    if config.do_predict:
+        sentences = read_conll(config.predict_file)
+        asked = sentences, sequences_of(config.predict_file, sentences, None)
+    with run_directory.locked(config.output_dir) as folder:
+
+        def read_training():
+            found = sequences_of(config.train_file, training, numbers)
+            files = {name: [getattr(config, name)] for name in ("train_file", "labels_file")}
+            inputs = {name: paths for name, paths in files.items() if paths != [""]}
+            return LabelledSequences(found.sequences, {}, classes=names), inputs
+
+        objective = tags_objective(len(names), config.tag_loss)
+        model, stopped_by = finetuning.train_or_load(
+            config, model_config, objective, read_training, vocab_path, folder
+        )
+        if stopped_by:
+            return 128 + stopped_by
+        if asked:
+            _predict(config, model, *asked, names, folder)
+    return 0
+
+
+def _label_names(config, training):
+    """The tags by number: as given, else as the checkpoint has them, else those of the training file."""
+    from bert_packed.checkpoints.starting_weights import stored_head
+    from bert_packed.models.modeling import TOKEN_CLASSIFICATION
+    from bert_packed.runs.label_names import read_labels, stored_labels
+
+    if config.labels_file:
+        return read_labels(config.labels_file)
+    if config.init_checkpoint and stored_head(config.init_checkpoint)[0] == TOKEN_CLASSIFICATION:
+        if names := stored_labels(config.init_checkpoint):
+            return names
+        raise InputError(
+            "`labels_file` must be given where `init_checkpoint` does not name its labels. Received: nothing."
+        )
+    if training is None:
+        raise InputError(
+            f"`init_checkpoint` must be fine-tuned to tag words unless --do_train. Received: "
+            f"{config.init_checkpoint}."
+        )
+    return find_tags(training)
+
+
+def _predict(config, model, sentences, found, names, folder):
+    """Tag every word, write the tags, and score them where the file has its own."""
+    from bert_packed.evaluation import entity_scores
+    from bert_packed.runs import finetuning
+
+    sequences = found.sequences
+    starts = sequences.prediction_offsets
+    outputs, num_packs = finetuning.predict_packed(config, model, without_predictions(sequences))
+    by_word = np.zeros(sentences.num_words, np.int64)
+    for number, logits in enumerate(outputs["logits"]):  # [tokens, C]
+        own = slice(starts[number], starts[number + 1])
+        by_word[found.words[own]] = logits[sequences.prediction_positions[own]].argmax(axis=1)
+    print(f"predicted  {len(by_word):,} words of {len(sequences):,} sequences in {num_packs:,} packs")
+    ends = np.cumsum([len(words) for words in sentences.words])
+    predicted = [[names[tag] for tag in tags] for tags in np.split(by_word, ends[:-1])]
+    columns = [sentences.words, *([sentences.tags] if sentences.tags else []), predicted]
+    lines = []
+    for rows in zip(*columns, strict=True):
+        lines += [*(" ".join(row) for row in zip(*rows, strict=True)), ""]
+    write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
+    scores = entity_scores.score(sentences.tags, predicted) if sentences.tags else {}
+    finetuning.tell_scores(config, scores, folder)
+
+
+def command():
+    """Run `main` with the flags of the command line; returns the exit status."""
+    return run(main, NerConfig, DESCRIPTION)
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -1,0 +1,65 @@
+"""The frozen config of an export, and what of it must fit the model."""
+
+import dataclasses
+
+from data_gen.cli.settings import InputError, check_depth_fits, check_settings, setting
+from data_gen.schema import PackSpec
+
+FORMATS = ("hf", "keras", "saved_model")
+DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """Every flag of the command."""
+
+    init_checkpoint: str = setting("", "what to export: as in run_pretraining.py")
+    output_dir: str = setting("", "folder to make; it must be missing or empty")
+    format: str = setting("hf", "form to write", choices=FORMATS)
+    bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
+    vocab_file: str = setting(
+        "", "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = none"
+    )
+    do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")
+    audit_file: str = setting(
+        "", "hf: what python -m bert_packed.audit --json=FILE wrote of it, for the model card; empty = none"
+    )
+    batch_size: int = setting(8, "saved_model: packs per call", minimum=1)
+    max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
+    max_sequences_per_pack: int = setting(
+        0, "saved_model of a BERT that pre-trains or classifies: sequences per pack; 0 = 3", minimum=0
+    )
+    max_predictions_per_pack: int = setting(
+        0, "saved_model of a BERT that pre-trains: masked-LM positions per pack; 0 = 76", minimum=0
+    )
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in ("init_checkpoint", "output_dir"):
+            if not getattr(self, name):
+                raise InputError(f"`{name}` must be given. Received: nothing.")
+        for name in ("vocab_file", "audit_file"):
+            if getattr(self, name) and self.format != "hf":
+                raise InputError(f"`{name}` must be left out unless --format=hf. Received: {self.format}.")
+        check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
+
+    @property
+    def spec(self):
+        """The static shapes of a SavedModel."""
+        return PackSpec(
+            self.max_seq_length,
+            self.max_sequences_per_pack or min(DEFAULT_DEPTH, self.max_seq_length),
+            self.max_predictions_per_pack or DEFAULT_PREDICTIONS,
+        )
+
+
+def check_shapes(config, architecture, letters):
+    """Raise `InputError` where a size is given that no input of the export has."""
+    for name, letter in (("max_sequences_per_pack", "K"), ("max_predictions_per_pack", "P")):
+        value, why = getattr(config, name), None
+        if config.format != "saved_model":
+            why = "unless --format=saved_model"
+        elif letter not in letters:
+            why = f"for this {architecture.name}, whose SavedModel has no input of that size"
+        if value and why:
+            raise InputError(f"`{name}` must be left out {why}. Received: {value}.")

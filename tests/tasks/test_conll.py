@@ -1,0 +1,144 @@
+"""CoNLL files: read in their form, cut into windows that ask for a word once, where it has most context."""
+
+import numpy as np
+import pytest
+
+from data_gen.cli.settings import InputError
+from data_gen.tasks.conll import find_tags, make_tag_sequences, number_tags, read_conll
+from data_gen.text import tokenization
+
+TEXT = """-DOCSTART- -X- O O
+
+EU NNP I-NP B-ORG
+rejects VBZ I-VP O
+
+-DOCSTART- -X- O O
+a\tDT\tO
+b\u00a0c  NN\tB-PER
+
+"""
+CLS, SEP, UNK = 2, 3, 1
+
+
+def test_a_file(tmp_path):
+    path = tmp_path / "train.txt"
+    for text in (
+        TEXT,
+        TEXT.replace("\n", "\r\n"),
+        "\ufeff" + TEXT,
+        TEXT.rstrip("\n"),
+        TEXT.replace("\n\n", "\n \t\n"),
+    ):
+        path.write_bytes(text.encode())
+        found = read_conll(path)
+        assert found.words == [["EU", "rejects"], ["a", "b\u00a0c"]]
+        assert found.tags == [["B-ORG", "O"], ["O", "B-PER"]]
+        assert (found.line_numbers, found.num_words) == ([3, 7], 4)
+    assert find_tags(found) == ("B-ORG", "B-PER", "O")
+    assert number_tags(path, found, ("O", "B-PER", "B-ORG")) == [[2, 0], [0, 1]]
+    with pytest.raises(
+        InputError, match=r"train.txt, line 8: the tag must be one of O, B-ORG. Received: 'B-PER'"
+    ):
+        number_tags(path, found, ("O", "B-ORG"))
+    path.write_text("a\nb\n\nc\n")
+    assert (read_conll(path).words, read_conll(path).tags) == ([["a", "b"], ["c"]], None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"a O\nb\n",
+            r"x.txt, line 2: must have a tag in its last column, as the lines before. Received: 'b'",
+        ),
+        (b"a\n\nb O\n", r"x.txt, line 3: must have one column, as the lines before"),
+        (b"-DOCSTART- O\n\n", r"x.txt must hold a sentence. Received: none"),
+        (b"\xff O\n", r"x.txt must be UTF-8"),
+    ],
+)
+def test_bad_files(tmp_path, content, message):
+    (tmp_path / "x.txt").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_conll(tmp_path / "x.txt")
+    with pytest.raises(InputError, match=r"y.txt must exist"):
+        read_conll(tmp_path / "y.txt")
+
+
+@pytest.fixture(scope="module")
+def tools():
+    vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, "a", "b", "##c", "##d"))
+    return tokenization.make_tokenizer(vocabulary, True), vocabulary
+
+
+def test_sequences_by_hand(tools):
+    a, b, c, d = 5, 6, 7, 8
+    found = make_tag_sequences([["A", "bcd"], ["\u200b", "ac", "zz"]], [[1, 2], [3, 0, 1]], *tools, 8, 4)
+    assert found.sequences.tokens.tolist() == [CLS, a, b, c, d, SEP, CLS, UNK, a, c, UNK, SEP]
+    assert found.sequences.lengths.tolist() == [6, 6] and not found.sequences.token_type_ids.any()
+    assert found.sequences.prediction_positions.tolist() == [1, 2, 1, 2, 4]
+    assert found.sequences.prediction_ids.tolist() == [1, 2, 3, 0, 1]
+    assert found.sequences.num_predictions.tolist() == [2, 3]
+    assert (found.words.tolist(), found.num_cut, found.num_empty) == ([0, 1, 2, 3, 4], 0, 1)
+
+
+def test_windows_by_hand(tools):
+    """The example of `make_tag_sequences`, six pieces a window."""
+    a, b, c = 5, 6, 7
+    words = ["a", "bc", "a", "b", "acccc"]
+    found = make_tag_sequences([words], [[1, 2, 3, 4, 5]], *tools, 8, 4)
+    #   a b ##c a b a | b a ##c ##c ##c ##c, the second from piece 4: b has 1 to the left in the first, 0 here
+    assert found.sequences.tokens.tolist() == [CLS, a, b, c, a, b, a, SEP, CLS, b, a, c, c, c, c, SEP]
+    assert found.sequences.prediction_positions.tolist() == [1, 2, 4, 5, 2]
+    assert found.sequences.prediction_ids.tolist() == [1, 2, 3, 4, 5]
+    assert (found.words.tolist(), found.num_cut) == ([0, 1, 2, 3, 4], 1)
+    # One word that is longer than a window: nothing is asked in the others, which are left out
+    alone = make_tag_sequences([["a" + "c" * 20]], [[1]], *tools, 8, 4)
+    assert len(alone.sequences) == 1 and alone.sequences.prediction_positions.tolist() == [1]
+
+
+@pytest.mark.parametrize(("length", "stride"), [(8, 1), (8, 6), (9, 3), (16, 200)])
+def test_every_word_is_asked_once_where_it_stands_with_the_most_context(tools, length, stride):
+    rng = np.random.default_rng(0)
+    words = [
+        ["".join(["a", *rng.choice(["c", "d"], rng.integers(0, 5))]) for _ in range(rng.integers(1, 30))]
+        for _ in range(40)
+    ]
+    tags = [rng.integers(0, 9, len(sentence)).tolist() for sentence in words]
+    found = make_tag_sequences(words, tags, *tools, length, stride)
+    sequences = found.sequences
+    assert sorted(found.words.tolist()) == list(range(sum(map(len, words))))
+    flat_words = [word for sentence in words for word in sentence]
+    flat_tags = [tag for sentence in tags for tag in sentence]
+    assert sequences.lengths.max() == length and found.num_cut > 5
+    assert sequences.num_predictions.min() >= 1
+    pieces = [[tools[0].encode(w, add_special_tokens=False).ids for w in sentence] for sentence in words]
+    first_words = np.cumsum([0, *map(len, words)])
+    for number in range(len(sequences)):
+        tokens = sequences.tokens[sequences.offsets[number] : sequences.offsets[number + 1]]
+        assert tokens[0] == CLS and tokens[-1] == SEP
+        own = slice(sequences.prediction_offsets[number], sequences.prediction_offsets[number + 1])
+        sentence = sequences.record_numbers[number] - 1
+        for position, tag, word in zip(
+            sequences.prediction_positions[own], sequences.prediction_ids[own], found.words[own], strict=True
+        ):
+            assert tag == flat_tags[word]
+            first, *rest = pieces[sentence][word - first_words[sentence]]
+            assert flat_words[word] and tokens[position] == first
+            inside = tokens[position + 1 : -1]
+            assert inside[: len(rest)].tolist() == rest[: len(inside)]
+            total = sum(map(len, pieces[sentence]))
+            here = min(position - 1, len(tokens) - 2 - position)
+            place = sum(map(len, pieces[sentence][: word - first_words[sentence]]))
+            # No window that a plain loop makes has more on the side where it has less
+            assert here >= max(plain_contexts(place, total, length - 2, stride))
+
+
+def plain_contexts(place, total, size, stride):
+    start = 0
+    while True:
+        stop = min(start + size, total)
+        if start <= place < stop:
+            yield min(place - start, stop - 1 - place)
+        if stop == total:
+            return
+        start += min(stride, stop - start)
