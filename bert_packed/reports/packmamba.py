@@ -62,8 +62,8 @@ class PackMambaConfig:
     num_shapes: int = setting(3, "row lengths for sequences one at a time", minimum=1)
     window: int = setting(64, "sequences that wait while packs are filled in order", minimum=1)
     memory_lengths: str = setting("512,1024,2048,4096", "tokens of the packs whose steps' memory is counted")
-    repeats: int = setting(7, "timed turns of each way, and of each variant of the scan", minimum=1)
-    reset_repeats: int = setting(25, "timed turns with resets, and without", minimum=1)
+    repeats: int = setting(6, "timed turns of each way, and of each variant of the scan", minimum=1)
+    reset_repeats: int = setting(15, "timed turns with resets, and without", minimum=1)
     random_seed: int = setting(0, "seed of lengths and tokens", minimum=0)
     reference: bool = setting(False, "also train with transformers on torch (extra `reference`)")
     reference_rows: int = setting(2, "padded rows of a step of transformers", minimum=1)
@@ -78,9 +78,9 @@ class PackMambaConfig:
                 f"`pack_length` must be at least max_seq_length={self.max_seq_length}. "
                 f"Received: {self.pack_length}."
             )
-        if self.shrink > self.max_seq_length // 16:
+        if self.shrink > self.max_seq_length // 8:
             raise InputError(
-                f"`shrink` must leave 16 of max_seq_length={self.max_seq_length} tokens. "
+                f"`shrink` must leave 8 of max_seq_length={self.max_seq_length} tokens. "
                 f"Received: {self.shrink}."
             )
         if self.reference and "training" not in self.parts.split(","):
