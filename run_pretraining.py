@@ -42,7 +42,7 @@ def _run(config, backend, processes):
     from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
-    from bert_packed.runs.recipes import read_recipe, recipe_rows
+    from bert_packed.runs.recipes import print_recipe, read_recipe
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
     from bert_packed.training import loop
     from bert_packed.training.engines.memory import out_of_memory_names
@@ -67,8 +67,7 @@ def _run(config, backend, processes):
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
         if config.recipe and processes.is_first:
-            print_table(recipe_rows(facts["recipe"], config))
-            print(f"recipe {config.recipe}: {'; '.join(dict.fromkeys(facts['recipe']['sources'].values()))}")
+            print_recipe(facts["recipe"], config, data.train.spec.max_seq_length)
         engine = pretraining.build_engine(config, model_config, data, processes)
         if config.layout != "none":
             processes.say(engine.replicas.layout.describe(model_config))

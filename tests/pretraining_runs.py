@@ -216,7 +216,10 @@ def make_runs(folder, tmp):
         "seeded": run(tmp / "seeded", **given, random_seed=99),
         "flash": run(tmp / "flash", **given, attention="flash"),
         "mirrored": run(tmp / "mirrored", **given, distribution="mirrored"),
-        "grown": run(tmp / "grown", **{**given, "train_batch_size": 6}, **grown, micro_batch_size=2),
+        "grown": run(
+            tmp / "grown", **{**given, "train_batch_size": 6}, **grown, **masking, micro_batch_size=2
+        ),
+        "mlm": run(tmp / "mlm", **given, objective="mlm"),
         "adam": run(tmp / "adam", **given, optimizer="adam"),
         "masked": run(tmp / "masked", **given, **masking),
         "spread": run(tmp / "spread", **given, layout="optimus2d", mesh="2,3,3", summa="tree"),

@@ -7,6 +7,7 @@ from bert_packed.checkpoints import checkpoint, pretrained_files
 from bert_packed.checkpoints.architecture import check_same_architecture
 from bert_packed.checkpoints.pretrained_names import ARCHITECTURES, architecture_of
 from bert_packed.config import ablations, load_model_config
+from bert_packed.models.modeling import MASKED_LM
 from bert_packed.training.finite import check_arrays
 from data_gen.cli.settings import InputError
 
@@ -76,8 +77,12 @@ def load(path, weights, model_config, head=None, any_head=None):
         checkpoint.check_weights(checkpoint.find_checkpoint(path))
     if any_head is None:
         any_head = head != architecture.first_head
-    if found is None and any_head and stored_head(path)[0] != head and not _holds_just(path, weights):
-        found = _read_ours(path, model_config, head)
+    if found is None:
+        stored = stored_head(path)[0]
+        # What has no next sentences may learn them: as from its export, that head starts anew
+        may_differ = any_head or stored == MASKED_LM
+        if may_differ and stored != head and not _holds_just(path, weights):
+            found = _read_ours(path, model_config, head)
     if found is None:
         folder = checkpoint.load_weights(path, weights, model_config)
         return StartingWeights(folder, len(weights), [], [])

@@ -32,10 +32,12 @@ class BatchGrowth:
     num_steps: int = 0
 
     def packs(self, steps):
-        """Packs of steps, int64 `[n]`, counted from 0: int64 `[n]`."""
+        """Packs of steps counted from 0, a whole number or int64 `[n]`: int64 of the same shape."""
         more = (self.full - self.initial) // self.micro_batch_size
-        grown = more * np.minimum(steps, self.num_steps) // max(self.num_steps, 1) if self.num_steps else more
-        return self.initial + grown * self.micro_batch_size + 0 * np.asarray(steps)
+        grown = more * np.minimum(steps, self.num_steps) // max(self.num_steps, 1)
+        return np.where(
+            np.asarray(steps) < self.num_steps, self.initial + grown * self.micro_batch_size, self.full
+        )
 
     def packs_before(self, step):
         """Packs of all steps before one."""

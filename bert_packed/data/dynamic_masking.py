@@ -36,6 +36,11 @@ class DynamicMasking:
     def __init__(self, vocabulary, rules, seed):
         self._vocabulary, self._rules, self._seed = vocabulary, rules, seed
 
+    @property
+    def vocab_size(self):
+        """WordPieces, any of which may be written into a batch."""
+        return len(self._vocabulary)
+
     def redraw(self, batch, epochs, packs):
         """A batch with other predictions.
 
@@ -52,14 +57,14 @@ class DynamicMasking:
             InputError: a token is not in the vocabulary.
         """
         token_ids, sequence_ids = batch["token_ids"].copy(), batch["sequence_ids"]
+        owners = batch["prediction_sequences"].astype(np.int64)
+        rows, places = np.nonzero(owners)
+        token_ids[rows, batch["prediction_positions"][rows, places]] = batch["prediction_ids"][rows, places]
         if token_ids.max(initial=0) >= len(self._vocabulary):
             raise InputError(
                 f"`vocab_file` must be the one of the records. Received: one of {len(self._vocabulary)} "
                 f"WordPieces, for a token {token_ids.max()}."
             )
-        owners = batch["prediction_sequences"].astype(np.int64)
-        rows, places = np.nonzero(owners)
-        token_ids[rows, batch["prediction_positions"][rows, places]] = batch["prediction_ids"][rows, places]
         key = (self._seed, np.asarray(epochs), np.asarray(packs))
         rows, columns = self._choose(token_ids, sequence_ids, owners, key)
         # Each pack's predictions follow one another

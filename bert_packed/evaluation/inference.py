@@ -113,7 +113,7 @@ def load_encoder(
     if do_lower_case is None:
         do_lower_case = _stored_lower_case(Path(init_checkpoint) / TOKENIZER_CONFIG)
     tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
-    # Of its heads none is asked; every checkpoint has what this one needs
+    # No head is asked; this one may be missing in a checkpoint, as any may
     model = build_masked_lm_model(config, seed=0, dtype=dtype)
     starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
 

@@ -11,6 +11,7 @@ from bert_packed.checkpoints import checkpoint
 from bert_packed.data import input_pipeline
 from bert_packed.data.batch_growth import BatchGrowth, GrowingBatches
 from bert_packed.data.dynamic_masking import MaskedBatches
+from bert_packed.data.read_ahead import ReadAhead
 from bert_packed.data.share import Share
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.parallel.processes import ALONE
@@ -187,9 +188,9 @@ def speed_rows(config, model_config, data, engine, processes=ALONE):
     """
     if not data.unpacked.files:
         return []
+    unpacked = build_engine(config, model_config, data, processes)
     # Full steps, as all are after the batch has grown
     config = dataclasses.replace(config, initial_batch_size=0, batch_warmup_steps=0)
-    unpacked = build_engine(config, model_config, data, processes)
     contenders = []
     for name, its_engine, packs, factor in (
         ("unpacked", unpacked, data.unpacked, 1.0),
@@ -229,7 +230,9 @@ def _train_batches(config, model_config, objective, packs, masking, processes, f
     )
     if masking:
         batches = MaskedBatches(batches, masking, packs.index, share, batch_size, first_batch)
-    return GrowingBatches(batches, growth, first_step) if growth else batches
+    if growth:
+        batches = GrowingBatches(batches, growth, first_step)
+    return ReadAhead(batches) if masking or growth else batches
 
 
 def share_of(config, processes):

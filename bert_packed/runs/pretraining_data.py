@@ -181,6 +181,11 @@ def check_fits(data, model_config, config):
     Raises:
         InputError: a vocabulary or a sequence is larger than the model's tables.
     """
+    if data.masking and data.masking.vocab_size > model_config.vocab_size:
+        raise InputError(
+            f"`vocab_file` must have at most vocab_size={model_config.vocab_size} of "
+            f"{config.bert_config_file}. Received: {data.masking.vocab_size} WordPieces."
+        )
     for name, found in (("input_file", data.train), ("eval_input_file", data.eval)):
         for what, limit_name, value in (
             ("vocabulary", "vocab_size", found.vocab_size or 0),

@@ -5,17 +5,19 @@ A step on packs sees p times the sequences of an unpacked step. The papers know 
     divide the batch    batch / p packs, and steps, warm-up and betas as they are ("Efficient Sequence Packing
                         without Cross-contamination", Section 4.3)
     raise the betas     as many packs as there were sequences, beta_1 and beta_2 to the power p (Sections 3.3
-                        and 4.2), and as many sequences in all: steps / p, warm-up / p
+                        and 4.2); steps / p, to see as many sequences in all, and, which is ours, warm-up / p
 """
 
 import dataclasses
 
+from data_gen.cli.command_line import print_table
 from data_gen.cli.settings import InputError
+from data_gen.schema import CAUSAL_LM
 
 GRAPHCORE = "Graphcore's recipe, as PaddleNLP's examples/language_model/bert/static_ipu carries it"
 NVIDIA = "NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT, scripts/configs/pretrain_config.sh"
 LAMB_PAPER = "You et al. 2019, Large Batch Optimization for Deep Learning, Section 4.1"
-DEVLIN = "Devlin et al. 2019, BERT, Section A.2"
+DEVLIN = "Devlin et al. 2019, BERT, Section A.2 (google-research/bert's Adam does not correct its moments)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,7 @@ def _recipe(max_seq_length, source, others=(), **values):
 
 _LAMB = {"optimizer": "lamb", "weight_decay": 0.01, "beta_1": 0.9, "beta_2": 0.999}
 _ADAM = {"optimizer": "adam", "weight_decay": 0.01, "beta_1": 0.9, "beta_2": 0.999}
+_ROOT = {"decay_power": 0.5}  # the degree of NVIDIA's PolyWarmUpScheduler
 _NVIDIA_BETAS = dict.fromkeys(("weight_decay", "beta_1", "beta_2"), LAMB_PAPER)
 
 RECIPES = {
@@ -72,6 +75,7 @@ RECIPES = {
         num_train_steps=7038,
         num_warmup_steps=2001,  # a share of 0.2843
         learning_rate=0.006,
+        **_ROOT,
         **_LAMB,
     ),
     "large-phase2": _recipe(
@@ -83,6 +87,7 @@ RECIPES = {
         num_train_steps=1563,
         num_warmup_steps=200,  # a share of 0.128
         learning_rate=0.004,
+        **_ROOT,
         **_LAMB,
     ),
     **{
@@ -93,11 +98,15 @@ RECIPES = {
             train_batch_size=256,
             num_train_steps=steps,
             num_warmup_steps=warmup,
-            learning_rate=0.0001,
+            learning_rate=rate,
+            end_learning_rate=end,
             **_ADAM,
         )
-        # 90 % of a million steps at length 128, the rest at 512; the rate was not warmed up again
-        for phase, length, steps, warmup in (("phase1", 128, 900_000, 10_000), ("phase2", 512, 100_000, 0))
+        # One linear decay over a million steps, 90 % of them at length 128 and the rest at 512
+        for phase, length, steps, warmup, rate, end in (
+            ("phase1", 128, 900_000, 10_000, 1e-4, 1e-5),
+            ("phase2", 512, 100_000, 0, 1e-5, 0.0),
+        )
         for size in ("base", "large")
     },
 }
@@ -145,8 +154,10 @@ def read_recipe(name, packing_factor, config):
         `raise_betas`, dicts from flag to value; `sources`, from flag to text.
 
     Raises:
-        InputError: the packing factor is not known.
+        InputError: the run is no BERT's, or the packing factor is not known.
     """
+    if config.objective == CAUSAL_LM:
+        raise InputError(f"`recipe` must be empty for objective={CAUSAL_LM}. Received: {name}.")
     if packing_factor is None:
         raise InputError(
             "`recipe` must be empty where no manifest.json beside the records tells the packing factor. "
@@ -164,12 +175,26 @@ def read_recipe(name, packing_factor, config):
     }
 
 
-def recipe_rows(found, config):
-    """What `read_recipe` found, as a table: a row for each setting, list of dicts."""
-    rows = []
+def recipe_rows(found, config, max_seq_length):
+    """What `read_recipe` found, as a table: a row for each setting, list of dicts.
+
+    Args:
+        found: Of `read_recipe`.
+        config: `TrainConfig` of the run.
+        max_seq_length: S of its records, by which the packing factor goes.
+    """
+    ways = ("unpacked", "divide_batch", "raise_betas")
+    length = dict.fromkeys(ways, found["max_seq_length"])
+    rows = [{"setting": "max_seq_length", **length, "this run": max_seq_length}]
     for name in found["divide_batch"]:
-        columns = {way: found[way].get(name, "") for way in ("unpacked", "divide_batch", "raise_betas")}
+        columns = {way: found[way].get(name, "") for way in ways}
         if name in ("beta_1", "beta_2"):
             columns["raise_betas"] = f"{found['unpacked'][name]}^{found['packing_factor']:.3g}"
         rows.append({"setting": name, **columns, "this run": getattr(config, name)})
     return rows
+
+
+def print_recipe(found, config, max_seq_length):
+    """Print that table and its sources; arguments as of `recipe_rows`."""
+    print_table(recipe_rows(found, config, max_seq_length))
+    print(f"recipe {found['name']}: {'; '.join(dict.fromkeys(found['sources'].values()))}")

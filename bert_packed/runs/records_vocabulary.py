@@ -40,11 +40,17 @@ def _find_vocab(train):
     """The vocab.txt beside the records, or beside the files that they were packed from."""
     folders = {folder_of(path): None for path in train.files}  # a dict keeps their order
     for folder in list(folders):
-        for entry in (read_manifest(folder) or {}).get("inputs", []):
-            folders[folder_of(resolve_path(entry, folder))] = None
+        manifest = read_manifest(folder, any_json=True)
+        inputs = manifest.get("inputs") if isinstance(manifest, dict) else None
+        for entry in inputs if isinstance(inputs, list) else []:
+            if isinstance(entry, dict) and isinstance(entry.get("path"), str):
+                folders[folder_of(resolve_path(entry, folder))] = None
     for folder in folders:
         path = f"{folder}/{VOCAB_FILE}"
-        if files.is_file(path):
+        if not files.is_file(path):
+            continue
+        # One of another checksum may lie there by chance
+        if not train.vocabularies or files.file_sha256(path) in train.vocabularies:
             return path
     raise InputError(
         f"`vocab_file` must be given with masking=dynamic where no {VOCAB_FILE} is beside the records of "

@@ -27,8 +27,23 @@ def describe_run(config, model_config, data, attention):
         f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
         f"{spec.max_sequences_per_pack} sequences{predictions} each\n"
         f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "
-        f"step: {sequences}"
+        f"step: {sequences}" + _describe_growth(config) + _describe_masks(data)
     )
+
+
+def _describe_growth(config):
+    if not config.batch_warmup_steps:
+        return ""
+    return (
+        f"\ngrows      from {config.initial_batch_size} packs in the first step, over "
+        f"{config.batch_warmup_steps:,} steps"
+    )
+
+
+def _describe_masks(data):
+    if not data.masking:
+        return ""
+    return f"\nmasks      drawn anew in every epoch, of {data.masking.vocab_size:,} WordPieces"
 
 
 def describe_cost(config, model_config, model_flops, data, flops_per_second):

@@ -29,7 +29,7 @@ class MaskingRules:
     random_replace_prob: float = RANDOM_REPLACE_PROB
 
     def __post_init__(self):
-        if self.mask_replace_prob > self.kept_from:
+        if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:  # 0.1 and 0.9 are 1 in decimals
             raise InputError(
                 "`mask_replace_prob` and `random_replace_prob` must be at most 1 together. Received: "
                 f"mask_replace_prob={self.mask_replace_prob}, "

@@ -50,10 +50,11 @@ def test_steps_of_one_shape_that_read_all_packs_in_order(files):
 
 @pytest.mark.parametrize("first_step", [1, 3, 5])
 def test_a_run_goes_on_where_it_stopped(files, first_step):
-    for (one, _), (other, _) in zip(
-        read(files, 3, first_step), read(files, first_step + 3)[first_step:], strict=True
-    ):
-        np.testing.assert_array_equal(one["token_ids"], other["token_ids"])
+    whole = read(files, first_step + 3)[first_step:]
+    for (one, its_sources), (other, sources) in zip(read(files, 3, first_step), whole, strict=True):
+        assert its_sources == sources
+        for name, values in other.items():
+            np.testing.assert_array_equal(one[name], values, err_msg=name)
 
 
 def test_workers_have_parts_of_every_micro_batch(files):

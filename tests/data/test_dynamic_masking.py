@@ -154,6 +154,7 @@ def test_rates_are_those_asked_for(batch):
     tokens = np.take_along_axis(drawn["token_ids"], drawn["prediction_positions"], axis=1)
     shares = [len(set(row[used])) / used.sum() for row, used in zip(tokens, is_used, strict=True)]
     assert np.mean(shares) > 0.7
+    assert MaskingRules(mask_replace_prob=0.1, random_replace_prob=0.9).kept_from == pytest.approx(0.1)
     with pytest.raises(InputError, match=r"at most 1 together. Received: mask_replace_prob=0.8, random_r"):
         MaskingRules(random_replace_prob=0.3)
 
@@ -257,3 +258,8 @@ def test_a_vocabulary_that_is_too_small(batch):
     small = DynamicMasking(Vocabulary(VOCABULARY.tokens[:20]), MaskingRules(), 1)
     with pytest.raises(InputError, match=r"`vocab_file` must be .* the records. Received: one of 20 Word"):
         small.redraw(batch, np.zeros(NUM_PACKS), np.arange(NUM_PACKS))
+    # and where the labels alone have one that it lacks
+    hidden = {**batch, "prediction_ids": np.where(batch["prediction_sequences"] > 0, 30, 0).astype(np.int32)}
+    hidden["token_ids"] = np.minimum(batch["token_ids"], 19)
+    with pytest.raises(InputError, match="for a token 30"):
+        small.redraw(hidden, np.zeros(NUM_PACKS), np.arange(NUM_PACKS))

@@ -65,7 +65,7 @@ def block(seen):
 
 def masking(seen):
     """What draws masks anew; None where the records' stay."""
-    return getattr(seen.batches, "_masking", None)
+    return getattr(getattr(seen.batches, "_batches", None), "_masking", None)
 
 
 def num_packs(seen):
@@ -249,11 +249,33 @@ def test_a_setting_arrives(files, runs, name):
         assert case.seen(made[case.other], files) != found
 
 
-def test_a_run_that_continues_has_the_masks_of_one_that_never_stopped(runs):
-    batches = runs[0]["masked"].hooks.batches
+@pytest.mark.parametrize("name", ["masked", "grown"])
+def test_a_run_that_continues_has_the_masks_of_one_that_never_stopped(runs, name):
+    batches = runs[0][name].hooks.batches
     whole, rest = list(itertools.islice(batches(0), 8)), list(itertools.islice(batches(5), 3))
     for one, other in zip(whole[5:], rest, strict=True):
         np.testing.assert_array_equal(one["token_ids"], other["token_ids"])
+
+
+def test_a_batch_that_grows_has_the_masks_of_one_that_does_not(runs):
+    """The same packs in the same order, whatever steps they are in."""
+
+    def rows(name, num_steps):
+        batches = itertools.islice(runs[0][name].hooks.batches(0), num_steps)
+        return [row for batch in batches for row in batch["token_ids"].tolist() if any(row)]
+
+    grown, plain = rows("grown", 6), rows("masked", 8)
+    assert len(grown) == sum([2, 2, 4, 4, 6, 6]) == len(plain) == 24
+    assert grown == plain
+
+
+def test_masked_tokens_alone_are_learnt_by_a_model_for_them(runs):
+    seen = runs[0]["mlm"]
+    assert seen.engine.model.head == "masked_lm" and "nsp_labels" not in seen.batch
+    counts = {"num_tokens": 3.0, "num_pairs": 5.0, "num_predictions": 2.0, "num_sequences": 1.0}
+    flops, with_both = (seen.hooks.scale.model_flops(counts), bert_flops(seen.engine.model.config, counts))
+    width = seen.engine.model.config.hidden_size
+    assert with_both - flops == 6 * (width**2 + 2 * width)
 
 
 def test_the_peak_is_measured_in_the_dtype_of_the_run(runs):

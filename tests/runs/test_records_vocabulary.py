@@ -6,8 +6,9 @@ import os
 import pytest
 from tiny import write_data
 
+from bert_packed.config import ModelConfig
 from bert_packed.runs.pretraining_config import TrainConfig
-from bert_packed.runs.pretraining_data import read_data
+from bert_packed.runs.pretraining_data import check_fits, read_data
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
 from data_gen.records.provenance import describe_path
@@ -48,6 +49,30 @@ def test_the_vocabulary_of_the_records_is_found(packed, folder):
     assert data.masking._vocabulary.tokens == (*SPECIAL_TOKENS, "a", "##b")
     # by which a run that continues with another one is refused
     assert data.facts["masking_vocabulary"] == files.file_sha256(f"{folder}/vocab.txt")
+
+
+def test_another_one_that_lies_nearer_is_passed_over(packed):
+    save_vocab(Vocabulary((*SPECIAL_TOKENS, "other")), "packed/vocab.txt")
+    os.rename("vocab.txt", "instances/vocab.txt")
+    assert read().masking.vocab_size == 7
+
+
+@pytest.mark.parametrize("inputs", [5, ["a"], [{"name": "x"}], [{"path": 3}]])
+def test_inputs_of_a_manifest_that_are_none(packed, inputs):
+    manifest = json.loads((packed / "manifest.json").read_text())
+    (packed / "manifest.json").write_text(json.dumps({**manifest, "inputs": inputs}))
+    with pytest.raises(InputError, match="`vocab_file` must be given"):
+        read()
+
+
+def test_the_model_must_have_a_row_for_what_may_be_drawn(packed):
+    data = read(vocab_file="vocab.txt")
+    config = ModelConfig(vocab_size=6, hidden_size=4, num_attention_heads=1, intermediate_size=4)
+    settings = TrainConfig(input_file="x", output_dir="y", bert_config_file="tiny")
+    with pytest.raises(
+        InputError, match=r"`vocab_file` must have at most vocab_size=6 of tiny\. Received: 7"
+    ):
+        check_fits(data, config, settings)
 
 
 def test_it_may_lie_elsewhere(packed):

@@ -284,13 +284,18 @@ class JaxEngine(Engine):
         zeros = [jnp.zeros_like(values) for values in trainable]
         no_sums = {name: jnp.zeros(()) for name in self.objective.sum_names}
         number = size // micro
-        num_used = _num_used(parts["sequence_ids"]) if self.objective.skips_empty else number
-        found = jax.lax.fori_loop(0, num_used, add_part, (zeros, no_sums, list(other)))
+        start = (zeros, no_sums, list(other))
         if not self.objective.skips_empty:
-            return found
+            return jax.lax.fori_loop(0, number, add_part, start)
+        num_used = jnp.maximum(_num_used(parts["sequence_ids"]), 1)
+        # By its constant limit, readers of the program know how often it runs at most
+        _, (gradients, sums, moved) = jax.lax.while_loop(
+            lambda state: (state[0] < num_used) & (state[0] < number),
+            lambda state: (state[0] + 1, add_part(*state)),
+            (0, start),
+        )
         # The seeds move on by as much whatever is skipped, and so on all devices
-        gradients, sums, moved = found
-        rounds = jnp.maximum(num_used, 1).astype("uint32")
+        rounds = num_used.astype("uint32")
         moved = [old + (new - old) // rounds * number for old, new in zip(other, moved, strict=True)]
         return gradients, sums, moved
 
