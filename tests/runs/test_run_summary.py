@@ -101,7 +101,7 @@ def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
 
 def data_of(factor):
     train = SimpleNamespace(spec=PackSpec(16, 3, 5), packing_factor=factor)
-    return SimpleNamespace(train=train, num_packs=1234)
+    return SimpleNamespace(train=train, num_packs=1234, masking=None)
 
 
 def test_a_run_is_described_by_its_own_figures():
@@ -114,6 +114,12 @@ def test_a_run_is_described_by_its_own_figures():
         "attention  dense",
         "data       1,234 packs of 16 tokens, up to 3 sequences and 5 predictions each",
         "step       6 packs, 2 at once; expected sequences per step: 9.0 (packing factor 1.500)",
+    ]
+    growing = dataclasses.replace(config, initial_batch_size=2, batch_warmup_steps=1500)
+    masked = SimpleNamespace(**{**vars(data_of(1.5)), "masking": SimpleNamespace(vocab_size=30522)})
+    assert run_summary.describe_run(growing, CONFIG, masked, "dense").splitlines()[-2:] == [
+        "grows      from 2 packs in the first step, over 1,500 steps",
+        "masks      drawn anew in every epoch, of 30,522 WordPieces",
     ]
     broken = ablate(CONFIG, "no_attention_mask")
     first, *_, last = run_summary.describe_run(config, broken, data_of(None), "dense").splitlines()
