@@ -44,9 +44,9 @@ def make_replicas(layout, shape, transport="gather"):
     return make_layout_replicas(layout, shape, transport)
 
 
-def make_engine(layout="none", shape=None, config=WITH_DROPOUT, transport="gather", **build):
+def make_engine(layout="none", shape=None, config=WITH_DROPOUT, transport="gather", objective=None, **build):
     replicas = make_replicas(layout, shape, transport)
-    objective = pretraining_objective("per_sequence")
+    objective = objective or pretraining_objective("per_sequence")
     with replicas.scope() if replicas else contextlib.nullcontext():
         given = {"layout": replicas.layout} if replicas else {}
         model = objective.build_model(config, 1, **given, **build)

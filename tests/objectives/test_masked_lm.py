@@ -10,11 +10,13 @@ from reference import import_reference
 from tiny import CONFIG, to_floats
 
 from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.evaluation.inference import encode, load_encoder
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.training import engines
 from bert_packed.training.engines.variables import named_weights
+from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
 
 pytestmark = pytest.mark.both_backends
 
@@ -141,3 +143,19 @@ def test_it_starts_from_a_checkpoint_with_both_heads(tmp_path):
     ]
     for name, weight in weights.items():
         np.testing.assert_array_equal(weight.numpy(), named_weights(both)[name].numpy(), err_msg=name)
+
+
+def test_vectors_of_texts_need_no_next_sentence_head(stored):
+    folder, model = stored
+    words = [f"w{number}" for number in range(CONFIG.vocab_size - len(SPECIAL_TOKENS))]
+    save_vocab(Vocabulary((*SPECIAL_TOKENS, *words)), folder / "vocab.txt")
+    encoder = load_encoder(str(folder / "ours"), str(folder / "vocab.txt"))
+    (found,) = encode(encoder, ["w1 w2 w3"], pooling="cls")
+    token_ids = np.array([[2, 6, 7, 8, 3]], np.int32)
+    batch = {
+        "token_ids": token_ids,
+        "sequence_ids": np.ones_like(token_ids),
+        "token_type_ids": np.zeros_like(token_ids),
+        "position_ids": np.arange(5, dtype=np.int32)[None],
+    }
+    assert_close(found, np.asarray(model.encode(batch))[0, 0])

@@ -8,6 +8,7 @@ import pytest
 from layouts import CLIP, WIDE, WITH_DROPOUT, batch_at, make_devices, make_engine, needs_jax, train, values_of
 from tiny import Trained, to_floats
 
+from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training.collectives import find_collectives
 from bert_packed.training.hlo import read_module
 
@@ -228,6 +229,33 @@ def test_a_loss_divided_by_the_count_of_a_row_would_be_seen(trained, monkeypatch
     monkeypatch.setattr(engine, "objective", dataclasses.replace(engine.objective, counts=of_first_row))
     want = trained(ONE_DEVICE).figures[0]["gradient_norm"]
     assert train(engine, [0])[0]["gradient_norm"] != pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[3]], ids=str)
+def test_masked_tokens_alone_in_a_batch_that_grows(trained, case):
+    """The other objective, and steps whose last micro-batch is empty and skipped."""
+    objective = dataclasses.replace(masked_lm_objective("per_sequence"), skips_empty=True)
+    one, many = (
+        make_engine(*each[:2], transport=each[2], objective=objective) for each in (ONE_DEVICE, case)
+    )
+    batches = []
+    for step in range(3):
+        batch = {feature.name: batch_at(step)[feature.name] for feature in objective.features}
+        half = np.arange(len(batch["token_ids"])) < (8 if step < 2 else 16)
+        batches.append({name: np.where(half[:, None], values, 0) for name, values in batch.items()})
+    for batch in batches:
+        want = to_floats(one.train_step(batch))
+        found = to_floats(many.train_step(batch))
+        assert {name: found[name] for name in want} == pytest.approx(want, rel=1e-5)
+    weights = values_of(many.weights())
+    for name, values in values_of(one.weights()).items():
+        if not name.endswith("key/bias"):
+            np.testing.assert_allclose(weights[name], values, atol=1e-5, rtol=0, err_msg=name)
+    state = values_of(many.training_state())
+    for name, values in values_of(one.training_state()).items():
+        if "seed" in name:
+            np.testing.assert_array_equal(state[name], values)
 
 
 @pytest.mark.slow
