@@ -22,6 +22,7 @@ TASKS = {
     "BertForMaskedLM": "fill-mask",
     "BertForQuestionAnswering": "question-answering",
     "BertForSequenceClassification": "text-classification",
+    "BertForTokenClassification": "token-classification",
     "MambaForCausalLM": "text-generation",
 }
 NOT_RESULTS = {field.name for field in dataclasses.fields(TrainConfig) if field.metadata["changeable"]}

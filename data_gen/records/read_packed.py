@@ -8,6 +8,7 @@ from data_gen.records import first_records, tfrecords
 from data_gen.records.formats import FORMATS, find_format
 from data_gen.records.read_unpacked import follows, refuse
 from data_gen.records.sequences import INT32_MAX, make_sequences
+from data_gen.schema import PACKED
 
 
 class LayoutError(InputError):
@@ -29,7 +30,8 @@ def read_packed(path):
         InputError: the file holds no packed records, or cannot be read.
         OSError: it cannot be opened.
     """
-    layout = FORMATS[find_format(path)]
+    name = find_format(path)
+    layout = FORMATS[name]
     spec = first_records.read_pack_spec([path], kinds=layout.lengths)
     lengths = {name: spec.size(kind) for name, kind in layout.lengths.items()}
     number = 1
@@ -39,15 +41,15 @@ def read_packed(path):
         def check(good, values, rule, first_record=number):
             refuse(~good, values, rule, path, first_record, LayoutError)
 
-        yield _to_sequences(layout.decode(features, check), path, number, check)
+        yield _to_sequences(layout.decode(features, check), path, number, check, name == PACKED)
         number += len(batch)
 
 
-def _to_sequences(features, path, number, check):
+def _to_sequences(features, path, number, check, may_be_binary):
     sequence_ids = features[schema.INPUT_MASK]
     is_start = _check_tokens(features, check)
     _check_next_sentence(features, is_start, check)
-    _check_predictions(features, check)
+    _check_predictions(features, check, may_be_binary)
     is_real = sequence_ids > 0
     num_sequences = sequence_ids.max(axis=1)
     first_sequence = np.cumsum(num_sequences) - num_sequences
@@ -115,8 +117,8 @@ def _check_next_sentence(features, is_start, check):
     check((labels == 0) | is_slot_used, labels, f"{schema.NEXT_SENTENCE_LABELS} must be 0 in an unused slot")
 
 
-def _check_predictions(features, check):
-    """Check the features of length P."""
+def _check_predictions(features, check, may_be_binary):
+    """Check the features of length P, whose weights may be 1 throughout where the layout allows."""
     sequence_ids = features[schema.INPUT_MASK]
     positions, ids = features[schema.MASKED_LM_POSITIONS], features[schema.MASKED_LM_IDS]
     weights = features[schema.MASKED_LM_WEIGHTS]
@@ -125,8 +127,8 @@ def _check_predictions(features, check):
     check(within, positions, f"{schema.MASKED_LM_POSITIONS} must lie within the pack")
     owners = np.take_along_axis(sequence_ids, positions, axis=1)
     own = (weights == owners) | ~is_used
-    # Or 1 in the whole pack: --masked_lm_weights=binary
-    own |= ((weights == 1) | ~is_used).all(axis=1, keepdims=True)
+    if may_be_binary:  # --masked_lm_weights=binary: 1 in the whole pack
+        own |= ((weights == 1) | ~is_used).all(axis=1, keepdims=True)
     check(own, weights, f"{schema.MASKED_LM_WEIGHTS} must be the sequence of the prediction's position")
     rising = follows(positions[:, 1:] > positions[:, :-1]) | ~is_used
     check(rising, positions, f"{schema.MASKED_LM_POSITIONS} must ascend")

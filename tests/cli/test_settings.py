@@ -56,20 +56,23 @@ def test_bad_values_are_named(name, value, rule):
     assert str(caught.value) == f"`{name}` must be {rule}. Received: {value!r}."
 
 
+RATES = {"mask_replace_prob", "random_replace_prob"}
+
+
 @pytest.mark.parametrize(
     ("config", "others", "unsaid"),
     [
         (PackConfig(), CALLS | {"dry_run", "histogram"}, {"split_sequences", "num_rows"}),
-        (CreateConfig(output_dir="out"), CALLS, {"objective", "tokenizer"}),
+        (CreateConfig(output_dir="out"), CALLS, {"objective", "tokenizer", *RATES}),
         (
             CreateConfig(output_dir="out", vocab_file="vocab.txt"),
             CALLS | {"vocab_size"},
-            {"objective", "tokenizer"},
+            {"objective", "tokenizer", *RATES},
         ),
     ],
 )
 def test_manifests_keep_the_settings_that_the_result_depends_on(config, others, unsaid):
-    """All but what says that these are BERT's records: manifests of before have nothing of it."""
+    """All but what says that these are BERT's records, masked as usual: older manifests lack it."""
     names = {field.name for field in dataclasses.fields(config)}
     assert set(config.resolved()) == names - others - unsaid
     assert others - {"vocab_size"} == names - set(result_settings(config))

@@ -112,7 +112,7 @@ def test_lengths_of_records(tmp_path, config_file, capsys):
         (["--parts=padding,speed"], "parts=padding,speed: must be of padding, training, operators, resets"),
         (["--pack_length=1024"], "`pack_length` must be at least max_seq_length=2048"),
         (["--shrink=257"], "`shrink` must leave 8 of max_seq_length=2048 tokens"),
-        (["--pack_length=2052", "--parts=variants"], "`pack_length` over shrink must be a multiple of 32"),
+        (["--pack_length=2104", "--parts=variants"], "`pack_length` over shrink must be a multiple of 32"),
         (["--memory_lengths=64,0"], "`memory_lengths` must be whole numbers from 1"),
         (["--reference", "--parts=padding"], "`reference` needs training among `parts`"),
         (["--bert_config_file=bert-tiny"], "`bert_config_file` must be a Mamba"),

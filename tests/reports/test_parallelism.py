@@ -39,7 +39,7 @@ def test_table_1_at_the_last_row_of_table_2(name, megatron, optimus):
     assert formula(name, "optimus2d", "tree", 8, WEAK_64) == optimus
     # 7 blocks of each of 8 devices, where the tree sends 8 * 3
     assert formula(name, "optimus2d", "gather", 8, WEAK_64) == fractions.Fraction(optimus * 7, 24)
-    twice = dataclasses.replace(WEAK_64, layers=2)
+    twice = dataclasses.replace(WEAK_64, num_layers=2)
     assert formula(name, "optimus2d", "tree", 8, twice) == 2 * optimus
 
 

@@ -27,7 +27,9 @@ class TensorFlowEngine(Engine):
     def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
         super().__init__(model, objective, optimizer, micro_batch_size, replicas)
         options = {"jit_compile": True, "reduce_retracing": False, "autograph": False}
-        self._dropouts = [layer for layer in find_dropouts(model) if layer.rate > 0]
+        # Whose seeds the engine moves on; a model with other state has none of these
+        moves_seeds = replicas is not None or objective.skips_empty
+        self._dropouts = [layer for layer in find_dropouts(model) if layer.rate > 0] if moves_seeds else []
         if replicas is None:
             self.compiled_train_step = tf.function(self._train_step, **options)
             self.compiled_eval_step = tf.function(self._eval_step, **options)
