@@ -13,6 +13,7 @@ from bert_packed.runs import turns
 
 
 @pytest.mark.both_backends
+@pytest.mark.slow
 def test_operators_run_forward_and_backward_on_the_shapes_of_each_way(monkeypatch):
     batches, seen = make_batches([(1, 3), (2, 2)], 4, 3, 1, 2, VOCAB_SIZE), []
 
