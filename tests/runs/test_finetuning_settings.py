@@ -1,42 +1,24 @@
-"""Every flag of SQuAD, GLUE and tagging arrives where it works: engine, hooks, packs, answers.
+"""Every flag of SQuAD arrives where it works: engine, hooks, packs, answers.
 
 As `test_pretraining_settings`: the commands run, with the outer loop handed over to the test instead of
 training, once with every flag changed, once with what must be given, and a few times more for flags that
 exclude each other.
 """
 
-import contextlib
 import dataclasses
-import inspect
-import io
 import json
-import types
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from finetuning_runs import LENGTH, WORDS, arguments, run, write_files
 from pretraining_runs import other_run
-from squad_files import CONTEXT, QUESTIONS, entry, write
-from tiny import CONFIG
 
-import run_squad
-from bert_packed import finetune_glue, finetune_ner
 from bert_packed.checkpoints import checkpoint
-from bert_packed.evaluation import glue_predictions, squad_predictions
-from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import QUESTION_ANSWERING
-from bert_packed.runs import finetuning
-from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
-from bert_packed.training import loop
-from bert_packed.training.engines.variables import named_weights
-from data_gen.cli import command_line
-from data_gen.tasks import glue, squad, squad_windows
-from data_gen.text import tokenization
+from bert_packed.runs.finetuning_config import SquadConfig
 
 FIELDS = {field.name: field for field in dataclasses.fields(SquadConfig)}
-OWN_OF_GLUE = list(GlueConfig.__annotations__)
-LENGTH, SAVES = 48, 4
-WORDS = [f"w{number}" for number in range(20)]
+
 CHANGED = {
     "do_lower_case": False,
     "max_seq_length": 40,
@@ -76,90 +58,7 @@ PLAIN = {"adam_bias_correction": False, "do_predict": False, "random_seed": 99} 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Questions, vocabularies, models, and a folder of SST-2 and of RTE."""
-    folder = tmp_path_factory.mktemp("files")
-    write(folder / "questions.json", *QUESTIONS)
-    pair = [entry("1", "Who wrote it?", "Ada Lovelace"), entry("2", "Why?", is_impossible=True)]
-    for name in ("train", "predict"):
-        write(folder / f"{name}.json", (CONTEXT, pair), version="v2.0")
-    for name, words in (("vocab", WORDS), ("other", WORDS[::-1])):
-        lines = [*tokenization.SPECIAL_TOKENS, *words]
-        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
-    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    for name, width in (("narrow", 16), ("wide", 32)):
-        shape = {"vocab_size": len(lines), "hidden_size": width, "num_hidden_layers": 1}
-        config = dataclasses.replace(CONFIG, **shape, **rates, max_position_embeddings=LENGTH)
-        (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
-    model = build_model(QUESTION_ANSWERING, config, 2, seed=7)
-    checkpoint.save_weights(folder / "start", named_weights(model), config)
-    for task, header in (("SST-2", "sentence\tlabel"), ("RTE", "index\tsentence1\tsentence2\tlabel")):
-        (folder / task).mkdir()
-        row = "w1 w2\t1" if task == "SST-2" else "0\tw1 w2\tw3\tentailment"
-        for split in ("train", "dev"):
-            (folder / task / f"{split}.tsv").write_text(f"{header}\n" + f"{row}\n" * 4)
-    (folder / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tw1 w2\tw3\n")
-    return folder
-
-
-RECORDED = (
-    (finetuning, "plan_updates"),
-    (finetuning, "pack_all"),
-    (finetuning, "predict"),
-    (squad, "read_squad"),
-    (squad_windows, "make_windows"),
-    (squad_predictions, "extract"),
-    (tokenization, "make_tokenizer"),
-    (finetune_glue, "read_glue"),
-    (glue_predictions, "read_glue"),
-    (finetune_glue, "make_glue_sequences"),
-    (finetune_ner, "read_conll"),
-    (finetune_ner, "make_tag_sequences"),
-)
-
-
-def run(command, folder, **flags):
-    """A command under flags: what reached the loop, the arguments of `RECORDED`, and what it left."""
-    seen = types.SimpleNamespace(engine=None, calls={}, folder=folder)
-    main, config_class = {
-        "squad": (run_squad.main, SquadConfig),
-        "glue": (finetune_glue.main, GlueConfig),
-        "ner": (finetune_ner.main, NerConfig),
-    }[command]
-
-    def train(engine, steps, hooks, first_step, state):
-        seen.engine, seen.steps, seen.hooks = engine, steps, hooks
-        seen.weights = {name: variable.numpy() for name, variable in engine.weights().items()}
-        seen.batch = next(iter(hooks.batches(first_step)))
-        for step in range(SAVES):
-            hooks.save(step, {})
-        hooks.prune()
-
-    def recording(function):
-        def call(*arguments, **keywords):
-            bound = inspect.signature(function).bind(*arguments, **keywords)
-            seen.calls.setdefault(function.__name__, []).append(bound.arguments)
-            return (
-                zeros(**bound.arguments)
-                if function.__name__ == "predict"
-                else function(*arguments, **keywords)
-            )
-
-        return call
-
-    def zeros(forward, sequences, **_):
-        seen.forward = forward
-        found = {name: [np.zeros(n) for n in sequences.lengths] for name in ("start_logits", "end_logits")}
-        return {**found, "logits": [np.zeros((n, 2) if command == "ner" else 2) for n in sequences.lengths]}
-
-    argv = [command, *(f"--{name}={value}" for name, value in {"output_dir": folder, **flags}.items())]
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as error:
-        patch.setattr(loop, "train", train)
-        for module, name in RECORDED:
-            patch.setattr(module, name, recording(getattr(module, name)))
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            seen.status = command_line.run(main, config_class, "", argv)
-    seen.error, seen.out = error.getvalue(), out.getvalue()
-    return seen
+    return write_files(tmp_path_factory.mktemp("files"))
 
 
 @pytest.fixture(scope="module")
@@ -194,11 +93,6 @@ def runs(files, tmp_path_factory):
     for name in ("default", "changed", "plain", "untrained"):
         assert made[name].status == 0, made[name].error
     return made, {**changed, **PLAIN, "do_train": False, "output_dir": tmp / "changed"}, tmp / "scores.json"
-
-
-def arguments(seen, function, name):
-    """The values that an argument of a recorded function had, one a call."""
-    return [call[name] for call in seen.calls.get(function, [])]
 
 
 def schedule(seen):
@@ -349,104 +243,3 @@ def test_norms_and_biases_are_not_decayed(runs):
     for variable in engine.model.trainable_variables:
         is_plain = "LayerNorm" in variable.path or "bias" in variable.path.split("/")[-1]
         assert engine.optimizer.decays(variable) == (not is_plain)
-
-
-@pytest.fixture(scope="module")
-def glue_runs(files, tmp_path_factory):
-    tmp = tmp_path_factory.mktemp("glue")
-    given = {
-        "vocab_file": files / "vocab.txt",
-        "bert_config_file": files / "narrow.json",
-        "num_train_epochs": 1,
-    }
-    made = [
-        run("glue", tmp / "one", task_name="SST-2", data_dir=files / "SST-2", max_seq_length=24, **given),
-        run(
-            "glue",
-            tmp / "two",
-            task_name="RTE",
-            data_dir=files / "RTE",
-            max_seq_length=32,
-            do_eval=False,
-            do_predict=True,
-            **given,
-        ),
-    ]
-    assert [seen.status for seen in made] == [0, 0], [seen.error for seen in made]
-    return made
-
-
-@pytest.mark.parametrize("name", OWN_OF_GLUE)
-def test_a_setting_of_glue_arrives(glue_runs, name):
-    """Its own flags; those it shares with SQuAD go through the same function, `train_or_load`."""
-    seen = {
-        "task_name": lambda one: arguments(one, "read_glue", "task"),
-        "data_dir": lambda one: arguments(one, "read_glue", "path"),
-        "do_eval": lambda one: (one.folder / "eval_results.json").exists(),
-        "do_predict": lambda one: (one.folder / "RTE.tsv").exists(),
-        "max_seq_length": lambda one: {
-            *arguments(one, "make_glue_sequences", "max_seq_length"),
-            *arguments(one, "plan_updates", "max_seq_length"),
-        },
-    }[name]
-    one, two = map(seen, glue_runs)
-    if name == "task_name":
-        assert one == [glue.TASKS["SST-2"]] * 2 and two == [glue.TASKS["RTE"]]
-    elif name == "data_dir":
-        assert [path.split("/")[-2:] for path in one] == [["SST-2", "dev.tsv"], ["SST-2", "train.tsv"]]
-        assert [path.split("/")[-2:] for path in two] == [["RTE", "train.tsv"]]
-    else:
-        expected = {"do_eval": (True, False), "do_predict": (False, True), "max_seq_length": ({24}, {32})}
-        assert (one, two) == expected[name]
-
-
-@pytest.fixture(scope="module")
-def ner_runs(files, tmp_path_factory):
-    tmp = tmp_path_factory.mktemp("ner")
-    (tmp / "one.txt").write_text("w1 O\nw2 B-X\n\n" * 4)
-    (tmp / "two.txt").write_text("w3 B-X\n\n" * 4)
-    (tmp / "labels.txt").write_text("O\nB-Y\nB-X\n")
-    given = {
-        "vocab_file": files / "vocab.txt",
-        "bert_config_file": files / "narrow.json",
-        "num_train_epochs": 1,
-    }
-    first = {"train_file": tmp / "one.txt", "predict_file": tmp / "two.txt", "max_seq_length": 32}
-    second = {"train_file": tmp / "two.txt", "labels_file": tmp / "labels.txt", "max_seq_length": 24}
-    second |= {"do_predict": False, "predict_file": tmp / "one.txt", "doc_stride": 5, "tag_loss": "per_token"}
-    made = [run("ner", tmp / "first", **first, **given), run("ner", tmp / "second", **second, **given)]
-    assert [seen.status for seen in made] == [0, 0], [seen.error for seen in made]
-    return made
-
-
-@pytest.mark.parametrize(
-    ("name", "get", "expected"),
-    [
-        ("train_file", lambda seen: seen.batch["token_ids"].max(), (7, 8)),  # w2, w3
-        (
-            "predict_file",
-            lambda seen: [str(p)[-7:] for p in arguments(seen, "read_conll", "path")],
-            (["one.txt", "two.txt"], ["two.txt"]),
-        ),
-        ("do_predict", lambda seen: (seen.folder / "predictions.txt").exists(), (True, False)),
-        (
-            "labels_file",
-            lambda seen: (seen.folder / "labels.txt").read_text().split(),
-            (["B-X", "O"], ["O", "B-Y", "B-X"]),
-        ),
-        ("tag_loss", lambda seen: seen.engine.objective.losses["loss"], ("num_sequences", "num_predictions")),
-        ("doc_stride", lambda seen: {*arguments(seen, "make_tag_sequences", "doc_stride")}, ({64}, {5})),
-        (
-            "max_seq_length",
-            lambda seen: {
-                *arguments(seen, "make_tag_sequences", "max_seq_length"),
-                *arguments(seen, "plan_updates", "max_seq_length"),
-            },
-            ({32}, {24}),
-        ),
-    ],
-)
-def test_a_setting_of_tagging_arrives(ner_runs, name, get, expected):
-    """As of GLUE: those it shares with SQuAD go through the same function."""
-    assert tuple(map(get, ner_runs)) == expected
-    assert name in NerConfig.__annotations__ and len(NerConfig.__annotations__) == 7

@@ -1,42 +1,12 @@
-"""Segments come from the right documents, nothing is lost, and every label restores its token."""
+"""Segments come from the right documents, and nothing is lost."""
 
 import numpy as np
 import pytest
+from drawn_instances import make, make_corpus, random_documents, rows
 
 from data_gen import schema
-from data_gen.records.sequences import to_offsets
-from data_gen.text import instances, masking
-from data_gen.text.create_config import CreateConfig
+from data_gen.text import instances
 from data_gen.text.instances import InstanceRules
-from data_gen.text.masking import MaskingRules
-from data_gen.text.token_corpus import TokenCorpus
-from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary
-
-NUM_SPECIAL_TOKENS = len(SPECIAL_TOKENS)
-
-
-def make_corpus(documents):
-    """A corpus in which every token occurs once, so that it tells where it came from.
-
-    Args:
-        documents: List of lists of sentence lengths.
-    """
-    sentences = [length for document in documents for length in document]
-    token_ids = np.arange(sum(sentences), dtype=np.int32) + NUM_SPECIAL_TOKENS
-    corpus = TokenCorpus(token_ids, to_offsets(sentences), to_offsets([len(d) for d in documents]))
-    words = [f"{'##' if i % 3 == 1 else ''}w{i}" for i in range(len(token_ids))]
-    return corpus, Vocabulary((*SPECIAL_TOKENS, *words))
-
-
-def random_documents(seed, num_documents=20, max_sentence_length=30):
-    rng = np.random.default_rng(seed)
-    return [rng.integers(1, max_sentence_length, rng.integers(1, 40)).tolist() for _ in range(num_documents)]
-
-
-def make(corpus, vocabulary, rules, num_duplicates=1, documents=None, seed=1):
-    documents = np.arange(corpus.num_documents) if documents is None else np.asarray(documents)
-    pairs = [(duplicate, document) for duplicate in range(num_duplicates) for document in documents]
-    return instances.make_instances(corpus, pairs, documents, vocabulary, rules, seed, 0)
 
 
 def draw_all(corpus, documents, rules, seed=0):
@@ -181,43 +151,6 @@ def test_truncation_equals_the_plain_loop():
     assert 0.45 < front / removed < 0.55  # half of the tokens go at the front
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
-def test_labels_restore_the_sequence(whole_words):
-    corpus, vocabulary = make_corpus(random_documents(1))
-    rules = InstanceRules(64, 7, masking=MaskingRules(whole_words))
-    sequences = make(corpus, vocabulary, rules, num_duplicates=3)
-    assert len(sequences) > 100
-    assert (sequences.num_predictions >= 1).all()
-    limits = np.minimum(7, np.maximum(1, np.round(sequences.lengths * 0.15)))
-    assert (sequences.num_predictions <= limits).all()
-    if not whole_words:
-        assert (sequences.num_predictions == limits).all()
-    for tokens, types, positions, labels in rows(sequences):
-        restored = tokens.copy()
-        restored[positions] = labels
-        assert (np.diff(positions) > 0).all()
-        assert (labels >= NUM_SPECIAL_TOKENS).all()
-        # every token occurs once in the corpus and follows its predecessor: spans are A and B
-        seps = np.flatnonzero(restored == vocabulary.sep_id)
-        assert restored[0] == vocabulary.cls_id and seps[-1] == len(tokens) - 1 and len(seps) == 2
-        assert (np.diff(restored[1 : seps[0]]) == 1).all()
-        assert (np.diff(restored[seps[0] + 1 : -1]) == 1).all()
-        assert types.tolist() == [0] * (seps[0] + 1) + [1] * (len(tokens) - seps[0] - 1)
-
-
-def rows(sequences):
-    """Yield (tokens, token_type_ids, positions, labels) of each sequence."""
-    for i in range(len(sequences)):
-        tokens = slice(*sequences.offsets[i : i + 2])
-        masked = slice(*sequences.prediction_offsets[i : i + 2])
-        yield (
-            sequences.tokens[tokens],
-            sequences.token_type_ids[tokens],
-            sequences.prediction_positions[masked],
-            sequences.prediction_ids[masked],
-        )
-
-
 def restored(tokens, positions, labels):
     tokens = tokens.copy()
     tokens[positions] = labels
@@ -256,113 +189,6 @@ def test_without_next_sentences_every_token_is_used_once(max_seq_length):
 def test_the_example_of_a_document_that_is_cut():
     corpus, _ = make_corpus([[4], [3, 2, 12, 1]])
     assert list(instances.cut_document(corpus, 1, 10)) == [(4, 9), (9, 17), (17, 22)]
-
-
-def test_80_10_10():
-    corpus, vocabulary = make_corpus([[20] * 20 for _ in range(40)])
-    sequences = make(corpus, vocabulary, InstanceRules(128, 20), num_duplicates=3)
-    places = np.repeat(sequences.offsets[:-1], sequences.num_predictions) + sequences.prediction_positions
-    written = sequences.tokens[places]
-    num = len(written)
-    assert num > 5000
-    assert abs(np.mean(written == vocabulary.mask_id) - 0.8) < 0.02
-    assert abs(np.mean(written == sequences.prediction_ids) - 0.1) < 0.02
-    random_ids = written[(written != vocabulary.mask_id) & (written != sequences.prediction_ids)]
-    assert abs(len(random_ids) / num - 0.1) < 0.02
-    assert random_ids.min() >= NUM_SPECIAL_TOKENS
-    assert random_ids.max() > len(vocabulary) * 0.95  # the whole vocabulary
-    # positions are uniform over the sequence
-    share = sequences.prediction_positions / np.repeat(sequences.lengths, sequences.num_predictions)
-    assert abs(share.mean() - 0.5) < 0.02
-
-
-def test_whole_words_are_masked_whole():
-    corpus, vocabulary = make_corpus(random_documents(2))
-    rules = InstanceRules(64, 10, masking=MaskingRules(True))
-    num_long_words = 0
-    for tokens, _, positions, labels in rows(make(corpus, vocabulary, rules)):
-        restored = tokens.copy()
-        restored[positions] = labels
-        opens = ~vocabulary.is_continuation[restored]
-        opens |= np.isin(np.arange(len(tokens)) - 1, np.flatnonzero(restored < NUM_SPECIAL_TOKENS))
-        words = np.cumsum(opens | (restored < NUM_SPECIAL_TOKENS))
-        predicted = np.isin(np.arange(len(tokens)), positions)
-        for word in np.unique(words[positions]):
-            assert predicted[words == word].all()
-            num_long_words += (words == word).sum() > 1
-    assert num_long_words > 20
-
-
-@pytest.mark.parametrize(
-    ("whole_words", "positions", "written"),
-    [
-        (False, [4, 14, 32, 33, 38, 45, 49, 50, 55], [8, 4, 36, 4, 4, 4, 4, 4, 4]),
-        (True, [10, 11, 12, 25, 26, 27, 38, 39, 40], [4, 4, 31, 4, 4, 35, 4, 4, 4]),
-    ],
-)
-def test_equal_seeds_mask_as_in_version_0_1(whole_words, positions, written):
-    """Records that were made then are made again byte for byte."""
-    vocabulary = Vocabulary((*SPECIAL_TOKENS, *(f"{'##' if i % 3 else ''}w{i}" for i in range(60))))
-    token_ids = np.array([2, *range(5, 40), 3, *range(40, 64), 3], np.int32)
-    num = masking.count_predictions(len(token_ids), 0.15, 20)
-    masked, found, _ = masking.mask_tokens(
-        token_ids, vocabulary, num, 20, MaskingRules(whole_words), np.random.default_rng(7)
-    )
-    assert (found.tolist(), masked[found].tolist()) == (positions, written)
-
-
-def test_a_word_longer_than_the_share_is_still_predicted():
-    vocabulary = Vocabulary((*SPECIAL_TOKENS, "a", "##b", "##c"))
-    token_ids = np.array([2, 5, 6, 7, 3, 5, 6, 3], np.int32)
-    rng = np.random.default_rng(0)
-    _, positions, labels = masking.mask_tokens(token_ids, vocabulary, 1, 20, MaskingRules(True), rng)
-    assert positions.tolist() == [5, 6]  # the shortest word
-    assert labels.tolist() == [5, 6]
-    _, positions, _ = masking.mask_tokens(token_ids, vocabulary, 1, 1, MaskingRules(True), rng)
-    assert positions.tolist() == [5]  # never over the limit
-
-
-def test_no_word_crosses_a_border_of_segments():
-    vocabulary = Vocabulary((*SPECIAL_TOKENS, "a", "##b"))
-    token_ids = np.array([2, 5, 3, 6, 3], np.int32)  # cut within a word: B opens with a continuation
-    for seed in range(9):
-        _, positions, _ = masking.mask_tokens(
-            token_ids, vocabulary, 1, 20, MaskingRules(True), np.random.default_rng(seed)
-        )
-        assert len(positions) == 1
-
-
-def test_more_predictions_wanted_than_there_are_tokens():
-    vocabulary = Vocabulary((*SPECIAL_TOKENS, "a"))
-    token_ids = np.array([2, 5, 3, 5, 3], np.int32)
-    _, positions, _ = masking.mask_tokens(
-        token_ids, vocabulary, 4, 20, MaskingRules(), np.random.default_rng(0)
-    )
-    assert positions.tolist() == [1, 3]
-
-
-@pytest.mark.parametrize("prob", [0.15, 0.3, 0.07])
-@pytest.mark.parametrize("max_seq_length", [64, 128, 384, 512])
-def test_the_share_of_predictions_is_the_one_asked_for(max_seq_length, prob):
-    config = CreateConfig(output_dir="x", max_seq_length=max_seq_length, masked_lm_prob=prob)
-    rules = InstanceRules(max_seq_length, config.num_prediction_slots, prob, short_seq_prob=0.0)
-    corpus, vocabulary = make_corpus([[7] * 200 for _ in range(30)])
-    sequences = make(corpus, vocabulary, rules)
-    assert sequences.lengths.max() == max_seq_length
-    # one by one: rounded to the nearest number, and never cut
-    assert np.abs(sequences.num_predictions - sequences.lengths * prob).max() <= 0.5
-    rate = sequences.num_predictions.sum() / sequences.lengths.sum()
-    assert rate == pytest.approx(prob, abs=0.5 / sequences.lengths.mean())
-    # and no more room than that takes
-    assert sequences.num_predictions.max() >= config.num_prediction_slots - 1
-
-
-def test_an_explicit_limit_of_predictions_is_kept():
-    config = CreateConfig(output_dir="x", max_seq_length=128, max_predictions_per_seq=7, masked_lm_prob=0.3)
-    assert config.num_prediction_slots == config.resolved()["max_predictions_per_seq"] == 7
-    corpus, vocabulary = make_corpus([[7] * 200 for _ in range(4)])
-    sequences = make(corpus, vocabulary, InstanceRules(128, config.num_prediction_slots, 0.3))
-    assert sequences.num_predictions.max() == 7
 
 
 def test_own_tokens_equal_a_loop():
