@@ -116,15 +116,16 @@ def _predict(config, model, questions, windows, folder):
 
 def _describe(path, questions, windows):
     """What a file gave and what was left out or cut, in lines."""
+    from bert_packed.runs.run_summary import describe_counts
+
     counts = {
         **questions.num_skipped,
         "questions whose context has no word": windows.num_empty,
         "questions cut to max_query_length": windows.num_truncated,
     }
-    warnings = "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
     return (
         f"{path}: {len(questions.questions):,} questions, {len(questions.contexts):,} contexts, "
-        f"{len(windows.windows):,} windows{warnings}"
+        f"{len(windows.windows):,} windows{describe_counts(counts)}"
     )
 
 

@@ -86,6 +86,7 @@ def _run_task(config, skips_finished=False):
     from bert_packed.evaluation.glue_predictions import asked_files, predict_files
     from bert_packed.objectives.classes import LABELS, classes_objective, numbers_objective
     from bert_packed.runs import finetuning, run_directory, vocabulary
+    from bert_packed.runs.run_summary import describe_counts
 
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
     vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
@@ -105,8 +106,7 @@ def _run_task(config, skips_finished=False):
             examples.texts, tokenizer, wordpieces, config.max_seq_length, path
         )
         counts = {"cut to max_seq_length": num_cut, "lines without all columns left out": examples.num_torn}
-        warnings = "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
-        print(f"{path}: {len(sequences):,} examples{warnings}", flush=True)
+        print(f"{path}: {len(sequences):,} examples{describe_counts(counts)}", flush=True)
         return sequences
 
     # Before training: a mistake in them would show after hours

@@ -32,6 +32,7 @@ def main(config):
     from bert_packed.data.finetuning_batches import LabelledSequences
     from bert_packed.objectives.tags import tags_objective
     from bert_packed.runs import finetuning, run_directory, vocabulary
+    from bert_packed.runs.run_summary import describe_counts
 
     vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
     model_config = finetuning.read_model_config(config, len(wordpieces))
@@ -50,10 +51,9 @@ def main(config):
             "sentences cut into windows of max_seq_length": found.num_cut,
             "words without a WordPiece read as [UNK]": found.num_empty,
         }
-        warnings = "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
         print(
             f"{path}: {len(sentences.words):,} sentences, {sentences.num_words:,} words, "
-            f"{len(found.sequences):,} sequences{warnings}",
+            f"{len(found.sequences):,} sequences{describe_counts(counts)}",
             flush=True,
         )
         return found

@@ -75,6 +75,11 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
     return "\n".join(lines)
 
 
+def describe_counts(counts):
+    """What was left out or cut of a file, a line each; `counts` is a dict from what happened to how often."""
+    return "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
+
+
 def tell_skipped(step, why, sources=None):
     """Say that a step was left out, why, and what it had read: a line on stderr.
 

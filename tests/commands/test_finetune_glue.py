@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from run_logs import losses_of
 from tiny import CONFIG
 
 from bert_packed import finetune_glue
@@ -60,11 +61,6 @@ def flags_of(data, task, output, **more):
         "log_steps": 5,
         **more,
     }
-
-
-def losses_of(folder):
-    with (folder / "metrics.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
 @pytest.mark.slow

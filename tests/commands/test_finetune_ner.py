@@ -1,6 +1,5 @@
 """`finetune_ner` from file to entities on a tiny model: packed as unpacked, stopped as uninterrupted."""
 
-import csv
 import dataclasses
 import json
 import shutil
@@ -8,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from exports import run_export
+from run_logs import losses_of
 from safetensors.numpy import load_file
 from tiny import CONFIG
 
@@ -64,11 +64,6 @@ def data(tmp_path_factory):
         "save_checkpoints_steps": 4,
         "keep_checkpoint_max": 9,
     }
-
-
-def losses_of(folder):
-    with (folder / "metrics.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
 def read_columns(path):

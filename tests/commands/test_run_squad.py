@@ -1,6 +1,5 @@
 """`run_squad.py` from file to score on a tiny model: packed equals unpacked, stopped equals uninterrupted."""
 
-import csv
 import dataclasses
 import json
 import re
@@ -8,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from run_logs import losses_of
 from safetensors.numpy import load_file
 from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
@@ -62,11 +62,6 @@ def packed(data, tmp_path_factory):
     json_file = folder.parent / "packed_scores.json"
     assert command(**flags, json=json_file) == 0
     return flags, folder, json.loads(json_file.read_text())
-
-
-def losses_of(folder):
-    with (folder / "metrics.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
 def plain_scores(answers):

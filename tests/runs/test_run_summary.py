@@ -104,6 +104,11 @@ def data_of(factor):
     return SimpleNamespace(train=train, num_packs=1234, masking=None)
 
 
+def test_what_was_cut_is_told_where_something_was():
+    assert run_summary.describe_counts({"cut": 1234, "empty": 0}) == "\n  warning: 1,234 cut"
+    assert run_summary.describe_counts({"cut": 0}) == ""
+
+
 def test_a_run_is_described_by_its_own_figures():
     config = TrainConfig(
         input_file="-", output_dir="-", bert_config_file="mine.json", train_batch_size=6, micro_batch_size=2
