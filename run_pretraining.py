@@ -36,7 +36,6 @@ def main(config):
 
 def _run(config, backend, processes):
     # TensorFlow: not for --help
-    from bert_packed.checkpoints import checkpoint, starting_weights
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.runs import pretraining, run_directory
     from bert_packed.runs.exports import check_export
@@ -68,21 +67,9 @@ def _run(config, backend, processes):
         processes.say(describe_run(config, model_config, data, attention.description))
         if config.recipe and processes.is_first:
             print_recipe(facts["recipe"], config, data.train.spec.max_seq_length)
-        engine = pretraining.build_engine(config, model_config, data, processes)
-        if config.layout != "none":
-            processes.say(engine.replicas.layout.describe(model_config))
-        first_step, state = 0, None
-        if latest:
-            state = checkpoint.restore_checkpoint(latest, engine)
-            first_step = state["step"]
-            processes.say(f"continues from {latest}")
-        else:
-            if config.init_checkpoint:
-                run_directory.check_outside(config.init_checkpoint, folder)
-                found = starting_weights.load(
-                    config.init_checkpoint, engine.weights(), model_config, engine.model.head
-                )
-                processes.say("\n".join(found.lines()))
+        engine, state = pretraining.start_engine(config, model_config, data, folder, latest, processes)
+        first_step = state["step"] if state else 0
+        if not latest:
             # Only now, when the new run is known to start, does an earlier one go
             processes.first_decides(lambda: run_directory.start_run(folder, config, facts))
         if processes.is_first:

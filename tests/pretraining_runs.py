@@ -24,6 +24,7 @@ from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.runs import compile_only, pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training import loop
+from bert_packed.training.optimization import build_optimizer
 from bert_packed.training.step_report import StepProgram
 from data_gen import sample_data
 from data_gen.cli import command_line
@@ -36,6 +37,7 @@ FACTOR = 2.0  # of the changed run's data
 WIDE = dataclasses.replace(CONFIG, hidden_size=32)
 EMPTY_PROGRAM = "HloModule step\n\nENTRY main {\n  ROOT x = f32[] parameter(0)\n}"
 SAVES = 5
+MOMENT, STEPS_BEFORE = 0.25, 8  # of the run whose optimizer's state is kept
 CHANGED = {
     "train_batch_size": 6,
     "micro_batch_size": 2,
@@ -71,6 +73,7 @@ CHANGED = {
     "export_every": 13,
     "sample_data": True,
     "overwrite": True,
+    "keep_optimizer_state": True,
 }  # and files, see `make_runs`
 
 
@@ -103,7 +106,13 @@ def write_files(folder):
     (folder / "next").mkdir()
     next_tokens.write_packs(folder / "next" / "packed.tfrecord", next_tokens.packed_and_unpacked()[0])
     ablated = ablate(WIDE, CHANGED["ablation"])
-    checkpoint.save_weights(folder / "start", make_engine(config=ablated, seed=7).weights(), ablated)
+    earlier = make_engine(
+        config=ablated, seed=7, optimizer=build_optimizer(TrainConfig(input_file="x", output_dir="y"))
+    )
+    for variable in earlier.optimizer.variables:
+        variable.assign(np.full(variable.shape, MOMENT).astype(variable.dtype))
+    earlier.optimizer.iterations.assign(STEPS_BEFORE)
+    checkpoint.save_checkpoint(folder / "start", 3, earlier, ablated, {})
     rows = {name: batch_of(packs[name], MAX_SEQ_LENGTH, 4, 12)["token_ids"].tolist() for name in packs}
     return folder, {**rows, "unpacked": single["token_ids"].tolist()}
 

@@ -93,7 +93,7 @@ def prune_checkpoints(output_dir, keep):
         shutil.rmtree(old.rename(old.with_name(old.name + PARTIAL_SUFFIX)))
     for path in list(Path(output_dir).iterdir()):
         damaged = DAMAGED.fullmatch(path.name)
-        if damaged and found and int(damaged[1]) <= _step_of(found[-1]):
+        if damaged and found and int(damaged[1]) <= step_of(found[-1]):
             shutil.rmtree(path)
 
 
@@ -113,7 +113,7 @@ def check_checkpoint(path):
     path = Path(path)
     if not check_checksums(path, (WEIGHTS, TRAINING, MODEL_CONFIG, STATE)):
         for name in (WEIGHTS, TRAINING):
-            _read_tensors(path / name)
+            read_tensors(path / name)
         _read_json(path / STATE)
 
 
@@ -165,7 +165,7 @@ def list_checkpoints(output_dir):
     if not Path(output_dir).is_dir():
         return []
     found = [path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)]
-    return sorted(found, key=_step_of)
+    return sorted(found, key=step_of)
 
 
 def restore_checkpoint(path, engine):
@@ -234,14 +234,16 @@ def find_checkpoint(path):
 
 def read_weights(folder):
     """The tensors of a checkpoint folder by name: dict of arrays; raises `InputError`."""
-    return _read_tensors(Path(folder) / WEIGHTS)
+    return read_tensors(Path(folder) / WEIGHTS)
 
 
-def _step_of(path):
+def step_of(path):
+    """The step of a run's checkpoint, which is in its name."""
     return int(NAME.fullmatch(path.name)[1])
 
 
-def _read_tensors(path):
+def read_tensors(path):
+    """The tensors of a safetensors file by name: dict of finite arrays; raises `InputError`."""
     try:
         tensors = load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
@@ -251,8 +253,19 @@ def _read_tensors(path):
 
 
 def _assign(path, variables):
-    """Assign every tensor of a file to the variable of its name; both must match exactly."""
-    tensors = _read_tensors(path)
+    assign_tensors(path, read_tensors(path), variables)
+
+
+def assign_tensors(path, tensors, variables):
+    """Assign tensors to the variables of their names; both must match exactly.
+
+    Args:
+        path: The file that they are of, for the message.
+        tensors, variables: Dicts by name.
+
+    Raises:
+        InputError: they are another model's, naming the first that differs; no variable is then changed.
+    """
     missing = sorted(variables.keys() - tensors.keys()) + sorted(tensors.keys() - variables.keys())
     if missing:
         where = "the file" if missing[0] in variables else "the model"

@@ -7,9 +7,9 @@ import itertools
 
 import keras
 
-from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
 from bert_packed.data import input_pipeline
-from bert_packed.data.batch_growth import BatchGrowth, GrowingBatches
+from bert_packed.data.batch_growth import GrowingBatches
 from bert_packed.data.dynamic_masking import MaskedBatches
 from bert_packed.data.read_ahead import ReadAhead
 from bert_packed.data.share import Share
@@ -32,8 +32,13 @@ NUM_TIMED_STEPS = 5
 DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
 
 
-def build_engine(config, model_config, data, processes=ALONE):
-    """A compiled-step engine around a new model and optimizer, seeded by the config."""
+def build_engine(config, model_config, data, processes=ALONE, steps_before=0):
+    """A compiled-step engine around a new model and optimizer, seeded by the config.
+
+    Args:
+        config, model_config, data, processes: Of the run.
+        steps_before: As in `build_optimizer`.
+    """
     replicas = _choose_replicas(config, model_config, data, processes)
     if model_config.ablation_no_position_reset and hasattr(model_config, "max_position_embeddings"):
         _check_positions(model_config, data.train.spec)
@@ -51,8 +56,45 @@ def build_engine(config, model_config, data, processes=ALONE):
             **({"num_rows": data.train.num_rows} if data.train.num_rows else {}),
             **({"layout": replicas.layout} if replicas and replicas.layout else {}),
         )
-        optimizer = build_optimizer(config, data.train.packing_factor or 1.0)
+        optimizer = build_optimizer(config, data.train.packing_factor or 1.0, steps_before)
         return make_engine(model, objective, optimizer, config.packs_at_once, replicas)
+
+
+def start_engine(config, model_config, data, folder, latest, processes=ALONE):
+    """An engine with the weights and the state that a run begins or continues with; nothing is written.
+
+    Args:
+        config, model_config, data, processes: Of the run.
+        folder: Its output directory.
+        latest: Checkpoint of it to continue from; None for a start, from `--init_checkpoint` if given.
+
+    Returns:
+        (engine, the `state.json` of that checkpoint or None).
+
+    Raises:
+        InputError: a checkpoint is damaged, or another model's.
+    """
+    steps_before = 0
+    if config.keep_optimizer_state:
+        steps_before = kept_optimizer.steps_before(latest, config.init_checkpoint)
+    engine = build_engine(config, model_config, data, processes, steps_before)
+    if config.layout != "none":
+        processes.say(engine.replicas.layout.describe(model_config))
+    if latest:
+        state = checkpoint.restore_checkpoint(latest, engine)
+        processes.say(f"continues from {latest}")
+        return engine, state
+    if config.init_checkpoint:
+        run_directory.check_outside(config.init_checkpoint, folder)
+        found = starting_weights.load(
+            config.init_checkpoint, engine.weights(), model_config, engine.model.head
+        )
+        if config.keep_optimizer_state:
+            kept_optimizer.load(config.init_checkpoint, engine)
+        processes.say("\n".join(found.lines()))
+        if config.keep_optimizer_state:
+            processes.say(f"  its optimizer's moments, of {steps_before:,} steps, are kept")
+    return engine, None
 
 
 def _choose_replicas(config, model_config, data, processes):
@@ -152,7 +194,7 @@ def make_hooks(
 
     def batches(first_step):
         reading[:] = [
-            _train_batches(config, model_config, objective, data.train, data.masking, processes, first_step)
+            train_batches(config, model_config, objective, data.train, data.masking, processes, first_step)
         ]
         return reading[0]
 
@@ -196,25 +238,28 @@ def speed_rows(config, model_config, data, engine, processes=ALONE):
         ("unpacked", unpacked, data.unpacked, 1.0),
         ("packed", engine, data.train, data.train.packing_factor),
     ):
-        batches = _train_batches(
-            config, model_config, engine.objective, packs, data.masking, processes, first_step=0
-        )
+        batches = train_batches(config, model_config, engine.objective, packs, data.masking, processes)
         some = list(itertools.islice(batches, NUM_TIMED_STEPS))
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
 
 
-def _train_batches(config, model_config, objective, packs, masking, processes, first_step):
+def train_batches(config, model_config, objective, packs, masking, processes=ALONE, first_step=0):
+    """Endless batches of a run, this process's part of each.
+
+    Args:
+        config, model_config, objective, processes: Of the run.
+        packs: `PackedFiles` to read.
+        masking: `DynamicMasking`, or None for the masks of the records.
+        first_step: Step of the first batch.
+    """
     share, batch_size, first_batch = share_of(config, processes), config.train_batch_size, first_step
-    growth = None
-    if config.batch_warmup_steps:
-        micro = config.packs_at_once
-        growth = BatchGrowth(
-            config.initial_batch_size, config.train_batch_size, micro, config.batch_warmup_steps
-        )
+    growth = config.growth
+    if growth:
         # Read micro-batch by micro-batch: a step is as many of them as it has grown to
-        batch_size, first_batch = micro, growth.packs_before(first_step) // micro
+        batch_size = config.packs_at_once
+        first_batch = growth.packs_before(first_step) // batch_size
     dataset = input_pipeline.train_batches(
         packs.index,
         packs.spec,

@@ -14,6 +14,7 @@ from bert_packed.config import (
     check_dropout_overrides,
     parse_ablation,
 )
+from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from bert_packed.runs.recipes import RECIPES
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
@@ -67,6 +68,11 @@ class TrainConfig:
         "",
         "local checkpoint whose weights start this run: a folder of ours or Hugging Face's, or a TensorFlow "
         "checkpoint or SavedModel of google-research/bert; empty = random",
+    )
+    keep_optimizer_state: bool = setting(
+        False,
+        "with init_checkpoint, of an earlier run of ours: its optimizer's moments go over too; schedule, "
+        "dropout and order of the data start anew",
     )
     train_batch_size: int = setting(32, "packs per optimizer step", minimum=1)
     micro_batch_size: int = setting(
@@ -293,6 +299,8 @@ class TrainConfig:
                 "`export_vocab_file` must be left out without export_every. Received: "
                 f"{self.export_vocab_file}."
             )
+        if self.keep_optimizer_state and not self.init_checkpoint:
+            raise InputError("`keep_optimizer_state` must be false without init_checkpoint. Received: True.")
         for name in ("eval_steps", "max_eval_steps"):
             value = getattr(self, name)
             if value and not self.eval_input_file:
@@ -383,6 +391,15 @@ class TrainConfig:
             return range(0)
         first, last = map(int, self.profile_steps.split(","))
         return range(first, last + 1)
+
+    @property
+    def growth(self):
+        """`BatchGrowth` of the steps; None where all are alike."""
+        if not self.batch_warmup_steps:
+            return None
+        return BatchGrowth(
+            self.initial_batch_size, self.train_batch_size, self.packs_at_once, self.batch_warmup_steps
+        )
 
     @property
     def packs_at_once(self):

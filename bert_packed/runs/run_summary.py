@@ -47,7 +47,7 @@ def _describe_masks(data):
 
 
 def describe_cost(config, model_config, model_flops, data, flops_per_second):
-    """What a step will cost on this machine, and how to make it smaller where it is long: lines of text.
+    """What a full step will cost on this machine, and how to make it smaller where it is long: lines of text.
 
     Args:
         config, model_config, data: Of the run.
@@ -55,9 +55,12 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
         flops_per_second: Of the machine, at matrix products.
     """
     seconds = estimate_step_seconds(model_flops, data.train.spec, config.train_batch_size, flops_per_second)
+    num_steps = config.num_train_steps
+    if config.growth:
+        num_steps = config.growth.packs_before(num_steps) / config.train_batch_size  # full ones
     lines = [
         f"cost       about {describe(seconds)} a step on this machine, about "
-        f"{describe(seconds * config.num_train_steps)} for {config.num_train_steps:,} steps"
+        f"{describe(seconds * num_steps)} for {config.num_train_steps:,} steps"
     ]
     if seconds > LONG_STEP_SECONDS:
         sizes = [name for name, size in MODEL_SIZES.items() if type(size) is type(model_config)][:3]

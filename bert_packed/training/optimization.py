@@ -209,10 +209,25 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     google-research/bert starts at 0, so that its first step changes nothing, and decays from step 0 on,
     so that the rate jumps where warm-up ends; ours starts one notch up and decays from the peak.
+
+    An optimizer whose moments are of earlier steps counts these too; with a `first_step` of 3:
+
+        step     3  4  5  6  7  8
+        rate     2  4  4  3  2  1
     """
 
-    def __init__(self, peak, num_train_steps, num_warmup_steps=0, end=0.0, power=1.0, num_decay_steps=0):
+    def __init__(
+        self,
+        peak,
+        num_train_steps,
+        num_warmup_steps=0,
+        end=0.0,
+        power=1.0,
+        num_decay_steps=0,
+        first_step=0,
+    ):
         super().__init__()
+        self.first_step = first_step
         self.num_decay_steps = num_decay_steps
         self.peak = peak
         self.num_train_steps = num_train_steps
@@ -221,7 +236,7 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.power = power
 
     def __call__(self, step):
-        step = ops.cast(step, "float32")
+        step = ops.cast(step - self.first_step, "float32")
         warm = self.peak * (step + 1.0) / max(self.num_warmup_steps, 1)
         decay_steps = self.num_decay_steps or max(self.num_train_steps - self.num_warmup_steps, 1)
         left = ops.clip((self.num_train_steps - step) / decay_steps, 0.0, 1.0)
@@ -230,7 +245,7 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         names = ("peak", "num_train_steps", "num_warmup_steps", "end", "power", "num_decay_steps")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "first_step")}
 
 
 OPTIMIZERS = {"lamb": Lamb, "adam": AdamWeightDecay}  # by the names of `--optimizer`
@@ -251,8 +266,8 @@ def correct_betas(beta_1, beta_2, packing_factor):
     return beta_1**packing_factor, beta_2**packing_factor
 
 
-def build_schedule(config):
-    """The learning-rate schedule of a `TrainConfig`."""
+def build_schedule(config, steps_before=0):
+    """The learning-rate schedule of a `TrainConfig`; `steps_before` as in `build_optimizer`."""
     return WarmupPolynomialDecay(
         config.learning_rate,
         config.num_train_steps,
@@ -260,14 +275,22 @@ def build_schedule(config):
         config.end_learning_rate,
         config.decay_power,
         config.num_decay_steps,
+        steps_before,
     )
 
 
-def build_optimizer(config, packing_factor=1.0):
-    """The optimizer of a `TrainConfig`; `packing_factor` is used with `--packing_correction=betas`."""
+def build_optimizer(config, packing_factor=1.0, steps_before=0):
+    """The optimizer of a `TrainConfig`.
+
+    Args:
+        config: `TrainConfig`.
+        packing_factor: Used with `--packing_correction=betas`.
+        steps_before: Steps of earlier runs whose moments it is going to be given, as of
+            `checkpoint.steps_before`: it counts on from them, and the schedule begins there.
+    """
     factor = packing_factor if config.packing_correction == "betas" else 1.0
     make = OPTIMIZERS[config.optimizer]
-    return make(build_schedule(config), **optimizer_settings(config, factor))
+    return make(build_schedule(config, steps_before), **optimizer_settings(config, factor))
 
 
 def optimizer_settings(config, packing_factor=1.0):

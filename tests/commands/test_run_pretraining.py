@@ -256,6 +256,24 @@ def test_init_checkpoint(data, uninterrupted, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("uncompiled")
+def test_a_second_phase_keeps_the_moments_and_continues_bit_for_bit(data, uninterrupted, tmp_path, capsys):
+    second = {"init_checkpoint": uninterrupted, "keep_optimizer_state": True, "log_steps": 1}
+    steps = {"num_train_steps": 4, "save_checkpoints_steps": 2, "eval_input_file": "", "eval_steps": 0}
+    command = arguments(data, tmp_path / "whole", **second, **steps)
+    assert run(*command) == 0
+    assert "its optimizer's moments, of 24 steps, are kept" in capsys.readouterr().out
+    part = shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    shutil.rmtree(part / "checkpoint-4")
+    assert run(*arguments(data, part, **second, **steps)) == 0
+    assert f"continues from {part}/checkpoint-2" in capsys.readouterr().out
+    assert_same_run(part, tmp_path / "whole")
+    assert load_file(part / "checkpoint-4" / "training.safetensors")["lamb/iteration"] == 24 + 4
+    # the schedule is of this phase: warm-up of two steps, then down
+    rates = [float(row["learning_rate"]) for row in read_rows(part / "metrics.csv")]
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.005])
+
+
+@pytest.mark.usefixtures("uncompiled")
 def test_weights_that_an_update_makes_nan_are_never_saved(data, tmp_path, capsys, monkeypatch):
     """The loss of that step is finite, and --keep_checkpoint_max would remove the last good one."""
     train_step = TensorFlowEngine.train_step

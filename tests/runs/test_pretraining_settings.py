@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from packs import VOCAB_SIZE
-from pretraining_runs import CHANGED, FACTOR, WIDE, make_runs, write_files
+from pretraining_runs import CHANGED, FACTOR, MOMENT, STEPS_BEFORE, WIDE, make_runs, write_files
 from tiny import MAX_SEQ_LENGTH
 
 from bert_packed.checkpoints import checkpoint
@@ -36,7 +36,9 @@ def runs(files, tmp_path_factory):
 def schedule(seen):
     """The optimizer's schedule, which is what the log says too."""
     found = seen.engine.optimizer._learning_rate
-    assert [seen.hooks.learning_rate(step) for step in STEPS] == [float(found(step)) for step in STEPS]
+    first = int(seen.engine.optimizer.iterations)
+    logged = [seen.hooks.learning_rate(step) for step in STEPS]
+    assert logged == [float(found(first + step)) for step in STEPS]
     return found
 
 
@@ -61,6 +63,11 @@ def nsp_loss(seen):
 
 def block(seen):
     return seen.engine.model.bert.blocks[0]
+
+
+def moments(seen):
+    variables = [pair for place in (0, 3) for pair in seen.engine.optimizer.moments_of(place)]
+    return {float(value) for variable in variables for value in variable.numpy().ravel()}
 
 
 def masking(seen):
@@ -145,9 +152,12 @@ CASES = {
     "init_checkpoint": Case(
         lambda seen, files: all(
             np.array_equal(seen.weights[name], values)
-            for name, values in checkpoint.read_weights(files[0] / "start").items()
+            for name, values in checkpoint.read_weights(files[0] / "start" / "checkpoint-3").items()
         ),
         True,
+    ),
+    "keep_optimizer_state": Case(
+        lambda seen, _: (int(seen.engine.optimizer.iterations), moments(seen)), (STEPS_BEFORE, {MOMENT})
     ),
     "max_grad_norm": Case(lambda seen, _: seen.engine.max_grad_norm, 0.5),
     "train_batch_size": Case(lambda seen, _: len(seen.batch["token_ids"]), 6),

@@ -19,6 +19,7 @@ from bert_packed.training.optimization import (
     WarmupPolynomialDecay,
     _median,
     build_optimizer,
+    build_schedule,
     correct_betas,
     optimizer_settings,
     trust_ratios,
@@ -112,6 +113,18 @@ def test_a_schedule_that_stays_at_its_peak_until_the_last_steps():
     schedule = WarmupPolynomialDecay(4.0, num_train_steps=7, num_warmup_steps=2, end=1.0, num_decay_steps=3)
     assert [float(schedule(step)) for step in range(8)] == [2.0, 4.0, 4.0, 4.0, 4.0, 3.0, 2.0, 1.0]
     assert type(schedule).from_config(schedule.get_config()).get_config() == schedule.get_config()
+
+
+def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
+    config = TrainConfig(
+        input_file="x", output_dir="y", learning_rate=4.0, num_train_steps=6, num_warmup_steps=2
+    )
+    optimizer = build_optimizer(config, steps_before=3)
+    rates = [float(optimizer._learning_rate(step)) for step in range(3, 10)]
+    assert rates == [float(build_schedule(config)(step)) for step in range(7)]
+    assert rates == [2.0, 4.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+    copy = WarmupPolynomialDecay.from_config(optimizer._learning_rate.get_config())
+    assert [float(copy(step)) for step in range(3, 10)] == rates
 
 
 def test_adam_or_lamb_by_name():

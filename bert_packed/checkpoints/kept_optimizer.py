@@ -1,0 +1,67 @@
+"""The optimizer's state of an earlier run, with which another begins: `--keep_optimizer_state`.
+
+The moments go over as they are. Their correction for a zero start needs the number of steps behind them, so
+the optimizer counts on, and the learning rate's schedule begins at that step:
+
+    phase 1, steps of the optimizer     0 1 2 3
+    phase 2                                     4 5 6 7
+             steps of the run                   0 1 2 3
+"""
+
+from safetensors import SafetensorError, safe_open
+
+from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.checksums import check_checksums
+from data_gen.cli.settings import InputError
+
+STEP_COUNT = "/iteration"  # what Keras calls it, below the optimizer's name
+
+
+def steps_before(latest, init_checkpoint):
+    """Steps that a run's optimizer has counted before the run's first.
+
+    Args:
+        latest: Checkpoint of the run to continue from, or None for a start.
+        init_checkpoint: What it starts or started from: as in `checkpoint.find_checkpoint`.
+
+    Raises:
+        InputError: there is no checkpoint of ours with an optimizer's state.
+    """
+    counted = _read_step_count((latest or checkpoint.find_checkpoint(init_checkpoint)) / checkpoint.TRAINING)
+    return counted - (checkpoint.step_of(latest) if latest else 0)
+
+
+def load(init_checkpoint, engine):
+    """Give an engine the moments of another run's optimizer, and its count of steps.
+
+    Args:
+        init_checkpoint: As in `checkpoint.find_checkpoint`.
+        engine: Whose optimizer is of the same kind.
+
+    Raises:
+        InputError: the file is missing or damaged, or holds another kind's moments or another model's; the
+            engine is then as it was.
+    """
+    folder = checkpoint.find_checkpoint(init_checkpoint)
+    check_checksums(folder, (checkpoint.TRAINING,), others=False)
+    path, kind = folder / checkpoint.TRAINING, engine.optimizer.name
+    stored = checkpoint.read_tensors(path)
+    kinds = sorted(name.removesuffix(STEP_COUNT) for name in stored if name.endswith(STEP_COUNT))
+    if kinds != [kind]:
+        raise InputError(
+            f"{path} must hold the moments of this run's `optimizer`, {kind}. Received: {', '.join(kinds)}."
+        )
+    state = {name: v for name, v in engine.training_state().items() if name.startswith(f"{kind}/")}
+    checkpoint.assign_tensors(path, {n: v for n, v in stored.items() if n.startswith(f"{kind}/")}, state)
+
+
+def _read_step_count(path):
+    try:
+        with safe_open(path, "numpy") as file:
+            names = [name for name in file.keys() if name.endswith(STEP_COUNT)]  # noqa: SIM118
+            counts = [int(file.get_tensor(name)) for name in names]
+    except (SafetensorError, FileNotFoundError) as error:
+        raise InputError(f"{path} must hold an optimizer's state. Received: {error}.") from error
+    if len(counts) != 1:
+        raise InputError(f"{path} must hold the state of one optimizer. Received: {len(counts)}.")
+    return counts[0]

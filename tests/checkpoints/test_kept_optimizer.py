@@ -1,0 +1,111 @@
+"""A run that begins with the optimizer's state of another, against one that was never interrupted."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+from packs import batch_of, random_packs
+from safetensors.numpy import load_file
+from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
+
+from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
+from bert_packed.training.optimization import AdamWeightDecay, Lamb, WarmupPolynomialDecay
+from data_gen.cli.settings import InputError
+
+pytestmark = pytest.mark.both_backends
+RATE, NUM_STEPS = 0.01, 3  # each phase
+SMALL = dataclasses.replace(CONFIG, num_hidden_layers=1)
+
+
+def make(seed=1, first_step=0, config=SMALL, kind=Lamb):
+    """An engine with one learning rate for the steps of a phase, and 0 before and after them."""
+    rate = WarmupPolynomialDecay(RATE, NUM_STEPS, num_decay_steps=1, first_step=first_step)
+    return make_engine(config=config, seed=seed, optimizer=kind(rate, beta_2=0.9))
+
+
+def train(engine, phase):
+    """Take the steps of a phase, 1 or 2, and give back all values."""
+    rng = np.random.default_rng(phase)
+    for _ in range(NUM_STEPS):
+        engine.train_step(batch_of(random_packs(rng, 2, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12))
+    return {name: v.numpy() for name, v in {**engine.weights(), **engine.training_state()}.items()}
+
+
+def begin(folder):
+    """The engine of a second phase, as `run_pretraining.py` begins it."""
+    engine = make(seed=2, first_step=kept_optimizer.steps_before(None, folder))
+    starting_weights.load(folder, engine.weights(), SMALL)
+    kept_optimizer.load(folder, engine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def phases(tmp_path_factory):
+    """A folder with the checkpoint of a first phase, and the values of an engine that went on."""
+    folder, engine = tmp_path_factory.mktemp("run"), make()
+    train(engine, 1)
+    checkpoint.save_checkpoint(folder, NUM_STEPS, engine, SMALL, {})
+    whole = make_engine(config=SMALL, optimizer=Lamb(RATE, beta_2=0.9))
+    stored = load_file(folder / f"checkpoint-{NUM_STEPS}" / checkpoint.TRAINING)
+    checkpoint.assign_tensors(
+        folder, checkpoint.read_weights(folder / f"checkpoint-{NUM_STEPS}"), whole.weights()
+    )
+    for variable in whole.optimizer.variables:
+        if variable.path in stored:
+            variable.assign(stored[variable.path])
+    return folder, train(whole, 2)
+
+
+def test_moments_their_correction_and_the_rate_go_on(phases):
+    folder, whole = phases
+    values = train(begin(folder), 2)
+    for name, expected in whole.items():
+        if not name.startswith(("dropout_seed/", "lamb/learning_rate")):
+            np.testing.assert_array_equal(values[name], expected, err_msg=name)
+    assert int(values["lamb/iteration"]) == 2 * NUM_STEPS
+
+
+def test_without_it_the_moments_start_anew(phases):
+    folder, whole = phases
+    engine = make(seed=2)
+    starting_weights.load(folder, engine.weights(), SMALL)
+    values = train(engine, 2)
+    kernel = "bert/layer_0/attention/query/kernel"
+    assert int(values["lamb/iteration"]) == NUM_STEPS
+    assert np.abs(values[kernel] - whole[kernel]).max() > RATE / 10
+
+
+def test_steps_before_are_those_of_earlier_runs(phases, tmp_path):
+    """Of a run that continues, its own steps do not count; of a third phase, all do."""
+    engine = begin(phases[0])
+    engine.optimizer.iterations.assign(NUM_STEPS + 2)
+    second = checkpoint.save_checkpoint(tmp_path, 2, engine, SMALL, {})
+    assert kept_optimizer.steps_before(second, "a folder that is gone") == NUM_STEPS
+    assert kept_optimizer.steps_before(None, tmp_path) == NUM_STEPS + 2
+
+
+def test_what_has_no_such_moments_is_refused(phases, tmp_path):
+    folder = phases[0]
+    adam = make(kind=AdamWeightDecay)
+    with pytest.raises(InputError, match=r"must hold the moments of .*adam_weight_decay. Received: lamb"):
+        kept_optimizer.load(folder, adam)
+    wide = make(config=dataclasses.replace(SMALL, hidden_size=32))
+    with pytest.raises(InputError, match=r"holds another model: lamb/.*must have shape"):
+        kept_optimizer.load(folder, wide)
+    for engine in (adam, wide):
+        assert int(engine.optimizer.iterations) == 0
+    checkpoint.save_weights(tmp_path / "weights", make().weights(), SMALL)
+    with pytest.raises(InputError, match=r"weights/training.safetensors must hold an optimizer's state"):
+        kept_optimizer.steps_before(None, tmp_path / "weights")
+
+
+def test_a_flipped_bit_of_a_moment_is_refused(phases, tmp_path):
+    """The sound number that it makes is told by the checksums alone."""
+    folder = shutil.copytree(phases[0], tmp_path / "run")
+    path = folder / f"checkpoint-{NUM_STEPS}" / checkpoint.TRAINING
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"training.safetensors must have the SHA-256"):
+        kept_optimizer.load(folder, make())
