@@ -12,6 +12,14 @@ from bert_packed.reports.sequence_batches import PACKED, make_batches
 from bert_packed.runs import turns
 
 
+def test_an_operator_s_speed_is_of_the_real_tokens_of_its_way(monkeypatch):
+    batches = make_batches([(1, 3), (2, 2)], 4, 3, 1, 2, VOCAB_SIZE)
+    monkeypatch.setattr(mamba_operators, "time_in_turns", lambda ways, repeats: dict.fromkeys(ways, [0.5]))
+    for row in mamba_operators.measure_operators(CONFIG, batches, 3):
+        real = sum(int(np.count_nonzero(batch["sequence_ids"])) for batch in batches[row["way"]].batches)
+        assert row["real tokens/s"] == 2 * real
+
+
 @pytest.mark.both_backends
 @pytest.mark.slow
 def test_operators_run_forward_and_backward_on_the_shapes_of_each_way(monkeypatch):
