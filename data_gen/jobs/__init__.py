@@ -1,6 +1,7 @@
 """How long work is done and where it lies: files, output directories, steps that survive being killed.
 
-Read `files.py`, then `output.py`, `steps.py`, `runners.py`. What words mean here and in all of `data_gen`:
+Read `files.py`, then `output.py`, `steps.py`, `runners.py`, `workers.py`. What words mean here and in all of
+`data_gen`:
 
     job     all that one run of a command has to do; its steps are noted, so that a killed one goes on
     step    a piece of a job that one worker does

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -21,8 +20,8 @@ from tqdm import tqdm
 from data_gen.cli import progress
 from data_gen.jobs import files
 from data_gen.jobs.runners import LOCAL
+from data_gen.jobs.workers import start_workers, telling_lost_workers
 
-STATUS_ORPHANED = 1
 SECONDS_BETWEEN_LOOKS = 0.5  # at what the workers have done
 
 
@@ -131,21 +130,12 @@ class Job:
                 yield from ((step, do_step((step, self._work_folder))) for step in steps)
             return
         if self._pool is None:
-            # Spawned, not forked: TensorFlow's and the tokenizer's threads do not survive a fork.
-            context = multiprocessing.get_context("spawn")
-            self._counter = context.Value("q", 0)
-            self._pool = futures.ProcessPoolExecutor(
-                self._num_workers, context, _prepare_worker, (self._counter,)
-            )
-        try:
-            with _shown(self._counter, bar):
-                running = {self._pool.submit(do_step, (step, self._work_folder)): step for step in steps}
-                for future in futures.as_completed(running):
-                    yield running[future], future.result()
-        except futures.process.BrokenProcessPool as error:
-            raise OSError(
-                "a worker process ended without a word, as when the system is out of memory"
-            ) from error
+            self._counter = multiprocessing.get_context("spawn").Value("q", 0)
+            self._pool = start_workers(self._num_workers, _count_into, self._counter)
+        with telling_lost_workers(), _shown(self._counter, bar):
+            running = {self._pool.submit(do_step, (step, self._work_folder)): step for step in steps}
+            for future in futures.as_completed(running):
+                yield running[future], future.result()
 
     def _read_note(self, step):
         try:
@@ -195,22 +185,11 @@ def _shown(counter, bar):
         show()
 
 
-def _prepare_worker(counter):
-    """Leave Ctrl-C to the parent, which reports it once, end with the parent, and count what is done.
-
-    Without the second, the workers of a killed run would go on writing beside those of the next.
-    """
+def _count_into(counter):
+    """Let this process add what it does to a counter that it shares with its parent."""
 
     def add(amount):
         with counter.get_lock():
             counter.get_obj().value += amount
 
     progress.follow(add)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent():
-    with contextlib.suppress(OSError):
-        multiprocessing.parent_process().join()
-    os._exit(STATUS_ORPHANED)

@@ -14,7 +14,7 @@ from data_gen.cli.settings import InputError
 from data_gen.cli.versions import code_sha256, versions
 from data_gen.jobs import files
 from data_gen.jobs.output import open_output_dir, refuse_own_input
-from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers
+from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers, num_cores
 from data_gen.jobs.steps import Job, Step
 from data_gen.packing import histogram as histograms
 from data_gen.records.inputs import find_files, stamp_files, unchanged
@@ -102,7 +102,7 @@ def create(config):
     }
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
-            inputs = _open_inputs(records, stamps)
+            inputs = _open_inputs(records, stamps, config.num_workers or num_cores())
             sources = sources or [Source(NAME, 1.0, (NAME,))]
             size = sum(text.size for text in inputs)
             num_workers = choose_num_workers(config.num_workers, size, TEXT_BYTES_THAT_PAY)
@@ -266,12 +266,14 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
     }
 
 
-def _open_inputs(records, stamps):
-    """List of `TextInput`; the embedded corpus without a stamp."""
+def _open_inputs(records, stamps, num_workers):
+    """List of `TextInput`; the embedded corpus, read by so many processes, without a stamp."""
     if stamps:
         return [TextInput(stamp[0], records.open_texts((stamp[0],)), [stamp], stamp[1]) for stamp in stamps]
-    progress = tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None)
-    documents = list(progress)  # some megabytes, and parsing again would take longer than all the rest
+    found = read_sample_documents(num_workers)
+    documents = list(
+        tqdm(found, desc="sample corpus", unit=" documents", disable=None)
+    )  # some megabytes, and parsing again would take longer than all the rest
     text = "\n\n".join("\n".join(document) for document in documents)
     numbered = [(number, s) for number, document in enumerate(documents, 1) for s in document]
     numbered = records.join_sentences(numbered)

@@ -13,6 +13,7 @@ import textwrap
 import warnings
 from pathlib import Path
 
+from data_gen.jobs.workers import start_workers, telling_lost_workers
 from data_gen.text.corpus import split_sentences
 
 NAME = "embedded sample corpus"
@@ -21,8 +22,11 @@ PACKAGES = ("numpy", "scipy", "keras", "tensorflow")
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "testing", "site-packages", "dist-packages", "lib2to3", "idlelib", "_api", "v1", "v2"}
 )
+# Fields that hold statements, or handlers and cases, which hold statements, in the order of each node
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
+FILES_AT_ONCE = 32  # handed to one process
 MIN_PARAGRAPH_WORDS = 6
 MIN_DOCUMENT_WORDS = 20
 MIN_DOCUMENT_SENTENCES = 2
@@ -43,14 +47,17 @@ FOOTNOTE = re.compile(r"\s?\[[\w#]+\]_?")
 MARKUP = re.compile(r"`+(?:__?(?!\w))?|\*\*|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)")
 
 
-def read_sample_documents():
+def read_sample_documents(num_workers=1):
     """Read the embedded corpus.
+
+    Args:
+        num_workers: Processes that parse the sources; 1 = this one.
 
     Yields:
         List of sentences, one list a topic or docstring, in a fixed order.
     """
     seen = set()
-    for text, is_topic in _texts():
+    for text, is_topic in _texts(num_workers):
         paragraphs = [paragraph for paragraph in prose_paragraphs(text, is_topic) if paragraph not in seen]
         seen.update(paragraphs)
         sentences = [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
@@ -113,16 +120,33 @@ def _strip_markup(text):
     return " ".join(MARKUP.sub("", FOOTNOTE.sub("", text)).split())
 
 
-def _texts():
+def _texts(num_workers):
     """Yield (text, whether it is a pydoc topic)."""
     folder = Path(sysconfig.get_path("stdlib"))
     for text in _topics(folder):
         yield text, True
-    for root in (folder, *map(_package_folder, PACKAGES)):
-        for path in sorted(root.rglob("*.py")) if root else ():
-            if SKIPPED_FOLDERS.isdisjoint(path.relative_to(root).parts):
-                for text in _docstrings(path):
-                    yield text, False
+    paths = [
+        path
+        for root in (folder, *map(_package_folder, PACKAGES))
+        for path in (sorted(root.rglob("*.py")) if root else ())
+        if SKIPPED_FOLDERS.isdisjoint(path.relative_to(root).parts)
+    ]
+    for texts in _of_each(paths, num_workers):
+        for text in texts:
+            yield text, False
+
+
+def _of_each(paths, num_workers):
+    """The `_docstrings` of files, in their order."""
+    if num_workers == 1:
+        yield from map(_docstrings, paths)
+        return
+    pool = start_workers(num_workers)
+    try:
+        with telling_lost_workers():
+            yield from pool.map(_docstrings, paths, chunksize=FILES_AT_ONCE)
+    finally:  # whoever wanted some texts only has them
+        pool.shutdown(cancel_futures=True)
 
 
 def _topics(folder):
@@ -130,7 +154,7 @@ def _topics(folder):
     path = folder / "pydoc_data" / "topics.py"
     if not path.is_file():
         return []
-    for node in _parse(path).body:
+    for node in _parse(path.read_bytes()).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             topics = ast.literal_eval(node.value)
             return [textwrap.dedent(topics[name]) for name in sorted(topics)]
@@ -143,23 +167,33 @@ def _package_folder(name):
 
 
 def _docstrings(path):
-    """The docstrings of a source file, in the order of the file."""
+    """The docstrings of a source file, in the order of the file: list of str."""
     source = path.read_bytes()
     if b'"""' not in source and b"'''" not in source:
-        return  # parsing is what takes the time
-    tree = _parse(path)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
-    for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
-        if text := ast.get_docstring(node):
-            yield text
+        return []  # parsing is what takes the time
+    nodes = [node for node in _statements(_parse(source)) if isinstance(node, DOCUMENTED)]
+    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    return [text for text in map(ast.get_docstring, nodes) if text]
 
 
-def _parse(path):
+def _statements(tree):
+    """What `ast.walk` yields, in its order, without the expressions, which hold no definitions.
+
+    These are most of a file's nodes: to walk through them took longer than all else but the parser.
+    """
+    nodes = [tree]
+    for node in nodes:
+        for name in BLOCKS:
+            nodes.extend(getattr(node, name, ()))
+    return nodes
+
+
+def _parse(source):
     with warnings.catch_warnings():
         # of other people's invalid escapes, which are SyntaxWarning from Python 3.12 on
         warnings.simplefilter("ignore", SyntaxWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            return ast.parse(path.read_bytes())
+            return ast.parse(source)
         except (SyntaxError, ValueError):
             return ast.Module([], [])  # templates and deliberately broken files

@@ -299,7 +299,7 @@ def test_the_vocabulary_of_a_run_makes_the_next(tmp_path):
 
 
 def test_the_embedded_corpus_is_text_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(create_job, "read_sample_documents", lambda: [["One.", "Two."], ["Three."]])
+    monkeypatch.setattr(create_job, "read_sample_documents", lambda _: [["One.", "Two."], ["Three."]])
     manifest = make(tmp_path / "out", "", tokenizer="byte_bpe", vocab_size=257)
     assert manifest["splits"]["train"]["num_bytes"] == len("One.\nTwo.") + len("Three.")
 

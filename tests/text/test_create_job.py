@@ -253,7 +253,7 @@ def test_a_vocabulary_is_trained_where_none_is_given(text, tmp_path):
 
 def test_the_sample_corpus_is_the_input_where_none_is_given(tmp_path, monkeypatch):
     documents = [["Paths name files.", "They may be long."], ["Lists are mutable.", "Tuples are not."]]
-    monkeypatch.setattr(create_job, "read_sample_documents", lambda: iter(documents))
+    monkeypatch.setattr(create_job, "read_sample_documents", lambda _: iter(documents))
     config = CreateConfig(output_dir=str(tmp_path / "out"), vocab_size=100, max_seq_length=16, num_workers=1)
     manifest = create_job.create(config)
     assert manifest["inputs"][0]["path"] == "embedded sample corpus"

@@ -71,7 +71,7 @@ def test_documents_are_prose_and_never_repeat(monkeypatch):
     monkeypatch.setattr(sample_corpus, "PACKAGES", ("no_such_package",))
     documents = list(itertools.islice(sample_corpus.read_sample_documents(), 300))
     assert len(documents) == 300
-    assert documents == list(itertools.islice(sample_corpus.read_sample_documents(), 300))
+    assert documents == list(itertools.islice(sample_corpus.read_sample_documents(2), 300))
     sentences = [sentence for document in documents for sentence in document]
     assert len(set(sentences)) > 0.95 * len(sentences)
     assert all(len(document) >= 2 for document in documents)
@@ -85,8 +85,36 @@ def test_short_documents_and_single_sentences_are_left_out(monkeypatch):
     more = "The next sentence makes a document of the two, since it is long enough as well."
     again = long.replace("Whoever", "Everyone who")
     texts = [f"{long} {more}", again, "These are just six short words. They are not twenty."]
-    monkeypatch.setattr(sample_corpus, "_texts", lambda: iter((text, False) for text in texts))
+    monkeypatch.setattr(sample_corpus, "_texts", lambda _: iter((text, False) for text in texts))
     assert list(sample_corpus.read_sample_documents()) == [[long, more]]
+
+
+def test_definitions_are_found_in_the_order_of_all_nodes():
+    """In whatever statement they stand, and nowhere else."""
+    source = """
+try:
+    def a(): pass
+except OSError:
+    class B:
+        def c(self): pass
+else:
+    if x: pass
+    else:
+        async def d(): pass
+finally:
+    match y:
+        case 1:
+            def e(): pass
+with z:
+    for _ in w:
+        def f(): return [lambda: g for g in h]
+"""
+    for tree in (ast.parse(source), ast.parse(sample_corpus.Path(ast.__file__).read_bytes())):
+        wanted = [node for node in ast.walk(tree) if isinstance(node, sample_corpus.DOCUMENTED)]
+        assert [
+            n for n in sample_corpus._statements(tree) if isinstance(n, sample_corpus.DOCUMENTED)
+        ] == wanted
+    assert len(wanted) > 100
 
 
 def test_every_package_is_read(monkeypatch, tmp_path):
@@ -97,7 +125,7 @@ def test_every_package_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(sample_corpus, "PACKAGES", ("numpy", "tensorflow"))
     monkeypatch.setattr(sample_corpus, "_package_folder", tmp_path.joinpath)
     monkeypatch.setattr(sample_corpus.sysconfig, "get_path", lambda name: str(tmp_path / "library"))
-    found = list(sample_corpus._texts())
+    found = list(sample_corpus._texts(1))
     assert found == [(f"Of {name}.", False) for name in ("library", "numpy", "tensorflow")]
 
 
