@@ -18,10 +18,8 @@ sequence on Wikipedia, vanishes in rounding, and the products of columns stay wi
 """
 
 import numpy as np
-from scipy import sparse
 
 from data_gen.packing.histogram import check_arguments
-from data_gen.packing.least_squares import solve_nnls
 from data_gen.packing.plan import make_plan
 from data_gen.packing.slots import count_slots, fill_slots
 from data_gen.packing.strategies import count_strategies, list_strategies
@@ -83,6 +81,8 @@ def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_itera
     Raises:
         ValueError: an argument breaks its rule, or there are over two million strategies.
     """
+    from scipy import sparse  # half a second: not for --help and the other algorithms
+
     histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
     if not histogram.any():
         return plan_slots("ennlshp", histogram, max_seq_length, max_sequences_per_pack, [], [])
@@ -131,6 +131,8 @@ def first_mix(
     Raises:
         ValueError: as `pack_nnlshp`.
     """
+    from scipy import sparse  # half a second: not for --help and the other algorithms
+
     histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
     if not (isinstance(offset, int) and offset >= 0):
         raise ValueError(f"`offset` must be a whole number from 0. Received: {offset!r}.")
@@ -152,6 +154,8 @@ def least_squares_mix(matrix, target, num_strategies, max_iterations):
     Returns:
         float64 `[columns of matrix]`, and a list with a note where the iterations ran out.
     """
+    from data_gen.packing.least_squares import solve_nnls  # SciPy
+
     limit = 3 * num_strategies if max_iterations is None else max_iterations
     result = solve_nnls(matrix, target, limit)
     note = f"Least squares stopped after {limit} iterations; its best mix so far was repaired."
@@ -171,6 +175,8 @@ def checked_strategies(max_seq_length, depth):
 
 def packing_matrix(strategies, max_seq_length):
     """Slots by length and strategy (Section F.4.2): sparse float64 `[S, strategies]`."""
+    from scipy import sparse  # half a second: not for --help and the other algorithms
+
     columns, places = np.nonzero(strategies)
     rows = strategies[columns, places] - 1
     shape = max_seq_length, len(strategies)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
-from data_gen.packing import nnlshp
+from data_gen.packing import least_squares, nnlshp
 from data_gen.packing.histogram import load_known_histogram
 from data_gen.packing.least_squares import NnlsResult, solve_nnls
 from data_gen.packing.nnlshp import mix_nnlshp, pack_ennlshp, pack_nnlshp
@@ -65,7 +65,7 @@ def solved(monkeypatch):
         asked.append((matrix.toarray(), target, max_iterations))
         return NnlsResult(np.array([2.4, 2.6, 0.3, 0.4, *np.zeros(matrix.shape[1] - 4)]), True, 1)
 
-    monkeypatch.setattr(nnlshp, "solve_nnls", solve)
+    monkeypatch.setattr(least_squares, "solve_nnls", solve)
     return asked
 
 
