@@ -89,8 +89,8 @@ def continue_and_compare(job, folder, expected):
 @pytest.mark.parametrize(
     ("name", "overwrite", "stride"),
     [
-        ("pack", True, 7),
-        ("create", False, 7),
+        ("pack", True, 12),
+        ("create", False, 20),
         ("create causal", False, 40),
         ("pack rows", False, 40),
         *(

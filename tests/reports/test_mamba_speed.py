@@ -106,6 +106,7 @@ def test_memory_grows_as_the_length_does(monkeypatch):
     assert last / first < 4.4
 
 
+@pytest.mark.slow  # imports torch and transformers
 def test_the_reference_computes_our_loss_and_trains():
     import_reference()
     from bert_packed.reports.mamba_reference import causal_arguments_of, causal_training

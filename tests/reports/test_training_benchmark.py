@@ -141,6 +141,7 @@ def test_a_measurement(tmp_path, tiny_config_file, capsys):
     assert ("by XLA's count" in printed) == (keras.backend.backend() == "jax")
 
 
+@pytest.mark.slow  # imports torch and transformers
 def test_the_reference_computes_our_loss_and_trains():
     import_reference()
     _, rows = packed_and_unpacked()
