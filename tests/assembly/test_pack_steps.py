@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import types
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from unpacked_records import make_features, write_features
 from data_gen.assembly import pack_inputs, pack_job, pack_steps
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
-from data_gen.assembly.spill import read_array, read_spill
+from data_gen.assembly.spill import Column, read_array, read_spill
 from data_gen.records import tfrecords
 from data_gen.records.inputs import stamp_files
 
@@ -90,6 +91,29 @@ def test_runs_and_parts_grow_with_the_input_so_that_their_product_does_not(tmp_p
     settings = {"input_file": f"{tmp_path}/?.tfrecord", "output_dir": str(tmp_path / "out")}
     pack(PackConfig(max_seq_length=S, num_workers=1, **settings))
     assert [work.run_bytes for work in works] == [size // 8] * 2  # of all files together
+
+
+def test_a_run_ends_once_it_is_full_and_counts_add_up_over_batches(tmp_path):
+    """Five batches of five records each, of which one is too long; four take 48 bytes, and a run takes 90."""
+    path = write_features(tmp_path / "in.tfrecord", make_features([5], S))
+
+    def read(_):
+        for first in range(1, 26, 5):
+            numbers = np.arange(first, first + 4)
+            yield {"file_indices": np.zeros(4, np.int32), "record_numbers": numbers}, 5, {"dropped": 1}
+
+    data = types.SimpleNamespace(
+        layout={"file_indices": Column("<i4"), "record_numbers": Column("<i8")},
+        lengths=lambda columns: np.ones(len(columns["record_numbers"]), np.int64),
+        read=read,
+    )
+    result = pack_steps.read_file(pack_steps.ReadWork(data, stamp_files([path])[0], 3, {}, str(tmp_path), 90))
+    assert [num_sequences for _, num_sequences in result["runs"]] == [8, 8, 4]
+    assert result["entry"]["num_records"] == 25 and result["num_overlong"] == {"dropped": 5}
+    runs = [read_spill(run, data.layout) for run, _ in result["runs"]]
+    numbers = np.concatenate([run["record_numbers"] for run in runs])
+    assert numbers.tolist() == [number for number in range(1, 26) if number % 5]
+    assert all((run["file_indices"] == 3).all() for run in runs)
 
 
 def test_what_a_part_is_sent_does_not_grow_with_the_number_of_runs():
