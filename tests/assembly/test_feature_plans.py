@@ -106,7 +106,9 @@ def test_a_feature_as_long_as_another_has_all_its_values_at_each_position(tmp_pa
     for num_values in (5, 7):
         record = {"a": [1, 2], "places": list(range(num_values))}
         path = write(tmp_path / "in.tfrecord", {"a": [1], "places": [1, 2, 3]}, record)
-        with pytest.raises(InputError, match=rf"record 2: places must be as long as a\. .*{num_values} values"):
+        with pytest.raises(
+            InputError, match=rf"record 2: places must be as long as a\. .*{num_values} values"
+        ):
             list(data.read(path))
 
 
