@@ -309,6 +309,14 @@ def test_what_is_not_finite_is_not_exported_and_a_tokenizer_knows_the_greatest_l
     assert not (tmp_path / "model.safetensors").exists()
 
 
+def test_pretraining_does_not_start_from_a_fine_tuned_model_unasked(tmp_path):
+    save(tmp_path / "ours", make_model(QUESTION_ANSWERING))
+    model = named_weights(make_model(PRETRAINING, seed=2))
+    with pytest.raises(InputError, match="holds another model"):
+        starting_weights.load(tmp_path / "ours", model, CONFIG)
+    assert starting_weights.load(tmp_path / "ours", model, CONFIG, any_head=True).missing
+
+
 def test_mistakes(tmp_path):
     model = make_model(CLASSIFICATION)
     save(tmp_path / "ours", model)
