@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from data_gen.assembly.feature_data import FeatureData
 from data_gen.assembly.feature_spec import MAX_CAPACITIES, MAX_CLASSES, parse_features
+from data_gen.assembly.pack_config import PackConfig
 from data_gen.cli.settings import InputError
 from data_gen.records import tfrecords
 
@@ -123,3 +124,11 @@ def test_a_pack_takes_all_values_of_each_position():
     data = FeatureData(parse_features("a:int:10,places:float*3:=a"), "error")
     # also what tells a sequence: its file, its record, and how long it is
     assert data.pack_bytes(2) == 10 * 8 + 10 * 3 * 4 + 2 * (4 + 8 + 4)
+
+
+def test_no_pack_is_deeper_than_the_first_capacity_has_positions():
+    """A sequence has one of it at least, and may have none of the others."""
+    given = {"input_file": "x", "output_dir": "y", "features": "few:int:4,many:int:100"}
+    assert PackConfig(**given, max_sequences_per_pack=4).max_sequences_per_pack == 4
+    with pytest.raises(InputError, match=r"`max_sequences_per_pack` must be .*the capacity of few"):
+        PackConfig(**given, max_sequences_per_pack=5)

@@ -253,14 +253,6 @@ def test_settings_that_features_cannot_follow_are_refused_and_not_recorded():
     assert one["algorithm"] == "lpfhp"  # with one capacity every algorithm is at hand
 
 
-def test_no_pack_is_deeper_than_the_first_capacity_has_positions():
-    """A sequence has one of it at least, and may have none of the others."""
-    given = {"input_file": "x", "output_dir": "y", "features": "few:int:4,many:int:100"}
-    assert PackConfig(**given, max_sequences_per_pack=4).max_sequences_per_pack == 4
-    with pytest.raises(InputError, match=r"`max_sequences_per_pack` must be .*the capacity of few"):
-        PackConfig(**given, max_sequences_per_pack=5)
-
-
 def test_features_of_other_records_under_our_names_are_of_no_objective(tmp_path):
     sequences = [{"input_ids": np.array([7, 8]), "label_mask": np.array([1, 0])}] * 3
     path = write(tmp_path / "in.tfrecord", sequences)
