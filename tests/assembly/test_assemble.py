@@ -5,16 +5,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from causal_files import write_causal
 from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
 
 from data_gen import schema
 from data_gen.assembly.assemble import assemble_packs, count_predictions
 from data_gen.assembly.assignment import assign_sequences
-from data_gen.assembly.overlong import fit_lengths
+from data_gen.assembly.overlong import drop_overlong, fit_lengths
 from data_gen.cli.settings import InputError
 from data_gen.packing.algorithms import ALGORITHMS
 from data_gen.packing.histogram import count_lengths
 from data_gen.packing.plan import make_plan
+from data_gen.records.read_causal import read_causal
 
 S = 16
 
@@ -149,6 +151,7 @@ def test_truncation_keeps_the_start_and_the_closing_token(tmp_path):
     shorter, counts = fit_lengths(sequences, 4, "truncate")
     assert counts == {"truncated": 2, "dropped": 0}
     assert shorter.tokens[3:7].tolist() == [2, 7, 4, 3]
+    assert shorter.token_type_ids[3:7].tolist() == [0, 0, 0, 1]  # the [SEP] stays sentence B's
     predictions = slice(*shorter.prediction_offsets[1:3])
     # position 3 falls away; the last token's prediction moves with it
     assert shorter.prediction_positions[predictions].tolist() == [2, 3]
@@ -167,3 +170,18 @@ def test_dropping_and_refusing(tmp_path):
     assert same is sequences and counts == {"truncated": 0, "dropped": 0}
     with pytest.raises(InputError, match=r"record 2: .*max_seq_length=5 .*Received: 6 tokens"):
         fit_lengths(sequences, 5, "error")
+    # of several the first, not the longest
+    with pytest.raises(InputError, match=r"record 1: .*max_seq_length=2 .*Received: 3 tokens"):
+        fit_lengths(sequences, 2, "error")
+
+
+def test_causal_sequences_are_dropped_or_refused_and_never_truncated(tmp_path):
+    """Bytes of lost labels cannot be told from those that are left."""
+    write_causal(tmp_path / "in.tfrecord", [3, 5, 6])
+    (sequences,) = read_causal(str(tmp_path / "in.tfrecord"))
+    kept, counts = drop_overlong(sequences, 5, "drop")
+    assert kept.record_numbers.tolist() == [1, 2] and counts == {"truncated": 0, "dropped": 1}
+    for overlong in ("error", "truncate"):
+        assert drop_overlong(sequences, 6, overlong) == (sequences, {"truncated": 0, "dropped": 0})
+        with pytest.raises(InputError, match=r"record 2: .*max_seq_length=4 .*Received: 5 tokens"):
+            drop_overlong(sequences, 4, overlong)

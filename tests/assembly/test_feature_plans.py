@@ -1,12 +1,16 @@
 """Plans of features with two capacities by hand, and which record it is that does not fit."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from data_gen.assembly.feature_data import FeatureData
-from data_gen.assembly.feature_spec import parse_features
+from data_gen.assembly.feature_spec import MAX_CAPACITIES, MAX_CLASSES, parse_features
+from data_gen.assembly.pack_config import PackConfig
 from data_gen.cli.settings import InputError
+from data_gen.records import tfrecords
 
 DATA = FeatureData(parse_features("a:int:10,b:int:6"), "error")
 
@@ -63,6 +67,7 @@ FITS = {"a": [1, 2, 3], "b": [4]}
         ({"a": [1], "b": [1] * 7}, "b must have at most 6 positions, .*Received: 7"),
         ({"a": [], "b": [1]}, "a must have 1 values at each position, and one position or more"),
         ({"a": [1], "b": [3, -1]}, "b must not be negative"),
+        ({"a": [-1], "b": [3]}, "a must not be negative"),
     ],
 )
 def test_the_record_that_does_not_fit_is_named(tmp_path, record, message):
@@ -77,3 +82,53 @@ def test_what_fits_is_read(tmp_path):
     assert (num_records, overlong) == (3, {"dropped": 0})
     assert columns["a:length"].tolist() == [3, 10, 1] and columns["b:length"].tolist() == [1, 0, 6]
     assert columns["record_numbers"].tolist() == [1, 2, 3]
+
+
+def test_what_does_not_fit_in_any_capacity_is_dropped_and_later_records_keep_their_numbers(
+    tmp_path, monkeypatch
+):
+    long_a, long_b = {"a": [1] * 11, "b": [1]}, {"a": [1], "b": [1] * 7}
+    path = write(tmp_path / "in.tfrecord", long_a, FITS, long_b, FITS, FITS, long_a)
+    read_batches = tfrecords.read_batches
+    monkeypatch.setattr(tfrecords, "read_batches", lambda path: read_batches(path, 2))
+    batches = list(dataclasses.replace(DATA, overlong="drop").read(path))
+    assert [(num_records, overlong) for _, num_records, overlong in batches] == [
+        (2, {"dropped": 1}),
+        (2, {"dropped": 1}),
+        (2, {"dropped": 1}),
+    ]
+    numbers = [number for columns, _, _ in batches for number in columns["record_numbers"].tolist()]
+    assert numbers == [2, 4, 5]
+
+
+def test_a_feature_as_long_as_another_has_all_its_values_at_each_position(tmp_path):
+    """Seven values are more than two positions of three, and fewer than three."""
+    data = FeatureData(parse_features("a:int:10,places:int*3:=a"), "error")
+    for num_values in (5, 7):
+        record = {"a": [1, 2], "places": list(range(num_values))}
+        path = write(tmp_path / "in.tfrecord", {"a": [1], "places": [1, 2, 3]}, record)
+        with pytest.raises(
+            InputError, match=rf"record 2: places must be as long as a\. .*{num_values} values"
+        ):
+            list(data.read(path))
+
+
+@pytest.mark.parametrize("num_capacities", range(2, MAX_CAPACITIES + 1))
+def test_no_number_of_capacities_has_too_many_classes(num_capacities):
+    """Nor just one: whoever rounds the root of the limit up is over it."""
+    spec = ",".join(f"f{index}:int:60" for index in range(num_capacities))
+    assert 2**num_capacities <= FeatureData(parse_features(spec), "error").num_lengths <= MAX_CLASSES
+
+
+def test_a_pack_takes_all_values_of_each_position():
+    data = FeatureData(parse_features("a:int:10,places:float*3:=a"), "error")
+    # also what tells a sequence: its file, its record, and how long it is
+    assert data.pack_bytes(2) == 10 * 8 + 10 * 3 * 4 + 2 * (4 + 8 + 4)
+
+
+def test_no_pack_is_deeper_than_the_first_capacity_has_positions():
+    """A sequence has one of it at least, and may have none of the others."""
+    given = {"input_file": "x", "output_dir": "y", "features": "few:int:4,many:int:100"}
+    assert PackConfig(**given, max_sequences_per_pack=4).max_sequences_per_pack == 4
+    with pytest.raises(InputError, match=r"`max_sequences_per_pack` must be .*the capacity of few"):
+        PackConfig(**given, max_sequences_per_pack=5)

@@ -37,8 +37,17 @@ def test_the_figures_are_those_of_the_packs(made):
 
 @pytest.mark.parametrize("strategies", [[((2, 3), 1), ((4,), 1)], [((2, 3), 1), ((3, 4), 1), ((3,), 1)]])
 def test_a_plan_of_other_sequences_is_refused(made, strategies):
-    with pytest.raises(ValueError, match="must place each sequence exactly once"):
+    """As our own mistake: no user chose it."""
+    with pytest.raises(ValueError, match="must place each sequence exactly once") as caught:
         made(strategies)
+    assert not isinstance(caught.value, InputError)
+
+
+@pytest.mark.parametrize(("depth", "num_packs"), [(1, 4), (2, 2), (3, 2), ("max", 1)])
+def test_a_pack_is_as_deep_as_asked_for(depth, num_packs):
+    """Four sequences of two tokens, of which a pack of eight has room for all."""
+    histogram = [0, 4, 0, 0, 0, 0, 0, 0]
+    assert length_plan.plan_lengths(histogram, "lpfhp", 8, depth)["num_packs"] == num_packs
 
 
 def test_an_algorithm_that_cannot_is_named():

@@ -253,6 +253,17 @@ def test_settings_that_features_cannot_follow_are_refused_and_not_recorded():
     assert one["algorithm"] == "lpfhp"  # with one capacity every algorithm is at hand
 
 
+def test_features_of_other_records_under_our_names_are_of_no_objective(tmp_path):
+    sequences = [{"input_ids": np.array([7, 8]), "label_mask": np.array([1, 0])}] * 3
+    path = write(tmp_path / "in.tfrecord", sequences)
+    settings = {"features": "input_ids:int:4,label_mask:int:=input_ids", "num_workers": 1}
+    manifest = pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), **settings))
+    assert manifest["num_packs"] == 2 and "objective" not in manifest
+    assert (
+        manifest["settings"]["output_format"] == "packed"
+    )  # which records of that objective have no word of
+
+
 def make_labelled(rng, count=100):
     vectors = rng.random((count, 5000)).astype(np.float32)
     return [{"ids": rng.integers(1, 99, 3), "vector": vector} for vector in vectors]

@@ -13,6 +13,8 @@ from data_gen.assembly.feature_data import FeatureData
 from data_gen.assembly.feature_spec import parse_features
 from data_gen.assembly.pack_data import PackData
 from data_gen.assembly.row_data import RowData
+from data_gen.cli.settings import InputError
+from data_gen.schema import PackSpec
 
 MEMBERS = {name for name in vars(PackData) if not name.startswith("_")}
 
@@ -56,3 +58,13 @@ def test_all_kinds_answer(data):
         wanted, given = (getattr(kind, name) for kind in (PackData, type(data)))
         if inspect.isfunction(wanted):
             assert [*inspect.signature(wanted).parameters] == [*inspect.signature(given).parameters], name
+
+
+def test_room_for_predictions_is_what_the_fullest_pack_needs_or_what_is_asked_for():
+    def room(asked, measured):
+        return BertData(16, "error", None, asked, "packed").make_spec(3, measured)
+
+    for asked, measured, found in ((0, 5, 5), (0, 0, 1), (5, 5, 5), (7, 5, 7), (1, 0, 1)):
+        assert room(asked, measured) == PackSpec(16, 3, found)
+    with pytest.raises(InputError, match=r"must be at least 6, .* Received: 5\."):
+        room(5, 6)

@@ -1,7 +1,10 @@
 """The sizes of runs and parts, which bound the memory, leave no trace in the packs."""
 
+import dataclasses
 import json
+import os
 import pickle
+import types
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +13,12 @@ from crash import all_bytes
 from unpacked_records import make_features, write_features
 
 from data_gen.assembly import pack_inputs, pack_job, pack_steps
+from data_gen.assembly.bert_data import BertData
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
-from data_gen.assembly.spill import read_array, read_spill
+from data_gen.assembly.spill import Column, read_array, read_spill
+from data_gen.cli.settings import InputError
+from data_gen.jobs import files
 from data_gen.records import tfrecords
 from data_gen.records.inputs import stamp_files
 
@@ -92,6 +98,29 @@ def test_runs_and_parts_grow_with_the_input_so_that_their_product_does_not(tmp_p
     assert [work.run_bytes for work in works] == [size // 8] * 2  # of all files together
 
 
+def test_a_run_ends_once_it_is_full_and_counts_add_up_over_batches(tmp_path):
+    """Five batches of five records each, of which one is too long; four take 48 bytes, and a run takes 90."""
+    path = write_features(tmp_path / "in.tfrecord", make_features([5], S))
+
+    def read(_):
+        for first in range(1, 26, 5):
+            numbers = np.arange(first, first + 4)
+            yield {"file_indices": np.zeros(4, np.int32), "record_numbers": numbers}, 5, {"dropped": 1}
+
+    data = types.SimpleNamespace(
+        layout={"file_indices": Column("<i4"), "record_numbers": Column("<i8")},
+        lengths=lambda columns: np.ones(len(columns["record_numbers"]), np.int64),
+        read=read,
+    )
+    result = pack_steps.read_file(pack_steps.ReadWork(data, stamp_files([path])[0], 3, {}, str(tmp_path), 90))
+    assert [num_sequences for _, num_sequences in result["runs"]] == [8, 8, 4]
+    assert result["entry"]["num_records"] == 25 and result["num_overlong"] == {"dropped": 5}
+    runs = [read_spill(run, data.layout) for run, _ in result["runs"]]
+    numbers = np.concatenate([run["record_numbers"] for run in runs])
+    assert numbers.tolist() == [number for number in range(1, 26) if number % 5]
+    assert all((run["file_indices"] == 3).all() for run in runs)
+
+
 def test_what_a_part_is_sent_does_not_grow_with_the_number_of_runs():
     works = [pack_steps.PackWork(None, {}, "work", num_runs, 1) for num_runs in (2, 1000)]
     small, large = (len(pickle.dumps(work)) for work in works)
@@ -121,6 +150,47 @@ def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
     monkeypatch.setattr(pack_steps, "PackOrder", make_order)
     pack(packing)
     assert set(seeds) == {("slots", 77), ("packs", 77)}
+
+
+def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch):
+    """What goes into memory together is bounded by bytes: records may be large."""
+    sizes, assemble = [], BertData.assemble
+
+    def watch(data, columns, packs, spec):
+        sizes.append(len(packs))
+        return assemble(data, columns, packs, spec)
+
+    monkeypatch.setattr(BertData, "pack_bytes", lambda data, depth: 1000)
+    monkeypatch.setattr(BertData, "assemble", watch)
+    monkeypatch.setattr(pack_steps, "ASSEMBLED_BYTES", 2999)
+    pack(dataclasses.replace(packing, max_sequences_per_pack=2, num_shards=1))
+    assert sizes == [2, 1]
+
+
+def test_measuring_reads_no_tokens(packing, monkeypatch):
+    asked, read = [], pack_steps.read_spill
+
+    def note(path, layout, group=None, names=None):
+        asked.append(names)
+        return read(path, layout, group, names)
+
+    monkeypatch.setattr(pack_steps, "read_spill", note)
+    pack(dataclasses.replace(packing, num_shards=1))
+    # all to sort, little to measure, all to write
+    assert asked == [None, {"slots", "lengths", "num_predictions"}, None]
+
+
+def test_a_file_that_changes_until_its_checksum_is_taken_is_refused(packing, monkeypatch):
+    """The manifest would vouch for what was not read."""
+    file_sha256 = files.file_sha256
+
+    def change(path):
+        os.utime(path, (1, 1))
+        return file_sha256(path)
+
+    monkeypatch.setattr(files, "file_sha256", change)
+    with pytest.raises(InputError, match=r"in\.tfrecord must stay as it is while it is read"):
+        pack(packing)
 
 
 def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):

@@ -50,6 +50,18 @@ def test_groups_and_whole_come_back(tmp_path, folder):
     assert list(some) == ["tokens"] and np.array_equal(some["tokens"], parts[2]["tokens"])
 
 
+def test_columns_are_written_in_the_types_of_the_layout(tmp_path):
+    """As whose they are read."""
+    columns = make_columns()
+    wider = {name: values.astype(values.dtype.kind + "8") for name, values in columns.items()}
+    write_spill(tmp_path / "x.spill", wider, layout, [9])
+    found = read_spill(tmp_path / "x.spill", layout)
+    assert_equal(found, columns)
+    assert {name: values.dtype.str for name, values in found.items()} == {
+        name: column.dtype for name, column in layout.items()
+    }
+
+
 def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
     """A sorted run may have ten thousand groups, and each of as many parts reads one of every run."""
     num_read = []

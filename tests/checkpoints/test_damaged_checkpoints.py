@@ -99,6 +99,24 @@ def test_a_flipped_bit_is_seen_wherever_it_is(folder, place):
     check_checkpoint(folder / "checkpoint-6")
 
 
+def test_a_list_without_a_file_with_one_elsewhere_or_no_text_is_refused(folder):
+    path = folder / "checkpoint-6" / checksums.CHECKSUMS
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    shorter = [b"".join(lines[:place] + lines[place + 1 :]) for place in range(len(FILES))]
+    other = f"{checksums.files.file_sha256(folder / 'checkpoint-4' / checkpoint.STATE)}  ../checkpoint-4/"
+    elsewhere = whole + other.encode() + checkpoint.STATE.encode() + b"\n"
+    # The eighth bit, which no byte of the list has: flipped, it is no UTF-8
+    no_text = [bytes([*whole[:place], whole[place] ^ 128, *whole[place + 1 :]]) for place in (0, 40, 68)]
+    assert len(lines) == len(FILES)
+    for content in (*shorter, elsewhere, *no_text):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=f"{checksums.CHECKSUMS} must list "):
+            checksums.check_checksums(path.parent, FILES)
+    path.write_bytes(whole)
+    assert checksums.check_checksums(path.parent, FILES)
+
+
 @pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.MODEL_CONFIG])
 def test_nothing_starts_from_a_damaged_one(folder, tmp_path, capsys, engine, name):
     """The last bits of a weight and a rate of dropout: shapes and names are right, numbers finite."""

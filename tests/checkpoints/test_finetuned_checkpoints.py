@@ -13,7 +13,7 @@ from reference import import_reference
 from safetensors.numpy import load_file
 from tiny import CONFIG
 
-from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.checkpoints import checkpoint, export_formats, starting_weights
 from bert_packed.checkpoints.bert_names import tensor_names
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import (
@@ -25,6 +25,7 @@ from bert_packed.models.modeling import (
 )
 from bert_packed.runs import label_names
 from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.settings import InputError
 
 pytestmark = pytest.mark.both_backends
@@ -292,6 +293,28 @@ def test_names_of_labels_go_out_and_come_back(tmp_path):
     (tmp_path / "ours" / "labels.txt").write_text("O\nO\n")
     with pytest.raises(InputError, match=r"labels.txt must name each label once. Received: 'O', 'O'"):
         label_names.stored_labels(tmp_path / "ours")
+
+
+def test_what_is_not_finite_is_not_exported_and_a_tokenizer_knows_the_greatest_length(tmp_path, monkeypatch):
+    model, given = make_model(QUESTION_ANSWERING), []
+    weights = named_weights(model)
+    monkeypatch.setattr(export_formats, "write_tokenizer", lambda *arguments: given.append(arguments))
+    export_formats.write_hugging_face(tmp_path, model, weights, vocab_file="v.txt", do_lower_case=False)
+    assert given == [(tmp_path, "v.txt", False, CONFIG.max_position_embeddings)]
+    (tmp_path / "model.safetensors").unlink()
+    bias = weights["question_answering/output/bias"]
+    bias.assign([0.0, np.nan])
+    with pytest.raises(NotFiniteError, match=r"Received: nan in qa_outputs\.bias of the export"):
+        export_formats.write_hugging_face(tmp_path, model, weights)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_pretraining_does_not_start_from_a_fine_tuned_model_unasked(tmp_path):
+    save(tmp_path / "ours", make_model(QUESTION_ANSWERING))
+    model = named_weights(make_model(PRETRAINING, seed=2))
+    with pytest.raises(InputError, match="holds another model"):
+        starting_weights.load(tmp_path / "ours", model, CONFIG)
+    assert starting_weights.load(tmp_path / "ours", model, CONFIG, any_head=True).missing
 
 
 def test_mistakes(tmp_path):

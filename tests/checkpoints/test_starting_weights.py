@@ -10,7 +10,8 @@ from packs import VOCAB_SIZE
 from tiny import make_engine, write_data
 
 import run_pretraining
-from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.checkpoints import checkpoint, pretrained_files, starting_weights
+from bert_packed.models.modeling import PRETRAINING
 from bert_packed.runs.pretraining_config import TrainConfig
 from data_gen.cli import command_line
 from data_gen.cli.settings import InputError
@@ -86,7 +87,10 @@ def test_bare_encoder_of_the_oldest_form(tmp_path, weights):
         for name, values in theirs.items()
         if name.startswith("bert.")
     }
-    found = starting_weights.load(write_hugging_face(tmp_path, bare), weights, ONE_LAYER)
+    folder = write_hugging_face(tmp_path, bare)
+    read = pretrained_files.read_hugging_face(folder, ONE_LAYER, PRETRAINING)
+    assert {values.dtype.name for values in read.tensors.values()} == {"float32"}
+    found = starting_weights.load(folder, weights, ONE_LAYER)
     heads = [name for name in weights if name.startswith(("predictions/", "next_sentence/classifier/"))]
     assert found.missing == heads and len(heads) == 7 and found.unused == []
     halves = {name: values.astype(np.float16) for name, values in ours.items()}
@@ -98,6 +102,7 @@ def test_bare_encoder_of_the_oldest_form(tmp_path, weights):
 def test_google(tmp_path, weights, form):
     ours, _, google = make_tensors()
     google |= {"global_step": np.int64(7), "bert/pooler/dense/bias/adam_m": np.zeros(WIDTH, np.float32)}
+    google["_CHECKPOINTABLE_OBJECT_GRAPH"] = np.zeros(1, np.float32)  # no tensor that a user would miss
     prefix = path = write_google(tmp_path / "google", google)
     if form == "folder":
         path = prefix.parent
@@ -110,6 +115,9 @@ def test_google(tmp_path, weights, form):
     assert_loaded(weights, ours)
     assert found.unused == ["bert/pooler/dense/bias/adam_m", "global_step"]
     assert starting_weights.read_config(path) == ONE_LAYER
+    # What the tensors are checked by, one folder up for a SavedModel
+    read = pretrained_files.read_google(pretrained_files.find_google(path), ONE_LAYER, PRETRAINING)
+    assert read.config == ONE_LAYER
 
 
 def test_config_of_each_form(tmp_path):
@@ -176,14 +184,21 @@ def test_mistakes_in_files_are_named(tmp_path, weights):
     _, theirs, google = make_tensors()
     untied = {**theirs, "cls.predictions.decoder.weight": np.zeros((VOCAB_SIZE, WIDTH), np.float32)}
     twice = {**theirs, "embeddings.word_embeddings.weight": np.zeros((VOCAB_SIZE, WIDTH), np.float32)}
-    for tensors, message in ((untied, "decoder.weight equal to"), (twice, "must hold each tensor once")):
+    other_bias = {**theirs, "cls.predictions.decoder.bias": np.zeros(VOCAB_SIZE, np.float32)}
+    for tensors, message in (
+        (untied, "decoder.weight equal to"),
+        (other_bias, "decoder.bias equal to"),
+        (twice, "must hold each tensor once"),
+    ):
         with pytest.raises(InputError, match=message):
             starting_weights.load(write_hugging_face(tmp_path / "hf", tensors), weights, ONE_LAYER)
     damaged = write_hugging_face(tmp_path / "hf", theirs) / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-9])
     with pytest.raises(InputError, match="must be a complete safetensors file"):
         starting_weights.load(tmp_path / "hf", weights, ONE_LAYER)
+    assert pretrained_files.is_hugging_face(tmp_path / "hf")
     (tmp_path / "hf" / "config.json").unlink()
+    assert not pretrained_files.is_hugging_face(tmp_path / "hf")  # one of ours may be damaged too
     write_hugging_face(tmp_path / "other", theirs)
     (tmp_path / "other" / "config.json").unlink()
     with pytest.raises(InputError, match=r"must hold config\.json beside model\.safetensors"):

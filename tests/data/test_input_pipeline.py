@@ -3,6 +3,7 @@
 import collections
 from pathlib import Path
 
+import next_tokens
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +12,7 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
 from bert_packed.data.read_order import index_files
-from bert_packed.objectives.features import BATCH_NAMES
+from bert_packed.objectives.features import BATCH_NAMES, NEXT_TOKENS, NEXT_TOKENS_OF_ROWS
 from data_gen.cli.settings import InputError
 from data_gen.records import tfrecords
 from data_gen.records.example_bytes import serialize_examples
@@ -114,6 +115,8 @@ def test_static_shapes(files):
             5,
             r"input_mask must be from 0 and below max_sequences_per_pack \+ 1=5. Received: 5",
         ),
+        ("token_type_ids", 2, "segment_ids must be from 0 and below type_vocab_size=2. Received: 2"),
+        ("prediction_positions", 24, "masked_lm_positions must be from 0 and below max_seq_length=24"),
         ("prediction_sequences", 5, "masked_lm_weights must be from 0 and below max_sequences_per_pack"),
         ("nsp_labels", 2, "next_sentence_labels must be from 0 and below the number of classes=2"),
         ("cls_positions", 24, "next_sentence_positions must be from 0 and below max_seq_length=24"),
@@ -128,6 +131,38 @@ def test_ids_without_a_row_name_file_and_record(tmp_path, monkeypatch, feature, 
     with pytest.raises(InputError, match=message) as caught:
         list(CheckedBatches(eval_batches([path], SPEC, 2), [path], SPEC, CONFIG))
     assert str(caught.value).startswith(f"{path}, record 4: ")
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "message"),
+    [
+        ("token_ids", 31, "every value of input_ids must be from 0 and below vocab_size=31"),
+        ("label_ids", 31, "every value of label_ids must be from 0 and below vocab_size=31"),
+        (
+            "sequence_ids",
+            5,
+            r"every value of input_mask must be from 0 and below max_sequences_per_pack \+ 1=5",
+        ),
+        ("label_sequences", 5, r"every value of label_mask must be from 0 and below max_sequences_per_pack"),
+        ("position_ids", 3, "position_ids must begin at 0"),
+    ],
+)
+def test_records_for_next_tokens_name_theirs(tmp_path, feature, value, message):
+    """Only rows may go on from the pack before: there a position is of the whole sequence."""
+    batch = next_tokens.batch_of(next_tokens.random_packs(), 12, 4)
+    batch[feature][3, 0] = value
+    path, spec = str(tmp_path / "packed.tfrecord"), PackSpec(12, 4, 0)
+    next_tokens.write_packs(path, batch)
+
+    def read(features):
+        batches = eval_batches([path], spec, 5, features)
+        return list(CheckedBatches(batches, [path], spec, next_tokens.CONFIG, features))
+
+    with pytest.raises(InputError, match=message) as caught:
+        read(NEXT_TOKENS)
+    assert str(caught.value).startswith(f"{path}, record 4: ")
+    if feature == "position_ids":
+        assert read(NEXT_TOKENS_OF_ROWS)[0][feature][3, 0] == value
 
 
 def test_corrupt_record_is_named(tmp_path):

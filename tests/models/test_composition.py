@@ -155,6 +155,22 @@ def test_blocks_share_one_context_of_ids_positions_and_mask():
     np.testing.assert_array_equal(one.mask_B1SS[:, 0], ids[:, :, None] == ids[:, None, :])
 
 
+def test_blocks_after_the_embeddings_know_the_same_of_their_packs():
+    packed, _ = packed_and_unpacked()
+    model = build_pretraining_model(CONFIG, 1, block=WitnessBlock)
+    model.encode_embedded(model.embed(packed), packed)
+    (seen,) = model.bert.blocks[0].seen
+    np.testing.assert_array_equal(seen.sequence_ids_BS, packed["sequence_ids"])
+    np.testing.assert_array_equal(seen.position_ids_BS, packed["position_ids"])
+
+
+def test_a_model_of_other_blocks_is_not_saved_as_one_of_bert():
+    model = build_pretraining_model(CONFIG, 1, block=WitnessBlock)
+    with pytest.raises(ValueError, match="`block` must be TransformerBlock to be saved"):
+        model.get_config()
+    assert build_pretraining_model(CONFIG, 1).get_config()["name"] == "pretraining"
+
+
 def test_the_context_is_as_an_ablation_has_it():
     packed, _ = packed_and_unpacked()
     model = build_pretraining_model(ablate(CONFIG, "separator_only"), 1, block=WitnessBlock)

@@ -9,7 +9,9 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, to_floats
 
+from bert_packed.models.context import PackContext
 from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.models.rematerialisation import run_rematerialised
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import Lamb
@@ -47,6 +49,35 @@ def test_dropout_is_in_the_comparison():
     packed, _ = packed_and_unpacked()
     sums = [make_remat_engine(True, c).gradients(packed)[1]["mlm_loss"] for c in (CONFIG, WITH_DROPOUT)]
     assert abs(float(sums[0]) - float(sums[1])) > 1e-3
+
+
+@pytest.mark.both_backends
+def test_evaluation_draws_no_seeds():
+    """Or a run that evaluates in between would train on with other dropout than one that does not."""
+    packed, _ = packed_and_unpacked()
+    model = build_pretraining_model(WITH_DROPOUT, 1, remat=True)
+    states = []
+    for training in (None, False, True):  # None: as it was built
+        if training is not None:
+            model.encode(packed, training=training)
+        states.append([v.numpy().tolist() for v in model.variables if "seed" in v.path])
+    assert states[0] == states[1] != states[2]
+
+
+@pytest.mark.both_backends
+def test_what_a_block_makes_of_the_context_stays_in_it():
+    """Under a compiler a mask made in one block's program means nothing in another's."""
+    masks = []
+
+    class Block(keras.layers.Layer):
+        def call(self, hidden_BSD, context, training=None):
+            masks.append(context.mask_B1SS)
+            return hidden_BSD
+
+    packed, _ = packed_and_unpacked()
+    context = PackContext(keras.ops.convert_to_tensor(packed["sequence_ids"]), None)
+    run_rematerialised([Block(), Block()], keras.ops.ones((5, 24, 2)), context)
+    assert len({id(mask) for mask in [*masks, context.mask_B1SS]}) == 3
 
 
 @pytest.mark.slow  # CI runs all of this file fully optimised

@@ -10,6 +10,7 @@ from finetuning_batches import packed_and_unpacked
 from keras import ops
 from tiny import CONFIG, replace_sums, to_floats
 
+from bert_packed.data.unpacking import unpack
 from bert_packed.evaluation import contamination
 from bert_packed.objectives.answers import answer_sums, answers_objective
 from bert_packed.objectives.classes import classes_objective, numbers_objective
@@ -68,11 +69,29 @@ def test_sums_and_all_gradients(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_an_audit_takes_apart_is_what_was_put_together(kind):
+    """Every array that an objective reads, places in the pack among them."""
+    packed, unpacked = batches_of(kind)
+    features = KINDS[kind].features
+    rows, _ = unpack(packed, features=features)
+    assert rows.keys() == {feature.name for feature in features}
+    for name, values in rows.items():
+        want = unpacked[name]
+        assert want.any() or name == "cls_positions"
+        np.testing.assert_array_equal(values[:, : want.shape[1]], want, err_msg=name)
+        assert not values[:, want.shape[1] :].any()  # slots that no sequence uses alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_logits(kind):
     model = make_engine(kind).model
     found = []
     for batch in batches_of(kind):
         outputs = model(batch)
+        sizes = {"S": batch["token_ids"].shape[1], "K": batch["slot_weights"].shape[1]}
+        assert sizes["S"] != sizes["K"]
+        said = {name: sizes[letter] for name, letter in KINDS[kind].outputs.items()}
+        assert {name: values.shape[1] for name, values in outputs.items()} == said
         for row in range(len(batch["token_ids"])):
             for slot in range(int(batch["sequence_ids"][row].max())):
                 mine = batch["sequence_ids"][row] == slot + 1
@@ -86,6 +105,12 @@ def test_logits(kind):
     assert len(found) == 22
     for got, want in zip(found[:11], found[11:], strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_model_is_built_with_arrives(kind):
+    model = KINDS[kind].build_model(CONFIG, 1, dtype="mixed_bfloat16", remat=True)
+    assert model.bert.remat and model.bert.blocks[0].compute_dtype == "bfloat16"
 
 
 def plain_answer_loss(outputs, batch):
@@ -191,15 +216,16 @@ def test_empty_packs_are_skipped_and_change_nothing(kind, micro_batch_size):
     assert to_floats(got_sums) == pytest.approx(to_floats(want_sums), rel=1e-5)
 
 
-def test_rounds_of_the_loop_follow_from_the_data():
+@pytest.mark.parametrize(("kind", "compiled"), [("classes", True), ("answers", False), ("tags", False)])
+def test_rounds_of_the_loop_follow_from_the_data(kind, compiled):
     """A model that counts its calls: three micro-batches of four hold a sequence."""
     tf = pytest.importorskip("tensorflow")
     if keras.backend.backend() != "tensorflow":
         pytest.skip("the calls are counted by a variable of TensorFlow")
-    packed, _ = batches_of("classes")
+    packed, _ = batches_of(kind)
     filled = {name: np.concatenate([v, np.zeros_like(v[:3])]) for name, v in packed.items()}
     calls = tf.Variable(0)
-    engine = make_engine("classes", micro_batch_size=2)
+    engine = make_engine(kind, micro_batch_size=2)
     sums = engine.objective.sums
 
     def counting(outputs, batch):
@@ -207,5 +233,5 @@ def test_rounds_of_the_loop_follow_from_the_data():
         return sums(outputs, batch)
 
     replace_sums(engine, counting)
-    tf.function(engine.gradients)(filled)
+    (tf.function(engine.gradients) if compiled else engine.gradients)(filled)
     assert int(calls) == 3

@@ -12,7 +12,7 @@ from tiny import CONFIG, to_floats
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.evaluation.inference import encode, load_encoder
 from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING
+from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING, build_masked_lm_model
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.training import engines
 from bert_packed.training.engines.variables import named_weights
@@ -53,6 +53,11 @@ def test_packed_equals_unpacked():
     (got, got_sums), (want, want_sums) = gradients(engine, packed), gradients(engine, unpacked)
     assert got_sums == pytest.approx(want_sums, rel=1e-5) and got_sums["num_sequences"] == 11
     assert_equal(got, want)
+
+
+def test_what_a_model_is_built_with_arrives():
+    model = build_masked_lm_model(CONFIG, 1, dtype="mixed_bfloat16", remat=True)
+    assert model.bert.remat and model.bert.blocks[0].compute_dtype == "bfloat16"
 
 
 def test_it_learns_what_both_heads_together_learn_of_masked_tokens():
