@@ -18,7 +18,8 @@ VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
 DESCRIPTION = """
 Measures, in turns, how many texts a second become vectors, tokenizing included: packed and one text a row
 (bert_packed.evaluation.inference), and with --reference by transformers on torch, in batches padded to
-max_seq_length and to the longest text of each batch. The vectors must agree.
+max_seq_length, to the longest text of each batch, and that with the texts sorted by length first. The vectors
+must agree.
 """
 
 
@@ -31,7 +32,8 @@ class BenchmarkConfig:
     text_file: str = setting("", "texts, one a line; empty = the embedded sample corpus, a text a document")
     num_texts: int = setting(512, "texts to take, the first ones", minimum=1)
     max_seq_length: int = setting(512, "tokens per pack; longer texts are cut", minimum=16)
-    batch_size: int = setting(8, "packs, or rows, at once", minimum=1)
+    batch_size: int = setting(0, "packs, or rows, that ours computes at once; 0 = as load_encoder", minimum=0)
+    reference_batch_size: int = setting(8, "rows of a batch of transformers", minimum=1)
     repeats: int = setting(7, "timed passes of each way over the texts", minimum=1)
     reference: bool = setting(False, "also measure transformers on torch (extra `reference`)")
     json: str = setting("", "also write the printed table to this file, as JSON")
@@ -56,7 +58,7 @@ def main(config):
         config.init_checkpoint,
         config.vocab_file,
         max_seq_length=config.max_seq_length,
-        batch_size=config.batch_size,
+        batch_size=config.batch_size or None,
     )
     ways = {
         "packed": functools.partial(inference.encode, encoder, texts),
@@ -105,12 +107,16 @@ def _torch_ways(config, texts):
             "`init_checkpoint` must be a Hugging Face folder with --reference, as bert_packed.export writes. "
             f"Received: {config.init_checkpoint}."
         )
-    return {
-        f"transformers, padded to {name}": functools.partial(
-            TorchEncoder(config.init_checkpoint, config.max_seq_length, config.batch_size, padding).encode,
-            texts,
+    encoders = {
+        padding: TorchEncoder(
+            config.init_checkpoint, config.max_seq_length, config.reference_batch_size, padding
         )
-        for name, padding in ((config.max_seq_length, "max_length"), ("the longest", "longest"))
+        for padding in ("max_length", "longest")
+    }
+    return {
+        f"transformers, padded to {config.max_seq_length}": lambda: encoders["max_length"].encode(texts),
+        "transformers, padded to the longest": lambda: encoders["longest"].encode(texts),
+        "transformers, sorted by length": lambda: encoders["longest"].encode(texts, sorts=True),
     }
 
 

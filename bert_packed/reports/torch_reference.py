@@ -80,8 +80,18 @@ class TorchEncoder:
         self._arguments = {"max_length": max_seq_length, "truncation": True, "padding": padding}
         self._batch_size = batch_size
 
-    def encode(self, texts):
-        """float32 `[n, D]`, means over each text's tokens."""
+    def encode(self, texts, sorts=False):
+        """float32 `[n, D]`, means over each text's tokens.
+
+        Args:
+            texts: List of str.
+            sorts: Whether texts of like length share a batch, the longest first: by characters, as
+                sentence-transformers does.
+        """
+        if sorts:
+            order = np.argsort([-len(text) for text in texts], kind="stable")
+            vectors = self.encode([texts[index] for index in order])
+            return vectors[np.argsort(order)]
         vectors = []
         with self._torch.inference_mode():
             for first in range(0, len(texts), self._batch_size):

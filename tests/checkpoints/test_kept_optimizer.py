@@ -13,7 +13,7 @@ from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
 from bert_packed.training.optimization import AdamWeightDecay, Lamb, WarmupPolynomialDecay
 from data_gen.cli.settings import InputError
 
-pytestmark = pytest.mark.both_backends
+pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled_file")]
 RATE, NUM_STEPS = 0.01, 3  # each phase
 SMALL = dataclasses.replace(CONFIG, num_hidden_layers=1)
 
@@ -41,7 +41,7 @@ def begin(folder):
 
 
 @pytest.fixture(scope="module")
-def phases(tmp_path_factory):
+def phases(uncompiled_file, tmp_path_factory):
     """A folder with the checkpoint of a first phase, and the values of an engine that went on."""
     folder, engine = tmp_path_factory.mktemp("run"), make()
     train(engine, 1)

@@ -40,6 +40,16 @@ def test_loading_leaves_the_random_numbers_of_the_caller_alone(model_folder):
     np.testing.assert_array_equal(found, np.asarray(keras.random.uniform((3,))))
 
 
+@pytest.mark.parametrize(
+    ("devices", "given", "expected"),
+    [(["cpu:0", "cpu:1"], None, 2), (["gpu:0"], None, 8), (["TPU:0"], None, 8), (["cpu:0"], 5, 5)],
+)
+def test_packs_at_once_are_few_on_a_cpu(model_folder, monkeypatch, devices, given, expected):
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: devices)
+    encoder = inference.load_encoder(model_folder, model_folder / "vocab.txt", batch_size=given)
+    assert encoder.batch_size == expected
+
+
 def test_packs_really_hold_several(encoder):
     tokens = [[2, *ids, 3] for ids in encoder.tokenize(TEXTS)]
     batches = list(inference.pack_tokens(tokens, MAX_SEQ_LENGTH, 2))
@@ -130,6 +140,7 @@ def test_mistakes(model_folder, encoder, tmp_path):
         inference.load_encoder(model_folder, vocab, bert_config_file="mamba-tiny")
 
 
+@pytest.mark.slow  # transformers' own hidden states of it are compared in tests/checkpoints/test_reference.py
 def test_minilm_equals_the_reference():
     folder = minilm_folder()
     torch, transformers = import_reference()

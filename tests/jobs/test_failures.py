@@ -125,7 +125,8 @@ def assert_kept(folder):
     assert [path.name for path in folder.iterdir()] == [INCOMPLETE_NAME]
 
 
-@pytest.mark.parametrize("name", ["pack", pytest.param("create", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pack", "create"])
 def test_a_killed_worker_is_one_line_and_the_same_command_continues(tmp_path, settings, name, monkeypatch):
     settings, out = settings[name], tmp_path / "out"
     process = start_command(name, out, {**settings, "num_workers": 2})

@@ -29,6 +29,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     # the first two calls compare vectors, and compile
     times = {"max": clock.taking([90, 90, 2, 1, 4]), 1: clock.taking([90, 90, 6, 4, 8])}
     times["max_length"], times["longest"] = clock.taking([90, 90, 12, 8, 16]), clock.taking([90, 90, 5, 3, 4])
+    times["longest", "sorted"] = clock.taking([90, 90, 3, 2, 4])
 
     def encode(encoder, texts, max_sequences_per_pack="max"):
         encoded.append((encoder, texts, max_sequences_per_pack))
@@ -37,11 +38,11 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
 
     class Reference:
         def __init__(self, folder, max_seq_length, batch_size, padding):
-            assert (folder, max_seq_length, batch_size) == (str(tmp_path), 24, 5)
+            assert (folder, max_seq_length, batch_size) == (str(tmp_path), 24, 7)
             self.padding = padding
 
-        def encode(self, texts):
-            return encode(None, texts, self.padding)
+        def encode(self, texts, sorts=False):
+            return encode(None, texts, (self.padding, "sorted") if sorts else self.padding)
 
     monkeypatch.setattr(turns, "time", clock)
     monkeypatch.setattr(inference, "load_encoder", lambda *of, **more: loaded.append((of, more)) or "encoder")
@@ -52,6 +53,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     (tmp_path / "texts").write_text("one\ntwo\nthree\nfour\n")
     flags = {"init_checkpoint": tmp_path, "vocab_file": "vocab", "text_file": tmp_path / "texts"}
     flags |= {"num_texts": 3, "max_seq_length": 24, "batch_size": 5, "repeats": 3, "reference": "true"}
+    flags |= {"reference_batch_size": 7}
     assert command(**flags, json=tmp_path / "table.json") == 0
 
     rows = {row.pop("way"): list(row.values()) for row in json.loads((tmp_path / "table.json").read_text())}
@@ -61,6 +63,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
         "padded": [0.5, 3, 1.5],
         "transformers, padded to 24": [0.25, 6, 3],
         "transformers, padded to the longest": [0.75, 2.5, 1.25],
+        "transformers, sorted by length": [1.0, 1.5, 0.75],
     }
     assert "3 texts, packing factor 2.000" in capsys.readouterr().out
     assert loaded == [((str(tmp_path), "vocab"), {"max_seq_length": 24, "batch_size": 5})]

@@ -30,7 +30,7 @@ def test_arguments_say_of_each_token_what_is_to_be_predicted():
     assert not arguments
 
 
-def test_vectors_are_means_over_each_texts_own_tokens():
+def test_vectors_are_means_over_each_texts_own_tokens(monkeypatch):
     folder = minilm_folder()
     torch, _ = import_reference()
     found = []
@@ -38,6 +38,15 @@ def test_vectors_are_means_over_each_texts_own_tokens():
         encoder = torch_reference.TorchEncoder(folder, 24, 4, padding)
         found.append(encoder.encode(TEXTS))
         assert found[-1].shape == (len(TEXTS), 384)
+    # of like length together, and back in their order
+    widths = []
+    tokenize = encoder._tokenizer
+    monkeypatch.setattr(
+        encoder, "_tokenizer", lambda some, **more: widths.append([*map(len, some)]) or tokenize(some, **more)
+    )
+    np.testing.assert_allclose(encoder.encode(TEXTS, sorts=True), found[0], atol=1e-5)
+    assert [width for some in widths for width in some] == sorted(map(len, TEXTS), reverse=True)
+    monkeypatch.setattr(encoder, "_tokenizer", tokenize)
     np.testing.assert_allclose(*found, atol=1e-5)
     for text, vector in list(zip(TEXTS, found[0], strict=True))[:3]:
         ids = encoder._tokenizer(text)["input_ids"][:24]

@@ -71,7 +71,7 @@ def test_documents_are_prose_and_never_repeat(monkeypatch):
     monkeypatch.setattr(sample_corpus, "PACKAGES", ("no_such_package",))
     documents = list(itertools.islice(sample_corpus.read_sample_documents(), 300))
     assert len(documents) == 300
-    assert documents == list(itertools.islice(sample_corpus.read_sample_documents(2), 300))
+    assert documents == list(itertools.islice(sample_corpus.read_sample_documents(), 300))
     sentences = [sentence for document in documents for sentence in document]
     assert len(set(sentences)) > 0.95 * len(sentences)
     assert all(len(document) >= 2 for document in documents)
@@ -115,6 +115,14 @@ with z:
             n for n in sample_corpus._statements(tree) if isinstance(n, sample_corpus.DOCUMENTED)
         ] == wanted
     assert len(wanted) > 100
+
+
+def test_processes_give_the_texts_of_files_in_their_order(tmp_path):
+    paths = [tmp_path / f"{number}.py" for number in range(70)]  # in parts of 32
+    for number, path in enumerate(paths):
+        path.write_text(f'"""Of {number}."""\n' * (number % 3))
+    found = list(sample_corpus._of_each(paths, 2))
+    assert found == [[f"Of {number}."] if number % 3 else [] for number in range(70)]
 
 
 def test_every_package_is_read(monkeypatch, tmp_path):
