@@ -12,7 +12,6 @@ from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
-FEWEST_FOR_INTERVAL = 6  # of `median_interval`
 WAYS = ("static", "dynamic")
 MOST = 2.0  # percent of a step, asked
 DESCRIPTION = """
@@ -101,7 +100,7 @@ def measure(engine, batches, num_repeats):
     Returns:
         Dict of median seconds `static, s` and `dynamic, s`, and of what fresh masks add in percent:
         `cost, %`, the median of neighbouring turns, `from` and `to`, between which it lies with a confidence
-        of 95 % (None of few turns), and `asked`, at most.
+        of 95 %, and `asked`, at most.
     """
     from bert_packed.runs.turns import median_interval, ratios, time_in_turns
 
@@ -113,7 +112,7 @@ def measure(engine, batches, num_repeats):
 
     seconds = time_in_turns({name: way(batches[name]) for name in WAYS}, num_repeats)
     added = [100 * (ratio - 1) for ratio in ratios(seconds["dynamic"], seconds["static"])]
-    low, high = median_interval(added) if len(added) >= FEWEST_FOR_INTERVAL else (None, None)
+    low, high = median_interval(added)
     medians = {f"{name}, s": statistics.median(seconds[name]) for name in WAYS}
     return {**medians, "cost, %": statistics.median(added), "from": low, "to": high, "asked": MOST}
 

@@ -89,11 +89,10 @@ def start_engine(config, model_config, data, folder, latest, processes=ALONE):
         found = starting_weights.load(
             config.init_checkpoint, engine.weights(), model_config, engine.model.head
         )
-        if config.keep_optimizer_state:
-            kept_optimizer.load(config.init_checkpoint, engine)
         processes.say("\n".join(found.lines()))
-        if config.keep_optimizer_state:
-            processes.say(f"  its optimizer's moments, of {steps_before:,} steps, are kept")
+    if config.keep_optimizer_state:  # of `--init_checkpoint`, too
+        kept_optimizer.load(config.init_checkpoint, engine)
+        processes.say(f"  its optimizer's moments, of {steps_before:,} steps, are kept")
     return engine, None
 
 

@@ -16,6 +16,7 @@ from bert_packed.config import (
 )
 from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS
+from bert_packed.runs.number_lists import mesh_shape, parse_mesh, parse_profile_steps, steps_to_profile
 from bert_packed.runs.recipes import RECIPES
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 from data_gen.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
@@ -27,24 +28,6 @@ MASKING_SETTINGS = ("vocab_file", "do_whole_word_mask", "mask_replace_prob", "ra
 LAYOUTS = ("none", "megatron1d", "optimus2d")
 SUMMA = ("gather", "ring", "tree")
 WEIGHTINGS = ("per_sequence", "per_token")
-
-
-def parse_profile_steps(text):
-    """`--profile_steps`: FIRST,LAST, or nothing."""
-    steps = text.split(",")
-    if text and not (
-        len(steps) == 2 and all(step.isdecimal() for step in steps) and 1 <= int(steps[0]) <= int(steps[1])
-    ):
-        raise ValueError("empty or two steps, FIRST,LAST, from 1 and in this order")
-    return text
-
-
-def parse_mesh(text):
-    """`--mesh`: ROWS,COLUMNS or COPIES,ROWS,COLUMNS, or nothing."""
-    sides = text.split(",")
-    if text and not (len(sides) in (2, 3) and all(side.isdecimal() and int(side) > 0 for side in sides)):
-        raise ValueError("empty, or two or three numbers of devices: ROWS,COLUMNS or COPIES,ROWS,COLUMNS")
-    return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,18 +362,12 @@ class TrainConfig:
     @property
     def mesh_shape(self):
         """(copies of the model, rows, columns) of the mesh; None without a layout."""
-        if not self.mesh:
-            return None
-        sides = tuple(map(int, self.mesh.split(",")))
-        return sides if len(sides) == 3 else (1, *sides)
+        return mesh_shape(self.mesh)
 
     @property
     def steps_to_profile(self):
         """Range of the steps that are traced; empty for none."""
-        if not self.profile_steps:
-            return range(0)
-        first, last = map(int, self.profile_steps.split(","))
-        return range(first, last + 1)
+        return steps_to_profile(self.profile_steps)
 
     @property
     def growth(self):
