@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 
-# Numbers of <malloc.h>, and what each is set to. Only together: the program's worker threads take large blocks
+# Numbers of <malloc.h>, and what each is set to. Only together: worker threads take large blocks
 # from the system whatever the threshold is, unless all threads share the one heap that can grow
 _SETTINGS = {
     -4: 0,  # M_MMAP_MAX: no block is taken from the system by itself, to be given back when it is freed
