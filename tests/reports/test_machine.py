@@ -1,0 +1,235 @@
+"""The parts of a step are all of its products, and rates and bounds are what their formulas say."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from keras import ops
+
+from bert_packed.config import ModelConfig
+from bert_packed.models.flops import bert_flops
+from bert_packed.reports import machine, machine_parts, machine_rates, step_parts, xla_flags
+from bert_packed.reports.machine_rates import Rates
+from data_gen.cli.settings import InputError
+
+CONFIG = ModelConfig(
+    vocab_size=40,
+    hidden_size=8,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=16,
+    type_vocab_size=2,
+)
+B, S, P = 2, 16, 5
+BATCH = {
+    "sequence_ids": np.repeat([[1, 2, 0]], B, axis=0).repeat([7, 6, 3], axis=1).astype(np.int32),
+    "token_ids": np.arange(B * S, dtype=np.int32).reshape(B, S) % 40,
+    "token_type_ids": np.zeros((B, S), np.int32),
+    "position_ids": np.tile(np.arange(S, dtype=np.int32), (B, 1)),
+}
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return machine_parts.make_parts(CONFIG, BATCH, P)
+
+
+def test_the_parts_have_the_products_of_a_step(parts):
+    counts = {"num_tokens": B * S, "num_pairs": B * S * S, "num_predictions": B * P, "num_sequences": 0}
+    # The head's transform, of a few rows, is in no part
+    expected = bert_flops(CONFIG, counts) - 6 * CONFIG.hidden_size**2 * B * P
+    assert sum(part.times * part.flops for part in parts) == expected
+
+
+def test_a_part_counts_its_bytes(parts):
+    by_name = {part.name: part for part in parts}
+    # [32, 8] by [8, 24] and a bias of 24 to [32, 24]: each read or written, and the gradient of each
+    assert by_name["feed-forward, in"].num_bytes == 4 * 2 * (32 * 8 + 8 * 24 + 24 + 32 * 24)
+    assert by_name["mask, softmax, dropout"].num_bytes == 4 * 2 * 2 * (B * 2 * S * S)
+    assert by_name["mask, softmax, dropout"].exponentials == B * 2 * S * S
+    assert by_name["masked-LM loss"].exponentials == B * P * 40
+    assert by_name["dropout, sum, norm"].times == 6
+
+
+def test_every_part_runs(parts, monkeypatch):
+    waited = []
+    monkeypatch.setattr(machine_parts.ops, "convert_to_numpy", lambda value: waited.append(np.array(value)))
+    for part in parts:
+        part.run(0)
+    assert len(waited) == 2 * len(parts)
+    assert all(np.isfinite(value).all() and value.any() for value in waited)
+
+
+def test_the_optimizer_moves_seven_arrays_of_weights():
+    from bert_packed.reports.benchmark_engine import build_engine
+
+    engine = build_engine(CONFIG)
+    before = [ops.convert_to_numpy(weight) for weight in engine.model.trainable_variables]
+    part = machine_parts.optimizer_part(engine)
+    part.run(0)
+    assert part.num_bytes == 4 * 7 * sum(weight.size for weight in before)
+
+
+def test_rates_are_work_over_time(monkeypatch):
+    monkeypatch.setattr(machine_rates, "NUM_MOVED", 1 << 10)
+    monkeypatch.setattr(machine_rates, "NUM_EXPONENTIALS", 1 << 10)
+    monkeypatch.setattr(machine_rates, "SQUARE", 4)
+    ran = []
+
+    def half_seconds(ways, num_repeats):
+        for way in ways.values():
+            way(0)
+        ran.append((len(ways), num_repeats))
+        return {name: [0.25, 0.5, 4.0] for name in ways}
+
+    monkeypatch.setattr(machine_rates, "time_in_turns", half_seconds)
+    rates = machine_rates.measure_rates({(8, 2, 16)}, 3)
+    assert ran == [(4, 3)]
+    # Eight products of 2 x 8 x 2 x 16 operations in half a second
+    assert rates.by_shape == {"4 x 4 x 4": 8 * 128 / 0.5 / 1e9, "8 x 2 x 16": 8 * 512 / 0.5 / 1e9}
+    assert rates.products == rates.by_shape["8 x 2 x 16"]
+    assert rates.bandwidth == 3 * 4096 / 0.5 / 1e9
+    assert rates.exponentials == 8 * 1024 / 0.5 / 1e9
+
+
+def measured():
+    def part(name, times, flops, exponentials, num_bytes):
+        return machine_parts.Part(name, times, flops, exponentials, num_bytes, None)
+
+    parts = [part("p", 2, 3e9, 0.0, 1e9), part("m", 1, 0.0, 1e9, 8e9), part("e", 4, 0.0, 3e9, 1e9)]
+    seconds = {"p": [1.0, 2.0, 9.0], "m": [4.0], "e": [2.0]}
+    rates = Rates(6.0, 4.0, 2.0, {"1 x 2 x 3": 6.0})
+    return step_parts.Measured(parts, seconds, [8.0, 10.0, 30.0], rates, {"1 x 2 x 3": 5.0})
+
+
+def test_a_part_is_limited_by_its_longest_bound():
+    rows = {row["part"]: row for row in step_parts.part_rows(measured())}
+    assert [rows[name]["limited by"] for name in "pme"] == ["products", "memory", "exponentials"]
+    # 2 x 3 GFLOP at 6 GFLOP/s; 8 GB at 4 GB/s; 4 x 3e9 at 2e9/s
+    assert [rows[name]["ms by its bound"] for name in "pme"] == [1000, 2000, 6000]
+    assert [rows[name]["ms"] for name in "pme"] == [4000, 4000, 8000]
+    assert [rows[name]["share"] for name in "pme"] == [0.25, 0.25, 0.5]
+    assert rows["p"]["GFLOP/s"] == 1.5
+    assert rows["p"]["operations a byte"] == 3
+    assert rows["m"]["GFLOP/s"] is None
+    assert rows["all parts"]["ms"] == 16000
+    assert rows["all parts"]["reached"] == 9 / 16
+    assert rows["whole step"]["ms"] == 10000
+    assert rows["whole step"]["reached"] == 0.9
+    assert measured().product_bound() == 1
+
+
+def test_rates_have_rows():
+    rows = step_parts.rate_rows(measured())
+    assert rows[0] == {"what": "product 1 x 2 x 3", "here": 6.0, "torch": 5.0, "unit": "GFLOP/s"}
+    assert [row["here"] for row in rows] == [6.0, 4.0, 2.0]
+
+
+@pytest.mark.parametrize("micro_batch_size", [0, 1])
+def test_the_command_measures_draws_and_writes(tmp_path, monkeypatch, capsys, micro_batch_size):
+    monkeypatch.setattr(machine_rates, "NUM_MOVED", 1 << 10)
+    monkeypatch.setattr(machine_rates, "SQUARE", 16)
+    model = tmp_path / "config.json"
+    model.write_text(
+        json.dumps({**dataclasses.asdict(CONFIG), "max_position_embeddings": 32, "vocab_size": 30522})
+    )
+    config = machine.MachineConfig(
+        bert_config_file=str(model),
+        batch_size=2,
+        micro_batch_size=micro_batch_size,
+        max_seq_length=32,
+        repeats=1,
+        json=str(tmp_path / "machine.json"),
+        picture=str(tmp_path / "machine.png"),
+    )
+    machine.main(config)
+    written = json.loads((tmp_path / "machine.json").read_text())
+    times = {row["part"]: row["times"] for row in written["parts"]}
+    factor = 2 if micro_batch_size else 1
+    assert times["projections of attention"] == 12 * factor
+    assert times["optimizer"] == 1
+    assert written["step"][0]["steps"] == 1
+    assert (tmp_path / "machine.png").read_bytes().startswith(b"\x89PNG")
+    assert "mask, softmax, dropout" in capsys.readouterr().out
+
+
+def test_steps_alone(tmp_path, monkeypatch):
+    model = tmp_path / "config.json"
+    model.write_text(
+        json.dumps({**dataclasses.asdict(CONFIG), "max_position_embeddings": 32, "vocab_size": 30522})
+    )
+    monkeypatch.setattr(step_parts, "make_parts", lambda *_: pytest.fail("must not be made"))
+    target = tmp_path / "step.json"
+    machine.main(
+        machine.MachineConfig(
+            bert_config_file=str(model), batch_size=2, max_seq_length=32, repeats=2, step_only=True,
+            json=str(target),
+        )
+    )  # fmt: skip
+    assert set(json.loads(target.read_text())) == {"cpu", "step"}
+
+
+def round_of(*medians):
+    return [median and {"step, s": median} for median in medians]
+
+
+def test_flags_are_compared_round_by_round():
+    rows = xla_flags.flag_rows(
+        {
+            ("as it is", 0): round_of(2.0, 4.0, 3.0),
+            ("fast", 0): round_of(1.0, 3.0, 1.5),
+            ("unknown", 0): round_of(None, None, None),
+        }
+    )
+    same = {"times as long": 1.0, "from": 1.0, "to": 1.0}
+    assert rows[0] == {"XLA_FLAGS": "as it is", "micro_batch_size": 0, "step, s": 3.0, **same}
+    assert [rows[1][name] for name in ("step, s", "times as long", "from", "to")] == [1.5, 0.5, 0.5, 0.75]
+    assert [rows[2][name] for name in ("step, s", "times as long", "from", "to")] == [None] * 4
+
+
+def test_every_setting_has_its_own_processes(tmp_path, monkeypatch):
+    calls = []
+
+    class Finished:
+        returncode, stderr = 0, ""
+
+    def run(command, env, **_):
+        flags = {one.partition("=")[0]: one.partition("=")[2] for one in command if one.startswith("--")}
+        calls.append(
+            (env["XLA_FLAGS"], flags["--micro_batch_size"], flags["--repeats"], flags["--batch_size"])
+        )
+        with open(flags["--json"], "w") as file:
+            json.dump({"step": [{"step, s": 2.0 if "oneDNN" in env["XLA_FLAGS"] else 1.0}]}, file)
+        return Finished()
+
+    monkeypatch.setenv("XLA_FLAGS", "--mine")
+    monkeypatch.setattr(xla_flags.subprocess, "run", run)
+    target = tmp_path / "flags.json"
+    xla_flags.main(
+        xla_flags.FlagsConfig(
+            batch_size=4, micro_batch_sizes="0,2", steps=5, rounds=2, json=str(target), max_seq_length=32
+        )
+    )
+    number = 2 * len(xla_flags.WAYS)
+    assert calls[:number] == calls[number:]
+    assert calls[0] == ("--mine", "0", "5", "4")
+    assert calls[len(xla_flags.WAYS)] == ("--mine", "2", "5", "4")
+    assert calls[1] == ("--mine --xla_cpu_prefer_vector_width=512", "0", "5", "4")
+    assert len(json.loads(target.read_text())) == number
+
+
+def test_a_setting_that_ends_the_process_is_told(tmp_path, monkeypatch, capsys):
+    class Failed:
+        returncode, stderr = 1, "first\nUnknown flag"
+
+    monkeypatch.setattr(xla_flags.subprocess, "run", lambda *_, **__: Failed())
+    xla_flags.main(xla_flags.FlagsConfig(rounds=1))
+    assert "as it is: ['Unknown flag']" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sizes", ["3", "-1", "x"])
+def test_micro_batches_must_divide(sizes):
+    with pytest.raises(InputError, match=r"`micro_batch_sizes` must be .*Received: "):
+        xla_flags.FlagsConfig(batch_size=8, micro_batch_sizes=sizes)
