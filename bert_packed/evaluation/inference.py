@@ -174,8 +174,18 @@ def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
 
 def packing_factor(encoder, texts):
     """Mean texts per pack when `encode` packs these texts; 1 for none."""
+    return len(texts) / count_packs(encoder, texts) if texts else 1.0
+
+
+def count_packs(encoder, texts):
+    """How many packs `encode` makes of these texts."""
     tokens = _tokens(encoder, texts)
-    return len(tokens) / len(_assign(tokens, encoder.max_seq_length)) if tokens else 1.0
+    return len(_assign(tokens, encoder.max_seq_length)) if tokens else 0
+
+
+def count_tokens(encoder, texts):
+    """Tokens of each text as `encode` computes it, [CLS] and [SEP] among them: list of int."""
+    return [len(ids) for ids in _tokens(encoder, texts)]
 
 
 def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"):

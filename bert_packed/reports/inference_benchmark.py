@@ -14,12 +14,16 @@ from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
 
+GIGA = 1e9
 VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
 DESCRIPTION = """
 Measures, in turns, how many texts a second become vectors, tokenizing included: packed and one text a row
 (bert_packed.evaluation.inference), and with --reference by transformers on torch, in batches padded to
 max_seq_length, to the longest text of each batch, and that with the texts sorted by length first. The vectors
 must agree.
+
+"GFLOP a text" are the matrix products that a way computes, padding and masked pairs among them: what packing
+and sorting save. "GFLOP/s" is how fast the program gets through them: what it owes to its compiler.
 """
 
 
@@ -69,10 +73,13 @@ def main(config):
     _check_agreement(ways)
     factor = inference.packing_factor(encoder, texts)
     seconds = time_in_turns({name: lambda _, way=way: way() for name, way in ways.items()}, config.repeats)
+    flops = _flops(config, encoder, texts, list(ways))
     rows = [
         {
             "way": name,
             "texts/s": len(texts) / statistics.median(times),
+            "GFLOP a text": flops[name] / GIGA / len(texts),
+            "GFLOP/s": flops[name] / GIGA / statistics.median(times),
             "packed / this": median_ratio(times, seconds["packed"]),
             "of the packing factor": median_ratio(times, seconds["packed"]) / factor,
         }
@@ -81,6 +88,27 @@ def main(config):
     print(f"CPU: {cpu_name()}")
     print_table(rows, config.json)
     print(f"\n{len(texts):,} texts, packing factor {factor:.3f}")
+
+
+def _flops(config, encoder, texts, names):
+    """What each way of `main` computes: dict from its name to operations."""
+    from bert_packed.checkpoints import starting_weights
+    from bert_packed.evaluation.inference import count_packs, count_tokens
+    from bert_packed.reports.encoding_work import forward_flops, full_batches, padded_batches
+    from bert_packed.reports.torch_reference import longest_first
+
+    lengths = count_tokens(encoder, texts)
+    in_order = [lengths[index] for index in longest_first(texts)]
+    rows, length = config.reference_batch_size, config.max_seq_length
+    shapes = [
+        full_batches(count_packs(encoder, texts), encoder.batch_size, length),
+        full_batches(len(texts), encoder.batch_size, length),
+        padded_batches(lengths, rows, length),
+        padded_batches(lengths, rows),
+        padded_batches(in_order, rows),
+    ]
+    model_config = starting_weights.read_config(config.init_checkpoint)
+    return {name: forward_flops(model_config, of_way) for name, of_way in zip(names, shapes, strict=False)}
 
 
 def _read_texts(config):

@@ -89,7 +89,7 @@ class TorchEncoder:
                 sentence-transformers does.
         """
         if sorts:
-            order = np.argsort([-len(text) for text in texts], kind="stable")
+            order = longest_first(texts)
             vectors = self.encode([texts[index] for index in order])
             return vectors[np.argsort(order)]
         vectors = []
@@ -101,6 +101,11 @@ class TorchEncoder:
                 mask_BS1 = inputs["attention_mask"][:, :, None].to(hidden_BSD.dtype)
                 vectors.append(((hidden_BSD * mask_BS1).sum(1) / mask_BS1.sum(1)).numpy())
         return np.concatenate(vectors)
+
+
+def longest_first(texts):
+    """The order in which `TorchEncoder` computes texts that it sorts: int64 `[n]`, by characters."""
+    return np.argsort([-len(text) for text in texts], kind="stable")
 
 
 class TorchTraining:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import types
 
 import numpy as np
 import pytest
@@ -10,12 +11,35 @@ from encoder_files import TEXTS, write_encoder
 from reference import import_reference
 
 from bert_packed import export
+from bert_packed.checkpoints import starting_weights
+from bert_packed.config import ModelConfig
 from bert_packed.evaluation import inference
-from bert_packed.reports import inference_benchmark, torch_reference
+from bert_packed.reports import encoding_work, inference_benchmark, torch_reference
 from bert_packed.runs import turns
 from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 from data_gen.text import sample_corpus
+
+ENCODER = types.SimpleNamespace(batch_size=5)
+CONFIG = ModelConfig(
+    vocab_size=40,
+    hidden_size=8,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=24,
+    type_vocab_size=2,
+)
+# Rows and tokens a row of the only batch of each way, which has room for all three texts
+SHAPES = (5, 24), (5, 24), (3, 24), (3, 20), (3, 20)
+
+
+def flops(shape):
+    """Forward products of a batch, written out: four of width by width, two of width by inner width, and two
+    of attention.
+    """
+    rows, length = shape
+    return rows * 3 * (2 * length * (4 * 8 * 8 + 2 * 8 * 24) + 2 * 2 * length * length * 8)
 
 
 def command(**flags):
@@ -45,8 +69,11 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
             return encode(None, texts, (self.padding, "sorted") if sorts else self.padding)
 
     monkeypatch.setattr(turns, "time", clock)
-    monkeypatch.setattr(inference, "load_encoder", lambda *of, **more: loaded.append((of, more)) or "encoder")
+    monkeypatch.setattr(inference, "load_encoder", lambda *of, **more: loaded.append((of, more)) or ENCODER)
     monkeypatch.setattr(inference, "encode", encode)
+    monkeypatch.setattr(inference, "count_packs", lambda encoder, texts: 2)
+    monkeypatch.setattr(inference, "count_tokens", lambda encoder, texts: [6, 20, 4])
+    monkeypatch.setattr(starting_weights, "read_config", lambda folder: CONFIG)
     monkeypatch.setattr(inference, "packing_factor", lambda encoder, texts: 2.0 * len(texts) / 3)
     monkeypatch.setattr(torch_reference, "TorchEncoder", Reference)
     (tmp_path / "config.json").write_text("{}")
@@ -56,7 +83,12 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     flags |= {"reference_batch_size": 7}
     assert command(**flags, json=tmp_path / "table.json") == 0
 
-    rows = {row.pop("way"): list(row.values()) for row in json.loads((tmp_path / "table.json").read_text())}
+    table = json.loads((tmp_path / "table.json").read_text())
+    assert [row.pop("GFLOP a text") for row in table] == [flops(shapes) / 3e9 for shapes in SHAPES]
+    assert [row.pop("GFLOP/s") for row in table] == [
+        flops(shapes) / seconds / 1e9 for shapes, seconds in zip(SHAPES, (2, 6, 12, 4, 3), strict=True)
+    ]
+    rows = {row.pop("way"): list(row.values()) for row in table}
     # 3 texts in 2, 6, 12 and 4 seconds; medians of ratios of neighbouring times; of a packing factor of 2
     assert rows == {
         "packed": [1.5, 1, 0.5],
@@ -67,9 +99,9 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     }
     assert "3 texts, packing factor 2.000" in capsys.readouterr().out
     assert loaded == [((str(tmp_path), "vocab"), {"max_seq_length": 24, "batch_size": 5})]
-    assert {(encoder, *texts) for encoder, texts, _ in encoded} == {
-        (encoder, "one", "two", "three") for encoder in ("encoder", None)
-    }
+    assert all(texts == ["one", "two", "three"] for _, texts, _ in encoded)
+    ours = {"max", 1}
+    assert all(encoder is (ENCODER if way in ours else None) for encoder, _, way in encoded)
 
 
 def test_a_measurement_with_the_reference(tmp_path, capsys):
@@ -136,3 +168,10 @@ def test_other_encodings_and_empty_files_are_one_line(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\n \n")
     with pytest.raises(InputError, match=r"`text_file` must hold a text\. Received: none in .*a\.txt"):
         read_texts(tmp_path / "a.txt")
+
+
+def test_batches_have_shapes():
+    assert encoding_work.full_batches(5, 2, 16) == [(2, 16)] * 3
+    assert encoding_work.padded_batches([3, 7, 2], 2) == [(2, 7), (1, 2)]
+    assert encoding_work.padded_batches([3, 7, 2], 2, 16) == [(2, 16), (1, 16)]
+    assert list(torch_reference.longest_first(["a", "bcd", "ef", "g"])) == [1, 2, 0, 3]
