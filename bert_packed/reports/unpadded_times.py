@@ -10,6 +10,7 @@ Legend: B sequences per batch, G sequences per group, S length of a padded row a
 import dataclasses
 import functools
 import json
+import logging
 
 import numpy as np
 
@@ -113,7 +114,7 @@ def measure_times(model_config, histogram, plan, batch_size, group_size, num_sha
         ],
         "packed": [[make(draw_packs(plan, batch_size, rng), spec_of_plan(plan))]],
     }
-    step = _CheapStep(model_config)
+    step = _cheap_step(model_config)
     for shape in shapes:  # compile all, whichever the first batch has
         step(make([(int(shape),)] * group_size, _spec_of_rows(shape)))
     seconds = time_in_turns({name: functools.partial(_take, step, steps[name]) for name in WAYS}, num_repeats)
@@ -150,31 +151,19 @@ def _spec_of_rows(length):
     return PackSpec(int(length), 1, default_predictions(int(length)))
 
 
-class _CheapStep:
-    """A training step whose update costs next to nothing: a batch may be several calls.
+def _cheap_step(model_config):
+    """A training step whose update costs next to nothing: a batch may be several calls."""
+    import keras
 
-    Each shape has an engine, and so a program, of its own: an engine that compiles again and again is a
-    mistake in a run, and TensorFlow warns of it.
-    """
+    from bert_packed.objectives.pretraining import pretraining_objective
+    from bert_packed.reports.benchmark_engine import RECIPE
+    from bert_packed.training.engines import make_engine
 
-    def __init__(self, model_config):
-        from bert_packed.objectives.pretraining import pretraining_objective
-        from bert_packed.reports.benchmark_engine import RECIPE
-
-        self._objective = pretraining_objective(RECIPE.mlm_loss)
-        self._model = self._objective.build_model(model_config, seed=0)
-        self._engines = {}
-
-    def __call__(self, batch):
-        import keras
-
-        from bert_packed.training.engines import make_engine
-
-        shape = tuple(values.shape for values in batch.values())
-        if shape not in self._engines:
-            optimizer = keras.optimizers.SGD(0.0)
-            self._engines[shape] = make_engine(self._model, self._objective, optimizer)
-        return self._engines[shape].train_step(batch)
+    objective = pretraining_objective(RECIPE.mlm_loss)
+    model = objective.build_model(model_config, seed=0)
+    # TensorFlow warns of a function that is traced for many shapes, which is meant here
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    return make_engine(model, objective, keras.optimizers.SGD(0.0)).train_step
 
 
 def _take(step, batches, repeat):

@@ -103,17 +103,13 @@ def test_a_batch_takes_the_time_of_its_groups(monkeypatch):
     """By a clock that is told what a call costs: its positions."""
     clock, seen = Clock(), []
 
-    class Step:
-        def __init__(self, config):
-            assert config is CONFIG
-
-        def __call__(self, batch):
-            seen.append(batch)
-            clock.now += batch["token_ids"].size
-            return {"num_sequences": 1.0}
+    def step(batch):
+        seen.append(batch)
+        clock.now += batch["token_ids"].size
+        return {"num_sequences": 1.0}
 
     monkeypatch.setattr(turns, "time", clock)
-    monkeypatch.setattr(unpadded_times, "_CheapStep", Step)
+    monkeypatch.setattr(unpadded_times, "_cheap_step", lambda config: step)
     histogram = np.zeros(24, np.int64)
     histogram[[5, 11, 23]] = 50, 25, 25
     plan = ALGORITHMS["spfhp"](histogram, 24, 3)
