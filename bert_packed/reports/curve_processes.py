@@ -4,6 +4,7 @@ DIR/NAME is the output directory of a run, DIR/NAME.log what its command printed
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
@@ -13,8 +14,9 @@ import sys
 from pathlib import Path
 
 from bert_packed.reports.run_curves import LOGS
-from data_gen.cli.command_line import TOP
-from data_gen.cli.settings import InputError
+from bert_packed.runs.pretraining_config import TrainConfig
+from data_gen.cli.command_line import TOP, parse
+from data_gen.cli.settings import InputError, result_settings
 
 STATUS_OF_SIGNAL = 128
 
@@ -32,20 +34,31 @@ def command_of(run, folder, more_flags=""):
     return [sys.executable, str(TOP / "run_pretraining.py"), *given, *shlex.split(more_flags)]
 
 
-def is_complete(run, folder):
-    """Whether a run has taken, logged and evaluated its last step, under these flags."""
+def settings_of(run, folder, more_flags=""):
+    """What a run's command line means: `TrainConfig`; raises `InputError`, before any run is taken."""
+    return parse(TrainConfig, command_of(run, folder, more_flags)[1:])
+
+
+def is_complete(run, folder, more_flags=""):
+    """Whether a run has taken, logged and evaluated its last step, under these flags.
+
+    Arguments as of `command_of`. Of other flags its command is asked, which refuses to go on under them.
+    """
     from bert_packed.runs.run_directory import RUN_FILE
     from bert_packed.training.metrics_log import read_rows
 
-    output_dir = Path(folder) / run.name
+    wanted = settings_of(run, folder, more_flags)
+    output_dir = Path(wanted.output_dir)
     try:
         kept = json.loads((output_dir / RUN_FILE).read_text())["flags"]
     except (OSError, ValueError, KeyError):
         return False  # the command itself says what is wrong with it
-    if any(kept.get(name, value) != value for name, value in run.flags.items()):
+    # A flag that is newer than the run was at its default
+    kept = {field.name: kept.get(field.name, field.default) for field in dataclasses.fields(wanted)}
+    if any(kept[name] != value for name, value in result_settings(wanted).items()):
         return False
     steps = [[int(row["step"]) for row in read_rows(output_dir / log)] for log in LOGS.values()]
-    return all(of_log and of_log[-1] == run.flags["num_train_steps"] for of_log in steps)
+    return all(of_log and of_log[-1] == wanted.num_train_steps for of_log in steps)
 
 
 def take(run, folder, more_flags=""):

@@ -117,16 +117,18 @@ class CurvesConfig:
 def main(config):
     """Take the runs that are not complete, then draw; returns an exit status."""
     choose_backend()
-    from bert_packed.reports.curve_processes import command_of, is_complete, take
+    from bert_packed.reports.curve_processes import command_of, is_complete, settings_of, take
 
     runs = make_runs(config, read_packing_factor(config))
+    for one in runs:  # a mistake in the last one's flags would show after hours
+        settings_of(one, config.output_dir, config.run_flags)
     if config.print_commands:
         for one in runs:
             print(shlex.join(command_of(one, config.output_dir, config.run_flags)))
         return 0
     status = 0
     for number, one in enumerate([] if config.draw_only else runs, start=1):
-        if is_complete(one, config.output_dir):
+        if is_complete(one, config.output_dir, config.run_flags):
             continue
         print(f"run {number} of {len(runs)}: {one.name}, {one.flags['num_train_steps']:,} steps", flush=True)
         status = take(one, config.output_dir, config.run_flags)

@@ -115,7 +115,7 @@ def point(variant, seed, step, accuracy, data="eval", hours=None, loss=1.0):
 
 
 def a_run(variant="packed", seed=1, num_steps=3, per_step=10.0):
-    flags = {"num_train_steps": num_steps, "random_seed": seed, "eval_input_file": "e"}
+    flags = {"input_file": "p", "num_train_steps": num_steps, "num_warmup_steps": 1, "random_seed": seed}
     return Run(variant, seed, flags, per_step)
 
 
@@ -224,6 +224,8 @@ def test_a_run_is_complete_with_its_last_rows_under_its_flags(tmp_path):
     write_log(folder / "eval_metrics.csv", [(2, 9, 8.0, 0.1, "")])
     assert not is_complete(one, tmp_path)
     write_log(folder / "eval_metrics.csv", [(3, 9, 8.0, 0.1, "")])
+    assert is_complete(one, tmp_path, "--keep_checkpoint_max=5")  # on which nothing depends
+    assert not is_complete(one, tmp_path, "--masking=dynamic")
     (folder / "run.json").write_text(json.dumps({"flags": {**one.flags, "random_seed": 2}}))
     assert not is_complete(one, tmp_path)
 
@@ -324,14 +326,14 @@ def test_only_what_is_not_complete_is_taken_and_all_is_drawn(records, monkeypatc
         seeds="1,2",
         num_sequences=80,
         sequences_per_step=8,
-        run_flags="--remat",
+        run_flags="--dtype=float32",
         json=tmp_path / "table.json",
     )
     assert command(*flags, "--draw_only") == 0
     assert not taken and not (tmp_path / "all" / "same_sequences.png").exists()
     assert command(*flags) == 143
     names = ["unpacked-seed1", "packed-seed1", "unpacked-seed2", "packed-seed2"]
-    assert taken == [(name, "--remat") for name in names]
+    assert taken == [(name, "--dtype=float32") for name in names]
     assert command(*flags) == 143
     assert [name for name, _ in taken[4:]] == ["packed-seed2"]
     table = json.loads((tmp_path / "table.json").read_text())
@@ -409,6 +411,13 @@ def test_stopped_curves_go_on_to_what_they_would_have_been(records, tmp_path):
 def test_mistakes_in_flags_are_told(changes, message):
     with pytest.raises(InputError, match=message):
         CurvesConfig(**{**GIVEN, **changes})
+
+
+def test_a_mistake_in_the_flags_of_runs_shows_before_the_first(records, tmp_path, capsys):
+    flags = as_flags(**records, output_dir=tmp_path / "all", run_flags="--masking=never")
+    assert command(*flags) == 2
+    assert "masking" in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
 
 
 def test_data_that_are_not_the_same_are_refused(records, tmp_path, capsys):
