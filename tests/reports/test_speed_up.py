@@ -150,7 +150,8 @@ def test_the_command_times_each_way_on_its_batches(
         training_ways, "our_engines", lambda *of: asked.append(of) or {name: Engine(name) for name in names}
     )
     monkeypatch.setattr(training_ways, "torch_ways", torch_ways)
-    monkeypatch.setattr(step_cost, "measured_flops_per_second", lambda: 5e9)
+    rates = [3e9, 5e9]
+    monkeypatch.setattr(step_cost, "measured_flops_per_second", lambda: rates.pop(0))
     written = tmp_path / "all.json"
     flags = {**NEEDS, "histogram": histogram_file, "bert_config_file": config_file, "json": written}
     flags |= {"micro_batch_size": 1, "algorithm": "spfhp"}
