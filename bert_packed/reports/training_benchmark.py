@@ -8,12 +8,11 @@ import statistics
 import sys
 import tempfile
 
-from bert_packed.training.engines import choose_backend, make_engine
+from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run
-from data_gen.cli.settings import InputError, check_divides, check_settings, setting
+from data_gen.cli.settings import check_divides, check_settings, setting
 
 FEWEST_FOR_INTERVAL = 6  # of `median_interval`
-LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
 DESCRIPTION = """
 Measures training steps in turns: a BERT that knows nothing of packs (plain), the packed BERT at the same
 shape (packed), the packed BERT on one sequence a row (unpacked) and, with --reference, BertForPreTraining of
@@ -52,6 +51,7 @@ def main(config):
     backend = choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.config import load_model_config
+    from bert_packed.reports import training_ways
     from bert_packed.reports.benchmark_batches import make_batches
     from bert_packed.reports.data_benchmark import cpu_name
     from bert_packed.runs.turns import (
@@ -73,11 +73,11 @@ def main(config):
             2,
             model_config,
         )
-    engines = _our_engines(model_config, config.micro_batch_size or None)
+    engines = training_ways.our_engines(model_config, config.micro_batch_size or None)
     data = {"plain": packed, "packed": packed, "unpacked": unpacked}
-    ways = {name: _way(engine, data[name]) for name, engine in engines.items()}
+    ways = {name: training_ways.way(engine, data[name].batches) for name, engine in engines.items()}
     if config.reference:
-        ways["transformers"] = _torch_way(model_config, unpacked)
+        ways |= training_ways.torch_ways(model_config, {"transformers": unpacked.batches})
     seconds = time_in_turns(ways, config.repeats)
     rows = []
     for name, times in seconds.items():
@@ -120,45 +120,6 @@ def _print_counts(engines, data):
         f"  by XLA's count packing adds {added['flops']:+.3%} of the operations and "
         f"{added['bytes accessed']:+.3%} of the bytes"
     )
-
-
-def _our_engines(model_config, micro_batch_size):
-    from bert_packed.reports import plain_bert
-    from bert_packed.reports.benchmark_engine import RECIPE, build_engine
-    from bert_packed.training.optimization import build_optimizer
-
-    objective = plain_bert.plain_objective()
-    plain = make_engine(
-        objective.build_model(model_config), objective, build_optimizer(RECIPE), micro_batch_size
-    )
-    packed, unpacked = (build_engine(model_config, micro_batch_size=micro_batch_size) for _ in range(2))
-    return {"plain": plain, "packed": packed, "unpacked": unpacked}
-
-
-def _way(engine, data):
-    def step(repeat):
-        batch = data.batches[repeat % len(data.batches)]
-        float(engine.train_step(batch)["num_sequences"])  # wait for the device
-
-    return step
-
-
-def _torch_way(model_config, unpacked):
-    """Steps of transformers, after a check that it computes the same loss from the same weights and rows."""
-    from bert_packed.objectives.pretraining import pretraining_objective
-    from bert_packed.reports.torch_reference import TorchTraining, copy_model
-
-    objective = pretraining_objective("per_token")
-    model = objective.build_model(model_config, seed=0)
-    training = TorchTraining(copy_model(model), learning_rate=1e-4, weight_decay=0.01, max_grad_norm=1.0)
-    inputs = [training.inputs(batch) for batch in unpacked.batches]
-    batch = unpacked.batches[0]
-    sums = objective.sums(model(batch, training=False), batch)
-    ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
-    theirs = training.loss(inputs[0])
-    if abs(ours - theirs) > LOSS_TOLERANCE * abs(theirs):
-        raise InputError(f"`reference` must compute our loss, {ours}. Received: {theirs}.")
-    return lambda repeat: training.step(inputs[repeat % len(inputs)])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from reference import import_reference
 from tiny import CONFIG
 
 from bert_packed.config import ModelConfig
-from bert_packed.reports import benchmark_batches, benchmark_engine, training_benchmark
+from bert_packed.reports import benchmark_batches, benchmark_engine, training_benchmark, training_ways
 from bert_packed.reports.benchmark_batches import Batches
 from bert_packed.reports.synthetic_data import write_sequences
 from bert_packed.runs import turns
@@ -66,11 +66,11 @@ def test_times_become_speeds_factors_and_an_interval(monkeypatch, tmp_path, tiny
     monkeypatch.setattr(
         benchmark_batches, "make_batches", lambda *of: asked.append(of[1:]) or (PACKED, UNPACKED)
     )
-    monkeypatch.setattr(training_benchmark, "_our_engines", lambda *of: asked.append(of) or engines)
+    monkeypatch.setattr(training_ways, "our_engines", lambda *of: asked.append(of) or engines)
     monkeypatch.setattr(
-        training_benchmark,
-        "_torch_way",
-        lambda *of: asked.append(of) or clock.taking([100, *SECONDS["transformers"]]),
+        training_ways,
+        "torch_ways",
+        lambda *of: asked.append(of) or {"transformers": clock.taking([100, *SECONDS["transformers"]])},
     )
     table = tmp_path / "table.json"
     flags = {"bert_config_file": tiny_config_file, "batch_size": 4, "micro_batch_size": 2, "repeats": 7}
@@ -98,7 +98,11 @@ def test_times_become_speeds_factors_and_an_interval(monkeypatch, tmp_path, tiny
     assert engines["plain"].batches == engines["packed"].batches == [f"packs {n}" for n in turned]
     assert engines["unpacked"].batches == [f"rows {n}" for n in turned]
     model_config = ModelConfig(**json.loads(tiny_config_file.read_text()))
-    assert asked == [("mine", 64, 5, 4, 2, model_config), (model_config, 2), (model_config, UNPACKED)]
+    assert asked == [
+        ("mine", 64, 5, 4, 2, model_config),
+        (model_config, 2),
+        (model_config, {"transformers": UNPACKED.batches}),
+    ]
 
 
 def test_what_xla_counts_is_compared(capsys):
@@ -111,9 +115,9 @@ def test_what_xla_counts_is_compared(capsys):
 
 def test_the_engines_are_what_they_are_called(monkeypatch):
     made = []
-    for module in (training_benchmark, benchmark_engine):
+    for module in (training_ways, benchmark_engine):
         monkeypatch.setattr(module, "make_engine", lambda model, *_: made.append(_[-1]) or model)
-    models = training_benchmark._our_engines(CONFIG, 3)
+    models = training_ways.our_engines(CONFIG, 3)
     assert list(models) == ["plain", "packed", "unpacked"] and made == [3, 3, 3]
     assert [type(model).__name__ for model in models.values()] == [
         "PlainBert",
@@ -146,7 +150,7 @@ def test_the_reference_computes_our_loss_and_trains():
     import_reference()
     _, rows = packed_and_unpacked()
     assert set(rows["slot_weights"].sum(axis=1)) == {1}
-    step = training_benchmark._torch_way(CONFIG, Batches([rows], 1.0, 1.0))
+    step = training_ways.torch_ways(CONFIG, {"torch": [rows]})["torch"]
     losses = [step(repeat) for repeat in range(5)]
     assert losses[-1] < losses[0]
 
@@ -170,12 +174,12 @@ def test_a_reference_with_another_loss_is_refused(monkeypatch):
 
     monkeypatch.setattr(torch_reference, "copy_model", lambda model: losses.append(plain_loss(model, rows)))
     monkeypatch.setattr(torch_reference, "TorchTraining", Training)
-    training_benchmark._torch_way(CONFIG, Batches([rows], 1.0, 1.0))
+    training_ways.torch_ways(CONFIG, {"torch": [rows]})
     monkeypatch.setattr(
         torch_reference, "copy_model", lambda model: losses.append(plain_loss(model, rows) * 1.0003)
     )
     with pytest.raises(InputError, match="`reference` must compute our loss"):
-        training_benchmark._torch_way(CONFIG, Batches([rows], 1.0, 1.0))
+        training_ways.torch_ways(CONFIG, {"torch": [rows]})
 
 
 def plain_loss(model, rows):

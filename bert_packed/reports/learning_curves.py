@@ -1,0 +1,189 @@
+"""Command line: learning curves packed and unpacked, seeds as bands, from runs that it takes or goes on with.
+
+python -m bert_packed.reports.learning_curves --packed_file='packed/*' --unpacked_file='unpacked/*' \
+    --eval_file='held_out/*' --output_dir=runs/curves
+"""
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+
+from bert_packed.reports.curve_runs import SETS, VARIANTS, make_runs
+from bert_packed.training.engines import choose_backend
+from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.settings import InputError, check_settings, setting
+
+DESCRIPTION = """
+Figures 3 and 4 of "Efficient Sequence Packing without Cross-contamination" and its further learning curves: a
+set of runs of run_pretraining.py that see as many sequences each, one after the other, in OUTPUT_DIR.
+
+The same command, after a kill, goes on with the run that stands half done, and leaves out those that are
+complete. SIGTERM and Ctrl-C save at the next step and stop. At each end it writes curves.csv, a PNG for each
+set, and a table of what the runs have come to, of whatever is there.
+"""
+
+
+def _parse_names(names, known):
+    wrong = [name for name in names.split(",") if name not in known]
+    if wrong or len(set(names.split(","))) < len(names.split(",")):
+        raise ValueError(f"different ones of {', '.join(known)}, separated by commas")
+    return names
+
+
+def parse_sets(text):
+    """`--sets`: keys of `SETS` with commas."""
+    return _parse_names(text, SETS)
+
+
+def parse_variants(text):
+    """`--only`: variants with commas, or nothing."""
+    return _parse_names(text, VARIANTS) if text else text
+
+
+def parse_seeds(text):
+    """`--seeds`: different whole numbers with commas."""
+    seeds = text.split(",")
+    if not all(seed.isdecimal() for seed in seeds) or len({*map(int, seeds)}) < len(seeds):
+        raise ValueError("different whole numbers, separated by commas")
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class CurvesConfig:
+    """Every flag of the command; checks itself, raises `InputError`."""
+
+    packed_file: str = setting("", "packed training TFRecords: comma-separated paths or globs")
+    unpacked_file: str = setting("", "the same sequences packed at depth 1")
+    eval_file: str = setting(
+        "", "held-out TFRecords for all runs; at depth 1 an ablation shows what was learnt, not what it reads"
+    )
+    output_dir: str = setting("", "where the runs, their logs, curves.csv and the pictures go")
+    sets: str = setting(
+        "same_sequences",
+        "; ".join(f"{name}: {', '.join(variants)}" for name, variants in SETS.items()),
+        parse=parse_sets,
+    )
+    only: str = setting("", "of the sets, these variants alone; empty = all", parse=parse_variants)
+    seeds: str = setting("1,2,3", "of the runs of a variant, comma-separated", parse=parse_seeds)
+    bert_config_file: str = setting("bert-tiny", "size, or bert_config.json, of the model")
+    num_sequences: int = setting(500_000, "sequences that each run sees", minimum=1)
+    sequences_per_step: int = setting(64, "sequences per update of the unpacked run", minimum=1)
+    micro_batch_size: int = setting(0, "packs computed at once; 0 = all of a step's", minimum=0)
+    learning_rate: float = setting(5e-3, "peak learning rate", minimum=0)
+    warmup_share: float = setting(0.1, "share of the steps that warm up", minimum=0, maximum=1)
+    beta_1: float = setting(0.9, "LAMB's decay of momentum", minimum=0, maximum=0.999999)
+    beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
+    num_points: int = setting(50, "rows of each log, evaluations and checkpoints of a run", minimum=1)
+    max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
+    run_flags: str = setting("", "more flags of run_pretraining.py for every run, as one text")
+    target_accuracy: float = setting(
+        0.0,
+        "held-out masked-LM accuracy whose cost is told; 0 = 0.95 of what all packed and unpacked runs reach",
+        minimum=0,
+        maximum=1,
+    )
+    draw_only: bool = setting(False, "take no step: only write, from what is there")
+    print_commands: bool = setting(False, "only print the command of each run")
+    json: str = setting("", "also write the table to this file, as JSON")
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in ("packed_file", "unpacked_file", "eval_file", "output_dir"):
+            if not getattr(self, name):
+                raise InputError(f"`{name}` must be given. Received: nothing.")
+        if not self.variants:
+            raise InputError(f"`only` must be of `sets`={self.sets}. Received: {self.only}.")
+        if self.sequences_per_step % (self.micro_batch_size or 1):
+            raise InputError(
+                f"`micro_batch_size` must divide sequences_per_step={self.sequences_per_step}. "
+                f"Received: {self.micro_batch_size}."
+            )
+
+    @property
+    def variants(self):
+        """Names of the variants to run, in order."""
+        wanted = [variant for name in self.sets.split(",") for variant in SETS[name]]
+        return [
+            variant for variant in dict.fromkeys(wanted) if not self.only or variant in self.only.split(",")
+        ]
+
+    @property
+    def all_seeds(self):
+        """List of whole numbers."""
+        return [int(seed) for seed in self.seeds.split(",")]
+
+
+def main(config):
+    """Take the runs that are not complete, then draw; returns an exit status."""
+    choose_backend()
+    from bert_packed.reports.curve_processes import command_of, is_complete, settings_of, take
+
+    runs = make_runs(config, read_packing_factor(config))
+    for one in runs:  # a mistake in the last one's flags would show after hours
+        settings_of(one, config.output_dir, config.run_flags)
+    if config.print_commands:
+        for one in runs:
+            print(shlex.join(command_of(one, config.output_dir, config.run_flags)))
+        return 0
+    status = 0
+    for number, one in enumerate([] if config.draw_only else runs, start=1):
+        if is_complete(one, config.output_dir, config.run_flags):
+            continue
+        print(f"run {number} of {len(runs)}: {one.name}, {one.flags['num_train_steps']:,} steps", flush=True)
+        status = take(one, config.output_dir, config.run_flags)
+        if status:
+            print("stopped after saving; the same command goes on", file=sys.stderr)
+            break
+        write_all(config, runs)
+    print_table(write_all(config, runs))
+    return status
+
+
+def read_packing_factor(config):
+    """Of the packed data, by its manifests; float.
+
+    Raises:
+        InputError: the unpacked data are not the same sequences at depth 1, or no manifest tells.
+    """
+    # TensorFlow: not for --help
+    from bert_packed.runs.pretraining_config import TrainConfig
+    from bert_packed.runs.pretraining_data import read_shapes
+
+    found = {}
+    for name in ("packed_file", "unpacked_file"):
+        one = TrainConfig(input_file=getattr(config, name), output_dir=config.output_dir)
+        found[name] = read_shapes(one).train
+        if found[name].packing_factor is None:
+            raise InputError(
+                f"`{name}` must have manifest.json beside it. Received: {getattr(config, name)}, without."
+            )
+    depth = found["unpacked_file"].spec.max_sequences_per_pack
+    counts = [sum(manifest["num_sequences"] for manifest in packs.manifests) for packs in found.values()]
+    if depth != 1 or counts[0] != counts[1]:
+        raise InputError(
+            f"`unpacked_file` must hold the {counts[0]:,} sequences of packed_file at depth 1. "
+            f"Received: {counts[1]:,} at depth {depth}."
+        )
+    return found["packed_file"].packing_factor
+
+
+def write_all(config, runs):
+    """Write curves.csv, pictures and table of what there is; returns the rows of the table."""
+    from bert_packed.reports import curve_picture, curve_tables
+
+    folder = Path(config.output_dir)
+    points = curve_tables.read_points(runs, folder)
+    target = config.target_accuracy or curve_tables.common_target(points)
+    rows = curve_tables.summary_rows(runs, points, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    curve_tables.write_points(folder / "curves.csv", points)
+    for name in config.sets.split(","):
+        curve_picture.draw(points, SETS[name], folder / f"{name}.png")
+    if config.json:
+        write_json(config.json, {"target accuracy": target, "runs": rows})
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, CurvesConfig, DESCRIPTION))
