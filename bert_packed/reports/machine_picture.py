@@ -29,7 +29,8 @@ def _draw_times(axes, rows):
     axes.set_yticks(places, [row["part"] for row in rows])
     axes.invert_yaxis()
     axes.set(title="ms of a step", xscale="log")
-    axes.legend(loc="lower right", fontsize="small")
+    # Below the axes: the longest bars stand last
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, fontsize="small")
 
 
 def _draw_roofline(axes, rows, rates):
