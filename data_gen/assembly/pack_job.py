@@ -91,11 +91,11 @@ def pack(config, timeline=None):
             manifest = output.manifest
     timeline.finish("publish")
     logger.info(
-        "packed %d sequences of %d files into %d packs of %d files in %.1f s",
+        "packed %d sequences of %d files into %d packs of %d files in %.1f s%s",
         *(manifest["num_sequences"], len(paths), manifest["num_packs"], len(manifest["files"])),
         time.monotonic() - start,
+        f" ({phases})" if (phases := timeline.describe()) else "",
     )
-    logger.info("seconds: %s", timeline.describe())
     return manifest
 
 
