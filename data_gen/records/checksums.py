@@ -87,7 +87,9 @@ def _advance(words):
     table = _word_table()
     states = np.zeros(len(words), np.uint32)
     for column in np.ascontiguousarray(words.T):
-        states = table[states.astype(np.uint16) ^ column] ^ states >> np.uint32(16)
+        # clip, because NumPy otherwise compares every index with the size of the table, which all are below
+        found = table.take(states.astype(np.uint16) ^ column, mode="clip")
+        states = found ^ states >> np.uint32(16)
     return states
 
 

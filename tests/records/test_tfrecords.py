@@ -93,6 +93,27 @@ def test_batches_are_read_across_and_beyond_the_pieces_of_a_file(tmp_path, monke
             list(tfrecords.read_batches(path, max_bytes=100))
 
 
+def test_a_damaged_length_is_not_followed_through_the_file(tmp_path, monkeypatch):
+    """It might name all of a file that no memory holds."""
+    path, num_read = tmp_path / "x.tfrecord", 0
+    tfrecords.write_records(path, [b"x" * 100] * 50)
+    content = bytearray(path.read_bytes())
+    content[:2] = (5000).to_bytes(2, "little")
+    path.write_bytes(content)
+
+    class Counting(io.BytesIO):
+        def read(self, size):
+            nonlocal num_read
+            num_read += size
+            return super().read(size)
+
+    monkeypatch.setattr(record_batches, "READ_AHEAD", 64)
+    monkeypatch.setattr(files, "open_file", lambda path: Counting(content))
+    with pytest.raises(InputError, match="is not a TFRecord file"):
+        list(tfrecords.read_batches(path))
+    assert num_read == 64
+
+
 def test_what_stands_before_the_damage_is_read(tmp_path):
     path = tmp_path / "x.tfrecord"
     tfrecords.write_records(path, [b"abc", b"de", b"f" * 9])
@@ -114,6 +135,12 @@ def test_an_error_of_the_disk_names_the_file(unpacked, monkeypatch):
     with pytest.raises(OSError, match=r"in\.tfrecord: .*Input/output error") as found:
         list(tfrecords.read_batches(unpacked))
     assert not isinstance(found.value, InputError)
+
+
+def test_sequences_longer_than_a_byte_counts(tmp_path):
+    sequences = load(write_features(tmp_path / "in.tfrecord", make_features([300, 2, 512, 256], 512)))
+    assert sequences.lengths.tolist() == [300, 2, 512, 256]
+    assert sequences.tokens.dtype == np.int32
 
 
 def test_unpacked_records_are_read_in_columns(tmp_path):
