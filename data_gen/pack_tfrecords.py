@@ -3,14 +3,15 @@
 import sys
 
 from data_gen.assembly.pack_config import PackConfig
-from data_gen.cli.command_line import print_table, run
+from data_gen.cli.command_line import print_table, run, write_json
 
 DESCRIPTION = """
 Packs pre-training records, BERT's or those for causal language modelling: several sequences in one record of
 fixed length, next to no padding.
 
 Without --input_file it packs the embedded sample corpus. With it, OUTPUT_DIR receives
-packed-*.tfrecord and manifest.json. With --dry_run it says what packing would give: of your records, or of
+packed-*.tfrecord and manifest.json. --json receives the table and, under `phases`, when each phase began and
+ended. With --dry_run it says what packing would give: of your records, or of
 --histogram=FILE.
 """
 
@@ -32,16 +33,24 @@ def main(config):
             f"fast as unpacked data of length {config.max_seq_length}; pictures in {folder}"
         )
         return
-    from data_gen.assembly.pack_job import metrics_row, pack  # TensorFlow: not for --help
+    from data_gen.assembly.pack_job import metrics_row, pack  # SciPy and HiGHS: not for --help
+    from data_gen.jobs.timeline import Timeline
+    from data_gen.jobs.workers import keep_freed_memory
 
+    keep_freed_memory()
     if config.input_file:
-        rows = [metrics_row(pack(config))]
+        timelines = [Timeline()]
+        rows = [metrics_row(pack(config, *timelines))]
     else:
         from data_gen.sample_data import pack_sample_corpus  # the tokenizer: only where text is read
 
-        manifests = pack_sample_corpus(config)
+        timelines = []
+        manifests = pack_sample_corpus(config, timelines)
         rows = [{"data": split, **metrics_row(manifest)} for split, manifest in manifests.items()]
-    print_table(rows, config.json)
+    print_table(rows)
+    if config.json:
+        pairs = zip(rows, timelines, strict=True)
+        write_json(config.json, [{**row, "phases": timeline.to_json()} for row, timeline in pairs])
 
 
 def command():

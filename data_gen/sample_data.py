@@ -6,6 +6,7 @@ import os
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
 from data_gen.jobs.output import read_manifest
+from data_gen.jobs.timeline import Timeline
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.create_job import create
 
@@ -15,7 +16,7 @@ EVAL_FRACTION = 0.05
 DUPE_FACTOR = 1  # not the usual 10: to try the software, not to wait for it
 
 
-def pack_sample_corpus(config):
+def pack_sample_corpus(config, timelines=None):
     """Pack both splits of the sample corpus, whose instances are created where they are missing.
 
     Instances are in `sample_data/instances_LENGTH`, packs in `train` and `eval` of the output directory,
@@ -23,6 +24,8 @@ def pack_sample_corpus(config):
 
     Args:
         config: `PackConfig` without an `input_file`.
+        timelines: List that receives a `Timeline` for each split, whose first phase is all before it; None
+            where nobody asks.
 
     Returns:
         Dict from split to the manifest of its packs.
@@ -48,7 +51,10 @@ def pack_sample_corpus(config):
             input_file=os.path.join(instances, f"{split}-*.tfrecord"),
             output_dir=os.path.join(output_dir, split),
         )
-        manifests[split] = pack(split_config)
+        timeline = Timeline()
+        manifests[split] = pack(split_config, timeline)
+        if timelines is not None:
+            timelines.append(timeline)
     return manifests
 
 

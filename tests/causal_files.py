@@ -1,11 +1,10 @@
 """Small files for causal language modelling, written and read by plain loops: no packing code is used."""
 
 import numpy as np
+import tensorflow as tf
 
 from data_gen import schema
 from data_gen.records import tfrecords
-
-tf = tfrecords.tf
 
 
 def make_sequence(rng, length, goes_on=False, vocab_size=300):

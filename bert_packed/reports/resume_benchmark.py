@@ -129,11 +129,13 @@ def _measure(way, config, folder):
     name, are_known = way
     output = os.path.join(folder, "run")
     store = os.path.join(output, SCANS_FILE)
+    stores = [store, os.path.join(folder, SCANS_FILE)]  # the run's, and that beside the files
     settings = TrainConfig(input_file=os.path.join(folder, "*.tfrecord"), output_dir=output)
     if are_known:
         assert os.path.exists(store)  # of the way before
-    elif os.path.exists(store):
-        os.remove(store)
+    else:
+        for kept in filter(os.path.exists, stores):
+            os.remove(kept)
     _forget(folder)
     step = config.num_packs // 2 // config.batch_size if name.startswith("continue") else 0
     before, start = _bytes_read(), time.perf_counter()

@@ -1,18 +1,26 @@
-"""What a run's input files are, found by reading every byte of them once in its life, by one process."""
+"""What a run's input files are, found by reading every byte of them once in their life, by one process."""
 
 from bert_packed.parallel.processes import ALONE
 from bert_packed.runs.run_directory import describe_inputs
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
 from data_gen.records.inputs import folder_of
-from data_gen.records.kept_scans import read_checksums, read_scans, scan_unchanged, write_scans
+from data_gen.records.kept_scans import (
+    read_checksums,
+    read_scans,
+    read_scans_beside,
+    scan_unchanged,
+    write_scans,
+    write_scans_beside,
+)
 
 
 def scan_inputs(paths, store, processes=ALONE):
     """Find what is in files, reading those that were not read before, or have changed since.
 
-    The first process reads and keeps what it found; the others read that. A file that has another stamp where
-    another process is, as a copy on that machine's own disk has, is read by that process too.
+    The first process reads, and keeps what it found in `store`, for the others, and beside the files, for
+    other runs. A file that has another stamp where another process is, as a copy on that machine's own disk
+    has, is read by that process too.
 
     Args:
         paths: Of packed TFRecord files.
@@ -29,11 +37,14 @@ def scan_inputs(paths, store, processes=ALONE):
     found = {}
     if processes.is_first:
         found = read_scans(store, paths)
-        new = _scan([path for path in paths if path not in found])
-        found |= new
-        if new:
+        new = read_scans_beside([path for path in paths if path not in found])
+        read = _scan([path for path in paths if path not in found and path not in new])
+        found |= new | read
+        if new or read:
             files.make_folder(folder_of(store))
             write_scans(store, found)
+        if read:
+            write_scans_beside(read)
     processes.wait("the input files are read")
     if not processes.is_first:
         found = read_scans(store, paths)

@@ -23,6 +23,7 @@ from bert_packed.parallel.processes import ALONE
 from bert_packed.training.finite import NotFiniteError
 from data_gen.cli.command_line import to_flagfile, write_json
 from data_gen.cli.settings import InputError
+from data_gen.jobs.output import SCANS_NAME
 from data_gen.records import tfrecords
 from data_gen.records.frames import scan_file
 from data_gen.records.inputs import check_promises, read_promises
@@ -31,7 +32,7 @@ from data_gen.tasks.glue import SERVER_NAMES
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
 LOCK_FILE = ".lock"
-SCANS_FILE = ".scans.npz"  # what was found by reading all input files
+SCANS_FILE = SCANS_NAME  # what was found by reading all input files
 SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples name it
 OWN_FILES = (
     *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),

@@ -14,7 +14,7 @@ from data_gen.records.examples import parse_example
 from data_gen.records.first_records import read_pack_spec
 from data_gen.records.frame_contents import read_frames
 from data_gen.records.inputs import check_promises, find_files, read_promises
-from data_gen.records.kept_scans import read_scans, scan_unchanged, write_scans
+from data_gen.records.kept_scans import read_scans, read_scans_beside, scan_unchanged, write_scans
 
 
 class PackedDataset(torch.utils.data.IterableDataset):
@@ -237,12 +237,13 @@ def _find_worker():
 
 def _index(paths, index_file):
     """The `PackIndex` of files, each of which is as its manifest says; raises `InputError`."""
-    scans = read_scans(index_file, paths) if index_file else {}
-    unread = {path: scan_unchanged(path) for path in paths if path not in scans}
-    index = index_files(paths, [{**scans, **unread}[path][0] for path in paths])
+    kept = read_scans(index_file, paths) if index_file else {}
+    scans = {**read_scans_beside([path for path in paths if path not in kept]), **kept}
+    scans |= {path: scan_unchanged(path) for path in paths if path not in scans}
+    index = index_files(paths, [scans[path][0] for path in paths])
     for path, promised in read_promises(paths).items():
-        scan, _ = {**scans, **unread}[path]
+        scan, _ = scans[path]
         check_promises(promised, path, scan.num_records, scan.sha256)
-    if index_file and unread:
-        write_scans(index_file, {**scans, **unread})
+    if index_file and len(kept) < len(scans):
+        write_scans(index_file, scans)
     return index

@@ -102,7 +102,7 @@ class FeatureData:
                 columns = take_rows(columns, self.layout, np.flatnonzero(~is_overlong))
             yield columns, len(batch), {"dropped": int(is_overlong.sum())}
             number += len(batch)
-            progress.advance(tfrecords.batch_bytes(batch))
+            progress.advance(batch.num_bytes)
 
     def lengths(self, columns):
         """The class of each sequence, which is its length where it has but one: int `[n]`."""

@@ -36,6 +36,7 @@ from data_gen.cli.versions import code_sha256, versions
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
+from data_gen.jobs.timeline import Timeline
 from data_gen.packing import plan as plans
 from data_gen.records.first_records import find_common_objective
 from data_gen.records.inputs import find_files, read_input_manifests, stamp_files
@@ -45,7 +46,7 @@ from data_gen.schema import CAUSAL_LM, MLM_NSP
 logger = logging.getLogger(__name__)
 
 
-def pack(config):
+def pack(config, timeline=None):
     """Pack the records of `config.input_file` into `config.output_dir`.
 
     The directory receives `packed-00000-of-0000N.tfrecord`, ... and `manifest.json`, all or none. A run that
@@ -53,6 +54,7 @@ def pack(config):
 
     Args:
         config: `PackConfig` with `input_file` and `output_dir`.
+        timeline: `Timeline` that receives the phases; None where nobody asks.
 
     Returns:
         The manifest, a dict.
@@ -61,6 +63,8 @@ def pack(config):
         InputError: an input cannot be used, or the output directory is in use.
     """
     start = time.monotonic()
+    timeline = timeline or Timeline()
+    timeline.enter("check inputs")
     check_runner(config.runner, config.num_workers)
     paths = find_files(config.input_file, "input_file")
     refuse_own_input(paths, config.output_dir)
@@ -77,7 +81,7 @@ def pack(config):
     num_workers = choose_num_workers(config.num_workers, sum(size for _, size, _ in stamps))
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
-            with Job(output.work_folder, num_workers, config.runner) as job:
+            with Job(output.work_folder, num_workers, config.runner, timeline) as job:
                 if config.split_sequences:
                     manifest = pack_rows(config, stamps, promises, output, job)
                 else:
@@ -85,10 +89,12 @@ def pack(config):
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
+    timeline.finish("publish")
     logger.info(
-        "packed %d sequences of %d files into %d packs of %d files in %.1f s",
+        "packed %d sequences of %d files into %d packs of %d files in %.1f s%s",
         *(manifest["num_sequences"], len(paths), manifest["num_packs"], len(manifest["files"])),
         time.monotonic() - start,
+        f" ({phases})" if (phases := timeline.describe()) else "",
     )
     return manifest
 

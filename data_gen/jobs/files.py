@@ -36,6 +36,19 @@ def open_file(path, mode="rb"):
 
 
 @contextlib.contextmanager
+def naming_file(path):
+    """Let every `OSError` of the block name the file that is read or written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or str(path) in str(error):
+            raise
+        named = type(error)(f"{path}: {error}")
+        named.errno = error.errno
+        raise named from error
+
+
+@contextlib.contextmanager
 def write_whole(path):
     """Write a file that appears under its name only when complete.
 

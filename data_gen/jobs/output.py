@@ -20,7 +20,8 @@ WORK_NAME = "work"  # within it: what is not to be published
 IDENTITY_NAME = "identity.json"  # within that: which run this is
 PUBLISH_NAME = "publish.json"  # and which names it is about to publish
 OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with these:
-OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
+SCANS_NAME = ".scans.npz"  # what a run that read the files here has found (`records/kept_scans.py`)
+OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json", SCANS_NAME)
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def open_output_dir(path, overwrite=False, identity=None):
         # of a run that was killed: a living one would hold the lock
         is_same = _is_of(folder, identity)
         is_publishing = is_same and _is_publishing(folder)
-        in_use = [name for name in files.list_names(final) if name != INCOMPLETE_NAME]
+        in_use = [name for name in files.list_names(final) if name not in (INCOMPLETE_NAME, SCANS_NAME)]
         if in_use and not overwrite and not is_publishing:
             # before anything is removed: the rest of a half-published run may be in `.incomplete`
             raise InputError(

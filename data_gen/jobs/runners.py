@@ -8,12 +8,11 @@ from data_gen.cli.settings import InputError
 LOCAL = "local"
 RUNNERS = (LOCAL, "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner")
 # Starting processes takes as long as one alone needs for so much: of records to pack, of text to make them of
-BYTES_THAT_PAY = 2**29
+BYTES_THAT_PAY = 2**26
 TEXT_BYTES_THAT_PAY = 2**24
 
 NUM_WORKERS_HELP = (
-    "local processes; 0 = as many as pay: one per CPU core, or one alone for an input of less than half a "
-    "gigabyte"
+    "local processes; 0 = as many as pay: one per CPU core, or one alone for an input of less than 64 MiB"
 )
 TEXT_WORKERS_HELP = (
     "local processes; 0 = as many as pay: one per CPU core, or one alone for less than 16 MiB of text"

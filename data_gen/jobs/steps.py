@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -20,6 +21,7 @@ from tqdm import tqdm
 from data_gen.cli import progress
 from data_gen.jobs import files
 from data_gen.jobs.runners import LOCAL
+from data_gen.jobs.timeline import Timeline
 from data_gen.jobs.workers import start_workers, telling_lost_workers
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at what the workers have done
@@ -52,12 +54,14 @@ class Job:
         work_folder: Folder for the notes; of one job only, and shared by all machines that work on it.
         num_workers: Local processes; 1 = this one.
         runner: One of `runners.RUNNERS`.
+        timeline: `Timeline`, in which each call of `run` becomes a phase; None where nobody asks.
     """
 
-    def __init__(self, work_folder, num_workers=1, runner=LOCAL):
+    def __init__(self, work_folder, num_workers=1, runner=LOCAL, timeline=None):
         self._work_folder = work_folder
         self._num_workers = num_workers
         self._runner = runner
+        self._timeline = timeline or Timeline()
         self._pool = None
         self._counter = None
 
@@ -98,7 +102,10 @@ class Job:
             else:
                 results[step.name] = note["result"]
         total = sum(step.size for step in steps)
-        with tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as bar:
+        with (
+            self._timeline.during(title),
+            tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as bar,
+        ):
             for step in steps:
                 if step.name in results:
                     release(step)
@@ -113,6 +120,7 @@ class Job:
         if self._runner != LOCAL and steps:
             from data_gen.jobs.beam_runner import run_pipeline  # an extra; its import takes seconds
 
+            self._timeline.leave_to_others()
             work = [(step, self._work_folder) for step in steps]
             run_pipeline(self._runner, do_step, work, self._work_folder)
             for step in steps:
@@ -127,15 +135,19 @@ class Job:
             return
         if min(self._num_workers, len(steps)) <= 1:
             with progress.following(bar.update):
-                yield from ((step, do_step((step, self._work_folder))) for step in steps)
+                for step in steps:
+                    self._timeline.add_step(time.monotonic())
+                    yield step, do_step((step, self._work_folder))
             return
         if self._pool is None:
             self._counter = multiprocessing.get_context("spawn").Value("q", 0)
             self._pool = start_workers(self._num_workers, _count_into, self._counter)
         with telling_lost_workers(), _shown(self._counter, bar):
-            running = {self._pool.submit(do_step, (step, self._work_folder)): step for step in steps}
+            running = {self._pool.submit(_do_timed, (step, self._work_folder)): step for step in steps}
             for future in futures.as_completed(running):
-                yield running[future], future.result()
+                result, began, worker, busy = future.result()
+                self._timeline.add_step(began, worker, busy)
+                yield running[future], result
 
     def _read_note(self, step):
         try:
@@ -152,6 +164,12 @@ def do_step(work):
         note = json.dumps({"result": step.function(step.argument)})
     files.write_text(_note_path(work_folder, step), note)
     return json.loads(note)["result"]
+
+
+def _do_timed(work):
+    """`do_step` by a worker: the result, and what `Timeline.add_step` asks for."""
+    began = time.monotonic()
+    return do_step(work), began, os.getpid(), time.process_time()
 
 
 def _note_path(work_folder, step):

@@ -1,6 +1,7 @@
 """How arrays become the bytes of `tf.train.Example` records, a whole batch at once."""
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -80,7 +81,9 @@ def encode_varints(values):
     if size:
         words, masks = _varint_tables(size)
         flat = np.ascontiguousarray(values).reshape(-1)
-        encoded, is_used = words[flat].view(np.uint8), masks[flat].view(bool)
+        # clip, because NumPy otherwise compares again what was compared above
+        encoded, is_used = (table.take(flat, mode="clip") for table in (words, masks))
+        encoded, is_used = encoded.view(np.uint8), is_used.view(bool)
     else:
         encoded, is_used = (array.reshape(-1) for array in _spread(values, largest))
     widths = np.count_nonzero(is_used.reshape(num_rows, -1), axis=1)
@@ -121,16 +124,20 @@ def _spread(values, largest):
 
 
 def _join_columns(columns):
-    """One record from the map entries in each row of `columns`, iterables of `bytes`."""
+    """Records of the map entries that stand side by side in `columns`: list of `bytes`.
+
+    Args:
+        columns: List of two lists of `bytes`, one a record each: what stands before the values, and these.
+    """
     serialized = []
-    for entries in zip(*columns, strict=True):
-        content = b"".join(entries)
+    for parts in zip(*itertools.chain(*columns), strict=True):
+        content = b"".join(parts)
         serialized.append(_field_header(1, len(content)) + content)  # Example.features
     return serialized
 
 
 def _encode_feature(name, values):
-    """Entries of the Example's feature map: yields n `bytes`."""
+    """Entries of the Example's feature map: two lists of n `bytes`, headers and values."""
     num_rows, length = values.shape
     if values.dtype.kind == "f" or schema.dtype(name) == "float32":
         content = np.ascontiguousarray(values, "<f4").tobytes()
@@ -139,20 +146,20 @@ def _encode_feature(name, values):
     else:
         content, ends = encode_varints(values)
         kind = 3  # Feature.int64_list
-    start = 0
-    for end in ends.tolist():
-        yield _entry_header(name, kind, end - start) + content[start:end]
-        start = end
+    return _cut_entries(name, kind, content, ends)
 
 
 def _encode_ragged(name, values, counts):
-    """Entries of the Example's feature map: yields n `bytes`."""
+    """Entries of the Example's feature map: two lists of n `bytes`, headers and values."""
     content, ends = encode_varints(np.asarray(values)[:, np.newaxis])
-    ends = np.concatenate([[0], ends])[np.cumsum(counts)]
-    start = 0
-    for end in ends.tolist():
-        yield _entry_header(name, 3, end - start) + content[start:end]
-        start = end
+    return _cut_entries(name, 3, content, np.concatenate([[0], ends])[np.cumsum(counts)])
+
+
+def _cut_entries(name, kind, content, ends):
+    limits = itertools.pairwise([0, *ends.tolist()])
+    values = [content[start:end] for start, end in limits]
+    headers = {size: _entry_header(name, kind, size) for size in set(map(len, values))}
+    return [headers[len(value)] for value in values], values
 
 
 @functools.lru_cache(maxsize=2**14)  # few distinct sizes: nearly every row finds its header made

@@ -8,7 +8,6 @@ A record of n bytes on the disk:
 import array
 import dataclasses
 import hashlib
-import itertools
 import struct
 
 import numpy as np
@@ -18,7 +17,6 @@ from data_gen.jobs import files
 LENGTH_BYTES = 8
 FRAME_BYTES = 16  # around each record
 READ_AHEAD = 2**20  # bytes read at once; larger records are jumped over
-MAX_RECORD_BYTES = 2**40  # a header that says more is damaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,59 +58,3 @@ def scan_file(path):
     # only now: a damaged header may name a place that no array of ours can hold
     offsets.append(place)
     return FileScan(digest.hexdigest(), num_records, np.frombuffer(offsets, np.int64))
-
-
-def record_sizes(path):
-    """Yield the bytes of every record of a file, int, as far as the headers can be followed.
-
-    A damaged header ends it without an error: whoever reads the records finds the damage.
-    """
-    with files.open_file(path) as file:
-        block, block_place, place = b"", 0, 0
-        while True:
-            start = place - block_place
-            if start + LENGTH_BYTES > len(block):
-                file.seek(place)
-                block, block_place, start = file.read(READ_AHEAD), place, 0
-                if len(block) < LENGTH_BYTES:
-                    return
-            size = int.from_bytes(block[start : start + LENGTH_BYTES], "little")
-            if size > MAX_RECORD_BYTES:
-                return
-            yield size
-            place += FRAME_BYTES + size
-
-
-class BatchSizes:
-    """How many records at a time may be read of one file, so that no batch is too large.
-
-    The number is halved where the next batch needs it, and stays so: a reader then begins anew, which is
-    not to happen often.
-
-    Args:
-        path: The file.
-        most: Records of a batch.
-        most_bytes: Bytes of a batch, its largest record not counted: a record of any size can be read.
-    """
-
-    def __init__(self, path, most, most_bytes):
-        self.size = most
-        self._most_bytes = most_bytes
-        self._sizes = record_sizes(path)
-        self._ahead = []
-
-    def look_ahead(self):
-        """Halve `size` as often as the next batch needs it; returns whether that was at all."""
-        before = self.size
-        self._ahead.extend(itertools.islice(self._sizes, max(0, self.size - len(self._ahead))))
-        while self.size > 1 and self._next_bytes() > self._most_bytes:
-            self.size //= 2
-        return self.size < before
-
-    def advance(self, num_records):
-        """Tell that some records were read."""
-        del self._ahead[:num_records]
-
-    def _next_bytes(self):
-        batch = self._ahead[: self.size]
-        return sum(batch) - max(batch, default=0)

@@ -13,15 +13,18 @@ was set back (`touch -r`, `cp -p`, `rsync -t`). It does not see
   stamps, and its files are read each time.
 """
 
+import contextlib
 import json
+import os
 import zipfile
 import zlib
 
 import numpy as np
 
 from data_gen.jobs import files
+from data_gen.jobs.output import SCANS_NAME
 from data_gen.records.frames import FileScan, scan_file
-from data_gen.records.inputs import unchanged
+from data_gen.records.inputs import folder_of, unchanged
 
 FORMAT = 1
 DAMAGED = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -79,6 +82,30 @@ def read_scans(store, paths):
     """
     kept = _read(store)
     return {path: kept[path] for path in paths if path in kept and kept[path][1] == stamp_of(path)}
+
+
+def read_scans_beside(paths):
+    """The scans that `write_scans_beside` has kept of files that are as they were, like `read_scans`."""
+    kept = {folder: _read(os.path.join(folder, SCANS_NAME)) for folder in map(folder_of, paths)}
+    found = {path: kept[folder_of(path)].get(os.path.basename(path)) for path in paths}
+    return {path: scan for path, scan in found.items() if scan is not None and scan[1] == stamp_of(path)}
+
+
+def write_scans_beside(scans):
+    """Keep scans in the folders of their files, for all runs that read them; where we may write there.
+
+    Args:
+        scans: As of `write_scans`.
+    """
+    for folder in {folder_of(path) for path in scans}:
+        if files.is_remote(folder):  # a stranger's file in a store would cost every listing of it
+            continue
+        new = {os.path.basename(path): scan for path, scan in scans.items() if folder_of(path) == folder}
+        store = os.path.join(folder, SCANS_NAME)
+        names = set(files.list_names(folder))
+        kept = {name: scan for name, scan in _read(store).items() if name in names}
+        with contextlib.suppress(OSError):  # as in a folder of somebody else's
+            write_scans(store, {**kept, **new})
 
 
 def read_checksums(store):

@@ -43,7 +43,7 @@ def read_causal(path):
         features = tfrecords.parse_ragged(batch, kinds, path, number)
         yield _to_sequences(features, path, number)
         number += len(batch)
-        progress.advance(tfrecords.batch_bytes(batch))
+        progress.advance(batch.num_bytes)
 
 
 def read_packed_causal(path):

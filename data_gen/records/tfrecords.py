@@ -1,10 +1,11 @@
 """How records enter and leave TFRecord files: read, write, count and decode `tf.train.Example`.
 
-The one place in `data_gen` that imports TensorFlow. Record numbers count from 1, in messages too.
+The one place in `data_gen` that imports TensorFlow, which takes seconds: only for records in a form that
+`example_columns.py` does not read. Record numbers count from 1, in messages too.
 """
 
-import contextlib
 import dataclasses
+import hashlib
 import os
 
 import numpy as np
@@ -13,15 +14,14 @@ from data_gen import schema
 from data_gen.cli.quiet_import import import_quietly
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
+from data_gen.records import record_batches
+from data_gen.records.example_columns import decode_columns
 from data_gen.records.examples import check_lengths, feature_lengths, features_of
-from data_gen.records.frame_contents import describe_damage
-from data_gen.records.frames import FRAME_BYTES, BatchSizes
-
-tf = import_quietly("tensorflow")
 
 READ_BATCH = 1024  # records; a batch of S=512 decodes to about 20 MB
-BUFFER_BYTES = 2**18  # of a file, read at once
 READ_BYTES = 2**23  # of a batch as well: numbers of one byte decode to eight times that
+WRITE_BATCH = 512  # records that get their checksums together
+WRITE_BYTES = 2**22  # and the most bytes of them, the last one not counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,36 +52,22 @@ def read_batches(path, batch_size=READ_BATCH, max_bytes=READ_BYTES):
             be read.
 
     Yields:
-        String tensors `[n]`, n <= batch_size, one serialized record each, in the order of the file.
+        `Records`, at least one, in the order of the file.
 
     Raises:
         InputError: the file is empty, is no TFRecord file, or has a corrupt or truncated record.
         OSError: it cannot be opened or read; the message names it.
     """
     path = os.fspath(path)
-    with files.open_file(path):
-        size, _ = files.size_and_time(path)  # TensorFlow's own error for a missing file is no OSError
-    if size == 0:
+    if files.size_and_time(path)[0] == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
-    num_records, num_bytes = 0, 0
-    for batch in _read_within(path, batch_size, max_bytes):
-        num_records += len(batch)
-        num_bytes += batch_bytes(batch)
-        yield batch
-    if num_bytes != size:
-        # TensorFlow takes a file that ends within a record's header for a complete one
-        raise InputError(describe_damage(path, num_records))
+    yield from record_batches.read_batches(path, batch_size, max_bytes)
 
 
 def read_records(path):
     """Read one file record by record: yields `bytes`; raises as `read_batches`."""
     for batch in read_batches(path):
-        yield from batch.numpy()
-
-
-def batch_bytes(batch):
-    """Bytes that records, a string tensor `[n]`, take in a file: int."""
-    return FRAME_BYTES * len(batch) + int(tf.reduce_sum(tf.strings.length(batch)))
+        yield from batch.to_list()
 
 
 def count_records(path):
@@ -100,19 +86,30 @@ def write_records(path, serialized):
         `FileEntry`.
 
     Raises:
-        OSError: the file cannot be written, as on a full disk.
+        OSError: the file cannot be written, as on a full disk; the message names it.
     """
     path = os.fspath(path)
-    num_records = 0
-    try:
-        with tf.io.TFRecordWriter(path) as writer:
-            for record in serialized:
-                writer.write(record)
-                num_records += 1
-    except tf.errors.OpError as error:
-        # which begins with the path too, where the system refuses to write
-        raise OSError(f"{path}: {error.message.removeprefix(f'{path};').strip()}") from error
-    return FileEntry(os.path.basename(path), num_records, files.file_sha256(path))
+    num_records, digest = 0, hashlib.sha256()
+    with files.naming_file(path), files.open_file(path, "wb") as file:
+        for batch in _write_batches(serialized):
+            content = record_batches.frame(batch)
+            file.write(content)
+            digest.update(content)
+            num_records += len(batch)
+    return FileEntry(os.path.basename(path), num_records, digest.hexdigest())
+
+
+def _write_batches(serialized):
+    """Lists of `bytes` that are written together, from an iterable of them."""
+    batch, num_bytes = [], 0
+    for record in serialized:
+        batch.append(record)
+        num_bytes += len(record)
+        if len(batch) == WRITE_BATCH or num_bytes >= WRITE_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def write_file(path, serialized):
@@ -122,14 +119,15 @@ def write_file(path, serialized):
     return dataclasses.replace(entry, name=os.path.basename(path))
 
 
-def parse_examples(batch, lengths, path, first_record):
+def parse_examples(batch, lengths, path, first_record, narrow=()):
     """Decode a batch of records whose features have fixed lengths.
 
     Args:
-        batch: String tensor `[n]` of one file.
+        batch: `Records` of one file, at least one.
         lengths: Dict from feature name to its length in this file.
         path: The file, for messages.
         first_record: Number of the batch's first record.
+        narrow: Names of whole-number features that may come in any integer type, for speed.
 
     Returns:
         Dict from feature name to array `[n, length]`, int64 or float32.
@@ -137,20 +135,17 @@ def parse_examples(batch, lengths, path, first_record):
     Raises:
         InputError: a record is no `tf.train.Example`, lacks a feature, or has it in another length or type.
     """
-    wanted = {
-        name: tf.io.FixedLenFeature([length], schema.dtype(name))
-        for name, length in lengths.items()
-        if length
-    }
-    try:
-        columns = tf.io.parse_example(batch, wanted)
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        # TensorFlow's message has no record number that holds beyond the batch, and it quotes the record:
-        # where that is no text, Python cannot even show it
-        for number, record in enumerate(batch.numpy(), first_record):
-            check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
-        raise InputError(f"{path}: {error}") from error
-    arrays = {name: column.numpy() for name, column in columns.items()}
+    dtypes = {name: schema.dtype(name) for name, length in lengths.items() if length}
+    columns = decode_columns(batch, dtypes)
+    if columns is None or any((counts != lengths[name]).any() for name, (_, counts) in columns.items()):
+        arrays = _parse_by_tensorflow(batch, lengths, path, first_record)
+    else:
+        arrays = {
+            name: (values if name in narrow else values.astype(dtypes[name], copy=False)).reshape(
+                len(batch), -1
+            )
+            for name, (values, _) in columns.items()
+        }
     empty = {name: np.zeros((len(batch), 0), schema.dtype(name)) for name in lengths if name not in arrays}
     return {**arrays, **empty}
 
@@ -159,7 +154,7 @@ def parse_ragged(batch, dtypes, path, first_record):
     """Decode a batch of records whose features have any lengths.
 
     Args:
-        batch: String tensor `[n]` of one file.
+        batch: `Records` of one file, at least one.
         dtypes: Dict from feature name to "int64" or "float32". A record that lacks a feature has 0 values.
         path: The file, for messages.
         first_record: Number of the batch's first record.
@@ -170,11 +165,43 @@ def parse_ragged(batch, dtypes, path, first_record):
     Raises:
         InputError: a record is no `tf.train.Example`, or has a feature in another type.
     """
-    wanted = {name: tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64) for name, dtype in dtypes.items()}
+    columns = decode_columns(batch, dtypes)
+    if columns is None:
+        return _parse_ragged_by_tensorflow(batch, dtypes, path, first_record)
+    return {
+        name: (values.astype(dtypes[name], copy=False), counts) for name, (values, counts) in columns.items()
+    }
+
+
+def _parse_by_tensorflow(batch, lengths, path, first_record):
+    """`parse_examples` of records in any form, without features of length 0."""
+    tf = import_quietly("tensorflow")
+    wanted = {
+        name: tf.io.FixedLenFeature([length], schema.dtype(name))
+        for name, length in lengths.items()
+        if length
+    }
+    serialized = batch.to_list()
     try:
-        columns = tf.io.parse_example(batch, wanted)
+        columns = tf.io.parse_example(serialized, wanted)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        for number, record in enumerate(batch.numpy(), first_record):
+        # TensorFlow's message has no record number that holds beyond the batch, and it quotes the record:
+        # where that is no text, Python cannot even show it
+        for number, record in enumerate(serialized, first_record):
+            check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
+        raise InputError(f"{path}: {error}") from error
+    return {name: column.numpy() for name, column in columns.items()}
+
+
+def _parse_ragged_by_tensorflow(batch, dtypes, path, first_record):
+    """`parse_ragged` of records in any form."""
+    tf = import_quietly("tensorflow")
+    wanted = {name: tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64) for name, dtype in dtypes.items()}
+    serialized = batch.to_list()
+    try:
+        columns = tf.io.parse_example(serialized, wanted)
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        for number, record in enumerate(serialized, first_record):
             for name, feature in features_of(record, path, number).items():
                 kind = feature.WhichOneof("kind")
                 lists = {"int64": "int64_list", "float32": "float_list"}
@@ -184,46 +211,3 @@ def parse_ragged(batch, dtypes, path, first_record):
                     ) from error
         raise InputError(f"{path}: {error}") from error
     return {name: (column.values.numpy(), column.row_lengths().numpy()) for name, column in columns.items()}
-
-
-def _read_within(path, batch_size, max_bytes):
-    """Batches of one file, each within `max_bytes`: yields string tensors; raises as `read_batches`."""
-    sizes = BatchSizes(path, batch_size, max_bytes)
-    num_read, batches = 0, None
-    while True:
-        # TensorFlow batches by number alone
-        if sizes.look_ahead() or batches is None:
-            dataset = _open_dataset(path).skip(num_read).batch(sizes.size)
-            batches = _name_errors(dataset, path)
-        batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
-        num_read += len(batch)
-        sizes.advance(len(batch))
-
-
-def _open_dataset(path):
-    """The records of a file: what `tf.data.TFRecordDataset` does, which traces a function for every file."""
-    variant = tf.raw_ops.TFRecordDataset(filenames=[path], compression_type="", buffer_size=BUFFER_BYTES)
-    return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
-
-
-def _name_errors(dataset, path):
-    """The batches of a dataset, TensorFlow's errors as ours: `InputError` for damage, otherwise `OSError`."""
-    try:
-        yield from dataset
-    except tf.errors.DataLossError as error:
-        raise InputError(_describedescribe_damage(path)) from error
-    except tf.errors.OpError as error:
-        kinds = {tf.errors.NotFoundError: FileNotFoundError, tf.errors.PermissionDeniedError: PermissionError}
-        raise kinds.get(type(error), OSError)(f"{path}: {error.message}") from error
-
-
-def _describedescribe_damage(path):
-    """The message for a file that TensorFlow cannot read to its end."""
-    num_good = 0
-    with contextlib.suppress(tf.errors.OpError):  # expected: the point is how many came before it
-        for _ in _open_dataset(path):
-            num_good += 1
-    return describe_damage(path, num_good)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from causal_files import write_causal
 from text_files import NUM_DOCUMENTS, write_text
 from unpacked_records import make_features, write_features
@@ -69,7 +70,7 @@ def run(module, config_class, steps, output_dir, **flags):
     seen = types.SimpleNamespace(jobs=[], shards=[], folder=output_dir, given=flags)
 
     class WatchedJob(Job):
-        def __init__(self, work_folder, num_workers, runner):
+        def __init__(self, work_folder, num_workers, runner, timeline=None):
             seen.jobs.append((num_workers, runner))
             super().__init__(work_folder)
 
@@ -297,7 +298,7 @@ def length_of(ours, theirs):
 
     def look(seen):
         path, name = str(read_files(seen)[0]), theirs if theirs in names_in(seen) else ours
-        features = tfrecords.tf.train.Example.FromString(first_records.first_record(path)).features.feature
+        features = tf.train.Example.FromString(first_records.first_record(path)).features.feature
         return len(features[name].int64_list.value)
 
     return look

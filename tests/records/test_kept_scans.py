@@ -12,7 +12,15 @@ from data_gen.cli.settings import InputError
 from data_gen.jobs import files as file_places
 from data_gen.records import kept_scans
 from data_gen.records.frames import scan_file
-from data_gen.records.kept_scans import read_checksums, read_scans, scan_unchanged, stamp_of, write_scans
+from data_gen.records.kept_scans import (
+    read_checksums,
+    read_scans,
+    read_scans_beside,
+    scan_unchanged,
+    stamp_of,
+    write_scans,
+    write_scans_beside,
+)
 
 
 @pytest.fixture
@@ -78,6 +86,31 @@ def test_a_file_that_grew_or_is_new_is_noticed(store, files, tmp_path):
         file.write(b"more")
     new = shutil.copy(files[1], tmp_path / "new.tfrecord")
     assert list(read_scans(store, [*files, str(new)])) == files[1:]
+
+
+def test_scans_beside_the_files_are_found_by_whatever_path_leads_there(files, monkeypatch):
+    write_scans_beside({path: scan_unchanged(path) for path in files[:2]})
+    write_scans_beside({files[2]: scan_unchanged(files[2])})
+    assert list(read_scans_beside(files)) == files
+    folder, names = Path(files[0]).parent, [Path(path).name for path in files]
+    monkeypatch.chdir(folder)
+    assert list(read_scans_beside(names)) == names
+    assert read_scans_beside(names)[names[2]][0].sha256 == scan_file(files[2]).sha256
+
+
+@pytest.mark.parametrize("change", [flip, change_back, replace])
+def test_scans_beside_changed_files_are_not_taken(files, change):
+    write_scans_beside({path: scan_unchanged(path) for path in files})
+    change(files[1])
+    assert list(read_scans_beside(files)) == [files[0], files[2]]
+
+
+def test_scans_of_files_that_are_gone_are_dropped(files):
+    write_scans_beside({path: scan_unchanged(path) for path in files})
+    os.remove(files[0])
+    write_scans_beside({files[1]: scan_unchanged(files[1])})
+    store = str(Path(files[1]).with_name(".scans.npz"))
+    assert set(read_checksums(store)) == {Path(path).name for path in files[1:]}
 
 
 @pytest.mark.parametrize("place", [0, 40, 0.3, 0.6, 0.9, -1])

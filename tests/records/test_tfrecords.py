@@ -1,5 +1,6 @@
 """Records survive writing and reading; each kind of bad file or record gets its own message."""
 
+import io
 import os
 import stat
 
@@ -11,8 +12,9 @@ from unpacked_records import list_unpacked, load, make_features, write_features
 from data_gen import schema
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
-from data_gen.records import frames, tfrecords
+from data_gen.records import record_batches, tfrecords
 from data_gen.records.example_bytes import serialize_examples
+from data_gen.records.record_batches import join_records
 from data_gen.records.sequences import concatenate, range_indices, rank_in_groups, take
 
 
@@ -48,9 +50,7 @@ def test_full_disk_is_an_operating_system_error():
 
 def test_batches_follow_one_another(tmp_path):
     tfrecords.write_records(tmp_path / "x.tfrecord", [b"%d" % i for i in range(7)])
-    batches = [
-        batch.numpy().tolist() for batch in tfrecords.read_batches(tmp_path / "x.tfrecord", batch_size=3)
-    ]
+    batches = [batch.to_list() for batch in tfrecords.read_batches(tmp_path / "x.tfrecord", batch_size=3)]
     assert batches == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], [b"6"]]
 
 
@@ -60,7 +60,7 @@ def test_batches_are_bounded_by_bytes(tmp_path):
     sizes = [*[10] * 50, 5000, *[10] * 50, *[400] * 30, *[10] * 50]
     serialized = [bytes([i % 256]) * size for i, size in enumerate(sizes)]
     tfrecords.write_records(path, serialized)
-    batches = [batch.numpy().tolist() for batch in tfrecords.read_batches(path, 64, max_bytes=1000)]
+    batches = [batch.to_list() for batch in tfrecords.read_batches(path, 64, max_bytes=1000)]
     assert [record for batch in batches for record in batch] == serialized
     assert len(batches[0]) == 64  # 5,000 and 63 small ones
     for batch in batches:
@@ -70,56 +70,77 @@ def test_batches_are_bounded_by_bytes(tmp_path):
     assert one_by_one == [1] * len(sizes)
 
 
-@pytest.mark.parametrize(("most_bytes", "size"), [(150, 4), (149, 2), (50, 2), (49, 1)])
-def test_batches_are_halved_until_they_fit(tmp_path, most_bytes, size):
+@pytest.mark.parametrize(("most_bytes", "sizes"), [(150, [4, 4]), (149, [4, 3, 1]), (49, [4, 1, 1, 1, 1])])
+def test_batches_end_where_the_next_record_would_be_too_much(tmp_path, most_bytes, sizes):
     """Four records of 1 byte, then of 50: the largest of a batch is not counted."""
     tfrecords.write_records(tmp_path / "x.tfrecord", [b"x" * size for size in [*[1] * 4, *[50] * 4]])
-    batches = frames.BatchSizes(tmp_path / "x.tfrecord", 4, most_bytes)
-    assert (batches.look_ahead(), batches.size) == (False, 4)
-    batches.advance(4)
-    assert (batches.look_ahead(), batches.size) == (size < 4, size)
-    batches.advance(size)
-    assert (batches.look_ahead(), batches.size) == (False, size)
+    batches = tfrecords.read_batches(tmp_path / "x.tfrecord", 4, most_bytes)
+    assert [len(batch) for batch in batches] == sizes
 
 
-def test_sizes_are_read_from_headers(tmp_path, monkeypatch):
-    sizes = [3, 0, 500, 7, 90, 1]
-    tfrecords.write_records(tmp_path / "x.tfrecord", [b"x" * size for size in sizes])
-    for read_ahead in (8, 64, 2**20):  # headers are found across and beyond the pieces that are read
-        monkeypatch.setattr(frames, "READ_AHEAD", read_ahead)
-        assert list(frames.record_sizes(tmp_path / "x.tfrecord")) == sizes
-    content = bytearray((tmp_path / "x.tfrecord").read_bytes())
-    content[19 + 7] = 255  # of the second record's length
-    (tmp_path / "x.tfrecord").write_bytes(content)
-    assert list(frames.record_sizes(tmp_path / "x.tfrecord")) == sizes[:1]
-    with pytest.raises(InputError, match=r"x\.tfrecord, record 2: the record is truncated or corrupt"):
-        list(tfrecords.read_batches(tmp_path / "x.tfrecord", max_bytes=100))
+def test_batches_are_read_across_and_beyond_the_pieces_of_a_file(tmp_path, monkeypatch):
+    serialized = [bytes([size % 256]) * size for size in [3, 0, 500, 7, 90, 1]]
+    path = tmp_path / "x.tfrecord"
+    tfrecords.write_records(path, serialized)
+    for read_ahead in (1, 8, 64, 2**20):
+        monkeypatch.setattr(record_batches, "READ_AHEAD", read_ahead)
+        assert list(tfrecords.read_records(path)) == serialized
+    content = bytearray(path.read_bytes())
+    for byte in (0, 7):  # a length that the file might have, and one that no memory has
+        content[19 + byte] = 255  # of the second record's length
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"x\.tfrecord, record 2: the record is truncated or corrupt"):
+            list(tfrecords.read_batches(path, max_bytes=100))
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (tf.errors.NotFoundError, FileNotFoundError),
-        (tf.errors.PermissionDeniedError, PermissionError),
-        (tf.errors.UnavailableError, OSError),
-        (tf.errors.UnimplementedError, OSError),
-    ],
-)
-def test_errors_of_tensorflow_name_the_file(unpacked, monkeypatch, error, kind):
-    class Failing:
-        def skip(self, count):
-            return self
+def test_a_damaged_length_is_not_followed_through_the_file(tmp_path, monkeypatch):
+    """It might name all of a file that no memory holds."""
+    path, num_read = tmp_path / "x.tfrecord", 0
+    tfrecords.write_records(path, [b"x" * 100] * 50)
+    content = bytearray(path.read_bytes())
+    content[:2] = (5000).to_bytes(2, "little")
+    path.write_bytes(content)
 
-        def batch(self, size):
-            return self
+    class Counting(io.BytesIO):
+        def read(self, size):
+            nonlocal num_read
+            num_read += size
+            return super().read(size)
 
-        def __iter__(self):
-            raise error(None, None, "as the store says")
+    monkeypatch.setattr(record_batches, "READ_AHEAD", 64)
+    monkeypatch.setattr(files, "open_file", lambda path: Counting(content))
+    with pytest.raises(InputError, match="is not a TFRecord file"):
+        list(tfrecords.read_batches(path))
+    assert num_read == 64
 
-    monkeypatch.setattr(tfrecords, "_open_dataset", lambda path: Failing())
-    with pytest.raises(kind, match=r"in\.tfrecord: as the store says") as found:
+
+def test_what_stands_before_the_damage_is_read(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    tfrecords.write_records(path, [b"abc", b"de", b"f" * 9])
+    content = bytearray(path.read_bytes())
+    content[19 + 12] ^= 1
+    path.write_bytes(content)
+    batches = tfrecords.read_batches(path)
+    assert next(batches).to_list() == [b"abc"]
+    with pytest.raises(InputError, match="record 2"):
+        next(batches)
+
+
+def test_an_error_of_the_disk_names_the_file(unpacked, monkeypatch):
+    class Failing(io.BytesIO):
+        def read(self, size):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(files, "open_file", lambda path: Failing())
+    with pytest.raises(OSError, match=r"in\.tfrecord: .*Input/output error") as found:
         list(tfrecords.read_batches(unpacked))
     assert not isinstance(found.value, InputError)
+
+
+def test_sequences_longer_than_a_byte_counts(tmp_path):
+    sequences = load(write_features(tmp_path / "in.tfrecord", make_features([300, 2, 512, 256], 512)))
+    assert sequences.lengths.tolist() == [300, 2, 512, 256]
+    assert sequences.tokens.dtype == np.int32
 
 
 def test_unpacked_records_are_read_in_columns(tmp_path):
@@ -251,9 +272,9 @@ def test_records_of_later_batches_are_numbered_on():
     mixed = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
     lengths = {schema.INPUT_IDS: 4}
     with pytest.raises(InputError, match=r"x, record 12: input_ids must have length 4.*Received: 5"):
-        tfrecords.parse_examples(tf.constant(mixed), lengths, "x", 11)
+        tfrecords.parse_examples(join_records(mixed), lengths, "x", 11)
     with pytest.raises(InputError, match=r"x, record 11: input_ids must hold float32\. Received: a int64"):
-        tfrecords.parse_ragged(tf.constant(mixed), {schema.INPUT_IDS: "float32"}, "x", 11)
+        tfrecords.parse_ragged(join_records(mixed), {schema.INPUT_IDS: "float32"}, "x", 11)
 
 
 @pytest.mark.parametrize(

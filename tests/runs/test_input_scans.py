@@ -13,7 +13,7 @@ from bert_packed.runs import input_scans, run_directory
 from bert_packed.runs.input_scans import scan_inputs
 from bert_packed.runs.run_directory import SCANS_FILE
 from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from data_gen.records import kept_scans, tfrecords
 from data_gen.records.frames import scan_file
 
 
@@ -57,6 +57,48 @@ def test_a_second_start_reads_what_has_changed_alone(files, store, read):
     assert same(scan_inputs(files, store), files) and read == [files[1]] * 2
     read.clear()
     assert same(scan_inputs(files, store), files) and read == []
+
+
+def test_another_run_reads_what_has_changed_alone(files, store, tmp_path, read):
+    assert same(scan_inputs(files, store), files)
+    read.clear()
+    second, third = (str(tmp_path / name / SCANS_FILE) for name in ("second", "third"))
+    assert same(scan_inputs(files, second), files) and read == []
+    assert same(read_scans_of(second, files), files)  # for its own other processes
+    Path(files[1]).write_bytes(Path(files[0]).read_bytes())
+    assert same(scan_inputs(files, third), files) and read == [files[1]] * 2
+    read.clear()
+    assert same(scan_inputs(files, str(tmp_path / "fourth" / SCANS_FILE)), files) and read == []
+
+
+def read_scans_of(store, files):
+    return {path: scan for path, (scan, _) in input_scans.read_scans(store, files).items()}
+
+
+def test_a_folder_where_nothing_may_be_written_is_read_by_each_run(files, store, tmp_path, read, monkeypatch):
+    def refused(path, scans):
+        if Path(path).parent == Path(files[0]).parent:
+            raise PermissionError(path)
+        return write_scans(path, scans)
+
+    write_scans = kept_scans.write_scans
+    monkeypatch.setattr(kept_scans, "write_scans", refused)
+    scan_inputs(files, store)
+    read.clear()
+    assert same(scan_inputs(files, str(tmp_path / "second" / SCANS_FILE)), files)
+    assert read == [*files, *files]
+    assert not Path(files[0]).with_name(SCANS_FILE).exists()
+
+
+def test_what_no_run_has_checked_is_not_kept_beside_the_files(files, store):
+    """A damaged record stops the start: another run must find it too."""
+    content = bytearray(Path(files[0]).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(files[0]).write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"packed-0\.tfrecord, record \d: .* truncated or corrupt"):
+            scan_inputs(files, store)
+        assert not Path(files[0]).with_name(SCANS_FILE).exists()
 
 
 def test_a_changed_file_of_the_same_size_is_found_damaged(files, store, read):

@@ -1,0 +1,112 @@
+"""Command line: what several processes gain in packing, phase by phase, start-up and imports included.
+
+    python -m bert_packed.reports.packing_processes --input_file='instances/*.tfrecord' --json=processes.json
+
+The command `pack_tfrecords.py` runs with one process and with several in turns, so that a machine that slows
+down slows both; medians stand in the table.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bert_packed.reports.data_benchmark import cpu_name
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.settings import InputError, check_settings, setting
+
+DESCRIPTION = """
+Runs pack_tfrecords.py on your records with one process and with several, in turns. Prints the CPU and a
+table: seconds of each phase, of processors too, and how many times as fast several processes are. The last
+line is the whole command, from its start to its end.
+"""
+COMMAND = Path(__file__).parents[2] / "data_gen" / "pack_tfrecords.py"
+WHOLE = "whole command"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessesConfig:
+    """Settings of the measurement; checks itself, raises `InputError`."""
+
+    input_file: str = setting("", "unpacked TFRecords to pack: comma-separated paths or globs")
+    num_workers: int = setting(2, "processes of the parallel way", minimum=2)
+    max_seq_length: int = setting(512, "tokens per pack", minimum=3)
+    repeats: int = setting(3, "runs of each way, whose median counts", minimum=1)
+    work_dir: str = setting("", "folder for the packs, removed at the end; empty = a temporary one")
+    json: str = setting("", "also write the printed table to this file, as JSON")
+
+    def __post_init__(self):
+        check_settings(self)
+        if not self.input_file:
+            raise InputError("`input_file` must be given. Received: ''.")
+
+
+def main(config):
+    """Measure, and print the table."""
+    folder = tempfile.mkdtemp(prefix="packing_processes_", dir=config.work_dir or None)
+    found = {1: [], config.num_workers: []}
+    try:
+        for _ in range(config.repeats):
+            for num_workers, runs in found.items():
+                runs.append(_pack(config, num_workers, folder))
+    finally:
+        shutil.rmtree(folder)
+    rows, num_sequences = compare_phases(found[1], found[config.num_workers])
+    print(f"CPU: {cpu_name()}, {os.cpu_count()} cores; {num_sequences:,} sequences")
+    print_table(rows, config.json)
+
+
+def compare_phases(alone, several):
+    """The phases of one process beside those of several.
+
+    Args:
+        alone, several: Lists of what `pack_tfrecords.py --json` wrote, a dict a run.
+
+    Returns:
+        List of rows, dicts, the last of which is the whole command; and the number of sequences.
+    """
+    names = [phase["phase"] for phase in alone[0]["phases"]]
+    rows = []
+    for place, name in enumerate([*names, WHOLE]):
+        row = {"phase": name}
+        for title, runs in (("one", alone), ("several", several)):
+            phases = [run["phases"] if name == WHOLE else [run["phases"][place]] for run in runs]
+            row[f"{title}, s"] = statistics.median(found[-1]["end"] - found[0]["begin"] for found in phases)
+            row[f"{title}, CPU s"] = statistics.median(map(_cpu_seconds, phases))
+        row["times"] = row["one, s"] / row["several, s"] if row["several, s"] else None
+        rows.append(row)
+    return rows, alone[0]["sequences"]
+
+
+def _cpu_seconds(phases):
+    return sum(phase["parent_cpu"] + (phase["workers_cpu"] or 0.0) for phase in phases)
+
+
+def _pack(config, num_workers, folder):
+    """Pack once: what the command's `--json` holds; raises `InputError` with what it says."""
+    report = os.path.join(folder, "report.json")
+    flags = {
+        "input_file": config.input_file,
+        "output_dir": os.path.join(folder, "packs"),
+        "max_seq_length": config.max_seq_length,
+        "num_workers": num_workers,
+        "json": report,
+    }
+    command = [sys.executable, str(COMMAND), *(f"--{name}={value}" for name, value in flags.items())]
+    paths = [str(COMMAND.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise InputError(done.stderr.strip().rpartition("\n")[2].partition("error: ")[2] or done.stderr)
+    shutil.rmtree(flags["output_dir"])
+    (row,) = json.loads(Path(report).read_text())
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, ProcessesConfig, DESCRIPTION))
