@@ -10,6 +10,7 @@ INSTALL_REQUIRES = [
     "numpy>=1.26",  # plans, assembly and every array outside the graph
     "scipy>=1.12",  # sparse matrices and the NNLS of the packing algorithms
     "highspy>=1.9",  # HiGHS with its model kept between the rounds of column generation
+    "google-crc32c>=1.5",  # the checksums of TFRecord files, in C
     "absl-py>=2.1",  # flags and flagfiles, as in google-research/bert
     "tokenizers>=0.20",  # WordPiece: the reference implementation, trained and applied in Rust
     "sentencex>=1.0.20,<2",  # sentence boundaries for JSON lines: rules in Rust, no model download

@@ -15,7 +15,7 @@ WINGS = {
     "data_gen.cli": {"absl", "numpy", "tabulate", "tqdm"},
     "data_gen.packing": {"numpy", "scipy", "highspy"},  # and nothing of ours: usable alone
     "data_gen.jobs": {"apache_beam", "tqdm"},
-    "data_gen.records": {"numpy", "google"},  # TensorFlow comes through `quiet_import`
+    "data_gen.records": {"google_crc32c", "numpy", "google"},  # TensorFlow comes through `quiet_import`
     "data_gen.assembly": {"numpy"},
     "data_gen.text": {"numpy", "pyarrow", "sentencex", "tokenizers", "tqdm"},
     "data_gen.checks": {"numpy", "matplotlib", "tqdm"},

@@ -10,8 +10,8 @@ import numpy as np
 
 from data_gen.cli.settings import InputError
 from data_gen.jobs import files
-from data_gen.records.checksums import masked_checksums
-from data_gen.records.frame_contents import CHECKSUM, HEADER, describe_damage, masked_checksum
+from data_gen.records.checksums import masked_checksum, masked_checksums
+from data_gen.records.frame_contents import CHECKSUM, HEADER, describe_damage
 from data_gen.records.frames import FRAME_BYTES, LENGTH_BYTES
 
 READ_AHEAD = 2**22  # bytes of a file, read at once

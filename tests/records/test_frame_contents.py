@@ -9,7 +9,8 @@ from unpacked_records import write_features
 from data_gen import schema
 from data_gen.cli.settings import InputError
 from data_gen.records import examples, frame_contents, tfrecords
-from data_gen.records.frame_contents import check_frames, masked_checksum, read_frames
+from data_gen.records.checksums import masked_checksum
+from data_gen.records.frame_contents import check_frames, read_frames
 from data_gen.records.frames import FRAME_BYTES
 
 # Empty, shorter than the four bytes of a checksum, around a piece of the table, and of several pieces
