@@ -34,8 +34,8 @@ def main(config):
         )
         return
     from data_gen.assembly.pack_job import metrics_row, pack  # SciPy and HiGHS: not for --help
+    from data_gen.jobs.freed_memory import keep_freed_memory
     from data_gen.jobs.timeline import Timeline
-    from data_gen.jobs.workers import keep_freed_memory
 
     keep_freed_memory()
     if config.input_file:

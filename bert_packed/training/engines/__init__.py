@@ -4,9 +4,9 @@ import importlib
 import importlib.util
 import os
 
-from bert_packed.training.engines.host_memory import keep_freed_memory
 from data_gen.cli.quiet_import import import_quietly
 from data_gen.cli.settings import InputError
+from data_gen.jobs.freed_memory import ALL_BLOCKS, keep_freed_memory
 
 # Keras backend -> module and class of its engine; they are built, called and saved alike
 ENGINES = {
@@ -33,7 +33,7 @@ def choose_backend():
     if backend == "jax":
         if importlib.util.find_spec("jax") is None:
             raise InputError("KERAS_BACKEND=jax needs `pip install -e '.[jax]'`. Received: no package jax.")
-        keep_freed_memory()
+        keep_freed_memory(ALL_BLOCKS)
         import_quietly("tensorflow").config.set_visible_devices([], "GPU")
     import_quietly("keras")
     return backend

@@ -1,0 +1,77 @@
+"""What a JAX program frees is there for its next run, without the system."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from data_gen.jobs import freed_memory
+
+NUM_BYTES = 128 << 20
+PROGRAM = f"""
+import os, resource
+os.environ["KERAS_BACKEND"] = "jax"
+from bert_packed.training.engines import choose_backend
+choose_backend()
+import jax, numpy as np
+twice = jax.jit(lambda values: values * 2)
+values = np.ones({NUM_BYTES // 4}, np.float32)
+def run():
+    twice(values).block_until_ready()
+faults = []
+for _ in range(20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    run()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults))
+"""
+is_glibc = platform.libc_ver()[0] == "glibc"
+
+
+def least_faults():
+    """Pages that the system brought in for a run of a program that makes `NUM_BYTES`, the least of twenty.
+
+    Not their mean: on a busy machine a run may begin before the last one's memory is free.
+    """
+    finished = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    return int(finished.stdout)
+
+
+def test_a_program_gets_its_memory_from_the_system_once():
+    pytest.importorskip("jax")
+    if not is_glibc:
+        assert freed_memory.keep_freed_memory() is False
+        return
+    # Not 0: other threads of the libraries allocate as well
+    assert least_faults() < NUM_BYTES / 4096 / 20
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"])
+def test_settings_of_the_users_own_stay(monkeypatch, name):
+    monkeypatch.setenv(name, "")
+    assert freed_memory.keep_freed_memory() is False
+
+
+@pytest.mark.parametrize("settings", [freed_memory.LARGE_ARRAYS, freed_memory.ALL_BLOCKS])
+def test_the_library_is_told_every_setting(monkeypatch, settings):
+    told, answers = [], [1, 1, 1]
+
+    class Library:
+        def mallopt(self, number, value):
+            told.append((number, value))
+            return answers.pop()
+
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: Library())
+    monkeypatch.setattr(freed_memory.os, "environ", {})
+    monkeypatch.setattr(freed_memory.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    assert freed_memory.keep_freed_memory(settings) is True
+    assert dict(told) == settings
+    answers[:] = [0]  # refused
+    assert freed_memory.keep_freed_memory(settings) is False
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    monkeypatch.setattr(freed_memory.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: pytest.fail("must not be asked"))
+    assert freed_memory.keep_freed_memory() is False
