@@ -9,7 +9,9 @@ from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
 from data_gen.cli.settings import InputError
+from data_gen.records.inputs import find_files
 
+INPUTS = "input_file", "eval_input_file", "unpacked_input_file"
 # The run is complete and reported, the comparison of speeds that was asked for failed
 STATUS_NOT_COMPARED = 3
 DESCRIPTION = """
@@ -25,6 +27,10 @@ Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minute
 
 def main(config):
     """Train, evaluate and report one run; returns an exit status."""
+    if not config.sample_data:
+        for name in INPUTS:
+            if getattr(config, name):
+                find_files(getattr(config, name), name)  # now: the import of TensorFlow takes seconds
     backend = choose_backend()
     if config.compile_only:
         from bert_packed.runs.compile_only import compile_run

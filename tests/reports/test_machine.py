@@ -53,6 +53,7 @@ def test_a_part_counts_its_bytes(parts):
     assert by_name["dropout, sum, norm"].times == 6
 
 
+@pytest.mark.both_backends
 def test_every_part_runs(parts, monkeypatch):
     waited = []
     monkeypatch.setattr(machine_parts.ops, "convert_to_numpy", lambda value: waited.append(np.array(value)))
@@ -62,6 +63,7 @@ def test_every_part_runs(parts, monkeypatch):
     assert all(np.isfinite(value).all() and value.any() for value in waited)
 
 
+@pytest.mark.both_backends
 def test_the_optimizer_moves_seven_arrays_of_weights():
     from bert_packed.reports.benchmark_engine import build_engine
 
@@ -127,7 +129,7 @@ def test_rates_have_rows():
     assert [row["here"] for row in rows] == [6.0, 4.0, 2.0]
 
 
-@pytest.mark.parametrize("micro_batch_size", [0, 1])
+@pytest.mark.parametrize("micro_batch_size", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_command_measures_draws_and_writes(tmp_path, monkeypatch, capsys, micro_batch_size):
     monkeypatch.setattr(machine_rates, "NUM_MOVED", 1 << 10)
     monkeypatch.setattr(machine_rates, "SQUARE", 16)
