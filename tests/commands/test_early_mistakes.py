@@ -17,7 +17,7 @@ sys.exit(status)
 
 @pytest.mark.parametrize("name", ["input_file", "eval_input_file", "unpacked_input_file"])
 def test_a_missing_input_is_told_without_tensorflow(tmp_path, name):
-    (tmp_path / "there.tfrecord").touch()
+    (tmp_path / "there.tfrecord").write_bytes(b"x")
     inputs = dict.fromkeys(("input_file", name), str(tmp_path / "there.tfrecord"))
     inputs[name] = str(tmp_path / "missing")
     flags = [f"--{flag}={path}" for flag, path in inputs.items()] + [f"--output_dir={tmp_path / 'run'}"]
