@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from curve_logs import a_run, write_log
 from tiny import CONFIG
 
-from bert_packed.reports import curve_picture, curve_processes, curve_runs, curve_tables, learning_curves
+from bert_packed.reports import curve_processes, curve_runs, learning_curves
 from bert_packed.reports.curve_processes import command_of, is_complete, take
-from bert_packed.reports.curve_runs import SETS, VARIANTS, Run, make_runs
-from bert_packed.reports.curve_tables import common_target, curves_of, reached, read_points, summary_rows
+from bert_packed.reports.curve_runs import SETS, VARIANTS, make_runs
 from bert_packed.reports.learning_curves import CurvesConfig
 from bert_packed.reports.synthetic_data import VOCAB_SIZE, write_sequences
 from bert_packed.runs.pretraining_config import TrainConfig
@@ -99,118 +99,6 @@ def test_seed_comes_after_seed_and_more_flags_last():
     line = command_of(runs[0], "o", "--masking=dynamic --vocab_file='my words.txt'")
     assert line[0] == sys.executable and Path(line[1]) == ROOT / "run_pretraining.py"
     assert line[-2:] == ["--masking=dynamic", "--vocab_file=my words.txt"]
-
-
-def point(variant, seed, step, accuracy, data="eval", hours=None, loss=1.0):
-    return {
-        "variant": variant,
-        "seed": seed,
-        "data": data,
-        "step": step,
-        "sequences": 10.0 * step,
-        "hours": step / 100 if hours is None else hours,
-        "mlm_loss": loss,
-        "mlm_accuracy": accuracy,
-    }
-
-
-def a_run(variant="packed", seed=1, num_steps=3, per_step=10.0):
-    flags = {"input_file": "p", "num_train_steps": num_steps, "num_warmup_steps": 1, "random_seed": seed}
-    return Run(variant, seed, flags, per_step)
-
-
-def write_log(path, rows):
-    path.parent.mkdir(exist_ok=True)
-    columns = ("step", "loss", "mlm_loss", "mlm_accuracy", "sequences_per_second")
-    lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
-    path.write_text("\n".join(lines) + "\n")
-
-
-def test_points_are_the_logs_over_sequences_and_hours(tmp_path):
-    rows = [(1, 9, 8.0, 0.1, ""), (2, 9, 7.0, 0.2, 5), (3, "", "", "", ""), (4, 9, 6.0, 0.3, 20)]
-    write_log(tmp_path / "packed-seed1" / "metrics.csv", rows)
-    write_log(tmp_path / "packed-seed1" / "eval_metrics.csv", [(2, 9, 7.5, 0.15, "")])
-    points = read_points([a_run(), a_run("unpacked")], tmp_path)
-    assert [(p["data"], p["step"], p["sequences"], p["mlm_loss"]) for p in points] == [
-        ("train", 1, 10, 8.0),
-        ("train", 2, 20, 7.0),
-        ("train", 4, 40, 6.0),
-        ("eval", 2, 20, 7.5),
-    ]
-    # what was not timed went at the median of 5 and 20: 0.8 s, 2 s, 0.8 s, 0.5 s
-    seconds = [3600 * p["hours"] for p in points]
-    assert seconds == pytest.approx([0.8, 2.8, 4.1, 2.8])
-    curve_tables.write_points(tmp_path / "curves.csv", points)
-    with (tmp_path / "curves.csv").open() as file:
-        back = list(csv.DictReader(file))
-    assert [float(row["mlm_accuracy"]) for row in back] == [0.1, 0.2, 0.3, 0.15]
-
-
-def test_bands_hold_all_seeds_of_a_step():
-    points = [point("packed", 1, 1, 0.1), point("packed", 1, 2, 0.3), point("packed", 2, 1, 0.2)]
-    points += [point("unpacked", 1, 1, 0.4), point("packed", 1, 1, 0.9, "train")]
-    assert curves_of(points, "eval", "sequences", "mlm_accuracy") == {
-        "packed": [(10.0, pytest.approx(0.15), 0.1, 0.2), (20.0, 0.3, 0.3, 0.3)],
-        "unpacked": [(10.0, 0.4, 0.4, 0.4)],
-    }
-
-
-def test_a_target_is_reached_between_evaluations():
-    points = [
-        point("packed", 1, step, accuracy) for step, accuracy in ((1, 0.1), (2, 0.2), (4, 0.4), (5, 0.3))
-    ]
-    assert reached(points, "packed", 1, 0.3, "sequences") == pytest.approx(30)
-    assert reached(points, "packed", 1, 0.2, "hours") == pytest.approx(0.02)
-    assert reached(points, "packed", 1, 0.5, "sequences") is None
-    assert reached(points, "packed", 1, 0.05, "sequences") is None  # somewhere before the first
-    assert reached(points, "packed", 2, 0.3, "sequences") is None
-
-
-def test_the_common_target_is_one_that_all_come_to():
-    points = [point("packed", 1, 1, 0.4), point("packed", 1, 2, 0.3), point("packed", 2, 1, 0.5)]
-    assert common_target(points) is None
-    points += [point("unpacked", 1, 1, 0.6), point("no_attention_mask", 1, 1, 0.1)]
-    assert common_target(points) == pytest.approx(0.95 * 0.4)
-
-
-def test_the_table_has_the_spread_of_complete_seeds_and_the_cost_of_the_target():
-    runs = [a_run("unpacked", 1), a_run("unpacked", 2), a_run("packed", 1), a_run("packed", 2)]
-    points = [point("unpacked", seed, step, 0.1 * step) for seed in (1, 2) for step in (1, 2, 3)]
-    points += [point("packed", 1, step, 0.2 * step) for step in (1, 2, 3)]
-    points += [point("packed", 2, 1, 0.05, loss=9.0)]
-    unpacked, packed = summary_rows(runs, points, 0.25)
-    assert (unpacked["seeds complete"], packed["seeds complete"], packed["of"]) == (2, 1, 2)
-    assert packed["held-out mlm_accuracy"] == pytest.approx(0.6) and packed["mlm_loss, most"] == 1.0
-    assert unpacked["sequences to target"] == pytest.approx(25)
-    assert packed["sequences to target"] == pytest.approx(12.5)
-    assert packed["of unpacked's sequences"] == pytest.approx(0.5)
-    assert packed["hours to target"] == pytest.approx(0.0125)
-    nothing = summary_rows(runs[:1], [], None)[0]
-    assert nothing["held-out mlm_loss"] is None and nothing["seeds complete"] == 0
-
-
-def test_lines_and_bands_are_drawn_of_the_sets_variants(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    points = [
-        point(name, seed, step, 0.1 * step * seed)
-        for name in ("packed", "unpacked", "packed_betas")
-        for seed in (1, 2)
-        for step in (1, 2)
-    ]
-    assert curve_picture.draw(points, ("unpacked", "packed"), tmp_path / "p.png")
-    axes = drawn[0].axes
-    assert len(axes) == 4  # loss and accuracy, held out, over sequences and hours
-    accuracy = axes[2]
-    assert accuracy.get_ylabel() == "mlm_accuracy" and accuracy.get_xlabel() == "sequences"
-    lines = {line.get_label(): line.get_xydata().tolist() for line in accuracy.lines}
-    assert list(lines) == ["unpacked", "packed"]
-    assert lines["packed"] == [pytest.approx([10, 0.15]), pytest.approx([20, 0.3])]
-    band = accuracy.collections[0].get_paths()[0].get_extents()
-    assert (band.y0, band.y1) == (pytest.approx(0.1), pytest.approx(0.4))
-    assert not curve_picture.draw(points, ("no_attention_mask",), tmp_path / "p.png")
 
 
 def test_a_run_is_complete_with_its_last_rows_under_its_flags(tmp_path):
