@@ -9,10 +9,10 @@ import pytest
 from clock import Clock
 from encoder_files import TEXTS, write_encoder
 from reference import import_reference
+from tiny import CONFIG
 
 from bert_packed import export
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import ModelConfig
 from bert_packed.evaluation import inference
 from bert_packed.reports import encoding_work, inference_benchmark, torch_reference
 from bert_packed.runs import turns
@@ -21,15 +21,6 @@ from data_gen.cli.settings import InputError
 from data_gen.text import sample_corpus
 
 ENCODER = types.SimpleNamespace(batch_size=5)
-CONFIG = ModelConfig(
-    vocab_size=40,
-    hidden_size=8,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    intermediate_size=24,
-    max_position_embeddings=24,
-    type_vocab_size=2,
-)
 # Rows and tokens a row of the only batch of each way, which has room for all three texts
 SHAPES = (5, 24), (5, 24), (3, 24), (3, 20), (3, 20)
 
@@ -39,7 +30,9 @@ def flops(shape):
     of attention.
     """
     rows, length = shape
-    return rows * 3 * (2 * length * (4 * 8 * 8 + 2 * 8 * 24) + 2 * 2 * length * length * 8)
+    width, inner, blocks = CONFIG.hidden_size, CONFIG.intermediate_size, CONFIG.num_hidden_layers
+    dense = 2 * length * (4 * width * width + 2 * width * inner)
+    return rows * blocks * (dense + 2 * 2 * length * length * width)
 
 
 def command(**flags):
