@@ -112,7 +112,11 @@ def flag_rows(found):
 
 
 def _measure(config, flags, micro_batch_size):
-    """The row of `machine --step_only` under some flags; None where XLA does not know them."""
+    """The row of `machine --step_only` under some flags; None where XLA does not know them.
+
+    Raises:
+        InputError: the step cannot be measured without any.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "step.json")
         command = [
@@ -127,7 +131,10 @@ def _measure(config, flags, micro_batch_size):
         environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
         finished = subprocess.run(command, env=environment, capture_output=True, text=True)
         if finished.returncode:
-            print(f"{flags or DEFAULT}: {finished.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+            said = finished.stderr.strip().rpartition("\n")[2]
+            if not flags:  # then it is not the setting's fault
+                raise InputError(said.partition("error: ")[2] or said)
+            print(f"{flags}: {said}", file=sys.stderr)
             return None
         with open(path) as file:
             return json.load(file)["step"][0]

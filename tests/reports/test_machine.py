@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -222,13 +223,32 @@ def test_every_setting_has_its_own_processes(tmp_path, monkeypatch):
     assert len(json.loads(target.read_text())) == number
 
 
-def test_a_setting_that_ends_the_process_is_told(tmp_path, monkeypatch, capsys):
-    class Failed:
-        returncode, stderr = 1, "first\nUnknown flag"
+class Failed:
+    returncode, stderr = 1, "first\nmachine.py: error: Unknown flag"
 
+
+def test_a_setting_that_ends_the_process_is_told(tmp_path, monkeypatch, capsys):
+    def run(command, env, **_):
+        if "onednn" in env["XLA_FLAGS"]:
+            return Failed()
+        target = next(one for one in command if one.startswith("--json=")).partition("=")[2]
+        with open(target, "w") as file:
+            json.dump({"step": [{"step, s": 1.0}]}, file)
+        return types.SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(xla_flags.subprocess, "run", run)
+    target = tmp_path / "flags.json"
+    xla_flags.main(xla_flags.FlagsConfig(rounds=1, json=str(target)))
+    told = capsys.readouterr().err
+    assert told == "--xla_cpu_experimental_onednn_custom_call=true: machine.py: error: Unknown flag\n"
+    times = {row["XLA_FLAGS"]: row["times as long"] for row in json.loads(target.read_text())}
+    assert times == {name: None if name == "oneDNN" else 1.0 for name in xla_flags.WAYS}
+
+
+def test_a_step_that_no_setting_can_measure_is_a_mistake(monkeypatch):
     monkeypatch.setattr(xla_flags.subprocess, "run", lambda *_, **__: Failed())
-    xla_flags.main(xla_flags.FlagsConfig(rounds=1))
-    assert "as it is: ['Unknown flag']" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"^Unknown flag$"):
+        xla_flags.main(xla_flags.FlagsConfig(rounds=1))
 
 
 @pytest.mark.parametrize("sizes", ["3", "-1", "x"])
