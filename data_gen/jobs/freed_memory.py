@@ -23,12 +23,12 @@ def keep_freed_memory(settings=LARGE_ARRAYS):
     """Let the C library keep what this process frees, for what it takes next.
 
     Blocks of some megabytes otherwise come from the system each time, page by page and each page filled with
-    zeros. Packing 2.4 GB by one process took 492,000 pages on each quarter of the data, and takes 24,000.
+    zeros. Packing 480 MB of records took 492,000 pages, and takes 24,000.
 
     JAX on a CPU takes the temporary memory of every step anew, from threads of its own: 300,000 pages for a
     step of bert-mini on 8 packs of 512, a quarter of its time. That needs `ALL_BLOCKS`, before JAX is
     imported. The process then holds what its largest step held, and up to a third more, where blocks of other
-    sizes left gaps. TensorFlow keeps such memory by itself.
+    sizes left gaps. TensorFlow keeps most of such memory by itself.
 
     Args:
         settings: `LARGE_ARRAYS` or `ALL_BLOCKS`.
