@@ -1,6 +1,6 @@
 """The training command in several real processes: killed at any moment, the same commands go on.
 
-Every moment is drawn from a seed of its own: which process, which signal, at which step and how much later.
+Every moment is drawn from a seed of its own: which process, which signal, at which step and when in it or soon after.
 All twenty take half an hour on two cores: `KILL_MOMENTS=20`. Without it there are two, one of each backend;
 with 4 there is one of each kind.
 """
@@ -88,7 +88,7 @@ def assert_same_end(one, other):
 def test_whatever_is_killed_the_same_commands_go_on(data, uninterrupted, tmp_path, backend, num, seed):
     rng = random.Random(seed)
     victim, number = rng.randrange(num), rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-    step, later = rng.randrange(NUM_STEPS - 15), rng.random()
+    step, later = rng.randrange(NUM_STEPS - 15), 0.1 * rng.random()  # seconds: 40 steps take one
     command = arguments(data, tmp_path / "run")
     cluster = RunningCluster(tmp_path / "killed", command, num, backend)
     cluster.wait_for(lambda: last_step(tmp_path / "run") >= step)
