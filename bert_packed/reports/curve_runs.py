@@ -13,9 +13,8 @@ Section 4.2 of "Efficient Sequence Packing without Cross-contamination". With p 
 and the ablations, which are `packed` with one of `run_pretraining.py --ablation`. All see as many sequences.
 """
 
-import dataclasses
-
 from bert_packed.config import ABLATIONS
+from bert_packed.reports.taken_runs import Run
 from bert_packed.runs.recipes import divide_batch
 
 UNPACKED, PACKED = "unpacked", "packed"
@@ -25,28 +24,6 @@ SETS = {
     "ablations": (PACKED, *ABLATIONS),
 }
 VARIANTS = tuple(dict.fromkeys(variant for variants in SETS.values() for variant in variants))
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One run of `run_pretraining.py`.
-
-    Attributes:
-        variant: One of `VARIANTS`.
-        seed: Of weights, dropout and order of the data.
-        flags: Dict from flag to value, without `output_dir`.
-        sequences_per_step: Expected.
-    """
-
-    variant: str
-    seed: int
-    flags: dict
-    sequences_per_step: float
-
-    @property
-    def name(self):
-        """Of its folder."""
-        return f"{self.variant}-seed{self.seed}"
 
 
 def make_runs(config, packing_factor):
@@ -107,4 +84,5 @@ def _make_run(config, variant, seed, packing_factor):
             "keep_checkpoint_max": 1,
         },
         per_step,
+        config.run_flags,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bert_packed.reports.curve_runs import PACKED, UNPACKED
 from bert_packed.reports.run_curves import LOGS
+from data_gen.jobs.files import write_whole
 
 FIGURES = ("mlm_loss", "mlm_accuracy")
 COLUMNS = ("variant", "seed", "data", "step", "sequences", "hours", *FIGURES)
@@ -18,7 +19,7 @@ def read_points(runs, folder):
     training steps alone, without compiling, evaluating and saving.
 
     Args:
-        runs: List of `curve_runs.Run`; one that has not begun has no points.
+        runs: List of `taken_runs.Run`; one that has not begun has no points.
         folder: That their output directories lie in.
     """
     from bert_packed.training.metrics_log import read_rows
@@ -64,13 +65,11 @@ def _hours_by_step(rows, sequences_per_step):
 
 
 def write_points(path, points):
-    """Write points as CSV under the final name only when complete."""
-    partial = Path(f"{path}.partial")
-    with partial.open("w", newline="") as file:
+    """Write points as CSV, whole, whoever else writes them."""
+    with write_whole(str(path)) as partial, open(partial, "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(points)
-    partial.replace(path)
 
 
 def curves_of(points, data, over, figure):
@@ -143,7 +142,7 @@ def summary_rows(runs, points, target):
     """What each variant has come to: rows of a table.
 
     Args:
-        runs: List of `curve_runs.Run`.
+        runs: List of `taken_runs.Run`.
         points: Of `read_points`, of these.
         target: Held-out accuracy; None for none.
     """

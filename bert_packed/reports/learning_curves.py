@@ -5,11 +5,12 @@ python -m bert_packed.reports.learning_curves --packed_file='packed/*' --unpacke
 """
 
 import dataclasses
-import shlex
 import sys
 from pathlib import Path
 
 from bert_packed.reports.curve_runs import SETS, VARIANTS, make_runs
+from bert_packed.reports.paired_data import read_packing_factor
+from bert_packed.reports.taken_runs import parse_names, parse_seeds, print_commands, take_all
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
 from data_gen.cli.settings import InputError, check_settings, setting
@@ -24,29 +25,14 @@ set, and a table of what the runs have come to, of whatever is there.
 """
 
 
-def _parse_names(names, known):
-    wrong = [name for name in names.split(",") if name not in known]
-    if wrong or len(set(names.split(","))) < len(names.split(",")):
-        raise ValueError(f"different ones of {', '.join(known)}, separated by commas")
-    return names
-
-
 def parse_sets(text):
     """`--sets`: keys of `SETS` with commas."""
-    return _parse_names(text, SETS)
+    return parse_names(text, SETS)
 
 
 def parse_variants(text):
     """`--only`: variants with commas, or nothing."""
-    return _parse_names(text, VARIANTS) if text else text
-
-
-def parse_seeds(text):
-    """`--seeds`: different whole numbers with commas."""
-    seeds = text.split(",")
-    if not all(seed.isdecimal() for seed in seeds) or len({*map(int, seeds)}) < len(seeds):
-        raise ValueError("different whole numbers, separated by commas")
-    return text
+    return parse_names(text, VARIANTS) if text else text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,55 +103,18 @@ class CurvesConfig:
 def main(config):
     """Take the runs that are not complete, then draw; returns an exit status."""
     choose_backend()
-    from bert_packed.reports.curve_processes import command_of, is_complete, settings_of, take
-
-    runs = make_runs(config, read_packing_factor(config))
-    for one in runs:  # a mistake in the last one's flags would show after hours
-        settings_of(one, config.output_dir, config.run_flags)
+    runs = make_runs(config, read_packing_factor(config.output_dir, **_pair(config)))
     if config.print_commands:
-        for one in runs:
-            print(shlex.join(command_of(one, config.output_dir, config.run_flags)))
-        return 0
+        return print_commands(runs, config.output_dir)
     status = 0
-    for number, one in enumerate([] if config.draw_only else runs, start=1):
-        if is_complete(one, config.output_dir, config.run_flags):
-            continue
-        print(f"run {number} of {len(runs)}: {one.name}, {one.flags['num_train_steps']:,} steps", flush=True)
-        status = take(one, config.output_dir, config.run_flags)
-        if status:
-            print("stopped after saving; the same command goes on", file=sys.stderr)
-            break
-        write_all(config, runs)
+    if not config.draw_only:
+        status = take_all(runs, config.output_dir, lambda: write_all(config, runs))
     print_table(write_all(config, runs))
     return status
 
 
-def read_packing_factor(config):
-    """Of the packed data, by its manifests; float.
-
-    Raises:
-        InputError: the unpacked data are not the same sequences at depth 1, or no manifest tells.
-    """
-    # TensorFlow: not for --help
-    from bert_packed.runs.pretraining_config import TrainConfig
-    from bert_packed.runs.pretraining_data import read_shapes
-
-    found = {}
-    for name in ("packed_file", "unpacked_file"):
-        one = TrainConfig(input_file=getattr(config, name), output_dir=config.output_dir)
-        found[name] = read_shapes(one).train
-        if found[name].packing_factor is None:
-            raise InputError(
-                f"`{name}` must have manifest.json beside it. Received: {getattr(config, name)}, without."
-            )
-    depth = found["unpacked_file"].spec.max_sequences_per_pack
-    counts = [sum(manifest["num_sequences"] for manifest in packs.manifests) for packs in found.values()]
-    if depth != 1 or counts[0] != counts[1]:
-        raise InputError(
-            f"`unpacked_file` must hold the {counts[0]:,} sequences of packed_file at depth 1. "
-            f"Received: {counts[1]:,} at depth {depth}."
-        )
-    return found["packed_file"].packing_factor
+def _pair(config):
+    return {name: getattr(config, name) for name in ("packed_file", "unpacked_file")}
 
 
 def write_all(config, runs):

@@ -1,6 +1,6 @@
 """The training command in several real processes: killed at any moment, the same commands go on.
 
-Every moment is drawn from a seed of its own: which process, which signal, at which step and when in it or soon after.
+Every moment is drawn from a seed of its own: which process, which signal, at which step, how soon after.
 All twenty take half an hour on two cores: `KILL_MOMENTS=20`. Without it there are two, one of each backend;
 with 4 there is one of each kind.
 """

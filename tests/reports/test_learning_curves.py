@@ -14,11 +14,11 @@ import pytest
 from curve_logs import a_run, write_log
 from tiny import CONFIG
 
-from bert_packed.reports import curve_processes, curve_runs, learning_curves
-from bert_packed.reports.curve_processes import command_of, is_complete, take
+from bert_packed.reports import curve_runs, learning_curves, taken_runs
 from bert_packed.reports.curve_runs import SETS, VARIANTS, make_runs
 from bert_packed.reports.learning_curves import CurvesConfig
 from bert_packed.reports.synthetic_data import VOCAB_SIZE, write_sequences
+from bert_packed.reports.taken_runs import command_of, is_complete, take
 from bert_packed.runs.pretraining_config import TrainConfig
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
@@ -88,7 +88,8 @@ def test_batches_are_whole_micro_batches_and_their_steps_make_up_for_it():
 
 def test_seed_comes_after_seed_and_more_flags_last():
     config = CurvesConfig(**GIVEN, seeds="3,5", only="packed,unpacked")
-    runs = make_runs(config, 2.0)
+    more = "--masking=dynamic --vocab_file='my words.txt'"
+    runs = make_runs(dataclasses.replace(config, run_flags=more), 2.0)
     assert [one.name for one in runs] == [
         "unpacked-seed3",
         "packed-seed3",
@@ -96,7 +97,7 @@ def test_seed_comes_after_seed_and_more_flags_last():
         "packed-seed5",
     ]
     assert [settings_of(one).random_seed for one in runs] == [3, 3, 5, 5]
-    line = command_of(runs[0], "o", "--masking=dynamic --vocab_file='my words.txt'")
+    line = command_of(runs[0], "o")
     assert line[0] == sys.executable and Path(line[1]) == ROOT / "run_pretraining.py"
     assert line[-2:] == ["--masking=dynamic", "--vocab_file=my words.txt"]
 
@@ -112,8 +113,8 @@ def test_a_run_is_complete_with_its_last_rows_under_its_flags(tmp_path):
     write_log(folder / "eval_metrics.csv", [(2, 9, 8.0, 0.1, "")])
     assert not is_complete(one, tmp_path)
     write_log(folder / "eval_metrics.csv", [(3, 9, 8.0, 0.1, "")])
-    assert is_complete(one, tmp_path, "--keep_checkpoint_max=5")  # on which nothing depends
-    assert not is_complete(one, tmp_path, "--masking=dynamic")
+    assert is_complete(a_run(more_flags="--keep_checkpoint_max=5"), tmp_path)  # on which nothing depends
+    assert not is_complete(a_run(more_flags="--masking=dynamic"), tmp_path)
     (folder / "run.json").write_text(json.dumps({"flags": {**one.flags, "random_seed": 2}}))
     assert not is_complete(one, tmp_path)
 
@@ -121,13 +122,13 @@ def test_a_run_is_complete_with_its_last_rows_under_its_flags(tmp_path):
 def script(monkeypatch, tmp_path, text):
     """Let a Python script stand in for `run_pretraining.py`."""
     (tmp_path / "run_pretraining.py").write_text(text)
-    monkeypatch.setattr(curve_processes, "TOP", tmp_path)
+    monkeypatch.setattr(taken_runs, "TOP", tmp_path)
 
 
 def test_what_a_command_says_is_kept_and_its_failure_told(monkeypatch, tmp_path):
     script(monkeypatch, tmp_path, "import sys\nprint('started', sys.argv[-1])\n")
-    assert take(a_run(), tmp_path / "runs", "--dtype=float32") == 0
-    assert take(a_run(), tmp_path / "runs", "--dtype=float32") == 0
+    assert take(a_run(more_flags="--dtype=float32"), tmp_path / "runs") == 0
+    assert take(a_run(more_flags="--dtype=float32"), tmp_path / "runs") == 0
     log = tmp_path / "runs" / "packed-seed1.log"
     assert log.read_text() == 2 * "started --dtype=float32\n"
     script(monkeypatch, tmp_path, "import sys\nsys.exit('no such file')\n")
@@ -195,8 +196,8 @@ def test_only_what_is_not_complete_is_taken_and_all_is_drawn(records, monkeypatc
     """Without training: logs as runs leave them."""
     taken = []
 
-    def finish(one, folder, more_flags):
-        taken.append((one.name, more_flags))
+    def finish(one, folder):
+        taken.append((one.name, one.more_flags))
         if one.name == "unpacked-seed2":
             return 143
         last = one.flags["num_train_steps"]
@@ -207,7 +208,7 @@ def test_only_what_is_not_complete_is_taken_and_all_is_drawn(records, monkeypatc
         (path.parent / "run.json").write_text(json.dumps({"flags": one.flags}))
         return 0
 
-    monkeypatch.setattr(curve_processes, "take", finish)
+    monkeypatch.setattr(taken_runs, "take", finish)
     flags = as_flags(
         **records,
         output_dir=tmp_path / "all",

@@ -1,0 +1,98 @@
+"""Which runs a pre-training in two phases is made of, packed and unpacked, with its fine-tunings.
+
+Section 4.3 of "Efficient Sequence Packing without Cross-contamination". Each arrow is `--init_checkpoint`:
+
+    phase1-packed-seed1     ->  phase2-packed-seed1     ->  squad-packed1-seed1, squad-packed1-seed2, ...
+    phase1-unpacked-seed1   ->  phase2-unpacked-seed1   ->  squad-unpacked1-seed1, ...
+                                                            squad-random-seed1, ...: from random weights
+
+A packed phase divides its batch by the packing factor p: an update sees as many sequences as unpacked.
+"""
+
+from pathlib import Path
+
+from bert_packed.reports.curve_runs import PACKED, UNPACKED
+from bert_packed.reports.taken_runs import SQUAD, Run
+from bert_packed.runs.recipes import divide_batch
+
+RANDOM = "random"
+KINDS = (PACKED, UNPACKED, RANDOM)
+PHASES = ("phase1", "phase2")
+
+
+def make_runs(config, packing_factors):
+    """The runs of a config, each after the one that it starts from.
+
+    Args:
+        config: `full_pretraining.FullConfig`.
+        packing_factors: Dict from phase to p of its packed data.
+
+    Returns:
+        List of `Run`.
+    """
+    runs = []
+    for kind in config.all_kinds:
+        if kind == RANDOM:
+            runs += _finetuning_runs(config, RANDOM, "")
+            continue
+        for seed in config.all_pretraining_seeds:
+            start = ""
+            for phase in PHASES:
+                runs.append(_phase_run(config, phase, kind, seed, packing_factors[phase], start))
+                start = str(Path(config.output_dir) / runs[-1].name)
+            runs += _finetuning_runs(config, f"{kind}{seed}", start)
+    return runs
+
+
+def _phase_run(config, phase, kind, seed, packing_factor, start):
+    def given(name):
+        return getattr(config, f"{phase}_{name}")
+
+    batch = {"train_batch_size": given("batch_size")}
+    per_pack = 1.0
+    if kind == PACKED:
+        per_pack = packing_factor
+        batch = divide_batch(batch, packing_factor, config.micro_batch_size or 1)
+    per_step = batch["train_batch_size"] * per_pack
+    num_steps = max(1, round(given("sequences") / per_step))
+    points = max(1, num_steps // config.num_points)
+    flags = {
+        "input_file": given(kind),
+        "eval_input_file": given("eval"),
+        "bert_config_file": config.bert_config_file,
+        "init_checkpoint": start,
+        "micro_batch_size": config.micro_batch_size,
+        **batch,
+        "learning_rate": given("learning_rate"),
+        "num_train_steps": num_steps,
+        "num_warmup_steps": round(config.warmup_share * num_steps),
+        "random_seed": seed,
+        "log_steps": points,
+        "eval_steps": points,
+        "max_eval_steps": config.max_eval_steps,
+        "save_checkpoints_steps": points,
+        "keep_checkpoint_max": 1,
+    }
+    return Run(f"{phase}-{kind}", seed, flags, per_step, config.pretraining_flags)
+
+
+def _finetuning_runs(config, name, start):
+    return [
+        Run(
+            f"squad-{name}",
+            seed,
+            {
+                "train_file": config.train_file,
+                "predict_file": config.predict_file,
+                "vocab_file": config.vocab_file,
+                "bert_config_file": "" if start else config.bert_config_file,
+                "init_checkpoint": start,
+                "max_sequences_per_pack": config.finetuning_depth,
+                "random_seed": seed,
+            },
+            0.0,  # not told: it is the batch
+            config.finetuning_flags,
+            SQUAD,
+        )
+        for seed in config.all_seeds
+    ]

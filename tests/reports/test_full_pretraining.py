@@ -1,0 +1,302 @@
+"""Pre-training in two phases and its fine-tunings: which runs there are, what starts from what, the table."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from curve_logs import write_log
+from safetensors.numpy import load_file
+from squad_files import QUESTIONS, write
+from tiny import CONFIG
+
+from bert_packed.reports import full_pretraining, taken_runs
+from bert_packed.reports.full_pretraining import FILES, FullConfig
+from bert_packed.reports.pretraining_scores import summary_rows
+from bert_packed.reports.pretraining_stages import make_runs
+from bert_packed.reports.synthetic_data import VOCAB_SIZE, write_sequences
+from bert_packed.reports.taken_runs import settings_of
+from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
+from data_gen.cli.command_line import run
+from data_gen.cli.settings import InputError
+from data_gen.text import tokenization
+
+GIVEN = {name: name for name in FILES} | {"output_dir": "o"}
+FACTORS = {"phase1": 2.0, "phase2": 4.0}
+LENGTH = 48
+
+
+def command(**flags):
+    arguments = [f"--{name}={value}" for name, value in flags.items()]
+    return run(full_pretraining.main, FullConfig, "", ["full_pretraining", *arguments])
+
+
+def made(**changes):
+    """Dict from name to the settings that a run's command line means."""
+    return {one.name: settings_of(one, "o") for one in make_runs(FullConfig(**GIVEN, **changes), FACTORS)}
+
+
+@pytest.fixture(autouse=True)
+def named_files(monkeypatch, tmp_path):
+    """Work where the files that `GIVEN` names are: flags of fine-tuning are checked against the disk."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train_file", "predict_file", "vocab_file"):
+        (tmp_path / name).touch()
+
+
+def test_each_run_starts_from_the_one_before_it():
+    runs = made(pretraining_seeds="4,5", seeds="1,2")
+    starts = {name: config.init_checkpoint for name, config in runs.items()}
+    assert starts == {
+        f"{name}{ending}": start and f"o/{start}"
+        for kind in ("packed", "unpacked")
+        for seed in "45"
+        for name, ending, start in (
+            (f"phase1-{kind}", f"-seed{seed}", ""),
+            (f"phase2-{kind}", f"-seed{seed}", f"phase1-{kind}-seed{seed}"),
+            (f"squad-{kind}{seed}", "-seed1", f"phase2-{kind}-seed{seed}"),
+            (f"squad-{kind}{seed}", "-seed2", f"phase2-{kind}-seed{seed}"),
+        )
+    } | {"squad-random-seed1": "", "squad-random-seed2": ""}
+    names = list(runs)
+    for name, start in starts.items():
+        assert not start or names.index(start[2:]) < names.index(name)
+        assert runs[name].random_seed == int(name[-1])
+    assert list(made(only="random,packed", seeds="3")) == [
+        *("phase1-packed-seed1", "phase2-packed-seed1", "squad-packed1-seed3", "squad-random-seed3")
+    ]
+
+
+def test_phases_see_their_data_and_as_many_sequences_in_each_update():
+    runs = made(
+        phase1_sequences=6400,
+        phase2_sequences=800,
+        phase1_batch_size=64,
+        phase2_batch_size=16,
+        phase1_learning_rate=0.5,
+        phase2_learning_rate=0.25,
+        micro_batch_size=2,
+        warmup_share=0.2,
+        num_points=5,
+        max_eval_steps=7,
+        bert_config_file="bert-tiny",
+        pretraining_flags="--weight_decay=0.3",
+    )
+    for phase, steps, rate, unpacked, packed in (("phase1", 100, 0.5, 64, 32), ("phase2", 50, 0.25, 16, 4)):
+        for kind, batch in (("packed", packed), ("unpacked", unpacked)):
+            config = runs[f"{phase}-{kind}-seed1"]
+            assert (config.input_file, config.eval_input_file) == (f"{phase}_{kind}", f"{phase}_eval")
+            assert (config.train_batch_size, config.micro_batch_size) == (batch, 2)
+            assert (config.num_train_steps, config.num_warmup_steps) == (steps, steps // 5)
+            assert (config.eval_steps, config.log_steps, config.save_checkpoints_steps) == (steps // 5,) * 3
+            assert (config.learning_rate, config.weight_decay, config.max_eval_steps) == (rate, 0.3, 7)
+            assert config.bert_config_file == "bert-tiny"
+
+
+def test_fine_tunings_differ_only_in_where_they_start_and_in_their_seed():
+    runs = {name: one for name, one in made(bert_config_file="bert-tiny").items() if "squad" in name}
+    assert len(runs) == 9
+    first = runs["squad-packed1-seed1"]
+    assert (first.train_file, first.predict_file, first.vocab_file) == (
+        *("train_file", "predict_file", "vocab_file"),
+    )
+    assert (first.max_sequences_per_pack, first.train_batch_size, first.num_train_epochs) == (1, 16, 2.0)
+    for name, config in runs.items():
+        same = dataclasses.replace(
+            config,
+            output_dir=first.output_dir,
+            random_seed=first.random_seed,
+            init_checkpoint=first.init_checkpoint,
+            bert_config_file=first.bert_config_file,
+        )
+        assert same == first
+        # The shape is the checkpoint's; only a random model needs to be told
+        assert config.bert_config_file == ("bert-tiny" if "random" in name else "")
+    depth = made(finetuning_depth="max", finetuning_flags="--num_train_epochs=7")["squad-random-seed2"]
+    assert (depth.max_sequences_per_pack, depth.num_train_epochs) == ("max", 7.0)
+
+
+def test_the_table_has_medians_over_seeds_of_what_is_there():
+    runs = make_runs(FullConfig(**GIVEN, pretraining_seeds="1,2"), FACTORS)
+
+    def point(variant, seed, data, accuracy, hours=None):
+        return {
+            "variant": variant,
+            "seed": seed,
+            "data": data,
+            "mlm_accuracy": accuracy,
+            "hours": hours,
+            "sequences": 90.0,
+        }
+
+    points = [
+        point("phase1-packed", 1, "eval", 0.1),
+        point("phase1-packed", 1, "eval", 0.3),  # the newest
+        point("phase1-packed", 2, "eval", 0.5),
+        point("phase1-packed", 1, "train", 0.9, 2.0),
+        point("phase1-packed", 2, "train", 0.9, 3.0),
+        point("phase2-packed", 1, "eval", 0.7),
+        point("phase1-unpacked", 1, "eval", 0.2),
+    ]
+    scores = {
+        f"squad-{name}": {"f1": f1, "exact_match": f1 / 2}
+        for name, f1 in (
+            *(("packed1-seed1", 10.0), ("packed1-seed2", 30.0), ("packed2-seed1", 80.0)),
+            *(("unpacked1-seed1", 4.0), ("random-seed3", 6.0)),
+        )
+    }
+    packed, unpacked, random = summary_rows(runs, points, scores)
+    assert [row["pre-training"] for row in (packed, unpacked, random)] == ["packed", "unpacked", "random"]
+    assert packed["phase1 held-out accuracy"] == pytest.approx(0.4)
+    assert packed["phase1 hours"] == pytest.approx(2.5) and packed["phase2 hours"] is None
+    assert packed["phase1 sequences"] == 90 and packed["phase2 held-out accuracy"] == 0.7
+    assert (packed["F1, median"], packed["F1, least"], packed["F1, most"]) == (30, 10, 80)
+    assert (packed["exact match, median"], packed["exact match, most"]) == (15, 40)
+    assert packed["fine-tunings"] == 3 and unpacked["fine-tunings"] == random["fine-tunings"] == 1
+    assert unpacked["phase1 held-out accuracy"] == 0.2 and unpacked["F1, median"] == 4
+    assert random["phase1 held-out accuracy"] is None and random["F1, median"] == 6
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """Flags of a tiny pre-training: records of both phases, a model for them, questions."""
+    folder = tmp_path_factory.mktemp("full")
+    given = {}
+    for phase, length in (("phase1", 24), ("phase2", LENGTH)):
+        paths = write_sequences(folder / phase, 40, length, num_files=1)
+        for name, depth in (("packed", "max"), ("unpacked", 1)):
+            output = folder / f"{phase}-{name}"
+            output.mkdir()
+            pack(
+                PackConfig(
+                    input_file=paths[0],
+                    output_dir=str(output),
+                    max_seq_length=length,
+                    max_sequences_per_pack=depth,
+                    num_shards=1,
+                )
+            )
+            given[f"{phase}_{name}"] = f"{output}/*.tfrecord"
+        given[f"{phase}_eval"] = given[f"{phase}_unpacked"]
+        given |= {f"{phase}_sequences": 16, f"{phase}_batch_size": 8}
+    questions = write(folder / "questions.json", *QUESTIONS)
+    words = tokenization.train_vocab([["a b c who wrote the first program"]], 60, do_lower_case=True).tokens
+    rest = [f"[unused{number}]" for number in range(VOCAB_SIZE - len(words))]
+    (folder / "vocab.txt").write_text("\n".join([*words, *rest]) + "\n")
+    model = dataclasses.replace(
+        CONFIG, vocab_size=VOCAB_SIZE, num_hidden_layers=1, max_position_embeddings=LENGTH
+    )
+    (folder / "bert_config.json").write_text(json.dumps(dataclasses.asdict(model)))
+    return {
+        **given,
+        "train_file": questions,
+        "predict_file": questions,
+        "vocab_file": folder / "vocab.txt",
+        "bert_config_file": folder / "bert_config.json",
+        "num_points": 1,
+        "seeds": "1",
+        "finetuning_flags": f"--max_seq_length={LENGTH} --doc_stride=8 --max_query_length=16 "
+        "--train_batch_size=4 --num_train_epochs=1 --learning_rate=0.01",
+    }
+
+
+def test_only_what_is_not_complete_is_taken_and_the_table_is_of_what_is_there(
+    flags, monkeypatch, tmp_path, capsys
+):
+    """Without training: what runs leave, until one is stopped."""
+    taken = []
+
+    def finish(one, folder):
+        taken.append(one.name)
+        if one.name == "phase2-unpacked-seed1":
+            return 143
+        path = folder / one.name if hasattr(folder, "parts") else tmp_path / "all" / one.name
+        path.mkdir(parents=True)
+        kept = dataclasses.asdict(settings_of(one, folder))
+        (path / "run.json").write_text(json.dumps({"flags": kept}))
+        if "squad" in one.name:
+            (path / "eval_results.json").write_text('{"exact_match": 12.5, "f1": 25.0}')
+        else:
+            last = one.flags["num_train_steps"]
+            for log in ("metrics.csv", "eval_metrics.csv"):
+                write_log(path / log, [(last, 9, 7.0, 0.25, 5)])
+        return 0
+
+    monkeypatch.setattr(taken_runs, "take", finish)
+    given = {**flags, "output_dir": tmp_path / "all", "json": tmp_path / "table.json"}
+    assert command(**given, table_only=True) == 0 and not taken
+    assert command(**given) == 143
+    done = ["phase1-packed-seed1", "phase2-packed-seed1", "squad-packed1-seed1", "phase1-unpacked-seed1"]
+    assert taken == [*done, "phase2-unpacked-seed1"]
+    packed, unpacked, random = json.loads((tmp_path / "table.json").read_text())
+    assert (packed["F1, median"], packed["exact match, median"], packed["fine-tunings"]) == (25.0, 12.5, 1)
+    assert packed["phase2 held-out accuracy"] == unpacked["phase1 held-out accuracy"] == 0.25
+    assert unpacked["F1, median"] is None and random["fine-tunings"] == 0
+    assert command(**given) == 143 and taken[5:] == ["phase2-unpacked-seed1"]
+    capsys.readouterr()
+    assert command(**given, print_commands=True) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 7 and sum("run_squad.py" in line for line in printed) == 3
+
+
+@pytest.mark.slow
+def test_phase_2_starts_from_phase_1_and_answers_come_from_phase_2(flags, tmp_path):
+    """Real runs, whose second phase and fine-tuning learn nothing: their encoders are those of phase 1."""
+    given = {**flags, "output_dir": tmp_path / "all", "json": tmp_path / "table.json"}
+    given |= {"phase2_learning_rate": 0, "only": "packed,random", "seeds": 2}
+    given["finetuning_flags"] += " --learning_rate=1e-12"
+    assert command(**given) == 0
+    files = {
+        name: sorted((tmp_path / "all" / name).glob("checkpoint-*/model.safetensors"))[-1]
+        for name in (
+            "phase1-packed-seed1",
+            "phase2-packed-seed1",
+            "squad-packed1-seed2",
+            "squad-random-seed2",
+        )
+    }
+    first, second, answers, random = (load_file(path) for path in files.values())
+    assert all(np.array_equal(second[name], first[name]) for name in first)
+    encoder = [name for name in first if name in answers and name.startswith("bert/")]
+    assert len(encoder) > 10
+    for name in encoder:
+        np.testing.assert_allclose(answers[name], first[name], rtol=0, atol=1e-9)
+    kernels = [name for name in encoder if name.endswith("kernel")]
+    assert kernels and all(np.abs(random[name] - first[name]).max() > 0.1 for name in kernels)
+    rows = json.loads((tmp_path / "table.json").read_text())
+    for row, name in zip(rows, ("squad-packed1-seed2", "squad-random-seed2"), strict=True):
+        scores = json.loads((tmp_path / "all" / name / "eval_results.json").read_text())
+        assert (row["F1, median"], row["fine-tunings"]) == (scores["f1"], 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phase2_eval": ""}, "`phase2_eval` must be given"),
+        ({"vocab_file": ""}, "`vocab_file` must be given"),
+        ({"only": "packed,none"}, "`only` must be different ones of packed, unpacked, random"),
+        ({"seeds": "1,1"}, "`seeds` must be different whole numbers"),
+        ({"pretraining_seeds": "a"}, "`pretraining_seeds` must be different whole numbers"),
+        (
+            {"phase2_batch_size": 9, "micro_batch_size": 2},
+            "`micro_batch_size` must divide phase2_batch_size=9",
+        ),
+    ],
+)
+def test_mistakes_in_flags_are_told(changes, message):
+    with pytest.raises(InputError, match=message):
+        FullConfig(**{**GIVEN, **changes})
+
+
+def test_a_mistake_in_the_last_runs_flags_shows_before_the_first(flags, tmp_path, capsys):
+    given = {**flags, "output_dir": tmp_path / "all", "finetuning_flags": "--learning_rate=fast"}
+    assert command(**given) == 2
+    assert "learning_rate" in capsys.readouterr().err
+    swapped = {**flags, "output_dir": tmp_path / "all", "phase2_unpacked": flags["phase1_unpacked"]}
+    swapped["phase2_packed"] = flags["phase2_unpacked"]
+    assert command(**{**swapped, "phase2_unpacked": flags["phase2_packed"]}) == 2
+    assert (
+        "`phase2_unpacked` must hold the 40 sequences of phase2_packed at depth 1" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "all").exists()
