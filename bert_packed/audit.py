@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 
+from bert_packed.checkpoints.presence import check_present
 from bert_packed.config import ATTENTIONS, ModelConfig, ablate, ablations, load_model_config
 from bert_packed.training.engines import choose_backend, make_engine
 from data_gen.cli.command_line import print_table, run
@@ -47,6 +48,7 @@ class AuditConfig:
 
 def main(config):
     """Audit and print; returns an exit status."""
+    check_present(config.init_checkpoint)
     choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.checkpoints import starting_weights

@@ -4,6 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from bert_packed.checkpoints.presence import check_present
 from bert_packed.config import ablations, load_model_config
 from bert_packed.runs.export_config import ExportConfig, check_shapes
 from bert_packed.training.engines import choose_backend
@@ -26,6 +27,7 @@ saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `un
 
 def main(config):
     """Load, write and say what was left out."""
+    check_present(config.init_checkpoint)
     backend = choose_backend()
     if config.format == "saved_model" and backend != "tensorflow":
         raise InputError(

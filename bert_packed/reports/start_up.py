@@ -31,7 +31,7 @@ COMMANDS = {
     "run_squad": ("-m", "run_squad", "--train_file", "--init_checkpoint", "--output_dir"),
     "finetune_glue": ("-m", "bert_packed.finetune_glue", "--data_dir", "--init_checkpoint", "--output_dir"),
     "finetune_ner": ("-m", "bert_packed.finetune_ner", "--train_file", "--init_checkpoint", "--output_dir"),
-    "audit": ("-m", "bert_packed.audit", "--checkpoint", "--input_file"),
+    "audit": ("-m", "bert_packed.audit", "--init_checkpoint", "--input_file"),
     "export": ("-m", "bert_packed.export", "--init_checkpoint", "--output_dir"),
     "squad_eval": ("-m", "bert_packed.squad_eval", "--predict_file", "--prediction_file"),
 }
@@ -101,10 +101,10 @@ def start(name, is_help):
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         ended = subprocess.run([sys.executable, *module, *arguments], capture_output=True, text=True)
         seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if ended.returncode != (0 if is_help else MISTAKE):
+    rule = "0" if is_help else f"{MISTAKE}, and name what is missing"
+    if ended.returncode != (0 if is_help else MISTAKE) or not (is_help or target in ended.stderr):
         raise InputError(
-            f"{name} must end with status {0 if is_help else MISTAKE}. Received: {ended.returncode}, "
-            f"{ended.stderr.strip()[-200:]}"
+            f"{name} must end with status {rule}. Received: {ended.returncode}, {ended.stderr.strip()[-200:]}"
         )
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

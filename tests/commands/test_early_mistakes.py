@@ -1,15 +1,18 @@
-"""A training run that has no input says so before TensorFlow is imported."""
+"""A command that misses an input says so before TensorFlow is imported."""
 
 import subprocess
 import sys
 
 import pytest
 
+from bert_packed.checkpoints.presence import check_present
+from data_gen.cli.settings import InputError
+
 PROGRAM = """
 import sys
-import run_pretraining
+from {module} import command
 sys.argv[1:] = {flags!r}
-status = run_pretraining.command()
+status = command()
 assert "tensorflow" not in sys.modules
 sys.exit(status)
 """
@@ -21,8 +24,27 @@ def test_a_missing_input_is_told_without_tensorflow(tmp_path, name):
     inputs = dict.fromkeys(("input_file", name), str(tmp_path / "there.tfrecord"))
     inputs[name] = str(tmp_path / "missing")
     flags = [f"--{flag}={path}" for flag, path in inputs.items()] + [f"--output_dir={tmp_path / 'run'}"]
-    program = PROGRAM.format(flags=flags)
+    program = PROGRAM.format(module="run_pretraining", flags=flags)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     assert f"`{name}` must match at least one file. Received: {str(tmp_path / 'missing')!r}." in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "more"), [("export", "--output_dir=out"), ("audit", "--input_file=x")])
+def test_a_missing_checkpoint_is_told_without_tensorflow(tmp_path, name, more):
+    (tmp_path / "x").write_bytes(b"x")
+    flags = ["--init_checkpoint=missing", more]
+    program = PROGRAM.format(module=f"bert_packed.{name}", flags=flags)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    assert "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint" in ended.stderr
+    assert "Received: missing." in ended.stderr and not (tmp_path / "out").exists()
+
+
+def test_a_prefix_and_a_folder_are_there(tmp_path):
+    (tmp_path / "bert_model.ckpt.index").touch()
+    for path in (tmp_path, tmp_path / "bert_model.ckpt", ""):
+        check_present(str(path))
+    with pytest.raises(InputError, match=r"Received: .*bert_model"):
+        check_present(str(tmp_path / "bert_model"))

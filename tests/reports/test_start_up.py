@@ -20,7 +20,8 @@ def processes(monkeypatch):
         started.append(command[1:])
         now[0] += seconds[len(started) - 1]
         now[1] += seconds[len(started) - 1] / 4
-        return types.SimpleNamespace(returncode=status["help" if is_help else "missing"], stderr="why")
+        said = "why" if is_help else f"no {command[-1].partition('=')[2]}"
+        return types.SimpleNamespace(returncode=status["help" if is_help else "missing"], stderr=said)
 
     monkeypatch.setattr(start_up.subprocess, "run", run)
     monkeypatch.setattr(start_up.time, "perf_counter", lambda: now[0])
@@ -46,7 +47,7 @@ def test_medians_of_help_and_of_a_missing_input(processes, tmp_path):
     assert [one.partition("=")[0] for one in missing] == [
         "-m",
         "bert_packed.audit",
-        "--checkpoint",
+        "--init_checkpoint",
         "--input_file",
     ]
     assert missing[-1].endswith("/there-is-no-such-file")
@@ -55,8 +56,15 @@ def test_medians_of_help_and_of_a_missing_input(processes, tmp_path):
 @pytest.mark.parametrize(("which", "is_help"), [("help", True), ("missing", False)])
 def test_a_command_must_end_as_it_says(processes, which, is_help):
     processes.status[which] = 1
-    with pytest.raises(InputError, match=r"export must end with status [02]\. Received: 1, why"):
+    with pytest.raises(InputError, match=r"export must end with status [02].* Received: 1, (why|no )"):
         start_up.start("export", is_help)
+
+
+def test_another_mistake_than_a_missing_input_is_none(monkeypatch):
+    ended = types.SimpleNamespace(returncode=2, stderr="Unknown command line flag 'checkpoint'")
+    monkeypatch.setattr(start_up.subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(InputError, match=r"audit must end with status 2, and name what is missing.*Unknown"):
+        start_up.start("audit", is_help=False)
 
 
 def test_unknown_commands_are_refused():
@@ -67,4 +75,4 @@ def test_unknown_commands_are_refused():
 @pytest.mark.slow
 def test_every_command_tells_of_a_missing_input():
     for name in start_up.COMMANDS:
-        start_up.start(name, is_help=False)  # raises, were the exit status another
+        start_up.start(name, is_help=False)  # raises, were status or message others'
