@@ -13,6 +13,10 @@ import math
 import numpy as np
 from scipy import integrate, stats
 
+from data_gen.cli.settings import InputError
+
+LEAST_SPREAD = 1e-9  # of speed-ups that have a distribution, of the largest
+
 
 @dataclasses.dataclass(frozen=True)
 class Gumbel:
@@ -95,5 +99,11 @@ def expected_least_of_values(values, num_devices):
 
 
 def fit(values):
-    """The Gumbel distribution of one device under which its speed-ups are most likely: `Gumbel`."""
+    """The Gumbel distribution of one device under which its speed-ups are most likely: `Gumbel`.
+
+    Raises:
+        InputError: they are all the same.
+    """
+    if np.ptp(values) <= LEAST_SPREAD * max(values):
+        raise InputError(f"times of batches must give different speed-ups. Received: {values[0]:g} of all.")
     return Gumbel(*(float(value) for value in stats.gumbel_r.fit(values)))

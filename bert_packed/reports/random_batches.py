@@ -9,6 +9,7 @@ from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.reports.synthetic_data import FIRST_WORD
 from data_gen.assembly.assemble import assemble_packs
 from data_gen.assembly.assignment import Packs
+from data_gen.cli.settings import InputError
 from data_gen.records.sequences import Sequences, range_indices, to_offsets
 from data_gen.schema import PackSpec, default_predictions
 
@@ -28,10 +29,29 @@ def count_predictions(lengths, max_seq_length):
     return np.clip(wanted, 1, default_predictions(max_seq_length))
 
 
+def check_positions(length, model_config):
+    """Raise `InputError` where a model has fewer positions than packs have tokens."""
+    if length > model_config.max_position_embeddings:
+        raise InputError(
+            "`max_seq_length` must be at most max_position_embeddings="
+            f"{model_config.max_position_embeddings}. Received: {length}."
+        )
+
+
 def spec_of_plan(plan):
     """The shapes of a plan's packs: `PackSpec`, P and K as large as the fullest needs."""
     needed = (int(count_predictions(s, plan.max_seq_length).sum()) for s in plan.strategies)
     return PackSpec(plan.max_seq_length, plan.depth, max(needed))
+
+
+def spec_of_rows(length, limit):
+    """The shapes of rows of one sequence of at most `length` tokens each: `PackSpec`.
+
+    Args:
+        length: S of the rows.
+        limit: As of `random_batch`: the longest sequence of all rows.
+    """
+    return PackSpec(int(length), 1, int(count_predictions(np.arange(1, length + 1), limit).max()))
 
 
 def draw_packs(plan, num_packs, rng):

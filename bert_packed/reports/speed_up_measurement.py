@@ -12,23 +12,24 @@ import numpy as np
 from bert_packed.models.flops import bert_flops
 from bert_packed.reports import training_ways
 from bert_packed.reports.random_batches import (
+    check_positions,
     count_predictions,
     draw_lengths,
     draw_packs,
     random_batch,
     spec_of_plan,
+    spec_of_rows,
 )
 from bert_packed.runs.turns import median_interval, ratios
 from data_gen.assembly.length_plan import plan_lengths
-from data_gen.cli.settings import InputError
 from data_gen.packing.histogram import fold
 from data_gen.packing.plan import from_json
 from data_gen.records.read_lengths import read_histogram
-from data_gen.schema import PackSpec, default_predictions
 
 NUM_BATCHES = 2  # of each way, in turn
 PLAIN_PACKS, PLAIN, PACKED, UNPACKED = "plain, packs", "plain", "packed", "unpacked"
 PADDED, SORTED = "transformers, padded", "transformers, sorted"
+KERAS_HUB = "keras-hub, padded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,18 +85,14 @@ def make_data(config, model_config):
         InputError: no histogram, or the algorithm cannot pack it, or the model has too few positions.
     """
     length, size = config.max_seq_length, config.batch_size
-    if length > model_config.max_position_embeddings:
-        raise InputError(
-            "`max_seq_length` must be at most max_position_embeddings="
-            f"{model_config.max_position_embeddings}. Received: {length}."
-        )
+    check_positions(length, model_config)
     histogram = fold(read_histogram(config.histogram_name, config.input_file), length)
     depth = config.max_sequences_per_pack
     plan = from_json(plan_lengths(histogram, config.algorithm, length, depth)["plan"])
     rng = np.random.default_rng(config.random_seed)
     make = functools.partial(random_batch, limit=length, vocab_size=model_config.vocab_size, rng=rng)
     spec = spec_of_plan(plan)
-    row = PackSpec(length, 1, default_predictions(length))
+    row = spec_of_rows(length, length)
     return Data(
         histogram=histogram,
         plan=plan,
@@ -104,7 +101,7 @@ def make_data(config, model_config):
             make([(one,) for one in draw_lengths(histogram, size, rng)], row) for _ in range(NUM_BATCHES)
         ],
         by_length=[
-            make([(one,) for one in lengths], _row_spec(lengths))
+            make([(one,) for one in lengths], spec_of_rows(max(lengths), length))
             for lengths in (sorted_lengths(histogram, size, config.repeats, rng) if config.reference else ())
         ],
     )
@@ -113,9 +110,10 @@ def make_data(config, model_config):
 def sorted_lengths(histogram, batch_size, num_batches, rng):
     """Lengths of batches that a sorted data set is cut into, in random order: int64 `[num_batches, B]`.
 
-    The first batch stands for the shortest of `num_batches` equal parts of the data, and so on.
+    Neighbours in sorted data are of one length. The first batch stands for the shortest of `num_batches`
+    equal parts of the data, with the length in the middle of that part, and so on.
 
-        histogram of 1 1 1 1 3 3 5 5, two batches of two   ->   [1 1] [3 5]
+        histogram of 1 1 1 1 3 3 5 5, two batches of two   ->   [1 1] [3 3]
 
     Args:
         histogram: int64 `[S]`.
@@ -124,9 +122,9 @@ def sorted_lengths(histogram, batch_size, num_batches, rng):
         rng: NumPy generator.
     """
     upto = np.cumsum(histogram)
-    places = (np.arange(num_batches * batch_size) + 0.5) / (num_batches * batch_size) * upto[-1]
+    places = (np.arange(num_batches) + 0.5) / num_batches * upto[-1]
     lengths = 1 + np.searchsorted(upto, places, side="right")
-    return rng.permutation(lengths.reshape(num_batches, batch_size))
+    return np.repeat(rng.permutation(lengths)[:, None], batch_size, axis=1)
 
 
 def make_ways(engines, data):
@@ -139,9 +137,15 @@ def make_ways(engines, data):
     }
 
 
-def rows_of_reference(data):
-    """What the peers are timed on, by name: rows padded to S, and batches sorted by length."""
-    return {PADDED: data.unpacked, SORTED: data.by_length}
+def make_peers(model_config, data):
+    """Functions that take a step of the peers, by name: on rows padded to S, in batches sorted by length."""
+    from bert_packed.reports import keras_hub_reference
+
+    rows = {PADDED: data.unpacked, SORTED: data.by_length}
+    ways = {}
+    if keras_hub_reference.is_installed():
+        ways |= training_ways.keras_hub_ways(model_config, {KERAS_HUB: data.unpacked})
+    return ways | training_ways.torch_ways(model_config, rows)
 
 
 def step_rows(seconds, data, model_config, batch_size, peak):
@@ -184,7 +188,11 @@ def ratio_rows(seconds, data, printed, asked):
         asked: Least share of the packing factor.
     """
     factor, packed = data.plan.packing_factor, seconds[PACKED]
-    gains = {name: ratios(seconds[name], packed) for name in (PLAIN, UNPACKED, PADDED) if name in seconds}
+    gains = {
+        name: ratios(seconds[name], packed)
+        for name in (PLAIN, UNPACKED, PADDED, KERAS_HUB)
+        if name in seconds
+    }
     overhead = [100 * (ratio - 1) for ratio in ratios(packed, seconds[PLAIN_PACKS])]
     rows = [_row("overhead of packing, % of the step", overhead, printed.get("overhead"))]
     for name, found in gains.items():
@@ -216,8 +224,3 @@ def _row(name, values, printed=None, asked=None):
         "print": printed,
         "asked": asked,
     }
-
-
-def _row_spec(lengths):
-    longest = int(max(lengths))
-    return PackSpec(longest, 1, default_predictions(longest))

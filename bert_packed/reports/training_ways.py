@@ -1,9 +1,13 @@
-"""The ways to take a training step that benchmarks compare: a plain BERT, ours, `transformers` on torch."""
+"""The ways to take a training step that benchmarks compare: a plain BERT, ours, `transformers`, KerasHub."""
+
+import dataclasses
 
 from bert_packed.training.engines import make_engine
 from data_gen.cli.settings import InputError
 
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
+GELU_TOLERANCE = 1e-3  # two forms of GELU
+ADAMW = {"learning_rate": 1e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}  # of the peers
 
 
 def our_engines(model_config, micro_batch_size):
@@ -53,16 +57,37 @@ def torch_ways(model_config, rows):
 
     objective = pretraining_objective("per_token")
     model = objective.build_model(model_config, seed=0)
-    training = TorchTraining(copy_model(model), learning_rate=1e-4, weight_decay=0.01, max_grad_norm=1.0)
+    training = TorchTraining(copy_model(model), **ADAMW)
     inputs = {name: [training.inputs(batch) for batch in batches] for name, batches in rows.items()}
     name, batches = next(iter(rows.items()))
-    sums = objective.sums(model(batches[0], training=False), batches[0])
-    ours = float(objective.loss(sums, objective.denominators(objective.counts(batches[0]))))
-    theirs = training.loss(inputs[name][0])
-    if abs(ours - theirs) > LOSS_TOLERANCE * abs(theirs):
-        raise InputError(f"`reference` must compute our loss, {ours}. Received: {theirs}.")
+    _check_loss("torch", objective, model, batches[0], training.loss(inputs[name][0]), LOSS_TOLERANCE)
+    return {name: _peers_way(training, some) for name, some in inputs.items()}
 
-    def step_of(some):
-        return lambda repeat: training.step(some[repeat % len(some)])
 
-    return {name: step_of(some) for name, some in inputs.items()}
+def keras_hub_ways(model_config, rows):
+    """Steps of KerasHub's model on the running backend; arguments, result and errors as of `torch_ways`.
+
+    Every row length is another program: give rows of one.
+    """
+    from bert_packed.objectives.pretraining import masked_lm_objective
+    from bert_packed.reports.keras_hub_reference import KerasHubTraining, copy_model
+    from bert_packed.training.engines.variables import named_weights
+
+    objective = masked_lm_objective("per_token")
+    # GELU in the form of its blocks; its head has the other one
+    model = objective.build_model(dataclasses.replace(model_config, hidden_act="gelu_new"), seed=0)
+    training = KerasHubTraining(copy_model(model_config, named_weights(model)), **ADAMW)
+    batches = next(iter(rows.values()))
+    _check_loss("keras-hub", objective, model, batches[0], training.loss(batches[0]), GELU_TOLERANCE)
+    return {name: _peers_way(training, some) for name, some in rows.items()}
+
+
+def _peers_way(training, inputs):
+    return lambda repeat: training.step(inputs[repeat % len(inputs)])
+
+
+def _check_loss(peer, objective, model, batch, theirs, tolerance):
+    sums = objective.sums(model(batch, training=False), batch)
+    ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
+    if not abs(ours - theirs) <= tolerance * abs(theirs):
+        raise InputError(f"`reference`, {peer}, must compute our loss, {ours}. Received: {theirs}.")

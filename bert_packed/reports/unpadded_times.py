@@ -14,11 +14,16 @@ import logging
 
 import numpy as np
 
-from bert_packed.reports.random_batches import draw_lengths, draw_packs, random_batch, spec_of_plan
+from bert_packed.reports.random_batches import (
+    draw_lengths,
+    draw_packs,
+    random_batch,
+    spec_of_plan,
+    spec_of_rows,
+)
 from bert_packed.reports.sequence_batches import best_shapes
 from bert_packed.runs.turns import ratios, time_in_turns
 from data_gen.cli.settings import InputError
-from data_gen.schema import PackSpec, default_predictions
 
 WAYS = ("padded", "unpadded", "packed")
 QUANTILES = 1000  # lengths that the shapes are chosen for
@@ -47,9 +52,9 @@ class Times:
         return ratios(self.padded, self.unpadded)
 
     @property
-    def packing_speed_up(self):
-        """Of packs over padded rows, in sequences a second: the median of neighbours."""
-        return float(np.median(ratios(self.padded, self.packed))) * self.packing_factor
+    def packing_speed_ups(self):
+        """Of each batch of packs, over its padded neighbour, in sequences a second: list of float."""
+        return [self.packing_factor * ratio for ratio in ratios(self.padded, self.packed)]
 
 
 def read_times(path):
@@ -101,22 +106,26 @@ def measure_times(model_config, histogram, plan, batch_size, group_size, num_sha
     """
     rng = np.random.default_rng(seed)
     shapes = best_shapes(_quantiles(histogram), num_shapes)
-    make = functools.partial(random_batch, limit=len(histogram), vocab_size=model_config.vocab_size, rng=rng)
-    row = PackSpec(len(histogram), 1, default_predictions(len(histogram)))
+    longest = len(histogram)
+    make = functools.partial(random_batch, limit=longest, vocab_size=model_config.vocab_size, rng=rng)
+    row = spec_of_rows(longest, longest)
     drawn = [draw_lengths(histogram, batch_size, rng) for _ in range(num_repeats)]
     groups = [split_into_groups(lengths, group_size, shapes) for lengths in drawn]
     steps = {
         # what is in them does not change their time: one batch each
         "padded": [[make([(length,) for length in drawn[0]], row)]],
         "unpadded": [
-            [make([(length,) for length in lengths], _spec_of_rows(shape)) for lengths, shape in of_batch]
+            [
+                make([(length,) for length in lengths], spec_of_rows(shape, longest))
+                for lengths, shape in of_batch
+            ]
             for of_batch in groups
         ],
         "packed": [[make(draw_packs(plan, batch_size, rng), spec_of_plan(plan))]],
     }
     step = _cheap_step(model_config)
     for shape in shapes:  # compile all, whichever the first batch has
-        step(make([(int(shape),)] * group_size, _spec_of_rows(shape)))
+        step(make([(int(shape),)] * group_size, spec_of_rows(shape, longest)))
     seconds = time_in_turns({name: functools.partial(_take, step, steps[name]) for name in WAYS}, num_repeats)
     positions = sum(len(lengths) * shape for of_batch in groups for lengths, shape in of_batch)
     padding = 1 - sum(int(lengths.sum()) for lengths in drawn) / positions
@@ -145,10 +154,6 @@ def _quantiles(histogram):
     upto = np.cumsum(histogram)
     wanted = np.linspace(0, 1, QUANTILES + 1) * upto[-1]
     return 1 + np.searchsorted(upto, np.maximum(wanted, 1))
-
-
-def _spec_of_rows(length):
-    return PackSpec(int(length), 1, default_predictions(int(length)))
 
 
 def _cheap_step(model_config):

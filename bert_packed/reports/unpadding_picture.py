@@ -3,6 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
+from data_gen.jobs.files import write_whole
+
 POINTS = np.linspace(0.5, 4.0, 400)
 
 
@@ -37,4 +39,5 @@ def draw(tables, group, one, measured, path):
         spread.plot(POINTS, own.density(POINTS), "--", color="C1", label="its Gumbel")
     spread.set(title="Un-padding of one device: density", xlabel="speed-up")
     spread.legend(fontsize="small")
-    figure.savefig(path, dpi=90, format="png")
+    with write_whole(str(path)) as partial:
+        figure.savefig(partial, dpi=90, format="png")

@@ -13,6 +13,7 @@ from bert_packed.reports.random_batches import (
     draw_packs,
     random_batch,
     spec_of_plan,
+    spec_of_rows,
 )
 from data_gen.packing.algorithms import ALGORITHMS
 from data_gen.schema import PackSpec
@@ -70,3 +71,13 @@ def test_packs_and_lengths_are_drawn_as_often_as_they_are():
     smaller = dataclasses.replace(spec, max_predictions_per_pack=spec.max_predictions_per_pack - 1)
     with pytest.raises(ValueError):
         random_batch(list(plan.strategies), smaller, 24, 31, rng)
+
+
+def test_rows_have_room_for_the_predictions_of_every_sequence_that_fits():
+    """At 384 tokens the most that data of that length have, 56, are too few for data of length 512."""
+    assert spec_of_rows(384, 512) == PackSpec(384, 1, 58) and spec_of_rows(384, 384) == PackSpec(384, 1, 56)
+    assert spec_of_rows(np.int64(3), 512) == PackSpec(3, 1, 1)
+    rng = np.random.default_rng(0)
+    for length in (377, 384):
+        batch = random_batch([(length,)], spec_of_rows(384, 512), 512, CONFIG.vocab_size, rng)
+        assert (batch["prediction_sequences"] > 0).sum() == round(0.15 * length)

@@ -9,7 +9,7 @@ from clock import Clock
 from tiny import CONFIG
 
 from bert_packed.models.flops import bert_flops
-from bert_packed.reports import speed_up, training_ways
+from bert_packed.reports import keras_hub_reference, speed_up, training_ways
 from bert_packed.reports.speed_up import SpeedUpConfig, printed_of
 from bert_packed.reports.speed_up_measurement import make_data, ratio_rows, sorted_lengths, step_rows
 from bert_packed.reports.synthetic_data import write_sequences
@@ -66,6 +66,16 @@ def test_the_plan_is_of_all_sequences_and_the_batches_of_the_plan(histogram_file
     for batch in data.by_length:  # no longer than their longest
         assert (batch["sequence_ids"] > 0).sum(axis=1).max() == batch["token_ids"].shape[1]
     assert len(data.by_length) == config.repeats
+
+
+def test_depth_and_seed_arrive(histogram_file):
+    def made(**changes):
+        return make_data(SpeedUpConfig(histogram=histogram_file, **NEEDS | changes), CONFIG)
+
+    depths = {depth: made(max_sequences_per_pack=depth).describe()["depth"] for depth in (1, 2, 4)}
+    assert depths == {1: 1, 2: 2, 4: 4}
+    ids = [made(random_seed=seed).packed[0]["token_ids"] for seed in (1, 1, 2)]
+    assert np.array_equal(ids[0], ids[1]) and not np.array_equal(ids[0], ids[2])
 
 
 def test_what_a_row_holds_is_the_mean_of_the_data(histogram_file):
@@ -149,7 +159,14 @@ def test_the_command_times_each_way_on_its_batches(
     monkeypatch.setattr(
         training_ways, "our_engines", lambda *of: asked.append(of) or {name: Engine(name) for name in names}
     )
+
+    def keras_hub_ways(model_config, rows):
+        assert [len(batches) for batches in rows.values()] == [2]
+        return {name: lambda _: setattr(clock, "now", clock.now + 2.5) for name in rows}
+
     monkeypatch.setattr(training_ways, "torch_ways", torch_ways)
+    monkeypatch.setattr(training_ways, "keras_hub_ways", keras_hub_ways)
+    monkeypatch.setattr(keras_hub_reference, "is_installed", lambda: True)
     rates = [3e9, 5e9]
     monkeypatch.setattr(step_cost, "measured_flops_per_second", lambda: rates.pop(0))
     written = tmp_path / "all.json"
@@ -165,6 +182,7 @@ def test_the_command_times_each_way_on_its_batches(
     assert found["overhead of packing, % of the step"] == pytest.approx(25)
     assert found["speed-up over plain"] == pytest.approx(0.8 * factor)
     assert found["speed-up over transformers, sorted"] == pytest.approx(4 * factor)
+    assert found["speed-up over keras-hub, padded"] == pytest.approx(2 * factor)
     assert result["peak_flops"] == 5e9
     assert "utilisation of 5.0 GFLOP/s, measured" in capsys.readouterr().out
 
@@ -179,8 +197,12 @@ def test_records_give_their_lengths(tmp_path):
 def test_print_stands_beside_the_papers_data_alone():
     printed = {"overhead": 4.287, "realised": 1.913, "share": 1.913 / 1.996}
     assert printed_of(SpeedUpConfig()) == printed_of(SpeedUpConfig(histogram="wikipedia_512")) == printed
-    assert printed_of(SpeedUpConfig(max_sequences_per_pack="max"))["realised"] == 1.905
+    assert printed_of(SpeedUpConfig(algorithm="nnlshp")) == printed
+    assert printed_of(SpeedUpConfig(algorithm="spfhp"))["realised"] == 1.716
+    assert printed_of(SpeedUpConfig(algorithm="spfhp", max_sequences_per_pack="max"))["realised"] == 1.905
     for change in (
+        {"max_sequences_per_pack": "max"},  # print has another algorithm there
+        {"algorithm": "lpfhp"},
         {"histogram": "glue_cola"},
         {"input_file": "x"},
         {"max_seq_length": 384},

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from clock import Clock
 from tiny import CONFIG
 
-from bert_packed.reports import unpadded_times, unpadding_scaling
+from bert_packed.reports import unpadded_times, unpadding_scaling, unpadding_tables
 from bert_packed.reports.gumbel import Gumbel
 from bert_packed.reports.unpadded_times import Times, measure_times, read_times, split_into_groups
 from bert_packed.runs import turns
@@ -61,12 +62,16 @@ def test_times_of_a_file_become_a_table_and_a_picture(tmp_path):
     (one,) = tables["one device here"]
     assert (one["batches"], one["least"], one["largest"]) == (10, 1.0, 2.5)
     first, last = tables["scaling, times from here"]
-    assert first["of the batches seen"] == pytest.approx(
-        np.mean([2, 1.6, 1.25, 2, 1.6, 1.25, 1, 2, 1.6, 2.5])
-    )
+    assert first["un-padding, seen"] == pytest.approx(np.mean([2, 1.6, 1.25, 2, 1.6, 1.25, 1, 2, 1.6, 2.5]))
     assert first["packing"] == last["packing"] == pytest.approx(1.9)  # the median of neighbours is 1
+    # one pack in ten takes a tenth longer, one a twentieth; of 64 one of the first is all but sure
+    assert first["packing, seen"] == pytest.approx(1.9 * (8 + 2 / 2.1 + 2 / 2.2) / 10)
+    assert last["packing, seen"] == pytest.approx(1.9 * 2 / 2.2, abs=1e-3)
+    for row in (first, last):
+        assert row["packing / un-padding"] == row["packing"] / row["un-padding"]
+        assert row["packing / un-padding, seen"] == row["packing, seen"] / row["un-padding, seen"]
     assert last["un-padding"] < first["un-padding"] == pytest.approx(Gumbel(one["alpha"], one["beta"]).mean)
-    assert 1.0 < last["of the batches seen"] < 1.01
+    assert 1.0 < last["un-padding, seen"] < 1.01
     assert tables["times"] == dataclasses.asdict(TIMES)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -77,11 +82,11 @@ def test_the_picture_draws_the_tables(tmp_path, monkeypatch):
     from bert_packed.reports.unpadding_picture import draw
 
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch() or drawn.append(self))
     one = Gumbel(1.94, 0.318)
     rows = {
-        "scaling, the paper's times": unpadding_scaling.printed_scaling(one, [1, 2]),
-        "scaling, times from here": unpadding_scaling.measured_scaling(TIMES, Gumbel(1.5, 0.2), [1, 2]),
+        "scaling, the paper's times": unpadding_tables.printed_scaling(one, [1, 2]),
+        "scaling, times from here": unpadding_tables.measured_scaling(TIMES, Gumbel(1.5, 0.2), [1, 2]),
     }
     draw(rows, Gumbel(1.6, 0.13), one, (TIMES.speed_ups, Gumbel(1.5, 0.2)), tmp_path / "p.png")
     scaling, spread = drawn[0].axes
@@ -159,12 +164,47 @@ def test_files_without_times_are_refused(tmp_path, content, message):
         read_times(path)
 
 
+def test_times_without_a_spread_have_no_distribution(tmp_path, capsys):
+    path = tmp_path / "times.json"
+    same = dataclasses.asdict(TIMES) | {"unpadded": [1.0] * 10}
+    path.write_text(json.dumps({"times": same}))
+    assert command(f"--times_file={path}") == 2
+    assert "must give different speed-ups. Received: 2 of all." in capsys.readouterr().err
+
+
+def test_every_flag_of_a_measurement_arrives(monkeypatch, tmp_path):
+    """What is measured, and of what, without measuring it."""
+    asked = {}
+
+    def measure(model_config, histogram, plan, **given):
+        asked.update(given, layers=model_config.num_hidden_layers, length=len(histogram), plan=plan)
+        return TIMES, 0.25
+
+    monkeypatch.setattr(unpadded_times, "measure_times", measure)
+    config = dataclasses.replace(CONFIG, num_hidden_layers=7, max_position_embeddings=64)
+    (tmp_path / "bert_config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    given = {"batch_size": 6, "group_size": 3, "num_shapes": 5, "repeats": 11, "random_seed": 9}
+    flags = [f"--{name}={value}" for name, value in given.items()]
+    flags += [f"--bert_config_file={tmp_path}/bert_config.json", "--histogram=glue_cola"]
+    more = ["--measure", "--max_seq_length=40", "--max_sequences_per_pack=2", "--devices=4"]
+    assert command(*flags, *more) == 0
+    plan = asked.pop("plan")
+    assert (plan.max_seq_length, plan.depth) == (40, 2)
+    given["num_repeats"], given["seed"] = given.pop("repeats"), given.pop("random_seed")
+    assert asked == {**given, "layers": 7, "length": 40}
+    assert command(*flags, "--measure", "--max_seq_length=65") == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"devices": "4,2"}, "`devices` must be whole numbers from 1, ascending"),
+        ({"devices": "4,2"}, "`devices` must be whole numbers from 1 to 1,000,000,000, ascending"),
         ({"devices": "0"}, "`devices` must be whole numbers from 1"),
-        ({"batch_size": 6, "group_size": 4}, "`group_size` must divide `batch_size`"),
+        ({"devices": "1" * 12}, "`devices` must be whole numbers from 1 to 1,000,000,000"),
+        ({"batch_size": 64}, "`batch_size` must be left out unless --measure. Received: 64"),
+        ({"histogram": "squad_1.1_384"}, "`histogram` must be left out unless --measure"),
+        ({"measure": True, "max_sequences_per_pack": 600}, "`max_sequences_per_pack` must be"),
+        ({"measure": True, "batch_size": 6, "group_size": 4}, "`group_size` must divide `batch_size`"),
         ({"measure": True, "times_file": "x"}, "`times_file` must be left out with measure"),
     ],
 )
