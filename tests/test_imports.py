@@ -36,6 +36,7 @@ WINGS = {
     "bert_packed.reports": {
         "jax",
         "keras",
+        "keras_hub",
         "matplotlib",
         "numpy",
         "scipy",
