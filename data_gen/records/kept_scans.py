@@ -20,7 +20,7 @@ import os
 import numpy as np
 
 from data_gen.jobs import files
-from data_gen.jobs.output import SCANS_NAME
+from data_gen.jobs.output import SCANS_NAME, is_of_scans
 from data_gen.records.frames import FileScan, scan_file
 from data_gen.records.inputs import folder_of, unchanged
 
@@ -102,6 +102,11 @@ def write_scans_beside(scans):
         store = os.path.join(folder, SCANS_NAME)
         with contextlib.suppress(OSError):  # as in a folder of somebody else's
             names = set(files.list_names(folder))
+            # Of a killed run; of a living one, too: then that keeps nothing, as where it may not write
+            for name in names - {SCANS_NAME}:
+                if is_of_scans(name):
+                    with contextlib.suppress(OSError):
+                        files.remove(os.path.join(folder, name))
             kept = {name: scan for name, scan in _read(store).items() if name in names}
             write_scans(store, {**kept, **new})
 

@@ -174,6 +174,23 @@ def test_directory_in_use_is_refused_and_overwritten_on_request(tmp_path, input_
     ]
 
 
+def test_kept_scans_do_not_fill_a_directory(tmp_path, input_file):
+    """Neither those of a run that read what was here, nor what a kill left of them."""
+    out = tmp_path / "out"
+    pack(config(input_file, out, num_shards=5))
+    scans = [out / ".scans.npz", out / f".scans.npz.{'0' * 32}.partial"]
+    for path in [*scans, out / "mine.partial"]:
+        path.touch()
+    for path in out.glob("*.tfrecord"):
+        path.unlink()
+    (out / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"which holds mine\.partial"):
+        pack(config(input_file, out))
+    (out / "mine.partial").unlink()
+    pack(config(input_file, out, num_shards=2))
+    assert not any(path.exists() for path in scans)
+
+
 def test_failed_overwrite_leaves_the_old_files(tmp_path, input_file):
     out = tmp_path / "out"
     manifest = pack(config(input_file, out))

@@ -207,6 +207,15 @@ def test_a_killed_write_leaves_the_store_as_it_was(store, files, monkeypatch):
     assert Path(store).read_bytes() == before
 
 
+def test_what_a_killed_write_beside_the_files_left_is_removed_by_the_next(files):
+    folder = Path(files[0]).parent
+    before = set(os.listdir(folder))
+    (folder / f".scans.npz.{'0' * 32}.partial").write_bytes(b"PK")
+    (folder / "mine.partial").touch()
+    write_scans_beside({files[0]: scan_unchanged(files[0])})
+    assert set(os.listdir(folder)) == before | {".scans.npz", "mine.partial"}
+
+
 def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
     def scan(path):
         found = scan_file(path)
