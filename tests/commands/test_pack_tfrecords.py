@@ -293,6 +293,14 @@ def test_command_prints_and_writes_the_metrics(tmp_path, input_file, capsys):
     assert "packing factor" in capsys.readouterr().out
 
 
+def test_the_command_keeps_freed_memory(tmp_path, input_file, monkeypatch):
+    calls = []
+    monkeypatch.setattr("data_gen.jobs.freed_memory.keep_freed_memory", lambda *of: calls.append(of))
+    flags = (f"--input_file={input_file}", f"--output_dir={tmp_path / 'out'}", f"--max_seq_length={S}")
+    assert command(*flags) == 0
+    assert calls == [()]
+
+
 def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypatch, capsys):
     calls = []
 
