@@ -27,10 +27,12 @@ Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minute
 
 def main(config):
     """Train, evaluate and report one run; returns an exit status."""
-    if not config.sample_data:
+    # Before the import of TensorFlow, which takes seconds; but in a cluster only after all have met, or the
+    # others would wait for a process that has left
+    if not config.sample_data and config.distribution != "multi_worker":
         for name in INPUTS:
             if getattr(config, name):
-                find_files(getattr(config, name), name)  # now: the import of TensorFlow takes seconds
+                find_files(getattr(config, name), name)
     backend = choose_backend()
     if config.compile_only:
         from bert_packed.runs.compile_only import compile_run

@@ -51,9 +51,9 @@ def pack_sample_corpus(config, timelines=None):
             input_file=os.path.join(instances, f"{split}-*.tfrecord"),
             output_dir=os.path.join(output_dir, split),
         )
-        timeline = Timeline()
+        timeline = None if timelines is None else Timeline()
         manifests[split] = pack(split_config, timeline)
-        if timelines is not None:
+        if timeline:
             timelines.append(timeline)
     return manifests
 

@@ -2,9 +2,39 @@
 
 import numpy as np
 
+from bert_packed.checkpoints import starting_weights
+from bert_packed.evaluation import inference
 from bert_packed.models.flops import bert_flops
+from bert_packed.reports.torch_reference import longest_first
 
 FORWARD = 1 / 3  # of the operations of `bert_flops`, which are those of a forward and a backward pass
+
+
+def flops_of_ways(config, encoder, texts, names):
+    """What each way of the benchmark of inference computes on all texts.
+
+    Args:
+        config: `inference_benchmark.BenchmarkConfig`.
+        encoder: As from `inference.load_encoder`.
+        texts: List of str.
+        names: The ways, in this order: packed, padded, and where they are measured transformers padded to one
+            length, to each batch's longest, and that sorted by length.
+
+    Returns:
+        Dict from name to operations.
+    """
+    lengths = inference.count_tokens(encoder, texts)
+    in_order = [lengths[index] for index in longest_first(texts)]
+    rows, length = config.reference_batch_size, config.max_seq_length
+    shapes = [
+        full_batches(inference.count_packs(encoder, texts), encoder.batch_size, length),
+        full_batches(len(texts), encoder.batch_size, length),
+        padded_batches(lengths, rows, length),
+        padded_batches(lengths, rows),
+        padded_batches(in_order, rows),
+    ]
+    model_config = starting_weights.read_config(config.init_checkpoint)
+    return {name: forward_flops(model_config, of_way) for name, of_way in zip(names, shapes, strict=False)}
 
 
 def forward_flops(config, shapes):

@@ -55,6 +55,7 @@ def main(config):
     # TensorFlow and Keras: not for --help
     from bert_packed.evaluation import inference
     from bert_packed.reports.data_benchmark import cpu_name
+    from bert_packed.reports.encoding_work import flops_of_ways
     from bert_packed.runs.turns import median_ratio, time_in_turns
 
     texts = _read_texts(config)
@@ -73,7 +74,7 @@ def main(config):
     _check_agreement(ways)
     factor = inference.packing_factor(encoder, texts)
     seconds = time_in_turns({name: lambda _, way=way: way() for name, way in ways.items()}, config.repeats)
-    flops = _flops(config, encoder, texts, list(ways))
+    flops = flops_of_ways(config, encoder, texts, list(ways))
     rows = [
         {
             "way": name,
@@ -88,27 +89,6 @@ def main(config):
     print(f"CPU: {cpu_name()}")
     print_table(rows, config.json)
     print(f"\n{len(texts):,} texts, packing factor {factor:.3f}")
-
-
-def _flops(config, encoder, texts, names):
-    """What each way of `main` computes: dict from its name to operations."""
-    from bert_packed.checkpoints import starting_weights
-    from bert_packed.evaluation.inference import count_packs, count_tokens
-    from bert_packed.reports.encoding_work import forward_flops, full_batches, padded_batches
-    from bert_packed.reports.torch_reference import longest_first
-
-    lengths = count_tokens(encoder, texts)
-    in_order = [lengths[index] for index in longest_first(texts)]
-    rows, length = config.reference_batch_size, config.max_seq_length
-    shapes = [
-        full_batches(count_packs(encoder, texts), encoder.batch_size, length),
-        full_batches(len(texts), encoder.batch_size, length),
-        padded_batches(lengths, rows, length),
-        padded_batches(lengths, rows),
-        padded_batches(in_order, rows),
-    ]
-    model_config = starting_weights.read_config(config.init_checkpoint)
-    return {name: forward_flops(model_config, of_way) for name, of_way in zip(names, shapes, strict=False)}
 
 
 def _read_texts(config):

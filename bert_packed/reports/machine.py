@@ -10,7 +10,7 @@ import tempfile
 
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
-from data_gen.cli.settings import check_divides, check_settings, setting
+from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 DESCRIPTION = """
 Measures this machine (matrix products, memory, exponentials), each part of a training step as a program of
@@ -18,8 +18,10 @@ its own, forward and backward, and whole steps, in alternating turns.
 
 The table has for each part the milliseconds that it takes in a step, and the least that it could take by the
 machine's rates: its products at the rate of the best product, its bytes at that of memory, its exponentials
-at theirs, whichever is longest, and which of the three that is. In a whole step XLA joins neighbouring parts,
-which then need not write to memory what the next one reads.
+at theirs, whichever is longest, and which of the three that is. The rate of exponentials is that of a program
+of the backend's compiler, not of the processor: one CPU has another under TensorFlow than under JAX, and so
+have the parts that they limit. In a whole step XLA joins neighbouring parts, which then need not write to
+memory what the next one reads.
 """
 
 
@@ -43,6 +45,13 @@ class MachineConfig:
     def __post_init__(self):
         check_settings(self)
         check_divides(self, "micro_batch_size", "batch_size")
+        for name in ("picture", "reference"):
+            value = getattr(self, name)
+            if self.step_only and value:
+                raise InputError(
+                    f"`{name}` must not be set with --step_only, which measures neither parts nor rates. "
+                    f"Received: {value}."
+                )
 
 
 def main(config):

@@ -19,6 +19,7 @@ from pathlib import Path
 from bert_packed.reports.data_benchmark import cpu_name
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
+from data_gen.jobs.runners import num_cores
 
 DESCRIPTION = """
 Runs pack_tfrecords.py on your records with one process and with several, in turns. Prints the CPU and a
@@ -57,7 +58,7 @@ def main(config):
     finally:
         shutil.rmtree(folder)
     rows, num_sequences = compare_phases(found[1], found[config.num_workers])
-    print(f"CPU: {cpu_name()}, {os.cpu_count()} cores; {num_sequences:,} sequences")
+    print(f"CPU: {cpu_name()}, {num_cores()} cores; {num_sequences:,} sequences")
     print_table(rows, config.json)
 
 

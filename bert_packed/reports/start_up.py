@@ -22,18 +22,25 @@ first work, imports above all. An input that does not exist must end a command w
 """
 MISSING = "there-is-no-such-file"
 MISTAKE = 2  # exit status
-# Arguments of Python, and what names an input that each command looks for
+# Arguments of Python, and flags; those without a value name an input that a command looks for, or an output
 COMMANDS = {
     "create_pretraining_data": ("-m", "data_gen.create_pretraining_data", "--input_file", "--output_dir"),
     "pack_tfrecords": ("-m", "data_gen.pack_tfrecords", "--input_file", "--output_dir"),
     "verify_tfrecords": ("-m", "data_gen.verify_tfrecords", "--input_file", "--packed_file"),
+    "find_sources": ("-m", "data_gen.find_sources", "--packed_file"),
     "run_pretraining": ("-m", "run_pretraining", "--input_file", "--output_dir"),
     "run_squad": ("-m", "run_squad", "--train_file", "--init_checkpoint", "--output_dir"),
-    "finetune_glue": ("-m", "bert_packed.finetune_glue", "--data_dir", "--init_checkpoint", "--output_dir"),
-    "finetune_ner": ("-m", "bert_packed.finetune_ner", "--train_file", "--init_checkpoint", "--output_dir"),
+    "finetune_glue": (
+        *("-m", "bert_packed.finetune_glue"),
+        *("--task_name=CoLA", "--data_dir", "--init_checkpoint", "--output_dir"),
+    ),
+    "finetune_ner": (
+        *("-m", "bert_packed.finetune_ner"),
+        *("--train_file", "--predict_file", "--init_checkpoint", "--output_dir"),
+    ),
     "audit": ("-m", "bert_packed.audit", "--init_checkpoint", "--input_file"),
     "export": ("-m", "bert_packed.export", "--init_checkpoint", "--output_dir"),
-    "squad_eval": ("-m", "bert_packed.squad_eval", "--predict_file", "--prediction_file"),
+    "squad_eval": ("-m", "bert_packed.squad_eval", "--data_file", "--prediction_file"),
 }
 
 
@@ -97,7 +104,7 @@ def start(name, is_help):
     module, flags = COMMANDS[name][:2], COMMANDS[name][2:]
     with tempfile.TemporaryDirectory() as folder:
         target = os.path.join(folder, MISSING)
-        arguments = ["--help"] if is_help else [f"{flag}={target}" for flag in flags]
+        arguments = ["--help"] if is_help else [flag if "=" in flag else f"{flag}={target}" for flag in flags]
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         ended = subprocess.run([sys.executable, *module, *arguments], capture_output=True, text=True)
         seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from bert_packed.training.engines import choose_backend
+from bert_packed.reports.data_benchmark import cpu_name
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
 
@@ -70,9 +70,6 @@ class FlagsConfig:
 
 def main(config):
     """Measure, and print the table."""
-    choose_backend()
-    from bert_packed.reports.data_benchmark import cpu_name
-
     ways = {(name, size): flags for size in config.sizes for name, flags in WAYS.items()}
     found = {way: [] for way in ways}
     for _ in range(config.rounds):
@@ -131,13 +128,23 @@ def _measure(config, flags, micro_batch_size):
         environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
         finished = subprocess.run(command, env=environment, capture_output=True, text=True)
         if finished.returncode:
-            said = finished.stderr.strip().rpartition("\n")[2]
+            said = _last_words(finished)
             if not flags:  # then it is not the setting's fault
-                raise InputError(said.partition("error: ")[2] or said)
+                mistake = said.partition("error: ")[2]
+                raise InputError(mistake or f"a step must run without any of the settings. Received: {said}.")
             print(f"{flags}: {said}", file=sys.stderr)
             return None
         with open(path) as file:
             return json.load(file)["step"][0]
+
+
+def _last_words(finished):
+    """Why a process ended badly: its last line, and what the system says; no line where it was killed."""
+    said, status = finished.stderr.strip().rpartition("\n")[2], finished.returncode
+    how = f"killed by signal {-status}" if status < 0 else f"status {status}"
+    if not said:
+        return how
+    return f"{said} ({how})" if status < 0 else said
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def pack(config, timeline=None):
         InputError: an input cannot be used, or the output directory is in use.
     """
     start = time.monotonic()
-    timeline = timeline or Timeline()
+    timeline = timeline or Timeline(age=0.0)  # the process may have run for days
     timeline.enter("check inputs")
     check_runner(config.runner, config.num_workers)
     paths = find_files(config.input_file, "input_file")

@@ -19,9 +19,9 @@ INCOMPLETE_NAME = ".incomplete"
 WORK_NAME = "work"  # within it: what is not to be published
 IDENTITY_NAME = "identity.json"  # within that: which run this is
 PUBLISH_NAME = "publish.json"  # and which names it is about to publish
-OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with these:
 SCANS_NAME = ".scans.npz"  # what a run that read the files here has found (`records/kept_scans.py`)
-OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json", SCANS_NAME)
+OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with the scans and these:
+OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ def open_output_dir(path, overwrite=False, identity=None):
         # of a run that was killed: a living one would hold the lock
         is_same = _is_of(folder, identity)
         is_publishing = is_same and _is_publishing(folder)
-        in_use = [name for name in files.list_names(final) if name not in (INCOMPLETE_NAME, SCANS_NAME)]
+        names = files.list_names(final)
+        in_use = [name for name in names if name != INCOMPLETE_NAME and not is_of_scans(name)]
         if in_use and not overwrite and not is_publishing:
             # before anything is removed: the rest of a half-published run may be in `.incomplete`
             raise InputError(
@@ -146,6 +147,11 @@ def read_manifest(directory, any_json=False):
             return None
         raise InputError(f"{path} must be a JSON object. Received: {type(content).__name__}.")
     return content
+
+
+def is_of_scans(name):
+    """Whether a name in a folder is that of the kept scans, or of what a killed write of them left."""
+    return name == SCANS_NAME or (name.startswith(SCANS_NAME) and name.endswith(files.PARTIAL_SUFFIX))
 
 
 def refuse_own_input(input_files, directory):
@@ -219,7 +225,7 @@ def _publish(folder, final):
     left = [name for name in names if files.exists(os.path.join(folder, name))]
     if left:
         # Without its manifest a directory counts as incomplete: it goes first and comes last.
-        old = [name for name in files.list_names(final) if name.endswith(OWN_SUFFIXES) or name in OWN_NAMES]
+        old = [name for name in files.list_names(final) if _is_own(name)]
         for name in reversed(sorted(old, key=_manifest_last)):
             if name == MANIFEST_NAME or name not in names:
                 files.remove(os.path.join(final, name))
@@ -237,6 +243,10 @@ def _discard(folder):
     if files.exists(identity):
         files.remove(identity)
     files.remove_folder(folder)
+
+
+def _is_own(name):
+    return name.endswith(OWN_SUFFIXES) or name in OWN_NAMES or is_of_scans(name)
 
 
 def _manifest_last(name):

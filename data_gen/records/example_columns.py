@@ -16,7 +16,7 @@ import numpy as np
 EXAMPLE_FEATURES, FEATURES_FEATURE, ENTRY_KEY, ENTRY_VALUE, LIST_VALUE = 0x0A, 0x0A, 0x0A, 0x12, 0x0A
 KINDS = {0x1A: "int64", 0x12: "float32"}
 MORE = 0x80  # of a varint's byte: another follows
-SIZE_BYTES = 5  # of a varint that says a size
+MAX_SIZE_BYTES = 4  # of a varint that says a size: records of 256 MiB and more are left to TensorFlow
 MAX_VARINT_BYTES = 10
 MAX_NARROW_BYTES = 4  # of varints whose numbers fit into 32 bits
 BYTES_AT_ONCE = 2**16  # decoded together, in a core's cache
@@ -121,8 +121,9 @@ def _find_values(records, names):
                 raise _OtherFormError
             reader.expect(next(kind for kind, dtype in KINDS.items() if dtype == names[name]))
             reader.expect_size(ends)
-            reader.expect(LIST_VALUE)
-            reader.expect_size(ends)
+            if (reader.place < ends).any():  # else none has a value
+                reader.expect(LIST_VALUE)
+                reader.expect_size(ends)
             found[name] = reader.place, ends
         reader.go_to(ends)
     if (reader.place != records.ends).any() or found.keys() != set(names):
@@ -177,10 +178,12 @@ class _Reader:
         """A varint: int64 `[n]`."""
         byte = self._next()
         size = byte & np.int64(MORE - 1)
-        for turn in range(1, SIZE_BYTES):
+        for turn in range(1, MAX_SIZE_BYTES + 1):
             goes_on = byte >= MORE
             if not goes_on.any():
                 return size
+            if turn == MAX_SIZE_BYTES:
+                break
             if goes_on.all():
                 byte = self._next()
             else:

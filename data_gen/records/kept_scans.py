@@ -16,18 +16,15 @@ was set back (`touch -r`, `cp -p`, `rsync -t`). It does not see
 import contextlib
 import json
 import os
-import zipfile
-import zlib
 
 import numpy as np
 
 from data_gen.jobs import files
-from data_gen.jobs.output import SCANS_NAME
+from data_gen.jobs.output import SCANS_NAME, is_of_scans
 from data_gen.records.frames import FileScan, scan_file
 from data_gen.records.inputs import folder_of, unchanged
 
 FORMAT = 1
-DAMAGED = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def scan_unchanged(path):
@@ -74,7 +71,8 @@ def read_scans(store, paths):
     """The scans that were kept of files that are as they were.
 
     Args:
-        store: Path of a file of `write_scans`; one that is missing, damaged or of another version holds none.
+        store: Path of a file of `write_scans`; one that is missing, damaged, of another version, or that
+            cannot be read, holds none.
         paths: List of paths.
 
     Returns:
@@ -102,9 +100,14 @@ def write_scans_beside(scans):
             continue
         new = {os.path.basename(path): scan for path, scan in scans.items() if folder_of(path) == folder}
         store = os.path.join(folder, SCANS_NAME)
-        names = set(files.list_names(folder))
-        kept = {name: scan for name, scan in _read(store).items() if name in names}
         with contextlib.suppress(OSError):  # as in a folder of somebody else's
+            names = set(files.list_names(folder))
+            # Of a killed run; of a living one, too: then that keeps nothing, as where it may not write
+            for name in names - {SCANS_NAME}:
+                if is_of_scans(name):
+                    with contextlib.suppress(OSError):
+                        files.remove(os.path.join(folder, name))
+            kept = {name: scan for name, scan in _read(store).items() if name in names}
             write_scans(store, {**kept, **new})
 
 
@@ -127,5 +130,5 @@ def _read(store):
             kept[path] = FileScan(sha256, num_records, offsets), stamp
             first += num_records
         return kept
-    except (FileNotFoundError, *DAMAGED):
+    except Exception:  # what damage raises has no end: BadZipFile, NotImplementedError, MemoryError, OSError
         return {}

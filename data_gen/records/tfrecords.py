@@ -135,19 +135,16 @@ def parse_examples(batch, lengths, path, first_record, narrow=()):
     Raises:
         InputError: a record is no `tf.train.Example`, lacks a feature, or has it in another length or type.
     """
-    dtypes = {name: schema.dtype(name) for name, length in lengths.items() if length}
+    dtypes = {name: schema.dtype(name) for name in lengths}
     columns = decode_columns(batch, dtypes)
     if columns is None or any((counts != lengths[name]).any() for name, (_, counts) in columns.items()):
-        arrays = _parse_by_tensorflow(batch, lengths, path, first_record)
-    else:
-        arrays = {
-            name: (values if name in narrow else values.astype(dtypes[name], copy=False)).reshape(
-                len(batch), -1
-            )
-            for name, (values, _) in columns.items()
-        }
-    empty = {name: np.zeros((len(batch), 0), schema.dtype(name)) for name in lengths if name not in arrays}
-    return {**arrays, **empty}
+        return _parse_by_tensorflow(batch, lengths, path, first_record)
+    return {
+        name: (values if name in narrow else values.astype(dtypes[name], copy=False)).reshape(
+            len(batch), lengths[name]
+        )
+        for name, (values, _) in columns.items()
+    }
 
 
 def parse_ragged(batch, dtypes, path, first_record):
@@ -174,7 +171,7 @@ def parse_ragged(batch, dtypes, path, first_record):
 
 
 def _parse_by_tensorflow(batch, lengths, path, first_record):
-    """`parse_examples` of records in any form, without features of length 0."""
+    """`parse_examples` of records in any form."""
     tf = import_quietly("tensorflow")
     wanted = {
         name: tf.io.FixedLenFeature([length], schema.dtype(name))
@@ -182,15 +179,24 @@ def _parse_by_tensorflow(batch, lengths, path, first_record):
         if length
     }
     serialized = batch.to_list()
+
+    def check_records():
+        for number, record in enumerate(serialized, first_record):
+            check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
+
     try:
         columns = tf.io.parse_example(serialized, wanted)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
         # TensorFlow's message has no record number that holds beyond the batch, and it quotes the record:
         # where that is no text, Python cannot even show it
-        for number, record in enumerate(serialized, first_record):
-            check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
+        check_records()
         raise InputError(f"{path}: {error}") from error
-    return {name: column.numpy() for name, column in columns.items()}
+    empty = {
+        name: np.zeros((len(batch), 0), schema.dtype(name)) for name, length in lengths.items() if not length
+    }
+    if empty:
+        check_records()  # TensorFlow takes a feature of length 0 for missing where it has no kind
+    return {name: column.numpy() for name, column in columns.items()} | empty
 
 
 def _parse_ragged_by_tensorflow(batch, dtypes, path, first_record):

@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
+import run_pretraining
 from bert_packed.checkpoints.presence import check_present
+from bert_packed.parallel import cluster
+from bert_packed.runs.pretraining_config import TrainConfig
 from data_gen.cli.settings import InputError
 
 PROGRAM = """
@@ -29,6 +32,26 @@ def test_a_missing_input_is_told_without_tensorflow(tmp_path, name):
     assert ended.returncode == 2, ended.stderr
     assert f"`{name}` must match at least one file. Received: {str(tmp_path / 'missing')!r}." in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+class JoinedError(Exception):
+    """This process has met the others of its cluster."""
+
+
+@pytest.mark.parametrize("distribution", cluster.DISTRIBUTIONS)
+def test_in_a_cluster_the_others_are_met_before_inputs_are_looked_for(tmp_path, monkeypatch, distribution):
+    """A process that left before would be waited for by the others."""
+
+    def start(*_):
+        raise JoinedError
+
+    monkeypatch.setattr(run_pretraining, "choose_backend", lambda: "tensorflow")
+    monkeypatch.setattr(cluster, "start", start)
+    config = TrainConfig(
+        input_file=str(tmp_path / "missing"), output_dir=str(tmp_path / "run"), distribution=distribution
+    )
+    with pytest.raises(JoinedError if distribution == "multi_worker" else InputError):
+        run_pretraining.main(config)
 
 
 @pytest.mark.parametrize(("name", "more"), [("export", "--output_dir=out"), ("audit", "--input_file=x")])

@@ -174,6 +174,23 @@ def test_directory_in_use_is_refused_and_overwritten_on_request(tmp_path, input_
     ]
 
 
+def test_kept_scans_do_not_fill_a_directory(tmp_path, input_file):
+    """Neither those of a run that read what was here, nor what a kill left of them."""
+    out = tmp_path / "out"
+    pack(config(input_file, out, num_shards=5))
+    scans = [out / ".scans.npz", out / f".scans.npz.{'0' * 32}.partial"]
+    for path in [*scans, out / "mine.partial"]:
+        path.touch()
+    for path in out.glob("*.tfrecord"):
+        path.unlink()
+    (out / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"which holds mine\.partial"):
+        pack(config(input_file, out))
+    (out / "mine.partial").unlink()
+    pack(config(input_file, out, num_shards=2))
+    assert not any(path.exists() for path in scans)
+
+
 def test_failed_overwrite_leaves_the_old_files(tmp_path, input_file):
     out = tmp_path / "out"
     manifest = pack(config(input_file, out))
@@ -274,6 +291,14 @@ def test_command_prints_and_writes_the_metrics(tmp_path, input_file, capsys):
     assert row["padding"] == row["tokens"] - LENGTHS.sum()
     assert row["efficiency %"] == 100 * manifest["efficiency"]
     assert "packing factor" in capsys.readouterr().out
+
+
+def test_the_command_keeps_freed_memory(tmp_path, input_file, monkeypatch):
+    calls = []
+    monkeypatch.setattr("data_gen.jobs.freed_memory.keep_freed_memory", lambda *of: calls.append(of))
+    flags = (f"--input_file={input_file}", f"--output_dir={tmp_path / 'out'}", f"--max_seq_length={S}")
+    assert command(*flags) == 0
+    assert calls == [()]
 
 
 def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """Verification accepts packs that hold their inputs, and finds every kind of planted defect."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from data_gen.assembly.pack_job import pack
 from data_gen.checks.digests import digest_bert
 from data_gen.checks.verification import compare_files, unmatched
 from data_gen.cli.command_line import run
+from data_gen.cli.settings import InputError
 from data_gen.packing.histogram import count_lengths
 from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.records import first_records
+from data_gen.records import first_records, tfrecords
+from data_gen.records.example_bytes import serialize_examples
 from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
 
 S = 16
@@ -237,3 +240,20 @@ def test_damaged_packs_are_status_2(tmp_path, input_file, packed, capsys):
     assert verify(f"--input_file={input_file}", f"--packed_file={path}") == 2
     assert f"record {len(packed[schema.INPUT_IDS])}: the record is truncated" in capsys.readouterr().err
     assert first_records.first_record(path)
+
+
+def test_labels_after_a_record_without_any_are_not_lost(tmp_path, capsys):
+    """Neither command may take them for none, which would be equal on both sides."""
+    parts = [make_features([5, 6], S), make_features([5, 7, 7], S, max_predictions=3)]
+    for name in (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS):
+        parts[0][name] = parts[0][name][:, :0]
+    packs = tmp_path / "packs"
+    pack(PackConfig(write_features(tmp_path / "none.tfrecord", parts[0]), str(packs), max_seq_length=S))
+    path = str(tmp_path / "some.tfrecord")
+    tfrecords.write_records(path, [record for part in parts for record in serialize_examples(part)])
+    message = f"{path}, record 3: masked_lm_positions must have length 0, as in the file's first record"
+    assert verify(f"--input_file={path}", f"--packed_file={packs}/*.tfrecord") == 2
+    assert message in capsys.readouterr().err
+    with pytest.raises(InputError, match=re.escape(message)):
+        pack(PackConfig(path, str(tmp_path / "out"), max_seq_length=S))
+    assert not (tmp_path / "out").exists()

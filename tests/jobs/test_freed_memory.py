@@ -1,14 +1,18 @@
-"""What a JAX program frees is there for its next run, without the system."""
+"""What a JAX program, or a worker, frees is there for its next run, without the system."""
 
 import platform
+import resource
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from data_gen.jobs import freed_memory
+from data_gen.jobs.workers import start_workers
 
 NUM_BYTES = 128 << 20
+NUM_ARRAYS, ARRAY_BYTES = 6, 16 << 20
 PROGRAM = f"""
 import os, resource
 os.environ["KERAS_BACKEND"] = "jax"
@@ -45,6 +49,24 @@ def test_a_program_gets_its_memory_from_the_system_once():
         return
     # Not 0: other threads of the libraries allocate as well
     assert least_faults() < NUM_BYTES / 4096 / 20
+
+
+def faults_of_large_arrays():
+    """Pages that the system brought in for arrays that were freed and are taken again, the least of some."""
+    faults = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        arrays = [np.ones(ARRAY_BYTES, np.uint8) for _ in range(NUM_ARRAYS)]
+        del arrays
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return min(faults)
+
+
+def test_workers_keep_what_they_free():
+    if not is_glibc:
+        pytest.skip("another C library")
+    with start_workers(1) as pool:
+        assert pool.submit(faults_of_large_arrays).result() < NUM_ARRAYS * ARRAY_BYTES / 4096 / 20
 
 
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"])

@@ -9,6 +9,7 @@ import pytest
 from unpacked_records import make_features, write_features
 
 from data_gen.assembly.pack_config import PackConfig
+from data_gen.assembly.pack_job import pack
 from data_gen.cli.command_line import run
 from data_gen.jobs.steps import Job, Step
 from data_gen.jobs.timeline import Timeline, process_age
@@ -98,6 +99,17 @@ def test_the_age_of_a_process_grows_with_the_clock():
     before, start = process_age(), time.monotonic()
     time.sleep(0.05)
     assert process_age() - before == pytest.approx(time.monotonic() - start, abs=0.02)
+
+
+def test_packing_that_nobody_times_does_not_begin_with_the_process(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("data_gen.jobs.timeline.process_age", lambda: 3600.0)
+    path = write_features(tmp_path / "a.tfrecord", make_features([5, 8, 2, 7, 8], 8))
+    with caplog.at_level("INFO"):
+        pack(PackConfig(path, str(tmp_path / "out"), max_seq_length=8))
+    assert "packed 5 sequences" in caplog.text and "start-up" not in caplog.text
+    with caplog.at_level("INFO"):
+        pack(PackConfig(path, str(tmp_path / "again"), max_seq_length=8), Timeline())
+    assert "start-up 3600" in caplog.text
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -63,6 +63,18 @@ def test_records_need_not_begin_the_buffer():
     assert_equal(decode_columns(records, DTYPES), columns_of(serialized))
 
 
+def test_features_without_a_value_in_any_record_are_read():
+    empty = tf.train.Feature(float_list=tf.train.FloatList())
+    serialized = []
+    for words in ([1, 300], [5]):
+        record = tf.train.Example.FromString(to_example(words=words, zero=[0]))
+        record.features.feature["weights"].CopyFrom(empty)
+        serialized.append(record.SerializeToString(deterministic=True))
+    found = decode_columns(join_records(serialized), DTYPES)
+    assert_equal(found, columns_of(serialized))
+    assert found["weights"][1].tolist() == [0, 0]
+
+
 GOOD = to_example(weights=[1.5], words=[1, 300])
 OTHERS = {
     "lacks a feature": to_example(weights=[1.5]),
@@ -100,6 +112,24 @@ def test_a_flipped_bit_gives_no_other_numbers_than_tensorflow():
             num_read += 1
             assert_equal(found, columns_of(batch))
     assert 0 < num_read < 8 * len(serialized[1])
+
+
+@pytest.mark.parametrize(("num_bytes", "is_read"), [(1, True), (4, True), (5, False)])
+def test_sizes_of_many_bytes_are_left_to_others(num_bytes, is_read):
+    """The format allows a size more bytes than it needs."""
+    name = bytes([10, 5, *b"words"])
+    values = bytes([10, *[0x81] + [0x80] * (num_bytes - 2) + [0]]) if num_bytes > 1 else bytes([10, 1])
+    values += b"\x07"
+    for tag in (0x1A, 0x12):
+        values = bytes([tag, len(values), *values])
+    entry = name + values
+    features = bytes([10, len(entry), *entry])
+    record = bytes([10, len(features), *features])
+    dtypes = {"words": "int64"}
+    parsed = tf.io.parse_example([record], {"words": tf.io.FixedLenFeature([1], tf.int64)})
+    assert parsed["words"].numpy().tolist() == [[7]]
+    found = decode_columns(join_records([record]), dtypes)
+    assert (found["words"][0].tolist() if is_read else found) == ([7] if is_read else None)
 
 
 def test_varints_are_decoded_as_they_were_encoded():

@@ -13,7 +13,7 @@ from data_gen.records.checksums import masked_checksum
 from data_gen.records.frame_contents import check_frames, read_frames
 from data_gen.records.frames import FRAME_BYTES
 
-# Empty, shorter than the four bytes of a checksum, around a piece of the table, and of several pieces
+# Empty, around the four bytes of a checksum, around a KiB, and of several
 SIZES = [0, 1, 2, 3, 4, 5, 100, 1023, 1024, 1025, 1026, 1028, 2048, 5000]
 
 

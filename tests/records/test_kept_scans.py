@@ -124,6 +124,62 @@ def test_a_store_with_a_flipped_bit_gives_nothing_wrong(store, files, place):
         assert scan.sha256 == new.sha256 and scan.offsets.tolist() == new.offsets.tolist()
 
 
+def test_damage_in_the_index_of_a_store_gives_nothing_wrong(store, files):
+    """The archive's own index stands last; no checksum covers it. Each byte of it, by three mistakes."""
+    content = Path(store).read_bytes()
+    expected = {path: scan_file(path) for path in files}
+    numbers_found = set()
+    for place in range(len(content) - 180, len(content)):
+        for mistake in (0x01, 0x40, 0xFF):
+            damaged = bytearray(content)
+            damaged[place] ^= mistake
+            Path(store).write_bytes(damaged)
+            found = read_scans(store, files)
+            numbers_found.add(len(found))
+            for path, (scan, _) in found.items():
+                assert scan.sha256 == expected[path].sha256
+                assert scan.offsets.tolist() == expected[path].offsets.tolist()
+    assert numbers_found == {0, len(files)}
+
+
+def folder(store):
+    os.mkdir(store)
+
+
+def another_program(store):
+    Path(store).write_bytes(b"PK\x03\x04" + bytes(100))
+
+
+def link_to_itself(store):
+    os.symlink(store, store)
+
+
+@pytest.mark.parametrize("make", [folder, another_program, link_to_itself])
+def test_what_is_no_store_beside_the_files_holds_nothing_and_stops_nobody(files, make):
+    make(Path(files[0]).with_name(".scans.npz"))
+    assert read_scans_beside(files) == {}
+    write_scans_beside({path: scan_unchanged(path) for path in files})
+    assert list(read_scans_beside(files)) == ([] if make is folder else files)
+
+
+def test_a_store_that_is_somebody_elses_holds_nothing_and_stops_nobody(files, monkeypatch):
+    """Rights stop no administrator, so the mistake is raised here."""
+    scans = {path: scan_unchanged(path) for path in files}
+    write_scans_beside(scans)
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(file_places, "open_file", refuse)
+        assert read_scans_beside(files) == {}
+        write_scans_beside(scans)
+    with monkeypatch.context() as patched:
+        patched.setattr(file_places, "list_names", refuse)
+        write_scans_beside(scans)
+    assert list(read_scans_beside(files)) == files
+
+
 @pytest.mark.parametrize("content", [b"", b"PK", None])
 def test_a_store_that_is_cut_or_missing_holds_nothing(store, files, content):
     whole = Path(store).read_bytes()
@@ -149,6 +205,15 @@ def test_a_killed_write_leaves_the_store_as_it_was(store, files, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_scans(store, {files[0]: scan_unchanged(files[0])})
     assert Path(store).read_bytes() == before
+
+
+def test_what_a_killed_write_beside_the_files_left_is_removed_by_the_next(files):
+    folder = Path(files[0]).parent
+    before = set(os.listdir(folder))
+    (folder / f".scans.npz.{'0' * 32}.partial").write_bytes(b"PK")
+    (folder / "mine.partial").touch()
+    write_scans_beside({files[0]: scan_unchanged(files[0])})
+    assert set(os.listdir(folder)) == before | {".scans.npz", "mine.partial"}
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):

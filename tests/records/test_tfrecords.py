@@ -268,6 +268,28 @@ def test_feature_of_another_length_or_type(tmp_path):
         load(tmp_path / "z.tfrecord")
 
 
+PREDICTIONS = (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS)
+
+
+@pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["ours", "another form"])
+def test_values_of_a_feature_that_is_empty_in_the_first_record_are_not_lost(tmp_path, after):
+    without, with_three = make_features([5], 8), make_features([5, 5], 8, max_predictions=3)
+    for name in PREDICTIONS:
+        without[name] = without[name][:, :0]
+    first, *others = [
+        record + after for record in serialize_examples(without) + serialize_examples(with_three)
+    ]
+    tfrecords.write_records(tmp_path / "x.tfrecord", [first, first, *others])
+    with pytest.raises(
+        InputError,
+        match=r"x\.tfrecord, record 3: masked_lm_positions must have length 0, as in the file's first "
+        r"record\. Received: 3",
+    ):
+        load(tmp_path / "x.tfrecord")
+    tfrecords.write_records(tmp_path / "y.tfrecord", [first] * 3)
+    assert load(tmp_path / "y.tfrecord").num_predictions.tolist() == [0, 0, 0]
+
+
 def test_records_of_later_batches_are_numbered_on():
     mixed = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
     lengths = {schema.INPUT_IDS: 4}

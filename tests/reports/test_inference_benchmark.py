@@ -20,16 +20,24 @@ from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 from data_gen.text import sample_corpus
 
-ENCODER = types.SimpleNamespace(batch_size=5)
-# Rows and tokens a row of the only batch of each way, which has room for all three texts
-SHAPES = (5, 24), (5, 24), (3, 24), (3, 20), (3, 20)
+ENCODER = types.SimpleNamespace(batch_size=2)
+# Rows and tokens a row of each way's batches, of two rows: three texts of 6, 4 and 20 tokens, in two packs
+SHAPES = (
+    [(2, 24)],
+    [(2, 24), (2, 24)],
+    [(2, 24), (1, 24)],
+    [(2, 6), (1, 20)],
+    [(2, 20), (1, 4)],
+)
 
 
-def flops(shape):
-    """Forward products of a batch, written out: four of width by width, two of width by inner width, and two
-    of attention.
-    """
-    rows, length = shape
+def flops(shapes):
+    """Forward products of batches."""
+    return sum(flops_of_batch(*shape) for shape in shapes)
+
+
+def flops_of_batch(rows, length):
+    """Written out: four products of width by width, two of width by inner width, and two of attention."""
     width, inner, blocks = CONFIG.hidden_size, CONFIG.intermediate_size, CONFIG.num_hidden_layers
     dense = 2 * length * (4 * width * width + 2 * width * inner)
     return rows * blocks * (dense + 2 * 2 * length * length * width)
@@ -55,7 +63,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
 
     class Reference:
         def __init__(self, folder, max_seq_length, batch_size, padding):
-            assert (folder, max_seq_length, batch_size) == (str(tmp_path), 24, 7)
+            assert (folder, max_seq_length, batch_size) == (str(tmp_path), 24, 2)
             self.padding = padding
 
         def encode(self, texts, sorts=False):
@@ -65,15 +73,15 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(inference, "load_encoder", lambda *of, **more: loaded.append((of, more)) or ENCODER)
     monkeypatch.setattr(inference, "encode", encode)
     monkeypatch.setattr(inference, "count_packs", lambda encoder, texts: 2)
-    monkeypatch.setattr(inference, "count_tokens", lambda encoder, texts: [6, 20, 4])
+    monkeypatch.setattr(inference, "count_tokens", lambda encoder, texts: [6, 4, 20])
     monkeypatch.setattr(starting_weights, "read_config", lambda folder: CONFIG)
     monkeypatch.setattr(inference, "packing_factor", lambda encoder, texts: 2.0 * len(texts) / 3)
     monkeypatch.setattr(torch_reference, "TorchEncoder", Reference)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "texts").write_text("one\ntwo\nthree\nfour\n")
     flags = {"init_checkpoint": tmp_path, "vocab_file": "vocab", "text_file": tmp_path / "texts"}
-    flags |= {"num_texts": 3, "max_seq_length": 24, "batch_size": 5, "repeats": 3, "reference": "true"}
-    flags |= {"reference_batch_size": 7}
+    flags |= {"num_texts": 3, "max_seq_length": 24, "batch_size": 2, "repeats": 3, "reference": "true"}
+    flags |= {"reference_batch_size": 2}
     assert command(**flags, json=tmp_path / "table.json") == 0
 
     table = json.loads((tmp_path / "table.json").read_text())
@@ -91,7 +99,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
         "transformers, sorted by length": [1.0, 1.5, 0.75],
     }
     assert "3 texts, packing factor 2.000" in capsys.readouterr().out
-    assert loaded == [((str(tmp_path), "vocab"), {"max_seq_length": 24, "batch_size": 5})]
+    assert loaded == [((str(tmp_path), "vocab"), {"max_seq_length": 24, "batch_size": 2})]
     assert all(texts == ["one", "two", "three"] for _, texts, _ in encoded)
     ours = {"max", 1}
     assert all(encoder is (ENCODER if way in ours else None) for encoder, _, way in encoded)

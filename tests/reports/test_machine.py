@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import sys
 import types
 
 import numpy as np
@@ -12,6 +14,7 @@ from bert_packed.config import ModelConfig
 from bert_packed.models.flops import bert_flops
 from bert_packed.reports import machine, machine_parts, machine_rates, step_parts, xla_flags
 from bert_packed.reports.machine_rates import Rates
+from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 
 CONFIG = ModelConfig(
@@ -174,6 +177,59 @@ def test_steps_alone(tmp_path, monkeypatch):
     assert set(json.loads(target.read_text())) == {"cpu", "step"}
 
 
+@pytest.mark.parametrize("reference", [False, True])
+def test_every_setting_of_the_command_is_heeded(tmp_path, monkeypatch, reference):
+    told, batch = {}, {"prediction_ids": np.zeros((6, P)), "token_ids": np.zeros((6, S))}
+
+    def noting(name, answer):
+        return lambda *of, **more: told.setdefault(name, (of, more)) and answer
+
+    def times(ways, num_repeats):
+        told["turns"] = num_repeats
+        return {name: [1.0] for name in ways}
+
+    part = machine_parts.Part("p", 1, 1.0, 0.0, 1.0, None, product=(4096, 2, 2))
+    monkeypatch.setattr(
+        step_parts, "make_batches", noting("batches", (types.SimpleNamespace(batches=[batch]), None))
+    )
+    monkeypatch.setattr(step_parts, "build_engine", noting("engine", object()))
+    monkeypatch.setattr(step_parts, "make_parts", noting("parts", [part]))
+    monkeypatch.setattr(step_parts, "optimizer_part", lambda _: dataclasses.replace(part, name="o"))
+    monkeypatch.setattr(step_parts, "time_in_turns", times)
+    monkeypatch.setattr(step_parts, "measure_rates", noting("rates", Rates(1.0, 1.0, 1.0, {})))
+    monkeypatch.setattr(step_parts, "torch_product_rates", noting("torch", {"1 x 1 x 1": 1.0}))
+    config = machine.MachineConfig(
+        batch_size=6,
+        micro_batch_size=2,
+        max_seq_length=32,
+        max_sequences_per_pack=5,
+        repeats=4,
+        reference=reference,
+    )
+    found = step_parts.measure_step(config, CONFIG, str(tmp_path))
+    # The folder, no records of one's own, tokens a pack, most sequences in one, packs a step, one step
+    assert told["batches"] == ((str(tmp_path), "", 32, 5, 6, 1, CONFIG), {})
+    assert told["engine"] == ((CONFIG,), {"micro_batch_size": 2})
+    assert told["parts"][0][1]["token_ids"].shape == (2, S)
+    assert {one.name: one.times for one in found.parts} == {"p": 3, "o": 1}
+    assert told["turns"] == 4
+    assert told["rates"] == (({(4096, 2, 2)}, 4), {})
+    assert told.get("torch") == ((({(4096, 2, 2)}, 4), {}) if reference else None)
+    assert found.torch == ({"1 x 1 x 1": 1.0} if reference else {})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"picture": "x.png"}, r"`picture` must not be set with --step_only, .*Received: x\.png\."),
+        ({"reference": True}, r"`reference` must not be set with --step_only, .*Received: True\."),
+    ],
+)
+def test_steps_alone_have_nothing_to_draw_or_compare(change, message):
+    with pytest.raises(InputError, match=message):
+        machine.MachineConfig(step_only=True, **change)
+
+
 def round_of(*medians):
     return [median and {"step, s": median} for median in medians]
 
@@ -193,33 +249,40 @@ def test_flags_are_compared_round_by_round():
 
 
 def test_every_setting_has_its_own_processes(tmp_path, monkeypatch):
+    """Each a command that `machine` itself reads."""
     calls = []
 
-    class Finished:
-        returncode, stderr = 0, ""
-
-    def run(command, env, **_):
-        flags = {one.partition("=")[0]: one.partition("=")[2] for one in command if one.startswith("--")}
-        calls.append(
-            (env["XLA_FLAGS"], flags["--micro_batch_size"], flags["--repeats"], flags["--batch_size"])
-        )
-        with open(flags["--json"], "w") as file:
+    def measure(command, env, **_):
+        configs = []
+        assert command[:3] == [sys.executable, "-m", machine.__name__]
+        assert run(configs.append, machine.MachineConfig, "", command[2:]) == 0
+        calls.append((env["XLA_FLAGS"], dataclasses.replace(configs[0], json="")))
+        with open(configs[0].json, "w") as file:
             json.dump({"step": [{"step, s": 2.0 if "oneDNN" in env["XLA_FLAGS"] else 1.0}]}, file)
-        return Finished()
+        return types.SimpleNamespace(returncode=0, stderr="")
 
     monkeypatch.setenv("XLA_FLAGS", "--mine")
-    monkeypatch.setattr(xla_flags.subprocess, "run", run)
+    monkeypatch.setattr(xla_flags.subprocess, "run", measure)
     target = tmp_path / "flags.json"
     xla_flags.main(
         xla_flags.FlagsConfig(
-            batch_size=4, micro_batch_sizes="0,2", steps=5, rounds=2, json=str(target), max_seq_length=32
+            bert_config_file="bert-tiny",
+            batch_size=4,
+            micro_batch_sizes="0,2",
+            steps=5,
+            rounds=2,
+            json=str(target),
+            max_seq_length=32,
         )
     )
     number = 2 * len(xla_flags.WAYS)
     assert calls[:number] == calls[number:]
-    assert calls[0] == ("--mine", "0", "5", "4")
-    assert calls[len(xla_flags.WAYS)] == ("--mine", "2", "5", "4")
-    assert calls[1] == ("--mine --xla_cpu_prefer_vector_width=512", "0", "5", "4")
+    whole = machine.MachineConfig(
+        bert_config_file="bert-tiny", batch_size=4, max_seq_length=32, repeats=5, step_only=True
+    )
+    assert calls[0] == ("--mine", whole)
+    assert calls[1] == ("--mine --xla_cpu_prefer_vector_width=512", whole)
+    assert calls[len(xla_flags.WAYS)] == ("--mine", dataclasses.replace(whole, micro_batch_size=2))
     assert len(json.loads(target.read_text())) == number
 
 
@@ -248,6 +311,33 @@ def test_a_setting_that_ends_the_process_is_told(tmp_path, monkeypatch, capsys):
 def test_a_step_that_no_setting_can_measure_is_a_mistake(monkeypatch):
     monkeypatch.setattr(xla_flags.subprocess, "run", lambda *_, **__: Failed())
     with pytest.raises(InputError, match=r"^Unknown flag$"):
+        xla_flags.main(xla_flags.FlagsConfig(rounds=1))
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "received"),
+    [
+        (-9, "", "killed by signal 9"),
+        (-9, "a line of the log\n", r"a line of the log \(killed by signal 9\)"),
+        (3, "", "status 3"),
+    ],
+)
+def test_a_process_that_ends_without_a_reason_is_told_by_its_status(
+    monkeypatch, capsys, status, said, received
+):
+    ended = types.SimpleNamespace(returncode=status, stderr=said)
+    monkeypatch.setattr(xla_flags.subprocess, "run", lambda *_, **__: ended)
+    config = xla_flags.FlagsConfig(rounds=1)
+    with pytest.raises(InputError, match=rf"^a step must run without .*\. Received: {received}\.$"):
+        xla_flags.main(config)
+    assert xla_flags._measure(config, "--some", 0) is None
+    assert re.fullmatch(rf"--some: {received}\n", capsys.readouterr().err)
+
+
+def test_a_backend_that_is_none_is_a_mistake(monkeypatch):
+    """The environment is the child's too, and it is the child that looks: nothing is replaced here."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    with pytest.raises(InputError, match=r"^KERAS_BACKEND must be one of .*Received: torch\.$"):
         xla_flags.main(xla_flags.FlagsConfig(rounds=1))
 
 

@@ -1,11 +1,16 @@
 """The comparison of one process with several runs the command, and its figures are those of the command."""
 
 import json
+import os
+import types
+from pathlib import Path
 
 import pytest
 from unpacked_records import make_features, write_features
 
+from bert_packed.reports import packing_processes
 from bert_packed.reports.packing_processes import DESCRIPTION, ProcessesConfig, compare_phases, main
+from data_gen.assembly.pack_config import PackConfig
 from data_gen.cli.command_line import run
 
 
@@ -42,6 +47,33 @@ def test_the_command_is_measured(tmp_path, capsys):
     assert rows[-1]["one, s"] == pytest.approx(sum(row["one, s"] for row in rows[:-1]))
     assert "5 sequences" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tfrecord", "found.json"]
+
+
+def test_the_command_packs_as_it_is_told(tmp_path, monkeypatch, capsys):
+    """Every flag comes to `pack_tfrecords.py`, whose own reader reads the child's command."""
+    configs = []
+
+    def packing(command, **_):
+        assert command[1].endswith("data_gen/pack_tfrecords.py")
+        assert run(configs.append, PackConfig, "", command[1:]) == 0
+        os.mkdir(configs[-1].output_dir)
+        seconds = {1: 6, 3: 2}[configs[-1].num_workers]
+        Path(configs[-1].json).write_text(json.dumps([report(("read", 0, seconds, 1, 0))]))
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(packing_processes.subprocess, "run", packing)
+    monkeypatch.setattr(packing_processes, "num_cores", lambda: 77)
+    config = ProcessesConfig(
+        input_file="a,b", num_workers=3, max_seq_length=48, repeats=2, work_dir=str(tmp_path)
+    )
+    main(config)
+    assert [config.num_workers for config in configs] == [1, 3, 1, 3]
+    assert {(config.input_file, config.max_seq_length) for config in configs} == {("a,b", 48)}
+    assert {Path(config.output_dir).parents[1] for config in configs} == {tmp_path}
+    assert not list(tmp_path.iterdir())
+    printed = capsys.readouterr().out
+    assert ", 77 cores; 7 sequences" in printed
+    assert printed.splitlines()[-1].split() == ["whole", "command", "6", "1", "2", "1", "3"]
 
 
 def test_mistakes_of_the_command_are_its_own(tmp_path, capsys):

@@ -1,7 +1,9 @@
 """Starts are timed one by one, as asked, and a command that does not end as it must is told."""
 
+import ast
 import json
 import types
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,16 @@ def test_another_mistake_than_a_missing_input_is_none(monkeypatch):
 def test_unknown_commands_are_refused():
     with pytest.raises(InputError, match=r"`commands` must be of .*Received: x, y\."):
         start_up.StartConfig(commands="y,audit,x")
+
+
+def test_every_command_of_the_package_is_started():
+    tree = ast.parse((Path(__file__).parents[2] / "setup.py").read_text())
+    assigned = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    scripts = ast.literal_eval(assigned["SCRIPTS"])
+    assert {module for _, module, *_ in start_up.COMMANDS.values()} == set(scripts)
+    assert {name: module.rpartition(".")[2] for name, (_, module, *_) in start_up.COMMANDS.items()} == {
+        name: name for name in start_up.COMMANDS
+    }
 
 
 @pytest.mark.slow
