@@ -28,6 +28,8 @@ table and the average as GLUE counts it. Tasks that are finished are not done ag
 
 def main(config):
     """Train, predict and score; returns an exit status."""
+    if not Path(config.data_dir).is_dir():  # now: the import of TensorFlow takes seconds
+        raise InputError(f"`data_dir` must be an existing folder. Received: {config.data_dir}.")
     choose_backend()
     return _run_all(config) if config.task_name == ALL_TASKS else _run_task(config)
 

@@ -65,6 +65,15 @@ def test_a_missing_checkpoint_is_told_without_tensorflow(tmp_path, name, more):
     assert "Received: missing." in ended.stderr and not (tmp_path / "out").exists()
 
 
+def test_a_missing_folder_of_glue_is_told_without_tensorflow(tmp_path):
+    flags = ["--task_name=RTE", "--data_dir=missing", "--output_dir=out", "--init_checkpoint=x"]
+    program = PROGRAM.format(module="bert_packed.finetune_glue", flags=flags)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    assert "`data_dir` must be an existing folder. Received: missing." in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_prefix_and_a_folder_are_there(tmp_path):
     (tmp_path / "bert_model.ckpt.index").touch()
     for path in (tmp_path, tmp_path / "bert_model.ckpt", ""):
