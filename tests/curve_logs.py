@@ -1,10 +1,10 @@
 """Runs of learning curves and their logs, as tests write them."""
 
-from bert_packed.reports.taken_runs import Run
+from bert_packed.reports.planned_runs import Run
 
 
 def a_run(variant="packed", seed=1, num_steps=3, per_step=10.0, more_flags=""):
-    """A `taken_runs.Run` of few steps."""
+    """A `planned_runs.Run` of few steps."""
     flags = {"input_file": "p", "num_train_steps": num_steps, "num_warmup_steps": 1, "random_seed": seed}
     return Run(variant, seed, flags, per_step, more_flags)
 

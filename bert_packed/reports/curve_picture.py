@@ -3,13 +3,14 @@
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
 from bert_packed.reports.curve_tables import FIGURES, curves_of
+from data_gen.jobs.files import write_whole
 
 PANELS = (("train", "sequences"), ("eval", "sequences"), ("eval", "hours"))
 TITLES = {"train": "training", "eval": "held out"}
 
 
 def draw(points, variants, path):
-    """Draw the curves of some variants, as PNG; returns whether there was anything to draw.
+    """Draw the curves of some variants, as PNG, whole or not at all; returns whether there was one to draw.
 
     Args:
         points: Of `curve_tables.read_points`.
@@ -32,5 +33,6 @@ def draw(points, variants, path):
                     axes.fill_between(x, least, most, color=f"C{number}", alpha=0.2, linewidth=0)
             axes.set(title=TITLES[data], xlabel=over, ylabel=name)
     all_axes[0, 0].legend(fontsize="small")
-    figure.savefig(path, dpi=80, format="png")
+    with write_whole(str(path)) as partial:
+        figure.savefig(partial, dpi=80, format="png")
     return True

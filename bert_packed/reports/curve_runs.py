@@ -8,14 +8,16 @@ Section 4.2 of "Efficient Sequence Packing without Cross-contamination". With p 
     packed_same_batch     packed      b           as set   as set           p times the sequences per update
     packed_betas          packed      b           ^p       as set           ... corrected by the betas
     packed_learning_rate  packed      b           as set   x p              ... corrected by the learning rate
-    unpacked_twice        unpacked    2 b         ^2       as set           as many sequences without packs
+    unpacked_twice        unpacked    2 b         ^2       as set           the same without packs, if p = 2
 
 and the ablations, which are `packed` with one of `run_pretraining.py --ablation`. All see as many sequences.
 """
 
+import re
+from pathlib import Path
+
 from bert_packed.config import ABLATIONS
-from bert_packed.reports.taken_runs import Run
-from bert_packed.runs.recipes import divide_batch
+from bert_packed.reports.planned_runs import divide_evenly, plan_pretraining, seeds_of
 
 UNPACKED, PACKED = "unpacked", "packed"
 SETS = {
@@ -34,55 +36,58 @@ def make_runs(config, packing_factor):
         packing_factor: p of its packed data.
 
     Returns:
-        List of `Run`.
+        List of `planned_runs.Run`.
+
+    Raises:
+        InputError: no batch of packs holds as many sequences as are asked for.
     """
     return [
         _make_run(config, variant, seed, packing_factor)
-        for seed in config.all_seeds
+        for seed in seeds_of(config.seeds)
         for variant in config.variants
+    ]
+
+
+def add_kept(runs, config, packing_factor):
+    """Those runs and, of the sets that are asked for, all others whose folders are there: whole curves.
+
+    Args:
+        runs: Of `make_runs`.
+        config, packing_factor: As there.
+
+    Returns:
+        List of `planned_runs.Run`, seed after seed.
+    """
+    folder = Path(config.output_dir)
+    kept = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
+    names = kept | {run.name for run in runs}
+    found = {re.fullmatch(r".*-seed(\d+)", name) for name in names} - {None}
+    return [
+        _make_run(config, variant, seed, packing_factor)
+        for seed in sorted({int(match[1]) for match in found})
+        for variant in config.all_variants
+        if f"{variant}-seed{seed}" in names
     ]
 
 
 def _make_run(config, variant, seed, packing_factor):
     is_packed = not variant.startswith(UNPACKED)
     flags = {
+        "input_file": config.packed_file if is_packed else config.unpacked_file,
+        "eval_input_file": config.eval_file,
         "train_batch_size": config.sequences_per_step,
         "learning_rate": config.learning_rate,
         "beta_1": config.beta_1,
         "beta_2": config.beta_2,
+        "packing_correction": "betas" if variant == "packed_betas" else "none",
+        "ablation": variant if variant in ABLATIONS else "",
     }
-    if variant == "packed_betas":
-        flags["packing_correction"] = "betas"
-    elif variant == "packed_learning_rate":
+    if variant == "packed_learning_rate":
         flags["learning_rate"] *= packing_factor
     elif variant == "unpacked_twice":
         flags |= {"train_batch_size": 2 * config.sequences_per_step}
         flags |= {name: flags[name] ** 2 for name in ("beta_1", "beta_2")}
     elif variant == PACKED or variant in ABLATIONS:
-        flags = divide_batch(flags, packing_factor, config.micro_batch_size or 1)
-    if variant in ABLATIONS:
-        flags["ablation"] = variant
-    per_step = flags["train_batch_size"] * (packing_factor if is_packed else 1.0)
-    num_steps = max(1, round(config.num_sequences / per_step))
-    points = max(1, num_steps // config.num_points)
-    return Run(
-        variant,
-        seed,
-        {
-            "input_file": config.packed_file if is_packed else config.unpacked_file,
-            "eval_input_file": config.eval_file,
-            "bert_config_file": config.bert_config_file,
-            "micro_batch_size": config.micro_batch_size,
-            **flags,
-            "num_train_steps": num_steps,
-            "num_warmup_steps": round(config.warmup_share * num_steps),
-            "random_seed": seed,
-            "log_steps": points,
-            "eval_steps": points,
-            "max_eval_steps": config.max_eval_steps,
-            "save_checkpoints_steps": points,
-            "keep_checkpoint_max": 1,
-        },
-        per_step,
-        config.run_flags,
-    )
+        flags = divide_evenly(flags, packing_factor, config, "sequences_per_step")
+    per_pack = packing_factor if is_packed else 1.0
+    return plan_pretraining(config, variant, seed, config.num_sequences, flags, per_pack, "run_flags")

@@ -19,7 +19,7 @@ def read_points(runs, folder):
     training steps alone, without compiling, evaluating and saving.
 
     Args:
-        runs: List of `taken_runs.Run`; one that has not begun has no points.
+        runs: List of `planned_runs.Run`; one that has not begun has no points.
         folder: That their output directories lie in.
     """
     from bert_packed.training.metrics_log import read_rows
@@ -104,31 +104,49 @@ def curves_of(points, data, over, figure):
     }
 
 
-def common_target(points):
+def common_target(runs, points):
     """A held-out accuracy that all packed and unpacked runs come to: 0.95 of the least of their best.
 
-    None where one of both has no held-out figure yet.
+    Args:
+        runs: List of `planned_runs.Run`.
+        points: Of `read_points`, of these.
+
+    Returns:
+        Float, of complete runs; None where one of both kinds has none.
     """
-    best = {}
-    for point in points:
-        if point["data"] == "eval" and point["variant"] in (PACKED, UNPACKED):
-            run = point["variant"], point["seed"]
-            best[run] = max(best.get(run, 0.0), point["mlm_accuracy"])
-    if {variant for variant, _ in best} != {PACKED, UNPACKED}:
+    complete = complete_runs([run for run in runs if run.variant in (PACKED, UNPACKED)], points)
+    if {run.variant for run in complete} != {PACKED, UNPACKED}:
         return None
-    return 0.95 * min(best.values())
+    best = [max(point["mlm_accuracy"] for point in _held_out(points, run)) for run in complete]
+    return 0.95 * min(best)
 
 
-def reached(points, variant, seed, target, over):
+def complete_runs(runs, points):
+    """Those runs whose last step has been evaluated; arguments as of `common_target`."""
+    found = []
+    for run in runs:
+        held_out = _held_out(points, run)
+        if held_out and held_out[-1]["step"] == run.flags["num_train_steps"]:
+            found.append(run)
+    return found
+
+
+def _held_out(points, run):
+    return [
+        point
+        for point in points
+        if (point["variant"], point["seed"], point["data"]) == (run.variant, run.seed, "eval")
+    ]
+
+
+def reached(points, run, target, over):
     """Sequences, or hours, until a run's held-out accuracy first was at a target: float.
 
     Between two evaluations the accuracy is taken to rise evenly; None where it has not come so far, or was
     there at the first evaluation already.
     """
     before = None
-    for point in points:
-        if (point["variant"], point["seed"], point["data"]) != (variant, seed, "eval"):
-            continue
+    for point in _held_out(points, run):
         if point["mlm_accuracy"] >= target:
             if before is None or before[over] is None or point[over] is None:
                 return None
@@ -141,36 +159,36 @@ def reached(points, variant, seed, target, over):
 def summary_rows(runs, points, target):
     """What each variant has come to: rows of a table.
 
+    Figures are of complete runs; what a target took is told where all of these came to it.
+
     Args:
-        runs: List of `taken_runs.Run`.
+        runs: List of `planned_runs.Run`.
         points: Of `read_points`, of these.
         target: Held-out accuracy; None for none.
     """
     rows = []
     for variant in dict.fromkeys(run.variant for run in runs):
         of_variant = [run for run in runs if run.variant == variant]
-        last = {}
-        for point in points:
-            if point["variant"] == variant and point["data"] == "eval":
-                last[point["seed"]] = point
-        complete = [
-            run.seed
-            for run in of_variant
-            if last.get(run.seed, {}).get("step") == run.flags["num_train_steps"]
-        ]
+        complete = complete_runs(of_variant, points)
         row = {"variant": variant, "seeds complete": len(complete), "of": len(of_variant)}
-        row["sequences"] = max((point["sequences"] for point in last.values()), default=None)
+        row["sequences"] = max(
+            (point["sequences"] for run in of_variant for point in _held_out(points, run)), default=None
+        )
+        last = [_held_out(points, run)[-1] for run in complete]
         for name in FIGURES:
-            values = [last[seed][name] for seed in complete]
+            values = [point[name] for point in last]
             row |= {
                 f"held-out {name}": statistics.fmean(values) if values else None,
                 f"{name}, least": min(values, default=None),
                 f"{name}, most": max(values, default=None),
             }
         for over in ("sequences", "hours"):
-            taken = [reached(points, variant, run.seed, target, over) for run in of_variant] if target else []
+            taken = [reached(points, run, target, over) for run in complete] if target else []
             taken = [value for value in taken if value is not None]
-            row[f"{over} to target"] = statistics.fmean(taken) if taken else None
+            if over == "sequences":
+                row["seeds at target"] = len(taken)
+            all_came = taken and len(taken) == len(complete)
+            row[f"{over} to target"] = statistics.fmean(taken) if all_came else None
         rows.append(row)
     baseline = next((row["sequences to target"] for row in rows if row["variant"] == UNPACKED), None)
     for row in rows:

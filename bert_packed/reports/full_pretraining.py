@@ -10,20 +10,16 @@ import json
 import sys
 from pathlib import Path
 
+from bert_packed.reports.kept_runs import comparable, is_complete
 from bert_packed.reports.paired_data import read_packing_factor
+from bert_packed.reports.planned_runs import SQUAD, parse_names, parse_seeds
 from bert_packed.reports.pretraining_scores import summary_rows
 from bert_packed.reports.pretraining_stages import KINDS, PHASES, make_runs
-from bert_packed.reports.taken_runs import (
-    SQUAD,
-    is_complete,
-    parse_names,
-    parse_seeds,
-    print_commands,
-    take_all,
-)
+from bert_packed.reports.stage_inputs import check_inputs
+from bert_packed.reports.taken_runs import print_commands, take_all
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run
-from data_gen.cli.settings import InputError, check_settings, parse_depth, setting
+from data_gen.cli.settings import InputError, check_divides, check_settings, parse_depth, setting
 
 DESCRIPTION = """
 Table 3 of "Efficient Sequence Packing without Cross-contamination", in small: a set of runs of
@@ -31,7 +27,7 @@ run_pretraining.py, phase 1 and from it phase 2, on packs and on the same sequen
 update; then runs of run_squad.py from both, and from random weights, which tells what pre-training gave.
 
 The same command, after a kill, goes on with the run that stands half done, and leaves out those that are
-complete. The table is of whatever is there.
+complete. The table is of whatever is there; runs made under other flags are named and left out.
 """
 FILES = (
     *(f"{phase}_{name}" for phase in PHASES for name in ("packed", "unpacked", "eval")),
@@ -70,7 +66,7 @@ class FullConfig:
     phase2_learning_rate: float = setting(4e-3, "peak learning rate of phase 2", minimum=0)
     micro_batch_size: int = setting(0, "packs computed at once in a phase; 0 = all of a step's", minimum=0)
     warmup_share: float = setting(0.1, "share of a phase's steps that warm up", minimum=0, maximum=1)
-    num_points: int = setting(10, "rows of each log, evaluations and checkpoints of a phase", minimum=1)
+    num_points: int = setting(10, "most rows of each log, evaluations and checkpoints of a phase", minimum=1)
     max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
     finetuning_depth: int | str = setting(
         1,
@@ -92,26 +88,12 @@ class FullConfig:
             if not getattr(self, name):
                 raise InputError(f"`{name}` must be given. Received: nothing.")
         for name in ("phase1_batch_size", "phase2_batch_size"):
-            if getattr(self, name) % (self.micro_batch_size or 1):
-                raise InputError(
-                    f"`micro_batch_size` must divide {name}={getattr(self, name)}. "
-                    f"Received: {self.micro_batch_size}."
-                )
+            check_divides(self, "micro_batch_size", name)
 
     @property
     def all_kinds(self):
         """List of `KINDS`, in order."""
         return [kind for kind in KINDS if kind in self.only.split(",")]
-
-    @property
-    def all_pretraining_seeds(self):
-        """List of whole numbers."""
-        return [int(seed) for seed in self.pretraining_seeds.split(",")]
-
-    @property
-    def all_seeds(self):
-        """List of whole numbers."""
-        return [int(seed) for seed in self.seeds.split(",")]
 
 
 def main(config):
@@ -120,8 +102,9 @@ def main(config):
     factors = {}
     for phase in PHASES:
         files = {name: getattr(config, name) for name in (f"{phase}_packed", f"{phase}_unpacked")}
-        factors[phase] = read_packing_factor(config.output_dir, **files)
+        factors[phase] = read_packing_factor(tell, **files)
     runs = make_runs(config, factors)
+    check_inputs(config, factors)
     if config.print_commands:
         return print_commands(runs, config.output_dir)
     status = 0 if config.table_only else take_all(runs, config.output_dir)
@@ -129,18 +112,24 @@ def main(config):
     return status
 
 
+def tell(line):
+    """Print a line beside the table."""
+    print(line, file=sys.stderr)
+
+
 def read_rows(config, runs):
-    """Rows of the table, of whatever is there."""
+    """Rows of the table, of whatever is there under these flags."""
     from bert_packed.reports.curve_tables import read_points
     from bert_packed.runs.run_directory import SCORES_FILE
 
     folder = Path(config.output_dir)
+    found = comparable(runs, folder, tell)
     scores = {
         one.name: json.loads((folder / one.name / SCORES_FILE).read_text())
-        for one in runs
+        for one in found
         if one.program == SQUAD and is_complete(one, folder)
     }
-    return summary_rows(runs, read_points([one for one in runs if one.program != SQUAD], folder), scores)
+    return summary_rows(runs, read_points([one for one in found if one.program != SQUAD], folder), scores)
 
 
 if __name__ == "__main__":

@@ -8,20 +8,23 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from bert_packed.reports.curve_runs import SETS, VARIANTS, make_runs
-from bert_packed.reports.paired_data import read_packing_factor
-from bert_packed.reports.taken_runs import parse_names, parse_seeds, print_commands, take_all
+from bert_packed.reports.curve_runs import SETS, VARIANTS, add_kept, make_runs
+from bert_packed.reports.kept_runs import comparable
+from bert_packed.reports.paired_data import check_data, read_packing_factor
+from bert_packed.reports.planned_runs import parse_names, parse_seeds, settings_of
+from bert_packed.reports.taken_runs import print_commands, take_all
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run, write_json
-from data_gen.cli.settings import InputError, check_settings, setting
+from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 DESCRIPTION = """
 Figures 3 and 4 of "Efficient Sequence Packing without Cross-contamination" and its further learning curves: a
 set of runs of run_pretraining.py that see as many sequences each, one after the other, in OUTPUT_DIR.
 
 The same command, after a kill, goes on with the run that stands half done, and leaves out those that are
-complete. SIGTERM and Ctrl-C save at the next step and stop. At each end it writes curves.csv, a PNG for each
-set, and a table of what the runs have come to, of whatever is there.
+complete. SIGTERM and Ctrl-C save at the next step and stop. After each run, and however it ends, it writes
+curves.csv and a PNG for each set, at last a table of what the runs have come to: of whatever runs of these
+sets are there, of all seeds and variants. Those made under other flags are named and left out.
 """
 
 
@@ -50,8 +53,8 @@ class CurvesConfig:
         "; ".join(f"{name}: {', '.join(variants)}" for name, variants in SETS.items()),
         parse=parse_sets,
     )
-    only: str = setting("", "of the sets, these variants alone; empty = all", parse=parse_variants)
-    seeds: str = setting("1,2,3", "of the runs of a variant, comma-separated", parse=parse_seeds)
+    only: str = setting("", "of the sets, take these variants alone; empty = all", parse=parse_variants)
+    seeds: str = setting("1,2,3", "of the runs of a variant to take, comma-separated", parse=parse_seeds)
     bert_config_file: str = setting("bert-tiny", "size, or bert_config.json, of the model")
     num_sequences: int = setting(500_000, "sequences that each run sees", minimum=1)
     sequences_per_step: int = setting(64, "sequences per update of the unpacked run", minimum=1)
@@ -60,12 +63,13 @@ class CurvesConfig:
     warmup_share: float = setting(0.1, "share of the steps that warm up", minimum=0, maximum=1)
     beta_1: float = setting(0.9, "LAMB's decay of momentum", minimum=0, maximum=0.999999)
     beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
-    num_points: int = setting(50, "rows of each log, evaluations and checkpoints of a run", minimum=1)
+    num_points: int = setting(50, "most rows of each log, evaluations and checkpoints of a run", minimum=1)
     max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
     run_flags: str = setting("", "more flags of run_pretraining.py for every run, as one text")
     target_accuracy: float = setting(
         0.0,
-        "held-out masked-LM accuracy whose cost is told; 0 = 0.95 of what all packed and unpacked runs reach",
+        "held-out masked-LM accuracy whose cost is told; 0 = 0.95 of what all complete packed and unpacked "
+        "runs reach",
         minimum=0,
         maximum=1,
     )
@@ -80,41 +84,46 @@ class CurvesConfig:
                 raise InputError(f"`{name}` must be given. Received: nothing.")
         if not self.variants:
             raise InputError(f"`only` must be of `sets`={self.sets}. Received: {self.only}.")
-        if self.sequences_per_step % (self.micro_batch_size or 1):
-            raise InputError(
-                f"`micro_batch_size` must divide sequences_per_step={self.sequences_per_step}. "
-                f"Received: {self.micro_batch_size}."
-            )
+        check_divides(self, "micro_batch_size", "sequences_per_step")
+
+    @property
+    def all_variants(self):
+        """Names of the variants of the sets, in order."""
+        return list(dict.fromkeys(variant for name in self.sets.split(",") for variant in SETS[name]))
 
     @property
     def variants(self):
-        """Names of the variants to run, in order."""
-        wanted = [variant for name in self.sets.split(",") for variant in SETS[name]]
-        return [
-            variant for variant in dict.fromkeys(wanted) if not self.only or variant in self.only.split(",")
-        ]
-
-    @property
-    def all_seeds(self):
-        """List of whole numbers."""
-        return [int(seed) for seed in self.seeds.split(",")]
+        """Names of the variants to take, in order."""
+        return [variant for variant in self.all_variants if not self.only or variant in self.only.split(",")]
 
 
 def main(config):
     """Take the runs that are not complete, then draw; returns an exit status."""
     choose_backend()
-    runs = make_runs(config, read_packing_factor(config.output_dir, **_pair(config)))
+    packing_factor = read_packing_factor(tell, **_files(config, "packed_file", "unpacked_file"))
+    runs = make_runs(config, packing_factor)
+    settings = settings_of(runs[0], config.output_dir)
+    check_data(settings, **_files(config, "packed_file", "unpacked_file", "eval_file"))
     if config.print_commands:
         return print_commands(runs, config.output_dir)
+    drawn = comparable(add_kept(runs, config, packing_factor), config.output_dir, tell)
     status = 0
-    if not config.draw_only:
-        status = take_all(runs, config.output_dir, lambda: write_all(config, runs))
-    print_table(write_all(config, runs))
+    try:
+        if not config.draw_only:
+            status = take_all(runs, config.output_dir, lambda: write_all(config, drawn))
+    finally:
+        rows = write_all(config, drawn)
+    print_table(rows)
     return status
 
 
-def _pair(config):
-    return {name: getattr(config, name) for name in ("packed_file", "unpacked_file")}
+def tell(line):
+    """Print a line beside the table."""
+    print(line, file=sys.stderr)
+
+
+def _files(config, *names):
+    return {name: getattr(config, name) for name in names}
 
 
 def write_all(config, runs):
@@ -123,7 +132,7 @@ def write_all(config, runs):
 
     folder = Path(config.output_dir)
     points = curve_tables.read_points(runs, folder)
-    target = config.target_accuracy or curve_tables.common_target(points)
+    target = config.target_accuracy or curve_tables.common_target(runs, points)
     rows = curve_tables.summary_rows(runs, points, target)
     folder.mkdir(parents=True, exist_ok=True)
     curve_tables.write_points(folder / "curves.csv", points)

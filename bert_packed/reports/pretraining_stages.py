@@ -12,8 +12,7 @@ A packed phase divides its batch by the packing factor p: an update sees as many
 from pathlib import Path
 
 from bert_packed.reports.curve_runs import PACKED, UNPACKED
-from bert_packed.reports.taken_runs import SQUAD, Run
-from bert_packed.runs.recipes import divide_batch
+from bert_packed.reports.planned_runs import SQUAD, Run, divide_evenly, plan_pretraining, seeds_of
 
 RANDOM = "random"
 KINDS = (PACKED, UNPACKED, RANDOM)
@@ -28,18 +27,21 @@ def make_runs(config, packing_factors):
         packing_factors: Dict from phase to p of its packed data.
 
     Returns:
-        List of `Run`.
+        List of `planned_runs.Run`. Paths to start from are absolute, however `output_dir` is given.
+
+    Raises:
+        InputError: no batch of packs holds as many sequences as are asked for.
     """
     runs = []
     for kind in config.all_kinds:
         if kind == RANDOM:
             runs += _finetuning_runs(config, RANDOM, "")
             continue
-        for seed in config.all_pretraining_seeds:
+        for seed in seeds_of(config.pretraining_seeds):
             start = ""
             for phase in PHASES:
                 runs.append(_phase_run(config, phase, kind, seed, packing_factors[phase], start))
-                start = str(Path(config.output_dir) / runs[-1].name)
+                start = str(Path(config.output_dir).resolve() / runs[-1].name)
             runs += _finetuning_runs(config, f"{kind}{seed}", start)
     return runs
 
@@ -48,32 +50,22 @@ def _phase_run(config, phase, kind, seed, packing_factor, start):
     def given(name):
         return getattr(config, f"{phase}_{name}")
 
-    batch = {"train_batch_size": given("batch_size")}
-    per_pack = 1.0
-    if kind == PACKED:
-        per_pack = packing_factor
-        batch = divide_batch(batch, packing_factor, config.micro_batch_size or 1)
-    per_step = batch["train_batch_size"] * per_pack
-    num_steps = max(1, round(given("sequences") / per_step))
-    points = max(1, num_steps // config.num_points)
     flags = {
         "input_file": given(kind),
         "eval_input_file": given("eval"),
-        "bert_config_file": config.bert_config_file,
         "init_checkpoint": start,
-        "micro_batch_size": config.micro_batch_size,
-        **batch,
+        "train_batch_size": given("batch_size"),
         "learning_rate": given("learning_rate"),
-        "num_train_steps": num_steps,
-        "num_warmup_steps": round(config.warmup_share * num_steps),
-        "random_seed": seed,
-        "log_steps": points,
-        "eval_steps": points,
-        "max_eval_steps": config.max_eval_steps,
-        "save_checkpoints_steps": points,
-        "keep_checkpoint_max": 1,
+        "packing_correction": "none",
+        "ablation": "",
     }
-    return Run(f"{phase}-{kind}", seed, flags, per_step, config.pretraining_flags)
+    per_pack = 1.0
+    if kind == PACKED:
+        per_pack = packing_factor
+        flags = divide_evenly(flags, packing_factor, config, f"{phase}_batch_size")
+    return plan_pretraining(
+        config, f"{phase}-{kind}", seed, given("sequences"), flags, per_pack, "pretraining_flags"
+    )
 
 
 def _finetuning_runs(config, name, start):
@@ -93,6 +85,7 @@ def _finetuning_runs(config, name, start):
             0.0,  # not told: it is the batch
             config.finetuning_flags,
             SQUAD,
+            "finetuning_flags",
         )
-        for seed in config.all_seeds
+        for seed in seeds_of(config.seeds)
     ]

@@ -6,11 +6,7 @@ import pytest
 from curve_logs import a_run, write_log
 
 from bert_packed.reports import curve_picture, curve_tables
-from bert_packed.reports.curve_runs import SETS
 from bert_packed.reports.curve_tables import common_target, curves_of, reached, read_points, summary_rows
-
-GIVEN = {"packed_file": "p", "unpacked_file": "u", "eval_file": "e", "output_dir": "o"}
-ALL = {**GIVEN, "sets": ",".join(SETS)}
 
 
 def point(variant, seed, step, accuracy, data="eval", hours=None, loss=1.0):
@@ -59,25 +55,31 @@ def test_a_target_is_reached_between_evaluations():
     points = [
         point("packed", 1, step, accuracy) for step, accuracy in ((1, 0.1), (2, 0.2), (4, 0.4), (5, 0.3))
     ]
-    assert reached(points, "packed", 1, 0.3, "sequences") == pytest.approx(30)
-    assert reached(points, "packed", 1, 0.2, "hours") == pytest.approx(0.02)
-    assert reached(points, "packed", 1, 0.5, "sequences") is None
-    assert reached(points, "packed", 1, 0.05, "sequences") is None  # somewhere before the first
-    assert reached(points, "packed", 2, 0.3, "sequences") is None
+    packed, other = a_run("packed", 1), a_run("packed", 2)
+    assert reached(points, packed, 0.3, "sequences") == pytest.approx(30)
+    assert reached(points, packed, 0.2, "hours") == pytest.approx(0.02)
+    assert reached(points, packed, 0.5, "sequences") is None
+    assert reached(points, packed, 0.05, "sequences") is None  # somewhere before the first
+    assert reached(points, other, 0.3, "sequences") is None
 
 
-def test_the_common_target_is_one_that_all_come_to():
-    points = [point("packed", 1, 1, 0.4), point("packed", 1, 2, 0.3), point("packed", 2, 1, 0.5)]
-    assert common_target(points) is None
+def test_the_common_target_is_one_that_all_complete_runs_come_to():
+    runs = [a_run("packed", 1, 2), a_run("packed", 2, 2), a_run("unpacked", 1, 2)]
+    runs += [a_run("no_attention_mask", 1, 1)]
+    points = [point("packed", 1, 1, 0.4), point("packed", 1, 2, 0.3)]
     points += [point("unpacked", 1, 1, 0.6), point("no_attention_mask", 1, 1, 0.1)]
-    assert common_target(points) == pytest.approx(0.95 * 0.4)
+    assert common_target(runs, points) is None  # unpacked is under way
+    points += [point("unpacked", 1, 2, 0.6), point("packed", 2, 1, 0.2)]  # and so is the second seed
+    assert common_target(runs, points) == pytest.approx(0.95 * 0.4)
+    points += [point("packed", 2, 2, 0.35)]
+    assert common_target(runs, points) == pytest.approx(0.95 * 0.35)
 
 
 def test_the_table_has_the_spread_of_complete_seeds_and_the_cost_of_the_target():
     runs = [a_run("unpacked", 1), a_run("unpacked", 2), a_run("packed", 1), a_run("packed", 2)]
     points = [point("unpacked", seed, step, 0.1 * step) for seed in (1, 2) for step in (1, 2, 3)]
     points += [point("packed", 1, step, 0.2 * step) for step in (1, 2, 3)]
-    points += [point("packed", 2, 1, 0.05, loss=9.0)]
+    points += [point("packed", 2, step, 0.3 * step, loss=9.0) for step in (0, 1)]  # there, not complete
     unpacked, packed = summary_rows(runs, points, 0.25)
     assert (unpacked["seeds complete"], packed["seeds complete"], packed["of"]) == (2, 1, 2)
     assert packed["held-out mlm_accuracy"] == pytest.approx(0.6) and packed["mlm_loss, most"] == 1.0
@@ -85,15 +87,32 @@ def test_the_table_has_the_spread_of_complete_seeds_and_the_cost_of_the_target()
     assert packed["sequences to target"] == pytest.approx(12.5)
     assert packed["of unpacked's sequences"] == pytest.approx(0.5)
     assert packed["hours to target"] == pytest.approx(0.0125)
+    assert (unpacked["seeds at target"], packed["seeds at target"]) == (2, 1)
     nothing = summary_rows(runs[:1], [], None)[0]
     assert nothing["held-out mlm_loss"] is None and nothing["seeds complete"] == 0
+
+
+def test_what_a_target_took_is_told_only_where_all_complete_seeds_came_to_it():
+    """The mean over those that came would make the variant that failed more often the faster one."""
+    runs = [a_run("unpacked", 1), a_run("packed", 1), a_run("packed", 2)]
+    points = [point("unpacked", 1, step, 0.1 * step) for step in (1, 2, 3)]
+    points += [point("packed", 1, step, 0.2 * step) for step in (1, 2, 3)]
+    points += [point("packed", 2, step, 0.05 * step) for step in (1, 2, 3)]
+    unpacked, packed = summary_rows(runs, points, 0.25)
+    assert (packed["seeds complete"], packed["seeds at target"]) == (2, 1)
+    names = ("sequences to target", "hours to target", "of unpacked's sequences")
+    assert [packed[name] for name in names] == [None, None, None]
+    assert unpacked["sequences to target"] == pytest.approx(25)
 
 
 def test_lines_and_bands_are_drawn_of_the_sets_variants(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **named: (drawn.append(self), save(self, *args, **named))
+    )
     points = [
         point(name, seed, step, 0.1 * step * seed)
         for name in ("packed", "unpacked", "packed_betas")
@@ -111,3 +130,19 @@ def test_lines_and_bands_are_drawn_of_the_sets_variants(tmp_path, monkeypatch):
     band = accuracy.collections[0].get_paths()[0].get_extents()
     assert (band.y0, band.y1) == (pytest.approx(0.1), pytest.approx(0.4))
     assert not curve_picture.draw(points, ("no_attention_mask",), tmp_path / "p.png")
+
+
+def test_a_picture_that_is_not_finished_leaves_the_one_before_it(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    def fail(self, path, **_):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    path = tmp_path / "p.png"
+    path.write_bytes(b"whole")
+    with pytest.raises(KeyboardInterrupt):
+        curve_picture.draw([point("packed", 1, 1, 0.1)], ("packed",), path)
+    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]

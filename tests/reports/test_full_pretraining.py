@@ -1,7 +1,10 @@
 """Pre-training in two phases and its fine-tunings: which runs there are, what starts from what, the table."""
 
 import dataclasses
+import hashlib
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +13,12 @@ from safetensors.numpy import load_file
 from squad_files import QUESTIONS, write
 from tiny import CONFIG
 
-from bert_packed.reports import full_pretraining, taken_runs
+from bert_packed.reports import full_pretraining, kept_runs, taken_runs
 from bert_packed.reports.full_pretraining import FILES, FullConfig
+from bert_packed.reports.planned_runs import settings_of
 from bert_packed.reports.pretraining_scores import summary_rows
 from bert_packed.reports.pretraining_stages import make_runs
 from bert_packed.reports.synthetic_data import VOCAB_SIZE, write_sequences
-from bert_packed.reports.taken_runs import settings_of
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.assembly.pack_job import pack
 from data_gen.cli.command_line import run
@@ -45,11 +48,11 @@ def named_files(monkeypatch, tmp_path):
         (tmp_path / name).touch()
 
 
-def test_each_run_starts_from_the_one_before_it():
+def test_each_run_starts_from_the_one_before_it(tmp_path):
     runs = made(pretraining_seeds="4,5", seeds="1,2")
     starts = {name: config.init_checkpoint for name, config in runs.items()}
     assert starts == {
-        f"{name}{ending}": start and f"o/{start}"
+        f"{name}{ending}": start and f"{tmp_path}/o/{start}"
         for kind in ("packed", "unpacked")
         for seed in "45"
         for name, ending, start in (
@@ -61,7 +64,7 @@ def test_each_run_starts_from_the_one_before_it():
     } | {"squad-random-seed1": "", "squad-random-seed2": ""}
     names = list(runs)
     for name, start in starts.items():
-        assert not start or names.index(start[2:]) < names.index(name)
+        assert not start or names.index(Path(start).name) < names.index(name)
         assert runs[name].random_seed == int(name[-1])
     assert list(made(only="random,packed", seeds="3")) == [
         *("phase1-packed-seed1", "phase2-packed-seed1", "squad-packed1-seed3", "squad-random-seed3")
@@ -179,11 +182,15 @@ def flags(tmp_path_factory):
             )
             given[f"{phase}_{name}"] = f"{output}/*.tfrecord"
         given[f"{phase}_eval"] = given[f"{phase}_unpacked"]
-        given |= {f"{phase}_sequences": 16, f"{phase}_batch_size": 8}
+        given |= {f"{phase}_sequences": 32, f"{phase}_batch_size": 16}
     questions = write(folder / "questions.json", *QUESTIONS)
     words = tokenization.train_vocab([["a b c who wrote the first program"]], 60, do_lower_case=True).tokens
     rest = [f"[unused{number}]" for number in range(VOCAB_SIZE - len(words))]
-    (folder / "vocab.txt").write_text("\n".join([*words, *rest]) + "\n")
+    text = "\n".join([*words, *rest]) + "\n"
+    (folder / "vocab.txt").write_text(text)
+    for path in folder.glob("*/manifest.json"):  # as records of texts have it
+        manifest = json.loads(path.read_text()) | {"vocab_sha256": hashlib.sha256(text.encode()).hexdigest()}
+        path.write_text(json.dumps(manifest))
     model = dataclasses.replace(
         CONFIG, vocab_size=VOCAB_SIZE, num_hidden_layers=1, max_position_embeddings=LENGTH
     )
@@ -201,29 +208,36 @@ def flags(tmp_path_factory):
     }
 
 
+def finish(one, folder):
+    """Leave what a run leaves that came to its end; one that goes on keeps how it began; 0, as `take`."""
+    path = Path(folder) / one.name
+    weights = path / "checkpoint-2" / "model.safetensors"
+    weights.parent.mkdir(parents=True, exist_ok=True)
+    weights.touch()
+    if not (path / "run.json").exists():
+        kept = dataclasses.asdict(settings_of(one, folder))
+        (path / "run.json").write_text(json.dumps({"flags": kept}))
+        (path / "resolved.flags").touch()
+    if "squad" in one.name:
+        (path / "eval_results.json").write_text('{"exact_match": 12.5, "f1": 25.0}')
+    else:
+        last = one.flags["num_train_steps"]
+        for log in ("metrics.csv", "eval_metrics.csv"):
+            write_log(path / log, [(last, 9, 7.0, 0.25, 5)])
+    return 0
+
+
 def test_only_what_is_not_complete_is_taken_and_the_table_is_of_what_is_there(
     flags, monkeypatch, tmp_path, capsys
 ):
     """Without training: what runs leave, until one is stopped."""
     taken = []
 
-    def finish(one, folder):
+    def finish_or_stop(one, folder):
         taken.append(one.name)
-        if one.name == "phase2-unpacked-seed1":
-            return 143
-        path = folder / one.name if hasattr(folder, "parts") else tmp_path / "all" / one.name
-        path.mkdir(parents=True)
-        kept = dataclasses.asdict(settings_of(one, folder))
-        (path / "run.json").write_text(json.dumps({"flags": kept}))
-        if "squad" in one.name:
-            (path / "eval_results.json").write_text('{"exact_match": 12.5, "f1": 25.0}')
-        else:
-            last = one.flags["num_train_steps"]
-            for log in ("metrics.csv", "eval_metrics.csv"):
-                write_log(path / log, [(last, 9, 7.0, 0.25, 5)])
-        return 0
+        return 143 if one.name == "phase2-unpacked-seed1" else finish(one, folder)
 
-    monkeypatch.setattr(taken_runs, "take", finish)
+    monkeypatch.setattr(taken_runs, "take", finish_or_stop)
     given = {**flags, "output_dir": tmp_path / "all", "json": tmp_path / "table.json"}
     assert command(**given, table_only=True) == 0 and not taken
     assert command(**given) == 143
@@ -238,6 +252,135 @@ def test_only_what_is_not_complete_is_taken_and_the_table_is_of_what_is_there(
     assert command(**given, print_commands=True) == 0
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 7 and sum("run_squad.py" in line for line in printed) == 3
+
+
+@pytest.fixture
+def takes(monkeypatch, flags, tmp_path):
+    """Function from changed flags to the status of the command, and the names of the runs that it took."""
+
+    def take_with(**changes):
+        taken = []
+
+        def finish_and_note(one, folder):
+            taken.append(one.name)
+            return finish(one, folder)
+
+        monkeypatch.setattr(taken_runs, "take", finish_and_note)
+        given = {**flags, "output_dir": tmp_path / "all", "only": "packed", "json": tmp_path / "table.json"}
+        return command(**{**given, **changes}), taken
+
+    return take_with
+
+
+def read_table(tmp_path):
+    return json.loads((tmp_path / "table.json").read_text())
+
+
+def test_questions_are_answered_again_when_they_or_the_scoring_changed(takes, flags, tmp_path, capsys):
+    """A training may go on under either; its scores are of one."""
+    squad = ["squad-packed1-seed1"]
+    assert takes() == (0, ["phase1-packed-seed1", "phase2-packed-seed1", *squad])
+    assert takes() == (0, [])
+    other = write(tmp_path / "other.json", *QUESTIONS)
+    changed = {"predict_file": other}
+    capsys.readouterr()
+    assert takes(**changed, table_only=True) == (0, [])
+    assert "squad-packed1-seed1 is left out: its run.json has predict_file=" in capsys.readouterr().err
+    assert read_table(tmp_path)[0]["fine-tunings"] == 0
+    assert takes(**changed) == (0, squad)
+    assert takes(**changed) == (0, [])  # though run.json keeps the flags of the training
+    assert read_table(tmp_path)[0]["fine-tunings"] == 1
+    assert takes() == (0, squad)
+    for more in ("--max_answer_length=7", "--n_best_size=3", "--null_score_diff_threshold=1"):
+        changed = {"finetuning_flags": f"{flags['finetuning_flags']} {more}"}
+        assert takes(**changed) == (0, squad) and takes(**changed) == (0, [])
+    assert takes() == (0, squad)
+    assert takes(finetuning_flags=f"{flags['finetuning_flags']} --predict_batch_size=3") == (0, [])
+
+
+def test_an_answer_that_was_stopped_is_not_taken_for_the_one_before_it(takes, flags, monkeypatch, tmp_path):
+    assert takes()[0] == 0
+    monkeypatch.setattr(taken_runs, "take", lambda one, folder: 143)
+    given = {**flags, "output_dir": tmp_path / "all", "only": "packed"}
+    given["finetuning_flags"] += " --max_answer_length=7"
+    assert command(**given) == 143
+    assert takes(finetuning_flags=given["finetuning_flags"])[1] == ["squad-packed1-seed1"]
+
+
+def test_runs_from_weights_that_were_taken_anew_are_told_and_not_counted(takes, tmp_path, capsys):
+    assert takes()[0] == 0
+    weights = tmp_path / "all" / "phase1-packed-seed1" / "checkpoint-2" / "model.safetensors"
+    later = weights.stat().st_mtime_ns + 10**12
+    os.utime(weights, ns=(later, later))
+    capsys.readouterr()
+    assert takes(table_only=True) == (0, [])
+    told = capsys.readouterr().err
+    for name in ("phase2-packed-seed1", "squad-packed1-seed1"):  # the second by the first
+        assert f"{name} is left out: what it began from was taken anew since" in told
+    row = read_table(tmp_path)[0]
+    assert row["phase1 held-out accuracy"] == 0.25
+    assert row["phase2 held-out accuracy"] is None and row["fine-tunings"] == 0
+    assert takes() == (2, [])
+    told = capsys.readouterr().err
+    assert "Received: phase2-packed-seed1, squad-packed1-seed1, begun before" in told
+    assert len(told.strip().splitlines()) == 1
+
+
+def test_runs_whose_start_is_yet_to_be_taken_are_told_before_the_first(takes, tmp_path, capsys):
+    assert takes()[0] == 0
+    (tmp_path / "all" / "phase1-packed-seed1").rename(tmp_path / "aside")
+    capsys.readouterr()
+    assert takes() == (2, [])
+    assert "Received: phase2-packed-seed1, squad-packed1-seed1, begun before" in capsys.readouterr().err
+
+
+def test_a_folder_is_the_same_by_each_of_its_names(takes, tmp_path):
+    assert takes(output_dir="all")[0] == 0  # where the test works
+    assert takes(output_dir=tmp_path / "all") == (0, [])
+    assert read_table(tmp_path)[0]["fine-tunings"] == 1
+    runs = sorted((tmp_path / "all").glob("*/run.json"))
+    for path in runs:  # as kept by a version that did not resolve them
+        content = json.loads(path.read_text())
+        if content["flags"]["init_checkpoint"]:
+            content["flags"]["init_checkpoint"] = os.path.relpath(content["flags"]["init_checkpoint"])
+            path.write_text(json.dumps(content))
+    assert takes() == (0, [])
+    one = next(
+        one for one in make_runs(FullConfig(**GIVEN | {"output_dir": "all"}), FACTORS) if "2" in one.name
+    )
+    assert kept_runs.as_begun(one, "all").flags["init_checkpoint"] == "all/phase1-packed-seed1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phase2_eval": "none-*"}, "`phase2_eval` must match at least one file. Received: 'none-*'"),
+        (
+            {"vocab_file": "vocab_file"},
+            "`vocab_file` must be the one that the records of phase1 were made with",
+        ),
+        ({"bert_config_file": "short.json"}, "the longest sequence of `phase2_packed` must be at most"),
+        (
+            {"finetuning_flags": "--max_seq_length=200"},
+            "`finetuning_flags` must give a max_seq_length of at most max_position_embeddings=48",
+        ),
+        ({"predict_file": "predict_file"}, "predict_file, line 1, column 1: must be JSON"),
+        ({"finetuning_flags": "--vocab_file=x"}, "`finetuning_flags` must leave vocab_file as it is"),
+        ({"finetuning_flags": "--do_predict=false"}, "`finetuning_flags` must leave do_predict as it is"),
+        (
+            {"pretraining_flags": "--init_checkpoint=x"},
+            "`pretraining_flags` must leave init_checkpoint as it",
+        ),
+    ],
+)
+def test_mistakes_of_later_runs_show_before_the_first(flags, monkeypatch, tmp_path, capsys, changes, message):
+    monkeypatch.setattr(taken_runs, "take", lambda one, folder: pytest.fail("a run was taken"))
+    (tmp_path / "x").touch()
+    model = json.loads(Path(flags["bert_config_file"]).read_text())
+    (tmp_path / "short.json").write_text(json.dumps(model | {"max_position_embeddings": 24}))
+    assert command(**{**flags, "output_dir": tmp_path / "all", **changes}) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
 
 
 @pytest.mark.slow
@@ -280,7 +423,7 @@ def test_phase_2_starts_from_phase_1_and_answers_come_from_phase_2(flags, tmp_pa
         ({"pretraining_seeds": "a"}, "`pretraining_seeds` must be different whole numbers"),
         (
             {"phase2_batch_size": 9, "micro_batch_size": 2},
-            "`micro_batch_size` must divide phase2_batch_size=9",
+            "`micro_batch_size` must divide `phase2_batch_size`",
         ),
     ],
 )

@@ -1,0 +1,193 @@
+"""What of a set of runs is there: which are complete, which are another config's, which are outdated.
+
+A run is outdated when the checkpoint that it began from has been replaced since, or is outdated itself.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from bert_packed.reports.planned_runs import SQUAD, settings_of
+from bert_packed.reports.run_curves import LOGS
+from data_gen.cli.command_line import write_json
+from data_gen.cli.settings import result_settings
+
+# Changeable for a training, of which the scores are another result
+SCORING = ("predict_file", "n_best_size", "max_answer_length", "null_score_diff_threshold")
+# Where points lie on a curve is no part of what the curve is
+INTERVALS = ("log_steps", "eval_steps")
+
+
+def is_complete(run, folder):
+    """Whether a run has taken, logged and evaluated its last step, under these flags, from today's start.
+
+    Args:
+        run: `planned_runs.Run`.
+        folder: DIR.
+
+    Raises:
+        InputError: a flag of the run is wrong.
+    """
+    from bert_packed.runs.run_directory import SCORES_FILE
+    from bert_packed.training.metrics_log import read_rows
+
+    wanted = settings_of(run, folder)
+    output_dir = Path(wanted.output_dir)
+    if _kept_flags(output_dir) is None or _other_flags(run, folder) or is_outdated(output_dir):
+        return False
+    if run.program == SQUAD:
+        scored_at = _modified(output_dir / SCORES_FILE)  # written last
+        return scored_at is not None and scored_at != _read_note(run, folder).get("scored_before")
+    steps = [[int(row["step"]) for row in read_rows(output_dir / log)] for log in LOGS.values()]
+    return all(of_log and of_log[-1] == wanted.num_train_steps for of_log in steps)
+
+
+def comparable(runs, folder, tell):
+    """Of some runs those that are there as they are wanted now, or have not begun.
+
+    Args:
+        runs: List of `planned_runs.Run`.
+        folder: DIR.
+        tell: Called with a line about each that is left out.
+
+    Raises:
+        InputError: a flag of one of them is wrong.
+    """
+    found = []
+    for run in runs:
+        output_dir = Path(folder) / run.name
+        other = _other_flags(run, folder)
+        if other:
+            theirs = ", ".join(f"{name}={value}" for name, value in other.items())
+            tell(f"{run.name} is left out: its run.json has {theirs}")
+        elif is_outdated(output_dir):
+            tell(f"{run.name} is left out: what it began from was taken anew since")
+        else:
+            found.append(run)
+    return found
+
+
+def as_begun(run, folder):
+    """A run with what its command would refuse to change in one that has begun, though it means the same.
+
+    That is how often it logs and evaluates, and the path by which its start is named.
+    """
+    kept = _kept_flags(Path(folder) / run.name) or {}
+    flags = dict(run.flags)
+    for name in INTERVALS:
+        if name in flags:
+            flags[name] = kept.get(name, flags[name])
+    start = kept.get("init_checkpoint")
+    if flags.get("init_checkpoint") and start and _is_same_path(start, flags["init_checkpoint"]):
+        flags["init_checkpoint"] = start
+    return dataclasses.replace(run, flags=flags)
+
+
+def find_outdated(runs, folder):
+    """Names of the runs that their commands would go on with though their start is, or will be, another.
+
+    Args:
+        runs: List of `planned_runs.Run`, each after the one that it starts from.
+        folder: DIR.
+    """
+    from bert_packed.checkpoints.checkpoint import list_checkpoints
+
+    renewed, names = set(), []
+    for run in runs:
+        output_dir = Path(folder) / run.name
+        start = run.flags.get("init_checkpoint")
+        from_renewed = bool(start) and Path(start).resolve() in renewed
+        if list_checkpoints(output_dir):
+            if not from_renewed and not is_outdated(output_dir):
+                continue
+            names.append(run.name)
+        elif is_complete(run, folder):
+            continue
+        renewed.add(output_dir.resolve())
+    return names
+
+
+def is_outdated(output_dir):
+    """Whether a run began before the newest checkpoint of its start was written, or its start did so."""
+    from bert_packed.checkpoints.checkpoint import WEIGHTS, list_checkpoints
+    from bert_packed.runs.run_directory import FLAGFILE
+
+    start = (_kept_flags(output_dir) or {}).get("init_checkpoint")
+    if not start:
+        return False
+    began = _modified(Path(output_dir) / FLAGFILE)  # written at a run's start, and never again
+    checkpoints = list_checkpoints(start)
+    written = _modified(checkpoints[-1] / WEIGHTS) if checkpoints else None
+    if began is not None and written is not None and written > began:
+        return True
+    return is_outdated(start)
+
+
+def note_scoring(run, folder):
+    """Write down, before a SQuAD run is taken, by which flags its next scores are made.
+
+    Its run.json keeps those of its training, though it may answer other questions later.
+    """
+    from bert_packed.runs.run_directory import SCORES_FILE
+
+    wanted = settings_of(run, folder)
+    scored_before = _modified(Path(wanted.output_dir) / SCORES_FILE)
+    flags = {name: getattr(wanted, name) for name in SCORING}
+    write_json(_note_file(run, folder), {"flags": flags, "scored_before": scored_before})
+
+
+def _other_flags(run, folder):
+    """Flags on which the result depends that a run has otherwise than it is wanted: dict to its values."""
+    wanted = settings_of(run, folder)
+    kept = _kept_flags(wanted.output_dir)
+    if kept is None:
+        return {}
+    names = {name for name in result_settings(wanted) if name not in INTERVALS}
+    if run.program == SQUAD:
+        kept = {**kept, **_read_note(run, folder).get("flags", {})}
+        names |= set(SCORING)
+    other = {}
+    for field in dataclasses.fields(wanted):
+        # A flag that is newer than the run was at its default
+        before, now = kept.get(field.name, field.default), getattr(wanted, field.name)
+        is_same = before == now or (field.name == "init_checkpoint" and _is_same_path(before, now))
+        if field.name in names and not is_same:
+            other[field.name] = before
+    return other
+
+
+def _kept_flags(output_dir):
+    """The flags of a run that has begun, or None; of a damaged file the command itself tells."""
+    from bert_packed.runs.run_directory import RUN_FILE
+
+    flags = _read_object(Path(output_dir) / RUN_FILE).get("flags")
+    return flags if isinstance(flags, dict) else None
+
+
+def _note_file(run, folder):
+    return Path(folder) / f"{run.name}.scored.json"
+
+
+def _read_note(run, folder):
+    return _read_object(_note_file(run, folder))
+
+
+def _read_object(path):
+    """A file's JSON object; {} where there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _modified(path):
+    """When a file was last written, in nanoseconds, or None."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _is_same_path(one, other):
+    return bool(one) and bool(other) and Path(one).resolve() == Path(other).resolve()
