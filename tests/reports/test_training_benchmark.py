@@ -178,7 +178,7 @@ def test_a_reference_with_another_loss_is_refused(monkeypatch):
     monkeypatch.setattr(
         torch_reference, "copy_model", lambda model: losses.append(plain_loss(model, rows) * 1.0003)
     )
-    with pytest.raises(InputError, match="`reference` must compute our loss"):
+    with pytest.raises(InputError, match="`reference`, torch, must compute our loss"):
         training_ways.torch_ways(CONFIG, {"torch": [rows]})
 
 
