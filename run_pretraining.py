@@ -7,7 +7,8 @@ from bert_packed.config import ablate, load_model_config, override_dropout
 from bert_packed.parallel import cluster
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError
 from data_gen.records.inputs import find_files
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from bert_packed.runs.finetuning_config import ALL_TASKS, GlueConfig
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError
 from data_gen.tasks.glue import TASKS, make_glue_sequences, read_glue
 

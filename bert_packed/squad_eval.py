@@ -4,7 +4,8 @@ import dataclasses
 import sys
 
 from bert_packed.evaluation import squad_scores
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError, check_settings, setting
 from data_gen.tasks.squad import check_files, read_squad
 

@@ -3,7 +3,8 @@
 import sys
 
 from data_gen.assembly.pack_config import PackConfig
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 
 DESCRIPTION = """
 Packs pre-training records, BERT's or those for causal language modelling: several sequences in one record of

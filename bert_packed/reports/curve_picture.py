@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
 from bert_packed.reports.curve_tables import FIGURES, curves_of
-from data_gen.jobs.files import write_whole
+from bert_packed.reports.saved_picture import save_picture
 
 PANELS = (("train", "sequences"), ("eval", "sequences"), ("eval", "hours"))
 TITLES = {"train": "training", "eval": "held out"}
@@ -33,6 +33,5 @@ def draw(points, variants, path):
                     axes.fill_between(x, least, most, color=f"C{number}", alpha=0.2, linewidth=0)
             axes.set(title=TITLES[data], xlabel=over, ylabel=name)
     all_axes[0, 0].legend(fontsize="small")
-    with write_whole(str(path)) as partial:
-        figure.savefig(partial, dpi=80, format="png")
+    save_picture(figure, path, dpi=80)
     return True

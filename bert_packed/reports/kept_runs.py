@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bert_packed.reports.planned_runs import SQUAD, settings_of
 from bert_packed.reports.run_curves import LOGS
-from data_gen.cli.command_line import write_json
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import result_settings
 
 # Changeable for a training, of which the scores are another result

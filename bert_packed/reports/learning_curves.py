@@ -14,7 +14,8 @@ from bert_packed.reports.paired_data import check_data, read_packing_factor
 from bert_packed.reports.planned_runs import parse_names, parse_seeds, settings_of
 from bert_packed.reports.taken_runs import print_commands, take_all
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 DESCRIPTION = """

@@ -9,7 +9,8 @@ import sys
 import tempfile
 
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError, check_divides, check_settings, setting
 
 DESCRIPTION = """

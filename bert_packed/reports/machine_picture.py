@@ -2,6 +2,8 @@
 
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
+from bert_packed.reports.saved_picture import save_picture
+
 BAR = 0.38
 TOTALS = ("all parts", "whole step")
 
@@ -18,7 +20,7 @@ def draw(tables, rates, path):
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     _draw_times(figure.add_subplot(1, 2, 1), rows)
     _draw_roofline(figure.add_subplot(1, 2, 2), [row for row in rows if row["part"] not in TOTALS], rates)
-    figure.savefig(path, dpi=90, format="png")
+    save_picture(figure, path)
 
 
 def _draw_times(axes, rows):

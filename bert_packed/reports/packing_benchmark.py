@@ -16,7 +16,8 @@ import time
 import numpy as np
 from scipy import optimize
 
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import check_settings, setting
 from data_gen.packing.baselines import shuffled_lengths
 from data_gen.packing.column_generation import pack_cghp

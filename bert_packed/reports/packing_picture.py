@@ -2,6 +2,7 @@
 
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
+from bert_packed.reports.saved_picture import save_picture
 from data_gen.checks.dry_run import DEPTHS
 from data_gen.checks.pictures import plot_efficiency, plot_lengths
 from data_gen.packing.algorithms import ALGORITHMS
@@ -30,4 +31,4 @@ def draw_efficiency_by_depth(histogram, max_seq_length, path, depths=DEPTHS, alg
     plot_efficiency(right, points)
     right.set(title="Efficiency by depth")
     right.legend(loc="lower right")
-    figure.savefig(path, dpi=110, format="png")
+    save_picture(figure, path, dpi=110)

@@ -18,6 +18,7 @@ from tabulate import tabulate
 from bert_packed.reports.packing_figures import KNOWN_DIFFERENCES, PRINTED
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
+from data_gen.jobs.files import make_folder, write_text
 from data_gen.packing.algorithms import ALGORITHMS
 from data_gen.packing.baselines import cost_of_sorted_batching, greedy_starts, shuffled_lengths
 from data_gen.packing.histogram import known_histogram_names, load_known_histogram
@@ -202,7 +203,8 @@ def write_markdown(path, rows, reasons, picture=""):
         parts.append(tabulate(section, headers="keys", tablefmt="github", floatfmt=".6g", intfmt=","))
     if reasons:
         parts += ["## Known differences", reasons.replace("\n", "\n\n")]
-    Path(path).write_text("\n\n".join(parts) + "\n")
+    make_folder(Path(path).absolute().parent)
+    write_text(path, "\n\n".join(parts) + "\n")
 
 
 def _find_histogram(name, max_seq_length, measured):

@@ -9,7 +9,8 @@ import time
 
 from bert_packed.reports.padding_rates import LONGEST
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError, check_settings, setting
 
 PARTS = ("padding", "training", "operators", "resets", "variants", "memory")

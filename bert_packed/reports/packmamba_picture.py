@@ -2,6 +2,8 @@
 
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
+from bert_packed.reports.saved_picture import save_picture
+
 BAR = 0.38
 
 
@@ -21,7 +23,7 @@ def draw(tables, path):
             _draw_padding(axes, tables[name])
         else:
             _draw_speed(axes, tables[name], name)
-    figure.savefig(path, dpi=90, format="png")
+    save_picture(figure, path)
 
 
 def _draw_padding(axes, rows):

@@ -8,7 +8,8 @@ import math
 import sys
 
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import print_table, run, write_json
+from data_gen.cli.command_line import print_table, run
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError, check_settings, setting
 
 PARTS = ("communication", "weights", "memory", "batch", "scaling")

@@ -2,6 +2,8 @@
 
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
+from bert_packed.reports.saved_picture import save_picture
+
 BAR = 0.38
 COLORS = {"megatron1d": "tab:orange", "optimus2d": "tab:blue", "tree": "tab:blue", "gather": "tab:green"}
 
@@ -25,7 +27,7 @@ def draw(tables, path):
             axes.set(title="Largest batch")
         else:
             _draw_sent(axes, tables[name])
-    figure.savefig(path, dpi=90, format="png")
+    save_picture(figure, path)
 
 
 def _draw_bars(axes, rows, column):

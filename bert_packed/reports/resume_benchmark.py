@@ -64,7 +64,7 @@ def main(config):
 def write_packs(config, folder):
     """Write the files, and a manifest that vouches for them; returns their bytes."""
     from bert_packed.reports.encoding_speed import make_packs
-    from data_gen.cli.command_line import write_json
+    from data_gen.cli.output_files import write_json
     from data_gen.jobs.files import file_sha256
     from data_gen.records import tfrecords
     from data_gen.records.example_bytes import serialize_examples

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from bert_packed.reports.saved_picture import save_picture
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
 
@@ -103,7 +104,7 @@ def draw(curves, figure, path):
                 panel.plot(*zip(*points, strict=True), label=name, linewidth=1)
         panel.set(title={"train": "training", "eval": "held out"}[data], xlabel="step", ylabel=figure)
         panel.legend()
-    picture.savefig(path, dpi=90, format="png")
+    save_picture(picture, path)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
-from data_gen.jobs.files import write_whole
+from bert_packed.reports.saved_picture import save_picture
 
 POINTS = np.linspace(0.5, 4.0, 400)
 
@@ -39,5 +39,4 @@ def draw(tables, group, one, measured, path):
         spread.plot(POINTS, own.density(POINTS), "--", color="C1", label="its Gumbel")
     spread.set(title="Un-padding of one device: density", xlabel="speed-up")
     spread.legend(fontsize="small")
-    with write_whole(str(path)) as partial:
-        figure.savefig(partial, dpi=90, format="png")
+    save_picture(figure, path)

@@ -12,7 +12,8 @@ from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.virtual_devices import make_virtual_devices
 from bert_packed.training.step_report import describe_step, is_static
 from data_gen import schema
-from data_gen.cli.command_line import print_table, write_json
+from data_gen.cli.command_line import print_table
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError
 from data_gen.cli.versions import versions
 from data_gen.jobs.files import write_text

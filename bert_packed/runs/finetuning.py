@@ -26,7 +26,8 @@ from bert_packed.training.optimization import (
     WarmupPolynomialDecay,
     optimizer_settings,
 )
-from data_gen.cli.command_line import print_table, to_flagfile, write_json
+from data_gen.cli.command_line import print_table, to_flagfile
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError
 from data_gen.jobs.files import file_sha256, write_text
 from data_gen.tasks.update_packs import fit_predictions, pack_all, plan_updates

@@ -21,7 +21,8 @@ from bert_packed.checkpoints.checkpoint import (
 )
 from bert_packed.parallel.processes import ALONE
 from bert_packed.training.finite import NotFiniteError
-from data_gen.cli.command_line import to_flagfile, write_json
+from data_gen.cli.command_line import to_flagfile
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError
 from data_gen.jobs.output import SCANS_NAME
 from data_gen.records import tfrecords

@@ -6,12 +6,10 @@ so that `--help` and mistakes in flags answer at once.
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import signal
 import sys
-import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 from absl import flags
 from tabulate import tabulate
 
+from data_gen.cli.output_files import OUTPUT_FLAGS, check_output_file, write_json
 from data_gen.cli.settings import InputError
 
 TOP = Path(__file__).resolve().parents[2]
@@ -103,31 +102,9 @@ def parse(config_class, argv):
     config = config_class(**{name: values[name].value for name in names})
     if hasattr(config, "check_given"):  # some mistakes are only seen here: a default may have been given
         config.check_given({name for name in names if values[name].present})
-    check_json_file(getattr(config, "json", ""))
+    for name in OUTPUT_FLAGS:
+        check_output_file(name, getattr(config, name, ""))
     return config
-
-
-def check_json_file(path):
-    """Raise `InputError` where `write_json` could not write: now, not when the work is done; "" is no file.
-
-    Nothing is left behind, and nothing that is there changes.
-    """
-    if not path:
-        return
-    rule = f"`json` must be a file to write. Received: {path!r}"
-    if "://" in path:
-        raise InputError(f"{rule}, a URL.")
-    if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced, as a file is
-        raise InputError(f"{rule}, {'a directory' if os.path.isdir(path) else 'no file'}.")
-    folder = Path(path).absolute().parent
-    while not folder.exists():  # those that are missing are made with the file
-        folder = folder.parent
-    try:
-        # by trying: what a folder's mode says is not true for everyone, nor on every file system
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{Path(path).name}.", suffix=".partial"):
-            pass
-    except OSError as error:
-        raise InputError(f"{rule}: {error.strerror} in {folder}.") from error
 
 
 def help_text(program, config_class, description):
@@ -159,17 +136,6 @@ def print_table(rows, json_file=""):
     print(tabulate(rows, headers="keys", floatfmt=".6g", intfmt=",", disable_numparse=[0] if rows else []))
     if json_file:
         write_json(json_file, rows)
-
-
-def write_json(path, content):
-    """Write JSON under its final name only when complete."""
-    partial = Path(f"{path}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    with partial.open("w") as file:
-        file.write(json.dumps(content, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())  # else a power loss may leave the new name on an empty file
-    partial.replace(path)
 
 
 class _StandardError(logging.StreamHandler):

@@ -141,12 +141,14 @@ def test_a_command_that_was_started_to_ignore_interrupts_does():
 @dataclasses.dataclass(frozen=True)
 class Reporting:
     json: str = setting("", "also write the table here")
+    picture: str = setting("", "also draw it here")
+    markdown: str = setting("", "also write a page here")
 
 
-def report(path):
-    """Run a command with `--json=path`: its status, and whether its work was begun."""
+def report(path, flag="json"):
+    """Run a command with `--json=path`, or another flag: its status, and whether its work was begun."""
     begun = []
-    status = command_line.run(begun.append, Reporting, "", ["program.py", f"--json={path}"])
+    status = command_line.run(begun.append, Reporting, "", ["program.py", f"--{flag}={path}"])
     return status, bool(begun)
 
 
@@ -161,12 +163,13 @@ def report(path):
         ("/dev/null", "no file"),
     ],
 )
-def test_json_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, path, rule):
+@pytest.mark.parametrize("flag", ["json", "picture", "markdown"])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, flag, path, rule):
     (tmp_path / "file").write_text("content")
-    assert report(path.format(tmp_path)) == (2, False)
+    assert report(path.format(tmp_path), flag) == (2, False)
     error = capsys.readouterr().err
-    assert error.startswith("program.py: error: `json` must be a file to write. Received: ") and rule in error
-    assert error.count("\n") == 1
+    assert error.startswith(f"program.py: error: `{flag}` must be a file to write. Received: ")
+    assert rule in error and error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

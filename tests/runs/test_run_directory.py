@@ -20,7 +20,7 @@ from bert_packed.runs.run_directory import (
     start_run,
 )
 from bert_packed.training.finite import NotFiniteError
-from data_gen.cli.command_line import write_json
+from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import InputError
 
 
