@@ -1,6 +1,7 @@
 """What of a set of runs is there: which are complete, which are another config's, which are outdated.
 
-A run is outdated when the checkpoint that it began from has been replaced since, or is outdated itself.
+A run is outdated when the checkpoint that it began from has been replaced since, or is outdated itself. Files
+that were made anew under their old names are told by the manifest beside them, those of SQuAD by their bytes.
 """
 
 import dataclasses
@@ -11,6 +12,8 @@ from bert_packed.reports.planned_runs import SQUAD, settings_of
 from bert_packed.reports.run_curves import LOGS
 from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import result_settings
+from data_gen.jobs.files import file_sha256
+from data_gen.records.inputs import find_files, read_promises
 
 # Changeable for a training, of which the scores are another result
 SCORING = ("predict_file", "n_best_size", "max_answer_length", "null_score_diff_threshold")
@@ -19,7 +22,7 @@ INTERVALS = ("log_steps", "eval_steps")
 
 
 def is_complete(run, folder):
-    """Whether a run has taken, logged and evaluated its last step, under these flags, from today's start.
+    """Whether a run has taken, logged and evaluated its last step, by the flags, start and files of today.
 
     Args:
         run: `planned_runs.Run`.
@@ -34,6 +37,8 @@ def is_complete(run, folder):
     wanted = settings_of(run, folder)
     output_dir = Path(wanted.output_dir)
     if _kept_flags(output_dir) is None or _other_flags(run, folder) or is_outdated(output_dir):
+        return False
+    if find_changed_file(run, folder):
         return False
     if run.program == SQUAD:
         scored_at = _modified(output_dir / SCORES_FILE)  # written last
@@ -62,6 +67,8 @@ def comparable(runs, folder, tell):
             tell(f"{run.name} is left out: its run.json has {theirs}")
         elif is_outdated(output_dir):
             tell(f"{run.name} is left out: what it began from was taken anew since")
+        elif changed := find_changed_file(run, folder):
+            tell(f"{run.name} is left out: {changed} is another file than those it was made with")
         else:
             found.append(run)
     return found
@@ -123,8 +130,29 @@ def is_outdated(output_dir):
     return is_outdated(start)
 
 
+def find_changed_file(run, folder):
+    """A file that a run would read now, and that is not what the run was made with: its path, or None.
+
+    A file that is gone, or a TFRecord file that no manifest tells of, is not looked at: what the run came to
+    still stands, and its command reads every byte before it goes on.
+    """
+    made_with = _made_with(Path(folder) / run.name)
+    if run.program == SQUAD:
+        wanted, scored_with = settings_of(run, folder), _read_note(run, folder).get("predict_sha256")
+        made_with |= {wanted.predict_file: scored_with} if scored_with else {}
+        now = {path: _checksum(path) for path in made_with}
+    elif made_with:
+        patterns = [run.flags[name] for name in ("input_file", "eval_input_file") if run.flags.get(name)]
+        files = [path for pattern in patterns for path in find_files(pattern, "input_file")]
+        added = [path for path in files if path not in made_with]
+        if added:
+            return added[0]
+        now = {path: known.get("sha256") for path, known in read_promises(files).items()}
+    return next((path for path in made_with if now.get(path) not in (None, made_with[path])), None)
+
+
 def note_scoring(run, folder):
-    """Write down, before a SQuAD run is taken, by which flags its next scores are made.
+    """Write down, before a SQuAD run is taken, by which flags and of what its next scores are made.
 
     Its run.json keeps those of its training, though it may answer other questions later.
     """
@@ -133,7 +161,8 @@ def note_scoring(run, folder):
     wanted = settings_of(run, folder)
     scored_before = _modified(Path(wanted.output_dir) / SCORES_FILE)
     flags = {name: getattr(wanted, name) for name in SCORING}
-    write_json(_note_file(run, folder), {"flags": flags, "scored_before": scored_before})
+    note = {"flags": flags, "predict_sha256": _checksum(wanted.predict_file), "scored_before": scored_before}
+    write_json(_note_file(run, folder), note)
 
 
 def _other_flags(run, folder):
@@ -162,6 +191,23 @@ def _kept_flags(output_dir):
 
     flags = _read_object(Path(output_dir) / RUN_FILE).get("flags")
     return flags if isinstance(flags, dict) else None
+
+
+def _made_with(output_dir):
+    """Dict from the path of each file that a run read for its training to its SHA-256, by its run.json."""
+    from bert_packed.runs.run_directory import RUN_FILE
+
+    inputs = _read_object(output_dir / RUN_FILE).get("inputs")
+    lists = inputs.values() if isinstance(inputs, dict) else ()
+    return {entry["path"]: entry["sha256"] for entries in lists for entry in entries}
+
+
+def _checksum(path):
+    """SHA-256 of a file, or None where it cannot be read."""
+    try:
+        return file_sha256(path)
+    except OSError:
+        return None
 
 
 def _note_file(run, folder):

@@ -49,9 +49,13 @@ def _phases_of(kind):
 
 
 def _last_points(points, variant):
-    """Of each seed the newest point: dict from `train` or `eval` to a list."""
-    last = {"train": {}, "eval": {}}
-    for point in points:
-        if point["variant"] == variant:
-            last[point["data"]][point["seed"]] = point
-    return {data: list(by_seed.values()) for data, by_seed in last.items()}
+    """Of each seed the newest point that all seeds have come to: dict from `train` or `eval` to a list."""
+    last = {}
+    for data in ("train", "eval"):
+        by_seed = {}
+        for point in points:
+            if (point["variant"], point["data"]) == (variant, data):
+                by_seed.setdefault(point["seed"], {})[point["sequences"]] = point
+        common = set.intersection(*map(set, by_seed.values())) if by_seed else set()
+        last[data] = [of_seed[max(common)] for of_seed in by_seed.values()] if common else []
+    return last

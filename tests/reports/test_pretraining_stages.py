@@ -102,23 +102,26 @@ def test_fine_tunings_differ_only_in_where_they_start_and_in_their_seed():
 def test_the_table_has_medians_over_seeds_of_what_is_there():
     runs = make_runs(FullConfig(**GIVEN, pretraining_seeds="1,2"), FACTORS)
 
-    def point(variant, seed, data, accuracy, hours=None):
+    def point(variant, seed, data, accuracy, hours=None, sequences=90.0):
         return {
             "variant": variant,
             "seed": seed,
             "data": data,
             "mlm_accuracy": accuracy,
             "hours": hours,
-            "sequences": 90.0,
+            "sequences": sequences,
         }
 
     points = [
-        point("phase1-packed", 1, "eval", 0.1),
-        point("phase1-packed", 1, "eval", 0.3),  # the newest
+        point("phase1-packed", 1, "eval", 0.1, sequences=45.0),
+        point("phase1-packed", 1, "eval", 0.3),
+        point("phase1-packed", 1, "eval", 0.9, sequences=135.0),  # where the other seed has not come to
         point("phase1-packed", 2, "eval", 0.5),
         point("phase1-packed", 1, "train", 0.9, 2.0),
         point("phase1-packed", 2, "train", 0.9, 3.0),
         point("phase2-packed", 1, "eval", 0.7),
+        point("phase2-unpacked", 1, "eval", 0.7, sequences=45.0),
+        point("phase2-unpacked", 2, "eval", 0.8, sequences=90.0),
         point("phase1-unpacked", 1, "eval", 0.2),
     ]
     scores = {
@@ -137,4 +140,5 @@ def test_the_table_has_medians_over_seeds_of_what_is_there():
     assert (packed["exact match, median"], packed["exact match, most"]) == (15, 40)
     assert packed["fine-tunings"] == 3 and unpacked["fine-tunings"] == random["fine-tunings"] == 1
     assert unpacked["phase1 held-out accuracy"] == 0.2 and unpacked["F1, median"] == 4
+    assert unpacked["phase2 held-out accuracy"] is unpacked["phase2 sequences"] is None  # of no common point
     assert random["phase1 held-out accuracy"] is None and random["F1, median"] == 6
