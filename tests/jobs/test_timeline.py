@@ -1,5 +1,6 @@
 """Phases follow one another without a gap, each with a name and its processors' seconds."""
 
+import importlib.util
 import itertools
 import json
 import os
@@ -93,6 +94,19 @@ def test_steps_are_noted_with_who_did_them(tmp_path, num_workers):
     assert done.num_workers == len(set(found) - {os.getpid()})
     assert (done.workers_cpu == 0) == (num_workers == 1)
     assert (again.first_step, again.num_workers, again.workers_cpu) == (None, 0, 0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="needs the extra `beam`")
+@pytest.mark.filterwarnings("default")
+def test_of_processes_elsewhere_nothing_is_said(tmp_path):
+    """`0` would say that packing by Beam takes no processor."""
+    timeline = Timeline()
+    with Job(tmp_path, runner="DirectRunner", timeline=timeline) as job:
+        job.run([Step("step", name_process, 0)], "do")
+        job.run([Step("step", name_process, 0)], "again")
+    done, again = timeline.phases[1], timeline.phases[3]
+    assert (done.phase, done.workers_cpu, done.num_workers, done.first_step) == ("do", None, 0, None)
+    assert (again.phase, again.workers_cpu) == ("again", 0.0)  # done before
 
 
 def test_the_age_of_a_process_grows_with_the_clock():

@@ -201,6 +201,19 @@ def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
     assert tokens_of(PackedDataset(packs, index_file=index_file)) == whole
 
 
+def test_files_whose_scans_lie_beside_them_are_not_read_whole(tmp_path, monkeypatch):
+    from data_gen.records import kept_scans
+
+    files = write_data(tmp_path)
+    pattern = str(tmp_path / "packed-*.tfrecord")
+    whole = tokens_of(PackedDataset(pattern))
+    kept_scans.write_scans_beside({path: kept_scans.scan_unchanged(path) for path in files})
+    monkeypatch.setattr(kept_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
+    assert tokens_of(PackedDataset(pattern)) == whole and len(whole) == NUM_PACKS
+    index_file = tmp_path / "packs.index"
+    assert tokens_of(PackedDataset(pattern, index_file=str(index_file))) == whole and index_file.exists()
+
+
 def test_mistakes(packs, tmp_path):
     rng = np.random.default_rng(0)
     (tmp_path / "damaged").mkdir()
