@@ -35,13 +35,17 @@ class RunningCluster:
         arguments: Of `run_pretraining.py`.
         num: Processes.
         backend: "tensorflow" or "jax".
+        own: Dict from the index of a process to arguments that it alone has, last.
     """
 
-    def __init__(self, folder, arguments, num, backend):
+    def __init__(self, folder, arguments, num, backend, own=None):
         self.folder, self.num = Path(folder), num
         self.folder.mkdir(parents=True, exist_ok=True)
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(num)]
-        self.processes = [self._start(index, arguments, backend) for index in range(num)]
+        own = own or {}
+        self.processes = [
+            self._start(index, [*arguments, *own.get(index, [])], backend) for index in range(num)
+        ]
 
     def _start(self, index, arguments, backend):
         task = {"type": "worker", "index": index}

@@ -138,7 +138,7 @@ class Processes(Alone):
             threading.Event().wait()  # who called cannot go on; the main thread or another ends the process
         reason = "was lost"
         with contextlib.suppress(Exception):
-            reason = "has ended: " + self._service.get(f"ended {index}", WATCH_SECONDS)
+            reason = "has ended: " + self._service.get(f"ended {index}", WATCH_SECONDS).rstrip(".")
         sys.stdout.flush()
         sys.stderr.write(
             f"{os.path.basename(sys.argv[0])}: worker {index} ({self._cluster.addresses[index]}) {reason}; "

@@ -164,3 +164,17 @@ def test_a_mistake_is_one_line_in_every_process(data, tmp_path, backend):
     for index in range(2):
         (line,) = cluster.err(index)
         assert "`output_dir` must be empty or hold this run" in line and "thesis.txt" in line
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_a_file_that_one_process_alone_misses_ends_all(data, tmp_path, backend):
+    """As on a machine whose disk was not mounted: none waits for it."""
+    own = {1: [f"--input_file={tmp_path}/none.tfrecord"]}
+    cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, backend, own)
+    assert cluster.statuses() == [STATUS_LOST, 2]
+    rule = f"`input_file` must match at least one file. Received: '{tmp_path}/none.tfrecord'"
+    (line,) = cluster.err(1)
+    assert line == f"run_pretraining.py: error: {rule}."
+    (line,) = cluster.err(0)
+    assert f"worker 1 ({cluster.addresses[1]}) has ended: {rule}; the same commands" in line
+    assert not list((tmp_path / "run").glob("checkpoint-*"))

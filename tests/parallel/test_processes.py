@@ -133,7 +133,7 @@ def ended(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"), [({}, "was lost"), ({"ended 0": "no such file"}, "has ended: no such file")]
+    ("values", "reason"), [({}, "was lost"), ({"ended 0": "no such file."}, "has ended: no such file")]
 )
 def test_a_lost_process_ends_this_one_with_its_name(service, ended, values, reason):
     service.values.update(values)
