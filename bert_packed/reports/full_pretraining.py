@@ -27,7 +27,8 @@ run_pretraining.py, phase 1 and from it phase 2, on packs and on the same sequen
 update; then runs of run_squad.py from both, and from random weights, which tells what pre-training gave.
 
 The same command, after a kill, goes on with the run that stands half done, and leaves out those that are
-complete. The table is of whatever is there; runs made under other flags are named and left out.
+complete. The table is of whatever is there; runs made under other flags, or on files that changed since, are
+named and left out.
 """
 FILES = (
     *(f"{phase}_{name}" for phase in PHASES for name in ("packed", "unpacked", "eval")),

@@ -1,19 +1,17 @@
 """What of a set of runs is there: which are complete, which are another config's, which are outdated.
 
-A run is outdated when the checkpoint that it began from has been replaced since, or is outdated itself. Files
-that were made anew under their old names are told by the manifest beside them, those of SQuAD by their bytes.
+A run is outdated when the checkpoint that it began from has been replaced since, or is outdated itself.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
+from bert_packed.reports.changed_inputs import checksum, find_changed_input
 from bert_packed.reports.planned_runs import SQUAD, settings_of
 from bert_packed.reports.run_curves import LOGS
+from bert_packed.reports.run_json import kept_flags, read_object
 from data_gen.cli.output_files import write_json
 from data_gen.cli.settings import result_settings
-from data_gen.jobs.files import file_sha256
-from data_gen.records.inputs import find_files, read_promises
 
 # Changeable for a training, of which the scores are another result
 SCORING = ("predict_file", "n_best_size", "max_answer_length", "null_score_diff_threshold")
@@ -36,7 +34,7 @@ def is_complete(run, folder):
 
     wanted = settings_of(run, folder)
     output_dir = Path(wanted.output_dir)
-    if _kept_flags(output_dir) is None or _other_flags(run, folder) or is_outdated(output_dir):
+    if kept_flags(output_dir) is None or _other_flags(run, folder) or is_outdated(output_dir):
         return False
     if find_changed_file(run, folder):
         return False
@@ -68,7 +66,7 @@ def comparable(runs, folder, tell):
         elif is_outdated(output_dir):
             tell(f"{run.name} is left out: what it began from was taken anew since")
         elif changed := find_changed_file(run, folder):
-            tell(f"{run.name} is left out: {changed} is another file than those it was made with")
+            tell(f"{run.name} is left out: {changed} is not what it was when the run was made")
         else:
             found.append(run)
     return found
@@ -79,7 +77,7 @@ def as_begun(run, folder):
 
     That is how often it logs and evaluates, and the path by which its start is named.
     """
-    kept = _kept_flags(Path(folder) / run.name) or {}
+    kept = kept_flags(Path(folder) / run.name) or {}
     flags = dict(run.flags)
     for name in INTERVALS:
         if name in flags:
@@ -119,7 +117,7 @@ def is_outdated(output_dir):
     from bert_packed.checkpoints.checkpoint import WEIGHTS, list_checkpoints
     from bert_packed.runs.run_directory import FLAGFILE
 
-    start = (_kept_flags(output_dir) or {}).get("init_checkpoint")
+    start = (kept_flags(output_dir) or {}).get("init_checkpoint")
     if not start:
         return False
     began = _modified(Path(output_dir) / FLAGFILE)  # written at a run's start, and never again
@@ -131,24 +129,24 @@ def is_outdated(output_dir):
 
 
 def find_changed_file(run, folder):
-    """A file that a run would read now, and that is not what the run was made with: its path, or None.
+    """A file that makes what a run has come to another's: its path, or None.
 
-    A file that is gone, or a TFRecord file that no manifest tells of, is not looked at: what the run came to
-    still stands, and its command reads every byte before it goes on.
+    Args:
+        run, folder: As of `is_complete`.
+
+    Returns:
+        As `find_changed_input`, and the questions that were answered, where they are others now.
+
+    Raises:
+        InputError: a flag of the run is wrong, or a manifest cannot be read.
     """
-    made_with = _made_with(Path(folder) / run.name)
-    if run.program == SQUAD:
-        wanted, scored_with = settings_of(run, folder), _read_note(run, folder).get("predict_sha256")
-        made_with |= {wanted.predict_file: scored_with} if scored_with else {}
-        now = {path: _checksum(path) for path in made_with}
-    elif made_with:
-        patterns = [run.flags[name] for name in ("input_file", "eval_input_file") if run.flags.get(name)]
-        files = [path for pattern in patterns for path in find_files(pattern, "input_file")]
-        added = [path for path in files if path not in made_with]
-        if added:
-            return added[0]
-        now = {path: known.get("sha256") for path, known in read_promises(files).items()}
-    return next((path for path in made_with if now.get(path) not in (None, made_with[path])), None)
+    wanted = settings_of(run, folder)
+    changed = find_changed_input(wanted.output_dir)
+    if changed is None and run.program == SQUAD:
+        scored = _read_note(run, folder).get("predict_sha256")
+        if scored and checksum(wanted.predict_file) not in (None, scored):
+            return wanted.predict_file
+    return changed
 
 
 def note_scoring(run, folder):
@@ -161,14 +159,14 @@ def note_scoring(run, folder):
     wanted = settings_of(run, folder)
     scored_before = _modified(Path(wanted.output_dir) / SCORES_FILE)
     flags = {name: getattr(wanted, name) for name in SCORING}
-    note = {"flags": flags, "predict_sha256": _checksum(wanted.predict_file), "scored_before": scored_before}
+    note = {"flags": flags, "predict_sha256": checksum(wanted.predict_file), "scored_before": scored_before}
     write_json(_note_file(run, folder), note)
 
 
 def _other_flags(run, folder):
     """Flags on which the result depends that a run has otherwise than it is wanted: dict to its values."""
     wanted = settings_of(run, folder)
-    kept = _kept_flags(wanted.output_dir)
+    kept = kept_flags(wanted.output_dir)
     if kept is None:
         return {}
     names = {name for name in result_settings(wanted) if name not in INTERVALS}
@@ -185,46 +183,12 @@ def _other_flags(run, folder):
     return other
 
 
-def _kept_flags(output_dir):
-    """The flags of a run that has begun, or None; of a damaged file the command itself tells."""
-    from bert_packed.runs.run_directory import RUN_FILE
-
-    flags = _read_object(Path(output_dir) / RUN_FILE).get("flags")
-    return flags if isinstance(flags, dict) else None
-
-
-def _made_with(output_dir):
-    """Dict from the path of each file that a run read for its training to its SHA-256, by its run.json."""
-    from bert_packed.runs.run_directory import RUN_FILE
-
-    inputs = _read_object(output_dir / RUN_FILE).get("inputs")
-    lists = inputs.values() if isinstance(inputs, dict) else ()
-    return {entry["path"]: entry["sha256"] for entries in lists for entry in entries}
-
-
-def _checksum(path):
-    """SHA-256 of a file, or None where it cannot be read."""
-    try:
-        return file_sha256(path)
-    except OSError:
-        return None
-
-
 def _note_file(run, folder):
     return Path(folder) / f"{run.name}.scored.json"
 
 
 def _read_note(run, folder):
-    return _read_object(_note_file(run, folder))
-
-
-def _read_object(path):
-    """A file's JSON object; {} where there is none."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return read_object(_note_file(run, folder))
 
 
 def _modified(path):

@@ -25,7 +25,8 @@ set of runs of run_pretraining.py that see as many sequences each, one after the
 The same command, after a kill, goes on with the run that stands half done, and leaves out those that are
 complete. SIGTERM and Ctrl-C save at the next step and stop. After each run, and however it ends, it writes
 curves.csv and a PNG for each set, at last a table of what the runs have come to: of whatever runs of these
-sets are there, of all seeds and variants. Those made under other flags are named and left out.
+sets are there, of all seeds and variants. Those made under other flags, or on files that changed since, are
+named and left out.
 """
 
 

@@ -1,4 +1,7 @@
-"""What pre-trainings and their fine-tunings have come to: sequences, hours, held-out accuracy, scores."""
+"""What pre-trainings and their fine-tunings have come to: sequences, hours, held-out accuracy, scores.
+
+Of a phase those seeds count that have come as far as any: one that has just begun says nothing of the end.
+"""
 
 import statistics
 
@@ -23,6 +26,7 @@ def summary_rows(runs, points, scores):
         row = {"pre-training": kind}
         for phase in PHASES:
             last = _last_points(points, f"{phase}-{kind}")
+            row[f"{phase} seeds"] = len(last["eval"])
             row |= {
                 f"{phase} {name}": statistics.fmean(values) if values else None
                 for name, values in (
@@ -49,13 +53,10 @@ def _phases_of(kind):
 
 
 def _last_points(points, variant):
-    """Of each seed the newest point that all seeds have come to: dict from `train` or `eval` to a list."""
+    """The newest points of the seeds that have come as far as any: dict from `train` or `eval` to a list."""
     last = {}
     for data in ("train", "eval"):
-        by_seed = {}
-        for point in points:
-            if (point["variant"], point["data"]) == (variant, data):
-                by_seed.setdefault(point["seed"], {})[point["sequences"]] = point
-        common = set.intersection(*map(set, by_seed.values())) if by_seed else set()
-        last[data] = [of_seed[max(common)] for of_seed in by_seed.values()] if common else []
+        own = [point for point in points if (point["variant"], point["data"]) == (variant, data)]
+        most = max((point["sequences"] for point in own), default=None)
+        last[data] = [point for point in own if point["sequences"] == most]
     return last

@@ -1,4 +1,4 @@
-"""A picture in its file."""
+"""Pictures are written as PNG, whole."""
 
 from pathlib import Path
 

@@ -11,7 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bert_packed.reports.kept_runs import as_begun, find_outdated, is_complete, note_scoring
+from bert_packed.reports.changed_inputs import find_changed_input
+from bert_packed.reports.kept_runs import (
+    as_begun,
+    find_outdated,
+    is_complete,
+    note_scoring,
+)
 from bert_packed.reports.planned_runs import SQUAD, command_of, settings_of
 from data_gen.cli.settings import InputError
 
@@ -39,12 +45,13 @@ def take_all(runs, folder, after_each=lambda: None):
         An exit status, as of `take`.
 
     Raises:
-        InputError: a flag of one of them is wrong, or one is outdated, before the first is taken; or a
-            command failed.
+        InputError: a flag of one of them is wrong, one is outdated, or was made with files that changed
+            since, before the first is taken; or a command failed.
     """
     for run in runs:
         settings_of(run, folder)
     _refuse_outdated(runs, folder)
+    _refuse_changed(runs, folder)
     for number, run in enumerate(runs, start=1):
         if is_complete(run, folder):
             continue
@@ -66,6 +73,16 @@ def _refuse_outdated(runs, folder):
         raise InputError(
             f"every run in {folder} must be from the newest checkpoint of its start. Received: "
             f"{', '.join(names)}, begun before that was taken anew; removed, they are taken again."
+        )
+
+
+def _refuse_changed(runs, folder):
+    changed = {run.name: find_changed_input(Path(folder) / run.name) for run in runs}
+    names = [name for name, path in changed.items() if path]
+    if names:
+        raise InputError(
+            f"every run in {folder} must be of files as they are now. Received: {', '.join(names)}, made "
+            f"before {changed[names[0]]} changed; removed, they are taken again."
         )
 
 

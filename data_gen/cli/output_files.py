@@ -9,6 +9,8 @@ from data_gen.cli.settings import InputError
 
 OUTPUT_FLAGS = ("json", "picture", "markdown")  # in every command that has them
 
+TRIAL_SUFFIX = 24 * "0" + ".partial"  # a file that is half-written has a longer name by as much
+
 
 def check_output_file(flag, path):
     """Raise `InputError` where a file could not be written: now, not when the work is done.
@@ -26,12 +28,14 @@ def check_output_file(flag, path):
         raise InputError(f"{rule}, a URL.")
     if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced, as a file is
         raise InputError(f"{rule}, {'a directory' if os.path.isdir(path) else 'no file'}.")
+    if not os.path.basename(path):
+        raise InputError(f"{rule}, a directory.")
     folder = Path(path).absolute().parent
     while not folder.exists():  # those that are missing are made with the file
         folder = folder.parent
     try:
         # by trying: what a folder's mode says is not true for everyone, nor on every file system
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{Path(path).name}.", suffix=".partial"):
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{Path(path).name}.", suffix=TRIAL_SUFFIX):
             pass
     except OSError as error:
         raise InputError(f"{rule}: {error.strerror} in {folder}.") from error

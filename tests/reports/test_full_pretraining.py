@@ -1,9 +1,11 @@
 """Pre-training in two phases and its fine-tunings: what is taken, counted and refused."""
 
 import dataclasses
+import glob
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,12 @@ def flags(tmp_path_factory):
     }
 
 
+def describe(pattern):
+    """As run.json describes the files of a flag."""
+    paths = sorted(glob.glob(str(pattern)))
+    return [{"path": path, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()} for path in paths]
+
+
 def finish(one, folder):
     """Leave what a run leaves that came to its end; one that goes on keeps how it began; 0, as `take`."""
     path = Path(folder) / one.name
@@ -96,8 +104,11 @@ def finish(one, folder):
     weights.parent.mkdir(parents=True, exist_ok=True)
     weights.touch()
     if not (path / "run.json").exists():
-        kept = dataclasses.asdict(settings_of(one, folder))
-        (path / "run.json").write_text(json.dumps({"flags": kept}))
+        wanted = settings_of(one, folder)
+        names = ("train_file",) if "squad" in one.name else ("input_file", "eval_input_file")
+        inputs = {name: describe(getattr(wanted, name)) for name in names}
+        found = {"flags": dataclasses.asdict(wanted), "inputs": inputs}
+        (path / "run.json").write_text(json.dumps(found))
         (path / "resolved.flags").touch()
     if "squad" in one.name:
         (path / "eval_results.json").write_text('{"exact_match": 12.5, "f1": 25.0}')
@@ -177,6 +188,46 @@ def test_questions_are_answered_again_when_they_or_the_scoring_changed(takes, fl
         assert takes(**changed) == (0, squad) and takes(**changed) == (0, [])
     assert takes() == (0, squad)
     assert takes(finetuning_flags=f"{flags['finetuning_flags']} --predict_batch_size=3") == (0, [])
+
+
+def test_questions_that_changed_in_place_are_answered_again(takes, flags, tmp_path, capsys):
+    questions = tmp_path / "own.json"
+    questions.write_bytes(Path(flags["predict_file"]).read_bytes())
+    assert takes(predict_file=questions)[0] == 0
+    write(questions, QUESTIONS[0])
+    capsys.readouterr()
+    assert takes(predict_file=questions, table_only=True) == (0, [])
+    assert f"left out: {questions} is not what it was when the run was made" in capsys.readouterr().err
+    assert read_table(tmp_path)[0]["fine-tunings"] == 0
+    assert takes(predict_file=questions) == (0, ["squad-packed1-seed1"])
+    assert takes(predict_file=questions) == (0, []) and read_table(tmp_path)[0]["fine-tunings"] == 1
+
+
+def test_records_that_were_packed_anew_stop_the_set_before_its_first_run(takes, flags, tmp_path, capsys):
+    folder = tmp_path / "phase2"
+    shutil.copytree(Path(flags["phase2_packed"]).parent, folder)
+    changed = {"phase2_packed": f"{folder}/*.tfrecord"}
+    assert takes(**changed)[0] == 0
+    (path,) = folder.glob("*.tfrecord")
+    frames = path.read_bytes()
+    path.write_bytes(frames + frames)  # twice the packs, whatever the manifest counts
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][0]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert takes(**changed, table_only=True) == (0, [])
+    told = capsys.readouterr().err
+    for name in ("phase2-packed-seed1", "squad-packed1-seed1"):  # the second by the first
+        assert f"{name} is left out: {path} is not what it was when the run was made" in told
+    (row,) = read_table(tmp_path)
+    assert row["phase1 held-out accuracy"] == 0.25
+    assert row["phase2 held-out accuracy"] is None and row["fine-tunings"] == 0
+    assert takes(**changed, seeds="1,2") == (2, [])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"Received: phase2-packed-seed1, squad-packed1-seed1, made before {path} changed; removed" in line
+    for name in ("phase2-packed-seed1", "squad-packed1-seed1"):
+        shutil.rmtree(tmp_path / "all" / name)
+    assert takes(**changed) == (0, ["phase2-packed-seed1", "squad-packed1-seed1"])
 
 
 def test_an_answer_that_was_stopped_is_not_taken_for_the_one_before_it(takes, flags, monkeypatch, tmp_path):

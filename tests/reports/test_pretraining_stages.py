@@ -115,8 +115,8 @@ def test_the_table_has_medians_over_seeds_of_what_is_there():
     points = [
         point("phase1-packed", 1, "eval", 0.1, sequences=45.0),
         point("phase1-packed", 1, "eval", 0.3),
-        point("phase1-packed", 1, "eval", 0.9, sequences=135.0),  # where the other seed has not come to
         point("phase1-packed", 2, "eval", 0.5),
+        point("phase1-packed", 3, "eval", 0.9, sequences=45.0),  # has not come as far
         point("phase1-packed", 1, "train", 0.9, 2.0),
         point("phase1-packed", 2, "train", 0.9, 3.0),
         point("phase2-packed", 1, "eval", 0.7),
@@ -140,5 +140,6 @@ def test_the_table_has_medians_over_seeds_of_what_is_there():
     assert (packed["exact match, median"], packed["exact match, most"]) == (15, 40)
     assert packed["fine-tunings"] == 3 and unpacked["fine-tunings"] == random["fine-tunings"] == 1
     assert unpacked["phase1 held-out accuracy"] == 0.2 and unpacked["F1, median"] == 4
-    assert unpacked["phase2 held-out accuracy"] is unpacked["phase2 sequences"] is None  # of no common point
+    assert [packed[f"{phase} seeds"] for phase in ("phase1", "phase2")] == [2, 1]
+    assert (unpacked["phase2 held-out accuracy"], unpacked["phase2 seeds"]) == (0.8, 1)
     assert random["phase1 held-out accuracy"] is None and random["F1, median"] == 6

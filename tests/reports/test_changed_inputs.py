@@ -6,7 +6,8 @@ import json
 import pytest
 from curve_logs import a_run, write_log
 
-from bert_packed.reports.kept_runs import comparable, find_changed_file, is_complete, note_scoring
+from bert_packed.reports.changed_inputs import find_changed_input
+from bert_packed.reports.kept_runs import comparable, is_complete, note_scoring
 from bert_packed.reports.planned_runs import SQUAD, Run
 
 
@@ -58,58 +59,77 @@ def told(run, folder):
         ("train", {"a.tfrecord": "one", "b.tfrecord": "other"}, "b.tfrecord"),
         ("eval", {"c.tfrecord": "other"}, "c.tfrecord"),
         ("train", {"a.tfrecord": "one", "b.tfrecord": "two", "d.tfrecord": "new"}, "d.tfrecord"),
+        ("train", {"a.tfrecord": "one"}, "b.tfrecord"),
         ("train", {"a.tfrecord": "one", "b.tfrecord": "two"}, None),  # packed anew to the same bytes
-        ("train", {"a.tfrecord": "one"}, None),
+        ("eval", {}, None),  # gone
     ],
 )
 def test_records_that_were_made_anew_leave_a_run_out(run, tmp_path, folder, contents, changed):
     assert told(run, tmp_path) == []
     write_records(tmp_path / folder, contents)
     lines = changed and [
-        f"{run.name} is left out: {tmp_path / folder / changed} is another file than those it was made with"
+        f"{run.name} is left out: {tmp_path / folder / changed} is not what it was when the run was made"
     ]
     assert told(run, tmp_path) == (lines or [])
+
+
+def test_what_began_from_a_run_is_left_out_with_it(run, tmp_path):
+    later = Run("later", 1, {**run.flags, "init_checkpoint": str(tmp_path / run.name)}, 10.0)
+    folder = tmp_path / later.name
+    for log in ("metrics.csv", "eval_metrics.csv"):
+        write_log(folder / log, [(3, 9, 8.0, 0.1, "")])
+    (folder / "run.json").write_text(json.dumps({"flags": later.flags}))
+    assert told(later, tmp_path) == []
+    write_records(tmp_path / "train", {"a.tfrecord": "other", "b.tfrecord": "two"})
+    (line,) = told(later, tmp_path)
+    assert line.startswith("later-seed1 is left out: ") and "a.tfrecord is not what it was" in line
 
 
 def test_records_without_a_manifest_are_not_read(run, tmp_path):
     (tmp_path / "train" / "manifest.json").unlink()
     (tmp_path / "train" / "a.tfrecord").write_text("other")
-    assert find_changed_file(run, tmp_path) is None
+    assert find_changed_input(tmp_path / run.name) is None
 
 
 @pytest.mark.parametrize("inputs", [None, [], {}])
 def test_a_run_that_tells_of_no_files_has_no_changed_ones(run, tmp_path, inputs):
     path = tmp_path / run.name / "run.json"
-    path.write_text(json.dumps({"flags": run.flags, "inputs": inputs}))
+    path.write_text(json.dumps({"flags": run.flags, "inputs": inputs, "data": inputs}))
     write_records(tmp_path / "train", {"new.tfrecord": "new"})
-    assert find_changed_file(run, tmp_path) is None
+    assert find_changed_input(tmp_path / run.name) is None
 
 
-def test_questions_that_were_changed_in_place_leave_their_scores_out(tmp_path):
+@pytest.mark.parametrize("same", [False, True])
+def test_questions_and_vocabulary_that_were_changed_in_place_leave_their_scores_out(tmp_path, same):
     names = ("train_file", "predict_file", "vocab_file")
     files = {name: tmp_path / name for name in names}
+    if same:
+        files["predict_file"] = files["train_file"]
     for path in files.values():
         path.write_text("content")
     flags = {name: str(path) for name, path in files.items()} | {"bert_config_file": "bert-tiny"}
     one = Run("squad", 1, flags, 0.0, program=SQUAD)
     folder = tmp_path / one.name
     folder.mkdir()
-    trained_with = [{"path": str(files["train_file"]), "sha256": sha256(files["train_file"])}]
-    (folder / "run.json").write_text(
-        json.dumps({"flags": {**flags, "random_seed": 12345}, "inputs": {"train_file": trained_with}})
-    )
+    found = {
+        "flags": {**flags, "random_seed": 12345},
+        "inputs": {"train_file": [{"path": flags["train_file"], "sha256": sha256(files["train_file"])}]},
+        "data": {"vocab_sha256": sha256(files["vocab_file"])},
+    }
+    (folder / "run.json").write_text(json.dumps(found))
     note_scoring(one, tmp_path)
     (folder / "eval_results.json").write_text("{}")
     assert told(one, tmp_path) == []
-    for name in ("predict_file", "train_file"):
-        files[name].write_text("other")
-        (line,) = told(one, tmp_path)
-        assert f"{files[name]} is another file" in line
-        files[name].write_text("content")
+    for path in files.values():
+        path.write_text("other")
+        assert told(one, tmp_path) == [
+            f"squad-seed1 is left out: {path} is not what it was when the run was made"
+        ]
+        path.write_text("content")
         assert told(one, tmp_path) == []
     files["predict_file"].write_text("other")
     note_scoring(one, tmp_path)  # before they are answered
     assert not is_complete(one, tmp_path)
     (folder / "eval_results.json").unlink()
     (folder / "eval_results.json").write_text("{}")
-    assert told(one, tmp_path) == []
+    assert bool(told(one, tmp_path)) == same  # of the training all the same
