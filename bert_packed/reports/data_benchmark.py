@@ -117,16 +117,18 @@ def cpu_name():
 
 def _measure_packing(way, paths, folder, config):
     """Pack once, in a fresh process: sequences per second, and the growths that `MemoryWatch` found."""
-    from bert_packed.reports.plain_packing import pack_plainly
     from data_gen.assembly.pack_config import PackConfig
     from data_gen.assembly.pack_job import pack
 
     name, num_workers = way
+    is_plain = name != "pack_tfrecords"
+    if is_plain:  # imports TensorFlow: below it, what the workers of packing take would not show
+        from bert_packed.reports.plain_packing import pack_plainly
     output = os.path.join(folder, "output")
     os.makedirs(output)
     start = time.perf_counter()
     with MemoryWatch() as watch:
-        if name == "pack_tfrecords":
+        if not is_plain:
             pack(
                 PackConfig(
                     input_file=",".join(paths),
@@ -143,7 +145,7 @@ def _measure_packing(way, paths, folder, config):
             pack_plainly(paths[:1], target, config.max_seq_length, config.max_sequences_per_pack)
     seconds = time.perf_counter() - start
     shutil.rmtree(output)
-    num_sequences = config.num_sequences / (1 if name == "pack_tfrecords" else len(paths))
+    num_sequences = config.num_sequences / (len(paths) if is_plain else 1)
     return num_sequences / seconds, watch.largest_growth, watch.total_growth
 
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +24,8 @@ from data_gen.assembly.pack_job import pack
 from data_gen.checks.verification import compare_files
 from data_gen.cli.command_line import run
 from data_gen.records.example_bytes import serialize_examples
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_both_ways_pack_the_same_sequences(tmp_path):
@@ -205,6 +209,19 @@ def test_one_measurement_packs_what_it_counts(monkeypatch, tmp_path, way):
         assert found == (20 / 4, 5, 6)
         assert arguments == (["in-0"], str(tmp_path / "output" / "packs.tfrecord"), 64, 5)
     assert not os.listdir(tmp_path)
+
+
+def test_packing_is_measured_above_its_own_imports(tmp_path):
+    """What the straightforward way imports, TensorFlow, would hide what the workers of packing take."""
+    paths = write_sequences(tmp_path / "in", 300, 64, num_files=2)
+    program = f"""
+import sys
+from bert_packed.reports.data_benchmark import BenchmarkConfig, _measure_packing
+config = BenchmarkConfig(num_sequences=300, max_seq_length=64)
+_measure_packing(("pack_tfrecords", 1), {paths!r}, {str(tmp_path)!r}, config)
+sys.exit("tensorflow" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("plain", [True, False])
