@@ -12,7 +12,7 @@ from packs import packed_and_unpacked
 from scipy.special import erf, softmax
 from tiny import CONFIG
 
-from bert_packed.models.dropout import Dropout
+from bert_packed.models.dropout import Dropout, keep_mask
 from bert_packed.models.heads import build_classification_model, build_question_answering_model
 from bert_packed.models.modeling import build_pretraining_model
 from bert_packed.training.engines.variables import named_weights
@@ -51,8 +51,8 @@ def gelu(x):
     return x * (1 + erf(x / np.sqrt(2))) / 2
 
 
-def numpy_bert(weights, tokens, token_types):
-    """Hidden states `[L, D]` of one sequence."""
+def numpy_bert(weights, tokens, token_types, drop=lambda layer, head, shares: shares):
+    """Hidden states `[L, D]` of one sequence; `drop` makes of a head's shares `[L, L]` those that count."""
     tables = {
         name: weights[f"bert/embeddings/{name}"]
         for name in ("word_embeddings", "token_type_embeddings", "position_embeddings")
@@ -66,10 +66,10 @@ def numpy_bert(weights, tokens, token_types):
             linear(weights, f"{name}/attention/{part}", x) for part in ("query", "key", "value")
         )
         heads = []
-        for start in range(0, CONFIG.hidden_size, width):
-            own = slice(start, start + width)
+        for head in range(CONFIG.num_attention_heads):
+            own = slice(head * width, (head + 1) * width)
             shares = softmax(query[:, own] @ key[:, own].T / np.sqrt(width), axis=-1)
-            heads.append(shares @ value[:, own])
+            heads.append(drop(layer, head, shares) @ value[:, own])
         attended = linear(weights, f"{name}/attention/output", np.concatenate(heads, axis=-1))
         x = norm(weights, f"{name}/attention", x + attended)
         inner = gelu(linear(weights, f"{name}/feed_forward/intermediate", x))
@@ -107,6 +107,27 @@ def test_every_output_is_that_of_the_sequence_alone_in_numpy(kind):
             assert_near(outputs["mlm_logits"][row, chosen], want)
             num_predictions += len(chosen)
     assert kind != "pretraining" or num_predictions == np.count_nonzero(packed["prediction_sequences"]) > 11
+
+
+def test_shares_of_attention_are_dropped_and_the_others_not_divided_anew():
+    packed, _ = packed_and_unpacked()
+    rate, length = 0.4, packed["token_ids"].shape[1]
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=rate)
+    model = build_pretraining_model(config, seed=1)
+    weights, masks = random_weights(model), []
+    for number, block in enumerate(model.bert.blocks):
+        block.attention.attention_dropout.given_seed = seed = np.array([number, 7], np.uint32)
+        shape = len(packed["token_ids"]), CONFIG.num_attention_heads, length, length
+        masks.append(np.asarray(keep_mask(shape, rate, seed)))
+    found = np.asarray(model.encode(packed, training=True))
+    for row, slot in np.argwhere(packed["slot_weights"] > 0):
+        mine = np.flatnonzero(packed["sequence_ids"][row] == slot + 1)
+
+        def drop(layer, head, shares, row=row, mine=mine):
+            return shares * masks[layer][row, head][np.ix_(mine, mine)] / (1 - rate)
+
+        tokens, types = packed["token_ids"][row, mine], packed["token_type_ids"][row, mine]
+        assert_near(found[row, mine], numpy_bert(weights, tokens, types, drop))
 
 
 @pytest.mark.parametrize(("kind", "num_heads"), [("pretraining", 0), ("classes", 1)])
