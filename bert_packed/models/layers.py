@@ -36,22 +36,6 @@ def activation(name):
     }[name]
 
 
-def exponentials(scores_BNSS):
-    """The numerators of a softmax over the last axis, and their sums.
-
-        scores [0 0 -1e9]   ->   [1 1 0], [2]
-
-    Args:
-        scores_BNSS: float32 `[B, N, S, S]`.
-
-    Returns:
-        float32 `[B, N, S, S]`, 0 to 1, the largest of a row 1, and `[B, N, S, 1]`, 1 to S.
-    """
-    largest_BNS1 = ops.stop_gradient(ops.max(scores_BNSS, axis=-1, keepdims=True))
-    weights_BNSS = ops.exp(scores_BNSS - largest_BNS1)
-    return weights_BNSS, ops.sum(weights_BNSS, axis=-1, keepdims=True)
-
-
 def layer_norm(config):
     """Layer normalization under the name that the optimizer's exclusions look for."""
     return keras.layers.LayerNormalization(epsilon=config.layer_norm_eps, name="LayerNorm")
@@ -144,14 +128,9 @@ class SelfAttention(keras.layers.Layer):
     def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, context, training):
         scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
         scores_BNSS = context.hide(ops.cast(scores_BNSS, "float32"))
-        # Divided by their sums after the product: a softmax would take one pass more over all scores, and its
-        # gradient a sum over them, in whose place stands that over the product
-        weights_BNSS, sums_BNS1 = exponentials(scores_BNSS)
-        weights_BNSS = ops.cast(weights_BNSS, value_BSNH.dtype)
-        weights_BNSS = self.attention_dropout(weights_BNSS, training=training)
-        found_BSNH = ops.einsum("bnst,btnh->bsnh", weights_BNSS, value_BSNH)
-        sums_BSN1 = ops.transpose(sums_BNS1, (0, 2, 1, 3))
-        return ops.cast(ops.cast(found_BSNH, "float32") / sums_BSN1, value_BSNH.dtype)
+        probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
+        probs_BNSS = self.attention_dropout(probs_BNSS, training=training)
+        return ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
 
     def _split_heads(self, hidden_BSD):
         batch, length = ops.shape(hidden_BSD)[:2]

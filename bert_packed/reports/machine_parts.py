@@ -13,7 +13,7 @@ from keras import ops
 
 from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import keep_mask
-from bert_packed.models.layers import activation, exponentials
+from bert_packed.models.layers import activation
 from bert_packed.objectives.likelihood import nll_and_right
 from bert_packed.reports.machine_rates import product_flops
 from bert_packed.training.engines.functional import compiled, gradient
@@ -69,8 +69,7 @@ def make_parts(config, batch, num_predictions):
 
     def attend(given):
         context_here = context.apart()  # its mask belongs to the program that makes it
-        weights, sums = exponentials(context_here.hide(given[0]))
-        return _dropped(weights, rate), sums
+        return _dropped(ops.softmax(context_here.hide(given[0]), axis=-1), rate)
 
     def normalise(given):
         hidden, found, scale, shift = given
@@ -156,20 +155,14 @@ def _heads_product(name, times, equation, left, right, result):
     return dataclasses.replace(part, flops=flops, product=(left[-2], depth, result[-1]))
 
 
-def _part(name, times, function, shapes, result_shape, num_exponentials=0):
-    """A part whose function takes arrays of these shapes to its result, or to that and what is small."""
+def _part(name, times, function, shapes, result_shape, exponentials=0):
     rng = np.random.default_rng(0)
     given = [ops.convert_to_tensor(rng.normal(size=shape), "float32") for shape in shapes]
     weights = ops.convert_to_tensor(rng.normal(size=result_shape), "float32")
 
     def both(given, weights):
-        def total(one):
-            found = function(one[0])
-            result, *small = found if isinstance(found, tuple) else (found,)
-            # By the weights the gradient is the result; without it XLA would leave out what only that needs
-            return ops.sum(result * one[1]) + sum(map(ops.sum, small))
-
-        return gradient(total)((given, weights))
+        # By the weights the gradient is the result; without it XLA would leave out what only that needs
+        return gradient(lambda one: ops.sum(function(one[0]) * one[1]))((given, weights))
 
     program = compiled(both)
 
@@ -179,7 +172,7 @@ def _part(name, times, function, shapes, result_shape, num_exponentials=0):
         ops.convert_to_numpy(ops.ravel(gradients[0])[:1])
 
     num_numbers = 2 * sum(int(np.prod(shape)) for shape in [*shapes, result_shape])
-    return Part(name, times, 0.0, float(num_exponentials), 4 * num_numbers, run)
+    return Part(name, times, 0.0, float(exponentials), 4 * num_numbers, run)
 
 
 def _dropped(values, rate):

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
-from scipy.special import erf, softmax
+from scipy.special import erf
 from tiny import CONFIG
 
-from bert_packed.models.context import MASKED_SCORE, same_sequence
-from bert_packed.models.layers import activation, exponentials, gather_tokens
+from bert_packed.models.context import same_sequence
+from bert_packed.models.layers import activation, gather_tokens
 from bert_packed.models.modeling import build_pretraining_model
 
 pytestmark = pytest.mark.both_backends
@@ -40,18 +40,6 @@ def test_activations(name):
         "relu": np.maximum(x, 0),
     }[name]
     np.testing.assert_allclose(activation(name)(x), expected, atol=1e-6)
-
-
-def test_exponentials_over_their_sums_are_a_softmax():
-    scores = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
-    scores[0] += 1e4  # exp of it is no float32
-    scores[1] -= 1e4
-    scores[:, :, :2, 3:] = MASKED_SCORE
-    weights, sums = (np.array(values) for values in exponentials(scores))
-    assert weights.shape == scores.shape and sums.shape == (2, 3, 4, 1)
-    np.testing.assert_array_equal(weights.max(axis=-1), 1)
-    np.testing.assert_array_equal(weights[:, :, :2, 3:], 0)
-    np.testing.assert_allclose(weights / sums, softmax(scores.astype(np.float64), axis=-1), rtol=1e-6)
 
 
 def test_a_pack_of_padding_has_no_nan():

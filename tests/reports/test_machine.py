@@ -9,11 +9,13 @@ import types
 import numpy as np
 import pytest
 from keras import ops
+from scipy.special import softmax
 
 from bert_packed.config import ModelConfig
 from bert_packed.models.flops import bert_flops
 from bert_packed.reports import machine, machine_parts, machine_rates, step_parts, xla_flags
 from bert_packed.reports.machine_rates import Rates
+from bert_packed.training.engines.functional import compiled
 from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 
@@ -65,6 +67,27 @@ def test_every_part_runs(parts, monkeypatch):
         part.run(0)
     assert len(waited) == 2 * len(parts)
     assert all(np.isfinite(value).all() and value.any() for value in waited)
+
+
+@pytest.mark.both_backends
+def test_the_part_of_attention_is_a_masked_softmax_and_its_gradient(monkeypatch):
+    kept = []
+
+    def keeping(function):
+        program = compiled(function)
+        return lambda *given: kept.append((given, program(*given))) or kept[-1][1]
+
+    monkeypatch.setattr(machine_parts, "compiled", keeping)
+    config = dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.0)
+    (part,) = (part for part in machine_parts.make_parts(config, BATCH, P) if "softmax" in part.name)
+    part.run(0)
+    (((scores,), factors), ((gradient,), result)) = kept[0]
+    ids = BATCH["sequence_ids"]
+    mask, factors = (ids[:, :, None] == ids[:, None, :])[:, None], np.array(factors, np.float64)
+    expected = softmax(np.where(mask, np.array(scores, np.float64), -np.inf), axis=-1)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+    shared = np.sum(expected * factors, axis=-1, keepdims=True)
+    np.testing.assert_allclose(gradient, expected * (factors - shared), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.both_backends
