@@ -1,0 +1,125 @@
+"""A step's instructions: their time without what is inside them, their part, kind, operations and bytes."""
+
+import dataclasses
+import json
+
+import pytest
+from tiny import CONFIG
+
+from bert_packed.models.flops import bert_flops
+from bert_packed.reports import benchmark_batches, benchmark_engine, instruction_times, step_profile
+from bert_packed.reports.instruction_times import COPIES, ELEMENTWISE, PRODUCTS, SUMS
+from data_gen.cli.settings import InputError
+
+PROGRAM = """HloModule jit_step
+
+%summed (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add.0 = f32[] add(%a, %b)
+}
+
+%fused_product (p: f32[4,3], q: f32[3,5]) -> f32[4,5] {
+  %p = f32[4,3]{1,0} parameter(0)
+  %q = f32[3,5]{1,0} parameter(1)
+  %dot.1 = f32[4,5]{1,0} dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %negate.1 = f32[4,5]{1,0} negate(%dot.1)
+}
+
+%body (y: f32[3,5]) -> f32[3,5] {
+  %y = f32[3,5]{1,0} parameter(0)
+  ROOT %squared = f32[3,3]{1,0} dot(%y, %y), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+ENTRY %main (x: f32[4,3], w: f32[3,5]) -> f32[5] {
+  %x = f32[4,3]{1,0} parameter(0)
+  %w = f32[3,5]{1,0} parameter(1)
+  %named = f32[4,5]{1,0} fusion(%x, %w), calls=%fused_product, metadata={op_name="layer_0/attention/dot"}
+  %turned = f32[5,4]{1,0} transpose(%named), dimensions={1,0}
+  %wide = f32[4,5]{1,0} exponential(%named), metadata={op_name="layer_0/feed_forward/exp"}
+  %batched = f32[2,4,5]{2,1,0} dot(%x, %w), lhs_contracting_dims={0,1}, metadata={op_name="predictions/dot"}
+  %zero = f32[] constant(0)
+  %looped = f32[3,5]{1,0} while(%w), body=%body, backend_config={"known_trip_count":{"n":"7"}}
+  ROOT %total = f32[5]{0} reduce(%wide, %zero), to_apply=%summed, metadata={op_name="lamb/sum"}
+}
+"""
+
+
+def test_time_inside_is_not_counted_outside():
+    events = [(0, 10, "a"), (2, 3, "b"), (6, 1, "c"), (6.5, 0.25, "b"), (10, 2, "a"), (20, 1, "c")]
+    assert instruction_times.own_times(events) == {"a": 8, "b": 3.25, "c": 1.75}
+    assert instruction_times.own_times([]) == {}
+
+
+def test_instructions_have_part_kind_operations_and_bytes():
+    groups = instruction_times.group_instructions(PROGRAM)
+    assert groups["named"] == ("attention", PRODUCTS, 2 * 4 * 5 * 3, 4 * (12 + 15 + 20))
+    assert groups["turned"] == ("attention", COPIES, 0, 4 * (20 + 20))  # unnamed: as what it takes
+    assert groups["wide"] == ("feed-forward", ELEMENTWISE, 0, 4 * (20 + 20))
+    assert groups["batched"] == ("vocabulary logits", PRODUCTS, 2 * 40 * 12, 4 * (12 + 15 + 40))
+    assert groups["total"] == ("optimizer", SUMS, 0, 4 * (20 + 1 + 5))
+    assert groups["squared"] == ("losses and the rest", PRODUCTS, 7 * 2 * 9 * 5, 7 * 4 * (15 + 15 + 9))
+    assert groups["x"][0] == "losses and the rest"
+    assert not {"dot.1", "negate.1"} & groups.keys()
+
+
+def test_rows_add_up():
+    groups = {
+        "a": ("attention", PRODUCTS, 3_000_000, 8),
+        "b": ("attention", PRODUCTS, 1_000_000, 8),
+        "c": ("optimizer", SUMS, 0, 6_000_000),
+        "never": ("optimizer", SUMS, 0, 1),
+    }
+    rows = step_profile.profile_rows(groups, {"a": 0.006, "b": 0.002, "c": 0.024}, 2)
+    product = {"what": PRODUCTS, "instructions": 2, "ms": 4.0, "share": 0.25, "GFLOP/s": 1.0, "GB/s": None}
+    total = {"what": SUMS, "instructions": 1, "ms": 12.0, "share": 0.75, "GFLOP/s": None, "GB/s": 0.5}
+    whole = {"what": "", "instructions": 3, "ms": 16.0, "share": 1.0, "GFLOP/s": 0.25, "GB/s": None}
+    expected = [
+        {"part": "optimizer", **total},
+        {"part": "attention", **product},
+        {"part": "all", **total},
+        {"part": "all", **product},
+        {"part": "all", **whole},
+    ]
+    assert rows == [pytest.approx(row) for row in expected]
+
+
+@pytest.mark.both_backends
+def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, capsys):
+    made = {}
+
+    def noting(module, name):
+        function = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *of, **more: made.setdefault(name, (of, more)) and function(*of, **more)
+        )
+
+    noting(benchmark_engine, "build_engine")
+    noting(benchmark_batches, "make_batches")
+    model = dataclasses.replace(CONFIG, max_position_embeddings=32, vocab_size=30522)
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(model)))
+    step_profile.main(
+        step_profile.ProfileConfig(
+            bert_config_file=str(tmp_path / "config.json"), batch_size=4, micro_batch_size=2,
+            max_seq_length=32, max_sequences_per_pack=2, steps=2, json=str(tmp_path / "profile.json"),
+        )
+    )  # fmt: skip
+    assert made["build_engine"][1] == {"micro_batch_size": 2}
+    assert made["make_batches"][0][2:6] == (32, 2, 4, 1)
+    rows = json.loads((tmp_path / "profile.json").read_text())
+    parts = [row for row in rows if row["part"] != "all"]
+    assert {"attention", "feed-forward", "embeddings", "optimizer"} <= {row["part"] for row in parts}
+    assert rows[-1]["ms"] == pytest.approx(sum(row["ms"] for row in parts))
+    blocks = [
+        row for row in parts if row["what"] == PRODUCTS and row["part"] in ("attention", "feed-forward")
+    ]
+    counts = {"num_tokens": 4 * 32, "num_pairs": 4 * 32 * 32, "num_predictions": 0, "num_sequences": 0}
+    # milliseconds at 1e9 a second; every turn of the loop over micro-batches counts
+    found = 1e6 * sum(row["ms"] * row["GFLOP/s"] for row in blocks)
+    assert found == pytest.approx(bert_flops(model, counts))
+    assert "steps without a trace" in capsys.readouterr().out
+
+
+def test_a_trace_without_instructions_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="must tell of XLA's instructions"):
+        instruction_times.read_seconds(tmp_path, {"dot.1"})
