@@ -9,6 +9,7 @@ from tiny import CONFIG
 from bert_packed.models.flops import bert_flops
 from bert_packed.reports import benchmark_batches, benchmark_engine, instruction_times, step_profile
 from bert_packed.reports.instruction_times import COPIES, ELEMENTWISE, PRODUCTS, SUMS
+from bert_packed.training import profiling
 from data_gen.cli.settings import InputError
 
 PROGRAM = """HloModule jit_step
@@ -96,6 +97,7 @@ def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, caps
 
     noting(benchmark_engine, "build_engine")
     noting(benchmark_batches, "make_batches")
+    noting(profiling, "Profile")
     model = dataclasses.replace(CONFIG, max_position_embeddings=32, vocab_size=30522)
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(model)))
     step_profile.main(
@@ -105,6 +107,7 @@ def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, caps
         )
     )  # fmt: skip
     assert made["build_engine"][1] == {"micro_batch_size": 2}
+    assert made["Profile"][0][1] == range(2)
     assert made["make_batches"][0][2:6] == (32, 2, 4, 1)
     rows = json.loads((tmp_path / "profile.json").read_text())
     parts = [row for row in rows if row["part"] != "all"]
@@ -123,3 +126,8 @@ def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, caps
 def test_a_trace_without_instructions_is_one_line(tmp_path):
     with pytest.raises(InputError, match="must tell of XLA's instructions"):
         instruction_times.read_seconds(tmp_path, {"dot.1"})
+
+
+def test_micro_batches_must_divide_the_step():
+    with pytest.raises(InputError, match="`micro_batch_size` must"):
+        step_profile.ProfileConfig(batch_size=3, micro_batch_size=2)
