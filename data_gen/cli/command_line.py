@@ -48,7 +48,7 @@ def run(main, config_class, description, argv=None):
     argv = sys.argv if argv is None else argv
     program = Path(argv[0]).name
     if any(argument in ("--help", "-h", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
-        print(help_text(program, config_class, description))
+        _print_for_readers_that_may_stop(help_text(program, config_class, description))
         return 0
     _show_log()
     try:
@@ -60,6 +60,15 @@ def run(main, config_class, description, argv=None):
     except KeyboardInterrupt as error:
         print(f"{program}: {'; '.join(['interrupted', *getattr(error, '__notes__', [])])}", file=sys.stderr)
         return STATUS_INTERRUPTED
+
+
+def _print_for_readers_that_may_stop(text):
+    """Print what a reader such as `head` may not read to its end; that is no mistake."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python flushes once more at its end, and would complain then
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

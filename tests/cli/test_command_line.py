@@ -4,7 +4,10 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from interrupts import interruptible
@@ -84,6 +87,16 @@ def test_help_describes_every_flag(capsys):
     for field in dataclasses.fields(Example):
         assert f"--{field.name}" in printed.out and field.metadata["help"] in printed.out
     assert "One of spfhp, lpfhp." in printed.out
+
+
+def test_help_whose_reader_has_stopped_is_no_mistake():
+    """As of `--help | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, Path(command_line.__file__).parents[1] / "pack_tfrecords.py", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_flagfiles(capsys, tmp_path, monkeypatch):
