@@ -1,139 +1,126 @@
-"""How long each instruction of a compiled step takes, and to which part of the model it belongs."""
+"""How long each instruction of a program kept cores busy, by a trace of XLA's threads on a CPU.
+
+XLA calls an instruction on one thread, which may hand out parts of it, tasks, to others; what does not wait
+for it is called meanwhile. A trace has the name on the first thread alone. Of a task it has where
+it was handed out, and from when to when a thread was at it.
+"""
 
 import collections
-import math
-import re
+import dataclasses
 from pathlib import Path
 
-from bert_packed.training.hlo import executions, read_module
 from data_gen.cli.settings import InputError
 
-# What the name of an operation holds -> part of the step; the first that fits. Layers give the names
-PLACES = {
-    "lamb": "optimizer",
-    "predictions": "vocabulary logits",
-    "next_sentence": "next sentence",
-    "feed_forward": "feed-forward",
-    "attention": "attention",
-    "embeddings": "embeddings",
-}
-OTHER_PLACE = "losses and the rest"
-PRODUCTS, SUMS, COPIES, ELEMENTWISE = KINDS = ("products", "sums", "copies", "element by element")
-MOVING = {"parameter", "constant", "copy", "transpose", "bitcast", "reshape", "broadcast", "slice", "tuple"}
+# Events of XLA's pool of threads, the first two with the task's number
+HANDED_OUT, TASK_STARTS, TASK_STOPS = (
+    f"ThreadpoolListener::{name}" for name in ("Record", "StartRegion", "StopRegion")
+)
+HANDED_OUT_NUMBER, TASK_NUMBER = "_p", "_c"  # what the trace calls it
 
 
-def read_seconds(folder, names):
-    """Seconds of instructions in a trace of `training.profiling.Profile`; a loop's are without its body's.
+@dataclasses.dataclass(frozen=True)
+class HandingOut:
+    """That a task was handed out.
+
+    Attributes:
+        task: Its number.
+    """
+
+    task: int
+
+
+def read_threads(folder, names):
+    """What threads did, by a trace of `training.profiling.Profile`.
 
     Args:
         folder: Of the trace.
         names: Of the instructions, a set; other events are left out.
 
     Returns:
-        Dict from name to seconds, of all threads together.
+        As `core_seconds` takes it, times in seconds.
 
     Raises:
         InputError: no instruction of these is in the trace, as on devices that trace kernels.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    seconds = collections.Counter()
+    threads = []
     for path in Path(folder).rglob("*.xplane.pb"):
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
-        for plane in space.planes:
-            titles = {number: event.name for number, event in plane.event_metadata.items()}
-            for line in plane.lines:
-                events = [
-                    (event.offset_ps, event.duration_ps, titles[event.metadata_id])
-                    for event in line.events
-                    if titles.get(event.metadata_id) in names
-                ]
-                for name, picoseconds in own_times(events).items():
-                    seconds[name] += picoseconds / 1e12
-    if not seconds:
+        threads += [_read_thread(plane, line, names) for plane in space.planes for line in plane.lines]
+    if not any(isinstance(what, str) for spans in threads for _, _, what in spans):
         raise InputError("a trace must tell of XLA's instructions. Received: none; only CPUs are known to.")
-    return dict(seconds)
+    return threads
 
 
-def own_times(events):
-    """How long each of several nested events lasted, without those inside it.
+def _read_thread(plane, line, names):
+    titles = {number: event.name for number, event in plane.event_metadata.items()}
+    keys = {number: stat.name for number, stat in plane.stat_metadata.items()}
+    spans, started = [], []
+    for event in sorted(line.events, key=lambda event: event.offset_ps):
+        title = titles.get(event.metadata_id)
+        start, end = event.offset_ps / 1e12, (event.offset_ps + event.duration_ps) / 1e12
+        if title in names:
+            spans.append((start, end, title))
+        elif title == HANDED_OUT:
+            spans.append((start, end, HandingOut(_number(event, keys, HANDED_OUT_NUMBER))))
+        elif title == TASK_STARTS:
+            started.append((start, _number(event, keys, TASK_NUMBER)))
+        elif title == TASK_STOPS and started:  # a trace may begin inside a task
+            begin, task = started.pop()
+            spans.append((begin, end, task))
+    return spans
 
-        a 0..10, b 2..5, c 6..7   ->   a 6, b 3, c 1
+
+def _number(event, keys, name):
+    """The whole number that an event has under this name."""
+    return next(
+        stat.int64_value or stat.uint64_value for stat in event.stats if keys[stat.metadata_id] == name
+    )
+
+
+def core_seconds(threads):
+    """How long all threads together were at each instruction, tasks that it handed out included.
+
+        thread 1   calls a 0..10, and in it: hands out task 7 at 1, calls b 4..6
+        thread 2   at task 7 2..9, and in it: calls b 5..6
+        ->   a 8 + 6, b 2 + 1
+
+    A task counts for the instruction that handed it out, or whose task did; one that none did, such as
+    running the program, counts for nothing.
 
     Args:
-        events: List of (start, duration, name); two of them overlap only where one holds the other.
+        threads: List of lists of (start, end, what), of which two overlap only where one holds the other;
+            `what` is the name of an instruction that is called, the number of a task, or a `HandingOut`.
 
     Returns:
-        Dict from name to the sum over its events.
+        Dict from name to the sum over its calls and tasks.
     """
-    own, around = collections.Counter(), []  # (end, name), from the outermost to the innermost
-    for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
+    seconds, origins = collections.Counter(), {}
+    for spans in threads:
+        for (start, end, what), holder in _with_holders(spans):
+            if isinstance(what, HandingOut):
+                origins[what.task] = holder
+                continue
+            seconds[what] += end - start
+            if holder is not None:
+                seconds[holder] -= end - start
+    of_instructions = collections.Counter()
+    for what, own in seconds.items():
+        while isinstance(what, int):
+            what = origins.get(what)
+        if what is not None:
+            of_instructions[what] += own
+    return dict(of_instructions)
+
+
+def _with_holders(spans):
+    """Each span, and what the innermost around it is, or None: an instruction or task."""
+    around = []  # (end, what), from the outermost to the innermost
+    for span in sorted(spans, key=lambda span: (span[0], -span[1])):
+        start, end, what = span
         while around and around[-1][0] <= start:
             around.pop()
-        if around:
-            own[around[-1][1]] -= duration
-        own[name] += duration
-        around.append((start + duration, name))
-    return dict(own)
-
-
-def group_instructions(text):
-    """What the instructions of a program belong to.
-
-    Args:
-        text: The program, as of `StepProgram`.
-
-    Returns:
-        Dict from an instruction's name to (part of the step, one of `KINDS`, operations of its products,
-        bytes that it reads and writes), in a run of the program, of those that are no part of a fusion.
-    """
-    module = read_module(text)
-    computations = module.computations.values()
-    inside = {one.attribute("calls") for of in computations for one in of.instructions.values()}
-    found = {}
-    for execution in executions(module):
-        computation, instruction = execution.computation, execution.instruction
-        if computation.name in inside:
-            continue
-        called = module.computations.get(instruction.attribute("calls"))
-        work = called.instructions.values() if called else [instruction]
-        flops = sum(_product_flops(called or computation, one) for one in work)
-        shapes = [*computation.operand_shapes(instruction), instruction.shapes]
-        num_bytes = sum(shape.num_bytes for of in shapes for shape in of)
-        group = _place(computation, instruction), _kind(instruction, work)
-        *_, flops_before, bytes_before = found.get(instruction.name, (*group, 0, 0))
-        found[instruction.name] = (
-            *group,
-            flops_before + execution.times * flops,
-            bytes_before + execution.times * num_bytes,
-        )
-    return found
-
-
-def _place(computation, instruction):
-    """The part of the step by the instruction's name in the model; without one, by that of what it takes."""
-    while instruction is not None:
-        name = instruction.attribute("op_name")
-        if name:
-            return next((place for key, place in PLACES.items() if key in name), OTHER_PLACE)
-        operands = instruction.operands
-        instruction = computation.instructions.get(operands[0]) if operands else None
-    return OTHER_PLACE
-
-
-def _kind(instruction, work):
-    opcodes = {one.opcode for one in work}
-    if opcodes & {"dot", "convolution"} or "matmul" in instruction.attribute("custom_call_target"):
-        return PRODUCTS
-    if opcodes & {"reduce", "reduce-window"}:
-        return SUMS
-    return COPIES if opcodes <= MOVING else ELEMENTWISE
-
-
-def _product_flops(computation, instruction):
-    if instruction.opcode != "dot":
-        return 0
-    left = computation.operand_shapes(instruction)[0][0].sizes
-    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)[1]
-    depth = math.prod(left[int(axis)] for axis in summed.split(",") if axis)
-    return 2 * math.prod(instruction.shapes[0].sizes) * depth
+        yield span, around[-1][1] if around else None
+        if not isinstance(what, HandingOut):
+            around.append((end, what))

@@ -8,17 +8,23 @@ import dataclasses
 import statistics
 import sys
 import tempfile
+import time
 
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import check_divides, check_settings, setting
+from data_gen.jobs.runners import num_cores
 
 DESCRIPTION = """
 Traces training steps and adds up XLA's instructions by the part of the model that they belong to and by what
-they do: products, sums, copies, or anything element by element. On a CPU one instruction runs after the
-other, each on all cores, so that they add up to the step. Prints for each group the milliseconds of a step,
-the rate of its products, and at which rate the others read and write: beside what `machine` finds for your
-machine's products and memory, this tells what to improve.
+they do: products, sums, copies, or anything element by element. Prints for each group the milliseconds of a
+step, the rate of its products, and at which rate the others read and write: beside what `machine` finds for
+your machine's products and memory, this tells what to improve.
+
+On a CPU, instructions that do not wait for one another run at the same time, such as the gradients of a
+product's two factors. So the time of an instruction is what all threads spent on it, divided by the number of
+cores; together they are the step, but for what cores waited. Waiting for a thread that has a larger part is
+in it.
 
 `machine` times each part as a program of its own; here is what is left of it in the step, where XLA joins
 neighbours. Tracing slows a step, by up to a fifth: the last line has steps without it.
@@ -50,7 +56,8 @@ def main(config):
     from bert_packed.reports.benchmark_batches import make_batches
     from bert_packed.reports.benchmark_engine import build_engine
     from bert_packed.reports.data_benchmark import cpu_name
-    from bert_packed.reports.instruction_times import group_instructions, read_seconds
+    from bert_packed.reports.instruction_groups import group_instructions
+    from bert_packed.reports.instruction_times import core_seconds, read_threads
     from bert_packed.runs.turns import time_in_turns
     from bert_packed.training.profiling import Profile
 
@@ -65,24 +72,30 @@ def main(config):
             float(engine.train_step(batch)["num_sequences"])  # wait for the device
 
         untraced = time_in_turns({"step": step}, config.steps)["step"]
+        traced = []
         with Profile(folder, range(config.steps)) as profile:
             for number in range(config.steps):
                 with profile.step(number):
+                    start = time.perf_counter()
                     step(number)
+                    traced.append(time.perf_counter() - start)
         (program,) = engine.step_programs(batch)
         groups = group_instructions(program.text)
-        seconds = read_seconds(folder, set(groups))
-    print(f"CPU: {cpu_name()}, {backend}\n")
+        threads = read_threads(folder, set(groups))
+    seconds = {name: spent / num_cores() for name, spent in core_seconds(threads).items()}
+    print(f"CPU: {cpu_name()}, {num_cores()} cores, {backend}\n")
     print_table(profile_rows(groups, seconds, config.steps), config.json)
-    print(f"\nsteps without a trace: {1e3 * statistics.median(untraced):.0f} ms")
+    print(f"\ntraced steps: {1e3 * statistics.mean(traced):.1f} ms, cores at instructions:", end=" ")
+    print(f"{100 * sum(seconds.values()) / sum(traced):.0f} %")
+    print(f"steps without a trace: {1e3 * statistics.median(untraced):.1f} ms")
 
 
 def profile_rows(groups, seconds, num_steps):
     """Rows of the table, the longest first.
 
     Args:
-        groups: As of `instruction_times.group_instructions`.
-        seconds: Dict from an instruction's name to its seconds in all steps.
+        groups: As of `instruction_groups.group_instructions`.
+        seconds: Dict from an instruction's name to its seconds in all steps, of all cores together.
         num_steps: Traced steps.
 
     Returns:

@@ -6,7 +6,6 @@ the fused AdamW. torch and transformers come with the extra `reference`.
 Legend: B rows per batch, S row length, n texts, D model width.
 """
 
-import os
 import tempfile
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.training.engines.variables import named_weights
 from data_gen.cli.settings import InputError
+from data_gen.jobs.runners import num_cores
 
 IGNORED_LABEL = -100  # where transformers computes no loss
 
@@ -28,13 +28,8 @@ def import_torch():
             f"`reference` needs torch and transformers: pip install -e '.[reference]'. Received: {error}."
         ) from error
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(_num_cores())
+    torch.set_num_threads(num_cores())
     return torch, transformers
-
-
-def _num_cores():
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def copy_model(model, name="BertForPreTraining"):

@@ -1,14 +1,16 @@
-"""A step's instructions: their time without what is inside them, their part, kind, operations and bytes."""
+"""A step's instructions: their time on all threads, their part, kind, operations and bytes."""
 
 import dataclasses
 import json
+import re
 
 import pytest
 from tiny import CONFIG
 
 from bert_packed.models.flops import bert_flops
 from bert_packed.reports import benchmark_batches, benchmark_engine, instruction_times, step_profile
-from bert_packed.reports.instruction_times import COPIES, ELEMENTWISE, PRODUCTS, SUMS
+from bert_packed.reports.instruction_groups import COPIES, ELEMENTWISE, PRODUCTS, SUMS, group_instructions
+from bert_packed.reports.instruction_times import HandingOut, core_seconds
 from bert_packed.training import profiling
 from data_gen.cli.settings import InputError
 
@@ -47,13 +49,59 @@ ENTRY %main (x: f32[4,3], w: f32[3,5]) -> f32[5] {
 
 
 def test_time_inside_is_not_counted_outside():
-    events = [(0, 10, "a"), (2, 3, "b"), (6, 1, "c"), (6.5, 0.25, "b"), (10, 2, "a"), (20, 1, "c")]
-    assert instruction_times.own_times(events) == {"a": 8, "b": 3.25, "c": 1.75}
-    assert instruction_times.own_times([]) == {}
+    events = [(0, 10, "a"), (2, 5, "b"), (6, 7, "c"), (6.5, 6.75, "b"), (10, 12, "a"), (20, 21, "c")]
+    assert core_seconds([events]) == {"a": 8, "b": 3.25, "c": 1.75}
+    assert core_seconds([]) == {}
+
+
+def test_tasks_count_for_the_instruction_that_handed_them_out():
+    running = 1  # the task of the whole program: nothing hands it out, and its own time is nobody's
+    first = [(0, 100, running), (0, 10, "a"), (1, 1, HandingOut(7)), (4, 6, "b"), (5, 5, HandingOut(8))]
+    second = [(2, 9, 7), (3, 3, HandingOut(9)), (5, 6, "b"), (20, 24, 8), (21, 23, "c")]
+    third = [(30, 30.5, 9), (40, 41, "c"), (50, 60, 5)]
+    expected = {"a": (10 - 2) + (7 - 1) + 0.5, "b": 2 + 1 + (4 - 2), "c": 2 + 1}
+    for threads in ([first, second, third], [third, second, first]):
+        assert core_seconds(threads) == expected
+
+
+def test_a_trace_has_calls_and_tasks(tmp_path):
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    plane = space.planes.add()
+    titles = ["Record", "StartRegion", "StopRegion"]
+    titles = ["", *(f"ThreadpoolListener::{title}" for title in titles), "dot.1", "exp.2", "other"]
+    for number, title in enumerate(titles):
+        plane.event_metadata[number].name = title
+    for number, key in enumerate(("_p", "_c", "_ct")):
+        plane.stat_metadata[number].name = key
+
+    def add(line, title, start, length=0, **stats):
+        event = line.events.add(metadata_id=titles.index(title), offset_ps=start, duration_ps=length)
+        event.stats.add(metadata_id=2, uint64_value=15)
+        for key, value in stats.items():
+            event.stats.add(metadata_id=("_p", "_c").index(key), uint64_value=value)
+
+    record, begin, stop = titles[1:4]
+    first, second = plane.lines.add(), plane.lines.add()
+    add(second, begin, 100, _c=3)  # written in no order
+    add(second, stop, 900)
+    add(second, begin, 200, _c=4)
+    add(second, stop, 500)
+    add(second, stop, 50)  # of a task that began before the trace
+    add(first, "dot.1", 0, 1000)
+    add(first, "exp.2", 2000, 3000)
+    add(first, "other", 2500, 100)
+    add(first, record, 10, _p=3)
+    add(first, record, 2010, _p=4)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "host.xplane.pb").write_bytes(space.SerializeToString())
+    seconds = core_seconds(instruction_times.read_threads(tmp_path, {"dot.1", "exp.2"}))
+    assert seconds == pytest.approx({"dot.1": (1000 + 500) / 1e12, "exp.2": (3000 + 300) / 1e12})
 
 
 def test_instructions_have_part_kind_operations_and_bytes():
-    groups = instruction_times.group_instructions(PROGRAM)
+    groups = group_instructions(PROGRAM)
     assert groups["named"] == ("attention", PRODUCTS, 2 * 4 * 5 * 3, 4 * (12 + 15 + 20))
     assert groups["turned"] == ("attention", COPIES, 0, 4 * (20 + 20))  # unnamed: as what it takes
     assert groups["wide"] == ("feed-forward", ELEMENTWISE, 0, 4 * (20 + 20))
@@ -61,7 +109,7 @@ def test_instructions_have_part_kind_operations_and_bytes():
     assert groups["total"] == ("optimizer", SUMS, 0, 4 * (20 + 1 + 5))
     assert groups["squared"] == ("losses and the rest", PRODUCTS, 7 * 2 * 9 * 5, 7 * 4 * (15 + 15 + 9))
     assert groups["x"][0] == "losses and the rest"
-    assert not {"dot.1", "negate.1"} & groups.keys()
+    assert not {"dot.1", "negate.1", "looped"} & groups.keys()
 
 
 def test_rows_add_up():
@@ -120,12 +168,15 @@ def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, caps
     # milliseconds at 1e9 a second; every turn of the loop over micro-batches counts
     found = 1e6 * sum(row["ms"] * row["GFLOP/s"] for row in blocks)
     assert found == pytest.approx(bert_flops(model, counts))
-    assert "steps without a trace" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "steps without a trace" in printed
+    traced, busy = re.search(r"traced steps: ([\d.]+) ms, cores at instructions: (\d+) %", printed).groups()
+    assert rows[-1]["ms"] / float(traced) == pytest.approx(float(busy) / 100, rel=0.1)
 
 
 def test_a_trace_without_instructions_is_one_line(tmp_path):
     with pytest.raises(InputError, match="must tell of XLA's instructions"):
-        instruction_times.read_seconds(tmp_path, {"dot.1"})
+        instruction_times.read_threads(tmp_path, {"dot.1"})
 
 
 def test_micro_batches_must_divide_the_step():
