@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -19,7 +18,7 @@ from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
 from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
-from bert_packed.training.engines.functional import compiled
+from bert_packed.training.engines.functional import compiled, computes_on_cpus
 from bert_packed.training.engines.variables import named_weights
 from data_gen.assembly.assignment import assign_sequences
 from data_gen.cli.settings import InputError
@@ -96,8 +95,7 @@ def load_encoder(
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     if batch_size is None:
-        is_cpu = all(name.lower().startswith("cpu") for name in keras.distribution.list_devices())
-        batch_size = CPU_BATCH_SIZE if is_cpu else BATCH_SIZE
+        batch_size = CPU_BATCH_SIZE if computes_on_cpus() else BATCH_SIZE
     if not (isinstance(batch_size, int) and batch_size >= 1):
         raise InputError(f"`batch_size` must be a whole number of at least 1. Received: {batch_size!r}.")
     if not NUM_SPECIAL <= length <= config.max_position_embeddings:

@@ -7,6 +7,7 @@ P predictions per pack, K sequences per pack, Q = P or K positions to gather, V 
 import keras
 from keras import ops
 
+from bert_packed.models.attention_products import attention_scores, weighted_values
 from bert_packed.models.dropout import Dropout
 from bert_packed.models.layout import ONE_DEVICE
 
@@ -126,11 +127,11 @@ class SelfAttention(keras.layers.Layer):
         return self.norm(hidden_BSD + self.dropout(self.output_dense(found_BSD), training=training))
 
     def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, context, training):
-        scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
+        scores_BNSS = attention_scores(query_BSNH, key_BSNH)
         scores_BNSS = context.hide(ops.cast(scores_BNSS, "float32"))
         probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
         probs_BNSS = self.attention_dropout(probs_BNSS, training=training)
-        return ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
+        return weighted_values(probs_BNSS, value_BSNH)
 
     def _split_heads(self, hidden_BSD):
         batch, length = ops.shape(hidden_BSD)[:2]

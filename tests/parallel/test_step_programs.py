@@ -1,6 +1,7 @@
 """What is in the step of several devices: its share of the work, and the whole gradient sent once."""
 
 import dataclasses
+import re
 
 import keras
 import numpy as np
@@ -40,6 +41,9 @@ def test_a_step_on_two_devices():
     assert report["matmul_flops"] == 3 * 2 * 4 * (block + heads)
     if keras.backend.backend() == "tensorflow":
         assert report["collectives"] == []  # `tf.distribute` adds up, outside of the program
+        (program,) = engine.step_programs(batch)
+        heads = re.findall(r"= f32\[\d+,\d+,\d+,\d+\]\S* dot\(.*lhs_contracting_dims=\{(\d)\}", program.text)
+        assert len(heads) == 6 and set(heads) == {"3"}  # attention's gradients in the form for CPUs
         return
     assert {(row["kind"], row["group_size"]) for row in report["collectives"]} == {("all-reduce", 2)}
     gradient = sum(variable.numpy().nbytes for variable in model.trainable_variables)

@@ -1,0 +1,111 @@
+"""The two products of attention, and the form in which XLA's compiler for CPUs computes their gradients fast.
+
+The gradients of keys and values sum over queries, the rows of scores and probabilities:
+
+    key gradient[t, h]   = sum over s of score gradient[s, t] * query[s, h]
+    value gradient[t, h] = sum over s of probability[s, t] * result gradient[s, h]
+
+As TensorFlow writes them, the first factor of these products is transposed inside the product, and they go at
+a quarter to a third of the rate of all others (docs/results.md, "A step by parts"). Here queries, or the
+gradient of the results, are transposed beforehand, and the product gives the gradient transposed, `[h, t]`.
+The sums are the same. JAX has a form as fast by itself.
+
+Legend: B packs per batch, S pack length, N heads, H head width.
+"""
+
+import contextlib
+import contextvars
+
+import keras
+from keras import ops
+
+from bert_packed.models.loops import with_gradient
+
+_TRANSPOSES_FIRST = contextvars.ContextVar("transposes_first", default=False)
+
+
+@contextlib.contextmanager
+def gradients_for_cpus():
+    """While the body traces a program of TensorFlow that XLA compiles for a CPU, gradients take its form.
+
+    Nothing else can compute that form: without XLA it has no meaning. So whoever compiles says so; where
+    TensorFlow computes at once, operation by operation, this changes nothing.
+    """
+    token = _TRANSPOSES_FIRST.set(keras.backend.backend() == "tensorflow")
+    try:
+        yield
+    finally:
+        _TRANSPOSES_FIRST.reset(token)
+
+
+def attention_scores(query_BSNH, key_BSNH):
+    """How well each query goes with each key: float `[B, N, S, S]`, unscaled, of two `[B, S, N, H]`."""
+    if not _transposes_first():
+        return ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
+    return _transposing_scores(_heads_first(query_BSNH), _heads_first(key_BSNH))
+
+
+def weighted_values(probs_BNSS, value_BSNH):
+    """The values summed by the probabilities of each query: float `[B, S, N, H]`.
+
+    Args:
+        probs_BNSS: float `[B, N, S, S]`, a row for each query.
+        value_BSNH: float `[B, S, N, H]`.
+    """
+    if not _transposes_first():
+        return ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
+    return _heads_first(_transposing_sums(probs_BNSS, _heads_first(value_BSNH)))
+
+
+def _transposes_first():
+    if not _TRANSPOSES_FIRST.get():
+        return False
+    import tensorflow as tf
+
+    return not tf.executing_eagerly()
+
+
+def _transposing_scores(query_BNSH, key_BNSH):
+    def forward(query_BNSH, key_BNSH):
+        scores_BNSS = ops.matmul(query_BNSH, _transposed(key_BNSH))
+        return (scores_BNSS,), (query_BNSH, key_BNSH)
+
+    def backward(kept, gradients):
+        (query_BNSH, key_BNSH), (gradient_BNSS,) = kept, gradients
+        return ops.matmul(gradient_BNSS, key_BNSH), _sum_over_rows(gradient_BNSS, query_BNSH)
+
+    return with_gradient(forward, backward)(query_BNSH, key_BNSH)[0]
+
+
+def _transposing_sums(probs_BNSS, value_BNSH):
+    def forward(probs_BNSS, value_BNSH):
+        return (ops.matmul(probs_BNSS, value_BNSH),), (probs_BNSS, value_BNSH)
+
+    def backward(kept, gradients):
+        (probs_BNSS, value_BNSH), (gradient_BNSH,) = kept, gradients
+        probs_gradient_BNSS = ops.matmul(gradient_BNSH, _transposed(value_BNSH))
+        return probs_gradient_BNSS, _sum_over_rows(probs_BNSS, gradient_BNSH)
+
+    return with_gradient(forward, backward)(probs_BNSS, value_BNSH)[0]
+
+
+def _sum_over_rows(weights_BNSS, rows_BNSH):
+    """What the rows add up to, weighted by each column in turn: float `[B, N, S, H]`."""
+    sums_BNHS = ops.matmul(_kept_apart(_transposed(rows_BNSH)), weights_BNSS)
+    return _transposed(_kept_apart(sums_BNHS))
+
+
+def _kept_apart(values):
+    """The same values, from which XLA moves nothing into a product, or out of one."""
+    from tensorflow.compiler.tf2xla.python import xla
+
+    return xla.optimization_barrier(values)[0]
+
+
+def _transposed(values):
+    return ops.swapaxes(values, -2, -1)
+
+
+def _heads_first(values):
+    """`[B, S, N, H]` as `[B, N, S, H]`, and back."""
+    return ops.transpose(values, (0, 2, 1, 3))

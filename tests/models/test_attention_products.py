@@ -1,0 +1,81 @@
+"""Attention's products and their gradients: NumPy's in either form, and which form a compiled step has."""
+
+import dataclasses
+import re
+
+import keras
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from tiny import CONFIG, make_engine
+
+from bert_packed.models.attention_products import attention_scores, gradients_for_cpus, weighted_values
+from bert_packed.training.engines import functional
+from bert_packed.training.hlo import read_module
+from bert_packed.training.optimization import Lamb
+
+SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)
+SHAPE = (2, 5, 3, 4)  # B, S, N, H
+
+
+def arrays(dtype):
+    rng = np.random.default_rng(0)
+    names = ("query", "key", "value", "upstream")
+    return {name: keras.ops.convert_to_tensor(rng.normal(size=SHAPE), dtype) for name in names}
+
+
+def loss(inputs):
+    """Weights without a softmax between the products: every factor has a gradient of its own."""
+    with gradients_for_cpus():
+        scores = attention_scores(inputs["query"], inputs["key"])
+        found = weighted_values(scores, inputs["value"])
+    return keras.ops.sum(keras.ops.cast(found * inputs["upstream"], "float32"))
+
+
+def expected_gradients(query, key, value, upstream):
+    scores = np.einsum("bsnh,btnh->bnst", query, key)
+    score_gradient = np.einsum("bsnh,btnh->bnst", upstream, value)
+    return {
+        "query": np.einsum("bnst,btnh->bsnh", score_gradient, key),
+        "key": np.einsum("bnst,bsnh->btnh", score_gradient, query),
+        "value": np.einsum("bnst,bsnh->btnh", scores, upstream),
+        "upstream": np.einsum("bnst,btnh->bsnh", scores, value),
+    }
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2.0**-6)])
+def test_products_and_gradients_are_those_of_numpy(dtype, tolerance, is_compiled):
+    inputs = arrays(dtype)
+    plain = {name: np.asarray(keras.ops.cast(one, "float32"), np.float64) for name, one in inputs.items()}
+    differentiate = functional.gradient(loss)
+    gradients = (functional.compiled(differentiate) if is_compiled else differentiate)(inputs)
+    for name, expected in expected_gradients(**plain).items():
+        assert keras.backend.standardize_dtype(gradients[name].dtype) == dtype
+        found = np.asarray(keras.ops.cast(gradients[name], "float32"))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def summed_axes(engine):
+    """Along which axis of the first factor the products of the one layer's heads sum, compiled: a set."""
+    batch = packed_and_unpacked()[0]
+    batch = {name: np.concatenate([values, values]) for name, values in batch.items()}
+    (program,) = engine.step_programs(batch)
+    instructions = [
+        one for of in read_module(program.text).computations.values() for one in of.instructions.values()
+    ]
+    dots = [one for one in instructions if one.opcode == "dot" and len(one.shapes[0].sizes) == 4]
+    assert len(dots) == 6
+    return {int(re.search(r"lhs_contracting_dims=\{(\d)\}", one.attributes)[1]) for one in dots}
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX has a fast form by itself")
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+@pytest.mark.parametrize(("devices", "axes"), [(["cpu:0", "cpu:1"], {3}), (["cpu:0", "gpu:0"], {2, 3})])
+def test_a_compiled_step_for_cpus_transposes_first(monkeypatch, devices, axes, micro_batch_size):
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda *of: devices)
+    assert (
+        summed_axes(make_engine(config=SHALLOW, optimizer=Lamb(0.01), micro_batch_size=micro_batch_size))
+        == axes
+    )
