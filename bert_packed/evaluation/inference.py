@@ -17,8 +17,9 @@ from keras import ops
 from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
+from bert_packed.models.devices import computes_on_cpus
 from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
-from bert_packed.training.engines.functional import compiled, computes_on_cpus
+from bert_packed.training.engines.functional import compiled
 from bert_packed.training.engines.variables import named_weights
 from data_gen.assembly.assignment import assign_sequences
 from data_gen.cli.settings import InputError

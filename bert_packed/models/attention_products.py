@@ -19,6 +19,7 @@ import contextvars
 import keras
 from keras import ops
 
+from bert_packed.models.devices import computes_on_cpus
 from bert_packed.models.loops import with_gradient
 
 _TRANSPOSES_FIRST = contextvars.ContextVar("transposes_first", default=False)
@@ -26,12 +27,12 @@ _TRANSPOSES_FIRST = contextvars.ContextVar("transposes_first", default=False)
 
 @contextlib.contextmanager
 def gradients_for_cpus():
-    """While the body traces a program of TensorFlow that XLA compiles for a CPU, gradients take its form.
+    """While the body traces a program that XLA compiles, gradients take the form that is fast on CPUs.
 
-    Nothing else can compute that form: without XLA it has no meaning. So whoever compiles says so; where
-    TensorFlow computes at once, operation by operation, this changes nothing.
+    Nothing but XLA can compute that form, so whoever has it compile says so. It changes nothing under JAX,
+    where a device is no CPU, and where TensorFlow computes at once, operation by operation.
     """
-    token = _TRANSPOSES_FIRST.set(keras.backend.backend() == "tensorflow")
+    token = _TRANSPOSES_FIRST.set(keras.backend.backend() == "tensorflow" and computes_on_cpus())
     try:
         yield
     finally:

@@ -11,6 +11,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from bert_packed.models.attention_products import (
+    attention_scores,
+    gradients_for_cpus,
+    weighted_values,
+)
 from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import keep_mask
 from bert_packed.models.layers import activation
@@ -63,7 +68,8 @@ def make_parts(config, batch, num_predictions):
     heads = config.num_attention_heads
     tokens, predictions = batch_size * length, batch_size * num_predictions
     scores = (batch_size, heads, length, length)
-    split = (batch_size, heads, length, width // heads)
+    head_width = width // heads
+    split = (batch_size, length, heads, head_width)
     context = PackContext(ops.convert_to_tensor(batch["sequence_ids"]), None)
     rate, hidden_rate = config.attention_probs_dropout_prob, config.hidden_dropout_prob
 
@@ -93,8 +99,22 @@ def make_parts(config, batch, num_predictions):
         _product("projections of attention", 4 * blocks, tokens, width, width),
         _product("feed-forward, in", blocks, tokens, width, inner),
         _product("feed-forward, out", blocks, tokens, inner, width),
-        _heads_product("scores of attention", blocks, "bnsh,bnth->bnst", split, split, scores),
-        _heads_product("values of attention", blocks, "bnst,bnth->bnsh", scores, split, split),
+        _heads_product(
+            "scores of attention",
+            blocks,
+            attention_scores,
+            [split, split],
+            scores,
+            (length, head_width, length),
+        ),
+        _heads_product(
+            "values of attention",
+            blocks,
+            weighted_values,
+            [scores, split],
+            split,
+            (length, length, head_width),
+        ),
         _part("mask, softmax, dropout", blocks, attend, [scores], scores, np.prod(scores)),
         _part(config.hidden_act, blocks, lambda given: act(given[0]), [wide], wide, np.prod(wide)),
         _part("dropout, sum, norm", 2 * blocks, normalise, [hidden, hidden, (width,), (width,)], hidden),
@@ -143,16 +163,16 @@ def _product(name, times, rows, depth, columns):
     return dataclasses.replace(part, flops=flops, product=shape)
 
 
-def _heads_product(name, times, equation, left, right, result):
-    """A product of attention, for each pack and head."""
-    depth = left[-1]
-    flops = PASSES * 2 * float(np.prod(result)) * depth
+def _heads_product(name, times, function, factors, result, shape):
+    """A product of attention, of this shape for each pack and head."""
+    flops = PASSES * 2 * float(np.prod(result)) * shape[1]
 
     def product(given):
-        return ops.einsum(equation, *given)
+        with gradients_for_cpus():  # as in the step
+            return function(*given)
 
-    part = _part(name, times, product, [left, right], result)
-    return dataclasses.replace(part, flops=flops, product=(left[-2], depth, result[-1]))
+    part = _part(name, times, product, factors, result)
+    return dataclasses.replace(part, flops=flops, product=shape)
 
 
 def _part(name, times, function, shapes, result_shape, exponentials=0):

@@ -18,11 +18,6 @@ def compiled(function, model=None):
     return tf.function(function, jit_compile=True, reduce_retracing=False)
 
 
-def computes_on_cpus():
-    """Whether no device of this process is anything but a CPU."""
-    return all(name.lower().startswith("cpu") for name in keras.distribution.list_devices())
-
-
 def gradient(function):
     """The gradient of `function(inputs)`, a scalar, by its argument."""
     if keras.backend.backend() == "jax":

@@ -15,7 +15,6 @@ from bert_packed.models.attention_products import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
 from bert_packed.models.rematerialisation import find_dropouts
 from bert_packed.training.engines.engine import Engine, clip
-from bert_packed.training.engines.functional import computes_on_cpus
 from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.programs import tensorflow_program
 from bert_packed.training.optimization import trust_ratios
@@ -96,7 +95,7 @@ class TensorFlowEngine(Engine):
         return self._accumulate(batch, denominators, training)
 
     def _train_step(self, batch):
-        with self._gradient_form():
+        with gradients_for_cpus():
             gradients, sums = self.gradients(batch)
         gradients, figures = clip(gradients, sums, self.max_grad_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
@@ -144,12 +143,8 @@ class TensorFlowEngine(Engine):
         return {**sums, **figures, "num_stop_requests": num_asked}
 
     def _replica_gradients(self, batch, denominators, number):
-        with self._gradient_form():
+        with gradients_for_cpus():
             return self._accumulate(batch, denominators, True, number)
-
-    def _gradient_form(self):
-        """In which attention's gradients are traced for a program that XLA compiles."""
-        return gradients_for_cpus() if computes_on_cpus() else contextlib.nullcontext()
 
     def _shared_eval_step(self, batch):
         def step(batch):
