@@ -6,7 +6,7 @@ The gradients of keys and values sum over queries, the rows of scores and probab
     value gradient[t, h] = sum over s of probability[s, t] * result gradient[s, h]
 
 As TensorFlow writes them, the first factor of these products is transposed inside the product, and they go at
-a quarter to a third of the rate of all others (docs/results.md, "A step by parts"). Here queries, or the
+a third of the rate of the others (docs/results.md, "A step by parts"). Here queries, or the
 gradient of the results, are transposed beforehand, and the product gives the gradient transposed, `[h, t]`.
 The sums are the same. JAX has a form as fast by itself.
 
@@ -22,6 +22,7 @@ from keras import ops
 from bert_packed.models.devices import computes_on_cpus
 from bert_packed.models.loops import with_gradient
 
+GRADIENTS = "attention_gradients"  # in a program's text: theirs would have no name of a layer
 _TRANSPOSES_FIRST = contextvars.ContextVar("transposes_first", default=False)
 
 
@@ -29,8 +30,9 @@ _TRANSPOSES_FIRST = contextvars.ContextVar("transposes_first", default=False)
 def gradients_for_cpus():
     """While the body traces a program that XLA compiles, gradients take the form that is fast on CPUs.
 
-    Nothing but XLA can compute that form, so whoever has it compile says so. It changes nothing under JAX,
-    where a device is no CPU, and where TensorFlow computes at once, operation by operation.
+    That form is faster only in a program that XLA compiles whole, so whoever has it compile says so, and has
+    no second derivative. This changes nothing under JAX, where a device is no CPU, and where TensorFlow
+    computes at once, operation by operation.
     """
     token = _TRANSPOSES_FIRST.set(keras.backend.backend() == "tensorflow" and computes_on_cpus())
     try:
@@ -40,7 +42,7 @@ def gradients_for_cpus():
 
 
 def attention_scores(query_BSNH, key_BSNH):
-    """How well each query goes with each key: float `[B, N, S, S]`, unscaled, of two `[B, S, N, H]`."""
+    """How well each query goes with each key: float `[B, N, S, S]`, of two `[B, S, N, H]` of that dtype."""
     if not _transposes_first():
         return ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
     return _transposing_scores(_heads_first(query_BSNH), _heads_first(key_BSNH))
@@ -51,7 +53,7 @@ def weighted_values(probs_BNSS, value_BSNH):
 
     Args:
         probs_BNSS: float `[B, N, S, S]`, a row for each query.
-        value_BSNH: float `[B, S, N, H]`.
+        value_BSNH: float `[B, S, N, H]`, of the same dtype.
     """
     if not _transposes_first():
         return ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
@@ -73,7 +75,8 @@ def _transposing_scores(query_BNSH, key_BNSH):
 
     def backward(kept, gradients):
         (query_BNSH, key_BNSH), (gradient_BNSS,) = kept, gradients
-        return ops.matmul(gradient_BNSS, key_BNSH), _sum_over_rows(gradient_BNSS, query_BNSH)
+        with keras.name_scope(GRADIENTS):
+            return ops.matmul(gradient_BNSS, key_BNSH), _sum_over_rows(gradient_BNSS, query_BNSH)
 
     return with_gradient(forward, backward)(query_BNSH, key_BNSH)[0]
 
@@ -84,20 +87,21 @@ def _transposing_sums(probs_BNSS, value_BNSH):
 
     def backward(kept, gradients):
         (probs_BNSS, value_BNSH), (gradient_BNSH,) = kept, gradients
-        probs_gradient_BNSS = ops.matmul(gradient_BNSH, _transposed(value_BNSH))
-        return probs_gradient_BNSS, _sum_over_rows(probs_BNSS, gradient_BNSH)
+        with keras.name_scope(GRADIENTS):
+            probs_gradient_BNSS = ops.matmul(gradient_BNSH, _transposed(value_BNSH))
+            return probs_gradient_BNSS, _sum_over_rows(probs_BNSS, gradient_BNSH)
 
     return with_gradient(forward, backward)(probs_BNSS, value_BNSH)[0]
 
 
 def _sum_over_rows(weights_BNSS, rows_BNSH):
     """What the rows add up to, weighted by each column in turn: float `[B, N, S, H]`."""
-    sums_BNHS = ops.matmul(_kept_apart(_transposed(rows_BNSH)), weights_BNSS)
+    sums_BNHS = ops.matmul(_transposed(rows_BNSH), weights_BNSS)
     return _transposed(_kept_apart(sums_BNHS))
 
 
 def _kept_apart(values):
-    """The same values, from which XLA moves nothing into a product, or out of one."""
+    """The same values; else XLA would take their transposition into the product, the slow form again."""
     from tensorflow.compiler.tf2xla.python import xla
 
     return xla.optimization_barrier(values)[0]

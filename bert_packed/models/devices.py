@@ -1,8 +1,8 @@
-"""What kind of devices this process computes on."""
+"""On what kind of devices a program runs."""
 
 import keras
 
 
 def computes_on_cpus():
-    """Whether no device of this process is anything but a CPU."""
+    """Whether no device that this process knows of is anything but a CPU."""
     return all(name.lower().startswith("cpu") for name in keras.distribution.list_devices())

@@ -111,6 +111,11 @@ def make_programs(model_config, hidden_BSD, sequence_ids_BS):
     import keras
     from keras import ops
 
+    from bert_packed.models.attention_products import (
+        attention_scores,
+        gradients_for_cpus,
+        weighted_values,
+    )
     from bert_packed.models.context import PackContext
     from bert_packed.models.layers import SelfAttention
     from bert_packed.training.engines.functional import compiled, gradient
@@ -118,8 +123,8 @@ def make_programs(model_config, hidden_BSD, sequence_ids_BS):
     config = dataclasses.replace(model_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
     def attend_to_all(query_BSNH, key_BSNH, value_BSNH, _):
-        scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
-        return ops.einsum("bnst,btnh->bsnh", ops.softmax(scores_BNSS, axis=-1), value_BSNH)
+        scores_BNSS = attention_scores(query_BSNH, key_BSNH)
+        return weighted_values(ops.softmax(scores_BNSS, axis=-1), value_BSNH)
 
     weights_BSD = np.random.default_rng(1).normal(size=hidden_BSD.shape).astype(np.float32)
     programs = {}
@@ -129,7 +134,8 @@ def make_programs(model_config, hidden_BSD, sequence_ids_BS):
         layer.build(hidden_BSD.shape)
 
         def forward(hidden_BSD, ids_BS, layer=layer):
-            return layer(hidden_BSD, context=PackContext(ids_BS, None))  # attention reads no positions
+            with gradients_for_cpus():  # as in a training step
+                return layer(hidden_BSD, context=PackContext(ids_BS, None))  # attention reads no positions
 
         def both(hidden_BSD, ids_BS, forward=forward):
             # Weighted, since layer norm makes a plain sum constant

@@ -91,7 +91,8 @@ def core_seconds(threads):
 
     Args:
         threads: List of lists of (start, end, what), of which two overlap only where one holds the other;
-            `what` is the name of an instruction that is called, the number of a task, or a `HandingOut`.
+            `what` is the name of an instruction that is called, the number of a task, or a `HandingOut`. Each
+            number is of one task.
 
     Returns:
         Dict from name to the sum over its calls and tasks.

@@ -23,8 +23,8 @@ your machine's products and memory, this tells what to improve.
 
 On a CPU, instructions that do not wait for one another run at the same time, such as the gradients of a
 product's two factors. So the time of an instruction is what all threads spent on it, divided by the number of
-cores; together they are the step, but for what cores waited. Waiting for a thread that has a larger part is
-in it.
+cores; together they are the step, but for what cores waited. Rates are of all cores: what one of two cores
+did alone reached half of the rate that it has here.
 
 `machine` times each part as a program of its own; here is what is left of it in the step, where XLA joins
 neighbours. Tracing slows a step, by up to a fifth: the last line has steps without it.

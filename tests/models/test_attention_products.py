@@ -9,6 +9,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine
 
+from bert_packed.models import attention_products
 from bert_packed.models.attention_products import attention_scores, gradients_for_cpus, weighted_values
 from bert_packed.training.engines import functional
 from bert_packed.training.hlo import read_module
@@ -46,8 +47,12 @@ def expected_gradients(query, key, value, upstream):
 @pytest.mark.both_backends
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2.0**-6)])
-def test_products_and_gradients_are_those_of_numpy(dtype, tolerance, is_compiled):
-    inputs = arrays(dtype)
+def test_products_and_gradients_are_those_of_numpy(monkeypatch, dtype, tolerance, is_compiled):
+    inputs, shapes = arrays(dtype), []
+    kept_apart = attention_products._kept_apart
+    monkeypatch.setattr(
+        attention_products, "_kept_apart", lambda one: shapes.append(tuple(one.shape)) or kept_apart(one)
+    )
     plain = {name: np.asarray(keras.ops.cast(one, "float32"), np.float64) for name, one in inputs.items()}
     differentiate = functional.gradient(loss)
     gradients = (functional.compiled(differentiate) if is_compiled else differentiate)(inputs)
@@ -55,6 +60,8 @@ def test_products_and_gradients_are_those_of_numpy(dtype, tolerance, is_compiled
         assert keras.backend.standardize_dtype(gradients[name].dtype) == dtype
         found = np.asarray(keras.ops.cast(gradients[name], "float32"))
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    is_transposing = is_compiled and keras.backend.backend() == "tensorflow"
+    assert shapes == 2 * [(2, 3, 4, 5)] * is_transposing  # B, N, H, S: of keys and of values
 
 
 def summed_axes(engine):

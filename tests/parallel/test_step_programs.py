@@ -42,8 +42,8 @@ def test_a_step_on_two_devices():
     if keras.backend.backend() == "tensorflow":
         assert report["collectives"] == []  # `tf.distribute` adds up, outside of the program
         (program,) = engine.step_programs(batch)
-        heads = re.findall(r"= f32\[\d+,\d+,\d+,\d+\]\S* dot\(.*lhs_contracting_dims=\{(\d)\}", program.text)
-        assert len(heads) == 6 and set(heads) == {"3"}  # attention's gradients in the form for CPUs
+        summed = re.findall(r"= f32\[\d+,\d+,\d+,\d+\]\S* dot\(.*lhs_contracting_dims=\{(\d)\}", program.text)
+        assert len(summed) == 6 and set(summed) == {"3"}  # attention's gradients in the form for CPUs
         return
     assert {(row["kind"], row["group_size"]) for row in report["collectives"]} == {("all-reduce", 2)}
     gradient = sum(variable.numpy().nbytes for variable in model.trainable_variables)

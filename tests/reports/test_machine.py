@@ -6,12 +6,14 @@ import re
 import sys
 import types
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
 from scipy.special import softmax
 
 from bert_packed.config import ModelConfig
+from bert_packed.models import attention_products
 from bert_packed.models.flops import bert_flops
 from bert_packed.reports import machine, machine_parts, machine_rates, step_parts, xla_flags
 from bert_packed.reports.machine_rates import Rates
@@ -57,6 +59,16 @@ def test_a_part_counts_its_bytes(parts):
     assert by_name["mask, softmax, dropout"].exponentials == B * 2 * S * S
     assert by_name["masked-LM loss"].exponentials == B * P * 40
     assert by_name["dropout, sum, norm"].times == 6
+
+
+@pytest.mark.parametrize("name", ["scores of attention", "values of attention"])
+def test_products_of_heads_are_those_of_the_step(parts, monkeypatch, name):
+    transposed = []
+    real = attention_products._sum_over_rows
+    monkeypatch.setattr(attention_products, "_sum_over_rows", lambda *of: transposed.append(of) or real(*of))
+    (part,) = [part for part in machine_parts.make_parts(CONFIG, BATCH, P) if part.name == name]
+    part.run(0)
+    assert len(transposed) == (keras.backend.backend() == "tensorflow")
 
 
 @pytest.mark.both_backends

@@ -146,6 +146,7 @@ def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, caps
     noting(benchmark_engine, "build_engine")
     noting(benchmark_batches, "make_batches")
     noting(profiling, "Profile")
+    monkeypatch.setattr(step_profile, "num_cores", lambda: 1000)
     model = dataclasses.replace(CONFIG, max_position_embeddings=32, vocab_size=30522)
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(model)))
     step_profile.main(
@@ -171,7 +172,8 @@ def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, caps
     printed = capsys.readouterr().out
     assert "steps without a trace" in printed
     traced, busy = re.search(r"traced steps: ([\d.]+) ms, cores at instructions: (\d+) %", printed).groups()
-    assert rows[-1]["ms"] / float(traced) == pytest.approx(float(busy) / 100, rel=0.1)
+    assert "1000 cores" in printed and busy == "0"  # of a thousand cores, fewer than five at work
+    assert 0 < rows[-1]["ms"] < 0.005 * float(traced)
 
 
 def test_a_trace_without_instructions_is_one_line(tmp_path):
