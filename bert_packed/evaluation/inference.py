@@ -17,6 +17,7 @@ from keras import ops
 from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
+from bert_packed.models.attention_products import without_gradients
 from bert_packed.models.devices import computes_on_cpus
 from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
 from bert_packed.training.engines.functional import compiled
@@ -123,7 +124,8 @@ def load_encoder(
     starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
 
     def forward(batch):
-        return ops.cast(model.encode(batch, training=False), "float32")
+        with without_gradients():
+            return ops.cast(model.encode(batch, training=False), "float32")
 
     return TextEncoder(
         compiled(forward, model),

@@ -1,4 +1,7 @@
-"""The two products of attention, and the form in which XLA's compiler for CPUs computes their gradients fast.
+"""What attention computes of queries, keys and values, and the forms that XLA's compiler for CPUs makes fast.
+
+Heads come first, so that a product of two matrices is left for each. A forward pass of JAX takes a fifteenth
+longer where the product itself has to find the heads in `[B, S, N, H]`.
 
 The gradients of keys and values sum over queries, the rows of scores and probabilities:
 
@@ -9,6 +12,9 @@ As TensorFlow writes them, the first factor of these products is transposed insi
 a third of the rate of the others (docs/results.md, "A step by parts"). Here queries, or the
 gradient of the results, are transposed beforehand, and the product gives the gradient transposed, `[h, t]`.
 The sums are the same. JAX has a form as fast by itself.
+
+Where nobody asks for gradients, softmax's division comes last, of `[B, S, N, H]` in place of `[B, N, S, S]`:
+one pass over the scores less. With gradients it stays first, as those of a row of scores must add up to zero.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
@@ -24,6 +30,7 @@ from bert_packed.models.loops import with_gradient
 
 GRADIENTS = "attention_gradients"  # in a program's text: theirs would have no name of a layer
 _TRANSPOSES_FIRST = contextvars.ContextVar("transposes_first", default=False)
+_DIVIDES_LAST = contextvars.ContextVar("divides_last", default=False)
 
 
 @contextlib.contextmanager
@@ -41,11 +48,41 @@ def gradients_for_cpus():
         _TRANSPOSES_FIRST.reset(token)
 
 
+@contextlib.contextmanager
+def without_gradients():
+    """While the body traces a program, attention takes the form that is fast where nothing is differentiated.
+
+    Results differ by rounding alone. Gradients through it would have up to three times the rounding errors in
+    float32, and useless ones in bfloat16 where keys have much in common.
+    """
+    token = _DIVIDES_LAST.set(True)
+    try:
+        yield
+    finally:
+        _DIVIDES_LAST.reset(token)
+
+
 def attention_scores(query_BSNH, key_BSNH):
     """How well each query goes with each key: float `[B, N, S, S]`, of two `[B, S, N, H]` of that dtype."""
-    if not _transposes_first():
-        return ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
-    return _transposing_scores(_heads_first(query_BSNH), _heads_first(key_BSNH))
+    product = _transposing_scores if _transposes_first() else _scores
+    return product(_heads_first(query_BSNH), _heads_first(key_BSNH))
+
+
+def attended_values(scores_BNSS, value_BSNH, dropout):
+    """The values, summed by the softmax of each query's scores: `[B, S, N, H]` of the values' dtype.
+
+    Args:
+        scores_BNSS: float32 `[B, N, S, S]`, a row for each query; what is hidden lies far below the rest.
+        value_BSNH: float `[B, S, N, H]`.
+        dropout: Function for the probabilities, `[B, N, S, S]` of the values' dtype.
+    """
+    if not _DIVIDES_LAST.get():
+        probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
+        return weighted_values(dropout(probs_BNSS), value_BSNH)
+    weights_BNSS = ops.exp(scores_BNSS - ops.max(scores_BNSS, axis=-1, keepdims=True))
+    sums_BSN1 = ops.transpose(ops.sum(weights_BNSS, axis=-1, keepdims=True), (0, 2, 1, 3))
+    found_BSNH = weighted_values(dropout(ops.cast(weights_BNSS, value_BSNH.dtype)), value_BSNH)
+    return ops.cast(ops.cast(found_BSNH, "float32") / sums_BSN1, value_BSNH.dtype)
 
 
 def weighted_values(probs_BNSS, value_BSNH):
@@ -55,9 +92,8 @@ def weighted_values(probs_BNSS, value_BSNH):
         probs_BNSS: float `[B, N, S, S]`, a row for each query.
         value_BSNH: float `[B, S, N, H]`, of the same dtype.
     """
-    if not _transposes_first():
-        return ops.einsum("bnst,btnh->bsnh", probs_BNSS, value_BSNH)
-    return _heads_first(_transposing_sums(probs_BNSS, _heads_first(value_BSNH)))
+    product = _transposing_sums if _transposes_first() else ops.matmul
+    return _heads_first(product(probs_BNSS, _heads_first(value_BSNH)))
 
 
 def _transposes_first():
@@ -68,10 +104,13 @@ def _transposes_first():
     return not tf.executing_eagerly()
 
 
+def _scores(query_BNSH, key_BNSH):
+    return ops.matmul(query_BNSH, _transposed(key_BNSH))
+
+
 def _transposing_scores(query_BNSH, key_BNSH):
     def forward(query_BNSH, key_BNSH):
-        scores_BNSS = ops.matmul(query_BNSH, _transposed(key_BNSH))
-        return (scores_BNSS,), (query_BNSH, key_BNSH)
+        return (_scores(query_BNSH, key_BNSH),), (query_BNSH, key_BNSH)
 
     def backward(kept, gradients):
         (query_BNSH, key_BNSH), (gradient_BNSS,) = kept, gradients

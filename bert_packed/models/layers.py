@@ -4,10 +4,12 @@ Legend: B packs per batch, S pack length, D model width, N heads, H head width, 
 P predictions per pack, K sequences per pack, Q = P or K positions to gather, V vocabulary.
 """
 
+import functools
+
 import keras
 from keras import ops
 
-from bert_packed.models.attention_products import attention_scores, weighted_values
+from bert_packed.models.attention_products import attended_values, attention_scores
 from bert_packed.models.dropout import Dropout
 from bert_packed.models.layout import ONE_DEVICE
 
@@ -129,9 +131,8 @@ class SelfAttention(keras.layers.Layer):
     def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, context, training):
         scores_BNSS = attention_scores(query_BSNH, key_BSNH)
         scores_BNSS = context.hide(ops.cast(scores_BNSS, "float32"))
-        probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
-        probs_BNSS = self.attention_dropout(probs_BNSS, training=training)
-        return weighted_values(probs_BNSS, value_BSNH)
+        dropout = functools.partial(self.attention_dropout, training=training)
+        return attended_values(scores_BNSS, value_BSNH, dropout)
 
     def _split_heads(self, hidden_BSD):
         batch, length = ops.shape(hidden_BSD)[:2]

@@ -2,8 +2,10 @@
 
     python -m bert_packed.reports.packing_processes --input_file='instances/*.tfrecord' --json=processes.json
 
-The command `pack_tfrecords.py` runs with one process and with several in turns, so that a machine that slows
-down slows both; medians stand in the table.
+The command `pack_tfrecords.py` runs with one process, with several, and as several commands at once, of one
+process each, in turns, so that a machine that slows down slows all; medians stand in the table. The last way
+shows the bound: cores that share a cache, the memory or a clock, or that a host has lent out twice, do less
+together than each does alone, whatever the program.
 """
 
 import dataclasses
@@ -14,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent import futures
 from pathlib import Path
 
 from bert_packed.reports.data_benchmark import cpu_name
@@ -22,12 +25,14 @@ from data_gen.cli.settings import InputError, check_settings, setting
 from data_gen.jobs.runners import num_cores
 
 DESCRIPTION = """
-Runs pack_tfrecords.py on your records with one process and with several, in turns. Prints the CPU and a
-table: seconds of each phase, of processors too, and how many times as fast several processes are. The last
-line is the whole command, from its start to its end.
+Runs pack_tfrecords.py on your records with one process, with several, and as that many commands at once that
+share nothing, in turns. Prints the CPU and a table: seconds of each phase, of processors too, and how many
+times as fast several processes are. The last lines are the whole command, from its start to its end, and the
+commands at once, as long as the work of one of them took: what your cores let several processes gain.
 """
 COMMAND = Path(__file__).parents[2] / "data_gen" / "pack_tfrecords.py"
 WHOLE = "whole command"
+BOUND = "commands at once"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,16 +55,17 @@ class ProcessesConfig:
 def main(config):
     """Measure, and print the table."""
     folder = tempfile.mkdtemp(prefix="packing_processes_", dir=config.work_dir or None)
-    found = {1: [], config.num_workers: []}
+    alone, several, at_once = [], [], []
     try:
         for _ in range(config.repeats):
-            for num_workers, runs in found.items():
-                runs.append(_pack(config, num_workers, folder))
+            alone.append(_pack(config, 1, folder))
+            several.append(_pack(config, config.num_workers, folder))
+            at_once.append(_pack_at_once(config, folder))
     finally:
         shutil.rmtree(folder)
-    rows, num_sequences = compare_phases(found[1], found[config.num_workers])
+    rows, num_sequences = compare_phases(alone, several)
     print(f"CPU: {cpu_name()}, {num_cores()} cores; {num_sequences:,} sequences")
-    print_table(rows, config.json)
+    print_table([*rows, bound_of(alone, at_once)], config.json)
 
 
 def compare_phases(alone, several):
@@ -77,15 +83,49 @@ def compare_phases(alone, several):
         row = {"phase": name}
         for title, runs in (("one", alone), ("several", several)):
             phases = [run["phases"] if name == WHOLE else [run["phases"][place]] for run in runs]
-            row[f"{title}, s"] = statistics.median(found[-1]["end"] - found[0]["begin"] for found in phases)
+            row[f"{title}, s"] = statistics.median(map(_seconds, phases))
             row[f"{title}, CPU s"] = statistics.median(map(_cpu_seconds, phases))
         row["times"] = row["one, s"] / row["several, s"] if row["several, s"] else None
         rows.append(row)
     return rows, alone[0]["sequences"]
 
 
+def bound_of(alone, at_once):
+    """What is gained by commands that share nothing: the last row of the table.
+
+    Args:
+        alone: List of what `pack_tfrecords.py --json` wrote.
+        at_once: List of lists of it, of the commands that ran at the same time.
+
+    Returns:
+        Row as from `compare_phases`. The seconds of several are those until the last command ended, divided
+        by their number: so long took the work of one.
+    """
+    together = [max(_seconds(run["phases"]) for run in runs) / len(runs) for runs in at_once]
+    cpu_together = [statistics.mean(_cpu_seconds(run["phases"]) for run in runs) for runs in at_once]
+    row = {
+        "phase": BOUND,
+        "one, s": statistics.median(_seconds(run["phases"]) for run in alone),
+        "one, CPU s": statistics.median(_cpu_seconds(run["phases"]) for run in alone),
+        "several, s": statistics.median(together),
+        "several, CPU s": statistics.median(cpu_together),
+    }
+    return {**row, "times": row["one, s"] / row["several, s"]}
+
+
+def _seconds(phases):
+    return phases[-1]["end"] - phases[0]["begin"]
+
+
 def _cpu_seconds(phases):
     return sum(phase["parent_cpu"] + (phase["workers_cpu"] or 0.0) for phase in phases)
+
+
+def _pack_at_once(config, folder):
+    """Pack the same by each of several commands at the same time: list of what `_pack` returns."""
+    folders = [tempfile.mkdtemp(dir=folder) for _ in range(config.num_workers)]
+    with futures.ThreadPoolExecutor(config.num_workers) as pool:
+        return list(pool.map(lambda one: _pack(config, 1, one), folders))
 
 
 def _pack(config, num_workers, folder):

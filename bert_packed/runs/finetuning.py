@@ -11,6 +11,7 @@ from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import ablations, load_model_config, override_dropout
 from bert_packed.data.finetuning_batches import predict, train_batches
+from bert_packed.models.attention_products import without_gradients
 from bert_packed.runs import run_directory
 from bert_packed.runs.label_names import LABELS_FILE
 from bert_packed.runs.run_summary import show_row, tell_skipped
@@ -259,7 +260,12 @@ def predict_packed(config, model, sequences):
     packs, spec = pack_all(
         sequences.lengths, config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
     )
-    forward = compiled(lambda batch: model(batch, training=False), model)
+
+    def outputs(batch):
+        with without_gradients():
+            return model(batch, training=False)
+
+    forward = compiled(outputs, model)
     with out_of_memory_names("prediction", "predict_batch_size"):
         return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
 

@@ -15,6 +15,7 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
 from bert_packed.evaluation import inference
+from bert_packed.models import attention_products, layers
 from data_gen.cli.settings import InputError
 
 pytestmark = pytest.mark.both_backends
@@ -74,6 +75,19 @@ def test_poolings_are_of_the_tokens(encoder):
         np.testing.assert_array_equal(
             inference.encode(encoder, TEXTS, pooling), np.stack([pool(h) for h in states])
         )
+
+
+def test_no_gradients_are_made_ready_for(model_folder, monkeypatch):
+    forms = []
+    attend = layers.attended_values
+    monkeypatch.setattr(
+        layers,
+        "attended_values",
+        lambda *of: forms.append(attention_products._DIVIDES_LAST.get()) or attend(*of),
+    )
+    inference.encode(inference.load_encoder(model_folder, model_folder / "vocab.txt"), TEXTS)
+    assert forms == CONFIG.num_hidden_layers * [True]
+    assert not attention_products._DIVIDES_LAST.get()
 
 
 def test_one_compilation(encoder):

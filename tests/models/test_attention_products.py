@@ -1,5 +1,6 @@
 """Attention's products and their gradients: NumPy's in either form, and which form a compiled step has."""
 
+import contextlib
 import dataclasses
 import re
 
@@ -7,10 +8,18 @@ import keras
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
+from scipy.special import softmax
 from tiny import CONFIG, make_engine
 
-from bert_packed.models import attention_products
-from bert_packed.models.attention_products import attention_scores, gradients_for_cpus, weighted_values
+from bert_packed.models import attention_products, layers
+from bert_packed.models.attention_products import (
+    attended_values,
+    attention_scores,
+    gradients_for_cpus,
+    weighted_values,
+    without_gradients,
+)
+from bert_packed.models.context import MASKED_SCORE
 from bert_packed.training.engines import functional
 from bert_packed.training.hlo import read_module
 from bert_packed.training.optimization import Lamb
@@ -62,6 +71,57 @@ def test_products_and_gradients_are_those_of_numpy(monkeypatch, dtype, tolerance
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
     is_transposing = is_compiled and keras.backend.backend() == "tensorflow"
     assert shapes == 2 * [(2, 3, 4, 5)] * is_transposing  # B, N, H, S: of keys and of values
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("divides_last", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2.0**-6)])
+def test_values_are_weighted_by_the_softmax_wherever_it_divides(dtype, tolerance, divides_last, is_compiled):
+    rng = np.random.default_rng(0)
+    scores = rng.normal(scale=30, size=(2, 3, 5, 5)).astype("float32")  # exponentials of no float32
+    scores[..., 3] = MASKED_SCORE
+    keeps = 2 * rng.integers(0, 2, scores.shape).astype("float32")
+
+    def attend(inputs):
+        seen = []
+        form = without_gradients() if divides_last else contextlib.nullcontext()
+        with form:
+            found = attended_values(
+                inputs["scores"],
+                inputs["value"],
+                lambda weights: seen.append(weights) or weights * inputs["keeps"],
+            )
+        return found, seen[0]
+
+    value, kept = arrays(dtype)["value"], keras.ops.cast(keeps, dtype)
+    inputs = {"scores": keras.ops.convert_to_tensor(scores), "value": value, "keeps": kept}
+    found, weights = (functional.compiled(attend) if is_compiled else attend)(inputs)
+    assert keras.backend.standardize_dtype(found.dtype) == dtype
+    assert keras.backend.standardize_dtype(weights.dtype) == dtype
+    probs = softmax(scores.astype("float64"), axis=-1)
+    value, found, weights = (np.asarray(keras.ops.cast(one, "float32")) for one in (value, found, weights))
+    expected = np.einsum("bnst,btnh->bsnh", probs * keeps, value)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    assert (weights[..., 3] == 0).all()
+    scale = probs.max(axis=-1, keepdims=True) if divides_last else 1.0
+    np.testing.assert_allclose(weights, probs / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.both_backends
+def test_training_and_its_evaluation_divide_first(monkeypatch):
+    forms = []
+    monkeypatch.setattr(
+        layers,
+        "attended_values",
+        lambda *of: forms.append(attention_products._DIVIDES_LAST.get()) or attended_values(*of),
+    )
+    engine = make_engine(optimizer=Lamb(0.01))
+    with without_gradients():
+        pass  # and leaves nothing behind
+    engine.train_step(packed_and_unpacked()[0])
+    engine.eval_step(packed_and_unpacked()[0])
+    assert len(forms) >= 2 * CONFIG.num_hidden_layers and not any(forms)
 
 
 def summed_axes(engine):

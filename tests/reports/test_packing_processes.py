@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import types
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from unpacked_records import make_features, write_features
 
 from bert_packed.reports import packing_processes
-from bert_packed.reports.packing_processes import DESCRIPTION, ProcessesConfig, compare_phases, main
+from bert_packed.reports.packing_processes import DESCRIPTION, ProcessesConfig, bound_of, compare_phases, main
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.cli.command_line import run
 
@@ -32,6 +33,21 @@ def test_medians_of_phases_are_compared():
     ]
 
 
+def test_the_bound_is_what_commands_at_once_gain():
+    """Two commands that end after 8 and 10 s take 5 s for the work of one, which alone takes 7."""
+    alone = [report(("start-up", 0, 1, 1, 0), ("read", 1, end, 4, 0)) for end in (9, 5, 7)]
+    rounds = [[report(("start-up", 2, 3, 1, 0), ("read", 3, end, 5, 0)) for end in (10, 12)]] * 3
+    rounds[0] = [report(("read", 0, 99, 6, 2))] * 2
+    assert list(bound_of(alone, rounds).items()) == [
+        ("phase", "commands at once"),
+        ("one, s", 7),
+        ("one, CPU s", 5),
+        ("several, s", 5),
+        ("several, CPU s", 6),
+        ("times", 1.4),
+    ]
+
+
 @pytest.mark.slow
 def test_the_command_is_measured(tmp_path, capsys):
     path = write_features(tmp_path / "a.tfrecord", make_features([5, 8, 2, 7, 8], 8))
@@ -39,12 +55,13 @@ def test_the_command_is_measured(tmp_path, capsys):
     argv = ["x", *(f"--{name}={value}" for name, value in flags.items()), f"--json={tmp_path}/found.json"]
     assert run(main, ProcessesConfig, DESCRIPTION, argv) == 0
     rows = json.loads((tmp_path / "found.json").read_text())
-    assert [rows[0]["phase"], rows[-2]["phase"], rows[-1]["phase"]] == [
+    assert [rows[place]["phase"] for place in (0, -3, -2, -1)] == [
         "start-up",
         "publish",
         "whole command",
+        "commands at once",
     ]
-    assert rows[-1]["one, s"] == pytest.approx(sum(row["one, s"] for row in rows[:-1]))
+    assert rows[-2]["one, s"] == pytest.approx(sum(row["one, s"] for row in rows[:-2]))
     assert "5 sequences" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tfrecord", "found.json"]
 
@@ -52,13 +69,20 @@ def test_the_command_is_measured(tmp_path, capsys):
 def test_the_command_packs_as_it_is_told(tmp_path, monkeypatch, capsys):
     """Every flag comes to `pack_tfrecords.py`, whose own reader reads the child's command."""
     configs = []
+    at_once = threading.Barrier(3)
 
     def packing(command, **_):
         assert command[1].endswith("data_gen/pack_tfrecords.py")
-        assert run(configs.append, PackConfig, "", command[1:]) == 0
-        os.mkdir(configs[-1].output_dir)
-        seconds = {1: 6, 3: 2}[configs[-1].num_workers]
-        Path(configs[-1].json).write_text(json.dumps([report(("read", 0, seconds, 1, 0))]))
+        found = []
+        assert run(found.append, PackConfig, "", command[1:]) == 0
+        (config,) = found
+        configs.append(config)
+        os.mkdir(config.output_dir)
+        seconds = {1: 6, 3: 2}[config.num_workers]
+        if Path(config.output_dir).parents[1] != tmp_path:
+            at_once.wait(timeout=60)  # all three run before one of them ends
+            seconds = 9
+        Path(config.json).write_text(json.dumps([report(("read", 0, seconds, 1, 0))]))
         return types.SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(packing_processes.subprocess, "run", packing)
@@ -67,13 +91,15 @@ def test_the_command_packs_as_it_is_told(tmp_path, monkeypatch, capsys):
         input_file="a,b", num_workers=3, max_seq_length=48, repeats=2, work_dir=str(tmp_path)
     )
     main(config)
-    assert [config.num_workers for config in configs] == [1, 3, 1, 3]
+    assert [config.num_workers for config in configs] == 2 * [1, 3, 1, 1, 1]
     assert {(config.input_file, config.max_seq_length) for config in configs} == {("a,b", 48)}
-    assert {Path(config.output_dir).parents[1] for config in configs} == {tmp_path}
+    assert len({config.output_dir for config in configs}) == 1 + 2 * 3
+    assert all(Path(config.output_dir).is_relative_to(tmp_path) for config in configs)
     assert not list(tmp_path.iterdir())
     printed = capsys.readouterr().out
     assert ", 77 cores; 7 sequences" in printed
-    assert printed.splitlines()[-1].split() == ["whole", "command", "6", "1", "2", "1", "3"]
+    assert printed.splitlines()[-2].split() == ["whole", "command", "6", "1", "2", "1", "3"]
+    assert printed.splitlines()[-1].split() == ["commands", "at", "once", "6", "1", "3", "1", "2"]
 
 
 def test_mistakes_of_the_command_are_its_own(tmp_path, capsys):
