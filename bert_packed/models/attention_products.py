@@ -13,8 +13,8 @@ a third of the rate of the others (docs/results.md, "A step by parts"). Here que
 gradient of the results, are transposed beforehand, and the product gives the gradient transposed, `[h, t]`.
 The sums are the same. JAX has a form as fast by itself.
 
-Where nobody asks for gradients, softmax's division comes last, of `[B, S, N, H]` in place of `[B, N, S, S]`:
-one pass over the scores less. With gradients it stays first, as those of a row of scores must add up to zero.
+In `without_gradients`, softmax's division comes last, of `[B, S, N, H]` in place of `[B, N, S, S]`: one pass
+over the scores less. With gradients it stays first, as those of a row of scores must add up to zero.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
@@ -50,12 +50,13 @@ def gradients_for_cpus():
 
 @contextlib.contextmanager
 def without_gradients():
-    """While the body traces a program, attention takes the form that is fast where nothing is differentiated.
+    """While the body traces a program, attention takes the form that is fast on CPUs for results alone.
 
-    Results differ by rounding alone. Gradients through it would have up to three times the rounding errors in
-    float32, and useless ones in bfloat16 where keys have much in common.
+    Texts' vectors and fine-tuning's predictions are computed so. They differ by float32's rounding. Gradients
+    through it would have up to three times the rounding errors. This changes nothing where a device is no
+    CPU, nor in other dtypes, which would round once more.
     """
-    token = _DIVIDES_LAST.set(True)
+    token = _DIVIDES_LAST.set(computes_on_cpus())
     try:
         yield
     finally:
@@ -74,26 +75,26 @@ def attended_values(scores_BNSS, value_BSNH, dropout):
     Args:
         scores_BNSS: float32 `[B, N, S, S]`, a row for each query; what is hidden lies far below the rest.
         value_BSNH: float `[B, S, N, H]`.
-        dropout: Function for the probabilities, `[B, N, S, S]` of the values' dtype.
+        dropout: Function for the probabilities, or for what is in proportion to them: `[B, N, S, S]` of the
+            values' dtype.
     """
-    if not _DIVIDES_LAST.get():
+    if not _DIVIDES_LAST.get() or keras.backend.standardize_dtype(value_BSNH.dtype) != "float32":
         probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
         return weighted_values(dropout(probs_BNSS), value_BSNH)
     weights_BNSS = ops.exp(scores_BNSS - ops.max(scores_BNSS, axis=-1, keepdims=True))
     sums_BSN1 = ops.transpose(ops.sum(weights_BNSS, axis=-1, keepdims=True), (0, 2, 1, 3))
-    found_BSNH = weighted_values(dropout(ops.cast(weights_BNSS, value_BSNH.dtype)), value_BSNH)
-    return ops.cast(ops.cast(found_BSNH, "float32") / sums_BSN1, value_BSNH.dtype)
+    return weighted_values(dropout(weights_BNSS), value_BSNH) / sums_BSN1
 
 
-def weighted_values(probs_BNSS, value_BSNH):
-    """The values summed by the probabilities of each query: float `[B, S, N, H]`.
+def weighted_values(weights_BNSS, value_BSNH):
+    """The values summed by the weights of each query: float `[B, S, N, H]`.
 
     Args:
-        probs_BNSS: float `[B, N, S, S]`, a row for each query.
+        weights_BNSS: float `[B, N, S, S]`, a row for each query.
         value_BSNH: float `[B, S, N, H]`, of the same dtype.
     """
     product = _transposing_sums if _transposes_first() else ops.matmul
-    return _heads_first(product(probs_BNSS, _heads_first(value_BSNH)))
+    return _heads_first(product(weights_BNSS, _heads_first(value_BSNH)))
 
 
 def _transposes_first():

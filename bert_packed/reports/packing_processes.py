@@ -4,8 +4,8 @@
 
 The command `pack_tfrecords.py` runs with one process, with several, and as several commands at once, of one
 process each, in turns, so that a machine that slows down slows all; medians stand in the table. The last way
-shows the bound: cores that share a cache, the memory or a clock, or that a host has lent out twice, do less
-together than each does alone, whatever the program.
+is what to compare with: cores that share a cache, the memory or a clock, or that a host has lent out twice,
+do less together than each does alone, whatever the program.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from data_gen.jobs.runners import num_cores
 
 DESCRIPTION = """
 Runs pack_tfrecords.py on your records with one process, with several, and as that many commands at once that
-share nothing, in turns. Prints the CPU and a table: seconds of each phase, of processors too, and how many
+share no work, in turns. Prints the CPU and a table: seconds of each phase, of processors too, and how many
 times as fast several processes are. The last lines are the whole command, from its start to its end, and the
 commands at once, as long as the work of one of them took: what your cores let several processes gain.
 """
 COMMAND = Path(__file__).parents[2] / "data_gen" / "pack_tfrecords.py"
 WHOLE = "whole command"
-BOUND = "commands at once"
+AT_ONCE = "commands at once"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,9 @@ class ProcessesConfig:
     num_workers: int = setting(2, "processes of the parallel way", minimum=2)
     max_seq_length: int = setting(512, "tokens per pack", minimum=3)
     repeats: int = setting(3, "runs of each way, whose median counts", minimum=1)
-    work_dir: str = setting("", "folder for the packs, removed at the end; empty = a temporary one")
+    work_dir: str = setting(
+        "", "folder for `num_workers` sets of packs, removed at the end; empty = temporary"
+    )
     json: str = setting("", "also write the printed table to this file, as JSON")
 
     def __post_init__(self):
@@ -65,7 +67,7 @@ def main(config):
         shutil.rmtree(folder)
     rows, num_sequences = compare_phases(alone, several)
     print(f"CPU: {cpu_name()}, {num_cores()} cores; {num_sequences:,} sequences")
-    print_table([*rows, bound_of(alone, at_once)], config.json)
+    print_table([*rows, compare_at_once(alone, at_once)], config.json)
 
 
 def compare_phases(alone, several):
@@ -90,8 +92,8 @@ def compare_phases(alone, several):
     return rows, alone[0]["sequences"]
 
 
-def bound_of(alone, at_once):
-    """What is gained by commands that share nothing: the last row of the table.
+def compare_at_once(alone, at_once):
+    """What is gained by commands that share no work: the last row of the table.
 
     Args:
         alone: List of what `pack_tfrecords.py --json` wrote.
@@ -104,7 +106,7 @@ def bound_of(alone, at_once):
     together = [max(_seconds(run["phases"]) for run in runs) / len(runs) for runs in at_once]
     cpu_together = [statistics.mean(_cpu_seconds(run["phases"]) for run in runs) for runs in at_once]
     row = {
-        "phase": BOUND,
+        "phase": AT_ONCE,
         "one, s": statistics.median(_seconds(run["phases"]) for run in alone),
         "one, CPU s": statistics.median(_cpu_seconds(run["phases"]) for run in alone),
         "several, s": statistics.median(together),

@@ -76,10 +76,13 @@ def test_products_and_gradients_are_those_of_numpy(monkeypatch, dtype, tolerance
 @pytest.mark.both_backends
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("divides_last", [True, False])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2.0**-6)])
-def test_values_are_weighted_by_the_softmax_wherever_it_divides(dtype, tolerance, divides_last, is_compiled):
+@pytest.mark.parametrize("scale", [60, 1])  # with scores whose exponentials no float32 holds, and flat ones
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2.0**-7)])
+def test_values_are_weighted_by_the_softmax_wherever_it_divides(
+    dtype, tolerance, scale, divides_last, is_compiled
+):
     rng = np.random.default_rng(0)
-    scores = rng.normal(scale=30, size=(2, 3, 5, 5)).astype("float32")  # exponentials of no float32
+    scores = rng.normal(scale=scale, size=(2, 3, 5, 5)).astype("float32")
     scores[..., 3] = MASKED_SCORE
     keeps = 2 * rng.integers(0, 2, scores.shape).astype("float32")
 
@@ -104,8 +107,16 @@ def test_values_are_weighted_by_the_softmax_wherever_it_divides(dtype, tolerance
     expected = np.einsum("bnst,btnh->bsnh", probs * keeps, value)
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
     assert (weights[..., 3] == 0).all()
-    scale = probs.max(axis=-1, keepdims=True) if divides_last else 1.0
-    np.testing.assert_allclose(weights, probs / scale, rtol=0, atol=tolerance)
+    largest = probs.max(axis=-1, keepdims=True)
+    expected = probs / largest if divides_last and dtype == "float32" else probs
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.both_backends
+def test_division_comes_first_where_a_device_is_no_cpu(monkeypatch):
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda *of: ["cpu:0", "gpu:0"])
+    with without_gradients():
+        assert not attention_products._DIVIDES_LAST.get()
 
 
 @pytest.mark.both_backends
@@ -118,7 +129,7 @@ def test_training_and_its_evaluation_divide_first(monkeypatch):
     )
     engine = make_engine(optimizer=Lamb(0.01))
     with without_gradients():
-        pass  # and leaves nothing behind
+        assert attention_products._DIVIDES_LAST.get()  # and leaves nothing behind
     engine.train_step(packed_and_unpacked()[0])
     engine.eval_step(packed_and_unpacked()[0])
     assert len(forms) >= 2 * CONFIG.num_hidden_layers and not any(forms)

@@ -10,7 +10,13 @@ import pytest
 from unpacked_records import make_features, write_features
 
 from bert_packed.reports import packing_processes
-from bert_packed.reports.packing_processes import DESCRIPTION, ProcessesConfig, bound_of, compare_phases, main
+from bert_packed.reports.packing_processes import (
+    DESCRIPTION,
+    ProcessesConfig,
+    compare_at_once,
+    compare_phases,
+    main,
+)
 from data_gen.assembly.pack_config import PackConfig
 from data_gen.cli.command_line import run
 
@@ -33,12 +39,14 @@ def test_medians_of_phases_are_compared():
     ]
 
 
-def test_the_bound_is_what_commands_at_once_gain():
+def test_commands_at_once_count_until_the_last_has_ended():
     """Two commands that end after 8 and 10 s take 5 s for the work of one, which alone takes 7."""
     alone = [report(("start-up", 0, 1, 1, 0), ("read", 1, end, 4, 0)) for end in (9, 5, 7)]
-    rounds = [[report(("start-up", 2, 3, 1, 0), ("read", 3, end, 5, 0)) for end in (10, 12)]] * 3
+    rounds = [
+        [report(("start-up", 2, 3, 1, 0), ("read", 3, end, cpu, 0)) for end, cpu in ((10, 3), (12, 7))]
+    ] * 3
     rounds[0] = [report(("read", 0, 99, 6, 2))] * 2
-    assert list(bound_of(alone, rounds).items()) == [
+    assert list(compare_at_once(alone, rounds).items()) == [
         ("phase", "commands at once"),
         ("one, s", 7),
         ("one, CPU s", 5),
