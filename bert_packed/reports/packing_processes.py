@@ -67,7 +67,7 @@ def main(config):
         shutil.rmtree(folder)
     rows, num_sequences = compare_phases(alone, several)
     print(f"CPU: {cpu_name()}, {num_cores()} cores; {num_sequences:,} sequences")
-    print_table([*rows, compare_at_once(alone, at_once)], config.json)
+    print_table([*rows, compare_at_once(rows[-1], at_once)], config.json)
 
 
 def compare_phases(alone, several):
@@ -92,27 +92,22 @@ def compare_phases(alone, several):
     return rows, alone[0]["sequences"]
 
 
-def compare_at_once(alone, at_once):
+def compare_at_once(whole, at_once):
     """What is gained by commands that share no work: the last row of the table.
 
     Args:
-        alone: List of what `pack_tfrecords.py --json` wrote.
-        at_once: List of lists of it, of the commands that ran at the same time.
+        whole: Row of the whole command, from `compare_phases`.
+        at_once: List of lists of what `pack_tfrecords.py --json` wrote, of the commands that ran at the same
+            time.
 
     Returns:
-        Row as from `compare_phases`. The seconds of several are those until the last command ended, divided
-        by their number: so long took the work of one.
+        Row like `whole`. The seconds of several are those until the last command ended, divided by their
+        number: so long took the work of one.
     """
-    together = [max(_seconds(run["phases"]) for run in runs) / len(runs) for runs in at_once]
-    cpu_together = [statistics.mean(_cpu_seconds(run["phases"]) for run in runs) for runs in at_once]
-    row = {
-        "phase": AT_ONCE,
-        "one, s": statistics.median(_seconds(run["phases"]) for run in alone),
-        "one, CPU s": statistics.median(_cpu_seconds(run["phases"]) for run in alone),
-        "several, s": statistics.median(together),
-        "several, CPU s": statistics.median(cpu_together),
-    }
-    return {**row, "times": row["one, s"] / row["several, s"]}
+    seconds = [max(_seconds(run["phases"]) for run in runs) / len(runs) for runs in at_once]
+    cpu_seconds = [statistics.mean(_cpu_seconds(run["phases"]) for run in runs) for runs in at_once]
+    found = {"several, s": statistics.median(seconds), "several, CPU s": statistics.median(cpu_seconds)}
+    return {**whole, "phase": AT_ONCE, **found, "times": whole["one, s"] / found["several, s"]}
 
 
 def _seconds(phases):
