@@ -17,6 +17,7 @@ from keras import ops
 from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
+from bert_packed.evaluation.side_by_side import side_by_side
 from bert_packed.models.attention_products import without_gradients
 from bert_packed.models.devices import computes_on_cpus
 from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
@@ -35,7 +36,9 @@ POOLINGS = {
     "none": lambda hidden: hidden.copy(),
 }
 NUM_SPECIAL = 2  # [CLS] and [SEP]
-CPU_BATCH_SIZE, BATCH_SIZE = 2, 8  # packs computed at once, where nobody says
+# Packs in a batch, and batches that threads compute at once, where nobody says
+CPU_BATCH_SIZE, BATCH_SIZE = 1, 8
+CPU_BATCHES_AT_ONCE = 2  # elsewhere 1
 TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
 
 
@@ -50,6 +53,7 @@ class TextEncoder:
         max_seq_length: S; longer texts are cut, [CLS] and [SEP] included in the count.
         batch_size: B.
         width: D.
+        batches_at_once: How many batches threads compute at the same time.
     """
 
     forward: Callable
@@ -59,6 +63,7 @@ class TextEncoder:
     max_seq_length: int
     batch_size: int
     width: int
+    batches_at_once: int = 1
 
 
 def load_encoder(
@@ -69,6 +74,7 @@ def load_encoder(
     max_seq_length=None,
     batch_size=None,
     dtype="float32",
+    batches_at_once=None,
 ):
     """Load a model for `encode`.
 
@@ -79,9 +85,11 @@ def load_encoder(
         do_lower_case: Whether text loses case and accents; None is as a Hugging Face folder's
             `tokenizer_config.json` says, else True.
         max_seq_length: S; None is the longest that the model has positions for.
-        batch_size: B, packs computed at once; None for 2 on a CPU, where more are no faster and leave more of
-            the last batch empty, and 8 elsewhere.
+        batch_size: B, packs in a batch; None for 1 on a CPU, where more are no faster and leave some of the
+            last batch empty, and 8 elsewhere.
         dtype: "float32" or "mixed_bfloat16".
+        batches_at_once: Batches computed at the same time, by a thread each; None for 2 on a CPU, whose cores
+            wait less for one another then, and 1 elsewhere.
 
     Returns:
         `TextEncoder`.
@@ -96,10 +104,9 @@ def load_encoder(
     length = config.max_position_embeddings if max_seq_length is None else max_seq_length
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
-    if batch_size is None:
-        batch_size = CPU_BATCH_SIZE if computes_on_cpus() else BATCH_SIZE
-    if not (isinstance(batch_size, int) and batch_size >= 1):
-        raise InputError(f"`batch_size` must be a whole number of at least 1. Received: {batch_size!r}.")
+    on_cpus = computes_on_cpus()
+    batch_size = _size("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
+    batches_at_once = _size("batches_at_once", batches_at_once, CPU_BATCHES_AT_ONCE if on_cpus else 1)
     if not NUM_SPECIAL <= length <= config.max_position_embeddings:
         raise InputError(
             f"`max_seq_length` must be from {NUM_SPECIAL} to the model's max_position_embeddings="
@@ -135,6 +142,7 @@ def load_encoder(
         length,
         batch_size,
         config.hidden_size,
+        batches_at_once,
     )
 
 
@@ -161,10 +169,10 @@ def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
     pool = POOLINGS[pooling]
     tokens = _tokens(encoder, texts)
     vectors = [None] * len(tokens)
-    for batch, places in pack_tokens(
-        tokens, encoder.max_seq_length, encoder.batch_size, max_sequences_per_pack
+    batches = pack_tokens(tokens, encoder.max_seq_length, encoder.batch_size, max_sequences_per_pack)
+    for (_, places), hidden_BSD in side_by_side(
+        lambda item: np.asarray(encoder.forward(item[0])), batches, encoder.batches_at_once
     ):
-        hidden_BSD = np.asarray(encoder.forward(batch))
         for text, row, start in places:
             hidden = hidden_BSD[row, start : start + len(tokens[text])]
             vectors[text] = pool(hidden)
@@ -223,6 +231,14 @@ def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"
                 places.append((int(text), row, start))
                 start = stop
         yield batch, places
+
+
+def _size(name, given, default):
+    if given is None:
+        return default
+    if not (isinstance(given, int) and given >= 1):
+        raise InputError(f"`{name}` must be a whole number of at least 1. Received: {given!r}.")
+    return given
 
 
 def _stored_lower_case(path):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import random
 import shutil
+import threading
 
 import keras
 import numpy as np
@@ -43,12 +44,19 @@ def test_loading_leaves_the_random_numbers_of_the_caller_alone(model_folder):
 
 @pytest.mark.parametrize(
     ("devices", "given", "expected"),
-    [(["cpu:0", "cpu:1"], None, 2), (["gpu:0"], None, 8), (["TPU:0"], None, 8), (["cpu:0"], 5, 5)],
+    [
+        (["cpu:0", "cpu:1"], {}, (1, 2)),
+        (["gpu:0"], {}, (8, 1)),
+        (["TPU:0"], {}, (8, 1)),
+        (["cpu:0"], {"batch_size": 5}, (5, 2)),
+        (["cpu:0"], {"batches_at_once": 3}, (1, 3)),
+        (["gpu:0"], {"batches_at_once": 3}, (8, 3)),
+    ],
 )
 def test_packs_at_once_are_few_on_a_cpu(model_folder, monkeypatch, devices, given, expected):
     monkeypatch.setattr(keras.distribution, "list_devices", lambda: devices)
-    encoder = inference.load_encoder(model_folder, model_folder / "vocab.txt", batch_size=given)
-    assert encoder.batch_size == expected
+    encoder = inference.load_encoder(model_folder, model_folder / "vocab.txt", **given)
+    assert (encoder.batch_size, encoder.batches_at_once) == expected
 
 
 def test_packs_really_hold_several(encoder):
@@ -90,10 +98,34 @@ def test_no_gradients_are_made_ready_for(model_folder, monkeypatch):
     assert not attention_products._DIVIDES_LAST.get()
 
 
-def test_one_compilation(encoder):
+@pytest.mark.parametrize("pooling", inference.POOLINGS)
+def test_batches_at_once_give_what_one_at_a_time_gives(encoder, pooling):
+    """And they are at once: each but the first waits for another."""
+    meeting, calls = threading.Barrier(2, timeout=60), []
+
+    def forward(batch):
+        calls.append(threading.current_thread().name)
+        if len(calls) > 1:
+            meeting.wait()
+        return encoder.forward(batch)
+
+    def vectors(**changes):
+        changed = dataclasses.replace(encoder, batch_size=1, **changes)
+        assert inference.count_packs(changed, texts) % 2, "an odd one out would wait in vain"
+        return inference.encode(changed, texts, pooling)
+
+    texts = [*TEXTS, *TEXTS[::-1], TEXTS[0]]
+    want, got = vectors(batches_at_once=1), vectors(batches_at_once=2, forward=forward)
+    assert len(calls) > 4 and len(set(calls)) == 3
+    for one, other in zip(want, got, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_one_compilation(model_folder):
     if keras.backend.backend() != "tensorflow":
         pytest.skip("counts the traces of a tf.function")
-    inference.encode(encoder, TEXTS)
+    encoder = inference.load_encoder(model_folder, model_folder / "vocab.txt", batches_at_once=2)
+    inference.encode(encoder, 9 * TEXTS)
     inference.encode(encoder, TEXTS[:1])
     assert encoder.forward.experimental_get_tracing_count() == 1
 
@@ -126,7 +158,14 @@ def test_case_is_as_the_tokenizers_settings_say(model_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("batch_size", 0), ("batch_size", -1), ("max_seq_length", 0), ("dtype", "fp16")]
+    ("name", "value"),
+    [
+        ("batch_size", 0),
+        ("batch_size", -1),
+        ("batches_at_once", 0),
+        ("max_seq_length", 0),
+        ("dtype", "fp16"),
+    ],
 )
 def test_wrong_settings_are_named(model_folder, name, value):
     with pytest.raises(InputError, match=f"`{name}` must be .*Received: '?{value}'?"):
