@@ -38,7 +38,7 @@ POOLINGS = {
 NUM_SPECIAL = 2  # [CLS] and [SEP]
 # Packs in a batch, and batches that threads compute at once, where nobody says
 CPU_BATCH_SIZE, BATCH_SIZE = 1, 8
-CPU_BATCHES_AT_ONCE = 2  # elsewhere 1
+CPU_NUM_BATCHES_AT_ONCE = 2  # elsewhere 1
 TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
 
 
@@ -53,7 +53,7 @@ class TextEncoder:
         max_seq_length: S; longer texts are cut, [CLS] and [SEP] included in the count.
         batch_size: B.
         width: D.
-        batches_at_once: How many batches threads compute at the same time.
+        num_batches_at_once: How many batches threads compute at the same time.
     """
 
     forward: Callable
@@ -63,7 +63,7 @@ class TextEncoder:
     max_seq_length: int
     batch_size: int
     width: int
-    batches_at_once: int = 1
+    num_batches_at_once: int = 1
 
 
 def load_encoder(
@@ -74,7 +74,7 @@ def load_encoder(
     max_seq_length=None,
     batch_size=None,
     dtype="float32",
-    batches_at_once=None,
+    num_batches_at_once=None,
 ):
     """Load a model for `encode`.
 
@@ -86,10 +86,11 @@ def load_encoder(
             `tokenizer_config.json` says, else True.
         max_seq_length: S; None is the longest that the model has positions for.
         batch_size: B, packs in a batch; None for 1 on a CPU, where more are no faster and leave some of the
-            last batch empty, and 8 elsewhere.
+            last batch empty, and 8 elsewhere. Memory is needed for as many batches as are computed at once.
         dtype: "float32" or "mixed_bfloat16".
-        batches_at_once: Batches computed at the same time, by a thread each; None for 2 on a CPU, whose cores
-            wait less for one another then, and 1 elsewhere.
+        num_batches_at_once: Batches computed at the same time, by a thread each; None for 2 on a CPU, whose
+            cores wait less for one another then, and 1 elsewhere. 1 where the caller's thread has settings of
+            its own, such as `jax.default_matmul_precision`, which other threads would not see.
 
     Returns:
         `TextEncoder`.
@@ -105,8 +106,9 @@ def load_encoder(
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     on_cpus = computes_on_cpus()
-    batch_size = _size("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
-    batches_at_once = _size("batches_at_once", batches_at_once, CPU_BATCHES_AT_ONCE if on_cpus else 1)
+    batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
+    at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else 1
+    num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
     if not NUM_SPECIAL <= length <= config.max_position_embeddings:
         raise InputError(
             f"`max_seq_length` must be from {NUM_SPECIAL} to the model's max_position_embeddings="
@@ -142,7 +144,7 @@ def load_encoder(
         length,
         batch_size,
         config.hidden_size,
-        batches_at_once,
+        num_batches_at_once,
     )
 
 
@@ -171,7 +173,7 @@ def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
     vectors = [None] * len(tokens)
     batches = pack_tokens(tokens, encoder.max_seq_length, encoder.batch_size, max_sequences_per_pack)
     for (_, places), hidden_BSD in side_by_side(
-        lambda item: np.asarray(encoder.forward(item[0])), batches, encoder.batches_at_once
+        lambda item: np.asarray(encoder.forward(item[0])), batches, encoder.num_batches_at_once
     ):
         for text, row, start in places:
             hidden = hidden_BSD[row, start : start + len(tokens[text])]
@@ -233,7 +235,7 @@ def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"
         yield batch, places
 
 
-def _size(name, given, default):
+def _at_least_one(name, given, default):
     if given is None:
         return default
     if not (isinstance(given, int) and given >= 1):

@@ -37,7 +37,9 @@ class BenchmarkConfig:
     num_texts: int = setting(512, "texts to take, the first ones", minimum=1)
     max_seq_length: int = setting(512, "tokens per pack; longer texts are cut", minimum=16)
     batch_size: int = setting(0, "packs, or rows, in a batch of ours; 0 = as load_encoder", minimum=0)
-    batches_at_once: int = setting(0, "batches that ours computes at once; 0 = as load_encoder", minimum=0)
+    num_batches_at_once: int = setting(
+        0, "batches that ours computes at once; 0 = as load_encoder", minimum=0
+    )
     reference_batch_size: int = setting(8, "rows of a batch of transformers", minimum=1)
     repeats: int = setting(7, "timed passes of each way over the texts", minimum=1)
     reference: bool = setting(False, "also measure transformers on torch (extra `reference`)")
@@ -65,7 +67,7 @@ def main(config):
         config.vocab_file,
         max_seq_length=config.max_seq_length,
         batch_size=config.batch_size or None,
-        batches_at_once=config.batches_at_once or None,
+        num_batches_at_once=config.num_batches_at_once or None,
     )
     ways = {
         "packed": functools.partial(inference.encode, encoder, texts),

@@ -1,12 +1,17 @@
 """Several items are computed at once, the first alone, and results keep the order of the items."""
 
+import gc
+import signal
 import threading
+import time
+import weakref
 
 import pytest
 
 from bert_packed.evaluation.side_by_side import side_by_side
 
-SECONDS = 60  # to wait for another thread, which takes none
+SECONDS = 10  # to wait for another thread, which takes none
+MOMENT = 0.1  # for what must not happen to happen
 
 
 @pytest.mark.parametrize("num_at_once", [2, 3])
@@ -50,7 +55,7 @@ def test_the_first_is_over_before_others_begin():
     def function(item):
         events.append(("begins", item, threading.current_thread() is threading.main_thread()))
         if item == 0:
-            threading.Event().wait(0.05)
+            time.sleep(MOMENT)
             events.append(("ends", item, True))
 
     list(side_by_side(function, range(3), 2))
@@ -89,7 +94,68 @@ def test_a_mistake_is_raised_in_its_place_and_nothing_begins_after_it(num_at_onc
             taken.append(item)
     assert taken == list(range(wrong))
     assert max(begun) <= wrong + num_at_once
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("side-by-side")]
+    assert no_thread_is_left()
+
+
+class Held:
+    """A function that tells which items began, and lasts for each until it may end."""
+
+    def __init__(self, *may_end):
+        self.begun = []
+        self.may_end = {item: threading.Event() for item in range(20)}
+        self.let(*may_end)
+
+    def __call__(self, item):
+        self.begun.append(item)
+        assert self.may_end[item].wait(SECONDS)
+        return item
+
+    def let(self, *items):
+        for item in items:
+            self.may_end[item].set()
+
+    def once_begun(self, num, then):
+        """Do what is to be done a moment after so many items have begun, in a thread."""
+
+        def wait():
+            while len(self.begun) < num:
+                time.sleep(MOMENT / 10)
+            time.sleep(MOMENT)
+            then()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+def no_thread_is_left():
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("side-by-side")]
+
+
+def test_no_more_than_asked_are_inside():
+    function, begun = Held(0), []
+    function.once_begun(3, lambda: (begun.extend(function.begun), function.let(*range(20))))
+    assert len(list(side_by_side(function, range(20), 2))) == 20
+    assert sorted(begun) == [0, 1, 2]
+
+
+def test_who_takes_no_more_leaves_no_thread():
+    function = Held(0, 1)
+    results = side_by_side(function, range(20), 2)
+    assert [next(results), next(results)] == [(0, 0), (1, 1)]
+    function.once_begun(4, lambda: function.let(2, 3))
+    results.close()
+    assert sorted(function.begun) == [0, 1, 2, 3] and no_thread_is_left()
+
+
+def test_an_interrupt_leaves_no_thread_and_what_waits_never_begins():
+    def interrupt():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        function.once_begun(3, lambda: function.let(*range(20)))
+
+    function = Held(0)
+    function.once_begun(3, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(side_by_side(function, range(20), 2))  # waits for 1, while 2 is computed and 3 waits
+    assert sorted(function.begun) == [0, 1, 2] and no_thread_is_left()
 
 
 def test_a_mistake_of_the_items_is_raised():
@@ -97,8 +163,32 @@ def test_a_mistake_of_the_items_is_raised():
         yield from range(3)
         raise ValueError("no more")
 
+    taken = []
     with pytest.raises(ValueError, match="no more"):
-        list(side_by_side(lambda item: item, items(), 2))
+        for item, _ in side_by_side(lambda item: item, items(), 2):
+            taken.append(item)
+    assert taken == [0]  # the third would have come after 1 and 2 had begun
+
+
+def test_what_failed_is_not_kept():
+    class Item:
+        pass
+
+    def function(item):
+        if item is items[1]:
+            raise ValueError("wrong")
+
+    items = [Item() for _ in range(4)]
+    seen = [weakref.ref(item) for item in items]
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="wrong"):
+            list(side_by_side(function, iter(items), 2))
+        items.clear()
+        assert [reference() for reference in seen] == 4 * [None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("num_at_once", [1, 2])

@@ -80,7 +80,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "texts").write_text("one\ntwo\nthree\nfour\n")
     flags = {"init_checkpoint": tmp_path, "vocab_file": "vocab", "text_file": tmp_path / "texts"}
-    flags |= {"num_texts": 3, "max_seq_length": 24, "batch_size": 2, "batches_at_once": 3, "repeats": 3}
+    flags |= {"num_texts": 3, "max_seq_length": 24, "batch_size": 2, "num_batches_at_once": 3, "repeats": 3}
     flags |= {"reference": "true", "reference_batch_size": 2}
     assert command(**flags, json=tmp_path / "table.json") == 0
 
@@ -99,7 +99,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
         "transformers, sorted by length": [1.0, 1.5, 0.75],
     }
     assert "3 texts, packing factor 2.000" in capsys.readouterr().out
-    sizes = {"max_seq_length": 24, "batch_size": 2, "batches_at_once": 3}
+    sizes = {"max_seq_length": 24, "batch_size": 2, "num_batches_at_once": 3}
     assert loaded == [((str(tmp_path), "vocab"), sizes)]
     assert all(texts == ["one", "two", "three"] for _, texts, _ in encoded)
     ours = {"max", 1}
