@@ -1,13 +1,13 @@
 """Several items are computed at once, the first alone, and results keep the order of the items."""
 
 import gc
-import signal
 import threading
 import time
 import weakref
 
 import pytest
 
+from bert_packed.evaluation import side_by_side as module
 from bert_packed.evaluation.side_by_side import side_by_side
 
 SECONDS = 10  # to wait for another thread, which takes none
@@ -146,15 +146,17 @@ def test_who_takes_no_more_leaves_no_thread():
     assert sorted(function.begun) == [0, 1, 2, 3] and no_thread_is_left()
 
 
-def test_an_interrupt_leaves_no_thread_and_what_waits_never_begins():
-    def interrupt():
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+def test_an_interrupt_leaves_no_thread_and_what_waits_never_begins(monkeypatch):
+    def interrupted(begun):
+        """While the caller waits for 1, 2 is computed and 3 waits."""
+        assert [item for item, _ in begun] == [1, 2, 3]
         function.once_begun(3, lambda: function.let(*range(20)))
+        raise KeyboardInterrupt
 
     function = Held(0)
-    function.once_begun(3, interrupt)
+    monkeypatch.setattr(module, "_first", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        list(side_by_side(function, range(20), 2))  # waits for 1, while 2 is computed and 3 waits
+        list(side_by_side(function, range(20), 2))
     assert sorted(function.begun) == [0, 1, 2] and no_thread_is_left()
 
 
