@@ -114,12 +114,17 @@ class Held:
         for item in items:
             self.may_end[item].set()
 
+    def wait_for(self, num):
+        """Until so many items have begun."""
+        last = time.monotonic() + SECONDS
+        while len(self.begun) < num and time.monotonic() < last:
+            time.sleep(MOMENT / 10)
+
     def once_begun(self, num, then):
         """Do what is to be done a moment after so many items have begun, in a thread."""
 
         def wait():
-            while len(self.begun) < num:
-                time.sleep(MOMENT / 10)
+            self.wait_for(num)
             time.sleep(MOMENT)
             then()
 
@@ -141,6 +146,7 @@ def test_who_takes_no_more_leaves_no_thread():
     function = Held(0, 1)
     results = side_by_side(function, range(20), 2)
     assert [next(results), next(results)] == [(0, 0), (1, 1)]
+    function.wait_for(4)  # else those that no thread has taken yet would not begin
     function.once_begun(4, lambda: function.let(2, 3))
     results.close()
     assert sorted(function.begun) == [0, 1, 2, 3] and no_thread_is_left()
@@ -150,6 +156,7 @@ def test_an_interrupt_leaves_no_thread_and_what_waits_never_begins(monkeypatch):
     def interrupted(begun):
         """While the caller waits for 1, 2 is computed and 3 waits."""
         assert [item for item, _ in begun] == [1, 2, 3]
+        function.wait_for(3)
         function.once_begun(3, lambda: function.let(*range(20)))
         raise KeyboardInterrupt
 
