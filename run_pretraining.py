@@ -46,7 +46,7 @@ def main(config):
 def _run(config, backend, processes):
     # TensorFlow: not for --help
     from bert_packed.models.flash_attention import choose_attention
-    from bert_packed.runs import pretraining, run_directory
+    from bert_packed.runs import autotune, pretraining, run_directory
     from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
@@ -72,6 +72,8 @@ def _run(config, backend, processes):
         if not latest:
             features = choose_objective(config.objective, model_config, config).features
             check_held_out(data, model_config, config, features, pretraining.share_of(config, processes))
+        # Before the first look at devices and the first program: XLA reads its flags once
+        tuned = autotune.choose_flags(config, model_config, data, folder, latest, backend, processes.say)
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
         if config.recipe and processes.is_first:
@@ -95,7 +97,7 @@ def _run(config, backend, processes):
         if is_complete:
             processes.say(f"the run is complete: {latest} holds all {first_step:,} steps")
         elif processes.is_first:
-            run_directory.record_segment(folder, first_step, backend, peak_flops=scale.peak_flops)
+            run_directory.record_segment(folder, first_step, backend, peak_flops=scale.peak_flops, **tuned)
         with run_directory.naming_last_checkpoint(folder):
             stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:

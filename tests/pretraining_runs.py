@@ -21,7 +21,7 @@ import run_pretraining
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate, config_json
 from bert_packed.objectives.features import BATCH_NAMES
-from bert_packed.runs import compile_only, pretraining, run_summary
+from bert_packed.runs import autotune, compile_only, pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training import loop
 from bert_packed.training.optimization import build_optimizer
@@ -67,6 +67,7 @@ CHANGED = {
     "eval_steps": 5,
     "max_eval_steps": 1,
     "save_checkpoints_steps": 11,
+    "autotune": False,
     "peak_flops": 2e12,
     "profile_steps": "3,4",
     "keep_checkpoint_max": 2,
@@ -126,6 +127,7 @@ def run(folder, **flags):
         evaluated=[],
         devices=[],
         spread=(None, None, None, None),
+        tuned=[],
     )
 
     def train(engine, config, hooks, first_step, state):
@@ -167,6 +169,9 @@ def run(folder, **flags):
         patch.setattr(run_summary, "describe_cost", lambda *_: "")
         patch.setattr(sample_data, "build_missing", lambda: setattr(seen, "built_sample", True))
         patch.setattr(pretraining, "compare", compare)
+        patch.setattr(autotune, "os", types.SimpleNamespace(environ={}))  # without the tests' own flags
+        patch.setattr(autotune, "LEAST_RUN_SECONDS", 0)
+        patch.setattr(autotune, "_measure", lambda config, *_: seen.tuned.append(config) or ("", []))
         patch.setattr(pretraining, "measured_flops_per_second", measure)
         patch.setattr(compile_only, "compile_step", lambda *_: [StepProgram(EMPTY_PROGRAM, 1.0, 2)])
         patch.setattr(compile_only, "make_virtual_devices", seen.devices.append)

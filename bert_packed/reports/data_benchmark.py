@@ -18,6 +18,7 @@ import time
 from concurrent import futures
 
 from bert_packed.reports.peak_memory import MemoryWatch
+from bert_packed.runs.this_machine import cpu_name
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import check_settings, setting
 
@@ -104,15 +105,6 @@ def packing_rows(config, folder):
         for name, found in zip(MEMORY_COLUMNS, zip(*growths[way], strict=True), strict=True):
             row[name] = NOT_MEASURED if None in found else max(found) / 2**20
     return rows
-
-
-def cpu_name():
-    """Model of this machine's CPU."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return "unknown"
 
 
 def _measure_packing(way, paths, folder, config):

@@ -57,8 +57,8 @@ def main(config):
     choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.evaluation import inference
-    from bert_packed.reports.data_benchmark import cpu_name
     from bert_packed.reports.encoding_work import flops_of_ways
+    from bert_packed.runs.this_machine import cpu_name
     from bert_packed.runs.turns import median_ratio, time_in_turns
 
     texts = _read_texts(config)

@@ -61,8 +61,8 @@ def main(config):
     # TensorFlow and Keras: not for --help
     from bert_packed.config import load_model_config
     from bert_packed.reports import machine_picture
-    from bert_packed.reports.data_benchmark import cpu_name
     from bert_packed.reports.step_parts import measure_step, part_rows, rate_rows
+    from bert_packed.runs.this_machine import cpu_name
 
     with tempfile.TemporaryDirectory() as folder:
         found = measure_step(config, load_model_config(config.bert_config_file), folder)

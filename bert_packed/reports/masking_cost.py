@@ -44,7 +44,7 @@ class BenchmarkConfig:
 def main(config):
     """Measure, and print the table."""
     choose_backend()
-    from bert_packed.reports.data_benchmark import cpu_name
+    from bert_packed.runs.this_machine import cpu_name
 
     with tempfile.TemporaryDirectory() as folder:
         engine, batches = read(config, folder)

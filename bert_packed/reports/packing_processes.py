@@ -19,7 +19,7 @@ import tempfile
 from concurrent import futures
 from pathlib import Path
 
-from bert_packed.reports.data_benchmark import cpu_name
+from bert_packed.runs.this_machine import cpu_name
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
 from data_gen.jobs.runners import num_cores

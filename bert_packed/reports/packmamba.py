@@ -98,8 +98,8 @@ def main(config):
     backend = choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.config import MambaConfig, load_model_config
-    from bert_packed.reports.data_benchmark import cpu_name
     from bert_packed.reports.packmamba_parts import Measurements, read_lengths
+    from bert_packed.runs.this_machine import cpu_name
 
     model_config = load_model_config(config.bert_config_file, config.vocab_size)
     if not isinstance(model_config, MambaConfig):

@@ -17,7 +17,7 @@ import tempfile
 import time
 from concurrent import futures
 
-from bert_packed.reports.data_benchmark import cpu_name
+from bert_packed.runs.this_machine import cpu_name
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import check_settings, setting
 

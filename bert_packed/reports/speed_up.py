@@ -92,8 +92,8 @@ def main(config):
     # TensorFlow and Keras: not for --help
     from bert_packed.config import load_model_config
     from bert_packed.reports import speed_up_measurement, training_ways
-    from bert_packed.reports.data_benchmark import cpu_name
     from bert_packed.runs.step_cost import measured_flops_per_second
+    from bert_packed.runs.this_machine import cpu_name
     from bert_packed.runs.turns import time_in_turns
 
     model_config = load_model_config(config.bert_config_file)

@@ -68,7 +68,7 @@ class StartConfig:
 
 def main(config):
     """Measure, and print the table."""
-    from bert_packed.reports.data_benchmark import cpu_name
+    from bert_packed.runs.this_machine import cpu_name
 
     found = {name: {"--help": [], "missing input": []} for name in config.names}
     for _ in range(config.repeats):

@@ -55,9 +55,9 @@ def main(config):
     from bert_packed.config import load_model_config
     from bert_packed.reports.benchmark_batches import make_batches
     from bert_packed.reports.benchmark_engine import build_engine
-    from bert_packed.reports.data_benchmark import cpu_name
     from bert_packed.reports.instruction_groups import group_instructions
     from bert_packed.reports.instruction_times import core_seconds, read_threads
+    from bert_packed.runs.this_machine import cpu_name
     from bert_packed.runs.turns import time_in_turns
     from bert_packed.training.profiling import Profile
 

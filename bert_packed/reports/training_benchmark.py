@@ -53,7 +53,7 @@ def main(config):
     from bert_packed.config import load_model_config
     from bert_packed.reports import training_ways
     from bert_packed.reports.benchmark_batches import make_batches
-    from bert_packed.reports.data_benchmark import cpu_name
+    from bert_packed.runs.this_machine import cpu_name
     from bert_packed.runs.turns import (
         median_interval,
         median_ratio,

@@ -117,9 +117,9 @@ def _own_times(config):
 
     backend = choose_backend()
     from bert_packed.config import load_model_config
-    from bert_packed.reports.data_benchmark import cpu_name
     from bert_packed.reports.random_batches import check_positions
     from bert_packed.reports.unpadded_times import measure_times
+    from bert_packed.runs.this_machine import cpu_name
     from data_gen.assembly.length_plan import plan_lengths
     from data_gen.packing.histogram import fold
     from data_gen.packing.plan import from_json

@@ -213,6 +213,13 @@ class TrainConfig:
         minimum=0,
         changeable=True,
     )
+    autotune: bool = setting(
+        True,
+        "on one CPU, where the run will take half an hour or more: time a small step under XLA's settings "
+        "for such a CPU at the start, and keep the fastest in run.json (docs/training.md); false, or "
+        "XLA_FLAGS in the environment, leaves it out",
+        changeable=True,
+    )
     profile_steps: str = setting(
         "",
         "FIRST,LAST as 10,20: trace these steps, first and last with them, for the profile plug-in of "

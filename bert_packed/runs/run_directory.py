@@ -271,11 +271,16 @@ def record_segment(folder, first_step, backend, **facts):
 
     Args:
         folder, first_step, backend: Of the process.
-        facts: What else was found out about it, for JSON: `peak_flops`.
+        facts: What else was found out about it, for JSON: `peak_flops`, and those of `autotune.py`.
     """
     run = _read_run(folder)
     segments = [*run.get("segments", []), {"first_step": first_step, "backend": backend, **facts}]
     write_json(folder / RUN_FILE, {**run, "segments": segments})
+
+
+def read_segments(folder):
+    """What `record_segment` wrote of a run so far: list of dicts; raises `InputError`."""
+    return _read_run(folder).get("segments", [])
 
 
 def record_skipped(folder, process, step, why, sources):

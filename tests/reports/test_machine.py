@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import re
-import sys
 import types
 
 import keras
@@ -15,10 +13,9 @@ from scipy.special import softmax
 from bert_packed.config import ModelConfig
 from bert_packed.models import attention_products
 from bert_packed.models.flops import bert_flops
-from bert_packed.reports import machine, machine_parts, machine_rates, step_parts, xla_flags
+from bert_packed.reports import machine, machine_parts, machine_rates, step_parts
 from bert_packed.reports.machine_rates import Rates
 from bert_packed.training.engines.functional import compiled
-from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 
 CONFIG = ModelConfig(
@@ -263,120 +260,3 @@ def test_every_setting_of_the_command_is_heeded(tmp_path, monkeypatch, reference
 def test_steps_alone_have_nothing_to_draw_or_compare(change, message):
     with pytest.raises(InputError, match=message):
         machine.MachineConfig(step_only=True, **change)
-
-
-def round_of(*medians):
-    return [median and {"step, s": median} for median in medians]
-
-
-def test_flags_are_compared_round_by_round():
-    rows = xla_flags.flag_rows(
-        {
-            ("as it is", 0): round_of(2.0, 4.0, 3.0),
-            ("fast", 0): round_of(1.0, 3.0, 1.5),
-            ("unknown", 0): round_of(None, None, None),
-        }
-    )
-    same = {"times as long": 1.0, "from": 1.0, "to": 1.0}
-    assert rows[0] == {"XLA_FLAGS": "as it is", "micro_batch_size": 0, "step, s": 3.0, **same}
-    assert [rows[1][name] for name in ("step, s", "times as long", "from", "to")] == [1.5, 0.5, 0.5, 0.75]
-    assert [rows[2][name] for name in ("step, s", "times as long", "from", "to")] == [None] * 4
-
-
-def test_every_setting_has_its_own_processes(tmp_path, monkeypatch):
-    """Each a command that `machine` itself reads."""
-    calls = []
-
-    def measure(command, env, **_):
-        configs = []
-        assert command[:3] == [sys.executable, "-m", machine.__name__]
-        assert run(configs.append, machine.MachineConfig, "", command[2:]) == 0
-        calls.append((env["XLA_FLAGS"], dataclasses.replace(configs[0], json="")))
-        with open(configs[0].json, "w") as file:
-            json.dump({"step": [{"step, s": 2.0 if "oneDNN" in env["XLA_FLAGS"] else 1.0}]}, file)
-        return types.SimpleNamespace(returncode=0, stderr="")
-
-    monkeypatch.setenv("XLA_FLAGS", "--mine")
-    monkeypatch.setattr(xla_flags.subprocess, "run", measure)
-    target = tmp_path / "flags.json"
-    xla_flags.main(
-        xla_flags.FlagsConfig(
-            bert_config_file="bert-tiny",
-            batch_size=4,
-            micro_batch_sizes="0,2",
-            steps=5,
-            rounds=2,
-            json=str(target),
-            max_seq_length=32,
-        )
-    )
-    number = 2 * len(xla_flags.WAYS)
-    assert calls[:number] == calls[number:]
-    whole = machine.MachineConfig(
-        bert_config_file="bert-tiny", batch_size=4, max_seq_length=32, repeats=5, step_only=True
-    )
-    assert calls[0] == ("--mine", whole)
-    assert calls[1] == ("--mine --xla_cpu_prefer_vector_width=512", whole)
-    assert calls[len(xla_flags.WAYS)] == ("--mine", dataclasses.replace(whole, micro_batch_size=2))
-    assert len(json.loads(target.read_text())) == number
-
-
-class Failed:
-    returncode, stderr = 1, "first\nmachine.py: error: Unknown flag"
-
-
-def test_a_setting_that_ends_the_process_is_told(tmp_path, monkeypatch, capsys):
-    def run(command, env, **_):
-        if "onednn" in env["XLA_FLAGS"]:
-            return Failed()
-        target = next(one for one in command if one.startswith("--json=")).partition("=")[2]
-        with open(target, "w") as file:
-            json.dump({"step": [{"step, s": 1.0}]}, file)
-        return types.SimpleNamespace(returncode=0, stderr="")
-
-    monkeypatch.setattr(xla_flags.subprocess, "run", run)
-    target = tmp_path / "flags.json"
-    xla_flags.main(xla_flags.FlagsConfig(rounds=1, json=str(target)))
-    told = capsys.readouterr().err
-    assert told == "--xla_cpu_experimental_onednn_custom_call=true: machine.py: error: Unknown flag\n"
-    times = {row["XLA_FLAGS"]: row["times as long"] for row in json.loads(target.read_text())}
-    assert times == {name: None if name == "oneDNN" else 1.0 for name in xla_flags.WAYS}
-
-
-def test_a_step_that_no_setting_can_measure_is_a_mistake(monkeypatch):
-    monkeypatch.setattr(xla_flags.subprocess, "run", lambda *_, **__: Failed())
-    with pytest.raises(InputError, match=r"^Unknown flag$"):
-        xla_flags.main(xla_flags.FlagsConfig(rounds=1))
-
-
-@pytest.mark.parametrize(
-    ("status", "said", "received"),
-    [
-        (-9, "", "killed by signal 9"),
-        (-9, "a line of the log\n", r"a line of the log \(killed by signal 9\)"),
-        (3, "", "status 3"),
-    ],
-)
-def test_a_process_that_ends_without_a_reason_is_told_by_its_status(
-    monkeypatch, capsys, status, said, received
-):
-    ended = types.SimpleNamespace(returncode=status, stderr=said)
-    monkeypatch.setattr(xla_flags.subprocess, "run", lambda *_, **__: ended)
-    config = xla_flags.FlagsConfig(rounds=1)
-    with pytest.raises(InputError, match=rf"^a step must run without .*\. Received: {received}\.$"):
-        xla_flags.main(config)
-    assert xla_flags._measure(config, "--some", 0) is None
-    assert re.fullmatch(rf"--some: {received}\n", capsys.readouterr().err)
-
-
-def test_a_backend_that_is_none_is_a_mistake(monkeypatch):
-    """The environment is the child's too, and it is the child that looks: nothing is replaced here."""
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    with pytest.raises(InputError, match=r"^KERAS_BACKEND must be one of .*Received: torch\.$"):
-        xla_flags.main(xla_flags.FlagsConfig(rounds=1))
-
-
-@pytest.mark.parametrize("sizes", ["3", "-1", "x"])
-def test_micro_batches_must_divide(sizes):
-    with pytest.raises(InputError, match=r"`micro_batch_sizes` must be .*Received: "):
-        xla_flags.FlagsConfig(batch_size=8, micro_batch_sizes=sizes)
