@@ -7,6 +7,7 @@ of packs and to somebody with ten.
 import highspy
 import numpy as np
 
+from data_gen.packing.quiet_highs import make_model
 from data_gen.packing.strategies import count_strategies, list_strategies
 
 MAX_STRATEGIES = 2_000
@@ -33,16 +34,7 @@ def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
         return None, True
     listed = row_of_slot[list_strategies(max_seq_length, depth)].tolist()
     packs = sorted({tuple(sorted(row for row in pack if row >= 0)) for pack in listed} - {()})
-    model = highspy.Highs()
-    for option, value in {
-        "output_flag": False,
-        "threads": 1,
-        "random_seed": 0,
-        "mip_max_nodes": max_nodes,
-        "mip_rel_gap": 0.0,
-        "mip_abs_gap": 0.5,
-    }.items():
-        model.setOptionValue(option, value)
+    model = make_model(mip_max_nodes=max_nodes, mip_rel_gap=0.0, mip_abs_gap=0.5)
     for _ in packs:
         model.addVar(0.0, highspy.kHighsInf)
     columns = np.arange(len(packs), dtype=np.int32)

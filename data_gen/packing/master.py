@@ -13,6 +13,8 @@ that two short slots replace a long one, also usual, is wrong here: it breaks th
 import highspy
 import numpy as np
 
+from data_gen.packing.quiet_highs import make_model
+
 MAX_ITERATIONS = 2**31 - 1
 SCALED_TOTAL = 1e6  # demands are scaled to this sum: the solver's tolerances are absolute
 DUAL_SIMPLEX, PRIMAL_SIMPLEX = 1, 4
@@ -37,15 +39,10 @@ class Master:
         self._known = set()
         self._effort = effort
         self._num_rows = len(demand)
-        self._model = highspy.Highs()
-        for option, value in {
-            "output_flag": False,
-            "threads": 1,
-            "random_seed": 0,
-            "presolve": "off",  # it would throw the basis away
-            "simplex_strategy": PRIMAL_SIMPLEX,
-        }.items():
-            self._model.setOptionValue(option, value)
+        self._model = make_model(
+            presolve="off",  # it would throw the basis away
+            simplex_strategy=PRIMAL_SIMPLEX,
+        )
         self._scale = SCALED_TOTAL / sum(demand)
         none = np.zeros(0)
         starts = np.zeros(self._num_rows, np.int32)

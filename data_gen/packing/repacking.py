@@ -15,6 +15,8 @@ from collections import Counter
 import highspy
 import numpy as np
 
+from data_gen.packing.quiet_highs import make_model
+
 MAX_TURNS = 24  # programs; each takes some hundredths of a second, seldom a second
 FIRST_SEQUENCES, MOST_SEQUENCES = 32, 128  # packed anew in a turn
 FIRST_PACKS, MOST_PACKS = 1500, 3000  # to choose from
@@ -180,12 +182,11 @@ def _mix(candidates, demand, num_packs):
     program.integrality_ = [highspy.HighsVarType.kInteger] * len(candidates)
     wanted = np.array([*(demand[row] for row in rows), num_packs], float)
     program.row_lower_ = program.row_upper_ = wanted
-    model = highspy.Highs()
     # no limit of time: the plan must not depend on the machine
-    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_max_nodes": MAX_NODES}
-    options["presolve"] = "off"  # it takes seconds and finds little to leave out
-    for option, value in options.items():
-        model.setOptionValue(option, value)
+    model = make_model(
+        mip_max_nodes=MAX_NODES,
+        presolve="off",  # it takes seconds and finds little to leave out
+    )
     model.passModel(program)
     model.run()
     if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:

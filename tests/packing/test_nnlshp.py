@@ -31,14 +31,13 @@ def test_squad_weights():
     # Print: 96.94 without weights, 97.38 with offset 8 (97.315 by its own table), 98.767 tuned.
     histogram = load_known_histogram("squad_1.1_384", 384)
     tokens = histogram @ np.arange(1, 385)
-    efficiency = [
-        round(
-            100 * tokens / (384 * num_packs(mix_nnlshp(histogram, 384, 3, offset=offset, weight=weight)[0])),
-            2,
-        )
+    *plain, tuned = [
+        100 * tokens / (384 * num_packs(mix_nnlshp(histogram, 384, 3, offset=offset, weight=weight)[0]))
         for offset, weight in [(0, 1.0), (8, 0.09), (64, 0.002)]
     ]
-    assert efficiency == [96.94, 97.37, 98.75]
+    assert [round(efficiency, 2) for efficiency in plain] == [96.94, 97.37]
+    # Its solution is not unique: 40,213 packs by OpenBLAS's kernels with AVX-512, 40,211 by those with AVX2
+    assert tuned == pytest.approx(98.757, abs=0.005)
 
 
 def test_extended_least_squares_wastes_less():
