@@ -102,7 +102,7 @@ def _rows(config, folder, ways, micro_batch_size):
         if (name, size) == baseline:  # then it is not the setting's fault
             mistake = why.partition("error: ")[2]
             raise InputError(mistake or f"a step must run without any of the settings. Received: {why}.")
-        print(f"{WAYS[name]}: {why}", file=sys.stderr)
+        print(f"{WAYS[name]}, micro_batch_size={size}: {why}", file=sys.stderr)
     rows = way_rows({way: found.seconds.get(way, []) for way in steps})
     rows = [
         {"XLA_FLAGS": name, "micro_batch_size": size, **{k: v for k, v in row.items() if k != "XLA_FLAGS"}}

@@ -6,6 +6,7 @@ chooses before either.
 
 import dataclasses
 import functools
+import importlib
 import json
 import os
 import tempfile
@@ -18,17 +19,15 @@ from bert_packed.config import config_json
 from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import read_segments
-from bert_packed.runs.step_cost import estimate_step_seconds
-from bert_packed.runs.step_turns import TimedStep, time_steps
+from bert_packed.runs.step_cost import count_full_steps, estimate_step_seconds
+from bert_packed.runs.step_turns import FEWEST_TURNS, TimedStep, time_steps
 from bert_packed.runs.this_machine import cpu_name
 from bert_packed.runs.xla_ways import DEFAULT, WAYS, way_rows, ways_to_try
-from data_gen.cli.versions import versions
 from data_gen.jobs.runners import num_cores
 
 LEAST_RUN_SECONDS = 1800  # a shorter run gains less than measuring takes
 NUM_TURNS, MOST_SECONDS, SECONDS_TO_BE_READY = 11, 30, 240
-# A step of so much tells the ways apart as the whole one does
-NUM_BLOCKS, MOST_TOKENS = 2, 2048
+NUM_BLOCKS, MOST_TOKENS = 2, 1024  # of the step that is timed
 LARGEST_RATIO = 0.97  # another way's time, of the default's; less gain is not worth other rounding
 PACKAGES = {"tensorflow": ("keras", "tensorflow"), "jax": ("keras", "jax", "jaxlib")}
 # What the time of a step depends on, beside its model and size
@@ -42,17 +41,16 @@ STEP_SETTINGS = (
     "dtype",
     "attention",
     "remat",
-    "shuffle_buffer_size",  # which packs of rows want to be 1
 )
 
 
 def choose_flags(config, model_config, data, folder, latest, backend, tell):
     """Choose `XLA_FLAGS` for a run and set them in this process, where nothing is compiled yet.
 
-    A run that continues on a machine takes what it had there, so that it continues bit for bit; on another
+    A run that continues on a machine takes what it chose there, so that it continues bit for bit; on another
     CPU, or with other versions, it measures anew. Nothing is set with `--autotune=false`, where the
-    environment has `XLA_FLAGS` already, on several devices, on what is no CPU, and for a run that is expected
-    to end soon.
+    environment has `XLA_FLAGS` already, on several devices, on what is no CPU, for packs of rows, for a run
+    that began without a choice, and for one that is expected to end soon.
 
     Args:
         config, model_config, data: Of the run.
@@ -62,31 +60,33 @@ def choose_flags(config, model_config, data, folder, latest, backend, tell):
         tell: Called with lines for people.
 
     Returns:
-        Dict for the run's segment in `run.json`: `machine`, by which a continued run knows it again,
-        `xla_flags`, what was added, and `xla_ways`, the rows of what was measured now.
+        Dict for the run's segment in `run.json`: `xla_flags`, under which it computes. Where it was asked to
+        choose also `machine`, by which a continued run knows it again, and `xla_ways`, the rows of what was
+        measured now.
     """
+    given = os.environ.get("XLA_FLAGS", "")
+    segments = read_segments(folder) if latest else []
+    chosen = [segment for segment in segments if "machine" in segment]
+    is_alone = config.distribution == config.layout == "none" and not data.train.num_rows
+    if given or not config.autotune or not is_alone or (latest and not chosen):
+        return {"xla_flags": given}
     machine = {
         "cpu": cpu_name(),
         "cores": num_cores(),
         "backend": backend,
-        "versions": versions(PACKAGES[backend]),
+        "versions": {name: importlib.import_module(name).__version__ for name in PACKAGES[backend]},
     }
-    flags, rows = "", []
-    is_asked = config.autotune and not os.environ.get("XLA_FLAGS")
-    if is_asked and config.distribution == config.layout == "none":
-        segments = read_segments(folder) if latest else []
-        known = [segment for segment in segments if segment.get("machine") == machine]
-        if known:
-            flags = known[-1]["xla_flags"]
-            if flags:
-                tell(f"xla        {flags}, as before on this machine")
-        elif all("machine" in segment for segment in segments):  # else of before there was a choice
-            first_step = int(NAME.fullmatch(latest.name)[1]) if latest else 0
-            if _expected_seconds(config, model_config, data, first_step) >= LEAST_RUN_SECONDS:
-                flags, rows = _measure(config, model_config, data, backend, tell)
+    known = [segment["xla_flags"] for segment in chosen if segment["machine"] == machine]
+    flags, rows = known[-1] if known else "", []
+    if flags:
+        tell(f"xla        {flags}, as before on this machine")
+    elif not known:
+        first_step = int(NAME.fullmatch(latest.name)[1]) if latest else 0
+        if _expected_seconds(config, model_config, data, first_step) >= LEAST_RUN_SECONDS:
+            flags, rows = _measure(config, model_config, data, backend, tell)
     if flags:
         os.environ["XLA_FLAGS"] = flags
-    return {"machine": machine, "xla_flags": flags, "xla_ways": rows}
+    return {"xla_flags": flags, "machine": machine, "xla_ways": rows}
 
 
 def trial_config(config, model_config, data, folder):
@@ -104,18 +104,15 @@ def trial_config(config, model_config, data, folder):
     with open(path, "w") as file:
         json.dump(config_json(dataclasses.replace(model_config, num_hidden_layers=blocks)), file)
     packs = max(1, min(config.packs_at_once, MOST_TOKENS // data.train.spec.max_seq_length))
-    sizes = {"train_batch_size": packs, "micro_batch_size": packs}
-    if data.train.num_rows:  # a step has a pack of each row
-        sizes = {"train_batch_size": config.train_batch_size, "micro_batch_size": config.micro_batch_size}
     kept = {name: getattr(config, name) for name in STEP_SETTINGS}
-    return TrainConfig(**kept, **sizes, bert_config_file=path, output_dir="-", autotune=False)
+    return TrainConfig(**kept, train_batch_size=packs, bert_config_file=path, output_dir="-", autotune=False)
 
 
 def fastest(rows):
     """The row of the way to take: the default's, unless another one's is clearly less.
 
     Args:
-        rows: Of `way_rows`; the first is the default's.
+        rows: Of `way_rows`, of at least `FEWEST_TURNS` turns; the first is the default's.
 
     Returns:
         The row with the least median of those whose whole interval is below 1 and whose median is at most
@@ -133,13 +130,18 @@ def _measure(config, model_config, data, backend, tell):
     if len(names) == 1:
         return "", []
     tell(f"xla        times a step with {', '.join(names[1:])} and without (--autotune=false leaves it out)")
-    with tempfile.TemporaryDirectory() as folder:
-        trial = trial_config(config, model_config, data, folder)
-        steps = {name: TimedStep(trial, {"XLA_FLAGS": WAYS[name]}) for name in names}
-        found = time_steps(steps, NUM_TURNS, MOST_SECONDS, "cpu", SECONDS_TO_BE_READY)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            trial = trial_config(config, model_config, data, folder)
+            steps = {name: TimedStep(trial, {"XLA_FLAGS": WAYS[name]}) for name in names}
+            found = time_steps(steps, NUM_TURNS, MOST_SECONDS, True, SECONDS_TO_BE_READY)
+    except OSError as error:  # a full disk, say: no reason not to train
+        tell(f"xla        as it is: nothing could be timed: {error}")
+        return "", []
     for name, why in found.failed.items():
         tell(f"xla        {name} was not timed: {why}")
-    if DEFAULT not in found.seconds:
+    if len(found.seconds.get(DEFAULT, [])) < FEWEST_TURNS:
+        tell("xla        as it is" + ("" if found.on_cpu is not False else ": this is no CPU"))
         return "", []
     rows = way_rows({name: found.seconds.get(name, []) for name in names})
     row = fastest(rows)
@@ -158,7 +160,7 @@ def _expected_seconds(config, model_config, data, first_step):
     objective = choose_objective(config.objective, model_config, config)
     flops = functools.partial(objective.model_flops, model_config)
     seconds = estimate_step_seconds(flops, data.train.spec, config.train_batch_size, _numpy_rate())
-    return seconds * (config.num_train_steps - first_step)
+    return seconds * (count_full_steps(config) - count_full_steps(config, first_step))
 
 
 def _numpy_rate(size=512, repeats=5):

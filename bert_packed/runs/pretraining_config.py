@@ -216,8 +216,8 @@ class TrainConfig:
     autotune: bool = setting(
         True,
         "on one CPU, where the run will take half an hour or more: time a small step under XLA's settings "
-        "for such a CPU at the start, and keep the fastest in run.json (docs/training.md); false, or "
-        "XLA_FLAGS in the environment, leaves it out",
+        "for such a CPU at the start, a minute or two, and keep the fastest in run.json "
+        "(docs/training.md); false, or XLA_FLAGS in the environment, leaves it out",
         changeable=True,
     )
     profile_steps: str = setting(

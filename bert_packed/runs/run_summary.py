@@ -3,7 +3,7 @@
 import sys
 
 from bert_packed.config import MODEL_SIZES, ablations
-from bert_packed.runs.step_cost import describe, estimate_step_seconds
+from bert_packed.runs.step_cost import count_full_steps, describe, estimate_step_seconds
 from bert_packed.training.metrics_log import read_rows
 
 LONG_STEP_SECONDS = 30
@@ -55,12 +55,9 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
         flops_per_second: Of the machine, at matrix products.
     """
     seconds = estimate_step_seconds(model_flops, data.train.spec, config.train_batch_size, flops_per_second)
-    num_steps = config.num_train_steps
-    if config.growth:
-        num_steps = config.growth.packs_before(num_steps) / config.train_batch_size  # full ones
     lines = [
         f"cost       about {describe(seconds)} a step on this machine, about "
-        f"{describe(seconds * num_steps)} for {config.num_train_steps:,} steps"
+        f"{describe(seconds * count_full_steps(config))} for {config.num_train_steps:,} steps"
     ]
     if seconds > LONG_STEP_SECONDS:
         sizes = [name for name, size in MODEL_SIZES.items() if type(size) is type(model_config)][:3]

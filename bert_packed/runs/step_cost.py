@@ -75,6 +75,17 @@ def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
     return OVERHEAD * step_flops(model_flops, spec, batch_size) / flops_per_second
 
 
+def count_full_steps(config, num_steps=None):
+    """Steps of the whole batch that cost as much as the first steps of a run, whose batch may grow: float.
+
+    Args:
+        config: `TrainConfig`.
+        num_steps: How many first ones; None for all.
+    """
+    num_steps = config.num_train_steps if num_steps is None else num_steps
+    return config.growth.packs_before(num_steps) / config.train_batch_size if config.growth else num_steps
+
+
 def describe(seconds):
     """A duration for people: `0.8 s`, `12 min`, `3.5 h`, `40 days`."""
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):

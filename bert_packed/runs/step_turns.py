@@ -15,12 +15,16 @@ import tempfile
 import threading
 import time
 from concurrent import futures
+from pathlib import Path
 
 from bert_packed.runs import timed_step
 from bert_packed.runs.pretraining_config import TrainConfig
 from data_gen.cli.command_line import to_flagfile
 
 COMMAND = (sys.executable, "-m", timed_step.__name__)
+TOP = str(Path(timed_step.__file__).resolve().parents[2])  # of the package, installed or not
+FEWEST_TURNS = 6  # of which an interval can be told (`turns.median_interval`)
+SECONDS_TO_END = 10  # of a process that answers no more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +45,25 @@ class StepTimes:
     """What the turns gave.
 
     Attributes:
-        platform: What the first process computes on: "cpu", "gpu", ...; None where it did not come so far.
+        on_cpu: Whether the first process computes on CPUs; None where it did not come so far.
         seconds: Dict from name to the seconds of its steps, one a turn; the same number for each.
         failed: Dict from the names of those that ended before the last turn to the last line they said.
     """
 
-    platform: str | None
+    on_cpu: bool | None
     seconds: dict[str, list[float]]
     failed: dict[str, str]
 
 
-def time_steps(steps, num_turns, most_seconds=None, platform=None, seconds_to_be_ready=None):
+def time_steps(steps, num_turns, most_seconds=None, only_on_cpu=False, seconds_to_be_ready=None):
     """Take steps in turns, each in a process of its own.
 
     Args:
         steps: Dict from name to `TimedStep`.
         num_turns: Timed steps of each.
-        most_seconds: No turn begins later than that after the first; None for no limit.
-        platform: Start the others only where the first computes on this; None for any.
+        most_seconds: No turn begins later than that after the first, but the first `FEWEST_TURNS`; None for
+            no limit.
+        only_on_cpu: Start the others only where the first computes on CPUs.
         seconds_to_be_ready: Who has not compiled by then is ended; None for no limit.
 
     Returns:
@@ -81,20 +86,22 @@ def time_steps(steps, num_turns, most_seconds=None, platform=None, seconds_to_be
             overdue.daemon = True
             overdue.start()
             stack.callback(overdue.cancel)
-        found = started[first].answer().get("platform")
-        if found is None:
+        on_cpu = started[first].answer().get("on_cpu")
+        if on_cpu is None:
             return StepTimes(None, {}, {first: started[first].last_words()})
-        if platform not in (None, found):
-            return StepTimes(found, {}, {})
+        if only_on_cpu and not on_cpu:
+            return StepTimes(on_cpu, {}, {})
         for name in others:
             start(name)
+        if seconds_to_be_ready and overdue.finished.is_set():  # before the others were there to be ended
+            _end_unready(started, why)
         list(threads.map(_Process.wait_until_ready, started.values()))
         ready = {name: process for name, process in started.items() if process.is_ready}
         if seconds_to_be_ready:
             overdue.cancel()
         seconds = _take_turns(ready, num_turns, most_seconds)
         failed = {name: started[name].last_words() for name in steps if name not in seconds}
-        return StepTimes(found, seconds, failed)
+        return StepTimes(on_cpu, seconds, failed)
 
 
 def _take_turns(processes, num_turns, most_seconds):
@@ -102,7 +109,7 @@ def _take_turns(processes, num_turns, most_seconds):
     seconds = {name: [] for name in processes}
     begin = time.monotonic()
     for turn in range(num_turns):
-        if turn and most_seconds and time.monotonic() - begin > most_seconds:
+        if turn >= FEWEST_TURNS and most_seconds and time.monotonic() - begin > most_seconds:
             break
         for name in list(seconds)[:: -1 if turn % 2 else 1]:
             found = processes[name].step()
@@ -127,10 +134,13 @@ class _Process:
         with open(flagfile, "w") as file:
             file.write(to_flagfile(step.config))
         self.is_ready, self._why_ended = False, ""
-        self._log = open(f"{path}.log", "w+")  # noqa: SIM115  closed in __exit__
+        self._log = open(f"{path}.log", "w+", errors="replace")  # noqa: SIM115  closed in __exit__
+        top = [] if TOP.endswith("-packages") else [TOP]  # Python looks there by itself
+        modules = os.pathsep.join([*top, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [*COMMAND, f"--flagfile={flagfile}"],
-            env=os.environ | step.environment,
+            # The package of this process, whatever the working directory holds
+            env=os.environ | {"PYTHONPATH": modules, "PYTHONSAFEPATH": "1"} | step.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -148,9 +158,13 @@ class _Process:
                 stream.close()
 
     def answer(self):
-        """Its next answer, a dict; {} where it has ended."""
-        line = self._process.stdout.readline()
-        return json.loads(line) if line.endswith("\n") else {}
+        """Its next answer, a dict; {} where it has ended. What anything else printed is passed over."""
+        while (line := self._process.stdout.readline()).endswith("\n"):
+            with contextlib.suppress(json.JSONDecodeError):
+                said = json.loads(line)
+                if isinstance(said, dict):
+                    return said
+        return {}
 
     def wait_until_ready(self):
         """Until it is ready or has ended, which `is_ready` tells."""
@@ -170,7 +184,11 @@ class _Process:
         """Why it ended: the last line of its errors where it said one, and how, where it was killed."""
         if self._why_ended:
             return self._why_ended
-        status = self._process.wait()
+        try:
+            status = self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
         self._log.seek(0)
         said = self._log.read().strip().rpartition("\n")[2]
         how = f"killed by signal {-status}" if status < 0 else f"status {status}"

@@ -8,6 +8,7 @@ sent.
 
 import itertools
 import json
+import os
 import sys
 import time
 
@@ -27,24 +28,23 @@ def main(config, steps=sys.stdin, answers=None):
     Args:
         config: `TrainConfig` of one device; its first records are the batch, again and again.
         steps: Iterable that has an item for every step to take.
-        answers: Text stream; default standard output. A line of JSON each: `{"platform": "cpu"}`, then
+        answers: Text stream; default standard output. A line of JSON each: `{"on_cpu": true}`, then
             `{"ready": true}`, then for every step `{"seconds": 0.5}`.
     """
-    answers = answers or sys.stdout
+    answers = answers or _keep_standard_output()
 
     def answer(**what):
         print(json.dumps(what), file=answers, flush=True)
 
     choose_backend()
     # TensorFlow and Keras: after the backend is chosen
-    import keras
-
     from bert_packed.config import ablate, load_model_config, override_dropout
     from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
+    from bert_packed.models.devices import computes_on_cpus
     from bert_packed.runs.pretraining import build_engine
     from bert_packed.runs.pretraining_data import read_shapes
 
-    answer(platform=keras.distribution.list_devices()[0].partition(":")[0].lower())
+    answer(on_cpu=computes_on_cpus())
     data = read_shapes(config)
     files, spec = data.train.files, data.train.spec
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
@@ -63,6 +63,13 @@ def main(config, steps=sys.stdin, answers=None):
     answer(ready=True)
     for _ in steps:
         answer(seconds=take_step())
+
+
+def _keep_standard_output():
+    """Standard output, for answers alone: what libraries print there goes to standard error from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def take(monkeypatch, seconds, failed=()):
     def time_steps(steps, num_turns):
         rounds.append((steps, num_turns))
         why = dict.fromkeys([key for key in steps if key[0] in failed], "x.py: error: Unknown flag")
-        return StepTimes("cpu", {key: [seconds(*key)] * 3 for key in steps if key not in why}, why)
+        return StepTimes(True, {key: [seconds(*key)] * 3 for key in steps if key not in why}, why)
 
     monkeypatch.setattr(xla_flags, "time_steps", time_steps)
     return rounds
@@ -56,7 +56,8 @@ def test_every_way_is_timed_beside_the_first_size_as_it_is(tmp_path, monkeypatch
     # by the clock above: 1 and 2 s whole, 3 and 4 s in parts
     assert [rows[name, size]["times as long"] for size in (0, 2) for name in names[:2]] == [1, 2, 3, 4]
     assert rows[FAILED, 0]["step, s"] is None
-    assert capsys.readouterr().err.count(f"{WAYS[FAILED]}: x.py: error: Unknown flag\n") == 2
+    told = [f"{WAYS[FAILED]}, micro_batch_size={size}: x.py: error: Unknown flag" for size in (0, 2)]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 @pytest.mark.both_backends
@@ -67,7 +68,7 @@ def test_the_packs_are_as_long_as_asked_for(monkeypatch):
 
         (config,) = {step.config for step in steps.values()}
         specs.append(first_records.read_pack_spec(find_files(config.input_file, "input_file")))
-        return StepTimes("cpu", {key: [1.0] for key in steps}, {})
+        return StepTimes(True, {key: [1.0] for key in steps}, {})
 
     specs = []
     monkeypatch.setattr(xla_flags, "time_steps", time_steps)
@@ -82,7 +83,7 @@ def test_a_step_that_no_setting_can_take_is_a_mistake(monkeypatch):
 
 
 def test_a_process_that_ends_without_a_reason_is_told_by_its_status(monkeypatch):
-    ended = StepTimes("cpu", {}, {(DEFAULT, 0): "killed by signal 9"})
+    ended = StepTimes(True, {}, {(DEFAULT, 0): "killed by signal 9"})
     monkeypatch.setattr(xla_flags, "time_steps", lambda *_: ended)
     with pytest.raises(InputError, match=r"^a step must run without .*\. Received: killed by signal 9\.$"):
         xla_flags.main(xla_flags.FlagsConfig(**SHORT))

@@ -3,7 +3,6 @@ the steps of a run's engine."""
 
 import dataclasses
 import io
-import itertools
 import json
 import os
 import subprocess
@@ -34,7 +33,9 @@ def answer(**what):
 note("started")
 if act == "unknown":
     sys.exit("stand_in.py: error: Unknown flag")
-answer(platform=os.environ.get("PLATFORM", "cpu"))
+print("7", flush=True)
+print("a library greets", flush=True)
+answer(on_cpu=os.environ["ON_CPU"] == "True")
 if act == "hangs":
     time.sleep(60)
 answer(ready=True)
@@ -54,9 +55,9 @@ def play(tmp_path, monkeypatch):
     script.write_text(STAND_IN)
     monkeypatch.setattr(step_turns, "COMMAND", (sys.executable, str(script)))
 
-    def run(acts, *arguments, platform_of="cpu", **keywords):
+    def run(acts, *arguments, on_cpu=True, **keywords):
         steps = {
-            name: TimedStep(CONFIG, {"ACT": act, "NAME": name, "LOG": str(log), "PLATFORM": platform_of})
+            name: TimedStep(CONFIG, {"ACT": act, "NAME": name, "LOG": str(log), "ON_CPU": str(on_cpu)})
             for name, act in acts.items()
         }
         found = time_steps(steps, *arguments, **keywords)
@@ -67,7 +68,7 @@ def play(tmp_path, monkeypatch):
 
 def test_turns_go_round_and_back(play):
     found, log = play({"a": "1.0", "b": "0.5"}, 3)
-    assert found == step_turns.StepTimes("cpu", {"a": [1.0, 2.0, 3.0], "b": [0.5, 1.0, 1.5]}, {})
+    assert found == step_turns.StepTimes(True, {"a": [1.0, 2.0, 3.0], "b": [0.5, 1.0, 1.5]}, {})
     assert [line for line in log if "steps" in line] == [f"{name} steps" for name in "abbaab"]
 
 
@@ -83,28 +84,33 @@ def test_a_first_that_does_not_start_ends_it(play):
     assert log == ["a started"]
 
 
-def test_on_another_platform_nothing_else_is_started(play):
-    found, log = play({"a": "1.0", "b": "1.0"}, 4, platform="cpu", platform_of="gpu")
-    assert found == step_turns.StepTimes("gpu", {}, {})
+def test_on_what_is_no_cpu_nothing_else_is_started(play):
+    found, log = play({"a": "1.0", "b": "1.0"}, 4, only_on_cpu=True, on_cpu=False)
+    assert found == step_turns.StepTimes(False, {}, {})
     assert "b started" not in log
-    found, _ = play({"a": "1.0"}, 1, platform_of="gpu")
+    found, _ = play({"a": "1.0"}, 1, on_cpu=False)
     assert found.seconds == {"a": [1.0]}
 
 
 def test_who_hangs_is_ended(play):
-    found, _ = play({"a": "1.0", "b": "hangs", "c": "1.0"}, 2, seconds_to_be_ready=4)
+    found, _ = play({"a": "1.0", "b": "hangs", "c": "1.0"}, 2, seconds_to_be_ready=6)
     assert found.seconds == {"a": [1.0, 2.0], "c": [1.0, 2.0]}
-    assert found.failed == {"b": "not ready after 4 s"}
+    assert found.failed == {"b": "not ready after 6 s"}
 
 
 def test_turns_end_with_the_time(play, monkeypatch):
-    monkeypatch.setattr(step_turns.time, "monotonic", itertools.count(0, 10).__next__)
-    found, _ = play({"a": "1.0", "b": "1.0"}, 9, most_seconds=25)
-    assert found.seconds == {"a": [1, 2, 3], "b": [1, 2, 3]}  # begun after 0, 10 and 20 s
+    monkeypatch.setattr(step_turns.time, "monotonic", iter([0, 20, 30]).__next__)
+    found, _ = play({"a": "1.0", "b": "1.0"}, 99, most_seconds=25)
+    assert {name: len(its) for name, its in found.seconds.items()} == {"a": 7, "b": 7}
 
 
-def test_nobody_is_left_when_it_is_interrupted(play, monkeypatch, tmp_path):
+@pytest.mark.parametrize("act", ["hangs", "1.0"])
+def test_nobody_is_left_when_it_is_interrupted(play, monkeypatch, act):
     processes = []
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
     real = subprocess.Popen
 
     def start(*arguments, **keywords):
@@ -112,9 +118,14 @@ def test_nobody_is_left_when_it_is_interrupted(play, monkeypatch, tmp_path):
         return processes[-1]
 
     monkeypatch.setattr(step_turns.subprocess, "Popen", start)
-    monkeypatch.setattr(step_turns, "_take_turns", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    if act == "hangs":  # while threads wait for them
+        monkeypatch.setattr(step_turns, "list", interrupt, raising=False)
+    else:
+        monkeypatch.setattr(step_turns, "_take_turns", interrupt)
+    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        play({"a": "1.0", "b": "1.0"}, 2)
+        play({"a": "1.0", "b": act}, 2)
+    assert time.monotonic() - begin < 30  # who hangs does so for a minute
     assert len(processes) == 2
     assert all(process.returncode is not None for process in processes)
 
@@ -125,6 +136,27 @@ def test_who_started_it_may_be_killed(tmp_path, uncompiled):
     answers = io.StringIO()
     assert timed_step.main(real_config(tmp_path), [], answers) is None
     assert [json.loads(line) for line in answers.getvalue().splitlines()][1:] == [{"ready": True}]
+
+
+def test_who_is_killed_leaves_nobody(tmp_path):
+    """Its steps end with the pipe that tells them to step, whoever was started after them."""
+    script, log = tmp_path / "stand_in.py", tmp_path / "log"
+    script.write_text(STAND_IN)
+    code = (
+        "import os, signal, sys, test_step_turns as t\n"
+        f"t.step_turns.COMMAND = (sys.executable, {str(script)!r})\n"
+        "t.step_turns._take_turns = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"environment = {{'ACT': '1.0', 'ON_CPU': 'True', 'LOG': {str(log)!r}}}\n"
+        "steps = {name: t.TimedStep(t.CONFIG, {**environment, 'NAME': name}) for name in 'ab'}\n"
+        "t.time_steps(steps, 2)\n"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "runs")])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert done.returncode == -9
+    limit = time.monotonic() + 60
+    while log.read_text().count("ended") < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
 
 
 def real_config(folder, **changes):
@@ -163,7 +195,7 @@ def test_a_step_is_one_of_the_run(tmp_path, monkeypatch):
     config = real_config(tmp_path, remat=True, hidden_dropout_prob=0.25, ablation="no_position_reset")
     timed_step.main(config, ["\n"] * 3, answers)
     platform, ready, *steps = [json.loads(line) for line in answers.getvalue().splitlines()]
-    assert (platform, ready) == ({"platform": "cpu"}, {"ready": True})
+    assert (platform, ready) == ({"on_cpu": True}, {"ready": True})
     ((given, engine),) = engines
     assert given == config and engine._micro_batch_size == 2 and engine.model.bert.remat
     assert engine.model.config.hidden_dropout_prob == 0.25
@@ -179,18 +211,20 @@ def test_a_step_is_one_of_the_run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.both_backends
-def test_real_processes_take_real_steps(tmp_path):
+def test_real_processes_take_real_steps(tmp_path, monkeypatch):
+    """In another working directory, with a module there that would hide one of Python's."""
     write_data(tmp_path)
+    (tmp_path / "types.py").write_text("raise SystemExit('the wrong module')\n")
+    monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(real_config(tmp_path), num_train_steps=77)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     own = os.environ.get("XLA_FLAGS", "")
     found = time_steps(
         {
-            "as it is": TimedStep(config, {"PYTHONPATH": path}),
-            "unknown": TimedStep(config, {"PYTHONPATH": path, "XLA_FLAGS": f"{own} --xla_no_such_flag=1"}),
+            "as it is": TimedStep(config, {}),
+            "unknown": TimedStep(config, {"XLA_FLAGS": f"{own} --xla_no_such_flag=1"}),
         },
         2,
-        platform="cpu",
+        only_on_cpu=True,
     )
     assert len(found.seconds["as it is"]) == 2 and min(found.seconds["as it is"]) > 0
     assert "xla_no_such_flag" in found.failed["unknown"]
