@@ -31,7 +31,9 @@ WIDE = WAYS[WIDE_VECTORS]
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A CPU with wide vectors, and no flags of the tests' own."""
-    monkeypatch.setenv("XLA_FLAGS", "")
+    # In this module alone: the tests' programs keep theirs
+    stand_in = types.SimpleNamespace(environ={"XLA_FLAGS": ""}, path=os.path)
+    monkeypatch.setattr(autotune, "os", stand_in)
     monkeypatch.setattr(xla_ways, "has_wide_vectors", lambda: True)
     monkeypatch.setattr(autotune, "cpu_name", lambda: HERE["cpu"])
     monkeypatch.setattr(autotune, "num_cores", lambda: HERE["cores"])
@@ -67,7 +69,7 @@ def continued(folder, *segments):
 def test_the_fastest_is_set_and_told(tmp_path, timed):
     told = []
     found = choose(tmp_path, tell=told.append)
-    assert os.environ["XLA_FLAGS"] == found["xla_flags"] == WIDE
+    assert autotune.os.environ["XLA_FLAGS"] == found["xla_flags"] == WIDE
     assert found["machine"] == HERE
     assert list(timed[0]) == [DEFAULT, WIDE_VECTORS]
     assert [step.environment for step in timed[0].values()] == [{"XLA_FLAGS": ""}, {"XLA_FLAGS": WIDE}]
@@ -77,7 +79,7 @@ def test_the_fastest_is_set_and_told(tmp_path, timed):
 
 def test_jax_is_tried_without_its_own_products_too(tmp_path, timed, monkeypatch):
     choose(tmp_path, backend="jax")
-    monkeypatch.setenv("XLA_FLAGS", "")
+    autotune.os.environ["XLA_FLAGS"] = ""
     monkeypatch.setattr(xla_ways, "has_wide_vectors", lambda: False)
     choose(tmp_path, backend="jax")
     assert [list(steps) for steps in timed] == [[DEFAULT, WIDE_VECTORS, NO_YNNPACK], [DEFAULT, NO_YNNPACK]]
@@ -93,7 +95,7 @@ def test_jax_is_tried_without_its_own_products_too(tmp_path, timed, monkeypatch)
 )
 def test_nothing_is_measured(tmp_path, timed, flags):
     assert choose(tmp_path, **flags) == {"xla_flags": ""}
-    assert timed == [] and os.environ["XLA_FLAGS"] == ""
+    assert timed == [] and autotune.os.environ["XLA_FLAGS"] == ""
 
 
 def test_packs_of_rows_are_not_measured(tmp_path, timed, monkeypatch):
@@ -108,9 +110,9 @@ def test_a_short_run_stays_as_it_is_by_choice(tmp_path, timed):
 
 
 def test_flags_of_the_environment_stay(tmp_path, timed, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--mine")
+    autotune.os.environ["XLA_FLAGS"] = "--mine"
     assert choose(tmp_path) == {"xla_flags": "--mine"}
-    assert timed == [] and os.environ["XLA_FLAGS"] == "--mine"
+    assert timed == [] and autotune.os.environ["XLA_FLAGS"] == "--mine"
 
 
 def test_where_there_is_nothing_to_try_nothing_is_started(tmp_path, timed, monkeypatch):
@@ -131,7 +133,7 @@ def test_a_run_continues_as_it_was_on_this_machine(tmp_path, timed, flags):
     )
     told = []
     assert choose(tmp_path, latest, tell=told.append) == {"machine": HERE, "xla_flags": flags, "xla_ways": []}
-    assert timed == [] and os.environ["XLA_FLAGS"] == flags
+    assert timed == [] and autotune.os.environ["XLA_FLAGS"] == flags
     assert len(told) == bool(flags)
 
 
@@ -157,7 +159,7 @@ def test_what_is_left_of_a_run_counts(tmp_path, timed, monkeypatch):
     latest = continued(tmp_path, {"machine": {**HERE, "cpu": "another"}, "xla_flags": ""})
     for extra, measured in ((6, 0), (7, 1)):  # 7 are done
         choose(tmp_path, latest, num_train_steps=steps + extra)
-        os.environ["XLA_FLAGS"] = ""
+        autotune.os.environ["XLA_FLAGS"] = ""
         assert len(timed) == measured, extra
 
 
@@ -287,8 +289,8 @@ def test_the_trial_is_no_larger_than_the_step(tmp_path):
     assert autotune.trial_config(config, CONFIG, long, str(tmp_path)).train_batch_size == 1
 
 
-def test_a_run_keeps_what_it_chose_and_has_it_again(tmp_path, monkeypatch, timed, capsys):
-    """The command itself, whose process XLA's flags reach too late: tests have compiled before."""
+def test_a_run_keeps_what_it_chose_and_has_it_again(tmp_path, monkeypatch, timed, capsys, uncompiled):
+    """The command itself; whether flags reach XLA another test sees."""
     monkeypatch.setattr(autotune, "LEAST_RUN_SECONDS", 0)
     (tmp_path / "data").mkdir()
     write_all(tmp_path / "data")
@@ -302,9 +304,9 @@ def test_a_run_keeps_what_it_chose_and_has_it_again(tmp_path, monkeypatch, timed
     for path in (tmp_path / "run" / "checkpoint-2").iterdir():
         path.unlink()
     (tmp_path / "run" / "checkpoint-2").rmdir()
-    os.environ["XLA_FLAGS"] = ""
+    autotune.os.environ["XLA_FLAGS"] = ""
     assert run(*arguments(tmp_path / "data", tmp_path / "run", **flags)) == 0
-    assert len(timed) == 1 and os.environ["XLA_FLAGS"] == WIDE
+    assert len(timed) == 1 and autotune.os.environ["XLA_FLAGS"] == WIDE
     assert [one["xla_flags"] for one in run_directory.read_segments(tmp_path / "run")] == [WIDE, WIDE]
 
 
@@ -329,7 +331,11 @@ def test_the_flags_reach_xla(tmp_path):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(script), *arguments(tmp_path, tmp_path / "run")]
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        command,
+        env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode
     assert "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1" in done.stderr

@@ -171,7 +171,7 @@ def real_config(folder, **changes):
 
 
 @pytest.mark.both_backends
-def test_a_step_is_one_of_the_run(tmp_path, monkeypatch):
+def test_a_step_is_one_of_the_run(tmp_path, monkeypatch, uncompiled):
     write_data(tmp_path)
     engines, taken, real = [], [], pretraining.build_engine
 
