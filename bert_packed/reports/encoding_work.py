@@ -18,7 +18,7 @@ def flops_of_ways(config, encoder, texts, names):
         encoder: As from `inference.load_encoder`.
         texts: List of str.
         names: The ways, in this order: packed, padded, and where they are measured transformers padded to one
-            length, to each batch's longest, and that sorted by length.
+            length, to each batch's longest, and that sorted by length; these once more.
 
     Returns:
         Dict from name to operations.
@@ -26,12 +26,16 @@ def flops_of_ways(config, encoder, texts, names):
     lengths = inference.count_tokens(encoder, texts)
     in_order = [lengths[index] for index in longest_first(texts)]
     rows, length = config.reference_batch_size, config.max_seq_length
-    shapes = [
-        full_batches(inference.count_packs(encoder, texts), encoder.batch_size, length),
-        full_batches(len(texts), encoder.batch_size, length),
+    theirs = [
         padded_batches(lengths, rows, length),
         padded_batches(lengths, rows),
         padded_batches(in_order, rows),
+    ]
+    shapes = [
+        full_batches(inference.count_packs(encoder, texts), encoder.batch_size, length),
+        full_batches(len(texts), encoder.batch_size, length),
+        *theirs,
+        *theirs,
     ]
     model_config = starting_weights.read_config(config.init_checkpoint)
     return {name: forward_flops(model_config, of_way) for name, of_way in zip(names, shapes, strict=False)}

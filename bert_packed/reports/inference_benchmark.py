@@ -3,6 +3,7 @@
 python -m bert_packed.reports.inference_benchmark --init_checkpoint=FOLDER --vocab_file=FOLDER/vocab.txt
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -10,6 +11,8 @@ import statistics
 import sys
 from pathlib import Path
 
+from bert_packed.reports.peer_process import PEERS, PeerProcess
+from bert_packed.reports.torch_reference import TorchEncoder
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import InputError, check_settings, setting
@@ -19,8 +22,9 @@ VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
 DESCRIPTION = """
 Measures, in turns, how many texts a second become vectors, tokenizing included: packed and one text a row
 (bert_packed.evaluation.inference), and with --reference by transformers on torch, in batches padded to
-max_seq_length, to the longest text of each batch, and that with the texts sorted by length first. The vectors
-must agree.
+max_seq_length, to the longest text of each batch, and that with the texts sorted by length first. It computes
+in a process of its own, as its users have it, and in another whose C library keeps freed memory, as our
+commands let theirs ("memory kept"). The vectors must agree.
 
 "GFLOP a text" are the matrix products that a way computes, padding and masked pairs among them: what packing
 and sorting save. "GFLOP/s" is how fast the program gets through them: what it owes to its compiler.
@@ -73,11 +77,14 @@ def main(config):
         "packed": functools.partial(inference.encode, encoder, texts),
         "padded": functools.partial(inference.encode, encoder, texts, max_sequences_per_pack=1),
     }
-    if config.reference:
-        ways.update(_torch_ways(config, texts))
-    _check_agreement(ways)
-    factor = inference.packing_factor(encoder, texts)
-    seconds = time_in_turns({name: lambda _, way=way: way() for name, way in ways.items()}, config.repeats)
+    with contextlib.ExitStack() as stack:
+        if config.reference:
+            ways |= _torch_ways(config, texts, stack)
+        _check_agreement(ways)
+        factor = inference.packing_factor(encoder, texts)
+        seconds = time_in_turns(
+            {name: lambda _, way=way: way() for name, way in ways.items()}, config.repeats
+        )
     flops = flops_of_ways(config, encoder, texts, list(ways))
     rows = [
         {
@@ -111,25 +118,24 @@ def _read_texts(config):
     return texts
 
 
-def _torch_ways(config, texts):
-    from bert_packed.reports.torch_reference import TorchEncoder
-
+def _torch_ways(config, texts, stack):
+    """Passes over the texts by transformers, by name, until the stack ends."""
     if not Path(config.init_checkpoint, "config.json").is_file():
         raise InputError(
             "`init_checkpoint` must be a Hugging Face folder with --reference, as bert_packed.export writes. "
             f"Received: {config.init_checkpoint}."
         )
-    encoders = {
-        padding: TorchEncoder(
-            config.init_checkpoint, config.max_seq_length, config.reference_batch_size, padding
-        )
-        for padding in ("max_length", "longest")
-    }
-    return {
-        f"transformers, padded to {config.max_seq_length}": lambda: encoders["max_length"].encode(texts),
-        "transformers, padded to the longest": lambda: encoders["longest"].encode(texts),
-        "transformers, sorted by length": lambda: encoders["longest"].encode(texts, sorts=True),
-    }
+    ways = {}
+    for name, keeps_memory in PEERS.items():
+        arguments = config.init_checkpoint, config.max_seq_length, config.reference_batch_size
+        peer = stack.enter_context(PeerProcess(TorchEncoder, *arguments, keeps_memory=keeps_memory))
+        encode = functools.partial(peer.call, "encode", texts)
+        ways |= {
+            f"{name}, padded to {config.max_seq_length}": functools.partial(encode, "max_length"),
+            f"{name}, padded to the longest": functools.partial(encode, "longest"),
+            f"{name}, sorted by length": functools.partial(encode, "longest", sorts=True),
+        }
+    return ways
 
 
 def _check_agreement(ways):

@@ -12,7 +12,13 @@ from collections.abc import Callable
 import numpy as np
 
 from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.reports.torch_reference import IGNORED_LABEL, TorchTraining, copy_model, import_torch
+from bert_packed.reports.torch_reference import (
+    IGNORED_LABEL,
+    TorchTraining,
+    hugging_face_folder,
+    import_torch,
+    read_model,
+)
 from data_gen.cli.settings import InputError
 
 SLOW_PATH, FAST_PATH = "slow: token by token in Python", "not token by token"
@@ -66,11 +72,10 @@ def causal_training(batch, model_config):
     """
     objective = next_token_objective("per_token")
     model = objective.build_model(model_config, seed=0)
-    reference = copy_model(model, "MambaForCausalLM")
-    training = TorchTraining(
-        reference, learning_rate=1e-4, weight_decay=0.01, max_grad_norm=1.0, arguments=causal_arguments_of
-    )
-    given = training.inputs(batch)
+    with hugging_face_folder(model) as folder:
+        reference = read_model(folder, "MambaForCausalLM")
+    training = TorchTraining(reference, learning_rate=1e-4, weight_decay=0.01, max_grad_norm=1.0)
+    given = training.inputs(causal_arguments_of(batch))
     # Not compiled, once
     sums = objective.sums(model(batch, training=False), batch)
     ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))

@@ -3,6 +3,7 @@
 python -m bert_packed.reports.speed_up --bert_config_file=bert-mini --histogram=wikipedia_512
 """
 
+import contextlib
 import dataclasses
 import sys
 
@@ -103,9 +104,10 @@ def main(config):
     )
     # Before torch is there, whose threads wait at work; and again after the steps: a busy moment halves it
     peak = 1e9 * config.peak_gflops or measured_flops_per_second()
-    if config.reference:
-        ways |= speed_up_measurement.make_peers(model_config, data)
-    seconds = time_in_turns(ways, config.repeats)
+    with contextlib.ExitStack() as stack:
+        if config.reference:
+            ways |= stack.enter_context(speed_up_measurement.peers(model_config, data))
+        seconds = time_in_turns(ways, config.repeats)
     if not config.peak_gflops:
         peak = max(peak, measured_flops_per_second())
     tables = {

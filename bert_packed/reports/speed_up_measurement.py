@@ -3,6 +3,7 @@
 Legend: B packs or rows per batch, S their length.
 """
 
+import contextlib
 import dataclasses
 import functools
 import statistics
@@ -137,15 +138,20 @@ def make_ways(engines, data):
     }
 
 
-def make_peers(model_config, data):
-    """Functions that take a step of the peers, by name: on rows padded to S, in batches sorted by length."""
+@contextlib.contextmanager
+def peers(model_config, data):
+    """Functions that take a step of the peers, by name, while the block runs.
+
+    On rows padded to S, and in batches sorted by length.
+    """
     from bert_packed.reports import keras_hub_reference
 
     rows = {PADDED: data.unpacked, SORTED: data.by_length}
     ways = {}
     if keras_hub_reference.is_installed():
         ways |= training_ways.keras_hub_ways(model_config, {KERAS_HUB: data.unpacked})
-    return ways | training_ways.torch_ways(model_config, rows)
+    with training_ways.torch_ways(model_config, rows) as theirs:
+        yield ways | theirs
 
 
 def step_rows(seconds, data, model_config, batch_size, peak):

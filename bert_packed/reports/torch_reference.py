@@ -1,17 +1,17 @@
 """The same training step and the same vectors by `transformers` on torch: what users come from.
 
 Everything as a user of `transformers` would have it: rows padded to one length, its own attention and losses,
-the fused AdamW. torch and transformers come with the extra `reference`.
+the fused AdamW. torch and transformers come with the extra `reference`. No Keras is imported to compute: a
+`PeerProcess` holds torch alone.
 
 Legend: B rows per batch, S row length, n texts, D model width.
 """
 
+import contextlib
 import tempfile
 
 import numpy as np
 
-from bert_packed.checkpoints.export_formats import write_hugging_face
-from bert_packed.training.engines.variables import named_weights
 from data_gen.cli.settings import InputError
 from data_gen.jobs.runners import num_cores
 
@@ -28,16 +28,26 @@ def import_torch():
             f"`reference` needs torch and transformers: pip install -e '.[reference]'. Received: {error}."
         ) from error
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(num_cores())
     return torch, transformers
 
 
-def copy_model(model, name="BertForPreTraining"):
-    """A model of `transformers`, of the class of this name, with our weights, through a folder on disk."""
-    _, transformers = import_torch()
+@contextlib.contextmanager
+def hugging_face_folder(model):
+    """A folder that `transformers` reads our model from, while the block runs."""
+    from bert_packed.checkpoints.export_formats import write_hugging_face
+    from bert_packed.training.engines.variables import named_weights
+
     with tempfile.TemporaryDirectory() as folder:
         write_hugging_face(folder, model, named_weights(model))
-        return getattr(transformers, name).from_pretrained(folder)
+        yield folder
+
+
+def read_model(folder, name):
+    """A model of `transformers`, of the class of this name."""
+    _, transformers = import_torch()
+    return getattr(transformers, name).from_pretrained(folder)
 
 
 def arguments_of(batch):
@@ -65,33 +75,33 @@ class TorchEncoder:
         folder: Hugging Face folder with model and tokenizer.
         max_seq_length: S; longer texts are cut.
         batch_size: B.
-        padding: "max_length" for rows of S tokens, "longest" for rows as long as the batch's longest text.
     """
 
-    def __init__(self, folder, max_seq_length, batch_size, padding):
+    def __init__(self, folder, max_seq_length, batch_size):
         self._torch, transformers = import_torch()
         self._model = transformers.BertModel.from_pretrained(folder).eval()
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self._arguments = {"max_length": max_seq_length, "truncation": True, "padding": padding}
+        self._arguments = {"max_length": max_seq_length, "truncation": True}
         self._batch_size = batch_size
 
-    def encode(self, texts, sorts=False):
+    def encode(self, texts, padding, sorts=False):
         """float32 `[n, D]`, means over each text's tokens.
 
         Args:
             texts: List of str.
+            padding: "max_length" for rows of S tokens, "longest" for as many as the batch's longest text has.
             sorts: Whether texts of like length share a batch, the longest first: by characters, as
                 sentence-transformers does.
         """
         if sorts:
             order = longest_first(texts)
-            vectors = self.encode([texts[index] for index in order])
+            vectors = self.encode([texts[index] for index in order], padding)
             return vectors[np.argsort(order)]
         vectors = []
         with self._torch.inference_mode():
             for first in range(0, len(texts), self._batch_size):
                 some = texts[first : first + self._batch_size]
-                inputs = self._tokenizer(some, return_tensors="pt", **self._arguments)
+                inputs = self._tokenizer(some, return_tensors="pt", padding=padding, **self._arguments)
                 hidden_BSD = self._model(**inputs).last_hidden_state
                 mask_BS1 = inputs["attention_mask"][:, :, None].to(hidden_BSD.dtype)
                 vectors.append(((hidden_BSD * mask_BS1).sum(1) / mask_BS1.sum(1)).numpy())
@@ -107,23 +117,21 @@ class TorchTraining:
     """Training steps of a model of `transformers`.
 
     Args:
-        model: From `copy_model`.
+        model: From `read_model`.
         learning_rate, weight_decay, max_grad_norm: Of AdamW and of the clipping.
-        arguments: Function from a batch dict to the model's arguments, a dict of arrays.
     """
 
-    def __init__(self, model, learning_rate, weight_decay, max_grad_norm, arguments=arguments_of):
+    def __init__(self, model, learning_rate, weight_decay, max_grad_norm):
         self._torch, _ = import_torch()
         self.model = model.train()
         self._max_grad_norm = max_grad_norm
-        self._arguments = arguments
         self._optimizer = self._torch.optim.AdamW(
             model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
 
-    def inputs(self, batch):
-        """Arguments of the model from a batch dict at depth 1: dict of int64 tensors."""
-        return {name: self._torch.tensor(values).long() for name, values in self._arguments(batch).items()}
+    def inputs(self, arguments):
+        """Arguments of the model, a dict of arrays, as int64 tensors."""
+        return {name: self._torch.tensor(values).long() for name, values in arguments.items()}
 
     def loss(self, inputs):
         """The loss before the first step, without dropout."""
@@ -141,3 +149,27 @@ class TorchTraining:
         self._torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
         self._optimizer.step()
         return loss.item()
+
+
+class TorchSteps:
+    """`TorchTraining` of a model in a folder, on batches that it holds.
+
+    Args:
+        folder: Hugging Face folder.
+        name: Class of the model.
+        recipe: Dict of `TorchTraining`'s arguments after the model.
+        batches: Dict from name to a list of the model's arguments, dicts of arrays.
+    """
+
+    def __init__(self, folder, name, recipe, batches):
+        self._training = TorchTraining(read_model(folder, name), **recipe)
+        self._batches = {name: [*map(self._training.inputs, some)] for name, some in batches.items()}
+
+    def loss(self, name):
+        """The loss of the first batch of a name, without dropout."""
+        return self._training.loss(self._batches[name][0])
+
+    def step(self, name, repeat):
+        """A step on the batch of a name whose turn it is; returns its loss."""
+        batches = self._batches[name]
+        return self._training.step(batches[repeat % len(batches)])

@@ -1,7 +1,11 @@
 """The ways to take a training step that benchmarks compare: a plain BERT, ours, `transformers`, KerasHub."""
 
+import contextlib
 import dataclasses
+import functools
 
+from bert_packed.reports import torch_reference
+from bert_packed.reports.peer_process import PeerProcess
 from bert_packed.training.engines import make_engine
 from data_gen.cli.settings import InputError
 
@@ -39,33 +43,38 @@ def way(engine, batches):
     return step
 
 
-def torch_ways(model_config, rows):
-    """Steps of one model of transformers on torch, after a check that it computes our loss.
+@contextlib.contextmanager
+def torch_ways(model_config, rows, keeps_memory=False):
+    """Steps of one model of transformers on torch, while the block runs; it is checked to compute our loss.
 
     Args:
         model_config: `ModelConfig`.
         rows: Dict from name to a list of batch dicts at depth 1, whose rows may be of other lengths in each.
+        keeps_memory: As of the `PeerProcess` that takes the steps.
 
-    Returns:
+    Yields:
         Dict from name to a function of the number of the repeat.
 
     Raises:
         InputError: of the first batch it computes another loss from the same weights.
     """
     from bert_packed.objectives.pretraining import pretraining_objective
-    from bert_packed.reports.torch_reference import TorchTraining, copy_model
 
     objective = pretraining_objective("per_token")
     model = objective.build_model(model_config, seed=0)
-    training = TorchTraining(copy_model(model), **ADAMW)
-    inputs = {name: [training.inputs(batch) for batch in batches] for name, batches in rows.items()}
-    name, batches = next(iter(rows.items()))
-    _check_loss("torch", objective, model, batches[0], training.loss(inputs[name][0]), LOSS_TOLERANCE)
-    return {name: _peers_way(training, some) for name, some in inputs.items()}
+    given = {name: [*map(torch_reference.arguments_of, batches)] for name, batches in rows.items()}
+    with contextlib.ExitStack() as stack:
+        with torch_reference.hugging_face_folder(model) as folder:
+            arguments = folder, "BertForPreTraining", ADAMW, given
+            peer = PeerProcess(torch_reference.TorchSteps, *arguments, keeps_memory=keeps_memory)
+            stack.enter_context(peer)
+        name, batches = next(iter(rows.items()))
+        _check_loss("torch", objective, model, batches[0], peer.call("loss", name), LOSS_TOLERANCE)
+        yield {name: functools.partial(peer.call, "step", name) for name in rows}
 
 
 def keras_hub_ways(model_config, rows):
-    """Steps of KerasHub's model on the running backend; arguments, result and errors as of `torch_ways`.
+    """Steps of KerasHub's model on the running backend, in this process; otherwise as `torch_ways`.
 
     Every row length is another program: give rows of one.
     """
@@ -79,11 +88,11 @@ def keras_hub_ways(model_config, rows):
     training = KerasHubTraining(copy_model(model_config, named_weights(model)), **ADAMW)
     batches = next(iter(rows.values()))
     _check_loss("keras-hub", objective, model, batches[0], training.loss(batches[0]), GELU_TOLERANCE)
-    return {name: _peers_way(training, some) for name, some in rows.items()}
+    return {name: _keras_hub_way(training, some) for name, some in rows.items()}
 
 
-def _peers_way(training, inputs):
-    return lambda repeat: training.step(inputs[repeat % len(inputs)])
+def _keras_hub_way(training, batches):
+    return lambda repeat: training.step(batches[repeat % len(batches)])
 
 
 def _check_loss(peer, objective, model, batch, theirs, tolerance):

@@ -25,10 +25,11 @@ def keep_freed_memory(settings=LARGE_ARRAYS):
     Blocks of some megabytes otherwise come from the system each time, page by page and each page filled with
     zeros. Packing 480 MB of records took 492,000 pages, and takes 24,000.
 
-    JAX on a CPU takes the temporary memory of every step anew, from threads of its own: 300,000 pages for a
-    step of bert-mini on 8 packs of 512, a quarter of its time. That needs `ALL_BLOCKS`, before JAX is
-    imported. The process then holds what its largest step held, and up to a third more, where blocks of other
-    sizes left gaps. TensorFlow keeps most of such memory by itself.
+    XLA on a CPU takes the temporary memory of every step anew, under JAX from threads of its own: 250,000 to
+    300,000 pages for a step of bert-mini on 8 packs of 512, a fifth to a quarter of its time under either
+    backend, unless the system hands out pages of 2 MiB by itself. That needs `ALL_BLOCKS`, before JAX or
+    TensorFlow is imported. The process then holds what its largest step held, and under JAX up to a third
+    more, where blocks of other sizes left gaps.
 
     Args:
         settings: `LARGE_ARRAYS` or `ALL_BLOCKS`.

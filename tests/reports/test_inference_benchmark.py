@@ -25,9 +25,8 @@ ENCODER = types.SimpleNamespace(batch_size=2)
 SHAPES = (
     [(2, 24)],
     [(2, 24), (2, 24)],
-    [(2, 24), (1, 24)],
-    [(2, 6), (1, 20)],
-    [(2, 20), (1, 4)],
+    *(THEIRS := ([(2, 24), (1, 24)], [(2, 6), (1, 20)], [(2, 20), (1, 4)])),
+    *THEIRS,
 )
 
 
@@ -55,19 +54,32 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     times = {"max": clock.taking([90, 90, 2, 1, 4]), 1: clock.taking([90, 90, 6, 4, 8])}
     times["max_length"], times["longest"] = clock.taking([90, 90, 12, 8, 16]), clock.taking([90, 90, 5, 3, 4])
     times["longest", "sorted"] = clock.taking([90, 90, 3, 2, 4])
+    kept = {"max_length": [10, 8, 12], "longest": [4, 3, 4], ("longest", "sorted"): [2, 2, 4]}
+    times |= {("kept", way): clock.taking([90, 90, *seconds]) for way, seconds in kept.items()}
 
     def encode(encoder, texts, max_sequences_per_pack="max"):
         encoded.append((encoder, texts, max_sequences_per_pack))
         times[max_sequences_per_pack]()
         return np.ones((3, 2))
 
-    class Reference:
-        def __init__(self, folder, max_seq_length, batch_size, padding):
-            assert (folder, max_seq_length, batch_size) == (str(tmp_path), 24, 2)
-            self.padding = padding
+    running = []
 
-        def encode(self, texts, sorts=False):
-            return encode(None, texts, (self.padding, "sorted") if sorts else self.padding)
+    class Peer:
+        def __init__(self, make, *arguments, keeps_memory):
+            assert make is torch_reference.TorchEncoder and arguments == (str(tmp_path), 24, 2)
+            self.keeps_memory = keeps_memory
+
+        def __enter__(self):
+            running.append(self)
+            return self
+
+        def __exit__(self, *_):
+            running.remove(self)
+
+        def call(self, method, texts, padding, sorts=False):
+            assert method == "encode" and self in running
+            way = (padding, "sorted") if sorts else padding
+            return encode(None, texts, ("kept", way) if self.keeps_memory else way)
 
     monkeypatch.setattr(turns, "time", clock)
     monkeypatch.setattr(inference, "load_encoder", lambda *of, **more: loaded.append((of, more)) or ENCODER)
@@ -76,7 +88,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(inference, "count_tokens", lambda encoder, texts: [6, 4, 20])
     monkeypatch.setattr(starting_weights, "read_config", lambda folder: CONFIG)
     monkeypatch.setattr(inference, "packing_factor", lambda encoder, texts: 2.0 * len(texts) / 3)
-    monkeypatch.setattr(torch_reference, "TorchEncoder", Reference)
+    monkeypatch.setattr(inference_benchmark, "PeerProcess", Peer)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "texts").write_text("one\ntwo\nthree\nfour\n")
     flags = {"init_checkpoint": tmp_path, "vocab_file": "vocab", "text_file": tmp_path / "texts"}
@@ -87,7 +99,8 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     table = json.loads((tmp_path / "table.json").read_text())
     assert [row.pop("GFLOP a text") for row in table] == [flops(shapes) / 3e9 for shapes in SHAPES]
     assert [row.pop("GFLOP/s") for row in table] == [
-        flops(shapes) / seconds / 1e9 for shapes, seconds in zip(SHAPES, (2, 6, 12, 4, 3), strict=True)
+        pytest.approx(flops(shapes) / seconds / 1e9)
+        for shapes, seconds in zip(SHAPES, (2, 6, 12, 4, 3, 10, 4, 2), strict=True)
     ]
     rows = {row.pop("way"): list(row.values()) for row in table}
     # 3 texts in 2, 6, 12 and 4 seconds; medians of ratios of neighbouring times; of a packing factor of 2
@@ -97,7 +110,11 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
         "transformers, padded to 24": [0.25, 6, 3],
         "transformers, padded to the longest": [0.75, 2.5, 1.25],
         "transformers, sorted by length": [1.0, 1.5, 0.75],
+        "transformers, memory kept, padded to 24": [0.3, 5, 2.5],
+        "transformers, memory kept, padded to the longest": [0.75, 2, 1],
+        "transformers, memory kept, sorted by length": [1.5, 1, 0.5],
     }
+    assert not running
     assert "3 texts, packing factor 2.000" in capsys.readouterr().out
     sizes = {"max_seq_length": 24, "batch_size": 2, "num_batches_at_once": 3}
     assert loaded == [((str(tmp_path), "vocab"), sizes)]

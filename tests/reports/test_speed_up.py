@@ -1,5 +1,6 @@
 """The speed-up of packing: the factor of a whole plan, ratios of neighbours, utilisation, by told times."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -149,9 +150,10 @@ def test_the_command_times_each_way_on_its_batches(
             clock.now += {"plain": 1.0, "packed": 1.25, "unpacked": 1.25}[self.name]
             return {"num_sequences": 1.0}
 
+    @contextlib.contextmanager
     def torch_ways(model_config, rows):
         assert [len(batches) for batches in rows.values()] == [2, 7]
-        return {name: lambda _: setattr(clock, "now", clock.now + 5) for name in rows}
+        yield {name: lambda _: setattr(clock, "now", clock.now + 5) for name in rows}
 
     names = ("plain", "packed", "unpacked")
     asked = []

@@ -33,18 +33,28 @@ def test_arguments_say_of_each_token_what_is_to_be_predicted():
 def test_vectors_are_means_over_each_texts_own_tokens(monkeypatch):
     folder = minilm_folder()
     torch, _ = import_reference()
-    found = []
-    for padding in ("max_length", "longest"):
-        encoder = torch_reference.TorchEncoder(folder, 24, 4, padding)
-        found.append(encoder.encode(TEXTS))
-        assert found[-1].shape == (len(TEXTS), 384)
-    # of like length together, and back in their order
+    encoder = torch_reference.TorchEncoder(folder, 24, 4)
     widths = []
     tokenize = encoder._tokenizer
+
+    def watched(some, **more):
+        given = tokenize(some, **more)
+        widths.append(given["input_ids"].shape[1])
+        return given
+
+    monkeypatch.setattr(encoder, "_tokenizer", watched)
+    found = []
+    for padding in ("max_length", "longest"):
+        found.append(encoder.encode(TEXTS, padding))
+        assert found[-1].shape == (len(TEXTS), 384)
+    num_batches = len(widths) // 2
+    assert set(widths[:num_batches]) == {24} and len(set(widths[num_batches:])) > 1
+    # of like length together, and back in their order
+    widths = []
     monkeypatch.setattr(
         encoder, "_tokenizer", lambda some, **more: widths.append([*map(len, some)]) or tokenize(some, **more)
     )
-    np.testing.assert_allclose(encoder.encode(TEXTS, sorts=True), found[0], atol=1e-5)
+    np.testing.assert_allclose(encoder.encode(TEXTS, "longest", sorts=True), found[0], atol=1e-5)
     assert [width for some in widths for width in some] == sorted(map(len, TEXTS), reverse=True)
     monkeypatch.setattr(encoder, "_tokenizer", tokenize)
     np.testing.assert_allclose(*found, atol=1e-5)

@@ -1,5 +1,6 @@
 """The benchmark of training: its arithmetic by a clock that is told the time, honest baselines, its flags."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -12,7 +13,13 @@ from reference import import_reference
 from tiny import CONFIG
 
 from bert_packed.config import ModelConfig
-from bert_packed.reports import benchmark_batches, benchmark_engine, training_benchmark, training_ways
+from bert_packed.reports import (
+    benchmark_batches,
+    benchmark_engine,
+    torch_reference,
+    training_benchmark,
+    training_ways,
+)
 from bert_packed.reports.benchmark_batches import Batches
 from bert_packed.reports.synthetic_data import write_sequences
 from bert_packed.runs import turns
@@ -24,6 +31,7 @@ SECONDS = {
     "packed": [2.2, 2.4, 5.2, 2.8, 3.0, 3.2, 3.4],  # 10 % longer, 20 %, ... 70 %
     "unpacked": [3, 3, 6, 3, 3, 3, 3],
     "transformers": [6, 6, 12, 6, 6, 6, 6],
+    "transformers, memory kept": [4, 4, 8, 4, 4, 4, 4],
 }
 PACKED = Batches(["packs 0", "packs 1"], sequences_per_row=2.0, tokens_per_row=60.0)
 UNPACKED = Batches(["rows 0", "rows 1"], sequences_per_row=1.0, tokens_per_row=30.0)
@@ -59,7 +67,7 @@ def command(*flags):
 
 
 def test_times_become_speeds_factors_and_an_interval(monkeypatch, tmp_path, tiny_config_file, capsys):
-    clock, asked = Clock(), []
+    clock, asked, running = Clock(), [], []
     engines = {name: Engine(clock, SECONDS[name]) for name in ("plain", "packed", "unpacked")}
     monkeypatch.setattr(turns, "time", clock)
     monkeypatch.setattr(training_benchmark, "choose_backend", lambda: "tensorflow")
@@ -67,11 +75,16 @@ def test_times_become_speeds_factors_and_an_interval(monkeypatch, tmp_path, tiny
         benchmark_batches, "make_batches", lambda *of: asked.append(of[1:]) or (PACKED, UNPACKED)
     )
     monkeypatch.setattr(training_ways, "our_engines", lambda *of: asked.append(of) or engines)
-    monkeypatch.setattr(
-        training_ways,
-        "torch_ways",
-        lambda *of: asked.append(of) or {"transformers": clock.taking([100, *SECONDS["transformers"]])},
-    )
+
+    @contextlib.contextmanager
+    def torch_ways(*of):
+        asked.append(of)
+        (name,) = of[1]
+        running.append(name)
+        yield {name: clock.taking([100, *SECONDS[name]])}
+        running.remove(name)
+
+    monkeypatch.setattr(training_ways, "torch_ways", torch_ways)
     table = tmp_path / "table.json"
     flags = {"bert_config_file": tiny_config_file, "batch_size": 4, "micro_batch_size": 2, "repeats": 7}
     flags |= {"max_seq_length": 64, "max_sequences_per_pack": 5, "input_file": "mine", "json": table}
@@ -84,7 +97,9 @@ def test_times_become_speeds_factors_and_an_interval(monkeypatch, tmp_path, tiny
         "packed": [pytest.approx(3), pytest.approx(80), pytest.approx(1.4)],
         "unpacked": [3, 40, 1.5],
         "transformers": [6, 20, 3],
+        "transformers, memory kept": [4, 30, 2],
     }
+    assert not running
     printed = capsys.readouterr().out
     assert "packing factor 2.000\n" in printed
     assert "overhead of packing +40.00% of the step, quartiles +25.00% and +55.00%\n" in printed
@@ -92,6 +107,7 @@ def test_times_become_speeds_factors_and_an_interval(monkeypatch, tmp_path, tiny
     # 1.5 / 1.4 of the time for twice the tokens
     assert "packed / unpacked: 2.14 times the tokens/s, 1.07 x the packing factor\n" in printed
     assert "packed / transformers: 4.29 times the tokens/s, 2.14 x the packing factor\n" in printed
+    assert "memory kept: 2.86 times the tokens/s, 1.43 x the packing factor\n" in printed
     assert "by XLA's count" not in printed
 
     turned = [0, 0, 1, 0, 1, 0, 1, 0]  # the first to compile
@@ -101,7 +117,8 @@ def test_times_become_speeds_factors_and_an_interval(monkeypatch, tmp_path, tiny
     assert asked == [
         ("mine", 64, 5, 4, 2, model_config),
         (model_config, 2),
-        (model_config, {"transformers": UNPACKED.batches}),
+        (model_config, {"transformers": UNPACKED.batches}, False),
+        (model_config, {"transformers, memory kept": UNPACKED.batches}, True),
     ]
 
 
@@ -150,36 +167,70 @@ def test_the_reference_computes_our_loss_and_trains():
     import_reference()
     _, rows = packed_and_unpacked()
     assert set(rows["slot_weights"].sum(axis=1)) == {1}
-    step = training_ways.torch_ways(CONFIG, {"torch": [rows]})["torch"]
-    losses = [step(repeat) for repeat in range(5)]
+    with training_ways.torch_ways(CONFIG, {"torch": [rows]}) as ways:
+        losses = [ways["torch"](repeat) for repeat in range(5)]
     assert losses[-1] < losses[0]
+
+
+def test_steps_are_told_their_batch(monkeypatch):
+    """Without torch: the batches in turn, as arguments of transformers, of the name that is asked for."""
+
+    class Training:
+        def __init__(self, model, learning_rate, weight_decay, max_grad_norm):
+            assert (model, learning_rate, weight_decay, max_grad_norm) == (("folder", "Model"), 1e-4, 0.01, 1)
+
+        def inputs(self, arguments):
+            return f"inputs of {arguments}"
+
+        def loss(self, inputs):
+            return "loss", inputs
+
+        def step(self, inputs):
+            return "step", inputs
+
+    monkeypatch.setattr(torch_reference, "read_model", lambda *of: of)
+    monkeypatch.setattr(torch_reference, "TorchTraining", Training)
+    batches = {"one": ["a", "b"], "other": ["c"]}
+    steps = torch_reference.TorchSteps("folder", "Model", training_ways.ADAMW, batches)
+    assert steps.loss("one") == ("loss", "inputs of a")
+    assert [steps.step("one", repeat)[1][-1] for repeat in range(3)] == ["a", "b", "a"]
+    assert steps.step("other", 1) == ("step", "inputs of c")
 
 
 def test_a_reference_with_another_loss_is_refused(monkeypatch):
     """Without torch: what stands in for it computes our loss, or one that is a little off."""
-    from bert_packed.reports import torch_reference
-
     _, rows = packed_and_unpacked()
-    losses = []
+    losses, factor = [], 1.0
 
-    class Training:
-        def __init__(self, *_, **__):
-            pass
+    @contextlib.contextmanager
+    def hugging_face_folder(model):
+        losses.append(factor * plain_loss(model, rows))
+        yield "folder"
 
-        def inputs(self, batch):
-            return batch
+    class Peer(contextlib.nullcontext):
+        def __init__(self, make, folder, name, recipe, batches, keeps_memory):
+            super().__init__(self)
+            made.append((make, folder, name, recipe, keeps_memory))
+            ((arguments,),) = batches.values()
+            np.testing.assert_array_equal(arguments["input_ids"], rows["token_ids"])
 
-        def loss(self, inputs):
-            return losses[-1]
+        def call(self, method, *of):
+            return losses[-1] if method == "loss" else (method, *of)
 
-    monkeypatch.setattr(torch_reference, "copy_model", lambda model: losses.append(plain_loss(model, rows)))
-    monkeypatch.setattr(torch_reference, "TorchTraining", Training)
-    training_ways.torch_ways(CONFIG, {"torch": [rows]})
-    monkeypatch.setattr(
-        torch_reference, "copy_model", lambda model: losses.append(plain_loss(model, rows) * 1.0003)
-    )
-    with pytest.raises(InputError, match="`reference`, torch, must compute our loss"):
-        training_ways.torch_ways(CONFIG, {"torch": [rows]})
+    made = []
+    monkeypatch.setattr(torch_reference, "hugging_face_folder", hugging_face_folder)
+    monkeypatch.setattr(training_ways, "PeerProcess", Peer)
+    with training_ways.torch_ways(CONFIG, {"torch": [rows]}, True) as ways:
+        assert ways["torch"](3) == ("step", "torch", 3)
+    asked = torch_reference.TorchSteps, "folder", "BertForPreTraining", training_ways.ADAMW
+    assert made == [(*asked, True)]
+    factor = 1.0003
+    with (
+        pytest.raises(InputError, match="`reference`, torch, must compute our loss"),
+        training_ways.torch_ways(CONFIG, {"torch": [rows]}),
+    ):
+        pass
+    assert made[1] == (*asked, False)
 
 
 def plain_loss(model, rows):

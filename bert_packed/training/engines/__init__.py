@@ -30,10 +30,10 @@ def choose_backend():
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if backend not in ENGINES:
         raise InputError(f"KERAS_BACKEND must be one of {', '.join(ENGINES)}. Received: {backend}.")
+    keep_freed_memory(ALL_BLOCKS)
     if backend == "jax":
         if importlib.util.find_spec("jax") is None:
             raise InputError("KERAS_BACKEND=jax needs `pip install -e '.[jax]'`. Received: no package jax.")
-        keep_freed_memory(ALL_BLOCKS)
         import_quietly("tensorflow").config.set_visible_devices([], "GPU")
     import_quietly("keras")
     return backend
