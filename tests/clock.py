@@ -15,6 +15,10 @@ class Clock:
         """The time, as of `time.perf_counter`."""
         return self.now
 
+    def sleep(self, seconds):
+        """Move by these seconds, as `time.sleep`."""
+        self.now += seconds
+
     def taking(self, seconds, result=None):
         """A function of any arguments that takes these seconds, one after the other, and returns `result`."""
         left = list(seconds)

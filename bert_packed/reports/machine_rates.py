@@ -9,13 +9,15 @@ import statistics
 import numpy as np
 from keras import ops
 
-from bert_packed.runs.turns import time_in_turns
+from bert_packed.reports.torch_reference import import_torch
+from bert_packed.runs.turns import median_interval, ratios, time_in_turns
 from bert_packed.training.engines.functional import compiled
 
 GIGA = 1e9
 SQUARE = 2048  # rows and columns of the largest product: more are no faster
 NUM_MOVED = 1 << 26  # numbers of 4 bytes: more than any cache holds
 NUM_EXPONENTIALS = 1 << 20
+REST = 0.02  # seconds between two measurements
 CHAIN_LENGTH = 8  # products, or exponentials, one after another in a program
 
 
@@ -29,40 +31,52 @@ class Rates:
         exponentials: Of float32 numbers that lie in the cache, in 1e9/s: as the backend's compiler writes
             them, which decides more than the processor does (1.3 by TensorFlow, 3.2 by JAX on one CPU).
         by_shape: Dict from the shape of a product, as text `R x D x C`, to GFLOP/s.
+        torch: Dict from these shapes to torch's GFLOP/s; {} where it was not measured.
+        of_torch: Dict from these shapes to the rate as a share of torch's, of neighbouring turns: the median,
+            and its interval (95 %).
     """
 
     products: float
     bandwidth: float
     exponentials: float
     by_shape: dict[str, float]
+    torch: dict[str, float] = dataclasses.field(default_factory=dict)
+    of_torch: dict[str, tuple[float, float, float]] = dataclasses.field(default_factory=dict)
 
 
-def measure_rates(shapes, num_repeats):
+def measure_rates(shapes, num_repeats, with_torch=False):
     """Time products, a pass over memory, and exponentials, in alternating turns.
 
     Args:
         shapes: Set of `(R, D, C)`: products of `[R, D]` and `[D, C]` that a step has.
         num_repeats: Turns.
+        with_torch: Whether torch computes each product beside ours.
 
     Returns:
         `Rates`, by the medians.
     """
-    shapes = sorted({*shapes, (SQUARE, SQUARE, SQUARE)})
-    ways = {shape: _products(*shape) for shape in shapes}
+    ways = {}
+    for shape in sorted({*shapes, (SQUARE, SQUARE, SQUARE)}):
+        ways["here", shape] = _products(*shape)
+        if with_torch:
+            ways["torch", shape] = _torch_products(*shape)
     ways |= {"move": _move(), "exponentials": _exponentials()}
-    seconds = {name: statistics.median(times) for name, times in time_in_turns(ways, num_repeats).items()}
-    by_shape = {
-        f"{rows} x {depth} x {columns}": CHAIN_LENGTH
-        * product_flops(rows, depth, columns)
-        / seconds[rows, depth, columns]
-        / GIGA
-        for rows, depth, columns in shapes
-    }
+    times = time_in_turns(ways, num_repeats, REST)
+    seconds = {way: statistics.median(of_way) for way, of_way in times.items()}
+    rates, of_torch = {"here": {}, "torch": {}}, {}
+    for who, shape in list(ways)[:-2]:
+        name = " x ".join(map(str, shape))
+        rates[who][name] = CHAIN_LENGTH * product_flops(*shape) / seconds[who, shape] / GIGA
+        if who == "torch":
+            found = ratios(times[who, shape], times["here", shape])
+            of_torch[name] = statistics.median(found), *median_interval(found)
     return Rates(
-        max(by_shape.values()),
+        max(rates["here"].values()),
         3 * 4 * NUM_MOVED / seconds["move"] / GIGA,
         CHAIN_LENGTH * NUM_EXPONENTIALS / seconds["exponentials"] / GIGA,
-        by_shape,
+        rates["here"],
+        rates["torch"],
+        of_torch,
     )
 
 
@@ -71,39 +85,33 @@ def product_flops(rows, depth, columns):
     return 2 * rows * depth * columns
 
 
-def torch_product_rates(shapes, num_repeats):
-    """What torch reaches on the same products: dict as `Rates.by_shape`."""
-    import torch
+def _torch_products(rows, depth, columns):
+    """As many products by torch."""
+    torch, _ = import_torch()
+    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
 
-    def way(rows, depth, columns):
-        left, right = torch.randn(rows, depth), torch.randn(depth, columns)
+    def run(_):
+        for _ in range(CHAIN_LENGTH):
+            torch.mm(left, right)
 
-        def run(_):
-            for _ in range(CHAIN_LENGTH):
-                torch.mm(left, right)
-
-        return run
-
-    shapes = sorted({*shapes, (SQUARE, SQUARE, SQUARE)})
-    seconds = time_in_turns({shape: way(*shape) for shape in shapes}, num_repeats)
-    return {
-        " x ".join(map(str, shape)): CHAIN_LENGTH
-        * product_flops(*shape)
-        / statistics.median(seconds[shape])
-        / GIGA
-        for shape in shapes
-    }
+    return run
 
 
 def _products(rows, depth, columns):
-    """A program of products, none of which can be left out: each left side is a little of the last result."""
+    """A program of products, none of which can be left out: a factor holds a little of the last result.
+
+    The smaller factor, as a pass over the larger one would be a tenth of the time of some shapes.
+    """
 
     def chain(left, right):
         total = ops.zeros(())
         for _ in range(CHAIN_LENGTH):
             found = ops.matmul(left, right)
             total = total + found[0, 0]
-            left = left + found[:1, :1]
+            if rows < columns:
+                left = left + found[:1, :1]
+            else:
+                right = right + found[:1, :1]
         return total
 
     rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import statistics
 from bert_packed.reports.benchmark_batches import make_batches
 from bert_packed.reports.benchmark_engine import build_engine
 from bert_packed.reports.machine_parts import Part, make_parts, optimizer_part
-from bert_packed.reports.machine_rates import GIGA, Rates, measure_rates, torch_product_rates
+from bert_packed.reports.machine_rates import GIGA, Rates, measure_rates
 from bert_packed.runs.turns import time_in_turns
 
 MILLI = 1e3
@@ -23,14 +23,12 @@ class Measured:
         seconds: Dict from a part's name to seconds, one a turn, each of one time.
         step: Seconds of whole steps.
         rates: `Rates`; None where only the step was measured.
-        torch: As of `torch_product_rates`; {} where it was not measured.
     """
 
     parts: list[Part]
     seconds: dict[str, list[float]]
     step: list[float]
     rates: Rates | None
-    torch: dict[str, float]
 
     def product_bound(self):
         """Seconds of the step's products at the machine's best rate."""
@@ -65,7 +63,7 @@ def measure_step(config, model_config, folder):
         float(engine.train_step(batch)["num_sequences"])  # wait for the device
 
     if config.step_only:
-        return Measured([], {}, time_in_turns({STEP: step}, config.repeats)[STEP], None, {})
+        return Measured([], {}, time_in_turns({STEP: step}, config.repeats)[STEP], None)
     part_of_batch = {name: values[:micro] for name, values in batch.items()}
     parts = [
         dataclasses.replace(part, times=part.times * (config.batch_size // micro))
@@ -79,8 +77,7 @@ def measure_step(config, model_config, folder):
         parts,
         seconds,
         seconds.pop(STEP),
-        measure_rates(shapes, config.repeats),
-        torch_product_rates(shapes, config.repeats) if config.reference else {},
+        measure_rates(shapes, config.repeats, config.reference),
     )
 
 
@@ -138,15 +135,20 @@ def _row(name, times, seconds, whole, work, least, limit):
 
 
 def rate_rows(measured):
-    """The machine's rates, as a table: `what`, `here`, `torch` (None where not measured) and `unit`."""
-    rates = measured.rates
-    rows = [
-        {"what": f"product {shape}", "here": rate, "torch": measured.torch.get(shape), "unit": "GFLOP/s"}
-        for shape, rate in rates.by_shape.items()
-    ]
+    """The machine's rates, as a table.
+
+    Returns:
+        List of dicts: `what`, `here`, `unit`, `torch`'s rate, ours as a share `of torch's` in neighbouring
+        turns, the median, and `from` and `to`, its interval (95 %); the last four None where not measured.
+    """
+    rates, rows = measured.rates, []
+    for shape, rate in rates.by_shape.items():
+        share, low, high = rates.of_torch.get(shape, (None, None, None))
+        theirs = {"torch": rates.torch.get(shape), "of torch's": share, "from": low, "to": high}
+        rows.append({"what": f"product {shape}", "here": rate, "unit": "GFLOP/s", **theirs})
     for what, here, unit in (
         ("memory, two arrays read and one written", rates.bandwidth, "GB/s"),
         ("exponentials", rates.exponentials, "1e9/s"),
     ):
-        rows.append({"what": what, "here": here, "torch": None, "unit": unit})
+        rows.append({"what": what, "here": here, "unit": unit, **dict.fromkeys(theirs)})
     return rows

@@ -6,7 +6,7 @@ import time
 from scipy.stats import binom
 
 
-def time_in_turns(ways, num_repeats):
+def time_in_turns(ways, num_repeats, rest=0.0):
     """Time functions one after the other, again and again.
 
     The order turns round every time (`a b`, `b a`, `a b`, ...): a machine that slows down steadily favours
@@ -16,6 +16,8 @@ def time_in_turns(ways, num_repeats):
         ways: Dict from name to a function of the number of the repeat that returns when its work is done.
             Each is called once before, untimed: to compile.
         num_repeats: Timed calls of each.
+        rest: Seconds between two calls. Threads of torch look out for more work for some milliseconds after
+            a call, and take a core from the next one for as long: much where that takes a tenth of a second.
 
     Returns:
         Dict from name to a list of seconds, one a repeat.
@@ -25,6 +27,8 @@ def time_in_turns(ways, num_repeats):
     seconds = {name: [] for name in ways}
     for repeat in range(num_repeats):
         for name in list(ways)[:: -1 if repeat % 2 else 1]:
+            if rest:
+                time.sleep(rest)
             start = time.perf_counter()
             ways[name](repeat)
             seconds[name].append(time.perf_counter() - start)

@@ -116,20 +116,69 @@ def test_rates_are_work_over_time(monkeypatch):
     monkeypatch.setattr(machine_rates, "SQUARE", 4)
     ran = []
 
-    def half_seconds(ways, num_repeats):
+    def half_seconds(ways, num_repeats, rest):
         for way in ways.values():
             way(0)
-        ran.append((len(ways), num_repeats))
+        ran.append((len(ways), num_repeats, rest))
         return {name: [0.25, 0.5, 4.0] for name in ways}
 
     monkeypatch.setattr(machine_rates, "time_in_turns", half_seconds)
     rates = machine_rates.measure_rates({(8, 2, 16)}, 3)
-    assert ran == [(4, 3)]
+    assert ran == [(4, 3, 0.02)]
     # Eight products of 2 x 8 x 2 x 16 operations in half a second
     assert rates.by_shape == {"4 x 4 x 4": 8 * 128 / 0.5 / 1e9, "8 x 2 x 16": 8 * 512 / 0.5 / 1e9}
     assert rates.products == rates.by_shape["8 x 2 x 16"]
     assert rates.bandwidth == 3 * 4096 / 0.5 / 1e9
     assert rates.exponentials == 8 * 1024 / 0.5 / 1e9
+    assert not rates.torch and not rates.of_torch
+
+
+def test_torch_multiplies_beside_each_product(monkeypatch):
+    monkeypatch.setattr(machine_rates, "NUM_MOVED", 1 << 10)
+    monkeypatch.setattr(machine_rates, "NUM_EXPONENTIALS", 1 << 10)
+    monkeypatch.setattr(machine_rates, "SQUARE", 4)
+    monkeypatch.setattr(machine_rates, "_torch_products", lambda *shape: lambda _: asked.append(shape))
+    asked, order = [], []
+
+    def in_turns(ways, num_repeats, rest):
+        for name, way in ways.items():
+            way(0)
+            order.append(name)
+        times = {("here", (8, 2, 16)): [1.0, 2.0, 4.0], ("torch", (8, 2, 16)): [0.5, 2.0, 8.0]}
+        return {name: times.get(name, [1.0, 1.0, 1.0]) for name in ways}
+
+    monkeypatch.setattr(machine_rates, "time_in_turns", in_turns)
+    rates = machine_rates.measure_rates({(8, 2, 16)}, 3, with_torch=True)
+    assert asked == [(4, 4, 4), (8, 2, 16)]
+    assert order[:4] == [(who, shape) for shape in asked for who in ("here", "torch")]
+    assert rates.torch == {"4 x 4 x 4": 8 * 128 / 1e9, "8 x 2 x 16": 8 * 512 / 2 / 1e9}
+    assert rates.of_torch == {"4 x 4 x 4": (1, 1, 1), "8 x 2 x 16": (1, 0.5, 2)}
+    assert rates.products == rates.by_shape["8 x 2 x 16"] == 8 * 512 / 2 / 1e9
+
+
+def test_torch_computes_as_many_products(monkeypatch):
+    torch = types.SimpleNamespace(randn=lambda *shape: shape, mm=lambda *of: multiplied.append(of))
+    multiplied = []
+    monkeypatch.setattr(machine_rates, "import_torch", lambda: (torch, None))
+    machine_rates._torch_products(8, 2, 16)(0)
+    assert multiplied == [((8, 2), (2, 16))] * 8
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize("shape", [(4, 3, 8), (8, 3, 4)])
+def test_a_chain_of_products_is_computed(monkeypatch, shape):
+    kept = []
+    monkeypatch.setattr(machine_rates.ops, "convert_to_numpy", lambda value: kept.append(float(value)))
+    machine_rates._products(*shape)(0)
+    rows, depth, columns = shape
+    rng = np.random.default_rng(0)
+    left, right = rng.normal(size=(rows, depth)), rng.normal(size=(depth, columns))
+    total = 0.0
+    for _ in range(8):
+        corner = (left @ right)[0, 0]
+        total += corner
+        left, right = (left + corner, right) if rows < columns else (left, right + corner)
+    assert kept == [pytest.approx(total, rel=1e-3)]
 
 
 def measured():
@@ -138,8 +187,9 @@ def measured():
 
     parts = [part("p", 2, 3e9, 0.0, 1e9), part("m", 1, 0.0, 1e9, 8e9), part("e", 4, 0.0, 3e9, 1e9)]
     seconds = {"p": [1.0, 2.0, 9.0], "m": [4.0], "e": [2.0]}
-    rates = Rates(6.0, 4.0, 2.0, {"1 x 2 x 3": 6.0})
-    return step_parts.Measured(parts, seconds, [8.0, 10.0, 30.0], rates, {"1 x 2 x 3": 5.0})
+    of_torch = {"torch": {"1 x 2 x 3": 5.0}, "of_torch": {"1 x 2 x 3": (1.25, 1.0, 1.5)}}
+    rates = Rates(6.0, 4.0, 2.0, {"1 x 2 x 3": 6.0, "4 x 2 x 3": 3.0}, **of_torch)
+    return step_parts.Measured(parts, seconds, [8.0, 10.0, 30.0], rates)
 
 
 def test_a_part_is_limited_by_its_longest_bound():
@@ -161,8 +211,10 @@ def test_a_part_is_limited_by_its_longest_bound():
 
 def test_rates_have_rows():
     rows = step_parts.rate_rows(measured())
-    assert rows[0] == {"what": "product 1 x 2 x 3", "here": 6.0, "torch": 5.0, "unit": "GFLOP/s"}
-    assert [row["here"] for row in rows] == [6.0, 4.0, 2.0]
+    theirs = {"torch": 5.0, "of torch's": 1.25, "from": 1.0, "to": 1.5}
+    assert rows[0] == {"what": "product 1 x 2 x 3", "here": 6.0, "unit": "GFLOP/s", **theirs}
+    assert [row["here"] for row in rows] == [6.0, 3.0, 4.0, 2.0]
+    assert all(row[name] is None for row in rows[1:] for name in theirs)
 
 
 @pytest.mark.parametrize("micro_batch_size", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -229,7 +281,6 @@ def test_every_setting_of_the_command_is_heeded(tmp_path, monkeypatch, reference
     monkeypatch.setattr(step_parts, "optimizer_part", lambda _: dataclasses.replace(part, name="o"))
     monkeypatch.setattr(step_parts, "time_in_turns", times)
     monkeypatch.setattr(step_parts, "measure_rates", noting("rates", Rates(1.0, 1.0, 1.0, {})))
-    monkeypatch.setattr(step_parts, "torch_product_rates", noting("torch", {"1 x 1 x 1": 1.0}))
     config = machine.MachineConfig(
         batch_size=6,
         micro_batch_size=2,
@@ -245,9 +296,7 @@ def test_every_setting_of_the_command_is_heeded(tmp_path, monkeypatch, reference
     assert told["parts"][0][1]["token_ids"].shape == (2, S)
     assert {one.name: one.times for one in found.parts} == {"p": 3, "o": 1}
     assert told["turns"] == 4
-    assert told["rates"] == (({(4096, 2, 2)}, 4), {})
-    assert told.get("torch") == ((({(4096, 2, 2)}, 4), {}) if reference else None)
-    assert found.torch == ({"1 x 1 x 1": 1.0} if reference else {})
+    assert told["rates"] == (({(4096, 2, 2)}, 4, reference), {})
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,15 @@ def test_turns_are_timed_each_and_warming_up_is_not(monkeypatch):
     assert turns.time_in_turns(ways, 3) == {"slow": [3, 5, 4], "fast": [1, 2, 1.5]}
 
 
+def test_a_rest_is_not_timed(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(turns, "time", clock)
+    began = clock.now
+    ways = {"slow": clock.taking([100, 3, 5]), "fast": clock.taking([200, 1, 2])}
+    assert turns.time_in_turns(ways, 2, rest=10) == {"slow": [3, 5], "fast": [1, 2]}
+    assert clock.now - began == 311 + 4 * 10
+
+
 def test_ratio_is_of_neighbouring_times():
     # the machine slows down threefold in the middle: the ratio stays
     assert median_ratio([2, 6, 2], [1, 3, 1]) == 2
