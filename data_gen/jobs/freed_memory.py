@@ -7,13 +7,13 @@ import platform
 # Numbers of <malloc.h>, and what each is set to
 LARGE_ARRAYS = {
     -3: 2**25,  # M_MMAP_THRESHOLD, bytes, the most it takes: smaller blocks come from the heap
-    -1: 2**31 - 1,  # M_TRIM_THRESHOLD, bytes: the heap does not shrink
+    -1: -1,  # M_TRIM_THRESHOLD: the heap never shrinks; no number of bytes it takes is above 2 GiB
 }
 # Only together: worker threads take large blocks from the system whatever the threshold is, unless all
 # threads share the one heap that can grow
 ALL_BLOCKS = {
     -4: 0,  # M_MMAP_MAX: no block is taken from the system by itself, to be given back when it is freed
-    -1: 2**31 - 1,
+    -1: -1,
     -8: 1,  # M_ARENA_MAX: one heap
 }
 _OWN_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")  # environment variables by which a user tunes the same

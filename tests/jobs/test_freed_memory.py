@@ -40,13 +40,15 @@ def least_faults(backend):
 
     Not their mean: on a busy machine a run may begin before the last one's memory is free.
     """
-    tuned = freed_memory._OWN_SETTINGS
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}
-    environment["KERAS_BACKEND"] = backend
-    finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
-    return int(finished.stdout)
+    return int(output_of(PROGRAM, KERAS_BACKEND=backend))
+
+
+def output_of(program, **more):
+    """What a Python program prints, without settings of the user's own in its environment."""
+    tuned = "GLIBC_TUNABLES", "MALLOC_"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)} | more
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
@@ -57,6 +59,29 @@ def test_a_program_gets_its_memory_from_the_system_once(backend):
         return
     # Not 0: other threads of the libraries allocate as well
     assert least_faults(backend) < NUM_BYTES / 4096 / 20
+
+
+LARGE_BLOCK = """
+import ctypes
+from data_gen.jobs.freed_memory import ALL_BLOCKS, keep_freed_memory
+keep_freed_memory(ALL_BLOCKS)
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+for num_bytes in (100 << 20, 3 << 30):
+    block = library.malloc(num_bytes)  # not touched: the system gives addresses alone
+    library.free(block)
+print(bool(block), int(open("/proc/self/statm").read().split()[0]) * 4096)
+"""
+
+
+@pytest.mark.skipif(not is_glibc, reason="another C library")
+def test_more_than_two_gigabytes_are_kept():
+    """As a step of bert-base frees them: the library has its sizes as numbers of 32 bits."""
+    was_given, num_bytes = output_of(LARGE_BLOCK).split()
+    if was_given != "True":
+        pytest.skip("no 3 GiB of addresses to be had")
+    assert int(num_bytes) > 3 << 30
 
 
 def faults_of_large_arrays():
