@@ -5,6 +5,7 @@ import numpy as np
 from bert_packed.checkpoints import starting_weights
 from bert_packed.evaluation import inference
 from bert_packed.models.flops import bert_flops
+from bert_packed.reports.peer_process import torch_peers
 from bert_packed.reports.torch_reference import longest_first
 
 FORWARD = 1 / 3  # of the operations of `bert_flops`, which are those of a forward and a backward pass
@@ -18,7 +19,7 @@ def flops_of_ways(config, encoder, texts, names):
         encoder: As from `inference.load_encoder`.
         texts: List of str.
         names: The ways, in this order: packed, padded, and where they are measured transformers padded to one
-            length, to each batch's longest, and that sorted by length; these once more.
+            length, to each batch's longest, and that sorted by length, for each of `torch_peers`.
 
     Returns:
         Dict from name to operations.
@@ -34,8 +35,7 @@ def flops_of_ways(config, encoder, texts, names):
     shapes = [
         full_batches(inference.count_packs(encoder, texts), encoder.batch_size, length),
         full_batches(len(texts), encoder.batch_size, length),
-        *theirs,
-        *theirs,
+        *(theirs * len(torch_peers())),
     ]
     model_config = starting_weights.read_config(config.init_checkpoint)
     return {name: forward_flops(model_config, of_way) for name, of_way in zip(names, shapes, strict=False)}

@@ -11,7 +11,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from bert_packed.reports.peer_process import PEERS, PeerProcess
+from bert_packed.reports.peer_process import PeerProcess, torch_peers
 from bert_packed.reports.torch_reference import TorchEncoder
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run
@@ -24,7 +24,8 @@ Measures, in turns, how many texts a second become vectors, tokenizing included:
 (bert_packed.evaluation.inference), and with --reference by transformers on torch, in batches padded to
 max_seq_length, to the longest text of each batch, and that with the texts sorted by length first. It computes
 in a process of its own, as its users have it, and in another whose C library keeps freed memory, as our
-commands let theirs ("memory kept"). The vectors must agree.
+commands let theirs ("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES, which
+then hold for all). The vectors must agree.
 
 "GFLOP a text" are the matrix products that a way computes, padding and masked pairs among them: what packing
 and sorting save. "GFLOP/s" is how fast the program gets through them: what it owes to its compiler.
@@ -126,7 +127,7 @@ def _torch_ways(config, texts, stack):
             f"Received: {config.init_checkpoint}."
         )
     ways = {}
-    for name, keeps_memory in PEERS.items():
+    for name, keeps_memory in torch_peers().items():
         arguments = config.init_checkpoint, config.max_seq_length, config.reference_batch_size
         peer = stack.enter_context(PeerProcess(TorchEncoder, *arguments, keeps_memory=keeps_memory))
         encode = functools.partial(peer.call, "encode", texts)

@@ -38,7 +38,7 @@ class MachineConfig:
     max_seq_length: int = setting(512, "tokens per pack", minimum=16)
     max_sequences_per_pack: int = setting(3, "most sequences in a pack", minimum=1)
     repeats: int = setting(9, "timed runs of each part", minimum=1)
-    reference: bool = setting(False, "also measure torch's products (extra `reference`)")
+    reference: bool = setting(False, "also measure torch's products (extra `reference`), with memory kept")
     step_only: bool = setting(False, "measure whole steps, and nothing else")
     json: str = setting("", "also write the tables to this file, as JSON")
     picture: str = setting("", "also draw them to this file, as PNG")

@@ -10,14 +10,14 @@ import numpy as np
 from keras import ops
 
 from bert_packed.reports.torch_reference import import_torch
-from bert_packed.runs.turns import median_interval, ratios, time_in_turns
+from bert_packed.runs.turns import FEWEST_FOR_INTERVAL, median_interval, ratios, time_in_turns
 from bert_packed.training.engines.functional import compiled
 
 GIGA = 1e9
 SQUARE = 2048  # rows and columns of the largest product: more are no faster
 NUM_MOVED = 1 << 26  # numbers of 4 bytes: more than any cache holds
 NUM_EXPONENTIALS = 1 << 20
-REST = 0.02  # seconds between two measurements
+REST = 0.02  # seconds, as of `time_in_turns`: longer than threads of torch's OpenMP look out for work
 CHAIN_LENGTH = 8  # products, or exponentials, one after another in a program
 
 
@@ -33,7 +33,7 @@ class Rates:
         by_shape: Dict from the shape of a product, as text `R x D x C`, to GFLOP/s.
         torch: Dict from these shapes to torch's GFLOP/s; {} where it was not measured.
         of_torch: Dict from these shapes to the rate as a share of torch's, of neighbouring turns: the median,
-            and its interval (95 %).
+            and its interval (95 %), None and None of fewer than `FEWEST_FOR_INTERVAL` turns.
     """
 
     products: float
@@ -41,7 +41,7 @@ class Rates:
     exponentials: float
     by_shape: dict[str, float]
     torch: dict[str, float] = dataclasses.field(default_factory=dict)
-    of_torch: dict[str, tuple[float, float, float]] = dataclasses.field(default_factory=dict)
+    of_torch: dict[str, tuple[float, float | None, float | None]] = dataclasses.field(default_factory=dict)
 
 
 def measure_rates(shapes, num_repeats, with_torch=False):
@@ -55,21 +55,22 @@ def measure_rates(shapes, num_repeats, with_torch=False):
     Returns:
         `Rates`, by the medians.
     """
-    ways = {}
+    products = {}
     for shape in sorted({*shapes, (SQUARE, SQUARE, SQUARE)}):
-        ways["here", shape] = _products(*shape)
+        products["here", shape] = _products(*shape)
         if with_torch:
-            ways["torch", shape] = _torch_products(*shape)
-    ways |= {"move": _move(), "exponentials": _exponentials()}
+            products["torch", shape] = _torch_products(*shape)
+    ways = products | {"move": _move(), "exponentials": _exponentials()}
     times = time_in_turns(ways, num_repeats, REST)
     seconds = {way: statistics.median(of_way) for way, of_way in times.items()}
     rates, of_torch = {"here": {}, "torch": {}}, {}
-    for who, shape in list(ways)[:-2]:
+    for who, shape in products:
         name = " x ".join(map(str, shape))
         rates[who][name] = CHAIN_LENGTH * product_flops(*shape) / seconds[who, shape] / GIGA
         if who == "torch":
             found = ratios(times[who, shape], times["here", shape])
-            of_torch[name] = statistics.median(found), *median_interval(found)
+            interval = median_interval(found) if num_repeats >= FEWEST_FOR_INTERVAL else (None, None)
+            of_torch[name] = statistics.median(found), *interval
     return Rates(
         max(rates["here"].values()),
         3 * 4 * NUM_MOVED / seconds["move"] / GIGA,
@@ -86,7 +87,7 @@ def product_flops(rows, depth, columns):
 
 
 def _torch_products(rows, depth, columns):
-    """As many products by torch."""
+    """As many products by torch, in this process, so that the C library keeps its memory as it keeps ours."""
     torch, _ = import_torch()
     left, right = torch.randn(rows, depth), torch.randn(depth, columns)
 

@@ -4,12 +4,25 @@ A command of ours keeps freed memory (`data_gen.jobs.freed_memory`), by which to
 be faster than a user of it has it. How much that is, a second process with the same setting tells.
 """
 
-from data_gen.jobs.freed_memory import ALL_BLOCKS
+import contextlib
+import os
+import signal
+
+from data_gen.jobs.freed_memory import ALL_BLOCKS, is_ours_to_set
 from data_gen.jobs.workers import start_workers, telling_lost_workers
 
-# The names under which benchmarks have transformers, and whether the C library keeps memory there
-PEERS = {"transformers": False, "transformers, memory kept": True}
+# Names under which benchmarks have transformers
+AS_IT_IS, MEMORY_KEPT = "transformers", "transformers, memory kept"
 _OBJECT = []  # of the worker
+
+
+def torch_peers():
+    """The processes of a benchmark: dict from a name to `PeerProcess`'s `keeps_memory`.
+
+    The second is missing where the C library is another one than GNU's, or tuned by the environment: then
+    torch has, in the first, what the environment says.
+    """
+    return {AS_IT_IS: False, **({MEMORY_KEPT: True} if is_ours_to_set() else {})}
 
 
 class PeerProcess:
@@ -18,7 +31,8 @@ class PeerProcess:
         with PeerProcess(TorchEncoder, folder, 512, 8) as peer:
             peer.call("encode", texts, "longest")   # TorchEncoder(folder, 512, 8).encode(texts, "longest")
 
-    The process ends with the block, or with this process. An exception there is raised here.
+    The process ends with the block, at once where that ends by an exception, or with this process. An
+    exception there is raised here.
 
     Args:
         make: Function, or class, that makes the object; called with `arguments`. Like these, what methods
@@ -31,14 +45,19 @@ class PeerProcess:
         self._makes = make, arguments
 
     def __enter__(self):
+        makes, self._makes = self._makes, None
         try:
-            self._run(_make, *self._makes)
+            self._process = self._run(os.getpid)
+            self._run(_make, *makes)
         except BaseException:
             self._pool.shutdown()
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind:  # do not wait for what it computes
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGTERM)
         self._pool.shutdown()
 
     def call(self, method, *arguments, **keywords):

@@ -23,8 +23,9 @@ from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 DESCRIPTION = """
 Tables 1 and 2 of "Efficient Sequence Packing without Cross-contamination", measured: training steps of one
 shape in alternating turns, on packs and on one sequence a row, by this package and by a plain BERT that knows
-nothing of packs; with --reference also by transformers on torch, on rows padded to one length and in batches
-sorted by length, and by KerasHub, padded, where it is installed.
+nothing of packs; with --reference also by transformers on torch, in a process of its own as its users have
+it, on rows padded to one length and in batches sorted by length, and by KerasHub, padded, where it is
+installed.
 
 The packing factor is that of a plan for all sequences of the data. The tokens are random: what a step costs
 depends on none. Intervals hold the median of endlessly many neighbouring steps with a confidence of 95 %.
@@ -102,7 +103,7 @@ def main(config):
     ways = speed_up_measurement.make_ways(
         training_ways.our_engines(model_config, config.micro_batch_size or None), data
     )
-    # Before torch is there, whose threads wait at work; and again after the steps: a busy moment halves it
+    # Before the steps, and again after them: a busy moment halves it
     peak = 1e9 * config.peak_gflops or measured_flops_per_second()
     with contextlib.ExitStack() as stack:
         if config.reference:

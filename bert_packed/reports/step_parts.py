@@ -141,14 +141,15 @@ def rate_rows(measured):
         List of dicts: `what`, `here`, `unit`, `torch`'s rate, ours as a share `of torch's` in neighbouring
         turns, the median, and `from` and `to`, its interval (95 %); the last four None where not measured.
     """
+    columns = "torch", "of torch's", "from", "to"
     rates, rows = measured.rates, []
     for shape, rate in rates.by_shape.items():
-        share, low, high = rates.of_torch.get(shape, (None, None, None))
-        theirs = {"torch": rates.torch.get(shape), "of torch's": share, "from": low, "to": high}
-        rows.append({"what": f"product {shape}", "here": rate, "unit": "GFLOP/s", **theirs})
+        theirs = rates.torch.get(shape), *rates.of_torch.get(shape, (None, None, None))
+        row = {"what": f"product {shape}", "here": rate, "unit": "GFLOP/s"}
+        rows.append(row | dict(zip(columns, theirs, strict=True)))
     for what, here, unit in (
         ("memory, two arrays read and one written", rates.bandwidth, "GB/s"),
         ("exponentials", rates.exponentials, "1e9/s"),
     ):
-        rows.append({"what": what, "here": here, "unit": unit, **dict.fromkeys(theirs)})
+        rows.append({"what": what, "here": here, "unit": unit, **dict.fromkeys(columns)})
     return rows

@@ -9,17 +9,17 @@ import statistics
 import sys
 import tempfile
 
-from bert_packed.reports.peer_process import PEERS
+from bert_packed.reports.peer_process import torch_peers
 from bert_packed.training.engines import choose_backend
 from data_gen.cli.command_line import print_table, run
 from data_gen.cli.settings import check_divides, check_settings, setting
 
-FEWEST_FOR_INTERVAL = 6  # of `median_interval`
 DESCRIPTION = """
 Measures training steps in turns: a BERT that knows nothing of packs (plain), the packed BERT at the same
 shape (packed), the packed BERT on one sequence a row (unpacked) and, with --reference, BertForPreTraining of
 transformers on torch with the same weights and rows: in a process of its own, as its users have it, and in
-another whose C library keeps freed memory, as our commands let theirs, which torch does not by itself.
+another whose C library keeps freed memory, as our commands let theirs, which torch does not by itself
+("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES, which then hold for all).
 
 Prints medians, real tokens per second, and the overhead of packing. Dropout is on, as in training. Under
 KERAS_BACKEND=jax also what XLA counts in each program, which no noise of the machine changes.
@@ -58,6 +58,7 @@ def main(config):
     from bert_packed.reports.benchmark_batches import make_batches
     from bert_packed.runs.this_machine import cpu_name
     from bert_packed.runs.turns import (
+        FEWEST_FOR_INTERVAL,
         median_interval,
         median_ratio,
         quartiles,
@@ -80,7 +81,7 @@ def main(config):
     data = {"plain": packed, "packed": packed, "unpacked": unpacked}
     ways = {name: training_ways.way(engine, data[name].batches) for name, engine in engines.items()}
     with contextlib.ExitStack() as stack:
-        for name, keeps_memory in PEERS.items() if config.reference else ():
+        for name, keeps_memory in torch_peers().items() if config.reference else ():
             rows = {name: unpacked.batches}
             ways |= stack.enter_context(training_ways.torch_ways(model_config, rows, keeps_memory))
         seconds = time_in_turns(ways, config.repeats)

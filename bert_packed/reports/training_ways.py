@@ -58,25 +58,31 @@ def torch_ways(model_config, rows, keeps_memory=False):
     Raises:
         InputError: of the first batch it computes another loss from the same weights.
     """
+    with contextlib.ExitStack() as stack:
+        peer = _start_torch(stack, model_config, rows, keeps_memory)
+        yield {name: functools.partial(peer.call, "step", name) for name in rows}
+
+
+def _start_torch(stack, model_config, rows, keeps_memory):
+    """The process of `torch_ways`, until the stack ends; nothing else of it stays in memory here."""
     from bert_packed.objectives.pretraining import pretraining_objective
 
     objective = pretraining_objective("per_token")
     model = objective.build_model(model_config, seed=0)
     given = {name: [*map(torch_reference.arguments_of, batches)] for name, batches in rows.items()}
-    with contextlib.ExitStack() as stack:
-        with torch_reference.hugging_face_folder(model) as folder:
-            arguments = folder, "BertForPreTraining", ADAMW, given
-            peer = PeerProcess(torch_reference.TorchSteps, *arguments, keeps_memory=keeps_memory)
-            stack.enter_context(peer)
-        name, batches = next(iter(rows.items()))
-        _check_loss("torch", objective, model, batches[0], peer.call("loss", name), LOSS_TOLERANCE)
-        yield {name: functools.partial(peer.call, "step", name) for name in rows}
+    with torch_reference.hugging_face_folder(model) as folder:
+        arguments = folder, "BertForPreTraining", ADAMW, given
+        peer = PeerProcess(torch_reference.TorchSteps, *arguments, keeps_memory=keeps_memory)
+        stack.enter_context(peer)
+    name, batches = next(iter(rows.items()))
+    _check_loss("torch", objective, model, batches[0], peer.call("loss", name), LOSS_TOLERANCE)
+    return peer
 
 
 def keras_hub_ways(model_config, rows):
-    """Steps of KerasHub's model on the running backend, in this process; otherwise as `torch_ways`.
+    """Steps of KerasHub's model on the running backend, in this process, with its kept memory.
 
-    Every row length is another program: give rows of one.
+    Otherwise as `torch_ways`. Every row length is another program: give rows of one.
     """
     from bert_packed.objectives.pretraining import masked_lm_objective
     from bert_packed.reports.keras_hub_reference import KerasHubTraining, copy_model

@@ -5,6 +5,8 @@ import time
 
 from scipy.stats import binom
 
+FEWEST_FOR_INTERVAL = 6  # values of `median_interval`
+
 
 def time_in_turns(ways, num_repeats, rest=0.0):
     """Time functions one after the other, again and again.

@@ -26,10 +26,10 @@ def keep_freed_memory(settings=LARGE_ARRAYS):
     zeros. Packing 480 MB of records took 492,000 pages, and takes 24,000.
 
     XLA on a CPU takes the temporary memory of every step anew, under JAX from threads of its own: 250,000 to
-    300,000 pages for a step of bert-mini on 8 packs of 512, a fifth to a quarter of its time under either
-    backend, unless the system hands out pages of 2 MiB by itself. That needs `ALL_BLOCKS`, before JAX or
-    TensorFlow is imported. The process then holds what its largest step held, and under JAX up to a third
-    more, where blocks of other sizes left gaps.
+    300,000 pages for a step of bert-mini on 8 packs of 512, a fifth to a quarter of its time (under
+    TensorFlow nothing on one machine of two). That needs `ALL_BLOCKS`, before JAX or TensorFlow is imported.
+    The process then holds what its largest step held, and under JAX up to a third more, where blocks of other
+    sizes left gaps.
 
     Args:
         settings: `LARGE_ARRAYS` or `ALL_BLOCKS`.
@@ -38,7 +38,14 @@ def keep_freed_memory(settings=LARGE_ARRAYS):
         Whether it is so now: not with another C library than GNU's, nor where the environment has settings of
         its own (`GLIBC_TUNABLES`, `MALLOC_...`).
     """
-    if platform.libc_ver()[0] != "glibc" or any(name.startswith(_OWN_SETTINGS) for name in os.environ):
+    if not is_ours_to_set():
         return False
     library = ctypes.CDLL(None)
     return all(library.mallopt(number, value) for number, value in settings.items())
+
+
+def is_ours_to_set():
+    """Whether the C library is GNU's, and the environment has no settings of its own for its memory."""
+    return platform.libc_ver()[0] == "glibc" and not any(
+        name.startswith(_OWN_SETTINGS) for name in os.environ
+    )

@@ -58,20 +58,21 @@ def test_a_program_gets_its_memory_from_the_system_once(backend):
         assert freed_memory.keep_freed_memory() is False
         return
     # Not 0: other threads of the libraries allocate as well
-    assert least_faults(backend) < NUM_BYTES / 4096 / 20
+    assert least_faults(backend) < NUM_BYTES / resource.getpagesize() / 20
 
 
 LARGE_BLOCK = """
-import ctypes
+import ctypes, resource
 from data_gen.jobs.freed_memory import ALL_BLOCKS, keep_freed_memory
 keep_freed_memory(ALL_BLOCKS)
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
 library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-for num_bytes in (100 << 20, 3 << 30):
-    block = library.malloc(num_bytes)  # not touched: the system gives addresses alone
-    library.free(block)
-print(bool(block), int(open("/proc/self/statm").read().split()[0]) * 4096)
+block = library.malloc(3 << 30)  # not touched: the system gives addresses alone
+after = library.malloc(1 << 20)  # the heap ends with it, and is freed last
+library.free(block)
+library.free(after)
+print(bool(block), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize())
 """
 
 
@@ -99,7 +100,10 @@ def test_workers_keep_what_they_free():
     if not is_glibc:
         pytest.skip("another C library")
     with start_workers(1) as pool:
-        assert pool.submit(faults_of_large_arrays).result() < NUM_ARRAYS * ARRAY_BYTES / 4096 / 20
+        assert (
+            pool.submit(faults_of_large_arrays).result()
+            < NUM_ARRAYS * ARRAY_BYTES / resource.getpagesize() / 20
+        )
 
 
 @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"])

@@ -14,12 +14,14 @@ from tiny import CONFIG
 from bert_packed import export
 from bert_packed.checkpoints import starting_weights
 from bert_packed.evaluation import inference
-from bert_packed.reports import encoding_work, inference_benchmark, torch_reference
+from bert_packed.reports import encoding_work, inference_benchmark, peer_process, torch_reference
 from bert_packed.runs import turns
 from data_gen.cli.command_line import run
 from data_gen.cli.settings import InputError
 from data_gen.text import sample_corpus
 
+# After the name of the process
+PADDINGS = "padded to 24", "padded to the longest", "sorted by length"
 ENCODER = types.SimpleNamespace(batch_size=2)
 # Rows and tokens a row of each way's batches, of two rows: three texts of 6, 4 and 20 tokens, in two packs
 SHAPES = (
@@ -89,6 +91,7 @@ def test_times_become_texts_per_second(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(starting_weights, "read_config", lambda folder: CONFIG)
     monkeypatch.setattr(inference, "packing_factor", lambda encoder, texts: 2.0 * len(texts) / 3)
     monkeypatch.setattr(inference_benchmark, "PeerProcess", Peer)
+    monkeypatch.setattr(peer_process, "is_ours_to_set", lambda: True)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "texts").write_text("one\ntwo\nthree\nfour\n")
     flags = {"init_checkpoint": tmp_path, "vocab_file": "vocab", "text_file": tmp_path / "texts"}
@@ -138,6 +141,8 @@ def test_a_measurement_with_the_reference(tmp_path, capsys):
     flags |= {"text_file": text_file, "max_seq_length": 24, "batch_size": 2, "repeats": 1}
     assert command(**flags, json=tmp_path / "table.json", reference="true") == 0
     rows = json.loads((tmp_path / "table.json").read_text())
+    theirs = [f"{way}, {how}" for way in peer_process.torch_peers() for how in PADDINGS]
+    assert [row["way"] for row in rows] == ["packed", "padded", *theirs] and len(rows) >= 5
     for row in rows:
         assert row["of the packing factor"] == pytest.approx(row["packed / this"] / (8 / 3))
     assert "8 texts, packing factor 2.667" in capsys.readouterr().out

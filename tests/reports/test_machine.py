@@ -144,16 +144,18 @@ def test_torch_multiplies_beside_each_product(monkeypatch):
         for name, way in ways.items():
             way(0)
             order.append(name)
-        times = {("here", (8, 2, 16)): [1.0, 2.0, 4.0], ("torch", (8, 2, 16)): [0.5, 2.0, 8.0]}
-        return {name: times.get(name, [1.0, 1.0, 1.0]) for name in ways}
+        times = {("here", (8, 2, 16)): [2.0, 4.0, 12.0], ("torch", (8, 2, 16)): [1.0, 3.0, 3.0]}
+        return {name: times.get(name, [1.0, 1.0, 1.0]) * (num_repeats // 3) for name in ways}
 
     monkeypatch.setattr(machine_rates, "time_in_turns", in_turns)
     rates = machine_rates.measure_rates({(8, 2, 16)}, 3, with_torch=True)
     assert asked == [(4, 4, 4), (8, 2, 16)]
     assert order[:4] == [(who, shape) for shape in asked for who in ("here", "torch")]
-    assert rates.torch == {"4 x 4 x 4": 8 * 128 / 1e9, "8 x 2 x 16": 8 * 512 / 2 / 1e9}
-    assert rates.of_torch == {"4 x 4 x 4": (1, 1, 1), "8 x 2 x 16": (1, 0.5, 2)}
-    assert rates.products == rates.by_shape["8 x 2 x 16"] == 8 * 512 / 2 / 1e9
+    assert rates.torch == {"4 x 4 x 4": 8 * 128 / 1e9, "8 x 2 x 16": 8 * 512 / 3 / 1e9}
+    assert rates.by_shape == {"4 x 4 x 4": 8 * 128 / 1e9, "8 x 2 x 16": 8 * 512 / 4 / 1e9}
+    assert rates.of_torch == {"4 x 4 x 4": (1, None, None), "8 x 2 x 16": (0.5, None, None)}
+    rates = machine_rates.measure_rates({(8, 2, 16)}, 6, with_torch=True)
+    assert rates.of_torch["8 x 2 x 16"] == (0.5, 0.25, 0.75)
 
 
 def test_torch_computes_as_many_products(monkeypatch):

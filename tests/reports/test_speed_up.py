@@ -138,7 +138,7 @@ def test_speeds_and_utilisation_are_of_the_data(histogram_file):
 def test_the_command_times_each_way_on_its_batches(
     monkeypatch, tmp_path, histogram_file, config_file, capsys
 ):
-    clock, seen = Clock(), {}
+    clock, seen, running = Clock(), {}, []
 
     class Engine:
         def __init__(self, name):
@@ -153,7 +153,13 @@ def test_the_command_times_each_way_on_its_batches(
     @contextlib.contextmanager
     def torch_ways(model_config, rows):
         assert [len(batches) for batches in rows.values()] == [2, 7]
-        yield {name: lambda _: setattr(clock, "now", clock.now + 5) for name in rows}
+        running.append("torch")
+        yield {name: step for name in rows}
+        running.clear()
+
+    def step(_):
+        assert running
+        clock.now += 5
 
     names = ("plain", "packed", "unpacked")
     asked = []
@@ -175,7 +181,7 @@ def test_the_command_times_each_way_on_its_batches(
     flags = {**NEEDS, "histogram": histogram_file, "bert_config_file": config_file, "json": written}
     flags |= {"micro_batch_size": 1, "algorithm": "spfhp"}
     assert command("--reference", *(f"--{name}={value}" for name, value in flags.items())) == 0
-    assert asked == [(CONFIG, 1)]
+    assert asked == [(CONFIG, 1)] and not running
     assert set(seen) == {("plain", 1), ("plain", 2), ("packed", 2), ("unpacked", 1)}  # depth by spfhp
     assert {len(batches) for batches in seen.values()} == {8}
     result = json.loads(written.read_text())

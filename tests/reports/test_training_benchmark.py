@@ -16,6 +16,7 @@ from bert_packed.config import ModelConfig
 from bert_packed.reports import (
     benchmark_batches,
     benchmark_engine,
+    peer_process,
     torch_reference,
     training_benchmark,
     training_ways,
@@ -81,10 +82,12 @@ def test_times_become_speeds_factors_and_an_interval(monkeypatch, tmp_path, tiny
         asked.append(of)
         (name,) = of[1]
         running.append(name)
-        yield {name: clock.taking([100, *SECONDS[name]])}
+        step = clock.taking([100, *SECONDS[name]])
+        yield {name: lambda repeat: step() if name in running else pytest.fail("ended before")}
         running.remove(name)
 
     monkeypatch.setattr(training_ways, "torch_ways", torch_ways)
+    monkeypatch.setattr(peer_process, "is_ours_to_set", lambda: True)
     table = tmp_path / "table.json"
     flags = {"bert_config_file": tiny_config_file, "batch_size": 4, "micro_batch_size": 2, "repeats": 7}
     flags |= {"max_seq_length": 64, "max_sequences_per_pack": 5, "input_file": "mine", "json": table}
