@@ -12,7 +12,7 @@ import pytest
 from data_gen.jobs import freed_memory
 from data_gen.jobs.workers import start_workers
 
-NUM_BYTES = 128 << 20
+NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
 NUM_ARRAYS, ARRAY_BYTES = 6, 16 << 20
 PROGRAM = f"""
 import resource

@@ -15,7 +15,7 @@ import pytest
 from bert_packed.reports.peer_process import PeerProcess, torch_peers
 from data_gen.cli.settings import InputError
 
-NUM_BYTES = 128 << 20  # more than the C library keeps by itself
+NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
 
 
 class Peer:
