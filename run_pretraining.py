@@ -70,6 +70,7 @@ def _run(config, backend, processes):
     with run_directory.locked(config.output_dir, processes) as folder:
         latest = run_directory.agree(folder, config, facts, print, processes)
         if not latest:
+            pretraining.check_start(config, model_config, folder)
             features = choose_objective(config.objective, model_config, config).features
             check_held_out(data, model_config, config, features, pretraining.share_of(config, processes))
         # Before the first look at devices and the first program: XLA reads its flags once

@@ -46,6 +46,22 @@ class StartingWeights:
         return lines
 
 
+def check(path, model_config):
+    """Refuse, before anything is computed, what `load` refuses by a checkpoint's place or config alone.
+
+    Args:
+        path: As in `load`.
+        model_config: Of the model that is to start from it.
+
+    Raises:
+        InputError: there is no checkpoint, or it is another model's. What its tensors say, `load` reads.
+    """
+    config = _find_config(path)
+    if config:
+        check_same_architecture(path, config, model_config)
+        _check_config(path, config, model_config)
+
+
 def load(path, weights, model_config, head=None, any_head=None):
     """Put a checkpoint's weights into a model.
 
@@ -87,7 +103,8 @@ def load(path, weights, model_config, head=None, any_head=None):
         folder = checkpoint.load_weights(path, weights, model_config)
         return StartingWeights(folder, len(weights), [], [])
     found = _without_namesake(found, architecture, head, path)
-    _check_config(found, model_config, architecture.shapeless)
+    if found.config:
+        _check_config(found.path, found.config, model_config)
     missing = [name for name in weights if name not in found.tensors]
     for name in missing:
         if name.startswith(architecture.encoder):
@@ -203,24 +220,17 @@ def _without_namesake(found, architecture, head, path):
     return dataclasses.replace(found, tensors=tensors, unused=sorted([*found.unused, *dropped]))
 
 
-def _check_config(found, model_config, shapeless):
-    if found.config is None:
-        return
-    if found.config.num_hidden_layers != model_config.num_hidden_layers:
-        raise InputError(
-            f"{found.path} holds another model: num_hidden_layers must be {model_config.num_hidden_layers}. "
-            f"Received: {found.config.num_hidden_layers}."
-        )
-    for name in shapeless:
-        theirs, ours = getattr(found.config, name), getattr(model_config, name)
+def _check_config(path, config, model_config):
+    for name in ("num_hidden_layers", "hidden_size", *architecture_of(model_config).shapeless):
+        theirs, ours = getattr(config, name), getattr(model_config, name)
         if theirs != ours:
-            raise InputError(f"{found.path} holds another model: {name} must be {ours}. Received: {theirs}.")
+            raise InputError(f"{path} holds another model: {name} must be {ours}. Received: {theirs}.")
     # A sound model may start an experiment; what an experiment trained must not pass for sound
     own = ablations(model_config)
-    if not set(ablations(found.config)) <= set(own):
+    if not set(ablations(config)) <= set(own):
         raise InputError(
-            f"{found.path} holds another model: ablations must be {_listed(own)}. "
-            f"Received: {_listed(ablations(found.config))}."
+            f"{path} holds another model: ablations must be {_listed(own)}. "
+            f"Received: {_listed(ablations(config))}."
         )
 
 

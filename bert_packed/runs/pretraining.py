@@ -60,6 +60,22 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0):
         return make_engine(model, objective, optimizer, config.packs_at_once, replicas)
 
 
+def check_start(config, model_config, folder):
+    """Refuse an `--init_checkpoint` whose place or config is wrong, before the run measures or computes.
+
+    Args:
+        config, model_config: Of the run.
+        folder: Its output directory.
+
+    Raises:
+        InputError: it lies in `folder`, is missing, or is another model's. What its tensors say,
+            `start_engine` reads.
+    """
+    if config.init_checkpoint:
+        run_directory.check_outside(config.init_checkpoint, folder)
+        starting_weights.check(config.init_checkpoint, model_config)
+
+
 def start_engine(config, model_config, data, folder, latest, processes=ALONE):
     """An engine with the weights and the state that a run begins or continues with; nothing is written.
 
@@ -85,7 +101,6 @@ def start_engine(config, model_config, data, folder, latest, processes=ALONE):
         processes.say(f"continues from {latest}")
         return engine, state
     if config.init_checkpoint:
-        run_directory.check_outside(config.init_checkpoint, folder)
         found = starting_weights.load(
             config.init_checkpoint, engine.weights(), model_config, engine.model.head
         )

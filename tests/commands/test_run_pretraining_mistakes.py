@@ -1,5 +1,6 @@
 """Mistakes in calling the training command: one line, status 2, and nothing is begun."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from packs import batch_of
 from pretraining_command import arguments, run, write_all, write_batch
-from tiny import MAX_SEQ_LENGTH, write_data
+from safetensors.numpy import save_file
+from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
+from bert_packed.runs import autotune
 from bert_packed.runs.run_directory import SCANS_FILE
 from data_gen import schema
 from data_gen.records import tfrecords
@@ -117,6 +120,61 @@ def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys
         assert message in capsys.readouterr().err
         # what reading the files told is kept for the next try
         assert {path.name for path in tmp_path.glob("run/*")} <= {SCANS_FILE}
+
+
+class MeasuresError(Exception):
+    """The run has gone on to measure XLA's ways, which takes half a minute."""
+
+
+@pytest.mark.parametrize("file_name", ["bert_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"hidden_size": 32}, "start holds another model: hidden_size must be 16. Received: 32."),
+        ({"num_hidden_layers": 3}, "start holds another model: num_hidden_layers must be 1. Received: 3."),
+        ({"layer_norm_eps": 0.5}, "start holds another model: layer_norm_eps must be 1e-12. Received: 0.5."),
+        ({"ablation_no_attention_mask": True}, "start holds another model: ablations must be none."),
+    ],
+)
+def test_what_an_init_checkpoint_says_of_its_model_is_read_before_anything_is_measured(
+    data, tmp_path, monkeypatch, capsys, change, message, file_name
+):
+    def choose_flags(*_):
+        raise MeasuresError
+
+    monkeypatch.setattr(autotune, "choose_flags", choose_flags)
+    folder = tmp_path / "start"
+    folder.mkdir()
+    stored = dataclasses.replace(CONFIG, **{"num_hidden_layers": 1, **change})
+    (folder / file_name).write_text(json.dumps({"model_type": "bert", **dataclasses.asdict(stored)}))
+    # Names of tensors tell whose it is
+    name = {"bert_config.json": "bert/a", "config.json": "bert.a"}[file_name]
+    save_file({name: np.zeros(1, np.float32)}, folder / "model.safetensors")
+    command = arguments(data, tmp_path / "run", init_checkpoint=folder)
+    if message is None:
+        with pytest.raises(MeasuresError):
+            run(*command)
+    else:
+        assert run(*command) == 2
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("run/checkpoint*"))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("{tmp_path}/none", "`init_checkpoint` must be a folder"),
+        ("{tmp_path}/run/checkpoint-1", "`init_checkpoint` must be outside `output_dir`"),
+    ],
+)
+def test_where_an_init_checkpoint_lies_is_looked_at_before_anything_is_measured(
+    data, tmp_path, monkeypatch, capsys, place, message
+):
+    monkeypatch.setattr(autotune, "choose_flags", lambda *_: pytest.fail("measures"))
+    (tmp_path / "run").mkdir()
+    assert run(*arguments(data, tmp_path / "run", init_checkpoint=place.format(tmp_path=tmp_path))) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_backend_that_is_not_supported_or_not_installed_is_refused(data, tmp_path, monkeypatch, capsys):
