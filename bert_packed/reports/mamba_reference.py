@@ -6,24 +6,22 @@ loops over the tokens in Python ("slow path"). Which of the two ran is told by h
 Legend: B rows per batch, S row length.
 """
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
 from bert_packed.objectives.next_tokens import next_token_objective
-from bert_packed.reports.torch_reference import (
-    IGNORED_LABEL,
-    TorchTraining,
-    hugging_face_folder,
-    import_torch,
-    read_model,
-)
-from data_gen.cli.settings import InputError
+from bert_packed.reports import training_ways
+from bert_packed.reports.peer_process import PeerProcess
+from bert_packed.reports.torch_reference import IGNORED_LABEL, TorchSteps, hugging_face_folder
+from data_gen.cli.versions import versions
 
 SLOW_PATH, FAST_PATH = "slow: token by token in Python", "not token by token"
 WATCHED_TOKENS = 16  # of each row: its backward pass grows with their square
-LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
+ROWS = "rows"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +55,17 @@ def causal_arguments_of(batch):
     return {"input_ids": tokens, "labels": np.where(is_token[:, :longest], tokens, IGNORED_LABEL)}
 
 
+@contextlib.contextmanager
 def causal_training(batch, model_config):
-    """Training with transformers, after a check that it computes our loss from the same weights and rows.
+    """Training with transformers in a process of its own, while the block runs.
+
+    It is checked to compute our loss from the same weights and rows.
 
     Args:
         batch: Batch dict of one sequence a row.
         model_config: `MambaConfig`.
 
-    Returns:
+    Yields:
         `Reference`.
 
     Raises:
@@ -72,43 +73,33 @@ def causal_training(batch, model_config):
     """
     objective = next_token_objective("per_token")
     model = objective.build_model(model_config, seed=0)
-    with hugging_face_folder(model) as folder:
-        reference = read_model(folder, "MambaForCausalLM")
-    training = TorchTraining(reference, learning_rate=1e-4, weight_decay=0.01, max_grad_norm=1.0)
-    given = training.inputs(causal_arguments_of(batch))
-    # Not compiled, once
-    sums = objective.sums(model(batch, training=False), batch)
-    ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
-    theirs = training.loss(given)
-    if abs(ours - theirs) > LOSS_TOLERANCE * abs(theirs):
-        raise InputError(f"`reference` must compute our loss, {ours}. Received: {theirs}.")
-    num_tokens = int((batch["sequence_ids"] > 0).sum())
-    padding = 1 - num_tokens / given["input_ids"].numel()
-    few = {name: values[:, :WATCHED_TOKENS] for name, values in given.items()}
-    path = _path(training, few, model_config.num_hidden_layers)
-    return Reference(lambda _: training.step(given), num_tokens, padding, path)
+    given = causal_arguments_of(batch)
+    with contextlib.ExitStack() as stack:
+        with hugging_face_folder(model) as folder:
+            arguments = folder, "MambaForCausalLM", training_ways.ADAMW, {ROWS: [given]}
+            peer = stack.enter_context(PeerProcess(TorchSteps, *arguments))
+        training_ways.check_loss("torch", objective, model, batch, peer.call("loss", ROWS))
+        del model
+        num_rows, length = given["input_ids"].shape
+        num_tokens = int((batch["sequence_ids"] > 0).sum())
+        watched = min(length, WATCHED_TOKENS)
+        num_products = peer.call("count_products", ROWS, watched)
+        yield Reference(
+            train=functools.partial(peer.call, "step", ROWS),
+            num_tokens=num_tokens,
+            padding=1 - num_tokens / (num_rows * length),
+            path=path_row(watched, model_config.num_hidden_layers, num_products),
+        )
 
 
-def _path(training, given, num_blocks):
-    """A step, watched. One that loops multiplies its states for every token of every block."""
-    torch, transformers = import_torch()
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
-        num_products = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.num_products += function is torch.ops.aten.bmm.default
-            return function(*args, **(kwargs or {}))
-
-    with Watch() as watch:
-        training.step(given)
-    num_tokens, products = given["input_ids"].shape[1], watch.num_products
+def path_row(num_tokens, num_blocks, num_products):
+    """`Reference.path`: a step that loops over the tokens of a row multiplies for each, in every block."""
+    found = versions(("transformers", "torch"))
     return {
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "path": SLOW_PATH if products >= num_tokens * num_blocks else FAST_PATH,
+        "transformers": found["transformers"],
+        "torch": found["torch"],
+        "path": SLOW_PATH if num_products >= num_tokens * num_blocks else FAST_PATH,
         "watched tokens": num_tokens,
         "blocks": num_blocks,
-        "bmm calls": products,
+        "bmm calls": num_products,
     }

@@ -84,9 +84,9 @@ def measure_reference(model_config, batches, num_rows, num_repeats):
     from bert_packed.reports.mamba_reference import causal_training
 
     rows = {name: values[:num_rows] for name, values in batches[PADDED].batches[0].items()}
-    found = causal_training(rows, model_config)
-    ours = training(make_mamba_engine(model_config), batches[PACKED].batches)
-    seconds = time_in_turns({PACKED: ours, REFERENCE: found.train}, num_repeats)
+    with causal_training(rows, model_config) as found:
+        ours = training(make_mamba_engine(model_config), batches[PACKED].batches)
+        seconds = time_in_turns({PACKED: ours, REFERENCE: found.train}, num_repeats)
     num_tokens = {PACKED: batches[PACKED].num_tokens, REFERENCE: found.num_tokens}
     by_token = seconds_a_token(seconds, num_tokens)
     speed = {

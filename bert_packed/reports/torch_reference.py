@@ -173,3 +173,23 @@ class TorchSteps:
         """A step on the batch of a name whose turn it is; returns its loss."""
         batches = self._batches[name]
         return self._training.step(batches[repeat % len(batches)])
+
+    def count_products(self, name, num_tokens):
+        """How often a step on the first tokens of each row multiplies batches of matrices (`bmm`).
+
+        Forward and backward, of the first batch of a name.
+        """
+        torch, _ = import_torch()
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Watch(TorchDispatchMode):
+            num_products = 0
+
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                self.num_products += function is torch.ops.aten.bmm.default
+                return function(*args, **(kwargs or {}))
+
+        few = {key: values[:, :num_tokens] for key, values in self._batches[name][0].items()}
+        with Watch() as watch:
+            self._training.step(few)
+        return watch.num_products

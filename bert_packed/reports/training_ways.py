@@ -75,7 +75,7 @@ def _start_torch(stack, model_config, rows, keeps_memory):
         peer = PeerProcess(torch_reference.TorchSteps, *arguments, keeps_memory=keeps_memory)
         stack.enter_context(peer)
     name, batches = next(iter(rows.items()))
-    _check_loss("torch", objective, model, batches[0], peer.call("loss", name), LOSS_TOLERANCE)
+    check_loss("torch", objective, model, batches[0], peer.call("loss", name))
     return peer
 
 
@@ -93,7 +93,7 @@ def keras_hub_ways(model_config, rows):
     model = objective.build_model(dataclasses.replace(model_config, hidden_act="gelu_new"), seed=0)
     training = KerasHubTraining(copy_model(model_config, named_weights(model)), **ADAMW)
     batches = next(iter(rows.values()))
-    _check_loss("keras-hub", objective, model, batches[0], training.loss(batches[0]), GELU_TOLERANCE)
+    check_loss("keras-hub", objective, model, batches[0], training.loss(batches[0]), GELU_TOLERANCE)
     return {name: _keras_hub_way(training, some) for name, some in rows.items()}
 
 
@@ -101,7 +101,16 @@ def _keras_hub_way(training, batches):
     return lambda repeat: training.step(batches[repeat % len(batches)])
 
 
-def _check_loss(peer, objective, model, batch, theirs, tolerance):
+def check_loss(peer, objective, model, batch, theirs, tolerance=LOSS_TOLERANCE):
+    """Raise `InputError` where a peer computes another loss than we do.
+
+    Args:
+        peer: Its name.
+        objective, model: Ours, with the same weights; computed here once, not compiled.
+        batch: Batch dict that both are given.
+        theirs: Its loss.
+        tolerance: Of the loss.
+    """
     sums = objective.sums(model(batch, training=False), batch)
     ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
     if not abs(ours - theirs) <= tolerance * abs(theirs):

@@ -1,5 +1,6 @@
 """Speed of training a Mamba in each way, by engines that take notes and told clocks, and transformers."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -9,9 +10,11 @@ from mamba_batches import WAYS, RecordingEngine, tiny_batches
 from next_tokens import CONFIG
 from reference import import_reference
 
-from bert_packed.reports import mamba_speed
+from bert_packed.objectives.next_tokens import next_token_objective
+from bert_packed.reports import mamba_speed, training_ways
 from bert_packed.reports.mamba_speed import REFERENCE
 from bert_packed.reports.sequence_batches import PACKED, PADDED, SINGLE
+from bert_packed.reports.torch_reference import TorchSteps
 from bert_packed.runs import turns
 from data_gen.cli.settings import InputError
 
@@ -64,10 +67,11 @@ def test_transformers_is_compared_by_token(monkeypatch):
 
     clock, batches, asked = Clock(), tiny_batches(), []
 
+    @contextlib.contextmanager
     def reference(rows, config):
         asked.append((rows["token_ids"].tolist(), config))
         train = clock.taking([100, *SECONDS[REFERENCE]])
-        return mamba_reference.Reference(train, 14, 0.25, {"path": "slow"})
+        yield mamba_reference.Reference(train, 14, 0.25, {"path": "slow"})
 
     monkeypatch.setattr(turns, "time", clock)
     monkeypatch.setattr(mamba_reference, "causal_training", reference)
@@ -116,33 +120,60 @@ def test_the_reference_computes_our_loss_and_trains():
     lengths = (batch["sequence_ids"] > 0).sum(axis=1)
     assert arguments["input_ids"].shape == (2, lengths.max())
     assert ((arguments["labels"] != -100).sum(axis=1) == lengths).all()
-    found = causal_training(batch, CONFIG)
-    assert found.num_tokens == lengths.sum() and found.padding == 1 - np.mean(lengths) / lengths.max()
-    # forward and backward a product of each state with C, for every token of every block
-    assert found.path["watched tokens"] == lengths.max()
-    assert found.path["bmm calls"] == 3 * lengths.max() * CONFIG.num_hidden_layers
-    assert found.path["path"] == "slow: token by token in Python"
-    found.train(0)
+    with causal_training(batch, CONFIG) as found:
+        assert found.num_tokens == lengths.sum() and found.padding == 1 - np.mean(lengths) / lengths.max()
+        # forward and backward a product of each state with C, for every token of every block
+        assert found.path["watched tokens"] == lengths.max()
+        assert found.path["bmm calls"] == 3 * lengths.max() * CONFIG.num_hidden_layers
+        assert found.path["path"] == "slow: token by token in Python"
+        losses = [found.train(repeat) for repeat in range(2)]
+        assert losses[1] < losses[0]
 
 
 def test_a_step_without_a_loop_is_no_slow_path():
-    import_reference()
-    from bert_packed.reports.mamba_reference import _path
+    from bert_packed.reports.mamba_reference import path_row
+
+    row = path_row(num_tokens=5, num_blocks=2, num_products=9)
+    assert (row["path"], row["bmm calls"], row["watched tokens"]) == ("not token by token", 9, 5)
+    assert path_row(5, 2, 10)["path"] == "slow: token by token in Python"
+
+
+def test_products_are_counted_on_the_first_tokens():
+    torch, _ = import_reference()
 
     class Training:
         def step(self, given):
-            return given["input_ids"] @ given["input_ids"]
+            self.shape = given["input_ids"].shape
+            torch.bmm(given["input_ids"], given["input_ids"])
+            return given["input_ids"][0] @ given["input_ids"][0]  # of matrices, not of batches
 
-    torch, _ = import_reference()
-    path = _path(Training(), {"input_ids": torch.ones(1, 5, 5)}, 2)
-    assert (path["path"], path["bmm calls"], path["watched tokens"]) == ("not token by token", 1, 5)
+    steps = TorchSteps.__new__(TorchSteps)
+    steps._training, steps._batches = Training(), {"rows": [{"input_ids": torch.ones(2, 7, 3)}]}
+    assert steps.count_products("rows", 3) == 1 and steps._training.shape == (2, 3, 3)
 
 
 def test_a_reference_with_another_loss_is_refused(monkeypatch):
-    import_reference()
     from bert_packed.reports import mamba_reference
 
-    loss = mamba_reference.TorchTraining.loss
-    monkeypatch.setattr(mamba_reference.TorchTraining, "loss", lambda *of: 1.0003 * loss(*of))
-    with pytest.raises(InputError, match="`reference` must compute our loss"):
-        mamba_reference.causal_training(tiny_batches()[PADDED].batches[0], CONFIG)
+    class Peer(contextlib.nullcontext):
+        def __init__(self, make, folder, name, recipe, batches):
+            super().__init__(self)
+            made.append((make, name, recipe, batches["rows"][0]["input_ids"].shape))
+
+        def call(self, method, *of):
+            return losses[0] if method == "loss" else 7
+
+    made, batch = [], tiny_batches()[PADDED].batches[0]
+    objective = next_token_objective("per_token")
+    model = objective.build_model(CONFIG, seed=0)
+    sums = objective.sums(model(batch, training=False), batch)
+    losses = [float(objective.loss(sums, objective.denominators(objective.counts(batch))))]
+    monkeypatch.setattr(mamba_reference, "PeerProcess", Peer)
+    with mamba_reference.causal_training(batch, CONFIG) as found:
+        assert found.path["bmm calls"] == 7
+    longest = (batch["sequence_ids"] > 0).sum(axis=1).max()
+    assert made == [(TorchSteps, "MambaForCausalLM", training_ways.ADAMW, (2, longest))]
+    losses[0] *= 1.0003
+    refused = pytest.raises(InputError, match="`reference`, torch, must compute our loss")
+    with refused, mamba_reference.causal_training(batch, CONFIG):
+        pass
