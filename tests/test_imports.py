@@ -67,7 +67,7 @@ TENSORFLOW_IN_DATA_GEN = ["data_gen.jobs.files", "data_gen.records.tfrecords"]  
 BACKENDS = {"tensorflow", "jax"}
 # Model, losses and optimizer are one code for both backends; what may name one of them, and which
 NAMES_A_BACKEND = {
-    "bert_packed.models.attention_products": {"tensorflow"},
+    "bert_packed.models.cpu_forms": {"jax", "tensorflow"},
     "bert_packed.models.flash_attention": {"jax"},
     "bert_packed.models.loops": {"jax", "tensorflow"},
     "bert_packed.data.input_pipeline": {"tensorflow"},

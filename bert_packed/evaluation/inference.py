@@ -18,7 +18,7 @@ from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
 from bert_packed.evaluation.side_by_side import side_by_side
-from bert_packed.models.attention_products import without_gradients
+from bert_packed.models.cpu_forms import without_gradients
 from bert_packed.models.devices import computes_on_cpus
 from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
 from bert_packed.training.engines.functional import compiled

@@ -10,10 +10,12 @@ per pack, Q = S, P or K tokens of each pack.
 import keras
 from keras import ops
 
+from bert_packed.models.linear import Linear
+
 
 def dense(width, config, name, dtype=None):
     """A linear layer with BERT's initial weights: truncated normal, zero bias; None is the policy's dtype."""
-    return keras.layers.Dense(width, kernel_initializer=initializer(config), name=name, dtype=dtype)
+    return Linear(width, kernel_initializer=initializer(config), name=name, dtype=dtype)
 
 
 def initializer(config):

@@ -17,6 +17,7 @@ from keras import ops
 from bert_packed.config import MambaConfig
 from bert_packed.models.causal_convolution import conv1d_pack
 from bert_packed.models.context import PackContext
+from bert_packed.models.linear import Linear
 from bert_packed.models.packed_model import PackedModel, build_seeded
 from bert_packed.models.rematerialisation import rematerialised
 from bert_packed.models.selective_scan import ssm_pack
@@ -76,14 +77,14 @@ class MambaMixer(keras.layers.Layer):
         super().__init__(name=name, autocast=False, **kwargs)  # states stay float32
         self.config = config
         width, inner, rank = config.hidden_size, config.inner_size, config.step_rank
-        self.in_proj = keras.layers.Dense(
+        self.in_proj = Linear(
             2 * inner, use_bias=config.use_bias, kernel_initializer=fan_in(width), name="in_proj"
         )
-        self.x_proj = keras.layers.Dense(
+        self.x_proj = Linear(
             rank + 2 * config.state_size, use_bias=False, kernel_initializer=fan_in(inner), name="x_proj"
         )
         scaled = rank**-0.5
-        self.dt_proj = keras.layers.Dense(
+        self.dt_proj = Linear(
             inner,
             kernel_initializer=keras.initializers.RandomUniform(-scaled, scaled),
             bias_initializer=StepSizes(config),
@@ -92,7 +93,7 @@ class MambaMixer(keras.layers.Layer):
         )
         # Residuals add up over the blocks, as in GPT-2
         scaled = (inner * config.num_hidden_layers) ** -0.5
-        self.out_proj = keras.layers.Dense(
+        self.out_proj = Linear(
             width,
             use_bias=config.use_bias,
             kernel_initializer=keras.initializers.RandomUniform(-scaled, scaled),

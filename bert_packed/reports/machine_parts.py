@@ -11,14 +11,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from bert_packed.models.attention_products import (
-    attention_scores,
-    gradients_for_cpus,
-    weighted_values,
-)
+from bert_packed.models.attention_products import attention_scores, weighted_values
 from bert_packed.models.context import PackContext
+from bert_packed.models.cpu_forms import gradients_for_cpus
 from bert_packed.models.dropout import keep_mask
 from bert_packed.models.layers import activation
+from bert_packed.models.linear import multiply
 from bert_packed.objectives.likelihood import nll_and_right
 from bert_packed.reports.machine_rates import product_flops
 from bert_packed.training.engines.functional import compiled, gradient
@@ -119,7 +117,7 @@ def make_parts(config, batch, num_predictions):
         _part(config.hidden_act, blocks, lambda given: act(given[0]), [wide], wide, np.prod(wide)),
         _part("dropout, sum, norm", 2 * blocks, normalise, [hidden, hidden, (width,), (width,)], hidden),
         _part("embeddings", 1, embed, tables, (batch_size, length, width)),
-        _product("vocabulary logits", 1, predictions, width, config.vocab_size),
+        _product("vocabulary logits", 1, predictions, width, config.vocab_size, ops.matmul),
         _part("masked-LM loss", 1, lose, [logits], (predictions,), np.prod(logits)),
     ]
 
@@ -150,13 +148,13 @@ def optimizer_part(engine):
     return Part("optimizer", 1, 0.0, 0.0, num_bytes, run)
 
 
-def _product(name, times, rows, depth, columns):
+def _product(name, times, rows, depth, columns, product=multiply):
     """A linear layer of `[R, D]` tokens, with its bias."""
     shape = (rows, depth, columns)
     flops = PASSES * product_flops(*shape)
 
     def linear(given):
-        return ops.matmul(given[0], given[1]) + given[2]
+        return product(given[0], given[1]) + given[2]
 
     shapes = [(rows, depth), (depth, columns), (columns,)]
     part = _part(name, times, linear, shapes, (rows, columns))
@@ -166,12 +164,7 @@ def _product(name, times, rows, depth, columns):
 def _heads_product(name, times, function, factors, result, shape):
     """A product of attention, of this shape for each pack and head."""
     flops = PASSES * 2 * float(np.prod(result)) * shape[1]
-
-    def product(given):
-        with gradients_for_cpus():  # as in the step
-            return function(*given)
-
-    part = _part(name, times, product, factors, result)
+    part = _part(name, times, lambda given: function(*given), factors, result)
     return dataclasses.replace(part, flops=flops, product=shape)
 
 
@@ -182,7 +175,8 @@ def _part(name, times, function, shapes, result_shape, exponentials=0):
 
     def both(given, weights):
         # By the weights the gradient is the result; without it XLA would leave out what only that needs
-        return gradient(lambda one: ops.sum(function(one[0]) * one[1]))((given, weights))
+        with gradients_for_cpus():  # as in the step
+            return gradient(lambda one: ops.sum(function(one[0]) * one[1]))((given, weights))
 
     program = compiled(both)
 

@@ -11,7 +11,7 @@ from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import ablations, load_model_config, override_dropout
 from bert_packed.data.finetuning_batches import predict, train_batches
-from bert_packed.models.attention_products import without_gradients
+from bert_packed.models.cpu_forms import without_gradients
 from bert_packed.runs import run_directory
 from bert_packed.runs.label_names import LABELS_FILE
 from bert_packed.runs.run_summary import show_row, tell_skipped

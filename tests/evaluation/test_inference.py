@@ -16,7 +16,8 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
 from bert_packed.evaluation import inference
-from bert_packed.models import attention_products, layers
+from bert_packed.models import layers
+from bert_packed.models.cpu_forms import has_no_gradients
 from data_gen.cli.settings import InputError
 
 pytestmark = pytest.mark.both_backends
@@ -91,11 +92,11 @@ def test_no_gradients_are_made_ready_for(model_folder, monkeypatch):
     monkeypatch.setattr(
         layers,
         "attended_values",
-        lambda *of: forms.append(attention_products._DIVIDES_LAST.get()) or attend(*of),
+        lambda *of: forms.append(has_no_gradients()) or attend(*of),
     )
     inference.encode(inference.load_encoder(model_folder, model_folder / "vocab.txt"), TEXTS)
     assert forms == CONFIG.num_hidden_layers * [True]
-    assert not attention_products._DIVIDES_LAST.get()
+    assert not has_no_gradients()
 
 
 @pytest.mark.parametrize("pooling", inference.POOLINGS)

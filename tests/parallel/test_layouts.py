@@ -8,6 +8,8 @@ import pytest
 from layouts import CLIP, WIDE, WITH_DROPOUT, batch_at, make_devices, make_engine, needs_jax, train, values_of
 from tiny import Trained, to_floats
 
+from bert_packed.models import layers
+from bert_packed.models.cpu_forms import has_gradients_for_cpus
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training.collectives import find_collectives
 from bert_packed.training.hlo import read_module
@@ -283,6 +285,22 @@ def test_what_is_computed_again_leaves_out_the_last_product(trained, layout):
     again = counts[True] - counts[False]
     # A block gathers inputs and kernels of three products again, of four; or adds up once, of two times
     assert again == WITH_DROPOUT.num_hidden_layers * (6 if layout == "optimus2d" else 1)
+
+
+@pytest.mark.usefixtures("trained")
+def test_forms_for_cpus_are_taken_where_no_layout_spreads_the_model(monkeypatch):
+    """What XLA would have to divide among devices between a layout's own products stays as it is."""
+    taken, attention_scores = [], layers.attention_scores
+    monkeypatch.setattr(
+        layers,
+        "attention_scores",
+        lambda *of: taken.append(has_gradients_for_cpus()) or attention_scores(*of),
+    )
+    for layout, shape in (("none", None), ("optimus2d", (1, 2, 2)), ("megatron1d", (1, 2, 2))):
+        engine = make_engine(layout, shape)
+        taken.clear()
+        engine.compiled_train_step.trace(*engine.step_arguments(batch_at(0)))
+        assert taken and set(taken) == {layout == "none"}
 
 
 def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):

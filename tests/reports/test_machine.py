@@ -11,7 +11,7 @@ from keras import ops
 from scipy.special import softmax
 
 from bert_packed.config import ModelConfig
-from bert_packed.models import attention_products
+from bert_packed.models import attention_products, cpu_forms, linear
 from bert_packed.models.flops import bert_flops
 from bert_packed.reports import machine, machine_parts, machine_rates, step_parts
 from bert_packed.reports.machine_rates import Rates
@@ -58,14 +58,24 @@ def test_a_part_counts_its_bytes(parts):
     assert by_name["dropout, sum, norm"].times == 6
 
 
-@pytest.mark.parametrize("name", ["scores of attention", "values of attention"])
-def test_products_of_heads_are_those_of_the_step(parts, monkeypatch, name):
-    transposed = []
-    real = attention_products._sum_over_rows
-    monkeypatch.setattr(attention_products, "_sum_over_rows", lambda *of: transposed.append(of) or real(*of))
+@pytest.mark.both_backends
+@pytest.mark.parametrize(
+    ("name", "counts"),  # of what is kept apart, under TensorFlow and under JAX
+    [
+        ("scores of attention", (2, 2)),
+        ("values of attention", (2, 0)),
+        ("feed-forward, in", (0, 1)),
+        ("feed-forward, out", (0, 2)),
+        ("vocabulary logits", (0, 0)),
+    ],
+)
+def test_products_are_those_of_the_step(monkeypatch, name, counts):
+    kept, kept_apart = [], cpu_forms.kept_apart
+    for module in (attention_products, linear):
+        monkeypatch.setattr(module, "kept_apart", lambda one: kept.append(one) or kept_apart(one))
     (part,) = [part for part in machine_parts.make_parts(CONFIG, BATCH, P) if part.name == name]
     part.run(0)
-    assert len(transposed) == (keras.backend.backend() == "tensorflow")
+    assert len(kept) == counts[keras.backend.backend() == "jax"]
 
 
 @pytest.mark.both_backends

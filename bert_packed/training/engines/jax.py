@@ -8,11 +8,14 @@ over which a layout spreads it; on these the program is written as for one, and 
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
 
+import contextlib
+
 import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_packed.models.cpu_forms import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
 from bert_packed.parallel.laid_variables import HostVariable, LaidVariable
 from bert_packed.parallel.mesh import lay
@@ -321,7 +324,10 @@ class JaxEngine(Engine):
             sums = self.objective.sums(outputs, batch)
             return self.objective.loss(sums, denominators), (sums, list(new_other))
 
-        gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
+        # A layout has products of its own, and XLA spreads what is between them over devices
+        form = gradients_for_cpus() if self._layout is None else contextlib.nullcontext()
+        with form:
+            gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
         return gradients, sums, new_other
 
 
