@@ -65,9 +65,9 @@ def test_its_loss_is_ours_and_a_step_lowers_it(models):
     _, batch = packed_and_unpacked()
     training = keras_hub_reference.KerasHubTraining(theirs, 0.01, 0.0, 1.0)
     found = training.loss(batch)
-    training_ways._check_loss("keras-hub", objective, model, batch, found, 1e-3)
+    training_ways.check_loss("keras-hub", objective, model, batch, found, 1e-3)
     with pytest.raises(InputError, match="`reference`, keras-hub, must compute our loss"):
-        training_ways._check_loss("keras-hub", objective, model, batch, 1.01 * found, 1e-3)
+        training_ways.check_loss("keras-hub", objective, model, batch, 1.01 * found, 1e-3)
     losses = [training.step(batch) for _ in range(8)]
     assert losses[0] == pytest.approx(found, rel=1e-4) and losses[-1] < 0.9 * losses[0]
 
