@@ -199,18 +199,32 @@ def load_weights(path, weights, model_config):
             differs; a model trained under an ablation is another one.
     """
     folder = find_checkpoint(path)
-    if (folder / MODEL_CONFIG).is_file():
-        theirs = load_model_config(str(folder / MODEL_CONFIG))
-        check_same_architecture(folder, theirs, model_config)
-        names = [field.name for field in dataclasses.fields(theirs) if field.name not in TRAINING_FIELDS]
-        for name in names:
-            if getattr(theirs, name) != getattr(model_config, name):
-                raise InputError(
-                    f"{folder} holds another model: {name} must be {getattr(model_config, name)}. "
-                    f"Received: {getattr(theirs, name)}."
-                )
+    check_config(folder, model_config)
     _assign(folder / WEIGHTS, weights)
     return folder
+
+
+def check_config(folder, model_config):
+    """Refuse a checkpoint whose config, where it has one, is of another model.
+
+    Args:
+        folder: As of `find_checkpoint`.
+        model_config: Of the model that is to start from all of its tensors.
+
+    Raises:
+        InputError: it is, naming the first setting that differs, `TRAINING_FIELDS` apart.
+    """
+    if not (folder / MODEL_CONFIG).is_file():
+        return
+    theirs = load_model_config(str(folder / MODEL_CONFIG))
+    check_same_architecture(folder, theirs, model_config)
+    names = [field.name for field in dataclasses.fields(theirs) if field.name not in TRAINING_FIELDS]
+    for name in names:
+        if getattr(theirs, name) != getattr(model_config, name):
+            raise InputError(
+                f"{folder} holds another model: {name} must be {getattr(model_config, name)}. "
+                f"Received: {getattr(theirs, name)}."
+            )
 
 
 def find_checkpoint(path):

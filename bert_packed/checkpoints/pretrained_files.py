@@ -54,6 +54,20 @@ def is_hugging_face(folder):
         return (Path(folder) / HUGGING_FACE_CONFIG).is_file()
 
 
+def read_hugging_face_config(folder):
+    """The config of a Hugging Face folder, of its architecture's class.
+
+    Raises:
+        InputError: `config.json` is missing, or not of a model that we have.
+    """
+    path = Path(folder) / HUGGING_FACE_CONFIG
+    if not path.is_file():
+        raise InputError(
+            f"{folder} must hold {HUGGING_FACE_CONFIG} beside {HUGGING_FACE_WEIGHTS}. Received: no such file."
+        )
+    return load_model_config(str(path))
+
+
 def read_hugging_face(folder, model_config, head):
     """Read `config.json` and the tensors of a model with any heads.
 
@@ -73,11 +87,7 @@ def read_hugging_face(folder, model_config, head):
             or the output matrix is not tied.
     """
     folder = Path(folder)
-    if not (folder / HUGGING_FACE_CONFIG).is_file():
-        raise InputError(
-            f"{folder} must hold {HUGGING_FACE_CONFIG} beside {HUGGING_FACE_WEIGHTS}. Received: no such file."
-        )
-    config = load_model_config(str(folder / HUGGING_FACE_CONFIG))
+    config = read_hugging_face_config(folder)
     check_same_architecture(folder, config, model_config)
     architecture = architecture_of(config)
     path, files = _hugging_face_files(folder)

@@ -46,18 +46,20 @@ class StartingWeights:
         return lines
 
 
-def check(path, model_config):
+def check(path, model_config, head):
     """Refuse, before anything is computed, what `load` refuses by a checkpoint's place or config alone.
 
     Args:
         path: As in `load`.
-        model_config: Of the model that is to start from it.
+        model_config, head: Of the model that is to learn on from it, in pre-training.
 
     Raises:
         InputError: there is no checkpoint, or it is another model's. What its tensors say, `load` reads.
     """
     config = _find_config(path)
-    if config:
+    if config and _is_ours(path) and not _may_differ(stored_head(path)[0], head, any_head=False):
+        checkpoint.check_config(checkpoint.find_checkpoint(path), model_config)
+    elif config:
         check_same_architecture(path, config, model_config)
         _check_config(path, config, model_config)
 
@@ -93,12 +95,9 @@ def load(path, weights, model_config, head=None, any_head=None):
         checkpoint.check_weights(checkpoint.find_checkpoint(path))
     if any_head is None:
         any_head = head != architecture.first_head
-    if found is None:
-        stored = stored_head(path)[0]
-        # What has no next sentences may learn them: as from its export, that head starts anew
-        may_differ = any_head or stored == MASKED_LM
-        if may_differ and stored != head and not _holds_just(path, weights):
-            found = _read_ours(path, model_config, head)
+    is_ours = found is None
+    if is_ours and _may_differ(stored_head(path)[0], head, any_head) and not _holds_just(path, weights):
+        found = _read_ours(path, model_config, head)
     if found is None:
         folder = checkpoint.load_weights(path, weights, model_config)
         return StartingWeights(folder, len(weights), [], [])
@@ -141,7 +140,7 @@ def stored_ablations(path):
 def _find_config(path):
     """The config stored with a checkpoint, or None where there is none; raises `InputError`."""
     if pretrained_files.is_hugging_face(path):
-        return load_model_config(str(Path(path) / pretrained_files.HUGGING_FACE_CONFIG))
+        return pretrained_files.read_hugging_face_config(path)
     prefix = pretrained_files.find_google(path)
     folders = (prefix.parent, prefix.parent.parent) if prefix else (checkpoint.find_checkpoint(path),)
     for folder in folders:
@@ -155,10 +154,10 @@ def stored_head(path):
 
     Whose it is, is told by its tensors. A bare BERT counts as of pre-training.
     """
-    if pretrained_files.is_hugging_face(path) or pretrained_files.find_google(path):
-        shapes = pretrained_files.stored_shapes(path)
-    else:
+    if _is_ours(path):
         shapes = pretrained_files.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
+    else:
+        shapes = pretrained_files.stored_shapes(path)
     classes = pretrained_files.stored_classes(path)
     for architecture in ARCHITECTURES:
         full_names = {architecture.full_name(name): shape for name, shape in shapes.items()}
@@ -174,6 +173,16 @@ def stored_head(path):
             head = next(iter(named or found))
             return head, found[head]
     return ARCHITECTURES[0].first_head, 2
+
+
+def _is_ours(path):
+    return not (pretrained_files.is_hugging_face(path) or pretrained_files.find_google(path))
+
+
+def _may_differ(stored, head, any_head):
+    """Whether a checkpoint of ours with the head `stored` may start a model with another, `head`."""
+    # What has no next sentences may learn them: as from its export, that head starts anew
+    return stored != head and (any_head or stored == MASKED_LM)
 
 
 def _read_foreign(path, model_config, head):

@@ -19,8 +19,8 @@ _HAS_NONE = contextvars.ContextVar("has_none", default=False)
 def gradients_for_cpus():
     """While the body traces a program, gradients take the forms that are fast on CPUs.
 
-    They are faster only in a program that XLA compiles whole, so whoever has it compile says so, and has no
-    second derivative.
+    They are faster only in a program that XLA compiles whole, so whoever has it compile says so, or is
+    traced into such a program, and has no second derivative.
     """
     token = _HAS_GRADIENTS.set(computes_on_cpus())
     try:

@@ -6,7 +6,8 @@ The gradient of a matrix of weights sums over all tokens:
 
 JAX writes it as the product's transpose, and XLA makes of that a product whose first factor is transposed
 inside it, and the second beforehand, however wide. Here the narrower of the two is transposed beforehand, and
-the product takes both as they lie. The sums are the same. Under TensorFlow that gives nothing
+the product takes both as they lie; where that is the result's, it gives the gradient as `[y, x]`, and a last
+transposition, kept apart as well, turns it. The sums are the same. Under TensorFlow that gives nothing
 (docs/results.md, "A step by parts").
 
 Legend: T tokens, X and Y widths of the input and of the result.
@@ -19,6 +20,7 @@ from bert_packed.models.cpu_forms import has_gradients_for_cpus, kept_apart
 from bert_packed.models.loops import with_gradient
 
 
+@keras.saving.register_keras_serializable(package="bert_packed")
 class Linear(keras.layers.Dense):
     """Float `[..., X]` to `[..., Y]`, as `keras.layers.Dense`, whose arguments it takes."""
 

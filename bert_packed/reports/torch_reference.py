@@ -177,7 +177,7 @@ class TorchSteps:
     def count_products(self, name, num_tokens):
         """How often a step on the first tokens of each row multiplies batches of matrices (`bmm`).
 
-        Forward and backward, of the first batch of a name.
+        Forward and backward, of the first batch of a name, whose arguments must all be `[B, S]` or wider.
         """
         torch, _ = import_torch()
         from torch.utils._python_dispatch import TorchDispatchMode

@@ -3,6 +3,7 @@
 import dataclasses
 
 from bert_packed.config import MambaConfig, ModelConfig
+from bert_packed.models.modeling import MASKED_LM, PRETRAINING
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from data_gen.cli.settings import InputError
@@ -14,6 +15,8 @@ MODELS = {
     MLM: (ModelConfig, "BERT"),
     CAUSAL_LM: (MambaConfig, "Mamba"),
 }
+# `--objective` -> the head of the model
+OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}
 
 
 def choose_objective(objective, model_config, config, num_rows=0):

@@ -18,7 +18,7 @@ from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
 from bert_packed.runs import run_directory
 from bert_packed.runs.exports import export_step
-from bert_packed.runs.objectives import choose_objective
+from bert_packed.runs.objectives import OBJECTIVE_HEADS, choose_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
@@ -73,7 +73,7 @@ def check_start(config, model_config, folder):
     """
     if config.init_checkpoint:
         run_directory.check_outside(config.init_checkpoint, folder)
-        starting_weights.check(config.init_checkpoint, model_config)
+        starting_weights.check(config.init_checkpoint, model_config, OBJECTIVE_HEADS[config.objective])
 
 
 def start_engine(config, model_config, data, folder, latest, processes=ALONE):

@@ -126,39 +126,86 @@ class MeasuresError(Exception):
     """The run has gone on to measure XLA's ways, which takes half a minute."""
 
 
-@pytest.mark.parametrize("file_name", ["bert_config.json", "config.json"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({}, None),
-        ({"hidden_size": 32}, "start holds another model: hidden_size must be 16. Received: 32."),
-        ({"num_hidden_layers": 3}, "start holds another model: num_hidden_layers must be 1. Received: 3."),
-        ({"layer_norm_eps": 0.5}, "start holds another model: layer_norm_eps must be 1e-12. Received: 0.5."),
-        ({"ablation_no_attention_mask": True}, "start holds another model: ablations must be none."),
-    ],
-)
-def test_what_an_init_checkpoint_says_of_its_model_is_read_before_anything_is_measured(
-    data, tmp_path, monkeypatch, capsys, change, message, file_name
-):
+@pytest.fixture
+def measures(monkeypatch):
     def choose_flags(*_):
         raise MeasuresError
 
     monkeypatch.setattr(autotune, "choose_flags", choose_flags)
-    folder = tmp_path / "start"
+
+
+def write_start(folder, file_name, tensor, **change):
+    """A checkpoint with a config and one tensor; its name tells whose it is, and with which head."""
     folder.mkdir()
     stored = dataclasses.replace(CONFIG, **{"num_hidden_layers": 1, **change})
     (folder / file_name).write_text(json.dumps({"model_type": "bert", **dataclasses.asdict(stored)}))
-    # Names of tensors tell whose it is
-    name = {"bert_config.json": "bert/a", "config.json": "bert.a"}[file_name]
-    save_file({name: np.zeros(1, np.float32)}, folder / "model.safetensors")
+    save_file({tensor: np.zeros(1, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+OURS, HUGGING_FACE = ("bert_config.json", "bert/a"), ("config.json", "bert.a")
+
+
+@pytest.mark.usefixtures("measures")
+@pytest.mark.parametrize(
+    ("form", "change", "message"),
+    [
+        *(
+            (form, change, message)
+            for form in (OURS, HUGGING_FACE)
+            for change, message in (
+                ({}, None),
+                ({"hidden_dropout_prob": 0.5}, None),
+                ({"hidden_size": 32}, "hidden_size must be 16. Received: 32."),
+                ({"num_hidden_layers": 3}, "num_hidden_layers must be 1. Received: 3."),
+                ({"layer_norm_eps": 0.5}, "layer_norm_eps must be 1e-12. Received: 0.5."),
+            )
+        ),
+        (OURS, {"vocab_size": 40}, "vocab_size must be 31. Received: 40."),
+        (OURS, {"intermediate_size": 40}, "intermediate_size must be 32. Received: 40."),
+        (OURS, {"max_position_embeddings": 40}, "max_position_embeddings must be 24. Received: 40."),
+        (
+            OURS,
+            {"ablation_no_attention_mask": True},
+            "ablation_no_attention_mask must be False. Received: True.",
+        ),
+        (HUGGING_FACE, {"ablation_no_attention_mask": True}, "ablations must be none."),
+    ],
+)
+def test_what_an_init_checkpoint_says_of_its_model_is_read_before_anything_is_measured(
+    data, tmp_path, capsys, form, change, message
+):
+    folder = write_start(tmp_path / "start", *form, **change)
     command = arguments(data, tmp_path / "run", init_checkpoint=folder)
     if message is None:
         with pytest.raises(MeasuresError):
             run(*command)
     else:
         assert run(*command) == 2
-        assert message in capsys.readouterr().err
+        assert f"start holds another model: {message}" in capsys.readouterr().err
     assert not list(tmp_path.glob("run/checkpoint*"))
+
+
+@pytest.mark.usefixtures("measures")
+def test_a_start_with_the_models_own_head_must_be_the_same_in_every_setting(data, tmp_path, capsys):
+    """What has masked tokens alone may learn next sentences as well, as from its export."""
+    masked_lm = ("bert_config.json", "predictions/output_bias")
+    folder = write_start(tmp_path / "start", *masked_lm, vocab_size=40)
+    assert run(*arguments(data, tmp_path / "run", init_checkpoint=folder, objective="mlm")) == 2
+    assert "start holds another model: vocab_size must be 31. Received: 40." in capsys.readouterr().err
+    with pytest.raises(MeasuresError):
+        run(*arguments(data, tmp_path / "run", init_checkpoint=folder))
+    folder = write_start(tmp_path / "other", *masked_lm, hidden_size=40)
+    assert run(*arguments(data, tmp_path / "run", init_checkpoint=folder)) == 2
+    assert "other holds another model: hidden_size must be 16. Received: 40." in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("measures")
+def test_a_start_of_others_without_its_config_is_told_so(data, tmp_path, capsys):
+    folder = write_start(tmp_path / "start", *HUGGING_FACE)
+    (folder / "config.json").unlink()
+    assert run(*arguments(data, tmp_path / "run", init_checkpoint=folder)) == 2
+    assert "start must hold config.json beside model.safetensors. Received: no" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import keras
+import next_tokens
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
@@ -72,25 +73,53 @@ def test_gradients_are_those_of_numpy(monkeypatch, widths, dtype, tolerance, lea
     assert transposed == narrow * IS_JAX
 
 
-def products_with_a_transposed_factor(monkeypatch, devices):
+def products_with_a_transposed_factor(engine, batch):
     """How many products of two matrices in a compiled step have their first factor transposed inside."""
-    monkeypatch.setattr(keras.distribution, "list_devices", lambda *of: devices)
-    config = dataclasses.replace(CONFIG, num_hidden_layers=1)
-    engine = make_engine(config=config, optimizer=Lamb(0.01))
-    (program,) = engine.step_programs(packed_and_unpacked()[0])
+    (program,) = engine.step_programs(batch)
     found = [
         one
         for of in read_module(program.text).computations.values()
         for one in of.instructions.values()
         if one.opcode == "dot" and len(one.shapes[0].sizes) == 2
     ]
-    assert len(found) > 3 * 8
+    assert len(found) >= 3 * 4
     return sum("lhs_contracting_dims={0}" in re.sub(r"\s", "", one.attributes) for one in found)
+
+
+def bert_step():
+    config = dataclasses.replace(CONFIG, num_hidden_layers=1)
+    return make_engine(config=config, optimizer=Lamb(0.01)), packed_and_unpacked()[0]
+
+
+def mamba_step():
+    config = dataclasses.replace(next_tokens.CONFIG, num_hidden_layers=1)
+    return next_tokens.make_engine(config=config, optimizer=Lamb(0.01)), next_tokens.packed_and_unpacked()[0]
 
 
 @pytest.mark.both_backends
 @pytest.mark.skipif(not IS_JAX, reason="it gives nothing under TensorFlow")
-def test_a_compiled_step_for_cpus_transposes_the_narrower_factor_beforehand(monkeypatch):
-    # Six of a block, transform, pooler, classifier and the table of tokens; the table's stays
-    assert products_with_a_transposed_factor(monkeypatch, ["cpu:0", "gpu:0"]) == 10
-    assert products_with_a_transposed_factor(monkeypatch, ["cpu:0", "cpu:1"]) == 1
+@pytest.mark.parametrize(
+    ("make_step", "num_linear"),
+    [
+        (bert_step, 9),  # six of a block, transform, pooler, classifier
+        (mamba_step, 4),
+    ],
+)
+def test_a_compiled_step_for_cpus_transposes_the_narrower_factor_beforehand(
+    monkeypatch, make_step, num_linear
+):
+    """Of every linear layer; the table of tokens, which is none, stays."""
+    for devices, expected in ((["cpu:0", "gpu:0"], num_linear + 1), (["cpu:0", "cpu:1"], 1)):
+        monkeypatch.setattr(keras.distribution, "list_devices", lambda *of, found=devices: found)
+        assert products_with_a_transposed_factor(*make_step()) == expected
+
+
+@pytest.mark.both_backends
+def test_it_is_read_from_a_file_without_being_named(tmp_path):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Linear(5)(inputs))
+    model.save(tmp_path / "model.keras")
+    found = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(found.layers[-1]) is Linear
+    values = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    np.testing.assert_array_equal(found(values), model(values))

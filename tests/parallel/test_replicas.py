@@ -12,6 +12,8 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, Trained, to_floats
 
+from bert_packed.models import layers
+from bert_packed.models.cpu_forms import has_gradients_for_cpus
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
 from bert_packed.training import engines
@@ -214,6 +216,17 @@ def test_packs_are_shared_equally_or_refused():
 def test_without_a_tpu_that_is_said():
     with pytest.raises(InputError, match="`distribution` must not be tpu without a TPU"):
         make_replicas("tpu")
+
+
+def test_each_device_takes_the_forms_for_cpus(monkeypatch):
+    taken, attention_scores = [], layers.attention_scores
+    monkeypatch.setattr(
+        layers,
+        "attention_scores",
+        lambda *of: taken.append(has_gradients_for_cpus()) or attention_scores(*of),
+    )
+    make_engine(2).train_step(batch_at(0))
+    assert taken and all(taken)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")

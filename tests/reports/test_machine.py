@@ -69,7 +69,7 @@ def test_a_part_counts_its_bytes(parts):
         ("vocabulary logits", (0, 0)),
     ],
 )
-def test_products_are_those_of_the_step(monkeypatch, name, counts):
+def test_a_part_takes_the_forms_for_cpus_as_the_step_does(monkeypatch, name, counts):
     kept, kept_apart = [], cpu_forms.kept_apart
     for module in (attention_products, linear):
         monkeypatch.setattr(module, "kept_apart", lambda one: kept.append(one) or kept_apart(one))
