@@ -45,18 +45,21 @@ def without_gradients():
 
 def has_gradients_for_cpus():
     """Whether `gradients_for_cpus` holds; not where TensorFlow computes at once, operation by operation."""
-    if not _HAS_GRADIENTS.get():
-        return False
-    if keras.backend.backend() == "jax":
-        return True
-    import tensorflow as tf
-
-    return not tf.executing_eagerly()
+    return _HAS_GRADIENTS.get() and is_traced()
 
 
 def has_no_gradients():
     """Whether `without_gradients` holds."""
     return _HAS_NONE.get()
+
+
+def is_traced():
+    """False where TensorFlow computes at once, operation by operation; else True."""
+    if keras.backend.backend() == "jax":
+        return True
+    import tensorflow as tf
+
+    return not tf.executing_eagerly()
 
 
 def kept_apart(values):

@@ -9,6 +9,7 @@ import functools
 import keras
 from keras import ops
 
+from bert_packed.models.attention_by_head import attend_by_head, goes_by_head
 from bert_packed.models.attention_products import attended_values, attention_scores
 from bert_packed.models.dropout import Dropout
 from bert_packed.models.layout import ONE_DEVICE
@@ -129,6 +130,8 @@ class SelfAttention(keras.layers.Layer):
         return self.norm(hidden_BSD + self.dropout(self.output_dense(found_BSD), training=training))
 
     def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, context, training):
+        if not training and goes_by_head(query_BSNH):
+            return attend_by_head(query_BSNH, key_BSNH, value_BSNH, context)
         scores_BNSS = attention_scores(query_BSNH, key_BSNH)
         scores_BNSS = context.hide(ops.cast(scores_BNSS, "float32"))
         dropout = functools.partial(self.attention_dropout, training=training)

@@ -16,7 +16,7 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
 from bert_packed.evaluation import inference
-from bert_packed.models import layers
+from bert_packed.models import attention_by_head, layers
 from bert_packed.models.cpu_forms import has_no_gradients
 from data_gen.cli.settings import InputError
 
@@ -28,9 +28,17 @@ def model_folder(tmp_path_factory):
     return write_encoder(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def encoder(model_folder):
-    return inference.load_encoder(model_folder, model_folder / "vocab.txt", batch_size=2)
+@pytest.fixture(scope="module", params=[1, attention_by_head.SCORES_AT_ONCE], ids=["by head", "at once"])
+def encoder(model_folder, request):
+    """Compiled with attention of one head after another, as for long packs, and of all heads."""
+    encoder = inference.load_encoder(model_folder, model_folder / "vocab.txt", batch_size=2)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attention_by_head, "SCORES_AT_ONCE", request.param)
+        turns, scan = [], attention_by_head.scan
+        patched.setattr(attention_by_head, "scan", lambda *of: turns.append(1) or scan(*of))
+        inference.encode(encoder, TEXTS)
+    assert len(turns) == (CONFIG.num_hidden_layers if request.param == 1 else 0)
+    return encoder
 
 
 def test_loading_leaves_the_random_numbers_of_the_caller_alone(model_folder):
