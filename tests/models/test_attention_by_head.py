@@ -3,16 +3,13 @@
 import keras
 import numpy as np
 import pytest
-from packs import packed_and_unpacked
 from scipy.special import softmax
-from tiny import make_engine
 
 from bert_packed.models import attention_by_head
 from bert_packed.models.attention_by_head import attend_by_head, goes_by_head
 from bert_packed.models.context import PackContext
 from bert_packed.models.cpu_forms import gradients_for_cpus, without_gradients
 from bert_packed.training.engines import functional
-from bert_packed.training.optimization import Lamb
 
 pytestmark = pytest.mark.both_backends
 B, S, N, H = 2, 5, 3, 4
@@ -106,11 +103,3 @@ def test_where_it_is_taken(monkeypatch):
     assert not told(without_gradients, devices=("cpu:0", "gpu:0"))
     assert not told(gradients_for_cpus)
     assert told(without_gradients, is_compiled=False) is (keras.backend.backend() == "jax")
-
-
-def test_training_and_its_evaluation_take_all_heads_at_once(monkeypatch):
-    monkeypatch.setattr(attention_by_head, "SCORES_AT_ONCE", 1)
-    monkeypatch.setattr(attention_by_head, "scan", lambda *of: pytest.fail("goes by head"))
-    engine = make_engine(optimizer=Lamb(0.01))
-    engine.train_step(packed_and_unpacked()[0])
-    engine.eval_step(packed_and_unpacked()[0])

@@ -11,7 +11,7 @@ from packs import packed_and_unpacked
 from scipy.special import softmax
 from tiny import CONFIG, make_engine
 
-from bert_packed.models import attention_products, layers
+from bert_packed.models import attention_by_head, attention_products, layers
 from bert_packed.models.attention_products import attended_values, attention_scores, weighted_values
 from bert_packed.models.context import MASKED_SCORE
 from bert_packed.models.cpu_forms import gradients_for_cpus, has_no_gradients, without_gradients
@@ -109,8 +109,10 @@ def test_values_are_weighted_by_the_softmax_wherever_it_divides(
 
 
 @pytest.mark.both_backends
-def test_training_and_its_evaluation_divide_first(monkeypatch):
+def test_training_and_its_evaluation_divide_first_and_take_all_heads_at_once(monkeypatch):
     forms = []
+    monkeypatch.setattr(attention_by_head, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(attention_by_head, "scan", lambda *of: pytest.fail("goes by head"))
     monkeypatch.setattr(
         layers,
         "attended_values",

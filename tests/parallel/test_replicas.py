@@ -81,13 +81,27 @@ def values_of(variables):
 
 
 @pytest.fixture(scope="module")
-def trained(devices):
+def forms():
+    """Whether attention had gradients for CPUs, by the number of devices, of each time a step was traced."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def trained(devices, forms):
     done = {}
+
+    def first_step(engine, taken):
+        attend = layers.attention_scores
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(
+                layers, "attention_scores", lambda *of: taken.append(has_gradients_for_cpus()) or attend(*of)
+            )
+            return to_floats(engine.train_step(batch_at(0)))
 
     def train(num_devices):
         if num_devices not in done:
             engine = make_engine(num_devices)
-            figures = [to_floats(engine.train_step(batch_at(0)))]
+            figures = [first_step(engine, forms.setdefault(num_devices, []))]
             moments = values_of(engine.training_state())
             figures += [to_floats(engine.train_step(batch_at(step))) for step in range(1, NUM_STEPS)]
             weights, state = values_of(engine.weights()), values_of(engine.training_state())
@@ -218,15 +232,10 @@ def test_without_a_tpu_that_is_said():
         make_replicas("tpu")
 
 
-def test_each_device_takes_the_forms_for_cpus(monkeypatch):
-    taken, attention_scores = [], layers.attention_scores
-    monkeypatch.setattr(
-        layers,
-        "attention_scores",
-        lambda *of: taken.append(has_gradients_for_cpus()) or attention_scores(*of),
-    )
-    make_engine(2).train_step(batch_at(0))
-    assert taken and all(taken)
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_each_device_takes_the_forms_for_cpus(trained, forms, num_devices):
+    trained(num_devices)
+    assert forms[num_devices] and all(forms[num_devices])
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
