@@ -1,20 +1,17 @@
 """Attention of one head of one pack after another, as it is fastest where XLA compiles for a CPU.
 
-Scores of all heads of a pack fill tens of megabytes, and mask and softmax read and write them several times.
-Those of one head of a pack of 512 are one megabyte, which stays in the caches from the product that makes the
-scores to the one that reads them (docs/results.md, "Packed inference"). Of short packs a turn takes several
-heads.
+Scores of all heads of a long pack fill ten megabytes and more, and mask and softmax read and write them
+several times. Those of one head of a pack of 512 are one megabyte, which stays in the caches from the product
+that makes the scores to the one that reads them (docs/results.md, "Packed inference"). Of shorter packs a turn
+takes several heads.
 
     all B N heads at once, [S, S] each   ->   T = B N / G turns of G heads
-
-Each head's numbers are those of `attention_products` to the last bit, or as that computes G heads.
 
 Legend: B packs per batch, S pack length, N heads, H head width, G heads in a turn, T turns.
 """
 
 from keras import ops
 
-from bert_packed.models.attention_products import attended_values, attention_scores
 from bert_packed.models.context import PackContext
 from bert_packed.models.cpu_forms import has_no_gradients, is_traced
 from bert_packed.models.loops import scan
@@ -34,35 +31,33 @@ def goes_by_head(query_BSNH):
     return batch * heads * length**2 > MANY_SCORES * SCORES_AT_ONCE
 
 
-def attend_by_head(query_BSNH, key_BSNH, value_BSNH, context):
-    """The values, summed by the softmax of each query's scores with the keys of its sequence.
+def attend_by_head(attend, query_BSNH, key_BSNH, value_BSNH, context):
+    """What a function makes of all heads, computed G heads after another.
 
     Args:
-        query_BSNH: float `[B, S, N, H]`, scaled already; B static.
-        key_BSNH, value_BSNH: As the queries.
+        attend: Function of such queries, keys and values, and their context, to float `[B, S, N, H]`, which
+            treats each head by itself and draws nothing at random.
+        query_BSNH, key_BSNH, value_BSNH: float `[B, S, N, H]`; B static.
         context: `PackContext` of the packs.
 
     Returns:
-        float `[B, S, N, H]`, without dropout. No gradient goes through it.
+        float `[B, S, N, H]`. No gradient goes through it.
     """
     batch, length, heads, width = query_BSNH.shape
     at_once = _heads_at_once(batch * heads, length)
 
-    def attend(nothing, slices):
-        # Of a turn each head is a pack with a head of its own
+    def turn(nothing, slices):
+        # Each head is a pack with a head of its own
         *factors, sequence_ids_GS = slices
-        query_GS1H, key_GS1H, value_GS1H = (one_GSH[:, :, None] for one_GSH in factors)
-        scores_G1SS = ops.cast(attention_scores(query_GS1H, key_GS1H), "float32")
-        scores_G1SS = PackContext(sequence_ids_GS, None).hide(scores_G1SS)
-        found_GS1H = attended_values(scores_G1SS, value_GS1H, lambda weights_G1SS: weights_G1SS)
-        return nothing, (found_GS1H[:, :, 0],)
+        factors_GS1H = (one_GSH[:, :, None] for one_GSH in factors)
+        return nothing, (attend(*factors_GS1H, PackContext(sequence_ids_GS, None))[:, :, 0],)
 
     def in_turns(values_BSNH):
         return ops.reshape(ops.transpose(values_BSNH, (0, 2, 1, 3)), (-1, at_once, length, width))
 
     ids_TGS = ops.reshape(ops.repeat(context.sequence_ids_BS, heads, axis=0), (-1, at_once, length))
     factors_TGSH = map(in_turns, (query_BSNH, key_BSNH, value_BSNH))
-    _, (found_TGSH,) = scan(attend, (), (*factors_TGSH, ids_TGS))
+    _, (found_TGSH,) = scan(turn, (), (*factors_TGSH, ids_TGS))
     return ops.transpose(ops.reshape(found_TGSH, (batch, heads, length, width)), (0, 2, 1, 3))
 
 

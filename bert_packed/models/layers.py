@@ -131,7 +131,10 @@ class SelfAttention(keras.layers.Layer):
 
     def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, context, training):
         if not training and goes_by_head(query_BSNH):
-            return attend_by_head(query_BSNH, key_BSNH, value_BSNH, context)
+            return attend_by_head(self._attend_at_once, query_BSNH, key_BSNH, value_BSNH, context)
+        return self._attend_at_once(query_BSNH, key_BSNH, value_BSNH, context, training)
+
+    def _attend_at_once(self, query_BSNH, key_BSNH, value_BSNH, context, training=False):
         scores_BNSS = attention_scores(query_BSNH, key_BSNH)
         scores_BNSS = context.hide(ops.cast(scores_BNSS, "float32"))
         dropout = functools.partial(self.attention_dropout, training=training)
