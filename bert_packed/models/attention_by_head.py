@@ -2,8 +2,8 @@
 
 Scores of all heads of a long pack fill ten megabytes and more, and mask and softmax read and write them
 several times. Those of one head of a pack of 512 are one megabyte, which stays in the caches from the product
-that makes the scores to the one that reads them (docs/results.md, "Packed inference"). Of shorter packs a turn
-takes several heads.
+that makes the scores to the one that reads them (docs/results.md, "Packed inference"). Of shorter packs a
+turn takes several heads.
 
     all B N heads at once, [S, S] each   ->   T = B N / G turns of G heads
 
