@@ -4,13 +4,13 @@ import dataclasses
 import sys
 
 from bert_packed.config import ablate, load_model_config, override_dropout
+from bert_packed.core.command_line import print_table, run
+from bert_packed.core.output_files import write_json
+from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
+from bert_packed.records.inputs import find_files
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import print_table, run
-from data_gen.cli.output_files import write_json
-from data_gen.cli.settings import InputError
-from data_gen.records.inputs import find_files
 
 INPUTS = "input_file", "eval_input_file", "unpacked_input_file"
 # The run is complete and reported, the comparison of speeds that was asked for failed
@@ -38,6 +38,10 @@ def main(config):
     if config.compile_only:
         from bert_packed.runs.compile_only import compile_run
 
+        if config.sample_data:
+            from data_gen.sample_data import build_missing
+
+            build_missing()
         return compile_run(config, backend)
     with cluster.start(config.distribution, backend) as processes:
         return _run(config, backend, processes)
@@ -46,7 +50,7 @@ def main(config):
 def _run(config, backend, processes):
     # TensorFlow: not for --help
     from bert_packed.models.flash_attention import choose_attention
-    from bert_packed.runs import autotune, pretraining, run_directory
+    from bert_packed.runs import pretraining, run_directory
     from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
@@ -73,8 +77,6 @@ def _run(config, backend, processes):
             pretraining.check_start(config, model_config, folder)
             features = choose_objective(config.objective, model_config, config).features
             check_held_out(data, model_config, config, features, pretraining.share_of(config, processes))
-        # Before the first look at devices and the first program: XLA reads its flags once
-        tuned = autotune.choose_flags(config, model_config, data, folder, latest, backend, processes.say)
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
         if config.recipe and processes.is_first:
@@ -98,7 +100,7 @@ def _run(config, backend, processes):
         if is_complete:
             processes.say(f"the run is complete: {latest} holds all {first_step:,} steps")
         elif processes.is_first:
-            run_directory.record_segment(folder, first_step, backend, peak_flops=scale.peak_flops, **tuned)
+            run_directory.record_segment(folder, first_step, backend, peak_flops=scale.peak_flops)
         with run_directory.naming_last_checkpoint(folder):
             stopped_by = loop.train(engine, config, hooks, first_step, state)
         if stopped_by:

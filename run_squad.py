@@ -3,9 +3,9 @@
 import dataclasses
 import sys
 
+from bert_packed.core.command_line import run
 from bert_packed.runs.finetuning_config import SquadConfig
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import run
 
 DESCRIPTION = """
 Fine-tunes a packed BERT to find answers in texts, and answers questions: SQuAD v1.1 and v2.0.
@@ -26,11 +26,11 @@ def main(config):
     # TensorFlow: not for --help
     from bert_packed.objectives.answers import answers_objective
     from bert_packed.runs import finetuning, run_directory, vocabulary
-    from data_gen.tasks.squad import read_squad
+    from bert_packed.tasks.squad import read_squad
 
     config = config.resolved()
     if config.is_sample:
-        from data_gen.tasks.sample_questions import QUESTIONS_FILE, build_missing
+        from data_gen.sample_questions import QUESTIONS_FILE, build_missing
 
         # A checkpoint's ids mean the WordPieces of its own vocabulary
         own_vocab = "" if config.vocab_file or config.init_checkpoint else build_missing(config.do_lower_case)
@@ -46,7 +46,7 @@ def main(config):
     vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
 
     def windows_of(path, for_training):
-        from data_gen.tasks.squad_windows import make_windows
+        from bert_packed.tasks.squad_windows import make_windows
 
         questions = read_squad(path, for_training, config.version_2_with_negative, config.skip_bad_answers)
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)

@@ -104,8 +104,8 @@ setup(
     ],
     package_dir={"bert_packed.configs": "configs"},  # from the top floor of the tree into the package
     package_data={
-        "data_gen.tasks": ["sample_questions.json"],
-        "data_gen.packing": ["histograms/*.json"],
+        "data_gen": ["sample_questions.json"],
+        "bert_packed.packing": ["histograms/*.json"],
         "bert_packed.configs": ["*.flags"],
     },
     py_modules=["run_pretraining", "run_squad"],

@@ -5,11 +5,11 @@ import sys
 
 from bert_packed.checkpoints.presence import check_present
 from bert_packed.config import ATTENTIONS, ModelConfig, ablate, ablations, load_model_config
+from bert_packed.core.command_line import print_table, run
+from bert_packed.core.settings import InputError, check_settings, setting
+from bert_packed.records.inputs import find_files
+from bert_packed.schema import MLM, MLM_NSP
 from bert_packed.training.engines import choose_backend, make_engine
-from data_gen.cli.command_line import print_table, run
-from data_gen.cli.settings import InputError, check_settings, setting
-from data_gen.records.inputs import find_files
-from data_gen.schema import MLM, MLM_NSP
 
 STATUS_FAILED = 1
 DESCRIPTION = """
@@ -56,10 +56,10 @@ def main(config):
     from bert_packed.evaluation import contamination
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.models.modeling import MASKED_LM
+    from bert_packed.records import first_records
+    from bert_packed.records.joined_rows import find_num_rows
     from bert_packed.runs.objectives import check_losses, choose_objective
     from bert_packed.training.engines.memory import out_of_memory_names
-    from data_gen.checks.joined_rows import find_num_rows
-    from data_gen.records import first_records
 
     files = find_files(config.input_file, "input_file")
     spec = first_records.read_pack_spec(files)

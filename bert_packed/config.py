@@ -7,7 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from data_gen.cli.settings import InputError, check_settings, setting
+from bert_packed.core.settings import InputError, check_settings, setting
 
 DTYPES = ("float32", "mixed_bfloat16")
 # Added to what an update is divided by: where a gradient was always 0, as of tokens that no step has seen,

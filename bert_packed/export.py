@@ -6,10 +6,10 @@ from pathlib import Path
 
 from bert_packed.checkpoints.presence import check_present
 from bert_packed.config import ablations, load_model_config
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
 from bert_packed.runs.export_config import ExportConfig, check_shapes
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError
 
 DESCRIPTION = """
 Writes a packed BERT or Mamba in a form that other programs open.

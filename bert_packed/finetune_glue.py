@@ -6,12 +6,12 @@ import json
 import sys
 from pathlib import Path
 
+from bert_packed.core.command_line import print_table, run
+from bert_packed.core.output_files import write_json
+from bert_packed.core.settings import InputError
 from bert_packed.runs.finetuning_config import ALL_TASKS, GlueConfig
+from bert_packed.tasks.glue import TASKS, make_glue_sequences, read_glue
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import print_table, run
-from data_gen.cli.output_files import write_json
-from data_gen.cli.settings import InputError
-from data_gen.tasks.glue import TASKS, make_glue_sequences, read_glue
 
 DESCRIPTION = """
 Fine-tunes a packed BERT on texts or pairs of texts: the classes of CoLA, SST-2, MRPC, QQP, MNLI, QNLI, RTE

@@ -4,13 +4,13 @@ import sys
 
 import numpy as np
 
+from bert_packed.core.command_line import run
+from bert_packed.core.files import write_text
+from bert_packed.core.settings import InputError
+from bert_packed.records.sequences import without_predictions
 from bert_packed.runs.finetuning_config import NerConfig
+from bert_packed.tasks.conll import find_tags, make_tag_sequences, number_tags, read_conll
 from bert_packed.training.engines import choose_backend
-from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError
-from data_gen.jobs.files import write_text
-from data_gen.records.sequences import without_predictions
-from data_gen.tasks.conll import find_tags, make_tag_sequences, number_tags, read_conll
 
 PREDICTIONS_FILE = "predictions.txt"
 DESCRIPTION = """

@@ -3,11 +3,11 @@
 import dataclasses
 import sys
 
+from bert_packed.core.command_line import print_table, run
+from bert_packed.core.output_files import write_json
+from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.evaluation import squad_scores
-from data_gen.cli.command_line import print_table, run
-from data_gen.cli.output_files import write_json
-from data_gen.cli.settings import InputError, check_settings, setting
-from data_gen.tasks.squad import check_files, read_squad
+from bert_packed.tasks.squad import check_files, read_squad
 
 DESCRIPTION = """
 Scores predicted answers to SQuAD questions: exact match and F1 in percent.

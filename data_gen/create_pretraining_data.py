@@ -2,7 +2,7 @@
 
 import sys
 
-from data_gen.cli.command_line import print_table, run
+from bert_packed.core.command_line import print_table, run
 from data_gen.text.create_config import CreateConfig
 
 DESCRIPTION = """

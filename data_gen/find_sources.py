@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import sys
 
-from data_gen.cli.command_line import print_table, run
-from data_gen.cli.settings import InputError, check_settings, setting
+from bert_packed.core.command_line import print_table, run
+from bert_packed.core.settings import InputError, check_settings, setting
 
 DESCRIPTION = """
 Traces a pack to its sources: prints the input file and record of each of its sequences, slot after slot.
@@ -31,8 +31,8 @@ class SourcesConfig:
 
 def main(config):
     """Look the pack up, and print a row for each of its sequences."""
-    from data_gen.jobs.files import printable
-    from data_gen.records.provenance import find_documents, find_sources  # NumPy: not for --help
+    from bert_packed.core.files import printable
+    from bert_packed.records.provenance import find_documents, find_sources  # NumPy: not for --help
 
     sources = find_sources(config.packed_file, config.record_number)
     rows = [
@@ -51,7 +51,7 @@ def main(config):
 @functools.cache
 def find_line_of(document):
     """The line where a `Document` begins; None where its text is not here, or not as it was."""
-    from data_gen.jobs import files
+    from bert_packed.core import files
     from data_gen.text import corpus
 
     if not files.is_file(document.path) or _sha256(document.path) != document.sha256:
@@ -61,7 +61,7 @@ def find_line_of(document):
 
 @functools.cache
 def _sha256(path):
-    from data_gen.jobs import files
+    from bert_packed.core import files
 
     return files.file_sha256(path)
 

@@ -2,9 +2,9 @@
 
 import sys
 
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.cli.command_line import print_table, run
-from data_gen.cli.output_files import write_json
+from bert_packed.core.command_line import print_table, run
+from bert_packed.core.output_files import write_json
+from data_gen.pack_config import PackConfig
 
 DESCRIPTION = """
 Packs pre-training records, BERT's or those for causal language modelling: several sequences in one record of
@@ -20,7 +20,7 @@ ended. With --dry_run it says what packing would give: of your records, or of
 def main(config):
     """Pack, or only plan, and print the papers' metrics."""
     if config.dry_run:
-        from data_gen.checks.dry_run import report_choices
+        from data_gen.dry_run import report_choices
 
         rows, folder = report_choices(config)
         print_table(rows, config.json)
@@ -34,9 +34,9 @@ def main(config):
             f"fast as unpacked data of length {config.max_seq_length}; pictures in {folder}"
         )
         return
-    from data_gen.assembly.pack_job import metrics_row, pack  # SciPy and HiGHS: not for --help
-    from data_gen.jobs.freed_memory import keep_freed_memory
+    from bert_packed.core.freed_memory import keep_freed_memory
     from data_gen.jobs.timeline import Timeline
+    from data_gen.pack_job import metrics_row, pack  # SciPy and HiGHS: not for --help
 
     keep_freed_memory()
     if config.input_file:

@@ -3,10 +3,10 @@
 import dataclasses
 import os
 
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.jobs.output import read_manifest
+from bert_packed.records.manifests import read_manifest
 from data_gen.jobs.timeline import Timeline
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.create_job import create
 

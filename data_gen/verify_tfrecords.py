@@ -3,9 +3,9 @@
 import dataclasses
 import sys
 
-from data_gen.assembly.overlong import OVERLONG_CHOICES
-from data_gen.cli.command_line import print_table, run
-from data_gen.cli.settings import InputError, check_settings, setting
+from bert_packed.assembly.overlong import OVERLONG_CHOICES
+from bert_packed.core.command_line import print_table, run
+from bert_packed.core.settings import InputError, check_settings, setting
 
 DESCRIPTION = """
 Proves that packs hold every sequence of their inputs exactly once: tokens, sentence A/B, mask positions
@@ -39,8 +39,8 @@ class VerifyConfig:
 
 def main(config):
     """Compare, print the counts and the first differences; returns the exit status."""
-    from data_gen.checks.verification import compare_files, find_overlong  # TensorFlow: not for --help
-    from data_gen.records.inputs import find_files
+    from bert_packed.records.inputs import find_files
+    from data_gen.verification import compare_files, find_overlong  # TensorFlow: not for --help
 
     input_files = find_files(config.input_file, "input_file")
     packed_files = find_files(config.packed_file, "packed_file")

@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from data_gen import schema
-from data_gen.records import tfrecords
+from bert_packed import schema
+from bert_packed.records import tfrecords
 
 
 def make_sequence(rng, length, goes_on=False, vocab_size=300):

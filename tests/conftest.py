@@ -32,7 +32,7 @@ if os.environ.get("KERAS_BACKEND") != "jax":
 # Workers that a test starts from here come from one fork server, which has imported TensorFlow once. Commands
 # in processes of their own, and those of `crash.py`, spawn theirs as for a user.
 get_context = multiprocessing.get_context
-get_context("forkserver").set_forkserver_preload(["data_gen.assembly.pack_job", "data_gen.text.create_job"])
+get_context("forkserver").set_forkserver_preload(["data_gen.pack_job", "data_gen.text.create_job"])
 multiprocessing.get_context = lambda method=None: get_context("forkserver" if method == "spawn" else method)
 
 # A minute and more each: begun last, one would run when all others are done

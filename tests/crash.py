@@ -9,10 +9,10 @@ import os
 import signal
 from pathlib import Path
 
-from data_gen.jobs import files
+from bert_packed.core import files
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["data_gen.assembly.pack_job", "data_gen.text.create_job", "crash"])
+_CONTEXT.set_forkserver_preload(["data_gen.pack_job", "data_gen.text.create_job", "crash"])
 TIMEOUT = 120  # seconds; no run here takes more than a few
 
 

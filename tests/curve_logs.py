@@ -1,6 +1,6 @@
 """Runs of learning curves and their logs, as tests write them."""
 
-from bert_packed.reports.planned_runs import Run
+from benchmarks.planned_runs import Run
 
 
 def a_run(variant="packed", seed=1, num_steps=3, per_step=10.0, more_flags=""):

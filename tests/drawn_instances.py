@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from data_gen.records.sequences import to_offsets
+from bert_packed.records.sequences import to_offsets
+from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary
 from data_gen.text import instances
 from data_gen.text.token_corpus import TokenCorpus
-from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary
 
 NUM_SPECIAL_TOKENS = len(SPECIAL_TOKENS)
 

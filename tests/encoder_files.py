@@ -3,7 +3,7 @@
 from tiny import CONFIG, make_engine
 
 from bert_packed.checkpoints import checkpoint
-from data_gen.text.tokenization import SPECIAL_TOKENS
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 
 WORDS = [f"w{number}" for number in range(26)]
 TEXTS = [" ".join(WORDS[start : start + length]) for start, length in enumerate([3, 0, 9, 1, 22, 5, 2, 8, 4])]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bert_packed import export
-from data_gen.cli.command_line import run
+from bert_packed.core.command_line import run
 
 
 def run_export(**flags):

@@ -15,16 +15,16 @@ from tiny import CONFIG
 import run_squad
 from bert_packed import finetune_glue, finetune_ner
 from bert_packed.checkpoints import checkpoint
+from bert_packed.core import command_line
 from bert_packed.evaluation import glue_predictions, squad_predictions
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import QUESTION_ANSWERING
 from bert_packed.runs import finetuning
 from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks import squad, squad_windows
+from bert_packed.text import tokenization
 from bert_packed.training import loop
 from bert_packed.training.engines.variables import named_weights
-from data_gen.cli import command_line
-from data_gen.tasks import squad, squad_windows
-from data_gen.text import tokenization
 
 LENGTH, SAVES = 48, 4
 WORDS = [f"w{number}" for number in range(20)]

@@ -2,7 +2,7 @@
 
 from next_tokens import VOCAB_SIZE
 
-from bert_packed.reports.sequence_batches import PACKED, PADDED, SINGLE, make_batches
+from benchmarks.sequence_batches import PACKED, PADDED, SINGLE, make_batches
 
 PACKS = [(1, 2, 5), (3, 4), (6,), (2, 2, 3)]
 WAYS = (SINGLE, PADDED, PACKED)

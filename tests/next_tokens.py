@@ -8,9 +8,9 @@ import numpy as np
 from bert_packed.config import MambaConfig
 from bert_packed.objectives.features import NEXT_TOKENS
 from bert_packed.objectives.next_tokens import next_token_objective
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.training import engines
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
 
 VOCAB_SIZE = 31
 CONFIG = MambaConfig(

@@ -1,6 +1,6 @@
 """One pack of two sequences in each of our layouts, which tests of records read, break and convert."""
 
-from data_gen import schema
+from bert_packed import schema
 
 PACK = {
     schema.INPUT_IDS: [2, 7, 4, 3, 2, 9, 3, 0],

@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 
 from bert_packed.objectives.features import BATCH_NAMES
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
 
 VOCAB_SIZE = 31
 

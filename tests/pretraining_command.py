@@ -6,11 +6,11 @@ import json
 from tiny import CONFIG, write_data
 
 import run_pretraining
+from bert_packed.core import command_line
 from bert_packed.objectives.features import BATCH_NAMES
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.runs.pretraining_config import TrainConfig
-from data_gen.cli import command_line
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
 
 
 def write_all(folder):

@@ -20,18 +20,18 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 import run_pretraining
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate, config_json
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import BATCH_NAMES
-from bert_packed.runs import autotune, compile_only, pretraining, run_summary
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.runs import compile_only, pretraining, run_summary
 from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.text import tokenization
 from bert_packed.training import loop
 from bert_packed.training.optimization import build_optimizer
 from bert_packed.training.step_report import StepProgram
 from data_gen import sample_data
-from data_gen.cli import command_line
-from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
-from data_gen.text import tokenization
 
 FACTOR = 2.0  # of the changed run's data
 WIDE = dataclasses.replace(CONFIG, hidden_size=32)
@@ -67,7 +67,6 @@ CHANGED = {
     "eval_steps": 5,
     "max_eval_steps": 1,
     "save_checkpoints_steps": 11,
-    "autotune": False,
     "peak_flops": 2e12,
     "profile_steps": "3,4",
     "keep_checkpoint_max": 2,
@@ -127,7 +126,6 @@ def run(folder, **flags):
         evaluated=[],
         devices=[],
         spread=(None, None, None, None),
-        tuned=[],
     )
 
     def train(engine, config, hooks, first_step, state):
@@ -169,9 +167,6 @@ def run(folder, **flags):
         patch.setattr(run_summary, "describe_cost", lambda *_: "")
         patch.setattr(sample_data, "build_missing", lambda: setattr(seen, "built_sample", True))
         patch.setattr(pretraining, "compare", compare)
-        patch.setattr(autotune, "os", types.SimpleNamespace(environ={}))  # without the tests' own flags
-        patch.setattr(autotune, "LEAST_RUN_SECONDS", 0)
-        patch.setattr(autotune, "_measure", lambda config, *_: seen.tuned.append(config) or ("", []))
         patch.setattr(pretraining, "measured_flops_per_second", measure)
         patch.setattr(compile_only, "compile_step", lambda *_: [StepProgram(EMPTY_PROGRAM, 1.0, 2)])
         patch.setattr(compile_only, "make_virtual_devices", seen.devices.append)

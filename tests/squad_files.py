@@ -2,7 +2,7 @@
 
 import json
 
-from data_gen.text import tokenization
+from bert_packed.text import tokenization
 
 CONTEXT = (
     "Ada Lovelace wrote the first program in 1843. The program computes Bernoulli numbers, not prime numbers."

@@ -8,16 +8,16 @@ import pytest
 from tiny import CONFIG, make_engine, to_floats
 
 import run_pretraining
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
 from bert_packed.objectives.metrics import add_sums
+from bert_packed.records.first_records import read_pack_spec
+from bert_packed.records.inputs import find_files
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.metrics_log import read_rows
 from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.cli import command_line
-from data_gen.cli.settings import InputError
-from data_gen.records.first_records import read_pack_spec
-from data_gen.records.inputs import find_files
+from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
 
 MAX_SEQ_LENGTH = 48

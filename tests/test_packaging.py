@@ -16,9 +16,9 @@ import setuptools
 from test_imports import COMMANDS, HALVES, MODULES
 from text_files import write_text
 
-from data_gen.cli import command_line
-from data_gen.packing.histogram import KNOWN_FOLDER
-from data_gen.tasks.sample_questions import QUESTIONS_FILE
+from bert_packed.core import command_line
+from bert_packed.packing.histogram import KNOWN_FOLDER
+from data_gen.sample_questions import QUESTIONS_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRA = re.compile(r"(?:bert_packed|-e '?\"?\.)\[([a-z,]+)\]")

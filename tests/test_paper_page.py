@@ -49,7 +49,7 @@ def test_the_command_of_a_row_exists(row):
         assert row[5] == "not drawn" or row[6].startswith("nothing measured")
         return
     command, *flags = re.fullmatch(r"`([^`]+)`", row[3])[1].split()
-    tree = ast.parse((ROOT / "bert_packed/reports" / f"{command}.py").read_text())
+    tree = ast.parse((ROOT / "benchmarks" / f"{command}.py").read_text())
     fields = {
         statement.target.id
         for node in ast.walk(tree)

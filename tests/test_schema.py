@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data_gen import schema
+from bert_packed import schema
 
 
 def test_every_packed_feature_has_a_shape_and_a_dtype():

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_gen import schema
-from data_gen.records import tfrecords
+from bert_packed import schema
+from bert_packed.records import tfrecords
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.text.create_config import CreateConfig
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 NUM_DOCUMENTS = 30
 

@@ -3,11 +3,11 @@
 import numpy as np
 import tensorflow as tf
 
-from data_gen import schema
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
-from data_gen.records.read_unpacked import read_unpacked
-from data_gen.records.sequences import concatenate
+from bert_packed import schema
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.sequences import concatenate
 
 
 def make_features(lengths, max_seq_length, seed=0, max_predictions=4, vocab_size=300):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bert_packed.config import ModelConfig, config_json
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,9 +22,9 @@ from safetensors.numpy import load_file, save_file
 from bert_packed.checkpoints.architecture import check_same_architecture
 from bert_packed.checkpoints.checksums import check_checksums, write_checksums
 from bert_packed.config import config_json, load_model_config
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
 from bert_packed.training.finite import NotFiniteError, check_arrays
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
 
 WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
     "model.safetensors",

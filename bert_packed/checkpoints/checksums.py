@@ -7,8 +7,8 @@ b5bb9d8014a0f9b1d61e21e796d78dccdf1352f23cd32812f4850b878ae4944c  model.safetens
 import re
 from pathlib import Path
 
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
 
 CHECKSUMS = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)\n")

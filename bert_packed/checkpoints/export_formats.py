@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from safetensors.numpy import save_file
 
+from bert_packed import schema
 from bert_packed.checkpoints.exported_tokenizer import boundary_ids, write_tokenizer
 from bert_packed.checkpoints.pretrained_names import architecture_of
 from bert_packed.models.modeling import (
@@ -21,7 +22,6 @@ from bert_packed.models.modeling import (
     TOKEN_CLASSIFICATION,
 )
 from bert_packed.training.finite import check_arrays
-from data_gen import schema
 
 KERAS_FILE = "model.keras"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
-from data_gen.cli.settings import InputError
-from data_gen.text import byte_bpe, tokenization
+from bert_packed.core.settings import InputError
+from bert_packed.text import byte_bpe, tokenization
 
 WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.checksums import check_checksums
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 STEP_COUNT = "/iteration"  # what Keras calls it, below the optimizer's name
 

@@ -11,7 +11,7 @@
 from bert_packed.checkpoints.architecture import Architecture, TensorName
 from bert_packed.config import MambaConfig, config_json
 from bert_packed.models.mamba import build_mamba
-from data_gen.schema import CAUSAL_LM
+from bert_packed.schema import CAUSAL_LM
 
 _EMBEDDINGS = TensorName("backbone/embeddings", "backbone.embeddings.weight")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 
 def check_present(path):

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from bert_packed.checkpoints.architecture import check_same_architecture
 from bert_packed.checkpoints.pretrained_names import architecture_of
 from bert_packed.config import load_model_config
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 HUGGING_FACE_WEIGHTS, HUGGING_FACE_CONFIG = "model.safetensors", "config.json"
 GOOGLE_CONFIG = "bert_config.json"

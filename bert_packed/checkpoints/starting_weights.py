@@ -7,9 +7,9 @@ from bert_packed.checkpoints import checkpoint, pretrained_files
 from bert_packed.checkpoints.architecture import check_same_architecture
 from bert_packed.checkpoints.pretrained_names import ARCHITECTURES, architecture_of
 from bert_packed.config import ablations, load_model_config
+from bert_packed.core.settings import InputError
 from bert_packed.models.modeling import MASKED_LM
 from bert_packed.training.finite import check_arrays
-from data_gen.cli.settings import InputError
 
 OPTIMIZER_SLOTS = ("/adam_m", "/adam_v")
 

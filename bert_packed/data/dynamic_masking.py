@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_gen.cli.settings import InputError
-from data_gen.records.shuffle import hash_numbers
+from bert_packed.core.settings import InputError
+from bert_packed.records.shuffle import hash_numbers
 
 ORDER, FATE, RANDOM = 1, 2, 3  # what is drawn
 

@@ -10,8 +10,8 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_packed.objectives.features import PREDICTIONS, SEQUENCES
-from data_gen.records.sequences import Sequences
-from data_gen.tasks.update_packs import assemble_filled, by_slot
+from bert_packed.records.sequences import Sequences
+from bert_packed.tasks.update_packs import assemble_filled, by_slot
 
 
 @dataclasses.dataclass(frozen=True)

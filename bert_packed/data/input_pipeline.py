@@ -11,15 +11,15 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from bert_packed import schema
+from bert_packed.assembly.online_assembly import pack_stream
+from bert_packed.core.settings import InputError
 from bert_packed.data.read_order import IN_ORDER_PACKS, Spans, find_spans, index_files, read_order
 from bert_packed.data.share import WHOLE
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
-from data_gen import schema
-from data_gen.assembly.online_assembly import pack_stream
-from data_gen.cli.settings import InputError
-from data_gen.packing.online import OnlinePacker
-from data_gen.records import tfrecords
-from data_gen.records.read_unpacked import read_unpacked
+from bert_packed.packing.online import OnlinePacker
+from bert_packed.records import tfrecords
+from bert_packed.records.read_unpacked import read_unpacked
 
 READ_AHEAD = 2**18  # bytes of a file that are read at once
 READERS = 8  # stretches of packs that are read at a time

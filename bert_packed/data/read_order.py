@@ -18,9 +18,9 @@ import dataclasses
 
 import numpy as np
 
-from data_gen.records.frame_contents import check_frames
-from data_gen.records.frames import scan_file
-from data_gen.records.shuffle import find_items, shuffle_places
+from bert_packed.records.frame_contents import check_frames
+from bert_packed.records.frames import scan_file
+from bert_packed.records.shuffle import find_items, shuffle_places
 
 # Of a block. Packs of one stretch share a block whatever the others do, so stretches are short; each costs a
 # disk a movement and an object store a request.

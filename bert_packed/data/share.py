@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_packed.core.files import write_text
 from bert_packed.evaluation.glue_metrics import METRICS
+from bert_packed.records.sequences import concatenate
 from bert_packed.runs import finetuning
-from data_gen.jobs.files import write_text
-from data_gen.records.sequences import concatenate
-from data_gen.tasks.glue import SCORE_RANGE, read_glue, read_glue_test, shown_label
+from bert_packed.tasks.glue import SCORE_RANGE, read_glue, read_glue_test, shown_label
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 from keras import ops
 
+from bert_packed.assembly.assignment import assign_sequences
 from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
+from bert_packed.core.settings import InputError
 from bert_packed.evaluation.side_by_side import side_by_side
 from bert_packed.models.cpu_forms import without_gradients
 from bert_packed.models.devices import computes_on_cpus
 from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
+from bert_packed.packing.histogram import count_lengths
+from bert_packed.packing.lpfhp import pack_lpfhp
+from bert_packed.text import tokenization
 from bert_packed.training.engines.functional import compiled
 from bert_packed.training.engines.variables import named_weights
-from data_gen.assembly.assignment import assign_sequences
-from data_gen.cli.settings import InputError
-from data_gen.packing.histogram import count_lengths
-from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.text import tokenization
 
 # From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
 POOLINGS = {

@@ -4,8 +4,8 @@ import collections
 import re
 import string
 
-from data_gen.cli.settings import InputError
-from data_gen.tasks.squad import load_json
+from bert_packed.core.settings import InputError
+from bert_packed.tasks.squad import load_json
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import keras
 
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 TILE = 128  # both kernels cut S into tiles of so many tokens
 

@@ -21,7 +21,7 @@ from bert_packed.models.linear import Linear
 from bert_packed.models.packed_model import PackedModel, build_seeded
 from bert_packed.models.rematerialisation import rematerialised
 from bert_packed.models.selective_scan import ssm_pack
-from data_gen.schema import CAUSAL_LM
+from bert_packed.schema import CAUSAL_LM
 
 
 def fan_in(size):

@@ -6,7 +6,7 @@ Legend: B packs per batch, S pack length, P predictions per pack, K sequences pe
 import dataclasses
 from collections.abc import Callable
 
-from data_gen import schema
+from bert_packed import schema
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import importlib
 import json
 import os
 
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE, HEARTBEAT_SECONDS, Processes
-from data_gen.cli.settings import InputError
 
 DISTRIBUTIONS = ("none", "mirrored", "multi_worker", "tpu")
 VARIABLE = "TF_CONFIG"

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.parallel.summa import COLUMN, ROW
-from data_gen.cli.settings import InputError
 
 AXES = (AXIS, ROW, COLUMN)
 

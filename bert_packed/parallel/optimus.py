@@ -24,11 +24,11 @@ import jax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.mesh import differentiable
 from bert_packed.parallel.mesh_layout import MeshLayout
 from bert_packed.parallel.replicas import AXIS
 from bert_packed.parallel.summa import COLUMN, ROW, TRANSPORTS
-from data_gen.cli.settings import InputError
 
 BLOCKS, VECTOR = PartitionSpec(ROW, COLUMN), PartitionSpec(COLUMN)
 WEIGHTS = {

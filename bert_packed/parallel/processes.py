@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 STATUS_LOST = 75  # EX_TEMPFAIL of sysexits.h: the same command may well succeed
 HEARTBEAT_SECONDS = 20  # without a sign of life for so long, a process counts as lost

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 AXIS = "data"  # of JAX's mesh
 

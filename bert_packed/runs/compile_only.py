@@ -4,19 +4,19 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_packed import schema
 from bert_packed.config import ablate, load_model_config, override_dropout
+from bert_packed.core.command_line import print_table
+from bert_packed.core.files import write_text
+from bert_packed.core.output_files import write_json
+from bert_packed.core.settings import InputError
+from bert_packed.core.versions import versions
 from bert_packed.runs.pretraining import build_engine
 from bert_packed.runs.pretraining_data import check_fits, read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
 from bert_packed.training.engines.memory import out_of_memory_names
 from bert_packed.training.engines.virtual_devices import make_virtual_devices
 from bert_packed.training.step_report import describe_step, is_static
-from data_gen import schema
-from data_gen.cli.command_line import print_table
-from data_gen.cli.output_files import write_json
-from data_gen.cli.settings import InputError
-from data_gen.cli.versions import versions
-from data_gen.jobs.files import write_text
 
 PROGRAM_FILE, REPORT_FILE = "step.hlo.txt", "step.json"
 # The step breaks the static-graph contract; it is reported all the same
@@ -43,10 +43,6 @@ def compile_run(config, backend):
     _check_folder(folder)
     if config.num_virtual_devices:
         make_virtual_devices(config.num_virtual_devices)
-    if config.sample_data:
-        from data_gen.sample_data import build_missing
-
-        build_missing()
     data = read_shapes(config)
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
     model_config = ablate(model_config, config.ablation)

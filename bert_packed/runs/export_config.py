@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from data_gen.cli.settings import InputError, check_depth_fits, check_settings, setting
-from data_gen.schema import PackSpec
+from bert_packed.core.settings import InputError, check_depth_fits, check_settings, setting
+from bert_packed.schema import PackSpec
 
 FORMATS = ("hf", "keras", "saved_model")
 DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76

@@ -10,10 +10,10 @@ from bert_packed.checkpoints.checkpoint import PARTIAL_SUFFIX
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 from bert_packed.checkpoints.pretrained_names import architecture_of
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
 from bert_packed.runs.model_card import write_model_card
 from bert_packed.runs.run_directory import RUN_FILE
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
 
 _SUFFIXES = (PARTIAL_SUFFIX, f".replaced{PARTIAL_SUFFIX}")
 

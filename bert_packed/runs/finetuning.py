@@ -10,12 +10,17 @@ import keras
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import ablations, load_model_config, override_dropout
+from bert_packed.core.command_line import print_table, to_flagfile
+from bert_packed.core.files import file_sha256, write_text
+from bert_packed.core.output_files import write_json
+from bert_packed.core.settings import InputError
 from bert_packed.data.finetuning_batches import predict, train_batches
 from bert_packed.models.cpu_forms import without_gradients
 from bert_packed.runs import run_directory
 from bert_packed.runs.label_names import LABELS_FILE
 from bert_packed.runs.run_summary import show_row, tell_skipped
 from bert_packed.runs.vocabulary import VOCAB_FILE
+from bert_packed.tasks.update_packs import fit_predictions, pack_all, plan_updates
 from bert_packed.training import loop, metrics_log, watch
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.functional import compiled
@@ -27,11 +32,6 @@ from bert_packed.training.optimization import (
     WarmupPolynomialDecay,
     optimizer_settings,
 )
-from data_gen.cli.command_line import print_table, to_flagfile
-from data_gen.cli.output_files import write_json
-from data_gen.cli.settings import InputError
-from data_gen.jobs.files import file_sha256, write_text
-from data_gen.tasks.update_packs import fit_predictions, pack_all, plan_updates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it h
 import dataclasses
 
 from bert_packed.config import DTYPES, LEAST_EPSILON, MODEL_SIZES, check_dropout_overrides
-from data_gen.cli.settings import InputError, check_depth_fits, check_settings, parse_depth, setting
-from data_gen.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
-from data_gen.tasks.glue import TASK_NAMES
-from data_gen.tasks.squad import check_files
-from data_gen.tasks.update_packs import check_depth
+from bert_packed.core.settings import InputError, check_depth_fits, check_settings, parse_depth, setting
+from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
+from bert_packed.tasks.glue import TASK_NAMES
+from bert_packed.tasks.squad import check_files
+from bert_packed.tasks.update_packs import check_depth
 
 ALL_TASKS = "all"
 SAMPLE_EPOCHS, SAMPLE_RATE = 120.0, 2e-3  # a random tiny model, learning a few questions by heart

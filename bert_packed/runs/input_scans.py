@@ -1,11 +1,10 @@
 """What a run's input files are, found by reading every byte of them once in their life, by one process."""
 
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE
-from bert_packed.runs.run_directory import describe_inputs
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.records.inputs import folder_of
-from data_gen.records.kept_scans import (
+from bert_packed.records.inputs import folder_of
+from bert_packed.records.kept_scans import (
     read_checksums,
     read_scans,
     read_scans_beside,
@@ -13,6 +12,7 @@ from data_gen.records.kept_scans import (
     write_scans,
     write_scans_beside,
 )
+from bert_packed.runs.run_directory import describe_inputs
 
 
 def scan_inputs(paths, store, processes=ALONE):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.pretrained_files import HUGGING_FACE_CONFIG
-from data_gen.cli.settings import InputError
-from data_gen.jobs.files import read_text
+from bert_packed.core.files import read_text
+from bert_packed.core.settings import InputError
 
 LABELS_FILE = "labels.txt"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.pretrained_names import architecture_of
 from bert_packed.config import ablations
+from bert_packed.core.settings import InputError
+from bert_packed.records.inputs import folder_of
+from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import resolve_path
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import RUN_FILE
-from data_gen.cli.settings import InputError
-from data_gen.jobs.output import read_manifest
-from data_gen.records.inputs import folder_of
-from data_gen.records.provenance import resolve_path
 
 CARD_FILE = "README.md"
 # The task of each class of transformers, as the hub calls it

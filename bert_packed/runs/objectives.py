@@ -3,11 +3,11 @@
 import dataclasses
 
 from bert_packed.config import MambaConfig, ModelConfig
+from bert_packed.core.settings import InputError
 from bert_packed.models.modeling import MASKED_LM, PRETRAINING
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
-from data_gen.cli.settings import InputError
-from data_gen.schema import CAUSAL_LM, FORMS, MLM, MLM_NSP
+from bert_packed.schema import CAUSAL_LM, FORMS, MLM, MLM_NSP
 
 # `--objective` -> what the model's config is, and how people call such a model
 MODELS = {

@@ -5,7 +5,7 @@ import functools
 import statistics
 from collections.abc import Callable
 
-from bert_packed.runs.turns import time_in_turns
+from bert_packed.runs.interleaved_timing import time_interleaved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ def compare(contenders, num_repeats=5):
         `sequences_per_second`, `speed_up` over the baseline.
     """
     ways = {contender.name: functools.partial(_step, contender) for contender in contenders}
-    seconds = time_in_turns(ways, num_repeats)
+    seconds = time_interleaved(ways, num_repeats)
     rows = []
     for contender in contenders:
         median = statistics.median(seconds[contender.name])

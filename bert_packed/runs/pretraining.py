@@ -8,6 +8,7 @@ import itertools
 import keras
 
 from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
+from bert_packed.core.settings import InputError
 from bert_packed.data import input_pipeline
 from bert_packed.data.batch_growth import GrowingBatches
 from bert_packed.data.dynamic_masking import MaskedBatches
@@ -26,7 +27,6 @@ from bert_packed.training import loop, metrics_log, watch
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
 from bert_packed.training.profiling import Profile
-from data_gen.cli.settings import InputError
 
 NUM_TIMED_STEPS = 5
 DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}

@@ -14,13 +14,13 @@ from bert_packed.config import (
     check_dropout_overrides,
     parse_ablation,
 )
+from bert_packed.core.settings import InputError, check_divides, check_settings, setting
 from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from bert_packed.runs.number_lists import mesh_shape, parse_mesh, parse_profile_steps, steps_to_profile
 from bert_packed.runs.recipes import RECIPES
-from data_gen.cli.settings import InputError, check_divides, check_settings, setting
-from data_gen.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
-from data_gen.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
+from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
+from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 
 MASKINGS = ("static", "dynamic")
 # What `masking=dynamic` alone reads
@@ -211,13 +211,6 @@ class TrainConfig:
         "log is a share of: a vendor's figure, as 312e12; 0 = measured at the start, by a matrix product of "
         "the run's dtype",
         minimum=0,
-        changeable=True,
-    )
-    autotune: bool = setting(
-        True,
-        "on one CPU, where the run will take half an hour or more: time a small step under XLA's settings "
-        "for such a CPU at the start, a minute or two, and keep the fastest in run.json "
-        "(docs/training.md); false, or XLA_FLAGS in the environment, leaves it out",
         changeable=True,
     )
     profile_steps: str = setting(

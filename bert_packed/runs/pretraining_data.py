@@ -4,22 +4,22 @@ import dataclasses
 import functools
 import os
 
+from bert_packed.core.settings import InputError
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.data.share import WHOLE
 from bert_packed.parallel.processes import ALONE
+from bert_packed.records import first_records
+from bert_packed.records.frames import FileScan
+from bert_packed.records.inputs import find_files, folder_of
+from bert_packed.records.joined_rows import find_num_rows
+from bert_packed.records.manifests import read_manifest
 from bert_packed.runs.input_scans import scan_inputs
 from bert_packed.runs.objectives import check_losses, check_records
 from bert_packed.runs.records_vocabulary import make_masking
 from bert_packed.runs.run_directory import SCANS_FILE, check_own, describe_inputs
-from data_gen.checks.joined_rows import find_num_rows
-from data_gen.cli.settings import InputError
-from data_gen.jobs.output import read_manifest
-from data_gen.records import first_records
-from data_gen.records.frames import FileScan
-from data_gen.records.inputs import find_files, folder_of
-from data_gen.schema import PackSpec
+from bert_packed.schema import PackSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,9 @@ A step on packs sees p times the sequences of an unpacked step. The papers know 
 
 import dataclasses
 
-from data_gen.cli.command_line import print_table
-from data_gen.cli.settings import InputError
-from data_gen.schema import CAUSAL_LM
+from bert_packed.core.command_line import print_table
+from bert_packed.core.settings import InputError
+from bert_packed.schema import CAUSAL_LM
 
 GRAPHCORE = "Graphcore's recipe, as PaddleNLP's examples/language_model/bert/static_ipu carries it"
 NVIDIA = "NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT, scripts/configs/pretrain_config.sh"

@@ -1,14 +1,14 @@
 """The vocabulary that packed records were made with: who masks them anew must know its WordPieces."""
 
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
 from bert_packed.data.dynamic_masking import DynamicMasking
+from bert_packed.records.inputs import folder_of
+from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import resolve_path
 from bert_packed.runs.vocabulary import VOCAB_FILE
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.jobs.output import read_manifest
-from data_gen.records.inputs import folder_of
-from data_gen.records.provenance import resolve_path
-from data_gen.text.masking import masking_rules
-from data_gen.text.tokenization import load_vocab
+from bert_packed.text.masking import masking_rules
+from bert_packed.text.tokenization import load_vocab
 
 
 def make_masking(config, train):

@@ -19,16 +19,16 @@ from bert_packed.checkpoints.checkpoint import (
     list_checkpoints,
     set_aside,
 )
+from bert_packed.core.command_line import to_flagfile
+from bert_packed.core.output_files import write_json
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE
+from bert_packed.records import tfrecords
+from bert_packed.records.frames import scan_file
+from bert_packed.records.inputs import check_promises, read_promises
+from bert_packed.records.manifests import SCANS_NAME
+from bert_packed.tasks.glue import SERVER_NAMES
 from bert_packed.training.finite import NotFiniteError
-from data_gen.cli.command_line import to_flagfile
-from data_gen.cli.output_files import write_json
-from data_gen.cli.settings import InputError
-from data_gen.jobs.output import SCANS_NAME
-from data_gen.records import tfrecords
-from data_gen.records.frames import scan_file
-from data_gen.records.inputs import check_promises, read_promises
-from data_gen.tasks.glue import SERVER_NAMES
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"
@@ -271,16 +271,11 @@ def record_segment(folder, first_step, backend, **facts):
 
     Args:
         folder, first_step, backend: Of the process.
-        facts: What else was found out about it, for JSON: `peak_flops`, and those of `autotune.py`.
+        facts: What else was found out about it, for JSON: `peak_flops`.
     """
     run = _read_run(folder)
     segments = [*run.get("segments", []), {"first_step": first_step, "backend": backend, **facts}]
     write_json(folder / RUN_FILE, {**run, "segments": segments})
-
-
-def read_segments(folder):
-    """What `record_segment` wrote of a run so far: list of dicts; raises `InputError`."""
-    return _read_run(folder).get("segments", [])
 
 
 def record_skipped(folder, process, step, why, sources):

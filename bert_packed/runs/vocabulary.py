@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
+from bert_packed.core.files import file_sha256
+from bert_packed.core.settings import InputError
 from bert_packed.runs import run_directory
-from data_gen.cli.settings import InputError
-from data_gen.jobs.files import file_sha256
-from data_gen.tasks.squad import load_json
-from data_gen.text import tokenization
+from bert_packed.tasks.squad import load_json
+from bert_packed.text import tokenization
 
 VOCAB_FILE = "vocab.txt"
 MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as accelerators like it

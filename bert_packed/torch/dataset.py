@@ -6,15 +6,15 @@ Legend: S pack length, P predictions per pack, K sequences per pack.
 import numpy as np
 import torch
 
+from bert_packed import schema
+from bert_packed.core.settings import InputError
 from bert_packed.data.read_order import find_spans, index_files, read_order
+from bert_packed.records.examples import parse_example
+from bert_packed.records.first_records import read_pack_spec
+from bert_packed.records.frame_contents import read_frames
+from bert_packed.records.inputs import check_promises, find_files, read_promises
+from bert_packed.records.kept_scans import read_scans, read_scans_beside, scan_unchanged, write_scans
 from bert_packed.torch.attention_mask import block_attention_mask
-from data_gen import schema
-from data_gen.cli.settings import InputError
-from data_gen.records.examples import parse_example
-from data_gen.records.first_records import read_pack_spec
-from data_gen.records.frame_contents import read_frames
-from data_gen.records.inputs import check_promises, find_files, read_promises
-from data_gen.records.kept_scans import read_scans, read_scans_beside, scan_unchanged, write_scans
 
 
 class PackedDataset(torch.utils.data.IterableDataset):

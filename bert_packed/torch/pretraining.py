@@ -9,8 +9,8 @@ V vocabulary.
 import torch
 from torch.nn import functional
 
+from bert_packed.core.settings import InputError
 from bert_packed.torch.attention_mask import block_attention_mask
-from data_gen.cli.settings import InputError
 
 ATTENTIONS = ("sdpa", "eager")  # those that take a 4D mask
 WEIGHTINGS = ("per_sequence", "per_token")

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 
 class NotFiniteError(InputError):

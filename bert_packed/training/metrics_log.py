@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tensorboard.summary import Writer
 
+from bert_packed.core.settings import InputError
 from bert_packed.training.watch import WATCHED
-from data_gen.cli.settings import InputError
 
 SPEED = ("skipped_steps", "learning_rate", "sequences_per_second", "tokens_per_second")
 

@@ -9,8 +9,8 @@ import shlex
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
 
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
 BUG = ".bug"  # suffix of the note of an error that no user made

@@ -11,15 +11,14 @@ import json
 import logging
 import os
 
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.records.manifests import MANIFEST_NAME, is_of_scans, read_manifest
 
-MANIFEST_NAME = "manifest.json"
 INCOMPLETE_NAME = ".incomplete"
 WORK_NAME = "work"  # within it: what is not to be published
 IDENTITY_NAME = "identity.json"  # within that: which run this is
 PUBLISH_NAME = "publish.json"  # and which names it is about to publish
-SCANS_NAME = ".scans.npz"  # what a run that read the files here has found (`records/kept_scans.py`)
 OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with the scans and these:
 OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
 
@@ -121,37 +120,6 @@ def open_output_dir(path, overwrite=False, identity=None):
             if is_new:
                 _remove_if_empty(final)
             raise
-
-
-def read_manifest(directory, any_json=False):
-    """The `manifest.json` of a directory as a dict, or None where it has none.
-
-    Args:
-        directory: Path.
-        any_json: Whether it may be another program's: JSON that is no object counts as none then.
-
-    Raises:
-        InputError: the file is not JSON, or not an object without `any_json`.
-    """
-    path = os.path.join(directory, MANIFEST_NAME)
-    try:
-        content = json.loads(files.read_text(path))
-    except FileNotFoundError:
-        return None
-    except RecursionError as error:
-        raise InputError(f"{path} must be JSON of few levels. Received: lists within lists.") from error
-    except ValueError as error:  # no JSON, no text, or a number of thousands of digits
-        raise InputError(f"{path} must be JSON. Received: {error}.") from error
-    if not isinstance(content, dict):
-        if any_json:
-            return None
-        raise InputError(f"{path} must be a JSON object. Received: {type(content).__name__}.")
-    return content
-
-
-def is_of_scans(name):
-    """Whether a name in a folder is that of the kept scans, or of what a killed write of them left."""
-    return name == SCANS_NAME or (name.startswith(SCANS_NAME) and name.endswith(files.PARTIAL_SUFFIX))
 
 
 def refuse_own_input(input_files, directory):

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 LOCAL = "local"
 RUNNERS = (LOCAL, "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner")

@@ -18,8 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_gen.cli import progress
-from data_gen.jobs import files
+from bert_packed.core import files, progress
 from data_gen.jobs.runners import LOCAL
 from data_gen.jobs.timeline import Timeline
 from data_gen.jobs.workers import start_workers, telling_lost_workers

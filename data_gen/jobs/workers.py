@@ -7,7 +7,7 @@ import signal
 import threading
 from concurrent import futures
 
-from data_gen.jobs.freed_memory import LARGE_ARRAYS, keep_freed_memory
+from bert_packed.core.freed_memory import LARGE_ARRAYS, keep_freed_memory
 
 STATUS_ORPHANED = 1
 

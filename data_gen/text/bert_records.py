@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from data_gen.records.example_bytes import serialize_examples
-from data_gen.records.sequences import take
-from data_gen.text import tokenization
+from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.records.sequences import take
+from bert_packed.text import tokenization
+from bert_packed.text.vocabularies import WordPieces
 from data_gen.text.corpus import TextDocuments
 from data_gen.text.instances import (
     NUM_SPECIAL,
@@ -18,7 +19,6 @@ from data_gen.text.instances import (
     to_features,
 )
 from data_gen.text.token_corpus import encode_documents, join_corpora, open_corpus
-from data_gen.text.vocabularies import WordPieces
 
 MOST_CUT = (
     0.25  # share of the text's tokens; of prose, a sentence a line, it is 0.03 at length 512, 0.11 at 128

@@ -14,14 +14,14 @@ import dataclasses
 
 import numpy as np
 
-from data_gen import schema
-from data_gen.records.causal_sequences import make_causal_sequences, take_causal
-from data_gen.records.example_bytes import serialize_ragged
-from data_gen.records.sequences import sum_ranges
-from data_gen.text import tokenization
+from bert_packed import schema
+from bert_packed.records.causal_sequences import make_causal_sequences, take_causal
+from bert_packed.records.example_bytes import serialize_ragged
+from bert_packed.records.sequences import sum_ranges
+from bert_packed.text import tokenization
+from bert_packed.text.vocabularies import VocabularyKind
 from data_gen.text.corpus import WholeTexts, join_lines
 from data_gen.text.token_streams import encode_texts, join_streams, open_streams
-from data_gen.text.vocabularies import VocabularyKind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import tempfile
 
 import numpy as np
 
-from data_gen.jobs import files
+from bert_packed.core import files
 
 COPY_VALUES = 2**20  # joined at once
 MOST_FETCHED = 8  # columns behind URLs that a process holds: of one corpus, with its origins

@@ -18,9 +18,8 @@ import zlib
 
 import sentencex
 
-from data_gen.cli import progress
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
+from bert_packed.core import files, progress
+from bert_packed.core.settings import InputError
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".parquet", ".arrow")

@@ -3,10 +3,10 @@
 import dataclasses
 import math
 
-from data_gen.cli.settings import InputError, check_settings, result_settings, setting
+from bert_packed.core.settings import InputError, check_settings, result_settings, setting
+from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
+from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 from data_gen.jobs.runners import LOCAL, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
-from data_gen.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
-from data_gen.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 
 TOKENIZERS = WORDPIECE, BYTE_BPE = ("wordpiece", "byte_bpe")
 # What only BERT's records have, and only WordPieces

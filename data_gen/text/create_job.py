@@ -10,27 +10,27 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from data_gen.cli.settings import InputError
-from data_gen.cli.versions import code_sha256, versions
-from data_gen.jobs import files
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.core.versions import code_sha256, versions
+from bert_packed.packing import histogram as histograms
+from bert_packed.records.inputs import find_files, stamp_files, unchanged
+from bert_packed.records.provenance import describe_path, provenance_path
+from bert_packed.records.shuffle import shuffle_places
+from bert_packed.schema import CAUSAL_LM, MLM_NSP
+from bert_packed.text.masking import masking_rules
+from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers, num_cores
 from data_gen.jobs.steps import Job, Step
-from data_gen.packing import histogram as histograms
-from data_gen.records.inputs import find_files, stamp_files, unchanged
-from data_gen.records.provenance import describe_path, provenance_path
-from data_gen.records.shuffle import shuffle_places
-from data_gen.schema import CAUSAL_LM, MLM_NSP
 from data_gen.text.bert_records import BertRecords
 from data_gen.text.causal_records import CausalRecords
 from data_gen.text.create_config import WORDPIECE
 from data_gen.text.create_steps import Shard, TokenizeWork, join, tokenize, train_vocabulary, write_shard
 from data_gen.text.instances import InstanceRules
-from data_gen.text.masking import masking_rules
 from data_gen.text.passes import CHOOSE_EVAL, choose_readings, plan_passes, save_passes
 from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
 from data_gen.text.sources import Source, find_text_sources
-from data_gen.text.vocabularies import ByteBpe, WordPieces
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,12 @@ from itertools import chain
 
 import numpy as np
 
-from data_gen.cli import progress
-from data_gen.jobs import files
-from data_gen.packing import histogram as histograms
-from data_gen.records import tfrecords
-from data_gen.records.inputs import unchanged
-from data_gen.records.provenance import DOCUMENT_COLUMNS, add_checksum, open_index
-from data_gen.text import tokenization
+from bert_packed.core import files, progress
+from bert_packed.packing import histogram as histograms
+from bert_packed.records import tfrecords
+from bert_packed.records.inputs import unchanged
+from bert_packed.records.provenance import DOCUMENT_COLUMNS, add_checksum, open_index
+from bert_packed.text import tokenization
 from data_gen.text.passes import load_passes, shuffled_pairs
 from data_gen.text.text_records import TextRecords
 from data_gen.text.token_corpus import open_origins

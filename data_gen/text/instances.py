@@ -8,9 +8,9 @@ import dataclasses
 
 import numpy as np
 
-from data_gen import schema
-from data_gen.records.sequences import make_sequences, range_indices
-from data_gen.text.masking import MaskingRules, count_predictions, mask_tokens
+from bert_packed import schema
+from bert_packed.records.sequences import make_sequences, range_indices
+from bert_packed.text.masking import MaskingRules, count_predictions, mask_tokens
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 NUM_SPECIAL_ALONE = 2  # [CLS] A [SEP]

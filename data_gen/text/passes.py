@@ -15,8 +15,8 @@ import os
 
 import numpy as np
 
-from data_gen.jobs import files
-from data_gen.records.shuffle import shuffle_places
+from bert_packed.core import files
+from bert_packed.records.shuffle import shuffle_places
 
 # Fifth numbers of random keys, as in `create_steps.py`
 SHUFFLE_PAIRS, CHOOSE_EVAL, CHOOSE_READINGS = 2, 3, 4

@@ -18,9 +18,9 @@ import json
 import os
 import re
 
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.records.inputs import check_found, find_parts, match_files
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.records.inputs import check_found, find_parts, match_files
 from data_gen.text.corpus import is_table
 
 WEIGHT = re.compile(

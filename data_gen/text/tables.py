@@ -11,8 +11,8 @@ import contextlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_gen.cli import progress
-from data_gen.cli.settings import InputError
+from bert_packed.core import progress
+from bert_packed.core.settings import InputError
 from data_gen.text.columns import map_bytes, release
 
 ROWS_AT_ONCE = 1024

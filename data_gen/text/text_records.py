@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from data_gen.text.vocabularies import VocabularyKind
+from bert_packed.text.vocabularies import VocabularyKind
 
 Texts = Iterable[tuple[int, str]]  # number of the document in its file, from 1; a sentence or more of it
 

@@ -16,7 +16,7 @@ import dataclasses
 
 import numpy as np
 
-from data_gen.text import tokenization
+from bert_packed.text import tokenization
 from data_gen.text.columns import copy_values, open_columns, open_for_writing, release, to_bytes
 
 FILES = {"token_ids": np.int32, "sentence_offsets": np.int64, "document_offsets": np.int64}

@@ -15,7 +15,7 @@ import dataclasses
 
 import numpy as np
 
-from data_gen.text import tokenization
+from bert_packed.text import tokenization
 from data_gen.text.columns import copy_values, open_columns, open_for_writing, release, to_bytes
 from data_gen.text.token_corpus import NUMBERS, ORIGINS
 

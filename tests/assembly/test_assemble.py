@@ -8,15 +8,15 @@ import pytest
 from causal_files import write_causal
 from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
 
-from data_gen import schema
-from data_gen.assembly.assemble import assemble_packs, count_predictions
-from data_gen.assembly.assignment import assign_sequences
-from data_gen.assembly.overlong import drop_overlong, fit_lengths
-from data_gen.cli.settings import InputError
-from data_gen.packing.algorithms import ALGORITHMS
-from data_gen.packing.histogram import count_lengths
-from data_gen.packing.plan import make_plan
-from data_gen.records.read_causal import read_causal
+from bert_packed import schema
+from bert_packed.assembly.assemble import assemble_packs, count_predictions
+from bert_packed.assembly.assignment import assign_sequences
+from bert_packed.assembly.overlong import drop_overlong, fit_lengths
+from bert_packed.core.settings import InputError
+from bert_packed.packing.algorithms import ALGORITHMS
+from bert_packed.packing.histogram import count_lengths
+from bert_packed.packing.plan import make_plan
+from bert_packed.records.read_causal import read_causal
 
 S = 16
 

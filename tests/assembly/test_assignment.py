@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.assembly.assignment import PackOrder, assign_sequences, choose_slots, fill_packs
-from data_gen.packing.histogram import count_lengths
-from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.records.shuffle import find_items, shuffle_places
+from bert_packed.assembly.assignment import PackOrder, assign_sequences, choose_slots, fill_packs
+from bert_packed.packing.histogram import count_lengths
+from bert_packed.packing.lpfhp import pack_lpfhp
+from bert_packed.records.shuffle import find_items, shuffle_places
 
 S = 12
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_gen.assembly.feature_data import FeatureData
-from data_gen.assembly.feature_spec import MAX_CAPACITIES, MAX_CLASSES, parse_features
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
+from bert_packed.assembly.feature_data import FeatureData
+from bert_packed.assembly.feature_spec import MAX_CAPACITIES, MAX_CLASSES, parse_features
+from bert_packed.core.settings import InputError
+from bert_packed.records import tfrecords
+from data_gen.pack_config import PackConfig
 
 DATA = FeatureData(parse_features("a:int:10,b:int:6"), "error")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from data_gen.assembly import length_plan
-from data_gen.cli.settings import InputError
-from data_gen.packing.plan import make_plan
+from bert_packed.assembly import length_plan
+from bert_packed.core.settings import InputError
+from bert_packed.packing.plan import make_plan
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
 
+from bert_packed.assembly.online_assembly import pack_stream, split_by_predictions
+from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import online_batches
 from bert_packed.objectives.features import BATCH_NAMES
-from data_gen.assembly.online_assembly import pack_stream, split_by_predictions
-from data_gen.cli.settings import InputError
-from data_gen.packing.online import OnlinePacker
-from data_gen.records.sequences import take
-from data_gen.schema import PackSpec
+from bert_packed.packing.online import OnlinePacker
+from bert_packed.records.sequences import take
+from bert_packed.schema import PackSpec
 
 S = 24
 SPEC = PackSpec(S, 4, 6)

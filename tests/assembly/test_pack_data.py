@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from data_gen.assembly import pack_inputs, pack_job, pack_steps, row_steps
-from data_gen.assembly.bert_data import BertData
-from data_gen.assembly.causal_data import CausalData
-from data_gen.assembly.feature_data import FeatureData
-from data_gen.assembly.feature_spec import parse_features
-from data_gen.assembly.pack_data import PackData
-from data_gen.assembly.row_data import RowData
-from data_gen.cli.settings import InputError
-from data_gen.schema import PackSpec
+from bert_packed.assembly.bert_data import BertData
+from bert_packed.assembly.causal_data import CausalData
+from bert_packed.assembly.feature_data import FeatureData
+from bert_packed.assembly.feature_spec import parse_features
+from bert_packed.assembly.pack_data import PackData
+from bert_packed.assembly.row_data import RowData
+from bert_packed.core.settings import InputError
+from bert_packed.schema import PackSpec
+from data_gen import pack_inputs, pack_job, pack_steps, row_steps
 
 MEMBERS = {name for name in vars(PackData) if not name.startswith("_")}
 

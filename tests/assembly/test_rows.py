@@ -8,14 +8,14 @@ from causal_files import make_sequences, read_examples, sequences_of, write_sequ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen import schema
-from data_gen.assembly import pack_job, row_steps
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.row_data import share_bytes
-from data_gen.assembly.rows import cut_sequences, find_rows, lengths_in_row, plan_rows
-from data_gen.records.provenance import find_sources
-from data_gen.records.read_causal import read_causal
-from data_gen.records.sequences import rank_in_groups
+from bert_packed import schema
+from bert_packed.assembly.row_data import share_bytes
+from bert_packed.assembly.rows import cut_sequences, find_rows, lengths_in_row, plan_rows
+from bert_packed.records.provenance import find_sources
+from bert_packed.records.read_causal import read_causal
+from bert_packed.records.sequences import rank_in_groups
+from data_gen import pack_job, row_steps
+from data_gen.pack_config import PackConfig
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=12)
 

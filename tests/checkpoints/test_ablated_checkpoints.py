@@ -12,15 +12,15 @@ import run_squad
 from bert_packed import audit, export, finetune_glue
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.config import ablate
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination, inference
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import QUESTION_ANSWERING
 from bert_packed.runs.finetuning_config import GlueConfig, SquadConfig
 from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.variables import named_weights
-from data_gen.cli import command_line
-from data_gen.cli.settings import InputError
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 FORMS = ("ours", "hugging_face")
 REFUSED = "holds another model: ablation"

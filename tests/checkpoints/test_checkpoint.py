@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from tiny import CONFIG, make_engine
 
 from bert_packed.checkpoints import checkpoint
+from bert_packed.core.settings import InputError
 from bert_packed.training.optimization import Lamb
-from data_gen.cli.settings import InputError
 
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1)
 

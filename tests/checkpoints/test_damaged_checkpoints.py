@@ -13,14 +13,14 @@ from tiny import CONFIG, make_engine
 from bert_packed import export
 from bert_packed.checkpoints import checkpoint, checksums, starting_weights
 from bert_packed.checkpoints.checkpoint import check_checkpoint, list_checkpoints, prune_checkpoints
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import PRETRAINING, QUESTION_ANSWERING
 from bert_packed.runs import run_directory
 from bert_packed.runs.run_directory import find_whole_checkpoint
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.optimization import Lamb
-from data_gen.cli import command_line
-from data_gen.cli.settings import InputError
 
 FILES = (checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.MODEL_CONFIG, checkpoint.STATE)
 

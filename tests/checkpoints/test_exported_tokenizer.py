@@ -7,7 +7,7 @@ from reference import import_reference
 from tokenizers import Tokenizer
 
 from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
-from data_gen.text import tokenization
+from bert_packed.text import tokenization
 
 _, transformers = import_reference()
 

@@ -15,6 +15,7 @@ from tiny import CONFIG
 
 from bert_packed.checkpoints import checkpoint, export_formats, starting_weights
 from bert_packed.checkpoints.bert_names import tensor_names
+from bert_packed.core.settings import InputError
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import (
     CLASSIFICATION,
@@ -26,7 +27,6 @@ from bert_packed.models.modeling import (
 from bert_packed.runs import label_names
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.finite import NotFiniteError
-from data_gen.cli.settings import InputError
 
 pytestmark = pytest.mark.both_backends
 

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
+from bert_packed.core.settings import InputError
 from bert_packed.training.optimization import AdamWeightDecay, Lamb, WarmupPolynomialDecay
-from data_gen.cli.settings import InputError
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled_file")]
 RATE, NUM_STEPS = 0.01, 3  # each phase

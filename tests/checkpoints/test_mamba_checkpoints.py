@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.mamba_names import tensor_names
+from bert_packed.core.settings import InputError
 from bert_packed.models.mamba import build_mamba
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.variables import named_weights
-from data_gen.cli.settings import InputError
-from data_gen.schema import CAUSAL_LM
 
 pytestmark = pytest.mark.both_backends
 

@@ -11,10 +11,10 @@ from tiny import make_engine, write_data
 
 import run_pretraining
 from bert_packed.checkpoints import checkpoint, pretrained_files, starting_weights
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
 from bert_packed.models.modeling import PRETRAINING
 from bert_packed.runs.pretraining_config import TrainConfig
-from data_gen.cli import command_line
-from data_gen.cli.settings import InputError
 
 
 @pytest.fixture

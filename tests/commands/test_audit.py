@@ -13,6 +13,7 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, replace_sums, write_data
 from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
+from bert_packed.core.command_line import run
 from bert_packed.data.unpacking import unpack
 from bert_packed.evaluation import contamination
 from bert_packed.models import context
@@ -20,7 +21,6 @@ from bert_packed.models.context import PackContext
 from bert_packed.models.heads import build_question_answering_model
 from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.training.engines.variables import named_weights
-from data_gen.cli.command_line import run
 
 CHANGE, GRADIENT = "neighbours: change of hidden_states", "neighbours: gradient on their embeddings"
 STATES, WEIGHTS = "unpacked: hidden_states", "unpacked: gradients of all weights"

@@ -15,12 +15,12 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed import audit, export
 from bert_packed.checkpoints import checkpoint, export_formats
+from bert_packed.core import command_line
 from bert_packed.evaluation import contamination
 from bert_packed.runs import model_card
+from bert_packed.schema import PackSpec
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.variables import named_weights
-from data_gen.cli import command_line
-from data_gen.schema import PackSpec
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 WRITERS = ("write_hugging_face", "write_keras", "write_saved_model")
 AUDIT = [{"name": "a check", "result": "pass"}]

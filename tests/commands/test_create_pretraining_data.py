@@ -13,18 +13,19 @@ import pytest
 from interrupts import interruptible
 from text_files import NUM_DOCUMENTS, make_config, read_all_bytes, read_split, write_text
 
-from data_gen import schema
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError
+from bert_packed import schema
+from bert_packed.core import files
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from bert_packed.records.provenance import find_documents, find_sources
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.create_pretraining_data import DESCRIPTION, main
-from data_gen.jobs import files, runners
+from data_gen.jobs import runners
 from data_gen.jobs.steps import Job
-from data_gen.records.provenance import find_documents, find_sources
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
 from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 
 @pytest.fixture

@@ -19,15 +19,21 @@ from causal_files import write_causal
 from text_files import NUM_DOCUMENTS, write_text
 from unpacked_records import make_features, write_features
 
-from data_gen import create_pretraining_data, pack_tfrecords, schema, verify_tfrecords
-from data_gen.assembly import pack_job
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.checks import dry_run, verification
-from data_gen.cli import command_line
+from bert_packed import schema
+from bert_packed.core import command_line
+from bert_packed.records import examples, first_records, tfrecords
+from bert_packed.records.manifests import read_manifest
+from data_gen import (
+    create_pretraining_data,
+    dry_run,
+    pack_job,
+    pack_tfrecords,
+    verification,
+    verify_tfrecords,
+)
 from data_gen.jobs import runners
-from data_gen.jobs.output import read_manifest
 from data_gen.jobs.steps import Job
-from data_gen.records import examples, first_records, tfrecords
+from data_gen.pack_config import PackConfig
 from data_gen.text import create_job
 from data_gen.text.create_config import CreateConfig
 from data_gen.verify_tfrecords import VerifyConfig

@@ -7,9 +7,9 @@ import pytest
 
 import run_pretraining
 from bert_packed.checkpoints.presence import check_present
+from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.runs.pretraining_config import TrainConfig
-from data_gen.cli.settings import InputError
 
 PROGRAM = """
 import sys

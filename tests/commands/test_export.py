@@ -16,9 +16,9 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.config import ablate
 from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.optimization import Lamb
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.both_backends
 needs_tensorflow = pytest.mark.skipif(

@@ -19,10 +19,10 @@ from safetensors.numpy import load_file
 
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.models.mamba import build_mamba
+from bert_packed.text import byte_bpe
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.functional import compiled
 from bert_packed.training.engines.variables import named_weights
-from data_gen.text import byte_bpe
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.both_backends
 needs_tensorflow = pytest.mark.skipif(

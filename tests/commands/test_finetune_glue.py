@@ -11,9 +11,9 @@ from run_logs import losses_of
 from tiny import CONFIG
 
 from bert_packed import finetune_glue
+from bert_packed.core.command_line import run
 from bert_packed.runs.finetuning_config import GlueConfig
-from data_gen.cli.command_line import run
-from data_gen.text import tokenization
+from bert_packed.text import tokenization
 
 WORDS = ("good", "fine", "bad", "poor", "film", "play", "the", "a", "was", "very")
 

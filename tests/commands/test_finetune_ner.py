@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 from tiny import CONFIG
 
 from bert_packed import finetune_ner
+from bert_packed.core.command_line import run
 from bert_packed.evaluation.entity_scores import score
 from bert_packed.runs.finetuning_config import NerConfig
-from data_gen.cli.command_line import run
-from data_gen.text import tokenization
+from bert_packed.text import tokenization
 
 WORDS = {"O": ("the", "a", "saw", "went", "to"), "PER": ("ada", "bob"), "LOC": ("rome", "york")}
 LABELS = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]

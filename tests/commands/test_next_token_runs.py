@@ -13,15 +13,14 @@ from causal_files import make_sequence, read_examples, write_sequences
 from pretraining_command import run
 from safetensors.numpy import load_file
 
-from bert_packed import audit
+from bert_packed import audit, schema
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import config_json
+from bert_packed.core import command_line
 from bert_packed.models.mamba import build_mamba
 from bert_packed.training.watch import TIMED_FIGURES
-from data_gen import schema
-from data_gen.assembly import pack_job
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.cli import command_line
+from data_gen import pack_job
+from data_gen.pack_config import PackConfig
 
 TIMED = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
 NUM_ROWS = 2

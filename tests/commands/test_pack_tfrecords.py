@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 from unpacked_records import list_packed, list_unpacked, make_features, write_features
 
-from data_gen import sample_data, schema
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.jobs.output import open_output_dir, read_manifest
+from bert_packed import schema
+from bert_packed.core import files
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from bert_packed.packing.algorithms import ALGORITHM_NAMES
+from bert_packed.packing.plan import from_json, validate_plan
+from bert_packed.records import first_records, tfrecords
+from bert_packed.records.manifests import read_manifest
+from data_gen import sample_data
+from data_gen.jobs.output import open_output_dir
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
 from data_gen.pack_tfrecords import DESCRIPTION, main
-from data_gen.packing.algorithms import ALGORITHM_NAMES
-from data_gen.packing.plan import from_json, validate_plan
-from data_gen.records import first_records, tfrecords
 
 S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)
@@ -295,7 +297,7 @@ def test_command_prints_and_writes_the_metrics(tmp_path, input_file, capsys):
 
 def test_the_command_keeps_freed_memory(tmp_path, input_file, monkeypatch):
     calls = []
-    monkeypatch.setattr("data_gen.jobs.freed_memory.keep_freed_memory", lambda *of: calls.append(of))
+    monkeypatch.setattr("bert_packed.core.freed_memory.keep_freed_memory", lambda *of: calls.append(of))
     flags = (f"--input_file={input_file}", f"--output_dir={tmp_path / 'out'}", f"--max_seq_length={S}")
     assert command(*flags) == 0
     assert calls == [()]

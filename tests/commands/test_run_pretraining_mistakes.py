@@ -15,11 +15,11 @@ from pretraining_command import arguments, run, write_all, write_batch
 from safetensors.numpy import save_file
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
-from bert_packed.runs import autotune
+from bert_packed import schema
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.runs import pretraining
 from bert_packed.runs.run_directory import SCANS_FILE
-from data_gen import schema
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -122,16 +122,16 @@ def test_manifests_are_checked_against_the_model_and_each_other(tmp_path, capsys
         assert {path.name for path in tmp_path.glob("run/*")} <= {SCANS_FILE}
 
 
-class MeasuresError(Exception):
-    """The run has gone on to measure XLA's ways, which takes half a minute."""
+class BuildsError(Exception):
+    """The run has gone on to build its model."""
 
 
 @pytest.fixture
-def measures(monkeypatch):
-    def choose_flags(*_):
-        raise MeasuresError
+def builds(monkeypatch):
+    def start_engine(*_):
+        raise BuildsError
 
-    monkeypatch.setattr(autotune, "choose_flags", choose_flags)
+    monkeypatch.setattr(pretraining, "start_engine", start_engine)
 
 
 def write_start(folder, file_name, tensor, **change):
@@ -146,7 +146,7 @@ def write_start(folder, file_name, tensor, **change):
 OURS, HUGGING_FACE = ("bert_config.json", "bert/a"), ("config.json", "bert.a")
 
 
-@pytest.mark.usefixtures("measures")
+@pytest.mark.usefixtures("builds")
 @pytest.mark.parametrize(
     ("form", "change", "message"),
     [
@@ -172,13 +172,13 @@ OURS, HUGGING_FACE = ("bert_config.json", "bert/a"), ("config.json", "bert.a")
         (HUGGING_FACE, {"ablation_no_attention_mask": True}, "ablations must be none."),
     ],
 )
-def test_what_an_init_checkpoint_says_of_its_model_is_read_before_anything_is_measured(
+def test_what_an_init_checkpoint_says_of_its_model_is_read_before_a_model_is_built(
     data, tmp_path, capsys, form, change, message
 ):
     folder = write_start(tmp_path / "start", *form, **change)
     command = arguments(data, tmp_path / "run", init_checkpoint=folder)
     if message is None:
-        with pytest.raises(MeasuresError):
+        with pytest.raises(BuildsError):
             run(*command)
     else:
         assert run(*command) == 2
@@ -186,21 +186,21 @@ def test_what_an_init_checkpoint_says_of_its_model_is_read_before_anything_is_me
     assert not list(tmp_path.glob("run/checkpoint*"))
 
 
-@pytest.mark.usefixtures("measures")
+@pytest.mark.usefixtures("builds")
 def test_a_start_with_the_models_own_head_must_be_the_same_in_every_setting(data, tmp_path, capsys):
     """What has masked tokens alone may learn next sentences as well, as from its export."""
     masked_lm = ("bert_config.json", "predictions/output_bias")
     folder = write_start(tmp_path / "start", *masked_lm, vocab_size=40)
     assert run(*arguments(data, tmp_path / "run", init_checkpoint=folder, objective="mlm")) == 2
     assert "start holds another model: vocab_size must be 31. Received: 40." in capsys.readouterr().err
-    with pytest.raises(MeasuresError):
+    with pytest.raises(BuildsError):
         run(*arguments(data, tmp_path / "run", init_checkpoint=folder))
     folder = write_start(tmp_path / "other", *masked_lm, hidden_size=40)
     assert run(*arguments(data, tmp_path / "run", init_checkpoint=folder)) == 2
     assert "other holds another model: hidden_size must be 16. Received: 40." in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("measures")
+@pytest.mark.usefixtures("builds")
 def test_a_start_of_others_without_its_config_is_told_so(data, tmp_path, capsys):
     folder = write_start(tmp_path / "start", *HUGGING_FACE)
     (folder / "config.json").unlink()
@@ -215,10 +215,10 @@ def test_a_start_of_others_without_its_config_is_told_so(data, tmp_path, capsys)
         ("{tmp_path}/run/checkpoint-1", "`init_checkpoint` must be outside `output_dir`"),
     ],
 )
-def test_where_an_init_checkpoint_lies_is_looked_at_before_anything_is_measured(
+def test_where_an_init_checkpoint_lies_is_looked_at_before_a_model_is_built(
     data, tmp_path, monkeypatch, capsys, place, message
 ):
-    monkeypatch.setattr(autotune, "choose_flags", lambda *_: pytest.fail("measures"))
+    monkeypatch.setattr(pretraining, "start_engine", lambda *_: pytest.fail("builds"))
     (tmp_path / "run").mkdir()
     assert run(*arguments(data, tmp_path / "run", init_checkpoint=place.format(tmp_path=tmp_path))) == 2
     assert message in capsys.readouterr().err

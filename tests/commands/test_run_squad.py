@@ -13,12 +13,12 @@ from squad_files import CONTEXT, QUESTIONS, entry, write
 from tiny import CONFIG
 
 import run_squad
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
 from bert_packed.runs import vocabulary
 from bert_packed.runs.finetuning_config import SquadConfig
-from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError
-from data_gen.tasks.squad import read_squad
-from data_gen.text import tokenization
+from bert_packed.tasks.squad import read_squad
+from bert_packed.text import tokenization
 
 LENGTH = 48
 TRAINING = {"train_batch_size": 4, "num_train_epochs": 4, "learning_rate": 0.01, "log_steps": 1}
@@ -287,7 +287,7 @@ def test_bad_answers_are_an_error_unless_skipped(data, tmp_path, capsys):
 
 def test_own_questions_are_sound(tmp_path):
     """The project's own questions pass the checks of training, and each is asked once."""
-    from data_gen.tasks.sample_questions import QUESTIONS_FILE
+    from data_gen.sample_questions import QUESTIONS_FILE
 
     questions = read_squad(QUESTIONS_FILE, for_training=True).questions
     assert len(questions) == len({question.text for question in questions}) == 30

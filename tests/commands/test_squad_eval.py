@@ -6,10 +6,10 @@ import pytest
 from squad_files import CONTEXT, QUESTIONS, entry, write
 
 from bert_packed import squad_eval
+from bert_packed.core.command_line import run
 from bert_packed.evaluation import squad_scores
 from bert_packed.evaluation.squad_scores import exact_match, f1, normalize_answer, score
-from data_gen.cli.command_line import run
-from data_gen.tasks.squad import Question, read_squad
+from bert_packed.tasks.squad import Question, read_squad
 
 
 def question(identifier, *answers):

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from unpacked_records import load, make_features, write_features
 
-from data_gen import schema
-from data_gen.assembly.assemble import assemble_packs, count_predictions
-from data_gen.assembly.assignment import assign_sequences
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.checks.digests import digest_bert
-from data_gen.checks.verification import compare_files, unmatched
-from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError
-from data_gen.packing.histogram import count_lengths
-from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.records import first_records, tfrecords
-from data_gen.records.example_bytes import serialize_examples
+from bert_packed import schema
+from bert_packed.assembly.assemble import assemble_packs, count_predictions
+from bert_packed.assembly.assignment import assign_sequences
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from bert_packed.packing.histogram import count_lengths
+from bert_packed.packing.lpfhp import pack_lpfhp
+from bert_packed.records import first_records, tfrecords
+from bert_packed.records.example_bytes import serialize_examples
+from data_gen.digests import digest_bert
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+from data_gen.verification import compare_files, unmatched
 from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
 
 S = 16

@@ -8,7 +8,7 @@ from bert_packed.data.batch_growth import BatchGrowth, GrowingBatches
 from bert_packed.data.input_pipeline import CheckedBatches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.data.share import WHOLE, Share
-from data_gen.schema import PackSpec
+from bert_packed.schema import PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
 GROWTH = BatchGrowth(initial=2, full=8, micro_batch_size=2, num_steps=4)

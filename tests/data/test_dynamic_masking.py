@@ -8,15 +8,15 @@ import pytest
 from packs import batch_of, random_sequence, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH
 
+from bert_packed.core.settings import InputError
 from bert_packed.data import dynamic_masking
 from bert_packed.data.dynamic_masking import DynamicMasking, MaskedBatches
 from bert_packed.data.input_pipeline import CheckedBatches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.data.share import WHOLE, Share
-from data_gen.cli.settings import InputError
-from data_gen.schema import PackSpec
-from data_gen.text.masking import MaskingRules
-from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary
+from bert_packed.schema import PackSpec
+from bert_packed.text.masking import MaskingRules
+from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary
 
 VOCABULARY = Vocabulary((*SPECIAL_TOKENS, *(f"{'##' if i % 3 else ''}w{i}" for i in range(26))))
 CLS, SEP, MASK = 2, 3, 4

@@ -6,11 +6,11 @@ import types
 import numpy as np
 import pytest
 
+from bert_packed.assembly.assignment import Packs
 from bert_packed.data.finetuning_batches import LabelledSequences, make_batch, predict, train_batches
-from data_gen.assembly.assignment import Packs
-from data_gen.records.sequences import make_unlabelled, without_predictions
-from data_gen.schema import PackSpec
-from data_gen.tasks.update_packs import Updates, fit_predictions
+from bert_packed.records.sequences import make_unlabelled, without_predictions
+from bert_packed.schema import PackSpec
+from bert_packed.tasks.update_packs import Updates, fit_predictions
 
 SPEC = PackSpec(8, 3, 1)
 TOKENS = [[2, 7, 4, 3], [2, 9, 3], [2, 8, 8, 8, 3]]

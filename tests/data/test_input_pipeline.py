@@ -10,13 +10,13 @@ import tensorflow as tf
 from packs import batch_of, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
+from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.objectives.features import BATCH_NAMES, NEXT_TOKENS, NEXT_TOKENS_OF_ROWS
-from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_examples
-from data_gen.schema import MASKED_LM_WEIGHTS, PackSpec
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.schema import MASKED_LM_WEIGHTS, PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
 NUM_PACKS = 15

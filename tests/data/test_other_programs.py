@@ -12,12 +12,12 @@ import tensorflow as tf
 from tiny import CONFIG
 from unpacked_records import make_features, write_features
 
+from bert_packed import schema
+from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
-from data_gen import schema
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.cli.settings import InputError
-from data_gen.records import first_records
+from bert_packed.records import first_records
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
 from data_gen.verify_tfrecords import VerifyConfig
 from data_gen.verify_tfrecords import main as verify
 

@@ -10,13 +10,13 @@ import pytest
 from packs import random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH
 
+from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
 from bert_packed.data.read_order import find_spans, index_files, read_order
 from bert_packed.data.share import WHOLE, Share
-from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
-from data_gen.records.frames import FRAME_BYTES
-from data_gen.schema import PackSpec
+from bert_packed.records import tfrecords
+from bert_packed.records.frames import FRAME_BYTES
+from bert_packed.schema import PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
 COUNTS = (19, 1, 8, 22)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bert_packed.evaluation import glue_predictions
+from bert_packed.records.sequences import make_unlabelled
 from bert_packed.runs import finetuning
-from data_gen.records.sequences import make_unlabelled
-from data_gen.tasks.glue import TASKS, GlueTexts
+from bert_packed.tasks.glue import TASKS, GlueTexts
 
 LOGITS = {  # of two examples of dev, then of three that the server asks
     "RTE": [[2, 1], [0, 3], [1, 2], [5, 4], [0, 1]],

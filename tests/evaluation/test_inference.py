@@ -15,10 +15,10 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
+from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
 from bert_packed.models import attention_by_head, layers
 from bert_packed.models.cpu_forms import has_no_gradients
-from data_gen.cli.settings import InputError
 
 pytestmark = pytest.mark.both_backends
 

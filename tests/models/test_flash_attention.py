@@ -12,12 +12,12 @@ from tiny import CONFIG, make_engine, write_data
 import run_pretraining
 from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
 from bert_packed.models import flash_attention
 from bert_packed.models.context import PackContext
 from bert_packed.models.layers import SelfAttention
 from bert_packed.runs.pretraining_config import TrainConfig
-from data_gen.cli import command_line
-from data_gen.cli.settings import InputError
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")

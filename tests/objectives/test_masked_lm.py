@@ -14,9 +14,9 @@ from bert_packed.evaluation.inference import encode, load_encoder
 from bert_packed.models.heads import build_model
 from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING, build_masked_lm_model
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
+from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
 from bert_packed.training import engines
 from bert_packed.training.engines.variables import named_weights
-from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
 
 pytestmark = pytest.mark.both_backends
 

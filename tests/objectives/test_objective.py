@@ -18,6 +18,7 @@ from scipy.special import log_softmax
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, to_floats, write_data
 
 from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.evaluation import contamination
@@ -30,12 +31,11 @@ from bert_packed.objectives.features import SEQUENCES
 from bert_packed.objectives.likelihood import nll_and_right
 from bert_packed.objectives.metrics import count_sequences
 from bert_packed.objectives.objective import Objective
+from bert_packed.schema import PackSpec
 from bert_packed.training import engines, loop
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.metrics_log import MetricsLog, read_rows, train_columns
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay
-from data_gen.cli.settings import InputError
-from data_gen.schema import PackSpec
 
 pytestmark = pytest.mark.both_backends
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)

@@ -8,13 +8,13 @@ import highspy
 import numpy as np
 import pytest
 
-from data_gen.packing import bounds, column_generation, exact, master, relaxation, repacking, slots
-from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.effort import Effort
-from data_gen.packing.histogram import fold, load_known_histogram
-from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.packing.plan import from_json, validate_plan
-from data_gen.packing.strategies import count_strategies, list_strategies
+from bert_packed.packing import bounds, column_generation, exact, master, relaxation, repacking, slots
+from bert_packed.packing.column_generation import pack_cghp
+from bert_packed.packing.effort import Effort
+from bert_packed.packing.histogram import fold, load_known_histogram
+from bert_packed.packing.lpfhp import pack_lpfhp
+from bert_packed.packing.plan import from_json, validate_plan
+from bert_packed.packing.strategies import count_strategies, list_strategies
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, sparse
 
-from data_gen.packing import least_squares, nnlshp
-from data_gen.packing.histogram import load_known_histogram
-from data_gen.packing.least_squares import NnlsResult, solve_nnls
-from data_gen.packing.nnlshp import mix_nnlshp, pack_ennlshp, pack_nnlshp
-from data_gen.packing.plan import validate_plan
+from bert_packed.packing import least_squares, nnlshp
+from bert_packed.packing.histogram import load_known_histogram
+from bert_packed.packing.least_squares import NnlsResult, solve_nnls
+from bert_packed.packing.nnlshp import mix_nnlshp, pack_ennlshp, pack_nnlshp
+from bert_packed.packing.plan import validate_plan
 
 
 def num_packs(mix):

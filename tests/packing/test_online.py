@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.packing.baselines import shuffled_lengths
-from data_gen.packing.histogram import load_known_histogram
-from data_gen.packing.online import POLICIES, OnlinePacker, pack_items
+from bert_packed.packing.baselines import shuffled_lengths
+from bert_packed.packing.histogram import load_known_histogram
+from bert_packed.packing.online import POLICIES, OnlinePacker, pack_items
 
 
 def packs_of(ready):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from data_gen.packing.algorithms import ALGORITHM_NAMES, ALGORITHMS
-from data_gen.packing.bounds import lower_bound
-from data_gen.packing.histogram import count_lengths, load_known_histogram
-from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.packing.plan import validate_plan
-from data_gen.packing.spfhp import pack_spfhp
+from bert_packed.packing.algorithms import ALGORITHM_NAMES, ALGORITHMS
+from bert_packed.packing.bounds import lower_bound
+from bert_packed.packing.histogram import count_lengths, load_known_histogram
+from bert_packed.packing.lpfhp import pack_lpfhp
+from bert_packed.packing.plan import validate_plan
+from bert_packed.packing.spfhp import pack_spfhp
 
 # depth, packs, efficiency and packing factor as printed in Table 1 of both papers. Depth max: the published
 # code makes 8,166,708 packs (99.604 %), print has 8.168 M (99.60 %).

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.packing import baselines
-from data_gen.packing.baselines import (
+from bert_packed.packing import baselines
+from bert_packed.packing.baselines import (
     SortedBatching,
     cost_of_sorted_batching,
     greedy_starts,
@@ -18,8 +18,8 @@ from data_gen.packing.baselines import (
     pack_local_greedy,
     shuffled_lengths,
 )
-from data_gen.packing.histogram import count_lengths, load_known_histogram
-from data_gen.packing.plan import make_plan
+from bert_packed.packing.histogram import count_lengths, load_known_histogram
+from bert_packed.packing.plan import make_plan
 
 
 def fit_one_at_a_time(lengths, size, depth, choose):

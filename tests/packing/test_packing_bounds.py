@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.packing import bounds, knapsack
-from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.histogram import count_lengths
-from data_gen.packing.knapsack import best_packs
-from data_gen.packing.lpfhp import pack_lpfhp
-from data_gen.packing.plan import from_json
+from bert_packed.packing import bounds, knapsack
+from bert_packed.packing.column_generation import pack_cghp
+from bert_packed.packing.histogram import count_lengths
+from bert_packed.packing.knapsack import best_packs
+from bert_packed.packing.lpfhp import pack_lpfhp
+from bert_packed.packing.plan import from_json
 
 
 def test_bounds_of_a_case_by_hand():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from data_gen.packing.histogram import (
+from bert_packed.packing.histogram import (
     check_histogram,
     check_limits,
     count_lengths,

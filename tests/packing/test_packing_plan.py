@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.plan import PackingPlan, from_json, make_plan, validate_plan
+from bert_packed.packing.column_generation import pack_cghp
+from bert_packed.packing.plan import PackingPlan, from_json, make_plan, validate_plan
 
 HISTOGRAM = np.array([0, 2, 2, 1, 2, 0, 0, 0])
 

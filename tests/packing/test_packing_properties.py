@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_gen.packing.algorithms import ALGORITHM_NAMES, ALGORITHMS
-from data_gen.packing.column_generation import pack_cghp
-from data_gen.packing.histogram import count_lengths
-from data_gen.packing.plan import from_json, validate_plan
+from bert_packed.packing.algorithms import ALGORITHM_NAMES, ALGORITHMS
+from bert_packed.packing.column_generation import pack_cghp
+from bert_packed.packing.histogram import count_lengths
+from bert_packed.packing.plan import from_json, validate_plan
 
 PRIMES = [2, 3, 5, 7, 11, 13, 17, 19, 23]
 IN_ARRIVAL_ORDER = "greedy", "local_greedy"  # they need every single sequence

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from data_gen.packing.quiet_highs import make_model
+from bert_packed.packing.quiet_highs import make_model
 
-PLAN = "from data_gen.packing.column_generation import pack_cghp; pack_cghp([0, 16, 5, 7, 15, 0], 6, 3)"
+PLAN = "from bert_packed.packing.column_generation import pack_cghp; pack_cghp([0, 16, 5, 7, 15, 0], 6, 3)"
 
 
 @pytest.mark.parametrize(("before", "printed"), [("", "a\nb\n"), ("import os; os.close(1); ", "")])

@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
+from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.parallel.cluster import Cluster, read_cluster
 from bert_packed.parallel.processes import ALONE
-from data_gen.cli.settings import InputError
 
 WORKERS = ["a:1", "b:2"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.replicas import check_processes, count_replicas, group_of
-from data_gen.cli.settings import InputError
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from bert_packed.core.settings import InputError
 from bert_packed.parallel import processes
 from bert_packed.parallel.cluster import Cluster
 from bert_packed.parallel.processes import ALONE, STATUS_LOST, Processes
-from data_gen.cli.settings import InputError
 
 ADDRESSES = ("a:1", "b:2")
 

@@ -12,13 +12,13 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, Trained, to_floats
 
+from bert_packed.core.settings import InputError
 from bert_packed.models import layers
 from bert_packed.models.cpu_forms import has_gradients_for_cpus
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
 from bert_packed.training import engines
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
-from data_gen.cli.settings import InputError
 
 pytestmark = pytest.mark.both_backends
 NUM_DEVICES = 4

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data_gen.records.checksums import masked_checksum, masked_checksums
+from bert_packed.records.checksums import masked_checksum, masked_checksums
 
 SIZES = [0, 1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 70000]
 

@@ -7,16 +7,16 @@ import pytest
 import tensorflow as tf
 from unpacked_records import make_features, write_features
 
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.checks.digests import digest_bert
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.records import tfrecords
-from data_gen.records.frames import FRAME_BYTES
-from data_gen.records.read_packed import read_packed
-from data_gen.records.read_unpacked import read_unpacked
-from data_gen.records.sequences import concatenate
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.records import tfrecords
+from bert_packed.records.frames import FRAME_BYTES
+from bert_packed.records.read_packed import read_packed
+from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.sequences import concatenate
+from data_gen.digests import digest_bert
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
 
 S = 16
 NUM_RECORDS = 12

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from unpacked_records import example, make_features
 
-from data_gen.records.example_bytes import encode_varints, serialize_examples
+from bert_packed.records.example_bytes import encode_varints, serialize_examples
 
 
 @pytest.mark.parametrize("largest", [1, 127, 128, 16383, 16384, 2**16 - 1, 2**16, 2**21, 2**31 - 1, 2**40])

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_gen.records.example_bytes import encode_varints
-from data_gen.records.example_columns import decode_columns, decode_varints
-from data_gen.records.record_batches import join_records
+from bert_packed.records.example_bytes import encode_varints
+from bert_packed.records.example_columns import decode_columns, decode_varints
+from bert_packed.records.record_batches import join_records
 
 DTYPES = {"words": "int64", "weights": "float32"}
 LARGEST = [5, 127, 128, 300, 2**14, 2**21 - 1, 2**28 - 1, 2**28, 2**35, 2**63 - 1]

@@ -7,14 +7,14 @@ import pytest
 from packed_records import PACK
 from unpacked_records import make_features, write_features
 
-from data_gen import schema
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError
-from data_gen.records import first_records, tfrecords
-from data_gen.records.formats import find_common_format, from_graphcore, to_graphcore
-from data_gen.records.read_packed import LayoutError, read_packed
+from bert_packed import schema
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from bert_packed.records import first_records, tfrecords
+from bert_packed.records.formats import find_common_format, from_graphcore, to_graphcore
+from bert_packed.records.read_packed import LayoutError, read_packed
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
 from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
 
 S = 16

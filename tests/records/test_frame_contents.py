@@ -6,12 +6,12 @@ import tensorflow as tf
 from packed_records import PACK
 from unpacked_records import write_features
 
-from data_gen import schema
-from data_gen.cli.settings import InputError
-from data_gen.records import examples, frame_contents, tfrecords
-from data_gen.records.checksums import masked_checksum
-from data_gen.records.frame_contents import check_frames, read_frames
-from data_gen.records.frames import FRAME_BYTES
+from bert_packed import schema
+from bert_packed.core.settings import InputError
+from bert_packed.records import examples, frame_contents, tfrecords
+from bert_packed.records.checksums import masked_checksum
+from bert_packed.records.frame_contents import check_frames, read_frames
+from bert_packed.records.frames import FRAME_BYTES
 
 # Empty, around the four bytes of a checksum, around a KiB, and of several
 SIZES = [0, 1, 2, 3, 4, 5, 100, 1023, 1024, 1025, 1026, 1028, 2048, 5000]

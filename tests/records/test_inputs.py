@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 from unpacked_records import make_features, write_features
 
-from data_gen import schema
-from data_gen.assembly import pack_job
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.checks.verification import compare_files, find_overlong
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.records.inputs import (
+from bert_packed import schema
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.records.inputs import (
     check_promises,
     check_vocabulary,
     find_files,
@@ -23,7 +19,11 @@ from data_gen.records.inputs import (
     stamp_files,
     unchanged,
 )
-from data_gen.records.read_unpacked import read_unpacked
+from bert_packed.records.read_unpacked import read_unpacked
+from data_gen import pack_job
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+from data_gen.verification import compare_files, find_overlong
 
 S = 16
 LENGTHS = np.random.default_rng(3).integers(2, S + 1, 80)

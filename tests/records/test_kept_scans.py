@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tiny import write_data
 
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files as file_places
-from data_gen.records import kept_scans
-from data_gen.records.frames import scan_file
-from data_gen.records.kept_scans import (
+from bert_packed.core import files as file_places
+from bert_packed.core.settings import InputError
+from bert_packed.records import kept_scans
+from bert_packed.records.frames import scan_file
+from bert_packed.records.kept_scans import (
     read_checksums,
     read_scans,
     read_scans_beside,

@@ -13,18 +13,18 @@ import pytest
 import tensorflow as tf
 from unpacked_records import list_packed, list_unpacked, make_features, write_features
 
-from data_gen import schema
-from data_gen.assembly.pack_config import PackConfig
-from data_gen.assembly.pack_job import pack
-from data_gen.cli.command_line import run
-from data_gen.cli.settings import InputError
+from bert_packed import schema
+from bert_packed.core import files
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from bert_packed.records import examples, first_records, provenance, tfrecords
+from bert_packed.records.provenance import find_sources, open_provenance, provenance_path
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.find_sources import DESCRIPTION, SourcesConfig, main
-from data_gen.jobs import files
-from data_gen.records import examples, first_records, provenance, tfrecords
-from data_gen.records.provenance import find_sources, open_provenance, provenance_path
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.create_job import create
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 S = 16
 

@@ -7,13 +7,18 @@ import pytest
 from causal_files import make_sequences, read_examples, to_example, write_sequences
 from packed_records import CAUSAL_PACK as PACK
 
-from data_gen import schema
-from data_gen.cli.settings import InputError
-from data_gen.records import tfrecords
-from data_gen.records.example_bytes import serialize_ragged
-from data_gen.records.read_causal import check_causal_vocabulary, read_causal, read_packed_causal, read_parts
-from data_gen.records.read_lengths import read_histogram
-from data_gen.records.read_packed import LayoutError
+from bert_packed import schema
+from bert_packed.core.settings import InputError
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_ragged
+from bert_packed.records.read_causal import (
+    check_causal_vocabulary,
+    read_causal,
+    read_packed_causal,
+    read_parts,
+)
+from bert_packed.records.read_lengths import read_histogram
+from bert_packed.records.read_packed import LayoutError
 
 UNPACKED = {
     schema.INPUT_IDS: [0, 7, 4, 8],

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from unpacked_records import make_features, write_features
 
-from data_gen.cli.settings import InputError
-from data_gen.packing.histogram import load_known_histogram
-from data_gen.records import tfrecords
-from data_gen.records.read_lengths import read_histogram
+from bert_packed.core.settings import InputError
+from bert_packed.packing.histogram import load_known_histogram
+from bert_packed.records import tfrecords
+from bert_packed.records.read_lengths import read_histogram
 
 
 def test_lengths_of_all_files_and_batches_add_up(tmp_path, monkeypatch):

@@ -7,12 +7,12 @@ import pytest
 from packed_records import CAUSAL_PACK, PACK
 from unpacked_records import make_features, write_features
 
-from data_gen import schema
-from data_gen.cli.settings import InputError
-from data_gen.records import first_records, tfrecords
-from data_gen.records.read_packed import LayoutError, read_packed
-from data_gen.records.read_unpacked import read_unpacked
-from data_gen.records.sequences import concatenate
+from bert_packed import schema
+from bert_packed.core.settings import InputError
+from bert_packed.records import first_records, tfrecords
+from bert_packed.records.read_packed import LayoutError, read_packed
+from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.sequences import concatenate
 
 
 @pytest.fixture

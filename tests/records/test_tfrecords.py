@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 from unpacked_records import list_unpacked, load, make_features, write_features
 
-from data_gen import schema
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.records import record_batches, tfrecords
-from data_gen.records.example_bytes import serialize_examples
-from data_gen.records.record_batches import join_records
-from data_gen.records.sequences import concatenate, range_indices, rank_in_groups, take
+from bert_packed import schema
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.records import record_batches, tfrecords
+from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.records.record_batches import join_records
+from bert_packed.records.sequences import concatenate, range_indices, rank_in_groups, take
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from tiny import CONFIG, make_engine, to_floats, write_data
 import run_pretraining
 from bert_packed.checkpoints import starting_weights
 from bert_packed.config import ABLATIONS, ModelConfig, ablate, ablations
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination
 from bert_packed.models.modeling import build_pretraining_model
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs.pretraining_config import TrainConfig
-from data_gen.cli import command_line
-from data_gen.cli.settings import InputError
 
 SINGLE = [name for name, fields in ABLATIONS.items() if len(fields) == 1]
 

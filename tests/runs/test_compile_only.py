@@ -12,14 +12,14 @@ import pytest
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, write_data
 
 import run_pretraining
+from bert_packed.core import command_line
 from bert_packed.objectives.features import RECORDED
 from bert_packed.runs import compile_only
 from bert_packed.runs.compile_only import STATUS_NOT_STATIC, empty_batch
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import read_data
+from bert_packed.schema import PackSpec
 from bert_packed.training.step_report import StepProgram
-from data_gen.cli import command_line
-from data_gen.schema import PackSpec
 
 TEXT = """HloModule step, num_partitions=2
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from bert_packed.config import MODEL_SIZES, MambaConfig, ModelConfig, load_model_config
+from bert_packed.core.settings import InputError
 from bert_packed.runs.finetuning_config import FinetuneConfig
 from bert_packed.runs.pretraining_config import TrainConfig
-from data_gen.cli.settings import InputError
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
 GIVEN = {"input_file": "x", "output_dir": "y"}

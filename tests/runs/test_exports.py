@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 from tiny import make_engine
 
 from bert_packed.runs import exports
+from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training import loop
 from bert_packed.training.finite import NotFiniteError
-from data_gen.text.tokenization import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
 WORDS = ["pack", "##ed", "cafe"]

@@ -8,8 +8,8 @@ import pytest
 from keras import ops
 
 from bert_packed.models.cpu_forms import has_no_gradients
+from bert_packed.records.sequences import Sequences
 from bert_packed.runs import finetuning
-from data_gen.records.sequences import Sequences
 
 pytestmark = pytest.mark.both_backends
 LENGTHS = [5, 12, 2, 3, 7, 1, 4]

@@ -7,7 +7,7 @@ import pytest
 from finetuning_runs import arguments, run, write_files
 
 from bert_packed.runs.finetuning_config import GlueConfig, NerConfig
-from data_gen.tasks import glue
+from bert_packed.tasks import glue
 
 OWN_OF_GLUE = list(GlueConfig.__annotations__)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tiny import write_data
 
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import Alone
+from bert_packed.records import kept_scans, tfrecords
+from bert_packed.records.frames import scan_file
 from bert_packed.runs import input_scans, run_directory
 from bert_packed.runs.input_scans import scan_inputs
 from bert_packed.runs.run_directory import SCANS_FILE
-from data_gen.cli.settings import InputError
-from data_gen.records import kept_scans, tfrecords
-from data_gen.records.frames import scan_file
 
 
 @pytest.fixture

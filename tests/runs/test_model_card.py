@@ -8,8 +8,8 @@ from exports import sections
 from tiny import CONFIG, make_engine
 
 from bert_packed.config import ablate
+from bert_packed.core.settings import InputError
 from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
-from data_gen.cli.settings import InputError
 
 AUDIT = [
     {"name": "output leak", "worst": 0.0, "limit": 0, "result": "pass"},

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tiny import CONFIG, write_data
 
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, train_batches
+from bert_packed.records.frames import scan_file
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.records.frames import scan_file
 
 COUNTS = (9, 6)
 

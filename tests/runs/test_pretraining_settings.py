@@ -213,7 +213,6 @@ CASES = {
     "shuffle_buffer_size": Case(
         lambda seen, files: seen.batch["token_ids"].tolist() in (files[1]["a"][:3], files[1]["b"][:6]), True
     ),
-    "autotune": Case(lambda seen, _: len(seen.tuned), 0),
     "peak_flops": Case(lambda seen, _: seen.hooks.scale.peak_flops, 2e12),
     "profile_steps": Case(
         lambda seen, _: (seen.hooks.profile._steps, seen.hooks.profile._folder.split("/")[-3:]),

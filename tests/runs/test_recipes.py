@@ -3,9 +3,9 @@
 import pytest
 
 from bert_packed.config import MODEL_SIZES
+from bert_packed.core.settings import InputError
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.recipes import RECIPES, read_recipe, recipe_rows
-from data_gen.cli.settings import InputError
 
 
 def config(**flags):

@@ -7,12 +7,12 @@ import pytest
 from tiny import write_data
 
 from bert_packed.config import ModelConfig
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.records.provenance import describe_path
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.records.provenance import describe_path
-from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
+from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from clock import Clock
 from bert_packed.config import ModelConfig, ablate
 from bert_packed.models.flops import bert_flops
 from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.runs import run_summary, step_cost, turns
+from bert_packed.runs import interleaved_timing, run_summary, step_cost
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.step_cost import describe, estimate_step_seconds, step_flops
+from bert_packed.schema import PackSpec
 from bert_packed.training.metrics_log import eval_columns, train_columns
-from data_gen.schema import PackSpec
 
 CONFIG = ModelConfig(
     vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
@@ -73,7 +73,7 @@ def test_durations_for_people(seconds, text):
 
 def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(interleaved_timing, "time", clock)
     calls = []
 
     def contender(name, factor, seconds):

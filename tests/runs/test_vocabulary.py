@@ -6,10 +6,10 @@ import json
 import pytest
 from tiny import CONFIG
 
+from bert_packed.core.files import file_sha256
+from bert_packed.core.settings import InputError
 from bert_packed.runs import vocabulary
 from bert_packed.runs.finetuning_config import FinetuneConfig
-from data_gen.cli.settings import InputError
-from data_gen.jobs.files import file_sha256
 
 
 def config(**settings):

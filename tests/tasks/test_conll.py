@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from data_gen.cli.settings import InputError
-from data_gen.tasks.conll import find_tags, make_tag_sequences, number_tags, read_conll
-from data_gen.text import tokenization
+from bert_packed.core.settings import InputError
+from bert_packed.tasks.conll import find_tags, make_tag_sequences, number_tags, read_conll
+from bert_packed.text import tokenization
 
 TEXT = """-DOCSTART- -X- O O
 

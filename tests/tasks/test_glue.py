@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bert_packed.core.settings import InputError
 from bert_packed.evaluation import glue_metrics
-from data_gen.cli.settings import InputError
-from data_gen.tasks.glue import (
+from bert_packed.tasks.glue import (
     SERVER_NAMES,
     TASKS,
     cut_sizes,
@@ -14,7 +14,7 @@ from data_gen.tasks.glue import (
     read_glue,
     read_glue_test,
 )
-from data_gen.text import tokenization
+from bert_packed.text import tokenization
 
 FILES = {
     "CoLA": (

@@ -3,9 +3,9 @@
 import pytest
 from squad_files import CONTEXT, QUESTIONS, entry, write
 
-from data_gen.cli.settings import InputError
-from data_gen.tasks.squad import read_squad
-from data_gen.text import tokenization
+from bert_packed.core.settings import InputError
+from bert_packed.tasks.squad import read_squad
+from bert_packed.text import tokenization
 
 
 def test_questions_contexts_and_answers(tmp_path):

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from data_gen.cli.settings import InputError
-from data_gen.packing.algorithms import ALGORITHM_NAMES
-from data_gen.records.sequences import make_sequences
-from data_gen.tasks.update_packs import assemble_filled, by_slot, check_depth, pack_all, plan_updates
+from bert_packed.core.settings import InputError
+from bert_packed.packing.algorithms import ALGORITHM_NAMES
+from bert_packed.records.sequences import make_sequences
+from bert_packed.tasks.update_packs import assemble_filled, by_slot, check_depth, pack_all, plan_updates
 
 LENGTHS = np.random.default_rng(0).integers(3, 16, 101).astype(np.int64)
 

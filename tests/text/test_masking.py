@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from drawn_instances import NUM_SPECIAL_TOKENS, make, make_corpus, random_documents, rows
 
-from data_gen.text import masking
+from bert_packed.text import masking
+from bert_packed.text.masking import MaskingRules
+from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.instances import InstanceRules
-from data_gen.text.masking import MaskingRules
-from data_gen.text.tokenization import SPECIAL_TOKENS, Vocabulary
 
 
 @pytest.mark.parametrize("whole_words", [False, True])

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files
-from data_gen.text import columns, token_corpus, tokenization
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.text import tokenization
+from data_gen.text import columns, token_corpus
 
 SPECIAL = list(tokenization.SPECIAL_TOKENS)
 WORDS = ["un", "##aff", "##able", "runn", "##ing", "want", "##ed", ",", "cafe", "mask", "[", "]"]

@@ -14,10 +14,10 @@ from packs import random_packs, write_packs
 from reference import import_reference
 from tiny import MAX_SEQ_LENGTH, write_data
 
-from data_gen.cli.settings import InputError
-from data_gen.jobs import files as job_files
-from data_gen.jobs.output import MANIFEST_NAME
-from data_gen.records.read_packed import read_packed
+from bert_packed.core import files as job_files
+from bert_packed.core.settings import InputError
+from bert_packed.records.manifests import MANIFEST_NAME
+from bert_packed.records.read_packed import read_packed
 
 torch, _ = import_reference()
 
@@ -193,7 +193,7 @@ def test_a_state_of_other_workers_is_refused(packs, as_worker):
 
 
 def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
-    from data_gen.records import kept_scans
+    from bert_packed.records import kept_scans
 
     index_file = str(tmp_path / "packs.index")
     whole = tokens_of(PackedDataset(packs, index_file=index_file))
@@ -202,7 +202,7 @@ def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
 
 
 def test_files_whose_scans_lie_beside_them_are_not_read_whole(tmp_path, monkeypatch):
-    from data_gen.records import kept_scans
+    from bert_packed.records import kept_scans
 
     files = write_data(tmp_path)
     pattern = str(tmp_path / "packed-*.tfrecord")

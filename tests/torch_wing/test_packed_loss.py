@@ -7,7 +7,7 @@ from packs import VOCAB_SIZE, batch_of, random_sequence, write_packs
 from reference import import_reference
 from tiny import MAX_SEQ_LENGTH
 
-from data_gen.cli.settings import InputError
+from bert_packed.core.settings import InputError
 
 torch, transformers = import_reference()
 

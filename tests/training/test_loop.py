@@ -8,10 +8,10 @@ import signal
 import pytest
 from clock import Clock
 
+from bert_packed.core.settings import InputError
 from bert_packed.training import loop, profiling
 from bert_packed.training.finite import NotFiniteError
 from bert_packed.training.watch import TIMED_FIGURES, Scale
-from data_gen.cli.settings import InputError
 
 SECONDS = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
 

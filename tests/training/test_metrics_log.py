@@ -3,9 +3,9 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bert_packed.core.settings import InputError
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.metrics_log import MetricsLog, eval_columns, read_rows, train_columns
-from data_gen.cli.settings import InputError
 
 OBJECTIVE = pretraining_objective("per_token")
 TRAIN_COLUMNS, EVAL_COLUMNS = train_columns(OBJECTIVE), eval_columns(OBJECTIVE)

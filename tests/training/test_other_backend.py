@@ -17,8 +17,8 @@ from tiny import CONFIG, write_data
 
 import run_pretraining
 from bert_packed.checkpoints import checkpoint
+from bert_packed.core import command_line
 from bert_packed.runs.pretraining_config import TrainConfig
-from data_gen.cli import command_line
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 

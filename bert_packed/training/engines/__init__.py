@@ -4,9 +4,9 @@ import importlib
 import importlib.util
 import os
 
-from data_gen.cli.quiet_import import import_quietly
-from data_gen.cli.settings import InputError
-from data_gen.jobs.freed_memory import ALL_BLOCKS, keep_freed_memory
+from bert_packed.core.freed_memory import ALL_BLOCKS, keep_freed_memory
+from bert_packed.core.quiet_import import import_quietly
+from bert_packed.core.settings import InputError
 
 # Keras backend -> module and class of its engine; they are built, called and saved alike
 ENGINES = {

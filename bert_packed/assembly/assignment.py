@@ -1,0 +1,185 @@
+"""Which pack each sequence goes to, found for any part of the data alone.
+
+A plan says how often each strategy is used, a shuffle (`shuffle.py`) in which order the packs stand. The
+slots for sequences of one length are numbered strategy by strategy, before the packs are shuffled, and all
+sequences of that length in the order of the input; a second shuffle puts the one into the other:
+
+    packs of the plan     (3 5) (3 5) (3)        plan {(3 5): 2, (3): 1}
+    slots of 3             0     1     2         sequences of length 3: the first gets slot 2, ...
+    slots of 5               0     1
+    places in the output   2     0     1         shuffled
+
+Both shuffles can be undone for any few numbers. So the pack of a slot, and the slots of a pack, are found
+from the plan alone, without a table that grows with the data.
+
+So the assignment depends on plan, order of the input, and seed, and on nothing else: not on shards, passes
+or processes. "Length" is the plan's word; any whole number that tells kinds of sequences apart will do.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from bert_packed.records.sequences import range_indices, rank_in_groups, to_offsets
+from bert_packed.records.shuffle import find_items, shuffle_places
+
+SHUFFLE_PACKS, SHUFFLE_SEQUENCES = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Packs:
+    """Which sequences each pack holds, in columns.
+
+        packs {4, 0}, {2}   ->   members [4 0 2], offsets [0 2 3]
+
+    Attributes:
+        members: int64 `[n]`, indices of sequences, pack after pack and slot after slot.
+        offsets: int64 `[num_packs + 1]`, where each pack starts in `members`; n last.
+    """
+
+    members: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self):
+        return len(self.offsets) - 1
+
+    def between(self, start, stop):
+        """The packs `start` to `stop`, the latter excluded, as `Packs`."""
+        first, last = self.offsets[start], self.offsets[min(stop, len(self))]
+        return Packs(self.members[first:last], self.offsets[start : stop + 1] - first)
+
+
+class PackOrder:
+    """The packs of a plan in their shuffled order.
+
+    Args:
+        strategies: Dict from strategy to count, as in `PackingPlan`.
+        seed: Whole number.
+    """
+
+    def __init__(self, strategies, seed):
+        depths = [len(strategy) for strategy in strategies]
+        self._lengths = np.array([length for strategy in strategies for length in strategy], np.int64)
+        self._offsets = to_offsets(depths)
+        counts = np.array(list(strategies.values()), np.int64)
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        self._seed = seed
+        # A strategy may hold a length several times: its slots of that length are numbered pack after pack.
+        # One entry for each strategy and each of its lengths, ascending by length, then by strategy:
+        pairs = self._lengths * len(depths) + np.repeat(np.arange(len(depths)), depths)
+        pairs, self._entries, self._times = np.unique(pairs, return_inverse=True, return_counts=True)
+        self._turns = rank_in_groups(self._entries)
+        self._entry_lengths, self._entry_strategies = np.divmod(pairs, max(1, len(depths)))
+        self._entry_ends = np.cumsum(self._times * counts[self._entry_strategies])
+        self._entry_starts = self._entry_ends - self._times * counts[self._entry_strategies]
+        first_entries = np.searchsorted(self._entry_lengths, self._entry_lengths)
+        self._number_starts = self._entry_starts - self._entry_starts[first_entries]
+
+    @property
+    def num_packs(self):
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def slots(self, first, last):
+        """The slots of the packs `first` to `last`, the latter excluded.
+
+        Returns:
+            int64 `[num_slots]`: the length that each slot is for, pack after pack, ascending within each;
+            int64 `[num_slots]`: its number among those for its length;
+            and int64 `[last - first]`: slots of each pack.
+        """
+        places = shuffle_places(np.arange(first, last), self.num_packs, (self._seed, SHUFFLE_PACKS))
+        strategies = np.searchsorted(self._ends, places, side="right")
+        depths = np.diff(self._offsets)[strategies]
+        chosen = range_indices(self._offsets[strategies], depths)
+        entries = self._entries[chosen]
+        repeats = np.repeat(places - self._starts[strategies], depths)
+        numbers = self._number_starts[entries] + repeats * self._times[entries] + self._turns[chosen]
+        return self._lengths[chosen], numbers, depths
+
+    def find_packs(self, lengths, slots):
+        """The packs that some slots belong to: `slots` undone.
+
+        Args:
+            lengths, slots: Int arrays `[n]`: what each slot is for, and its number among those.
+
+        Returns:
+            int64 `[n]`, places in the shuffled order.
+        """
+        first_entries = np.searchsorted(self._entry_lengths, lengths)
+        numbers = np.asarray(slots) + self._entry_starts[first_entries]
+        entries = np.searchsorted(self._entry_ends, numbers, side="right")
+        repeats = (numbers - self._entry_starts[entries]) // self._times[entries]
+        places = self._starts[self._entry_strategies[entries]] + repeats
+        return find_items(places, self.num_packs, (self._seed, SHUFFLE_PACKS))
+
+
+def choose_slots(lengths, first_ranks, totals, seed):
+    """The slot of each of some sequences that follow one another in the input.
+
+    Args:
+        lengths: Int array `[n]`.
+        first_ranks: Int array `[num_lengths]`: sequences of each length that stand before these.
+        totals: Int array `[num_lengths]`: sequences of each length in all.
+        seed: Whole number.
+
+    Returns:
+        int64 `[n]`, the number of the slot among those for its length.
+    """
+    order = np.argsort(lengths, kind="stable")
+    counts = np.bincount(lengths, minlength=len(totals))
+    ranks = np.empty(len(lengths), np.int64)
+    ranks[order] = range_indices(np.asarray(first_ranks)[counts > 0], counts[counts > 0])
+    return shuffle_places(ranks, np.asarray(totals)[lengths], (seed, SHUFFLE_SEQUENCES, lengths))
+
+
+def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
+    """Put sequences into the slots of packs that follow one another.
+
+        slot_lengths [3 5 3], slot_numbers [9 4 8], depths [2 1]
+        lengths      [3 5 3], slots        [8 4 9]                  ->   packs {2, 1}, {0}
+
+    Args:
+        slot_lengths, slot_numbers, depths: Of these packs, from `PackOrder.slots`.
+        lengths, slots: Int arrays `[n]`, of all sequences that belong into them.
+
+    Returns:
+        `Packs` with each of 0..n-1 exactly once.
+
+    Raises:
+        ValueError: the sequences are not those that the slots are for.
+    """
+    by_length = np.lexsort((slots, lengths))
+    slots_by_length = np.lexsort((slot_numbers, slot_lengths))
+    for mine, wanted in ((lengths, slot_lengths), (slots, slot_numbers)):
+        if not np.array_equal(np.asarray(mine)[by_length], wanted[slots_by_length]):
+            raise ValueError("`plan` must be one for the lengths of these sequences.")
+    members = np.empty(len(lengths), np.int64)
+    members[slots_by_length] = by_length
+    return Packs(members, to_offsets(depths))
+
+
+def assign_sequences(plan, lengths, seed):
+    """Fill all packs of a plan at once, where everything fits into memory.
+
+    Packs are shuffled, so that equal strategies do not stand side by side; sequences of one length are
+    interchangeable and shuffled too. In a pack, sequences stand in ascending length.
+
+        lengths [3 5 3], plan {(3, 5): 1, (3,): 1}   ->   packs {2}, {0, 1}
+
+    Args:
+        plan: `PackingPlan`.
+        lengths: Integer array `[n]`, the length of every sequence.
+        seed: Whole number; same seed, same packs.
+
+    Returns:
+        `Packs` with each of 0..n-1 exactly once.
+
+    Raises:
+        ValueError: the plan is not one for these lengths.
+    """
+    order = PackOrder(plan.strategies, seed)
+    lengths = np.asarray(lengths, np.int64)
+    totals = np.bincount(lengths)
+    slots = choose_slots(lengths, np.zeros_like(totals), totals, seed)
+    return fill_packs(*order.slots(0, order.num_packs), lengths, slots)

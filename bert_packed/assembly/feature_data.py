@@ -1,0 +1,279 @@
+"""What packing must know of records that are not BERT's: features as `--features` describes them.
+
+Two sequences of `inputs:int:8,label:int:each` in a pack with K=3:
+
+    inputs               [7 4 3 9 3 0 0 0]
+    inputs_sequence_ids  [1 1 1 2 2 0 0 0]     the position's sequence; 0 = padding
+    inputs_position_ids  [0 1 2 0 1 0 0 0]     restarts in every sequence
+    label                [5 6 0]               one a slot
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from bert_packed.assembly.feature_spec import MAX_CLASSES, FeatureSpec
+from bert_packed.assembly.length_plan import plan_lengths
+from bert_packed.core import progress
+from bert_packed.core.settings import InputError
+from bert_packed.packing import histogram as histograms
+from bert_packed.packing.vector_packing import NAME, lower_bound, pack_vectors
+from bert_packed.records import examples, first_records, tfrecords
+from bert_packed.records.columns import Column, row_bytes, take_rows
+from bert_packed.records.sequences import range_indices, to_offsets
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureShapes:
+    """Sizes of packed records.
+
+    Attributes:
+        max_sequences_per_pack: K, slots of the features that are one a sequence.
+        capacities: Dict from each feature with a capacity to it.
+    """
+
+    max_sequences_per_pack: int
+    capacities: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureData:
+    """Records of any features; `pack_data.PackData` says what each member is for.
+
+    Attributes:
+        features: Tuple of `FeatureSpec`.
+        overlong: "error" or "drop".
+    """
+
+    features: tuple[FeatureSpec, ...]
+    overlong: str
+
+    @property
+    def leaders(self):
+        """The features with a capacity of their own."""
+        return [spec for spec in self.features if spec.leader == spec.name]
+
+    @property
+    def layout(self):
+        """Columns of a sequence on the disk."""
+        layout = {"file_indices": Column("<i4"), "record_numbers": Column("<i8")}
+        layout |= {_size_name(spec.name): Column("<i4") for spec in self.leaders}
+        for spec in self.features:
+            dtype = "<f4" if spec.is_float else "<i8"
+            sizes = _size_name(spec.leader) if spec.leader else ""
+            layout[spec.name] = Column(dtype, sizes, spec.width)
+        return layout
+
+    @property
+    def measured_columns(self):
+        """The columns that `lengths` and `measure` need."""
+        return tuple(_size_name(spec.name) for spec in self.leaders)
+
+    @property
+    def num_lengths(self):
+        """Classes are below it."""
+        return math.prod(self._steps)
+
+    def pack_bytes(self, depth):
+        """How many bytes the columns of a full pack take, which holds `depth` sequences."""
+        layout = self.layout
+        sized = (
+            spec.capacity * spec.width * np.dtype(layout[spec.name].dtype).itemsize for spec in self.features
+        )
+        return sum(sized) + math.ceil(depth * row_bytes(layout))
+
+    def read(self, path):
+        """Read and check one file; yields as `BertData.read`."""
+        number = 1
+        names = examples.feature_names(first_records.first_record(path), path, 1)
+        missing = [spec.name for spec in self.features if spec.name not in names]
+        if missing:
+            raise InputError(
+                f"{path}, record 1: features {', '.join(missing)} are missing. "
+                f"Received: {', '.join(sorted(names)) or 'no feature'}."
+            )
+        kinds = {spec.name: "float32" if spec.is_float else "int64" for spec in self.features}
+        for batch in tfrecords.read_batches(path):
+            values = tfrecords.parse_ragged(batch, kinds, path, number)
+            columns = self._to_columns(values, path, number)
+            is_overlong = self._find_overlong(columns, path, number)
+            if is_overlong.any():
+                columns = take_rows(columns, self.layout, np.flatnonzero(~is_overlong))
+            yield columns, len(batch), {"dropped": int(is_overlong.sum())}
+            number += len(batch)
+            progress.advance(batch.num_bytes)
+
+    def lengths(self, columns):
+        """The class of each sequence, which is its length where it has but one: int `[n]`."""
+        classes = np.zeros(len(columns[self.measured_columns[0]]), np.int64)
+        for spec, grain, steps in zip(self.leaders, self._grains, self._steps, strict=True):
+            classes = classes * steps + -(-columns[_size_name(spec.name)].astype(np.int64) // grain)
+        return classes
+
+    def describe_lengths(self, histogram):
+        """What the manifest says of the lengths: with several, the classes that strategies consist of.
+
+            grains [5 1], capacities [512 114]     class 168 = 1 * 115 + 53: a length of 1..5, and one of 53
+                                                   classes [168], lengths [[5, 53]]
+
+        Returns:
+            Dict of plain JSON: `lengths` and `counts` of those that occur. With several capacities `lengths`
+            are lists in the order of `features`, rounded up to multiples of `grains`, and at most the
+            capacity; `classes` are their numbers in the plan's strategies.
+        """
+        if len(self.leaders) == 1:
+            return histograms.to_json(histogram[1:])
+        classes = np.flatnonzero(histogram)
+        return {
+            "features": [spec.name for spec in self.leaders],
+            "grains": list(self._grains),
+            "classes": classes.tolist(),
+            "lengths": self._rounded_lengths(classes).tolist(),
+            "counts": np.asarray(histogram)[classes].tolist(),
+        }
+
+    def measure(self, columns, packs):
+        """Nothing beyond what the plan knows."""
+        return 0
+
+    def make_spec(self, depth, measured):
+        """What the shapes of a record depend on: `FeatureShapes`."""
+        return FeatureShapes(depth, {spec.name: spec.capacity for spec in self.leaders})
+
+    def make_plan(self, histogram, algorithm, depth):
+        """Plan the packs: dict of plain JSON, as `length_plan.plan_lengths` returns it.
+
+        With several lengths the efficiency is the mean of theirs, as far as the classes tell lengths apart,
+        and the algorithm is `vector_packing.py`, whatever the settings name.
+        """
+        if len(self.leaders) == 1:
+            return plan_lengths(histogram[1:], algorithm, self.leaders[0].capacity, depth)
+        classes = np.flatnonzero(histogram)
+        counts = np.asarray(histogram)[classes]
+        grains, capacities = np.array(self._grains), np.array([spec.capacity for spec in self.leaders])
+        sizes = self._rounded_lengths(classes)
+        least = np.where(sizes > 0, (-(-sizes // grains) - 1) * grains + 1, 0)
+        most = int(counts.sum()) if depth == "max" else depth
+        strategies = pack_vectors(sizes, counts, capacities, most)
+        num_packs, bound = sum(strategies.values()), lower_bound(least, counts, capacities, most)
+        return {
+            "plan": {
+                "algorithm": NAME,
+                "capacities": {spec.name: spec.capacity for spec in self.leaders},
+                "max_sequences_per_pack": depth,
+                "strategies": [[classes[list(key)].tolist(), count] for key, count in strategies.items()],
+            },
+            "num_sequences": int(counts.sum()),
+            "num_packs": num_packs,
+            "efficiency": float(np.mean(counts @ sizes / (num_packs * capacities))),
+            "packing_factor": int(counts.sum()) / num_packs,
+            "depth": max(map(len, strategies)),
+            "lower_bound": bound,
+            "gap": (num_packs - bound) / bound,
+        }
+
+    def assemble(self, columns, packs, spec):
+        """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
+        arrays, depths = {}, np.diff(packs.offsets)
+        owners = np.repeat(np.arange(len(packs)), depths)
+        slots = range_indices(np.zeros(len(packs)), depths)
+        for feature in self.features:
+            kind = np.float32 if feature.is_float else np.int64
+            size = feature.capacity or spec.max_sequences_per_pack
+            out = np.zeros((len(packs), size, feature.width), kind)
+            values = columns[feature.name].reshape(-1, feature.width)
+            if not feature.leader:
+                out[owners, slots] = values[packs.members]
+            else:
+                sizes = columns[_size_name(feature.leader)]
+                lengths = sizes[packs.members].astype(np.int64)
+                ends = to_offsets(lengths)
+                starts = ends[:-1] - np.repeat(ends[packs.offsets[:-1]], depths)
+                target = range_indices(owners * size + starts, lengths)
+                out.reshape(-1, feature.width)[target] = values[
+                    range_indices(to_offsets(sizes)[:-1][packs.members], lengths)
+                ]
+                if feature.leader == feature.name:
+                    for name, numbers in (
+                        ("sequence_ids", np.repeat(slots + 1, lengths)),
+                        ("position_ids", range_indices(np.zeros(len(lengths)), lengths)),
+                    ):
+                        extra = np.zeros(len(packs) * size, np.int64)
+                        extra[target] = numbers
+                        arrays[f"{feature.name}_{name}"] = extra.reshape(len(packs), size)
+            arrays[feature.name] = out.reshape(len(packs), -1)
+        return arrays
+
+    @property
+    def _grains(self):
+        """Lengths are told apart in steps of these, so that there are not too many classes."""
+        if len(self.leaders) == 1:
+            return (1,)
+        most = round(MAX_CLASSES ** (1 / len(self.leaders)))
+        most -= most ** len(self.leaders) > MAX_CLASSES  # the root is a float: 14 of 2 may come as 1.9999
+        return tuple(-(-spec.capacity // (most - 1)) for spec in self.leaders)
+
+    @property
+    def _steps(self):
+        pairs = zip(self.leaders, self._grains, strict=True)
+        return tuple(-(-spec.capacity // grain) + 1 for spec, grain in pairs)
+
+    def _rounded_lengths(self, classes):
+        """The longest sequence of each class: int `[n, number of leaders]`."""
+        steps = np.stack(np.unravel_index(classes, self._steps), axis=1)
+        # a length rounded up may pass its capacity
+        return np.minimum(steps * np.array(self._grains), [spec.capacity for spec in self.leaders])
+
+    def _to_columns(self, values, path, number):
+        num_rows = len(next(iter(values.values()))[1])
+        columns = {
+            "file_indices": np.zeros(num_rows, np.int32),
+            "record_numbers": np.arange(number, number + num_rows),
+        }
+        for spec in self.features:
+            flat, num_values = values[spec.name]
+            lengths = num_values // spec.width
+            wanted = columns[_size_name(spec.leader)] if spec.leader not in ("", spec.name) else lengths
+            rule = f"have {spec.width} values at each position"
+            wrong = num_values % spec.width != 0
+            if not spec.leader:
+                wrong, rule = num_values != spec.width, f"have {spec.width} values"
+            elif spec.leader != spec.name:
+                wrong, rule = num_values != wanted * spec.width, f"be as long as {spec.leader}"
+            elif spec is self.leaders[0]:
+                wrong, rule = wrong | (num_values == 0), rule + ", and one position or more"
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                raise InputError(
+                    f"{path}, record {number + row}: {spec.name} must {rule}. "
+                    f"Received: {num_values[row]} values."
+                )
+            columns[spec.name] = flat
+            if spec.leader == spec.name:
+                columns[_size_name(spec.name)] = lengths.astype(np.int32)
+            if not spec.is_float and flat.size and flat.min() < 0:
+                row = int(np.searchsorted(np.cumsum(num_values), int(np.argmin(flat)), side="right"))
+                raise InputError(
+                    f"{path}, record {number + row}: {spec.name} must not be negative. "
+                    f"Received: {flat.min()}."
+                )
+        return columns
+
+    def _find_overlong(self, columns, path, number):
+        is_overlong = np.zeros(len(columns["record_numbers"]), bool)
+        for spec in self.leaders:
+            lengths = columns[_size_name(spec.name)]
+            is_over = lengths > spec.capacity
+            if is_over.any() and self.overlong == "error":
+                row = int(np.argmax(is_over))
+                raise InputError(
+                    f"{path}, record {number + row}: {spec.name} must have at most {spec.capacity} "
+                    f"positions, unless --overlong=drop. Received: {lengths[row]}."
+                )
+            is_overlong |= is_over
+        return is_overlong
+
+
+def _size_name(name):
+    return f"{name}:length"  # of the lengths' column; the colon keeps it apart from any name in a SPEC

@@ -1,0 +1,102 @@
+"""How a stream of sequences becomes packs while it is read: the online packer's choices, gathered."""
+
+import numpy as np
+
+from bert_packed.assembly.assemble import assemble_packs
+from bert_packed.assembly.assignment import Packs
+from bert_packed.core.settings import InputError
+from bert_packed.packing.online import check_waiting
+from bert_packed.records.sequences import concatenate, take, to_offsets
+
+
+def pack_stream(batches, packer, spec, waiting=None):
+    """Pack sequences as they arrive, with no more of them in memory than the packer's buffer holds.
+
+    A pack with more predictions than P is split between two sequences, so nothing is dropped.
+
+    Args:
+        batches: Iterable of `Sequences`, batch after batch; it may never end.
+        packer: `online.OnlinePacker` for the spec's S and K.
+        spec: `schema.PackSpec`.
+        waiting: For a packer that goes on, the `Sequences` that wait in it, in the order of `packer.waiting`.
+
+    Yields:
+        Dicts from packed feature name to array `[n, S]`, `[n, P]` or `[n, K]`, as `assemble_packs` returns
+        them; at the end of `batches` also what waits.
+
+    Raises:
+        InputError: a sequence is longer than S or has more predictions than P; it names the record.
+        ValueError: `waiting` is not what waits in the packer.
+    """
+    numbers = check_waiting(packer, () if waiting is None else waiting)  # of arrival, ascending
+    for batch in batches:
+        _check_fits(batch, spec)
+        first = packer.num_arrived
+        ready = packer.add(batch.lengths)
+        waiting = batch if waiting is None else concatenate([waiting, batch])
+        numbers = np.concatenate([numbers, np.arange(first, packer.num_arrived)])
+        if len(ready[1]):
+            yield assemble_packs(waiting, _packs(ready, waiting, numbers, spec), spec)
+            is_waiting = ~np.isin(numbers, ready[0])
+            waiting, numbers = take(waiting, is_waiting), numbers[is_waiting]
+    ready = packer.flush()
+    if len(ready[1]):
+        yield assemble_packs(waiting, _packs(ready, waiting, numbers, spec), spec)
+
+
+def _packs(ready, waiting, numbers, spec):
+    """The packer's packs as `Packs` of indices into `waiting`, split where predictions exceed P."""
+    members = np.searchsorted(numbers, ready[0])
+    sizes = split_by_predictions(waiting.num_predictions[members], ready[1], spec.max_predictions_per_pack)
+    return Packs(members, to_offsets(sizes))
+
+
+def split_by_predictions(num_predictions, sizes, limit):
+    """Split packs that have more predictions than fit.
+
+        num_predictions [5 4 3 2], sizes [3 1], limit 9   ->   sizes [2 1 1]
+
+    Args:
+        num_predictions: int64 `[n]`, of each sequence, pack after pack; none over `limit`.
+        sizes: int64 `[packs]`, sequences in each.
+        limit: P.
+
+    Returns:
+        int64 `[at least packs]`, the sizes of what is left.
+    """
+    totals = np.add.reduceat(num_predictions, to_offsets(sizes)[:-1])
+    if (totals <= limit).all():
+        return sizes
+    found, start = [], 0
+    for size, total in zip(sizes.tolist(), totals.tolist(), strict=True):
+        if total <= limit:
+            found.append(size)
+        else:
+            found.extend(_split_one(num_predictions[start : start + size].tolist(), limit))
+        start += size
+    return np.array(found, np.int64)
+
+
+def _split_one(num_predictions, limit):
+    sizes, room = [], -1
+    for number in num_predictions:
+        if number > room:
+            sizes.append(0)
+            room = limit
+        sizes[-1] += 1
+        room -= number
+    return sizes
+
+
+def _check_fits(batch, spec):
+    for name, numbers, what in (
+        ("max_seq_length", batch.lengths, "tokens"),
+        ("max_predictions_per_pack", batch.num_predictions, "predictions"),
+    ):
+        limit = getattr(spec, name)
+        if len(batch) and numbers.max() > limit:
+            index = int(np.argmax(numbers > limit))
+            raise InputError(
+                f"{batch.origin(index)}: a sequence must have at most {name}={limit} {what}. "
+                f"Received: {numbers[index]}."
+            )

@@ -1,0 +1,131 @@
+"""Which row each sequence is laid into, and at which place: for rows of equal length without padding between.
+
+A row is as long as many packs; sequences stand in it end to end, and it is cut into packs afterwards:
+
+    lengths          5 5 5 3 2 2     2 rows
+    row 0            5 3 2           each length is dealt out evenly; what is left over goes, the longest
+    row 1            5 5 2           first, to the row that is shortest by then
+    places           shuffled        in each row, by the seed
+
+Row and place of a sequence follow from the histogram, the order of the input, and the seed, so that they are
+found for any sequences alone, as in `assignment.py`.
+"""
+
+import dataclasses
+from functools import cached_property
+
+import numpy as np
+
+from bert_packed.records.sequences import to_offsets
+from bert_packed.records.shuffle import find_items, shuffle_places
+
+SHUFFLE_ROWS = 3  # second number of a key; `assignment.py` has 1 and 2
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan:
+    """How many sequences of each length each row has.
+
+    Attributes:
+        lengths: int64 `[L]`, ascending, those that occur.
+        counts: int64 `[L]`, sequences of each.
+        has_extra: bool `[L, R]`: the row has one more than `counts // R`.
+    """
+
+    lengths: np.ndarray
+    counts: np.ndarray
+    has_extra: np.ndarray
+
+    @property
+    def num_rows(self):
+        return self.has_extra.shape[1]
+
+    @property
+    def row_tokens(self):
+        """Tokens of each row: int64 `[R]`."""
+        return self.lengths @ (self.counts // self.num_rows) + self.lengths @ self.has_extra
+
+    @cached_property
+    def row_counts(self):
+        """Sequences of each row: int64 `[R]`."""
+        return (self.counts // self.num_rows).sum() + self.has_extra.sum(axis=0)
+
+    @cached_property
+    def starts(self):
+        """int64 `[L, R]`: sequences in the row that are shorter."""
+        each = (self.counts // self.num_rows)[:, None] + self.has_extra
+        return np.cumsum(each, axis=0) - each
+
+
+def plan_rows(lengths, counts, num_rows):
+    """Deal sequences out to rows, so that these are about equally long.
+
+    Args:
+        lengths: Int array `[L]`, ascending.
+        counts: Int array `[L]`, sequences of each length, at least `num_rows` in all.
+        num_rows: R.
+
+    Returns:
+        `RowPlan`. The rows differ by at most the longest sequence, and by next to nothing where there are
+        short ones: their number is all that matters.
+    """
+    lengths, counts = np.asarray(lengths, np.int64), np.asarray(counts, np.int64)
+    has_extra = np.zeros((len(lengths), num_rows), bool)
+    more_tokens = np.zeros(num_rows, np.int64)
+    for index in np.flatnonzero(counts % num_rows)[::-1]:
+        shortest = np.argsort(more_tokens, kind="stable")[: counts[index] % num_rows]
+        has_extra[index, shortest] = True
+        more_tokens[shortest] += lengths[index]
+    return RowPlan(lengths, counts, has_extra)
+
+
+def find_rows(plan, lengths, slots, seed):
+    """The rows and places of some sequences.
+
+    Args:
+        plan: `RowPlan`.
+        lengths, slots: Int arrays `[n]`: of each, and its number among those of its length, as
+            `assignment.choose_slots` gives it.
+        seed: Whole number.
+
+    Returns:
+        Two int64 arrays `[n]`: the row, and the place in the row from 0.
+    """
+    kinds = np.searchsorted(plan.lengths, lengths)
+    turns, rows = np.divmod(slots, plan.num_rows)
+    is_extra = turns == plan.counts[kinds] // plan.num_rows
+    extra_rows, first_extras = np.nonzero(plan.has_extra)[1], to_offsets(plan.has_extra.sum(axis=1))
+    rows[is_extra] = extra_rows[first_extras[kinds[is_extra]] + rows[is_extra]]
+    items = plan.starts[kinds, rows] + turns
+    return rows, shuffle_places(items, plan.row_counts[rows], (seed, SHUFFLE_ROWS, rows))
+
+
+def lengths_in_row(plan, row, first, last, seed):
+    """The lengths of the sequences at the places `first` to `last` of a row, the latter excluded: int64."""
+    key = (seed, SHUFFLE_ROWS, row)
+    items = find_items(np.arange(first, last), int(plan.row_counts[row]), key)
+    return plan.lengths[np.searchsorted(plan.starts[:, row], items, side="right") - 1]
+
+
+def cut_sequences(starts, lengths, max_seq_length):
+    """Cut sequences where packs end.
+
+        starts [0 3], lengths [3 6], packs of 4   ->   owners  [0 1 1 1]     the sequence
+                                                       firsts  [0 0 1 5]     first token of it
+                                                       lengths [3 1 4 1]
+
+    Args:
+        starts, lengths: Int arrays `[n]`: where each sequence stands in its row, and its tokens.
+        max_seq_length: S.
+
+    Returns:
+        Three int64 arrays, of all parts.
+    """
+    starts, lengths = np.asarray(starts, np.int64), np.asarray(lengths, np.int64)
+    first_packs, last_packs = starts // max_seq_length, (starts + lengths - 1) // max_seq_length
+    num_parts = last_packs - first_packs + 1
+    owners = np.repeat(np.arange(len(starts)), num_parts)
+    packs = np.arange(len(owners)) - to_offsets(num_parts)[owners] + first_packs[owners]
+    begins = np.maximum(packs * max_seq_length, starts[owners])
+    ends = np.minimum((packs + 1) * max_seq_length, (starts + lengths)[owners])
+    return owners, begins - starts[owners], ends - begins

@@ -1,0 +1,217 @@
+"""How a config dataclass becomes flags, and a user's mistake one line with exit status 2.
+
+For entry points and what sits above the two halves. Entry points import their heavy modules inside `main`,
+so that `--help` and mistakes in flags answer at once.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+from absl import flags
+from tabulate import tabulate
+
+from bert_packed.core.output_files import OUTPUT_FLAGS, check_output_file, write_json
+from bert_packed.core.settings import InputError
+
+TOP = Path(__file__).resolve().parents[2]
+# Of the installed package, where `setup.py` puts them, or of the checkout
+CONFIG_FOLDER = next(filter(Path.is_dir, (TOP / "bert_packed" / "configs", TOP / "configs")), TOP / "configs")
+PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
+SECONDS_TO_INTERRUPT = 0.05
+STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+# TensorFlow's log of a healthy start would bury the one line of a mistake. A user's own value wins.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def run(main, config_class, description, argv=None):
+    """Parse flags into a config, run a command, and turn mistakes into one line.
+
+    Args:
+        main: Function from the config to an exit status (None is 0).
+        config_class: Frozen dataclass whose fields come from `settings.setting`; it checks itself.
+        description: The text above the flags in `--help`.
+        argv: Program name and arguments; default `sys.argv`.
+
+    Returns:
+        Exit status: 0 success, 2 a user's mistake or an operating-system error, 130 interrupted, otherwise
+        what `main` returned. Started with SIGINT ignored, as by `command &` in a script, it is never
+        interrupted; SIGTERM ends it.
+    """
+    argv = sys.argv if argv is None else argv
+    program = Path(argv[0]).name
+    if any(argument in ("--help", "-h", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
+        _print_for_readers_that_may_stop(help_text(program, config_class, description))
+        return 0
+    _show_log()
+    try:
+        with _dropped_interrupts_again():
+            return main(parse(config_class, argv)) or 0
+    except (InputError, OSError, MemoryError) as error:
+        print(f"{program}: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as error:
+        print(f"{program}: {'; '.join(['interrupted', *getattr(error, '__notes__', [])])}", file=sys.stderr)
+        return STATUS_INTERRUPTED
+
+
+def _print_for_readers_that_may_stop(text):
+    """Print what a reader such as `head` may not read to its end; that is no mistake."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python flushes once more at its end, and would complain then
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _dropped_interrupts_again():
+    """Interrupt once more where Ctrl-C fell into code that cannot raise.
+
+    In a `__del__` or a callback of the garbage collector Python prints the interrupt and drops it. JAX, which
+    TensorFlow imports where it is installed, has such a callback, and while texts are parsed nearly every
+    Ctrl-C falls into it.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable):
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        # By another thread, and later: raised in here it would be dropped again
+        main_thread = threading.main_thread().ident
+        again = threading.Timer(SECONDS_TO_INTERRUPT, signal.pthread_kill, (main_thread, signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def parse(config_class, argv):
+    """Parse `argv` (program name first; `--flagfile` allowed) into a `config_class`; raises `InputError`."""
+    values = _define(config_class)
+    try:
+        extra = values([argv[0], *_find_flagfiles(argv[1:])])[1:]
+    except flags.Error as error:
+        raise InputError(_one_line(error)) from error
+    if extra:
+        raise InputError(f"every argument must be a flag, --name=value. Received: {extra[0]!r}.")
+    names = [field.name for field in dataclasses.fields(config_class)]
+    config = config_class(**{name: values[name].value for name in names})
+    if hasattr(config, "check_given"):  # some mistakes are only seen here: a default may have been given
+        config.check_given({name for name in names if values[name].present})
+    for name in OUTPUT_FLAGS:
+        check_output_file(name, getattr(config, name, ""))
+    return config
+
+
+def help_text(program, config_class, description):
+    """The text of `--help`: description, then every flag with meaning, rule and default."""
+    lines = [description.strip(), "", f"usage: {program} [--flagfile=FILE] [--name=value ...]", ""]
+    for field in dataclasses.fields(config_class):
+        choices = field.metadata["choices"]
+        about = field.metadata["help"] + (f" One of {', '.join(map(str, choices))}." if choices else "")
+        value = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        lines.append(f"  --{field.name}" + (f" (default: {value})" if value != "" else ""))
+        lines.extend(textwrap.wrap(about, 96, initial_indent="      ", subsequent_indent="      "))
+    return "\n".join(lines)
+
+
+def to_flagfile(config):
+    """The resolved config as the text of a flagfile, one line a flag; without transient settings."""
+    names = [field.name for field in dataclasses.fields(config) if not field.metadata["transient"]]
+    values = {name: getattr(config, name) for name in names}
+    return "".join(f"--{name}={str(v).lower() if isinstance(v, bool) else v}\n" for name, v in values.items())
+
+
+def print_table(rows, json_file=""):
+    """Print rows as an aligned table and write them, unrounded, as JSON where a file is named.
+
+    Args:
+        rows: List of dicts with equal keys, the column names.
+        json_file: Path for the JSON list of the same dicts; "" for none.
+    """
+    print(tabulate(rows, headers="keys", floatfmt=".6g", intfmt=",", disable_numparse=[0] if rows else []))
+    if json_file:
+        write_json(json_file, rows)
+
+
+class _StandardError(logging.StreamHandler):
+    """Writes to the standard error of the moment: a program that calls `run` may replace it in between."""
+
+    @property
+    def stream(self):
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _):
+        """Nothing to keep: the parent sets what it found when it was made."""
+
+
+def _show_log():
+    """Show what library code logs, such as a job's summary, on standard error."""
+    for name in ("bert_packed", "data_gen"):
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            handler = _StandardError()
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+            logger.propagate = False  # or a library that logs too would show every line twice
+
+
+def _define(config_class):
+    values = flags.FlagValues()
+    for field in dataclasses.fields(config_class):
+        name, default, about = field.name, field.default, field.metadata["help"]
+        if field.type is bool:
+            flags.DEFINE_boolean(name, default, about, flag_values=values)
+            continue
+        parse = field.metadata["parse"]
+        parser = _TextParser(parse) if parse else PARSERS[field.type]()
+        flags.DEFINE(parser, name, default, about, values, flags.ArgumentSerializer())
+    return values
+
+
+class _TextParser(flags.ArgumentParser):
+    """absl parser around a setting's own `parse`."""
+
+    def __init__(self, parse):
+        super().__init__()
+        self._parse = parse
+
+    def parse(self, argument):
+        try:
+            return self._parse(str(argument))
+        except ValueError as error:
+            raise ValueError(f"must be {error}. Received: {argument!r}.") from error
+
+
+def _find_flagfiles(arguments):
+    """Let `--flagfile=NAME` or `--flagfile NAME`, or `configs/NAME`, be found in `CONFIG_FOLDER` as well."""
+    found = []
+    for argument in arguments:
+        name, separator, path = argument.rpartition("=")
+        names_file = {"--flagfile", "-flagfile"} & {name, found[-1] if found else ""}
+        packaged = CONFIG_FOLDER / path.removeprefix("configs/")
+        if names_file and not Path(path).exists() and packaged.is_file():
+            path = str(packaged)
+        found.append(name + separator + path)
+    return found
+
+
+def _one_line(error):
+    """What an error says, and the notes on it, without line breaks."""
+    notes = getattr(error, "__notes__", [])
+    return " ".join("; ".join([str(error) or type(error).__name__, *notes]).split())

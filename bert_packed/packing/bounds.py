@@ -1,0 +1,171 @@
+"""How few packs any plan can have: lower bounds in exact whole numbers, and the certificate of a plan.
+
+Every bound here is a proof: only Python's whole numbers and exact 64-bit sums, never a float that rounding
+could lift above the truth.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+
+from bert_packed.packing.histogram import check_arguments, is_whole
+from bert_packed.packing.knapsack import VALUE_BITS, best_packs
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """How far a plan can be from the fewest packs possible.
+
+    Attributes:
+        lower_bound: No plan has fewer packs.
+        gap: (packs - lower_bound) / lower_bound, 0 for an empty plan; 0 proves that the plan is optimal.
+        tight: Name of the bound that gives `lower_bound`, the simplest where several do.
+        bounds: Each bound by name: "material", "depth", "L2" and, where these leave a gap and dual
+            values are known, "LP".
+    """
+
+    lower_bound: int
+    gap: float
+    tight: str
+    bounds: dict[str, int]
+
+
+def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_values=(), lp_bound=None):
+    """Compare a number of packs with every bound that is known.
+
+    Args:
+        num_packs: Packs of the plan.
+        histogram: int64 `[S]`, what the plan packs.
+        max_seq_length: S.
+        max_sequences_per_pack: Depth, a whole number from 1, or "max".
+        dual_values: As in `dual_bound`; empty for none.
+        lp_bound: What they prove, where a search has just computed it; None to compute it here, if the other
+            bounds leave a gap.
+
+    Returns:
+        A `Certificate`.
+
+    Raises:
+        ValueError: an argument breaks its rule.
+    """
+    bounds = {
+        "material": material_bound(histogram, max_seq_length),
+        "depth": depth_bound(histogram, max_seq_length, max_sequences_per_pack),
+        "L2": l2_bound(histogram, max_seq_length),
+    }
+    # nothing proves more than a bound that the plan reaches, and long packs take seconds to price
+    if len(dual_values) and num_packs > max(bounds.values()):
+        if lp_bound is None:
+            lp_bound = dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values)
+        bounds["LP"] = lp_bound
+    tight = max(bounds, key=bounds.get)  # the first of equals: they stand from simple to subtle
+    lower = bounds[tight]
+    return Certificate(lower, (num_packs - lower) / lower if lower else 0.0, tight, bounds)
+
+
+def lower_bound(histogram, max_seq_length, max_sequences_per_pack):
+    """The best of the bounds that cost nothing: material, depth and L2.
+
+    Returns:
+        A whole number that no plan is below; 0 for an empty histogram.
+
+    Raises:
+        ValueError: an argument breaks its rule.
+    """
+    return certify(0, histogram, max_seq_length, max_sequences_per_pack).lower_bound
+
+
+def material_bound(histogram, max_seq_length):
+    """Tokens / S, rounded up."""
+    counts, _ = check_arguments(histogram, max_seq_length, "max")
+    return _ceil_divide(_num_tokens(counts.tolist()), max_seq_length)
+
+
+def depth_bound(histogram, max_seq_length, max_sequences_per_pack):
+    """Sequences / depth, rounded up."""
+    counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    return _ceil_divide(sum(counts.tolist()), depth)
+
+
+def l2_bound(histogram, max_seq_length):
+    """The bound L2 of Martello and Toth (Knapsack Problems, Section 8.3).
+
+    For each k up to S / 2: sequences over S - k share a pack with none of k or more; those over S / 2 never
+    share one with each other; what lies between k and S / 2 must go into the room that the latter leave,
+    or into new packs. S = 8, lengths 5 5 5 4 4 4, k = 4: 3 + ceil((12 - 0) / 8) = 5, for 4 does not fit to 5.
+
+    Returns:
+        A whole number that no plan of any depth is below; at least the material bound.
+    """
+    counts, _ = check_arguments(histogram, max_seq_length, "max")
+    counts = [0, *counts.tolist()]  # by length
+    up_to = list(itertools.accumulate(counts))  # sequences of at most this length
+    tokens_up_to = list(itertools.accumulate(length * count for length, count in enumerate(counts)))
+    half, best = max_seq_length // 2, 0
+    for k in range(half + 1):
+        large = up_to[max_seq_length] - up_to[half]
+        medium = up_to[max_seq_length - k] - up_to[half]
+        room = medium * max_seq_length - (tokens_up_to[max_seq_length - k] - tokens_up_to[half])
+        small = tokens_up_to[half] - tokens_up_to[max(k - 1, 0)]
+        best = max(best, large + max(0, _ceil_divide(small - room, max_seq_length)))
+    return best
+
+
+def dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values):
+    """The bound that values for lengths prove: total value / value of the most valuable pack, rounded up.
+
+    Any values prove some bound, by weak duality of the packing program; those that solve its linear
+    relaxation prove the best (Farley, Operations Research 38(5), 1990). The most valuable pack is found
+    exactly, so nothing about the values has to be trusted.
+
+    Args:
+        histogram: int64 `[S]`, entry i counts the sequences of length i + 1.
+        max_seq_length: S.
+        max_sequences_per_pack: Depth, a whole number from 1, or "max".
+        dual_values: Whole numbers `[S]`, not negative, the value of length i + 1.
+
+    Returns:
+        A whole number that no plan is below.
+
+    Raises:
+        ValueError: the values are not `[S]` or negative, or their sums would overflow 64 bits.
+    """
+    counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    rule = f"`dual_values` must be {max_seq_length} whole numbers from 0 and below 2**{VALUE_BITS}."
+    for value in dual_values:
+        if not is_whole(value) or not 0 <= value < 2**VALUE_BITS:
+            raise ValueError(f"{rule} Received: {value!r}.")
+    values = np.asarray(dual_values, np.int64)
+    if values.shape != (max_seq_length,):
+        raise ValueError(f"{rule} Received: {len(dual_values)}.")
+    if not counts.any():
+        return 0
+    depth = most_sequences(counts.tolist(), int(np.flatnonzero(counts)[0]) + 1, max_seq_length, depth)
+    # A slot takes a shorter sequence as well, and only lengths that occur: the most valuable pack then
+    # holds real sequences, and values of absent lengths do not matter.
+    slot_values = np.maximum.accumulate(np.concatenate([[0], np.where(counts > 0, values, 0)]))
+    most_valuable = int(best_packs(slot_values, depth).best[-1])
+    total = sum(count * value for count, value in zip(counts.tolist(), values.tolist(), strict=True))
+    return _ceil_divide(total, most_valuable) if most_valuable else 0
+
+
+def most_sequences(counts, shortest, max_seq_length, depth):
+    """How many sequences a pack can hold at most: the depth, what fits of the shortest, or all there are."""
+    return min(depth, max_seq_length // shortest, sum(counts))
+
+
+def scale_values(values, depth):
+    """Round float values in 0..1 down to whole numbers that `dual_bound` can sum without overflow."""
+    bits = min(44, 59 - math.ceil(math.log2(depth + 1)))
+    return np.floor(np.clip(values, 0, 1) * 2.0**bits).astype(np.int64)
+
+
+def _num_tokens(counts):
+    # Python's whole numbers: counts near 2**53 times their lengths exceed 64 bits
+    return sum(length * count for length, count in enumerate(counts, start=1))
+
+
+def _ceil_divide(dividend, divisor):
+    return -(-dividend // divisor)

@@ -1,0 +1,120 @@
+"""The fewest packs that are known how to reach, with a proof of how far from optimal they can be: `cghp`.
+
+Column-generation histogram-packing solves the linear relaxation of bounded-depth cutting stock over all
+strategies without listing them (`relaxation`), then rounds (`diving`). The values of the lengths, a
+by-product, prove a bound that goes with the plan. In none of the papers.
+"""
+
+import math
+
+import numpy as np
+
+from bert_packed.packing.diving import dive, num_packs
+from bert_packed.packing.effort import Effort
+from bert_packed.packing.exact import fewest_packs
+from bert_packed.packing.histogram import check_arguments
+from bert_packed.packing.plan import make_plan
+from bert_packed.packing.relaxation import Relaxation
+from bert_packed.packing.repacking import repack
+from bert_packed.packing.slots import fill_slots
+
+DEFAULT_GAP = 1e-6
+DEFAULT_EFFORT = 60  # about a minute
+STEPS = 10**9  # of an effort of 1
+RELAXATION_SHARE = 0.8  # of the effort; the rest is for rounding
+COARSE_SHARE = 0.3
+MANY_LENGTHS = 2048
+MAX_REPACKED = 10**5  # packs; with more, one is a gap of 1e-5
+
+
+def pack_cghp(
+    histogram,
+    max_seq_length,
+    max_sequences_per_pack,
+    *,
+    gap=DEFAULT_GAP,
+    effort=DEFAULT_EFFORT,
+    integer_programs=True,
+):
+    """Pack by column generation.
+
+    Never more packs than LPFHP. Ends when the plan is proven to be within `gap`, or no better is found. No
+    clock is read: equal arguments give equal plans, on slow machines as well.
+
+    Args:
+        histogram: int64 `[S]`, entry i counts the sequences of length i + 1.
+        max_seq_length: S.
+        max_sequences_per_pack: Depth, a whole number from 1, or "max".
+        gap: (packs - lower bound) / lower bound that is good enough, from 0.
+        effort: Steps of the search, in 10**9, about a second each; above 0, math.inf for no limit. When they
+            are used up the best plan so far is returned, with a note where the gap is not met.
+        integer_programs: Whether to look for the last packs with integer programs, seldom over three seconds
+            beyond the effort.
+
+    Returns:
+        A `PackingPlan`, with dual values where they prove more than the bounds that cost nothing.
+
+    Raises:
+        ValueError: an argument breaks its rule.
+    """
+    histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    if not gap >= 0:
+        raise ValueError(f"`gap` must be at least 0. Received: {gap!r}.")
+    if not effort > 0:
+        raise ValueError(f"`effort` must be above 0. Received: {effort!r}.")
+    if not histogram.any():
+        return make_plan("cghp", max_seq_length, max_sequences_per_pack, [])
+    counter = Effort(COARSE_SHARE * effort * STEPS)
+    search = Relaxation(histogram, depth, counter)
+    packs, notes = search.first_plan, []
+    if num_packs(packs) > search.lower_bound:
+        packs, ended = _search(search, gap, effort)
+        packs, note = _improve(search, packs, depth, gap) if integer_programs else (packs, "")
+        if not ended:
+            notes.append(f"Stopped by the limit of effort, {effort:g}, before the gap was met.")
+        elif note:
+            notes.append(note)
+    if num_packs(packs) <= _target(search, gap):
+        notes = []
+    dual_values = np.zeros(max_seq_length if len(search.dual_values) else 0, np.int64)
+    if len(dual_values):
+        dual_values[search.lengths - 1] = search.dual_values
+    filled = [(search.lengths[list(rows)], count) for rows, count in fill_slots(packs, search.demand)]
+    return make_plan(
+        "cghp",
+        max_seq_length,
+        max_sequences_per_pack,
+        filled,
+        notes,
+        dual_values.tolist(),
+        search.lower_bound if len(dual_values) else None,
+    )
+
+
+def _search(search, gap, effort):
+    """Solve the relaxation and round; returns packs as of `dive`, and whether it ended before the limit."""
+    if len(search.lengths) > MANY_LENGTHS:
+        search.add_coarse_packs()
+    search.effort.limit = RELAXATION_SHARE * effort * STEPS
+    ended = search.run(gap / 2)
+    search.effort.limit = effort * STEPS
+    packs, dive_ended = dive(search, _target(search, gap))
+    return packs, ended and dive_ended
+
+
+def _target(search, gap):
+    return search.lower_bound + math.floor(gap * search.lower_bound)
+
+
+def _improve(search, packs, depth, gap):
+    """Save the last packs by integer programs; returns packs, and a note or ""."""
+    if num_packs(packs) <= _target(search, gap) or num_packs(packs) > MAX_REPACKED:
+        return packs, ""
+    filled = fill_slots(packs, search.demand)
+    size = len(search.row_of_slot) - 1
+    packs = repack(filled, search.lengths.tolist(), size, depth, search.lower_bound)
+    if num_packs(packs) <= search.lower_bound:
+        return packs, ""
+    exact, ended = fewest_packs(search.demand, search.row_of_slot, depth)
+    packs = min([packs, exact or packs], key=num_packs)
+    return packs, "" if ended else "The integer program was stopped before it had proven its optimum."

@@ -1,0 +1,194 @@
+"""Which packs there are and how often: the result of every packing algorithm.
+
+A strategy is a tuple of sequence lengths in ascending order that share one pack; a plan says how often each
+is used. With S = 8, the plan `{(3, 5): 2, (2, 2, 4): 1}` places two sequences of length 2, two of 3, one of
+4 and two of 5 in three packs.
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+
+import numpy as np
+
+from bert_packed.packing.bounds import Certificate, certify
+from bert_packed.packing.histogram import check_arguments, is_whole
+
+
+@dataclasses.dataclass(frozen=True)
+class PackingPlan:
+    """Packs as strategies with counts.
+
+    Attributes:
+        algorithm: Name of the algorithm that made it.
+        max_seq_length: S, the tokens that one pack holds.
+        max_sequences_per_pack: The depth asked for, or "max" where there was no limit.
+        strategies: Dict from strategy (ascending tuple of lengths) to its number of packs, at least 1.
+        notes: What a reader must know (a repair, a fallback), each in one sentence.
+        dual_values: `[S]`, a whole number for each length, that prove a lower bound (`bounds.dual_bound`);
+            empty where the algorithm computes none. They are kept, and not the bound that they prove, so
+            that whoever reads the plan can check it.
+        lp_bound: What they prove, where the search that made the plan has computed it; None in a plan that
+            was read, whose reader computes it again.
+    """
+
+    algorithm: str
+    max_seq_length: int
+    max_sequences_per_pack: int | str
+    strategies: dict[tuple[int, ...], int]
+    notes: tuple[str, ...] = ()
+    dual_values: tuple[int, ...] = ()
+    lp_bound: int | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @functools.cached_property
+    def certificate(self) -> Certificate:
+        """How far the plan can be from the fewest packs possible, proven; computed at first use."""
+        return certify(
+            self.num_packs,
+            self.histogram(),
+            self.max_seq_length,
+            self.max_sequences_per_pack,
+            self.dual_values,
+            self.lp_bound,
+        )
+
+    @property
+    def num_packs(self):
+        return sum(self.strategies.values())
+
+    @property
+    def num_sequences(self):
+        return sum(len(strategy) * count for strategy, count in self.strategies.items())
+
+    @property
+    def num_tokens(self):
+        """Tokens of all packs, padding included: the papers' "# tokens"."""
+        return self.num_packs * self.max_seq_length
+
+    @property
+    def num_real_tokens(self):
+        return sum(sum(strategy) * count for strategy, count in self.strategies.items())
+
+    @property
+    def num_padding(self):
+        return self.num_tokens - self.num_real_tokens
+
+    @property
+    def efficiency(self):
+        """Share of tokens that are not padding, 0..1; 1 for an empty plan, which wastes nothing."""
+        return self.num_real_tokens / self.num_tokens if self.num_packs else 1.0
+
+    @property
+    def packing_factor(self):
+        """Mean number of sequences per pack; 1 for an empty plan."""
+        return self.num_sequences / self.num_packs if self.num_packs else 1.0
+
+    @property
+    def depth(self):
+        """Largest number of sequences in any pack: the papers' observed depth; 0 for an empty plan."""
+        return max((len(strategy) for strategy in self.strategies), default=0)
+
+    def histogram(self):
+        """The lengths that the plan places: int64 `[S]`."""
+        counts = np.zeros(self.max_seq_length, np.int64)
+        for strategy, count in self.strategies.items():
+            for length in strategy:
+                counts[length - 1] += count
+        return counts
+
+    def to_json(self):
+        """Plain lists and numbers, for a manifest."""
+        return {
+            "algorithm": self.algorithm,
+            "max_seq_length": self.max_seq_length,
+            "max_sequences_per_pack": self.max_sequences_per_pack,
+            "strategies": [[list(strategy), count] for strategy, count in self.strategies.items()],
+            "notes": list(self.notes),
+            "dual_values": list(self.dual_values),
+            "certificate": dataclasses.asdict(self.certificate),
+        }
+
+
+def make_plan(
+    algorithm, max_seq_length, max_sequences_per_pack, packs, notes=(), dual_values=(), lp_bound=None
+):
+    """Build a plan from `(lengths, count)` pairs.
+
+    A pack without any sequence is dropped, like a count of 0. The papers count strategies as their listings
+    list them, equal ones not added up; SPFHP and LPFHP make no equal ones, so the two numbers agree.
+
+    Args:
+        packs: Iterable of `(lengths in any order, count)`; equal packs are added up, counts of 0 dropped.
+
+    Returns:
+        A `PackingPlan` whose strategies stand in ascending order, so that equal plans are equal bytes.
+    """
+    total = Counter()
+    for lengths, count in packs:
+        if count and len(lengths):
+            total[tuple(sorted(int(length) for length in lengths))] += int(count)
+    strategies = dict(sorted(total.items()))
+    return PackingPlan(
+        algorithm,
+        max_seq_length,
+        max_sequences_per_pack,
+        strategies,
+        tuple(notes),
+        tuple(dual_values),
+        lp_bound,
+    )
+
+
+def from_json(content):
+    """The plan that `PackingPlan.to_json` wrote; its certificate is computed anew, not believed.
+
+    Raises:
+        ValueError: a strategy is repeated, of which a dict would silently lose one, or its lengths do not
+            ascend.
+    """
+    strategies = {}
+    for lengths, count in content["strategies"]:
+        strategy = tuple(lengths)
+        if list(strategy) != sorted(strategy):
+            raise ValueError(f"the lengths of a strategy must ascend. Received: {strategy}.")
+        if strategy in strategies:
+            raise ValueError(f"`strategies` must list each strategy once. Received twice: {strategy}.")
+        strategies[strategy] = count
+    return PackingPlan(
+        content["algorithm"],
+        content["max_seq_length"],
+        content["max_sequences_per_pack"],
+        strategies,
+        tuple(content["notes"]),
+        tuple(content.get("dual_values", ())),
+    )
+
+
+def validate_plan(plan, histogram):
+    """Check that a plan places each sequence exactly once and breaks no limit.
+
+    Raises:
+        ValueError: a length is placed more or less often than the histogram has it, a pack is over S or
+            over the depth, a length is not a whole number in 1..S, or a count not one from 1.
+    """
+    histogram, depth = check_arguments(histogram, plan.max_seq_length, plan.max_sequences_per_pack)
+    for strategy, count in plan.strategies.items():
+        if not is_whole(count) or count < 1:
+            raise ValueError(f"every strategy must have a count from 1. Received: {strategy}: {count!r}.")
+        for length in strategy:  # a length of 0 or less would be counted at the far end of the histogram
+            if not is_whole(length) or not 1 <= length <= plan.max_seq_length:
+                raise ValueError(
+                    f"every length must be a whole number in 1..max_seq_length={plan.max_seq_length}. "
+                    f"Received: {length!r} in {strategy}."
+                )
+        if sum(strategy) > plan.max_seq_length:
+            raise ValueError(f"a pack must hold at most {plan.max_seq_length} tokens. Received: {strategy}.")
+        if len(strategy) > depth:
+            raise ValueError(f"a pack must hold at most {depth} sequences. Received: {strategy}.")
+    difference = plan.histogram() - histogram
+    if np.any(difference):
+        length = int(np.flatnonzero(difference)[0]) + 1
+        raise ValueError(
+            f"a plan must place each sequence exactly once. Received: length {length} placed "
+            f"{int(difference[length - 1]):+d} times too often."
+        )

@@ -1,0 +1,167 @@
+"""Which packs does the fractional optimum use, and what bound do the values of the lengths prove?
+
+Column generation: the relaxation over few packs gives every length a value, an exact knapsack finds packs
+worth more than one, and these come in, until there are none (Gilmore and Gomory, Operations Research 9(6),
+1961).
+"""
+
+import numpy as np
+
+from bert_packed.packing.bounds import lower_bound, most_sequences, scale_values
+from bert_packed.packing.knapsack import best_packs
+from bert_packed.packing.lpfhp import pack_lpfhp
+from bert_packed.packing.master import Master
+
+SMOOTHING = 0.3  # measured on Wikipedia: halves the rounds of 0, and 0.5 to 0.9 are no better
+TOLERANCE = 1e-9
+COARSE_CLASSES = 1024
+COARSE_GAP = 1e-3
+MAX_COARSE_COUNT = 2**50
+STEPS_OF_REST = 30_000  # for each length, in Python
+STEPS_OF_PRICING = 5_000
+
+
+class Relaxation:
+    """The search for the packs of the fractional optimum.
+
+    Rows are the lengths that occur, ascending.
+
+    Attributes:
+        lengths: int64 `[rows]`.
+        demand: List `[rows]`, sequences of each length.
+        row_of_slot: int64 `[S + 1]`, the row of the longest length that a slot of this size holds, or -1.
+        master: `Master`, with the packs of LPFHP to begin with.
+        lower_bound: The best bound proven so far, a whole number.
+        dual_values: int64 `[rows]`, the values that prove it; empty where a bound that costs nothing does.
+        pack_counts: float64 `[packs]`, the last solution of the master.
+        first_plan: The plan of LPFHP, list of `(ascending tuple of rows, count)`.
+    """
+
+    def __init__(self, histogram, depth, effort):
+        """Start at the packs of LPFHP and the bounds that cost nothing.
+
+        Args:
+            histogram: int64 `[S]`, not empty.
+            depth: Whole number from 1.
+            effort: `Effort`, at whose limit the search ends.
+        """
+        self.effort = effort
+        self._size = len(histogram)
+        self.lengths = np.flatnonzero(histogram) + 1
+        self.demand = histogram[self.lengths - 1].tolist()
+        self._depth = most_sequences(self.demand, int(self.lengths[0]), self._size, depth)
+        slots = np.arange(self._size + 1)
+        self.row_of_slot = np.searchsorted(self.lengths, slots, side="right") - 1
+        self._max_new = 10 + len(self.lengths) // 5
+        self.master = Master(self.demand, effort)
+        self.first_plan = self.pack_rest(self.demand)
+        self.master.add(pack for pack, _ in self.first_plan)
+        self.pack_counts = np.zeros(len(self.master.packs))
+        self.lower_bound = lower_bound(histogram, self._size, depth)
+        # The length itself is a good first value: no pack is worth more than S, which proves the material
+        # bound; only what proves more is worth keeping.
+        self.dual_values = np.zeros(0, np.int64)
+        tokens = sum(count * length for count, length in zip(self.demand, self.lengths.tolist(), strict=True))
+        self._best_ratio = tokens / self._size
+        self._center = self.lengths / self._size
+
+    def pack_rest(self, rest):
+        """Pack a demand by LPFHP: list of `(ascending tuple of rows, count)`."""
+        self.effort.take(STEPS_OF_REST * len(self.lengths))
+        counts = np.zeros(self._size, np.int64)
+        counts[self.lengths - 1] = rest
+        plan = pack_lpfhp(counts, self._size, self._depth)
+        return [(tuple(self.row_of_slot[list(pack)].tolist()), n) for pack, n in plan.strategies.items()]
+
+    def add_coarse_packs(self):
+        """Add the packs that the same search finds for lengths rounded up to about a thousand classes.
+
+        With many lengths each round is slow and many are needed; the classes bring nearly all of the way in
+        a few seconds, and what is added is real packs, if not the best ones.
+        """
+        grain = -(-self._size // COARSE_CLASSES)
+        classes = -(-self.lengths // grain)
+        inside = classes <= self._size // grain  # longer ones go alone, as they do from the start
+        coarse = np.zeros(self._size // grain, np.int64)
+        np.add.at(coarse, classes[inside] - 1, np.array(self.demand)[inside])
+        coarse = -(-coarse // max(1, int(coarse.max()) // MAX_COARSE_COUNT))
+        if not coarse.any():
+            return
+        search = Relaxation(coarse, self._depth, self.effort)
+        search.run(COARSE_GAP)
+        for index in np.flatnonzero(search.pack_counts):
+            slots = search.lengths[list(search.master.packs[index])] * grain
+            rows = self.row_of_slot[slots]
+            self.master.add([tuple(rows[rows >= 0].tolist())])
+
+    def run(self, gap):
+        """Search until the fractional optimum is known to be within `gap`; False where the steps ran out."""
+        while self.master.solve():
+            self.pack_counts = self.master.pack_counts()
+            objective = self.master.objective
+            if self._is_close(objective, gap) or not self._add_packs(objective, gap):
+                return True
+        return False
+
+    def _is_close(self, objective, gap):
+        return objective <= self.lower_bound * (1 + gap) + TOLERANCE
+
+    def _add_packs(self, objective, gap):
+        """Add packs that are worth more than one; False where there are none or none are needed.
+
+        True also where the steps ran out, which the master, asked next, tells.
+
+        Packs are looked for at values between those of the master and the best ones known, because the
+        master's alone jump about for many rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997).
+        Where that finds nothing new, at values nearer to the master's.
+        """
+        values = self.master.row_values()
+        weight = SMOOTHING
+        while True:
+            worth, tables = self._price(weight * self._center + (1 - weight) * values)
+            if self._is_close(objective, gap):
+                return False
+            if self.master.add(self._select(worth, tables, values)):
+                return True
+            if weight == 0:
+                return False
+            if not self.effort.left:
+                return True
+            weight = weight / 2 if weight > 0.1 else 0
+
+    def _price(self, values):
+        """Find the most valuable pack around each length, exactly, and keep the bound if it is the best.
+
+        Args:
+            values: float64 `[rows]` in 0..1, growing.
+
+        Returns:
+            int64 `[rows]`, the value of the best pack that holds the row's length, and the tables that tell
+            its other slots.
+        """
+        scaled = scale_values(values, self._depth)
+        slot_values = np.where(self.row_of_slot >= 0, scaled[self.row_of_slot], 0)
+        tables = best_packs(slot_values, self._depth - 1)
+        self.effort.take(tables.num_sums + STEPS_OF_PRICING * self._size)
+        worth = scaled + tables.best[self._size - self.lengths]
+        most = int(worth.max())
+        if most:
+            total = sum(count * value for count, value in zip(self.demand, scaled.tolist(), strict=True))
+            if total / most > self._best_ratio:
+                self._best_ratio = total / most
+                if -(-total // most) > self.lower_bound:
+                    self.lower_bound = -(-total // most)
+                    self.dual_values = scaled
+                self._center = scaled / most
+        return worth, tables
+
+    def _select(self, worth, tables, values):
+        """The packs worth most that the master would use, at most a few: more only make it slow."""
+        order = np.argsort(-worth, kind="stable")
+        slots = np.column_stack(
+            [self.lengths[order], tables.slots(self._size - self.lengths[order])],
+        )
+        rows = np.sort(self.row_of_slot[slots], axis=1)
+        useful = np.where(rows >= 0, values[rows], 0).sum(axis=1) > 1 + TOLERANCE
+        packs = dict.fromkeys(tuple(row for row in pack if row >= 0) for pack in rows[useful].tolist())
+        return list(packs)[: self._max_new]

@@ -1,0 +1,264 @@
+"""Which files a run reads, whether they stay as they were, and what the manifests beside them promise."""
+
+import contextlib
+import os
+
+import numpy as np
+
+from bert_packed.core import files
+from bert_packed.core.settings import InputError, is_utf8
+from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import SUFFIX
+
+# Keys of a manifest that packs inherit: which vocabulary the token ids are of, and what is learnt from them
+INHERITED_KEYS = {
+    "vocab_size": int,
+    "vocab_sha256": str,
+    "do_lower_case": bool,
+    "tokenizer": str,
+    "objective": str,
+}
+FILE_KEYS = {"num_records": int, "sha256": str}  # and what the entry of a file promises
+
+
+def find_files(pattern, argument):
+    """Find the files that comma-separated paths and globs name, as google-research/bert's flags do.
+
+        "train-*.tfrecord,more/eval.tfrecord"     a glob and a path; `**` crosses folders
+        "a,b.txt"                                 one file, where there is one of that name
+
+    A glob matches no folder, and none of our own indexes, which `--provenance` leaves beside records. A comma
+    that stands in a name is found to do so: the whole pattern is tried as a name first, and a part that names
+    nothing is tried together with the next.
+
+    Args:
+        pattern: Paths and globs.
+        argument: Name of the flag, for messages.
+
+    Returns:
+        List of paths, sorted, each once: `./a` and `a` are one.
+
+    Raises:
+        InputError: a part of the pattern matches no file, a file has no bytes, a name is not UTF-8, which
+            TensorFlow asks for, or one file has two names, by a link: it would be read twice.
+    """
+    return check_found([path for _, paths in find_parts(pattern, argument) for path in paths], argument)
+
+
+def find_parts(pattern, argument, match=None):
+    """Tell apart the comma-separated parts of a pattern, as `find_files` describes.
+
+    Args:
+        pattern, argument: As of `find_files`.
+        match: Function from a part to the list of files that it names; None = `match_files`.
+
+    Yields:
+        Each part (str), and its files (list of paths, in any order).
+
+    Raises:
+        InputError: a part matches no file.
+    """
+    match = match or match_files
+    parts = [pattern] if files.is_file(pattern.strip()) else pattern.split(",")
+    while parts:
+        for count in range(1, len(parts) + 1):
+            part = ",".join(parts[:count]).strip()
+            if paths := match(part):
+                break
+        else:
+            raise InputError(f"`{argument}` must match at least one file. Received: {parts[0].strip()!r}.")
+        yield part, paths
+        parts = parts[count:]
+
+
+def match_files(part):
+    """The files that one path or glob names: a file whose own name holds a bracket or a star is that file."""
+    if files.is_file(part):
+        return [part]
+    return [path for path in files.match(part) if files.is_file(path) and not path.endswith(SUFFIX)]
+
+
+def check_found(paths, argument):
+    """Files that were found, sorted, each once; raises `InputError` as `find_files`."""
+    found = sorted(set(paths))
+    for path in found:
+        if not is_utf8(path):
+            raise InputError(f"`{argument}` must match names in UTF-8. Received: {path!r}.")
+    found = _once_each(found, argument)
+    for path in found:
+        if files.size_and_time(path)[0] == 0:
+            raise InputError(f"`{argument}` must match files with content. Received: {path}, which is empty.")
+    return found
+
+
+def stamp_files(paths):
+    """What files are now: list of [path, bytes, time of the last change in nanoseconds], plain JSON."""
+    return [[path, *files.size_and_time(path)] for path in paths]
+
+
+@contextlib.contextmanager
+def unchanged(stamps):
+    """Read files in the block, and know that all of it was read of the files as they were stamped.
+
+        with unchanged([["a.txt", 4711, 1700000000000000000]]):
+            checksum = file_sha256("a.txt")     of the file that the stamp is of
+
+    Args:
+        stamps: Some of what `stamp_files` returned.
+
+    Raises:
+        InputError: a file has changed since it was stamped, or was replaced or changed during the block. It
+            comes in place of an `InputError` of the block, which half-changed files may cause.
+    """
+    inodes = {path: files.inode(path) for path, _, _ in stamps}
+    _check_stamps(stamps, inodes)
+    try:
+        yield
+    except InputError:
+        _check_stamps(stamps, inodes)
+        raise
+    _check_stamps(stamps, inodes)
+
+
+def _check_stamps(stamps, inodes):
+    for path, size, time in stamps:
+        now_size, now_time = files.size_and_time(path)
+        if (now_size, now_time, files.inode(path)) != (size, time, inodes[path]):
+            received = f"{now_size} bytes, before {size}" if now_size != size else "a change, or another file"
+            raise InputError(f"{path} must stay as it is while it is read. Received: {received}.")
+
+
+def read_input_manifests(paths):
+    """Read the manifests of the directories that hold `files`.
+
+    Files from elsewhere have none, or another program's, and then nothing is promised.
+
+    Args:
+        paths: List of paths.
+
+    Returns:
+        Dict with those of `INHERITED_KEYS` that are known, and dict from path to what is promised of it:
+        dict with `num_records` and `sha256`, where they are known.
+
+    Raises:
+        InputError: two directories have different vocabularies or objectives.
+    """
+    vocabulary, known_from = {}, None
+    for directory, manifest in _manifests_beside(paths):
+        found = _known(manifest, INHERITED_KEYS)
+        if known_from is not None and found != vocabulary:
+            raise InputError(
+                f"all inputs must have one vocabulary and objective. Received: {known_from}: {vocabulary}; "
+                f"{directory}: {found}."
+            )
+        if known_from is None:
+            vocabulary, known_from = found, directory
+    return vocabulary, read_promises(paths)
+
+
+def read_promises(paths):
+    """What the manifests beside files promise of them: dict from path to that, as `read_input_manifests`."""
+    promised = {}
+    for directory, manifest in _manifests_beside(paths):
+        for entry in _listed_files(manifest):
+            promised[os.path.join(directory, entry["name"])] = _known(entry, FILE_KEYS)
+    return {path: promised[_key(path)] for path in paths if _key(path) in promised}
+
+
+def check_promises(promised, path, num_records, sha256):
+    """Raise `InputError` where a file is not what the manifest beside it says.
+
+    The number of records finds files that lost whole ones, or have some twice, which their own checksums
+    cannot tell; the checksum of the file finds all else.
+
+    Args:
+        promised: Of this file, as `read_input_manifests` returns it.
+        path, num_records, sha256: The file, and what it is.
+    """
+    for rule, wanted, received in (
+        ("hold {} records", promised.get("num_records"), num_records),
+        ("have the SHA-256 {}", promised.get("sha256"), sha256),
+    ):
+        if wanted not in (None, received):
+            raise InputError(
+                f"{path} must {rule.format(wanted)}, as the manifest.json beside it says. "
+                f"Received: {received}."
+            )
+
+
+def check_vocabulary(sequences, vocab_size):
+    """Raise `InputError` where a token or label is outside a vocabulary.
+
+    Args:
+        sequences: `Sequences` of one batch.
+        vocab_size: Number of ids, from 0; None where it is not known, and then nothing is checked.
+    """
+    if vocab_size is None:
+        return
+    for ids, offsets in (
+        (sequences.tokens, sequences.offsets),
+        (sequences.prediction_ids, sequences.prediction_offsets),
+    ):
+        if ids.max(initial=0) >= vocab_size:
+            place = int(np.argmax(ids >= vocab_size))
+            owner = int(np.searchsorted(offsets, place, side="right")) - 1
+            raise InputError(
+                f"{sequences.origin(owner)}: token ids must be below the vocab_size={vocab_size} that the "
+                f"manifest.json beside it names. Received: {ids[place]}."
+            )
+
+
+def folder_of(path):
+    """The folder that holds a file, of this machine or behind a URL, where its manifest is.
+
+    A `Path` would make gs://b of gs:/b, which is no file at all and has no manifest.
+    """
+    head = str(path).rpartition("/")[0]
+    if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme stands before the name
+        return f"{head}/"
+    return os.path.dirname(path) or "."
+
+
+def _once_each(paths, argument):
+    """Leave out other spellings of a path that is there already; `InputError` for other names of a file."""
+    kept = {}
+    for path in paths:
+        if files.is_remote(path):
+            # In an object store ./a is another object than a, so that neither may be left out in silence
+            scheme, _, rest = path.partition("://")
+            identity, spelling = f"{scheme}://{os.path.normpath(rest)}", path
+        else:
+            status = os.stat(path)
+            identity, spelling = (status.st_dev, status.st_ino), os.path.abspath(path)
+        other, other_spelling = kept.setdefault(identity, (path, spelling))
+        if spelling != other_spelling:
+            raise InputError(
+                f"`{argument}` must name each file once. Received: {other} and {path}, which are one file."
+            )
+    return [path for path, _ in kept.values()]
+
+
+def _manifests_beside(paths):
+    """The manifests of the folders that hold files: yields (folder, dict)."""
+    for directory in sorted({folder_of(path) for path in paths}):
+        manifest = read_manifest(directory, any_json=True)
+        if manifest is not None:
+            yield directory, manifest
+
+
+def _key(path):
+    return os.path.join(folder_of(path), os.path.basename(path))
+
+
+def _known(content, kinds):
+    """What an object says under keys of ours, in the type that we write; the rest is another program's."""
+    return {key: content[key] for key, kind in kinds.items() if type(content.get(key)) is kind}
+
+
+def _listed_files(manifest):
+    """The file entries of a manifest, of packs or of splits; any JSON that is none of ours has none."""
+    splits = manifest.get("splits")
+    groups = [manifest, *(splits.values() if isinstance(splits, dict) else [])]
+    lists = [group.get("files") for group in groups if isinstance(group, dict)]
+    entries = [entry for found in lists if isinstance(found, list) for entry in found]
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)]

@@ -1,0 +1,134 @@
+"""What the one reading of whole files found, kept with a stamp of each: who starts again need not read them.
+
+A stamp is a file's size, the time of its last change, the number of its place on the disk (inode) and, of a
+local file, the time at which anything of it last changed, rights and names included, which no program sets
+back. So it sees a file that was written again with as many bytes, one that was replaced, and one whose time
+was set back (`touch -r`, `cp -p`, `rsync -t`). It does not see
+
+- bytes that change below the file system, on a failing disk: the checksum within each record sees them when
+  the record is read;
+- a change within the same tick of the file system's clock, some milliseconds, a second or two on old ones, as
+  the change before;
+- of a URL: a change to which the store gives the same size and time. A store that gives no time has no
+  stamps, and its files are read each time.
+"""
+
+import contextlib
+import json
+import os
+
+import numpy as np
+
+from bert_packed.core import files
+from bert_packed.records.frames import FileScan, scan_file
+from bert_packed.records.inputs import folder_of, unchanged
+from bert_packed.records.manifests import SCANS_NAME, is_of_scans
+
+FORMAT = 1
+
+
+def scan_unchanged(path):
+    """Scan a file that nobody writes to meanwhile.
+
+    Returns:
+        `FileScan`, and the stamp of the file that it is of.
+
+    Raises:
+        InputError: the file changed meanwhile.
+    """
+    stamp = stamp_of(path)
+    with unchanged([[path, stamp[0], stamp[1]]]):
+        return scan_file(path), stamp
+
+
+def stamp_of(path):
+    """What a file is now: [bytes, time of the last change, inode, time of any change], in nanoseconds."""
+    return [*files.size_and_time(path), files.inode(path), files.change_time(path)]
+
+
+def write_scans(store, scans):
+    """Keep scans in a file that appears when complete, in the place of those that it held.
+
+    Args:
+        store: Path of the file; its folder exists.
+        scans: Dict from path to what `scan_unchanged` returned, of files that are not damaged.
+    """
+    scans = {path: (scan, stamp) for path, (scan, stamp) in scans.items() if stamp[1]}
+    facts = [[path, stamp, scan.sha256, scan.num_records] for path, (scan, stamp) in scans.items()]
+    # Sizes instead of places: two bytes a record, most often, instead of eight
+    sizes = [np.diff(scan.offsets) for scan, _ in scans.values()]
+    sizes = np.concatenate([np.zeros(0, np.int64), *sizes])
+    header = json.dumps({"format": FORMAT, "files": facts}).encode()
+    with files.write_whole(store) as partial, files.open_file(partial, "wb") as file:
+        np.savez(
+            file,
+            header=np.frombuffer(header, np.uint8),
+            sizes=sizes.astype(np.min_scalar_type(int(sizes.max(initial=0)))),
+        )
+
+
+def read_scans(store, paths):
+    """The scans that were kept of files that are as they were.
+
+    Args:
+        store: Path of a file of `write_scans`; one that is missing, damaged, of another version, or that
+            cannot be read, holds none.
+        paths: List of paths.
+
+    Returns:
+        Dict from some of the paths to `FileScan` and stamp.
+    """
+    kept = _read(store)
+    return {path: kept[path] for path in paths if path in kept and kept[path][1] == stamp_of(path)}
+
+
+def read_scans_beside(paths):
+    """The scans that `write_scans_beside` has kept of files that are as they were, like `read_scans`."""
+    kept = {folder: _read(os.path.join(folder, SCANS_NAME)) for folder in map(folder_of, paths)}
+    found = {path: kept[folder_of(path)].get(os.path.basename(path)) for path in paths}
+    return {path: scan for path, scan in found.items() if scan is not None and scan[1] == stamp_of(path)}
+
+
+def write_scans_beside(scans):
+    """Keep scans in the folders of their files, for all runs that read them; where we may write there.
+
+    Args:
+        scans: As of `write_scans`.
+    """
+    for folder in {folder_of(path) for path in scans}:
+        if files.is_remote(folder):  # a stranger's file in a store would cost every listing of it
+            continue
+        new = {os.path.basename(path): scan for path, scan in scans.items() if folder_of(path) == folder}
+        store = os.path.join(folder, SCANS_NAME)
+        with contextlib.suppress(OSError):  # as in a folder of somebody else's
+            names = set(files.list_names(folder))
+            # Of a killed run; of a living one, too: then that keeps nothing, as where it may not write
+            for name in names - {SCANS_NAME}:
+                if is_of_scans(name):
+                    with contextlib.suppress(OSError):
+                        files.remove(os.path.join(folder, name))
+            kept = {name: scan for name, scan in _read(store).items() if name in names}
+            write_scans(store, {**kept, **new})
+
+
+def read_checksums(store):
+    """The SHA-256 of every file in a store, whatever has become of the file: dict from path."""
+    return {path: scan.sha256 for path, (scan, _) in _read(store).items()}
+
+
+def _read(store):
+    try:
+        with files.open_file(store) as file, np.load(file, allow_pickle=False) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            if header["format"] != FORMAT:
+                return {}
+            sizes = arrays["sizes"]  # read whole: the archive's own checksum is compared then
+        kept, first = {}, 0
+        for path, stamp, sha256, num_records in header["files"]:
+            offsets = np.zeros(num_records + 1, np.int64)
+            np.cumsum(sizes[first : first + num_records], out=offsets[1:])
+            kept[path] = FileScan(sha256, num_records, offsets), stamp
+            first += num_records
+        return kept
+    except Exception:  # what damage raises has no end: BadZipFile, NotImplementedError, MemoryError, OSError
+        return {}

@@ -1,4 +1,0 @@
-"""One command for each table, figure or benchmark: `python -m bert_packed.reports.NAME`.
-
-Read any of them alone; `packing_tables.py` is the simplest.
-"""

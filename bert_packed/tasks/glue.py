@@ -1,0 +1,274 @@
+"""What the files of a GLUE task hold: texts, alone or in pairs, with a class or a number each.
+
+All nine tasks, in their official tab-separated form; quotes are text.
+"""
+
+import csv
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+
+from bert_packed.core.settings import InputError
+from bert_packed.records.sequences import make_unlabelled
+from bert_packed.text.tokenization import encode_sentences
+
+
+@dataclasses.dataclass(frozen=True)
+class GlueTask:
+    """One task.
+
+    Attributes:
+        name: As GLUE spells it, also its folder.
+        columns: Of the text, or of the two texts, then of the label: names, or numbers where the file has no
+            header.
+        classes: What the label column may say, in the order of GLUE's own data sets and of transformers'
+            run_glue; () where it is a number.
+        metrics: Keys of `glue_metrics.METRICS` that GLUE reports.
+        parts: Where dev and test come in several files, each as (what the server calls it, what the names of
+            its files end in); () for one of each.
+        diagnostics: What the model is asked besides its own test files, where it is there: pairs of the
+            server's name and the file, seen from the task's folder.
+        test_columns: Of the texts in test files, where they are not those of `columns`.
+        has_torn_lines: Whether lines of the official train.tsv lack columns. They are left out, as in
+            transformers.
+    """
+
+    name: str
+    columns: tuple
+    classes: tuple[str, ...]
+    metrics: tuple[str, ...]
+    parts: tuple[tuple[str, str], ...] = ()
+    diagnostics: tuple[tuple[str, str], ...] = ()
+    test_columns: tuple[str, ...] = ()
+    has_torn_lines: bool = False
+
+    @property
+    def endings(self):
+        """Dict from the server's name of each part to what its files' names end in, "" or "_matched"."""
+        return dict(self.parts or ((self.name, ""),))
+
+    def test_files(self, data_dir):
+        """Dict from the server's name to the path of what it wants predicted; diagnostics that are there."""
+        folder = Path(data_dir)
+        wanted = {name: folder / f"test{ending}.tsv" for name, ending in self.endings.items()}
+        more = {name: folder / file for name, file in self.diagnostics}
+        return {**wanted, **{name: path for name, path in more.items() if path.exists()}}
+
+
+ENTAILMENT = ("entailment", "not_entailment")
+TASKS = {
+    task.name: task
+    for task in (
+        GlueTask("CoLA", (3, 1), ("0", "1"), ("matthews",), test_columns=("sentence",)),
+        GlueTask("SST-2", ("sentence", "label"), ("0", "1"), ("accuracy",)),
+        GlueTask("MRPC", ("#1 String", "#2 String", "Quality"), ("0", "1"), ("accuracy", "f1")),
+        GlueTask("STS-B", ("sentence1", "sentence2", "score"), (), ("pearson", "spearman")),
+        GlueTask(
+            "QQP",
+            ("question1", "question2", "is_duplicate"),
+            ("0", "1"),
+            ("accuracy", "f1"),
+            has_torn_lines=True,
+        ),
+        GlueTask(
+            "MNLI",
+            ("sentence1", "sentence2", "gold_label"),
+            ("entailment", "neutral", "contradiction"),
+            ("accuracy",),
+            parts=(("MNLI-m", "_matched"), ("MNLI-mm", "_mismatched")),
+            diagnostics=(("AX", "../diagnostic/diagnostic.tsv"),),
+        ),
+        GlueTask("QNLI", ("question", "sentence", "label"), ENTAILMENT, ("accuracy",)),
+        GlueTask("RTE", ("sentence1", "sentence2", "label"), ENTAILMENT, ("accuracy",)),
+        GlueTask("WNLI", ("sentence1", "sentence2", "label"), ("0", "1"), ("accuracy",)),
+    )
+}
+TASK_NAMES = tuple(TASKS)
+# Of the files, without .tsv, that the server takes
+SERVER_NAMES = tuple(name for task in TASKS.values() for name in (*task.endings, *dict(task.diagnostics)))
+SCORE_RANGE = (0.0, 5.0)  # of STS-B
+
+
+@dataclasses.dataclass(frozen=True)
+class GlueTexts:
+    """A file's examples.
+
+    Attributes:
+        texts: List of one or two lists of n texts.
+        labels: int32 `[n]` classes, or float32 `[n]` numbers; None in a test file.
+        indices: List of n str, as the server knows the examples; of a file with labels None.
+        num_torn: Lines that were left out, because they lack columns.
+    """
+
+    texts: list[list[str]]
+    labels: np.ndarray | None
+    indices: list[str] | None
+    num_torn: int
+
+
+def read_glue(path, task):
+    """Read one file of a task that has labels.
+
+    Args:
+        path: `train.tsv`, `dev.tsv`, `dev_matched.tsv` or `dev_mismatched.tsv`.
+        task: `GlueTask`.
+
+    Returns:
+        `GlueTexts`.
+
+    Raises:
+        InputError: the file is missing, empty or no UTF-8, or a line lacks a column or has a label that the
+            task does not know (line number).
+    """
+    (*texts, labels), numbers, num_torn = _read_lines(path, task.columns, task.has_torn_lines)
+    found = []
+    for number, label in zip(numbers, labels, strict=True):
+        try:
+            value = task.classes.index(label) if task.classes else float(label)
+            if not math.isfinite(value):
+                raise ValueError
+        except ValueError as error:
+            rule = f"one of {', '.join(task.classes)}" if task.classes else "a number"
+            raise InputError(
+                f"{path}, line {number}: the label of {task.name} must be {rule}. Received: {label!r:.80}."
+            ) from error
+        found.append(value)
+    return GlueTexts(texts, np.array(found, np.int32 if task.classes else np.float32), None, num_torn)
+
+
+def read_glue_test(path, task):
+    """Read one of a task's test files, as GLUE hands them out: an index first, texts, and no labels.
+
+    Returns:
+        `GlueTexts`.
+
+    Raises:
+        InputError: as `read_glue`; an index is no whole number or there twice. No line is left out here, torn
+            ones neither: the server wants an answer for each.
+    """
+    (*texts, indices), numbers, _ = _read_lines(path, (*(task.test_columns or task.columns[:-1]), 0))
+    seen = set()
+    for number, index in zip(numbers, indices, strict=True):
+        if not (index.isascii() and index.isdecimal()) or index in seen:
+            raise InputError(
+                f"{path}, line {number}: the first column must be a whole number, each once. "
+                f"Received: {index!r:.80}."
+            )
+        seen.add(index)
+    return GlueTexts(texts, None, indices, 0)
+
+
+def shown_label(task, output):
+    """One prediction as GLUE's files have it: the class's label, or the number."""
+    return task.classes[output] if task.classes else f"{output:.6g}"
+
+
+def make_glue_sequences(texts, tokenizer, vocabulary, max_seq_length, path=""):
+    """`[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`, cut to the length as google-research/bert does.
+
+    Of a pair that is too long the longer text loses its end, token by token; of equal ones the second.
+
+    Args:
+        texts: List of one or two lists of n texts.
+        tokenizer, vocabulary: From `tokenization`.
+        max_seq_length: Most tokens of a sequence.
+        path: File, for messages.
+
+    Returns:
+        `Sequences` of n sequences without predictions, and the number of those that were cut.
+    """
+    encoded = [encode_sentences(tokenizer, column) for column in texts]
+    room = max_seq_length - 1 - len(encoded)
+    tokens, type_ids, lengths = [], [], []
+    num_cut = 0
+    for parts in zip(*encoded, strict=True):
+        sizes = cut_sizes([len(part) for part in parts], room)
+        num_cut += sum(sizes) < sum(map(len, parts))
+        tokens.append(vocabulary.cls_id)
+        type_ids.append(0)
+        for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            tokens.extend((*part[:size], vocabulary.sep_id))
+            type_ids.extend([number] * (size + 1))
+        lengths.append(1 + sum(sizes) + len(sizes))
+    sequences = make_unlabelled(
+        tokens,
+        type_ids,
+        lengths,
+        record_numbers=np.arange(1, len(lengths) + 1),
+        path=str(path),
+    )
+    return sequences, num_cut
+
+
+def cut_sizes(sizes, room):
+    """How many tokens of each text are kept: [5 9] in 8 -> [4 4], [2 9] in 8 -> [2 6]."""
+    sizes = list(sizes)
+    while sum(sizes) > room:
+        longest = len(sizes) - 1 if sizes[-1] >= sizes[0] else 0
+        sizes[longest] -= 1
+    return sizes
+
+
+def read_columns(path, columns, skips_torn=False):
+    """Columns of a tab-separated file: list of one list of str per column; arguments of `_read_lines`."""
+    return _read_lines(path, columns, skips_torn)[0]
+
+
+def _read_lines(path, columns, skips_torn=False):
+    """Read columns of a tab-separated file, by name from its header or by position where it has none.
+
+    Quotes are text: GLUE does not quote, and a reader that thinks so swallows lines.
+
+    Args:
+        path: File.
+        columns: Names, or numbers; the first tells whether the file has a header.
+        skips_torn: Whether lines that lack columns are left out.
+
+    Returns:
+        One list of str per column; the line number of each example; the number of lines left out.
+
+    Raises:
+        InputError: the file is missing, empty or no UTF-8, or a column is missing.
+    """
+    found, numbers, num_torn = [[] for _ in columns], [], 0
+    has_header = isinstance(columns[0], str)
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            lines = enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1)
+            if has_header:
+                columns = _places(path, next(lines, (0, []))[1], columns)
+            for number, line in lines:  # not kept as they are: most columns of MNLI are parse trees
+                if len(line) > max(columns):
+                    numbers.append(number)
+                    for place, column in enumerate(columns):
+                        found[place].append(line[column])
+                elif skips_torn:
+                    num_torn += 1
+                else:
+                    raise InputError(
+                        f"{path}, line {number}: must have at least {max(columns) + 1} columns. "
+                        f"Received: {len(line)}: {' | '.join(line)[:80]!r}."
+                    )
+    except FileNotFoundError as error:
+        raise InputError(f"{path} must exist. Received: no such file.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
+    except csv.Error as error:
+        raise InputError(f"{path} must be tab-separated text. Received: {error}.") from error
+    if not numbers:
+        place = " below its header" if has_header else ""
+        raise InputError(
+            f"{path} must have a line{place}. Received: {'torn ones only' if num_torn else 'none'}."
+        )
+    return found, numbers, num_torn
+
+
+def _places(path, header, columns):
+    """Where columns stand, by the header: names, and numbers as they are."""
+    if not header:
+        raise InputError(f"{path} must have a line. Received: an empty file.")
+    if missing := [column for column in columns if isinstance(column, str) and column not in header]:
+        raise InputError(f"{path} must have a column {missing[0]!r}. Received: {', '.join(header)}.")
+    return [header.index(column) if isinstance(column, str) else column for column in columns]

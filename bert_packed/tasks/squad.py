@@ -1,0 +1,214 @@
+"""What a SQuAD file asks: questions, contexts and answers of v1.1 and v2.0 JSON, checked.
+
+    {"version": "1.1", "data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
+        {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": 0}]}]}]}]}
+
+v2.0 adds `is_impossible`: the question then has no answer in its context.
+"""
+
+import dataclasses
+import json
+import re
+from unicodedata import category
+
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write them; no tokenizer reads them
+WHERE_NAMES = ("article", "paragraph", "question", "answer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question with its context.
+
+    Attributes:
+        id: As in the file.
+        text: The question.
+        context_index: Index into `QuestionSet.contexts`.
+        answers: Tuple of `(text, start)`, start a character of the context; () where there is none. Scores go
+            by them even where the question `is_impossible`, as in the official script; training does not.
+        is_impossible: v2.0: the context does not answer it.
+    """
+
+    id: str
+    text: str
+    context_index: int
+    answers: tuple[tuple[str, int], ...]
+    is_impossible: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionSet:
+    """A file's questions.
+
+    Attributes:
+        contexts: Tuple of str; questions of one paragraph share theirs.
+        questions: Tuple of `Question`, in the order of the file.
+        num_skipped: Dict from what was wrong to the number of questions left out for it.
+    """
+
+    contexts: tuple[str, ...]
+    questions: tuple[Question, ...]
+    num_skipped: dict[str, int]
+
+
+def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answers=False):
+    """Read and check a SQuAD file.
+
+    Args:
+        path: JSON.
+        for_training: Whether answers are learned from: they must then be there and stand in the context.
+        version_2_with_negative: Whether questions may have no answer.
+        skip_bad_answers: Leave out, and count, questions whose answer is not where the file says.
+
+    Returns:
+        `QuestionSet`.
+
+    Raises:
+        InputError: the file is no JSON (line and column), lacks a key (article, paragraph, question), repeats
+            an id, or breaks a rule of training.
+    """
+    contexts, questions, ids = [], [], {}
+    bad = []
+    for article_number, article in enumerate(load_articles(path), 1):
+        for paragraph_number, paragraph in enumerate(
+            _field(path, article, "paragraphs", list, (article_number,)), 1
+        ):
+            where = (article_number, paragraph_number)
+            context = _field(path, paragraph, "context", str, where)
+            contexts.append(context)
+            for number, entry in enumerate(_field(path, paragraph, "qas", list, where), 1):
+                question = _question(path, entry, (*where, number), len(contexts) - 1, for_training)
+                _check_id(path, question.id, (*where, number), ids)
+                if for_training:
+                    _check_trainable(path, question, version_2_with_negative)
+                    if problem := _misplaced(question, context):
+                        bad.append((question.id, problem))
+                        continue
+                questions.append(question)
+    if bad and not skip_bad_answers:
+        raise InputError(
+            f"{path}, question {bad[0][0]}: an answer must stand in the context at its answer_start, unless "
+            f"--skip_bad_answers. Received: {bad[0][1]}; {len(bad)} of {len(bad) + len(questions)} questions "
+            "are like this."
+        )
+    if not questions:
+        raise InputError(f"{path} must hold a question. Received: none, and {len(bad)} with bad answers.")
+    return QuestionSet(tuple(contexts), tuple(questions), {"answers not in their context": len(bad)})
+
+
+def load_articles(path):
+    """The list `data` of a SQuAD file: list of dicts, not yet checked; raises `InputError`."""
+    return _field(path, load_json(path), "data", list, ())
+
+
+def load_json(path):
+    """A JSON file's content; raises `InputError` with line and column."""
+    try:
+        return json.loads(files.read_text(path).removeprefix("\ufeff"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}, line {error.lineno}, column {error.colno}: must be JSON. Received: {error.msg}."
+        ) from error
+    except RecursionError as error:
+        raise InputError(f"{path} must be JSON of a sensible depth. Received: too many brackets.") from error
+
+
+def check_files(config, names):
+    """Check that the files which some flags of a config name are there; empty flags pass.
+
+    Raises:
+        InputError: naming the first flag whose file is missing, or is a folder.
+    """
+    for name in names:
+        path = getattr(config, name)
+        if path and not files.is_file(path):
+            raise InputError(f"`{name}` must be an existing file. Received: {path}.")
+
+
+def _question(path, entry, where, context_index, for_training):
+    identifier = _field(path, entry, "id", str, where)
+    is_impossible = entry.get("is_impossible", False)
+    if not isinstance(is_impossible, bool):
+        raise InputError(
+            f"{path}, question {identifier}: `is_impossible` must be true or false. "
+            f"Received: {is_impossible!r}."
+        )
+    answers = []
+    # Files to predict on may come without any
+    for number, answer in enumerate(_field(path, entry, "answers", list, where, default=[]), 1):
+        place = (*where, number)
+        answers.append(
+            (_field(path, answer, "text", str, place), _field(path, answer, "answer_start", int, place))
+        )
+    return Question(
+        identifier,
+        _field(path, entry, "question", str, where),
+        context_index,
+        () if is_impossible and for_training else tuple(answers),
+        is_impossible,
+    )
+
+
+def _check_id(path, identifier, where, ids):
+    if identifier in ids:
+        raise InputError(
+            f"{path}, {_words(where)}: every question must have its own id. Received: {identifier!r}, which "
+            f"{_words(ids[identifier])} has too."
+        )
+    ids[identifier] = where
+
+
+def _check_trainable(path, question, version_2_with_negative):
+    if question.is_impossible and not version_2_with_negative:
+        raise InputError(
+            f"{path}, question {question.id}: must have an answer, unless --version_2_with_negative. "
+            "Received: is_impossible."
+        )
+    if not question.is_impossible and not question.answers:
+        raise InputError(f"{path}, question {question.id}: must have an answer to train on. Received: none.")
+
+
+def _misplaced(question, context):
+    """What is wrong with the answer that training takes, the first; "" where nothing is."""
+    if not question.answers:
+        return ""
+    text, start = question.answers[0]
+    if not any(map(_is_visible, text)):
+        return f"an empty answer, {text!a}" if text else "an empty answer"
+    found = context[max(start, 0) : max(start, 0) + len(text)]
+    if start < 0 or found != text:
+        return f"answer {text!r} at answer_start {start}, where the context has {found!r}"
+    return ""
+
+
+def _is_visible(character):
+    """Whether BERT's tokenizer makes anything of a character: it drops controls, format marks and spaces."""
+    return category(character)[0] not in "CZ" and character != "\ufffd"
+
+
+def _field(path, content, name, kind, where, default=None):
+    """A value of a JSON object, of the kind that it must be."""
+    place = f"{path}, {_words(where)}" if where else f"{path}"
+    if not isinstance(content, dict):
+        raise InputError(f"{place}: must be a JSON object. Received: {type(content).__name__}.")
+    value = content.get(name, default)
+    if name not in content and default is None:
+        raise InputError(f"{place}: must have {name!r}. Received: {', '.join(content) or 'no keys'}.")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        names = {list: "a list", str: "text", int: "a whole number"}
+        raise InputError(f"{place}: {name!r} must be {names[kind]}. Received: {value!r:.80}.")
+    if kind is str and (found := LONE_SURROGATE.search(value)):
+        raise InputError(
+            f"{place}: {name!r} must be Unicode text. Received: {found[0]!a} at character {found.start()}, "
+            "half of a character."
+        )
+    return value
+
+
+def _words(where):
+    """(1, 2) -> "article 1, paragraph 2"."""
+    return ", ".join(f"{name} {number}" for name, number in zip(WHERE_NAMES, where, strict=False))

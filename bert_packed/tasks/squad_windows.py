@@ -1,0 +1,193 @@
+"""How questions become sequences: BERT's windows over the context, every token with its place in the text.
+
+    context   Ada wrote the first program in 1843 .     window of 6 tokens, stride 4
+    window 0  Ada wrote the first program in
+    window 1                    program in 1843 .
+    is best   1   1     1   1   0       0               "in" has more context around it in window 1
+                                1       1  1    1
+
+A sequence is `[CLS] question [SEP] window [SEP]`. Windows, strides, truncation and the rule of the most
+context are those of google-research/bert's run_squad.py. An answer's tokens are those that overlap its
+characters, where run_squad.py looks for them among the pieces of its words;
+`tests/tasks/test_squad_windows.py` compares the two.
+"""
+
+import dataclasses
+from unicodedata import category
+
+import numpy as np
+
+from bert_packed.records.sequences import Sequences, make_unlabelled
+from bert_packed.text.tokenization import encode_sentences
+
+NUM_SPECIAL = 3  # [CLS], and [SEP] after question and window
+ENCODE_AT_ONCE = 1024  # contexts
+FIRST_MARK = "\u0300"  # no combining mark comes before it
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Where a sequence's window lies.
+
+    Attributes:
+        question_index: Index into `QuestionSet.questions`.
+        first_token: Place in the sequence of the window's first token: 2 + question tokens.
+        token_start: The same token's place among the context's tokens.
+        num_tokens: Of the window.
+        is_best: bool `[num_tokens]`: no other window of the question has more context around the token.
+    """
+
+    question_index: int
+    first_token: int
+    token_start: int
+    num_tokens: int
+    is_best: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """All sequences of a question set.
+
+    Attributes:
+        sequences: `Sequences` of n sequences, without predictions.
+        windows: List of n `Window`.
+        answer_spans: int32 `[n, 2]`, first and last token of the answer within its sequence; 0 0, which is
+            [CLS], where the window holds no whole answer.
+        token_places: List by context of int32 `[tokens, 2]`: first character of each, and one past its last.
+        num_truncated: Questions that were longer than the limit.
+        num_empty: Questions whose context has no token and that so have no window.
+    """
+
+    sequences: Sequences
+    windows: list[Window]
+    answer_spans: np.ndarray
+    token_places: list[np.ndarray]
+    num_truncated: int
+    num_empty: int
+
+
+def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride, max_query_length, path=""):
+    """Cut the contexts of all questions into windows.
+
+    Args:
+        question_set: `squad.QuestionSet`.
+        tokenizer, vocabulary: From `tokenization`.
+        max_seq_length: S, most tokens of a sequence; at least `max_query_length` + 4.
+        doc_stride: Tokens between the starts of two windows.
+        max_query_length: Most tokens of a question; its end is cut off.
+        path: File, for messages of what packs the sequences.
+
+    Returns:
+        `Windows`, in the order of the questions.
+    """
+    contexts = _encode_with_places(tokenizer, question_set.contexts)
+    queries = encode_sentences(tokenizer, [question.text for question in question_set.questions])
+    tokens, type_ids, lengths, windows, spans = [], [], [], [], []
+    num_empty = 0
+    for index, (question, query) in enumerate(zip(question_set.questions, queries, strict=True)):
+        ids, places = contexts[question.context_index]
+        query = query[:max_query_length]
+        num_empty += not len(ids)
+        answer = answer_tokens(question, places)
+        head = [vocabulary.cls_id, *query, vocabulary.sep_id]
+        starts = window_starts(len(ids), max_seq_length - len(query) - NUM_SPECIAL, doc_stride)
+        for (start, size), is_best in zip(starts, most_context(starts), strict=True):
+            tokens.extend((*head, *ids[start : start + size], vocabulary.sep_id))
+            type_ids.extend([0] * len(head) + [1] * (size + 1))
+            lengths.append(len(head) + size + 1)
+            windows.append(Window(index, len(head), start, size, is_best))
+            spans.append(_span_in_window(answer, start, size, len(head)))
+    return Windows(
+        make_unlabelled(
+            tokens,
+            type_ids,
+            lengths,
+            record_numbers=np.array([window.question_index + 1 for window in windows], np.int64),
+            path=str(path),
+        ),
+        windows,
+        np.array(spans, np.int32).reshape(-1, 2),
+        [places for _, places in contexts],
+        sum(len(query) > max_query_length for query in queries),
+        num_empty,
+    )
+
+
+def window_starts(num_tokens, size, stride):
+    """Where windows start and how many tokens they hold: list of `(start, num_tokens)`.
+
+    8 tokens, size 6, stride 4   ->   (0, 6) (4, 4)
+    """
+    found, start = [], 0
+    while start < num_tokens:
+        length = min(size, num_tokens - start)
+        found.append((start, length))
+        if start + length == num_tokens:
+            break
+        start += min(length, stride)
+    return found
+
+
+def most_context(starts):
+    """For each window, which of its tokens have the most context in it: list of bool arrays.
+
+    The score is run_squad.py's: the smaller of the tokens to the left and to the right, and a hundredth of
+    the window's length; of equal ones the first window counts.
+    """
+    if len(starts) == 1:
+        return [np.ones(starts[0][1], bool)]
+    total = max((start + size for start, size in starts), default=0)
+    # The best so far of each token: a table of windows times tokens is a gigabyte for a context of 10^5
+    best, best_scores = np.zeros(total, np.int32), np.full(total, -1.0)
+    for row, (start, size) in enumerate(starts):
+        left, inside = np.arange(size), slice(start, start + size)
+        scores = np.minimum(left, left[::-1]) + 0.01 * size
+        best[inside] = np.where(scores > best_scores[inside], row, best[inside])
+        best_scores[inside] = np.maximum(scores, best_scores[inside])
+    return [best[start : start + size] == row for row, (start, size) in enumerate(starts)]
+
+
+def answer_tokens(question, places):
+    """First and last token that overlap the question's first answer; None where it has none.
+
+        places of "ada wrote" [(0 3) (4 9)], answer "wrote" at 4   ->   (1, 1)
+
+    Args:
+        question: `squad.Question`.
+        places: int32 `[tokens, 2]`, ascending.
+    """
+    if not question.answers:
+        return None
+    text, start = question.answers[0]
+    first = int(np.searchsorted(places[:, 1], start, side="right"))
+    last = int(np.searchsorted(places[:, 0], start + len(text), side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def _span_in_window(answer, start, size, first_token):
+    """The answer's tokens within the sequence, or (0, 0), as run_squad.py labels windows without it."""
+    if answer is None or answer[0] < start or answer[1] >= start + size:
+        return 0, 0
+    return answer[0] - start + first_token, answer[1] - start + first_token
+
+
+def _encode_with_places(tokenizer, texts):
+    """Token ids of each text, and int32 `[tokens, 2]`, the characters that each token stands for."""
+    found = []
+    for first in range(0, len(texts), ENCODE_AT_ONCE):
+        part = list(texts[first : first + ENCODE_AT_ONCE])
+        for text, code in zip(part, tokenizer.encode_batch(part, add_special_tokens=False), strict=True):
+            places = np.array(code.offsets, np.int32).reshape(-1, 2)
+            found.append((code.ids, _with_marks(text, places)))
+    return found
+
+
+def _with_marks(text, places):
+    """Lengthen tokens over the accents that follow them as characters of their own.
+
+    Lower-casing removes these, and a token then ends before its last one: "cafe\u0301" would lose it.
+    """
+    for place in places:
+        while place[1] < len(text) and text[place[1]] >= FIRST_MARK and category(text[place[1]]) == "Mn":
+            place[1] += 1
+    return places

@@ -1,0 +1,221 @@
+"""Which sequences each step of a fine-tuning sees, and in which packs: as many sequences in every step.
+
+A pre-training step takes a number of packs, and so about as many sequences. A fine-tuning recipe is small and
+says how many sequences a step has: exactly that many are drawn, and then packed.
+
+    epoch in packs      {4 0} {7} {2 5 1} {3 6} {8}      steps of 4 sequences
+    step 0              {4 0} {3 6}                      complete packs, chosen to make up 4
+    step 1              {7} {2 5 1}
+    step 2              {8} and packs of the next epoch
+
+Which sequences a step has follows from the packs that one fixed algorithm makes without a limit of depth: an
+unpacked run and a packed one, and those of any algorithm, see the same sequences in the same steps. The
+algorithm and the depth asked for then pack a step's sequences anew, where its packs are too deep or may not
+be the fewest.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from bert_packed.assembly.assemble import assemble_packs, count_predictions
+from bert_packed.assembly.assignment import Packs, assign_sequences
+from bert_packed.core.settings import InputError
+from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
+from bert_packed.packing.histogram import count_lengths
+from bert_packed.packing.nnlshp import MAX_STRATEGIES
+from bert_packed.packing.strategies import count_strategies
+from bert_packed.records.sequences import to_offsets
+from bert_packed.schema import PackSpec
+
+LEAST_SQUARES = ("nnlshp", "ennlshp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Updates:
+    """The steps of a run.
+
+    Attributes:
+        packs: List by step of `Packs` whose members index the sequences.
+        spec: `PackSpec` that every step fits, without predictions.
+        num_packs: Largest number of packs in any step.
+    """
+
+    packs: list[Packs]
+    spec: PackSpec
+    num_packs: int
+
+    @property
+    def packing_factor(self):
+        """Mean sequences per pack."""
+        return self._num_sequences / sum(len(packs) for packs in self.packs)
+
+    def efficiency(self, lengths):
+        """Share of the packs' tokens that are not padding, packs that fill up a step not counted."""
+        real = sum(int(lengths[packs.members].sum()) for packs in self.packs)
+        return real / (sum(len(packs) for packs in self.packs) * self.spec.max_seq_length)
+
+    @property
+    def _num_sequences(self):
+        return sum(len(packs.members) for packs in self.packs)
+
+
+def check_depth(algorithm, max_seq_length, depth):
+    """Raises `InputError` where an algorithm cannot pack to a depth: least squares lists every strategy."""
+    most = max_seq_length if depth == "max" else depth
+    if algorithm in LEAST_SQUARES and count_strategies(max_seq_length, most, MAX_STRATEGIES) > MAX_STRATEGIES:
+        raise InputError(
+            f"`max_sequences_per_pack` must be lower for packing_algorithm={algorithm}, which lists all "
+            f"strategies, at most {MAX_STRATEGIES:,}. Received: {depth} for max_seq_length={max_seq_length}, "
+            "which has more."
+        )
+
+
+def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algorithm, seed):
+    """Plan all steps of a run.
+
+    Args:
+        lengths: int64 `[n]`, of every sequence; at least one, none over S.
+        num_updates: Steps.
+        batch_size: Sequences of each step; an epoch's rest is filled from the next epoch.
+        max_seq_length: S.
+        depth: Most sequences per pack, or "max".
+        algorithm: Key of `algorithms.ALGORITHMS`, one that passes `check_depth`.
+        seed: Whole number below 2**32; the epochs are shuffled by it.
+
+    Returns:
+        `Updates`.
+    """
+    pack = ALGORITHMS[algorithm]
+    draw = ALGORITHMS[DEFAULT_ALGORITHM]  # not every algorithm can do without a limit of depth
+    plan = draw(count_lengths(lengths, max_seq_length), max_seq_length, "max")
+    limit = len(lengths) if depth == "max" else depth
+    updates = []
+    for groups in _draw(_endless_packs(plan, lengths, seed), num_updates, batch_size):
+        members = np.concatenate(groups)
+        is_too_deep = max(map(len, groups)) > limit
+        if is_too_deep or len(groups) > -(-lengths[members].sum() // max_seq_length):
+            anew = _pack_anew(pack, members, lengths, max_seq_length, depth, seed)
+            groups = anew if is_too_deep or len(anew) < len(groups) else groups
+        updates.append(Packs(np.concatenate(groups), to_offsets([len(group) for group in groups])))
+    deepest = max(int(np.diff(packs.offsets).max()) for packs in updates)
+    return Updates(updates, PackSpec(max_seq_length, deepest, 0), max(map(len, updates)))
+
+
+def fit_predictions(updates, num_predictions):
+    """`Updates` whose packs have room for their sequences' predictions: int64 `[n]`, of every sequence."""
+    most = max(int(count_predictions(packs, num_predictions).max()) for packs in updates.packs)
+    return dataclasses.replace(updates, spec=dataclasses.replace(updates.spec, max_predictions_per_pack=most))
+
+
+def pack_all(lengths, max_seq_length, depth, algorithm):
+    """Every sequence once: `Packs`, and the `PackSpec` that they need."""
+    plan = ALGORITHMS[algorithm](count_lengths(lengths, max_seq_length), max_seq_length, depth)
+    packs = assign_sequences(plan, lengths, seed=0)
+    return packs, PackSpec(max_seq_length, max(plan.depth, 1), 0)
+
+
+def assemble_filled(sequences, packs, spec, num_packs):
+    """`assemble_packs`, with empty packs appended until there are `num_packs`."""
+    arrays = assemble_packs(sequences, packs, spec)
+    return {name: fill_rows(values, num_packs) for name, values in arrays.items()}
+
+
+def by_slot(values, packs, num_slots, num_packs):
+    """A value of each sequence, where the sequence's slot is.
+
+        values [7 8 9], packs {2 0} {1}, 2 slots, 3 packs   ->   [[9 7] [8 0] [0 0]]
+
+    Args:
+        values: Array `[n]`.
+        packs: `Packs`, at most `num_packs`, of at most `num_slots` sequences.
+
+    Returns:
+        Array `[num_packs, num_slots]`, 0 in slots without sequence.
+    """
+    depths = np.diff(packs.offsets)
+    rows = np.repeat(np.arange(len(packs)), depths)
+    slots = np.arange(len(packs.members)) - np.repeat(packs.offsets[:-1], depths)
+    found = np.zeros((num_packs, num_slots), values.dtype)
+    found[rows, slots] = values[packs.members]
+    return found
+
+
+def fill_rows(values, num_rows):
+    """Append rows of zeros until there are `num_rows`."""
+    return np.pad(values, [(0, num_rows - len(values))] + [(0, 0)] * (values.ndim - 1))
+
+
+def _endless_packs(plan, lengths, seed):
+    """Epoch after epoch, a list of arrays of sequences, each a pack: every sequence once an epoch."""
+    epoch = 0
+    while True:
+        # Within a length, sequences and slots are shuffled; so are the packs
+        packs = assign_sequences(plan, lengths, seed + epoch * 2**32)
+        yield np.split(packs.members, packs.offsets[1:-1])
+        epoch += 1
+
+
+def _draw(epochs, num_updates, batch_size):
+    """Yield for each step a list of packs, arrays of sequences, that hold `batch_size` together."""
+    waiting = []
+    for _ in range(num_updates):
+        chosen, missing = [], batch_size
+        while missing:
+            if not waiting:
+                waiting = next(epochs)
+            available = sum(map(len, waiting))
+            picked, waiting = (waiting, []) if available <= missing else _pick(waiting, missing)
+            chosen += picked
+            missing -= sum(map(len, picked))
+        yield chosen
+
+
+def _pick(waiting, wanted):
+    """Packs that hold exactly `wanted` sequences, the first that will do, and the packs that are left.
+
+    Packs are taken in their order; one is passed over where the sizes that come after it could no longer make
+    up the rest. Where no packs make it up, one is cut in two.
+    """
+    largest = max(map(len, waiting))
+    picked, start = [], 0
+    while wanted > 2 * largest:  # no choice matters yet
+        picked.append(waiting[start])
+        wanted -= len(waiting[start])
+        start += 1
+    rest = waiting[start:]
+    places = _subset(list(map(len, rest)), wanted)
+    if places is None:
+        place = next(i for i, pack in enumerate(rest) if len(pack) > 1)
+        cut = rest[place]
+        smaller = [*rest[:place], cut[:1], cut[1:], *rest[place + 1 :]]
+        more, left = _pick(smaller, wanted)
+        return picked + more, left
+    chosen = set(places)
+    left = [pack for i, pack in enumerate(rest) if i not in chosen]
+    return picked + [rest[i] for i in places], left
+
+
+def _subset(sizes, wanted):
+    """Places of sizes that add up to `wanted`, found early in the list; None where there are none.
+
+    sizes [2 2 3 1], wanted 5   ->   [0 2]
+    """
+    reached = {0: []}  # sum -> places
+    for place, size in enumerate(sizes):
+        for total in sorted(reached, reverse=True):
+            if total + size <= wanted and total + size not in reached:
+                reached[total + size] = [*reached[total], place]
+        if wanted in reached:
+            return reached[wanted]
+    return None
+
+
+def _pack_anew(pack, members, lengths, max_seq_length, depth, seed):
+    """Pack one step's sequences with a limit of depth: list of arrays of sequences."""
+    if depth == 1:
+        return np.split(members, np.arange(1, len(members)))
+    own = lengths[members]
+    plan = pack(count_lengths(own, max_seq_length), max_seq_length, depth)
+    packs = assign_sequences(plan, own, seed)
+    return [members[part] for part in np.split(packs.members, packs.offsets[1:-1])]

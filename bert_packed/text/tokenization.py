@@ -1,0 +1,213 @@
+"""How text becomes WordPieces: a vocabulary from a file or trained on the input, applied by `tokenizers`."""
+
+import dataclasses
+from collections import Counter
+from functools import cached_property
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.trainers import WordPieceTrainer
+
+from bert_packed import schema
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUATION = "##"  # opens every WordPiece that continues a word
+MAX_ALPHABET = 1000  # characters that a trained vocabulary spells words with; rarer ones become [UNK]
+MAX_WORDS_HELD = 2**20  # about 100 MB
+ENCODE_BATCH = 4096  # sentences
+ENCODE_CHARACTERS = 2**20  # of a batch as well: a token costs the tokenizer some hundred bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """WordPieces by id, with the roles that masking needs.
+
+    Attributes:
+        tokens: Tuple of str, the WordPiece of each id. Id 0 is [PAD].
+    """
+
+    tokens: tuple[str, ...]
+
+    def __len__(self):
+        return len(self.tokens)
+
+    @cached_property
+    def ids(self):
+        """Dict from WordPiece to id; of equal WordPieces the last id counts, as in google-research/bert."""
+        return {token: index for index, token in enumerate(self.tokens)}
+
+    @cached_property
+    def is_continuation(self):
+        """bool `[V]`: the WordPiece continues a word."""
+        return np.array([token.startswith(CONTINUATION) for token in self.tokens])
+
+    @cached_property
+    def ordinary_ids(self):
+        """int32: the ids of all but the special tokens, ascending."""
+        special = [self.ids[token] for token in SPECIAL_TOKENS]
+        return np.setdiff1d(np.arange(len(self.tokens)), special).astype(np.int32)
+
+    @property
+    def cls_id(self):
+        return self.ids[CLS]
+
+    @property
+    def sep_id(self):
+        return self.ids[SEP]
+
+    @property
+    def mask_id(self):
+        return self.ids[MASK]
+
+
+def load_vocab(path):
+    """Read a vocabulary: one WordPiece a line, its id the line's number from 0.
+
+    Returns:
+        `Vocabulary`.
+
+    Raises:
+        InputError: the file is not UTF-8, lacks a special token, has no other one, or [PAD] is not its
+            first line.
+        OSError: it cannot be read.
+    """
+    try:
+        text = files.read_text(path).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise InputError(f"`vocab_file` must be UTF-8 text. Received: {path}: {error}.") from error
+    # Not `splitlines`: some vocabularies hold WordPieces such as U+2028, which it takes for line ends.
+    line_end = "\n" if "\n" in text else "\r"
+    tokens = tuple(line.strip("\r\n\t ") for line in text.rstrip("\r\n").split(line_end))
+    missing = [token for token in SPECIAL_TOKENS if token not in tokens]
+    if missing:
+        raise InputError(
+            f"`vocab_file` must hold {', '.join(SPECIAL_TOKENS)}. "
+            f"Received: {path}, where {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing."
+        )
+    if tokens.index(PAD) != schema.PADDING_ID:
+        raise InputError(
+            f"`vocab_file` must have {PAD} in its first line, because id {schema.PADDING_ID} is padding. "
+            f"Received: {path}, where it is in line {tokens.index(PAD) + 1}."
+        )
+    vocabulary = Vocabulary(tokens)
+    if not len(vocabulary.ordinary_ids):
+        raise InputError(
+            f"`vocab_file` must hold a WordPiece besides the special tokens. Received: {path}, with none."
+        )
+    return vocabulary
+
+
+def save_vocab(vocabulary, path):
+    """Write a vocabulary as `load_vocab` reads it."""
+    with files.open_file(path, "wb") as file:
+        file.write("".join(f"{token}\n" for token in vocabulary.tokens).encode())
+
+
+def make_tokenizer(vocabulary, do_lower_case):
+    """The tokenizer that applies a vocabulary as BERT does: punctuation apart, longest WordPiece first.
+
+    With `do_lower_case`, text loses case and accents. The special tokens are not registered with the
+    tokenizer: the word "[MASK]" in a text about BERT is punctuation and letters, not a mask.
+    """
+    tokenizer = Tokenizer(WordPiece(vocabulary.ids, unk_token=UNK, max_input_chars_per_word=100))
+    tokenizer.normalizer = _normalizer(do_lower_case)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    return tokenizer
+
+
+def encode_sentences(tokenizer, sentences):
+    """Encode sentences without adding special tokens: list of str -> list of lists of ids."""
+    # The fast form computes no offsets into the text, which nobody reads here.
+    return [code.ids for code in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
+
+
+def batches(sentences):
+    """Cut sentences, (number of the document, str), into lists that can be held: of such pairs.
+
+    Each holds up to `ENCODE_BATCH` sentences, and up to `ENCODE_CHARACTERS` unless one sentence has more.
+    """
+    held, num_characters = [], 0
+    for number, sentence in sentences:
+        if held and (len(held) == ENCODE_BATCH or num_characters + len(sentence) > ENCODE_CHARACTERS):
+            yield held
+            held, num_characters = [], 0
+        held.append((number, sentence))
+        num_characters += len(sentence)
+    if held:
+        yield held
+
+
+def train_vocab(texts, vocab_size, do_lower_case):
+    """Train a WordPiece vocabulary. Equal text gives an equal vocabulary.
+
+    `tokenizers` numbers the continuation characters (`##a`) in the order of a hash map and breaks ties of
+    its merges by these numbers, so that two trainings on the same text differ. Naming all continuation
+    characters as special tokens numbers them beforehand, in sorted order, and leaves no tie to chance.
+
+    Args:
+        texts: Iterable of lists of sentences, such as documents; it is iterated twice.
+        vocab_size: Wanted number of WordPieces; a small text may give fewer.
+        do_lower_case: As in `make_tokenizer`.
+
+    Returns:
+        `Vocabulary`, the special tokens first, in the order of `SPECIAL_TOKENS`.
+
+    Raises:
+        InputError: `vocab_size` does not even hold the characters of the text.
+    """
+    alphabet, continuations = _find_alphabet(texts, do_lower_case)
+    fixed = [*SPECIAL_TOKENS, *(CONTINUATION + character for character in continuations)]
+    minimum = len(fixed) + len(alphabet)
+    if vocab_size < minimum:
+        raise InputError(
+            f"`vocab_size` must be at least {minimum}, for the special tokens and the characters of "
+            f"this text. Received: {vocab_size}."
+        )
+    tokenizer = Tokenizer(WordPiece(unk_token=UNK))
+    tokenizer.normalizer = _normalizer(do_lower_case)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    trainer = WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=fixed,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        continuing_subword_prefix=CONTINUATION,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = tokenizer.get_vocab(with_added_tokens=False)
+    return Vocabulary(tuple(sorted(ids, key=ids.get)))
+
+
+def _find_alphabet(texts, do_lower_case):
+    """The most frequent characters of the words, sorted, and those among them that continue a word."""
+    normalizer, pre_tokenizer = _normalizer(do_lower_case), BertPreTokenizer()
+    words, counts, continuing = Counter(), Counter(), set()
+
+    def count_characters():
+        for text, count in words.items():
+            for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text)):
+                continuing.update(word[1:])
+                for character in word:
+                    counts[character] += count
+        words.clear()
+
+    for sentences in texts:
+        for sentence in sentences:
+            words.update(sentence.split())
+        if len(words) > MAX_WORDS_HELD:
+            count_characters()
+    count_characters()
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
+    return sorted(frequent), sorted(continuing.intersection(frequent))
+
+
+def _normalizer(do_lower_case):
+    return BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=do_lower_case, lowercase=do_lower_case
+    )

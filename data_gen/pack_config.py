@@ -1,0 +1,231 @@
+"""What packing can be told: the settings of `pack_tfrecords.py`."""
+
+import dataclasses
+
+from bert_packed.assembly.feature_spec import parse_features
+from bert_packed.assembly.overlong import OVERLONG_CHOICES
+from bert_packed.core.settings import (
+    InputError,
+    check_depth_fits,
+    check_settings,
+    parse_depth,
+    result_settings,
+    setting,
+)
+from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
+from bert_packed.schema import CAUSAL_LM, FORMAT_NAMES, MASKED_LM_WEIGHTS_KINDS, MLM_NSP, PACKED, SEQUENCE
+from data_gen.jobs.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
+
+# What only BERT's records have
+BERT_SETTINGS = ("max_seq_length", "max_predictions_per_pack")
+# What records for causal language modelling do not have
+NOT_CAUSAL_SETTINGS = ("max_predictions_per_pack", "output_format", "masked_lm_weights")
+# What rows decide by themselves
+NOT_SPLIT_SETTINGS = ("features", "algorithm", "max_sequences_per_pack", "overlong", "dry_run")
+SPLIT_SETTINGS = ("split_sequences", "num_rows")
+
+
+def _parse_features(text):
+    """Check a SPEC and keep it as text."""
+    if text:
+        parse_features(text)
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class PackConfig:
+    """Settings of one packing run; checks itself, raises `InputError`."""
+
+    input_file: str = setting(
+        "",
+        "unpacked TFRecords in google-research/bert's format, or for causal language modelling: "
+        "comma-separated paths or globs; empty = the embedded sample corpus",
+    )
+    output_dir: str = setting(
+        "",
+        "where the packs and manifest.json go; empty = sample_data/packed_LENGTH, for the sample corpus",
+        changeable=True,
+    )
+    features: str = setting(
+        "",
+        "features of records that are not BERT's, such as inputs:int:512,targets:int:114, which say how long "
+        "packs are; see docs/other_features.md; empty = BERT's",
+        parse=_parse_features,
+    )
+    max_seq_length: int = setting(512, "tokens per pack", minimum=3)  # [CLS], a token, [SEP]
+    algorithm: str = setting(DEFAULT_ALGORITHM, "packing algorithm", choices=ALGORITHM_NAMES)
+    max_sequences_per_pack: int | str = setting(
+        "max", "most sequences in a pack; 1 = unpacked, max = no limit", parse=parse_depth
+    )
+    max_predictions_per_pack: int = setting(
+        0, "masked-LM predictions a pack has room for; 0 = as many as the fullest pack needs", minimum=0
+    )
+    overlong: str = setting(
+        "error",
+        "what to do with sequences over max_seq_length; counted in the manifest",
+        choices=OVERLONG_CHOICES,
+    )
+    split_sequences: bool = setting(
+        False,
+        "lay sequences for causal language modelling end to end into rows, and cut these into packs: no "
+        "padding, and state is carried from pack to pack; see docs/causal_records.md",
+    )
+    num_rows: int = setting(
+        0, "with --split_sequences: rows, which is packs in a step of training", minimum=0
+    )
+    num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
+    random_seed: int = setting(
+        12345, "seed of the assignment of sequences to packs", minimum=0, maximum=2**32 - 1
+    )
+    output_format: str = setting(
+        PACKED,
+        "layout of the packs: packed is this package's, graphcore that of Graphcore's BERT (docs/formats.md)",
+        choices=FORMAT_NAMES,
+    )
+    masked_lm_weights: str = setting(
+        SEQUENCE,
+        "what masked_lm_weights hold: sequence, the prediction's sequence in the pack; binary, 1, for "
+        "programs that weigh the loss by them (docs/other_programs.md)",
+        choices=MASKED_LM_WEIGHTS_KINDS,
+    )
+    provenance: bool = setting(
+        False, "also write which input record each sequence of a pack comes from, one index a file"
+    )
+    num_workers: int = setting(0, NUM_WORKERS_HELP, minimum=0, changeable=True)
+    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
+    overwrite: bool = setting(
+        False, "replace the data files of an output directory that is in use", transient=True
+    )
+    dry_run: bool = setting(
+        False,
+        "write no packs: print what lengths and depths would give, recommend one, and draw both as PNG into "
+        "output_dir (default: packing_report)",
+        transient=True,
+    )
+    histogram: str = setting(
+        "",
+        "with --dry_run, in place of input_file: JSON with `lengths` and `counts`, or the name of one that "
+        "comes with the package, as wikipedia_512",
+        transient=True,
+    )
+    json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.histogram and not self.dry_run:
+            raise InputError(f"`histogram` must be given with --dry_run only. Received: {self.histogram!r}.")
+        if self.dry_run and bool(self.histogram) == bool(self.input_file):
+            raise InputError("`dry_run` needs either `input_file` or `histogram`. Received: both or none.")
+        if self.dry_run:
+            self._check_dry_run()
+        if self.input_file and not self.output_dir and not self.dry_run:
+            raise InputError("`output_dir` must be given with --input_file. Received: ''.")
+        self._check_rows()
+        if self.output_format != PACKED and self.masked_lm_weights != SEQUENCE:
+            raise InputError(
+                f"`masked_lm_weights` must be {SEQUENCE} with --output_format={self.output_format}, whose "
+                f"readers take the sequence from them. Received: {self.masked_lm_weights!r}."
+            )
+        if self.features:
+            self._check_other_features()
+            # a sequence has one position or more of the first feature with a capacity
+            first = next(spec for spec in parse_features(self.features) if spec.leader == spec.name)
+            check_depth_fits(self.max_sequences_per_pack, first.capacity, f"the capacity of {first.name}")
+        else:
+            check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
+
+    def check_given(self, names):
+        """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
+        if self.features:
+            self._refuse_unused(name for name in self._unused_with_features() if name in names)
+        if self.split_sequences:
+            self._refuse_for(name for name in NOT_SPLIT_SETTINGS if name in names)
+
+    def check_objective(self, objective):
+        """Refuse what records of an objective, one of `schema.OBJECTIVES`, cannot follow."""
+        is_causal = objective == CAUSAL_LM
+        names = NOT_CAUSAL_SETTINGS if is_causal else SPLIT_SETTINGS
+        self._refuse_for(self._changed(names), f"records for {objective}")
+        if not is_causal:
+            return
+        if self.overlong == "truncate":
+            raise InputError(
+                f"`overlong` must be error or drop with records for {CAUSAL_LM}, which would lose the bytes "
+                "of their labels; cut them with create_pretraining_data.py --max_seq_length. "
+                f"Received: {self.overlong!r}."
+            )
+
+    def _unused_with_features(self):
+        """The settings that mean nothing with `features`; several capacities have one packer of their own."""
+        capacities = [spec for spec in parse_features(self.features) if spec.leader == spec.name]
+        return (*BERT_SETTINGS, "algorithm") if len(capacities) > 1 else BERT_SETTINGS
+
+    def _refuse_unused(self, names):
+        for name in names:
+            why = " of several capacities" if name == "algorithm" else ""
+            raise InputError(
+                f"`{name}` must be left out with --features{why}, which cannot follow it. "
+                f"Received: {getattr(self, name)!r}."
+            )
+
+    def _changed(self, names):
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [name for name in names if getattr(self, name) != defaults[name]]
+
+    def _refuse_for(self, names, what="--split_sequences"):
+        for name in names:
+            raise InputError(
+                f"`{name}` must be left out with {what}, which cannot follow it. "
+                f"Received: {getattr(self, name)!r}."
+            )
+
+    def _check_rows(self):
+        if not self.split_sequences:
+            if self.num_rows:
+                raise InputError(
+                    f"`num_rows` must be given with --split_sequences only. Received: {self.num_rows}."
+                )
+            return
+        self._refuse_for(self._changed(NOT_SPLIT_SETTINGS))
+        if not self.num_rows:
+            raise InputError("`num_rows` must be at least 1 with --split_sequences. Received: 0.")
+        if not self.input_file:
+            raise InputError("`input_file` must be given with --split_sequences. Received: ''.")
+
+    def _check_other_features(self):
+        if not self.input_file:
+            raise InputError("`input_file` must be given with --features. Received: ''.")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        unused = self._unused_with_features()
+        self._refuse_unused(name for name in unused if getattr(self, name) != defaults[name])
+        for name, allowed in (
+            ("overlong", ("error", "drop")),
+            ("output_format", (PACKED,)),
+            ("masked_lm_weights", (SEQUENCE,)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InputError(
+                    f"`{name}` must be {' or '.join(allowed)} with --features. "
+                    f"Received: {getattr(self, name)!r}."
+                )
+
+    def _check_dry_run(self):
+        # Those of how packs are written may stand: a dry run is the same command with one flag more. These
+        # would change the answer, and a dry run does not follow them.
+        for name, only in (("features", ""), ("overlong", "error"), ("max_predictions_per_pack", 0)):
+            if getattr(self, name) != only:
+                raise InputError(
+                    f"`{name}` must be left out with --dry_run, which cannot follow it. "
+                    f"Received: {getattr(self, name)!r}."
+                )
+
+    def resolved(self, objective=MLM_NSP):
+        """The settings that the result depends on for records of an objective, as a dict."""
+        unused = self._unused_with_features() if self.features else ()
+        if objective == CAUSAL_LM:
+            unused = NOT_CAUSAL_SETTINGS
+        if self.split_sequences:
+            unused += NOT_SPLIT_SETTINGS
+        else:
+            unused += SPLIT_SETTINGS
+        return {name: value for name, value in result_settings(self).items() if name not in unused}

@@ -1,0 +1,34 @@
+"""What `run_squad.py` learns without files: the project's own questions, and a vocabulary for them."""
+
+import os
+from pathlib import Path
+
+from bert_packed.tasks.squad import read_squad
+from bert_packed.text import tokenization
+from data_gen.text.sample_corpus import read_sample_documents
+
+QUESTIONS_FILE = Path(__file__).with_name("sample_questions.json")
+SAMPLE_DIR = os.path.join("sample_data", "questions")
+VOCAB_SIZE = 8192
+
+
+def build_missing(do_lower_case=True):
+    """Train the vocabulary, on the embedded corpus and the questions, where it is missing.
+
+    Args:
+        do_lower_case: As in `tokenization.make_tokenizer`.
+
+    Returns:
+        Path of the vocabulary.
+    """
+    folder = os.path.join(SAMPLE_DIR, "uncased" if do_lower_case else "cased")
+    path = os.path.join(folder, "vocab.txt")
+    if not os.path.exists(path):
+        questions = read_squad(QUESTIONS_FILE, for_training=True)
+        texts = [*questions.contexts, *(question.text for question in questions.questions)]
+        documents = [*read_sample_documents(), texts]
+        vocabulary = tokenization.train_vocab(documents, VOCAB_SIZE, do_lower_case)
+        os.makedirs(folder, exist_ok=True)
+        tokenization.save_vocab(vocabulary, f"{path}.partial")
+        os.replace(f"{path}.partial", path)  # a killed training leaves no half vocabulary
+    return path

@@ -1,0 +1,154 @@
+"""Does the report notice what differs from print, and only that?"""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import packing_benchmark, packing_tables
+from benchmarks.glue_lengths import measure_glue
+from benchmarks.packing_figures import (
+    GLUE,
+    KNOWN_DIFFERENCES,
+    LPFHP,
+    PRINTED,
+    WIKIPEDIA,
+    Known,
+    Printed,
+)
+from benchmarks.packing_tables import TablesConfig, agrees, compare_with_print, write_markdown
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from bert_packed.packing.histogram import load_known_histogram
+from bert_packed.tasks.glue import read_columns
+from bert_packed.text.tokenization import SPECIAL_TOKENS
+
+QUICK = [
+    row for row in PRINTED if row.algorithm in ("none", "spfhp", "lpfhp") and row.histogram != "glue_qqp"
+]
+
+
+def test_all_deterministic_rows_are_reproduced():
+    rows, reasons = compare_with_print(QUICK)
+    verdicts = {(row["table"], row["algorithm"], row["max_sequences_per_pack"]): row for row in rows}
+    assert not [row for row in rows if "DIFFERS" in row["against print"]]
+    assert verdicts[WIKIPEDIA, "spfhp", "3"]["against print"] == "equal (3)"
+    assert verdicts[WIKIPEDIA, "none", "1"]["against print"] == "equal (4)"
+    assert verdicts[WIKIPEDIA, "spfhp", "max"]["against print"] == "packs_millions: print 8.168 [1]"
+    assert verdicts[LPFHP, "lpfhp", "max"]["packs"] == 8_138_483
+    assert len(reasons) == 1
+    assert sum(row["against print"] == "equal (6)" for row in rows if row["table"] == GLUE) == 6
+
+
+def test_a_figure_that_differs_for_no_known_reason_is_told():
+    wrong = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193", "depth": "6"})
+    rows, _ = compare_with_print([wrong])
+    assert rows[0]["against print"] == "packs: DIFFERS from print 193"
+
+
+@pytest.mark.parametrize(
+    "known, verdict",
+    [
+        (Known("older", "192"), "packs: print 193 [1]"),
+        (Known("older", "194", within=2), "packs: print 193 [1]"),
+        (Known("older", "191"), "packs: 192 DIFFERS from print 193 and from ours, 191"),
+        (Known("older", "195", within=2), "packs: 192 DIFFERS from print 193 and from ours, 195"),
+    ],
+)
+def test_a_known_difference_excuses_only_the_figure_that_it_explains(monkeypatch, known, verdict):
+    row = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193", "depth": "6"})
+    monkeypatch.setitem(KNOWN_DIFFERENCES, ("a table", "spfhp", "max", ()), {"packs": known})
+    rows, _ = compare_with_print([row])
+    assert rows[0]["against print"] == verdict
+
+
+def test_every_known_difference_belongs_to_a_printed_figure():
+    printed = {(r.table, r.algorithm, r.depth, tuple(r.options.items())): r.figures for r in PRINTED}
+    for row, reasons in KNOWN_DIFFERENCES.items():
+        assert set(reasons) <= set(printed[row]), row
+
+
+def test_exit_status_tells(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(packing_tables, "cghp_rows", lambda measured: [])
+    monkeypatch.setattr(packing_tables, "PRINTED", [row for row in QUICK if row.table == GLUE])
+    out = tmp_path / "rows.json"
+    assert run(packing_tables.main, TablesConfig, "", ["report", f"--json={out}"]) == 0
+    assert "glue_cola" in capsys.readouterr().out
+    assert json.loads(out.read_text())[0]["packs"] == 913
+    wrong = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193"})
+    monkeypatch.setattr(packing_tables, "PRINTED", [wrong])
+    assert run(packing_tables.main, TablesConfig, "", ["report"]) == 1
+    assert run(packing_tables.main, TablesConfig, "", ["report", "--glue_dir=x"]) == 2
+    assert "`glue_dir` and `vocab_file` must be given together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "number, text, equal", [(8_154_999, "8154999", True), (99.7463, "99.75", True), (99.744, "99.75", False)]
+)
+def test_figures_agree_to_the_digits_printed(number, text, equal):
+    assert agrees(number, text) is equal
+
+
+def test_markdown_has_a_section_for_each_table(tmp_path):
+    rows, _ = compare_with_print([row for row in QUICK if row.table == GLUE])
+    page = tmp_path / "tables.md"
+    write_markdown(page, rows, "[1] a reason.", str(tmp_path / "picture.png"))
+    assert f"## {GLUE}" in page.read_text()
+    assert "](picture.png)" in page.read_text()
+
+
+def test_glue_lengths_count_special_tokens_and_keep_quotes(tmp_path):
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join([*SPECIAL_TOKENS, "a", "b", "##b", '"']) + "\n")
+    (tmp_path / "RTE").mkdir()
+    (tmp_path / "RTE" / "train.tsv").write_text(
+        'index\tsentence1\tsentence2\tlabel\n0\ta b\t"a\tx\n1\tab\ta\tx\n'
+    )
+    (tmp_path / "CoLA").mkdir()
+    (tmp_path / "CoLA" / "train.tsv").write_text("gj04\t1\t\ta b ab a\n")
+    counted = measure_glue(tmp_path, vocab, 8)
+    # [CLS] a b [SEP] " a [SEP], then [CLS] a ##b [SEP] a [SEP]
+    assert counted["glue_rte"].tolist() == [0, 0, 0, 0, 0, 1, 1, 0]
+    assert counted["glue_cola"].tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert set(counted) == {"glue_rte", "glue_cola"}
+    assert measure_glue(tmp_path, vocab, 6)["glue_rte"].tolist() == [0, 0, 0, 0, 0, 2]  # cut
+    (tmp_path / "CoLA" / "train.tsv").write_text("gj04\t1\t\tA B AB a\n")
+    assert measure_glue(tmp_path, vocab, 8)["glue_cola"].tolist() == counted["glue_cola"].tolist()
+    with pytest.raises(InputError, match=r"must hold a task, such as CoLA/train.tsv"):
+        measure_glue(tmp_path / "RTE", vocab, 8)
+    with pytest.raises(InputError, match=r"must have a column 'question1'\. Received: index, sentence1"):
+        read_columns(tmp_path / "RTE" / "train.tsv", ("question1", "question2"))
+
+
+def test_picture_is_a_png(tmp_path):
+    pytest.importorskip("matplotlib", reason="drawing needs matplotlib")
+    from benchmarks.packing_picture import draw_efficiency_by_depth
+
+    path = tmp_path / "picture.png"
+    draw_efficiency_by_depth(
+        load_known_histogram("glue_wnli", 128), 128, path, (1, 2, "max"), ("spfhp", "cghp")
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_benchmark_builds_the_published_formulation():
+    histogram = np.random.default_rng(0).integers(1, 99, 24)
+    mix = packing_benchmark.mix_by_dense_nnls(histogram, 24, 3)
+    slots = np.zeros(24, int)
+    for pack, count in mix:
+        assert sum(pack) == 24
+        for slot in pack:
+            slots[slot - 1] += count
+    assert (slots >= histogram).all()
+    assert packing_benchmark.articles(10**9).sum() == 10**9
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "must have a line"), (b"sentence\tlabel\n\xff\t1\n", "must be UTF-8")]
+)
+def test_damaged_task_files_are_named(tmp_path, content, message):
+    path = tmp_path / "train.tsv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_columns(path, ("sentence",))
+    assert str(path) in str(caught.value)

@@ -1,0 +1,152 @@
+"""Flags from dataclasses: parsing, help, flagfiles, tables, and one line with status 2 for mistakes."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from interrupts import interruptible
+
+from bert_packed.core import command_line
+from bert_packed.core.settings import InputError, check_settings, parse_depth, setting
+from data_gen import pack_tfrecords
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    input_file: str = setting("", "where from")
+    num_shards: int = setting(8, "number of output files", minimum=1)
+    rate: float = setting(0.5, "share", minimum=0)
+    algorithm: str = setting("lpfhp", "how to pack", choices=("spfhp", "lpfhp"))
+    overwrite: bool = setting(False, "replace what is there")
+    depth: int | str = setting("max", "sequences per pack", parse=parse_depth)
+
+    def __post_init__(self):
+        check_settings(self)
+
+
+def run(capsys, *arguments, main=lambda config: None):
+    status = command_line.run(main, Example, "What it does.", ["program.py", *arguments])
+    return status, capsys.readouterr()
+
+
+def test_flags_reach_the_config(capsys):
+    seen = []
+    arguments = ("--input_file=a b", "--num_shards=3", "--rate=1e-3", "--overwrite", "--depth=4")
+    status, _ = run(capsys, *arguments, main=seen.append)
+    assert status == 0
+    assert seen == [Example("a b", 3, 1e-3, "lpfhp", True, 4)]
+    run(capsys, "--nooverwrite", "--depth", "max", main=seen.append)
+    assert seen[1] == Example()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--num_shards=0", "`num_shards` must be at least 1. Received: 0."),
+        ("--num_shards=few", "flag --num_shards=few"),
+        ("--algorithm=nfd", "`algorithm` must be one of spfhp, lpfhp. Received: 'nfd'."),
+        ("--depth=0", "must be a whole number of at least 1, or the word max. Received: '0'."),
+        ("--depht=3", "Unknown command line flag 'depht'"),
+        ("stray", "every argument must be a flag, --name=value. Received: 'stray'."),
+        ("--flagfile=/nowhere.flags", "Unable to open flagfile"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(capsys, argument, message):
+    status, printed = run(capsys, argument)
+    assert status == 2
+    assert printed.out == ""
+    assert printed.err.startswith("program.py: error: ") and printed.err.count("\n") == 1
+    assert message in printed.err
+
+
+def test_errors_of_main(capsys):
+    def fail(error):
+        def main(_):
+            raise error
+
+        return main
+
+    status, printed = run(capsys, main=fail(InputError("two\nlines")))
+    assert (status, printed.err) == (2, "program.py: error: two lines\n")
+    assert run(capsys, main=fail(OSError(28, "No space left on device", "x")))[0] == 2
+    assert run(capsys, main=fail(KeyboardInterrupt()))[0] == 130
+    with pytest.raises(ZeroDivisionError):  # our own mistake keeps its traceback
+        run(capsys, main=fail(ZeroDivisionError()))
+    assert run(capsys, main=lambda _: 1)[0] == 1
+
+
+def test_help_describes_every_flag(capsys):
+    status, printed = run(capsys, "--help")
+    assert status == 0
+    assert "What it does." in printed.out
+    for field in dataclasses.fields(Example):
+        assert f"--{field.name}" in printed.out and field.metadata["help"] in printed.out
+    assert "One of spfhp, lpfhp." in printed.out
+
+
+def test_help_whose_reader_has_stopped_is_no_mistake():
+    """As of `--help | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, Path(pack_tfrecords.__file__), "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_flagfiles(capsys, tmp_path, monkeypatch):
+    seen = []
+    flagfile = tmp_path / "run.flags"
+    flagfile.write_text("# a comment\n--num_shards=3\n--rate=0.25\n")
+    run(capsys, f"--flagfile={flagfile}", "--rate=0.75", main=seen.append)
+    assert (seen[0].num_shards, seen[0].rate) == (3, 0.75)
+    # A bare name is looked up in configs/ where the working directory has no such file
+    monkeypatch.setattr(command_line, "CONFIG_FOLDER", tmp_path)
+    run(capsys, "--flagfile=run.flags", main=seen.append)
+    run(capsys, "--flagfile", "run.flags", main=seen.append)
+    assert seen[1] == seen[2] == Example(num_shards=3, rate=0.25)
+
+
+def test_flagfile_round_trip(tmp_path):
+    config = Example("x y", 2, 0.125, "spfhp", True, "max")
+    path = tmp_path / "resolved.flags"
+    path.write_text(command_line.to_flagfile(config))
+    assert command_line.parse(Example, ["program", f"--flagfile={path}"]) == config
+
+
+def test_table_is_printed_and_written(capsys, tmp_path):
+    rows = [{"name": "a", "packs": 1234567, "efficiency": 0.5}]
+    command_line.print_table(rows, str(tmp_path / "new" / "table.json"))
+    assert "1,234,567" in capsys.readouterr().out
+    assert json.loads((tmp_path / "new" / "table.json").read_text()) == rows
+
+
+def test_an_interrupt_that_python_drops_comes_again(capfd):
+    class Dropped:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def main(config):
+        Dropped()
+        time.sleep(30)
+
+    with interruptible():
+        assert command_line.run(main, Example, "", ["program"]) == 130
+    assert capfd.readouterr().err == "program: interrupted\n"
+
+
+def test_a_command_that_was_started_to_ignore_interrupts_does():
+    def main(config):
+        os.kill(os.getpid(), signal.SIGINT)
+        return 7
+
+    with interruptible(False):
+        assert command_line.run(main, Example, "", ["program"]) == 7
+    with interruptible():
+        assert command_line.run(main, Example, "", ["program"]) == 130

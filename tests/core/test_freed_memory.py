@@ -1,0 +1,136 @@
+"""What a compiled program, or a worker, frees is there for its next run, without the system."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bert_packed.core import freed_memory
+from data_gen.jobs.workers import start_workers
+
+NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
+NUM_ARRAYS, ARRAY_BYTES = 6, 16 << 20
+PROGRAM = f"""
+import resource
+from bert_packed.training.engines import choose_backend
+choose_backend()
+import numpy as np
+from keras import ops
+from bert_packed.training.engines.functional import compiled
+twice = compiled(lambda values: values * 2)
+values = ops.convert_to_tensor(np.ones({NUM_BYTES // 4}, np.float32))
+def run():
+    float(twice(values)[-1])  # wait for the device
+faults = []
+for _ in range(20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    run()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults))
+"""
+is_glibc = platform.libc_ver()[0] == "glibc"
+
+
+def least_faults(backend):
+    """Pages that the system brought in for a run of a program that makes `NUM_BYTES`, the least of twenty.
+
+    Not their mean: on a busy machine a run may begin before the last one's memory is free.
+    """
+    return int(output_of(PROGRAM, KERAS_BACKEND=backend))
+
+
+def output_of(program, **more):
+    """What a Python program prints, without settings of the user's own in its environment."""
+    tuned = "GLIBC_TUNABLES", "MALLOC_"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)} | more
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_program_gets_its_memory_from_the_system_once(backend):
+    pytest.importorskip(backend)
+    if not is_glibc:
+        assert freed_memory.keep_freed_memory() is False
+        return
+    # Not 0: other threads of the libraries allocate as well
+    assert least_faults(backend) < NUM_BYTES / resource.getpagesize() / 20
+
+
+LARGE_BLOCK = """
+import ctypes, resource
+from bert_packed.core.freed_memory import ALL_BLOCKS, keep_freed_memory
+keep_freed_memory(ALL_BLOCKS)
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+block = library.malloc(3 << 30)  # not touched: the system gives addresses alone
+after = library.malloc(1 << 20)  # the heap ends with it, and is freed last
+library.free(block)
+library.free(after)
+print(bool(block), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize())
+"""
+
+
+@pytest.mark.skipif(not is_glibc, reason="another C library")
+def test_more_than_two_gigabytes_are_kept():
+    """As a step of bert-base frees them: the library has its sizes as numbers of 32 bits."""
+    was_given, num_bytes = output_of(LARGE_BLOCK).split()
+    if was_given != "True":
+        pytest.skip("no 3 GiB of addresses to be had")
+    assert int(num_bytes) > 3 << 30
+
+
+def faults_of_large_arrays():
+    """Pages that the system brought in for arrays that were freed and are taken again, the least of some."""
+    faults = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        arrays = [np.ones(ARRAY_BYTES, np.uint8) for _ in range(NUM_ARRAYS)]
+        del arrays
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return min(faults)
+
+
+def test_workers_keep_what_they_free():
+    if not is_glibc:
+        pytest.skip("another C library")
+    with start_workers(1) as pool:
+        assert (
+            pool.submit(faults_of_large_arrays).result()
+            < NUM_ARRAYS * ARRAY_BYTES / resource.getpagesize() / 20
+        )
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"])
+def test_settings_of_the_users_own_stay(monkeypatch, name):
+    monkeypatch.setenv(name, "")
+    assert freed_memory.keep_freed_memory() is False
+
+
+@pytest.mark.parametrize("settings", [freed_memory.LARGE_ARRAYS, freed_memory.ALL_BLOCKS])
+def test_the_library_is_told_every_setting(monkeypatch, settings):
+    told, answers = [], [1, 1, 1]
+
+    class Library:
+        def mallopt(self, number, value):
+            told.append((number, value))
+            return answers.pop()
+
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: Library())
+    monkeypatch.setattr(freed_memory.os, "environ", {})
+    monkeypatch.setattr(freed_memory.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    assert freed_memory.keep_freed_memory(settings) is True
+    assert dict(told) == settings
+    answers[:] = [0]  # refused
+    assert freed_memory.keep_freed_memory(settings) is False
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    monkeypatch.setattr(freed_memory.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: pytest.fail("must not be asked"))
+    assert freed_memory.keep_freed_memory() is False

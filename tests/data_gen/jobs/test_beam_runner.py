@@ -1,0 +1,131 @@
+"""Mistakes with Apache Beam end in one line: its options, its runner's failures, notes that nobody finds."""
+
+import importlib.util
+import logging
+import sys
+import types
+
+import pytest
+from unpacked_records import make_features, write_features
+
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from data_gen.jobs.steps import Job, Step
+from data_gen.pack_config import PackConfig
+from data_gen.pack_tfrecords import DESCRIPTION, main
+
+HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
+needs_beam = pytest.mark.skipif(not HAS_BEAM, reason="needs the extra `beam`")
+pytestmark = pytest.mark.filterwarnings("default")  # Beam's own are not ours to fix
+
+
+def fail(number):
+    if number == 1:
+        raise ZeroDivisionError("a mistake of ours")
+    if number == 2:
+        raise InputError("a mistake of the user's")
+    return number
+
+
+def mistake(runner, options, tmp_path, capsys, monkeypatch):
+    """The one line of packing with this runner and these options."""
+    monkeypatch.setenv("BEAM_OPTIONS", options)
+    path = write_features(tmp_path / "in.tfrecord", make_features([5, 6], 16))
+    flags = {"input_file": path, "output_dir": tmp_path / "out", "max_seq_length": 16, "runner": runner}
+    assert run(main, PackConfig, DESCRIPTION, ["p.py", *(f"--{k}={v}" for k, v in flags.items())]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("p.py: error: ")]
+    assert not (tmp_path / "out").exists()
+    return line
+
+
+@needs_beam
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--direct_num_workers=few", "argument --direct_num_workers: invalid int value: 'few'"),
+        ("--direct_running_mode=well", "invalid choice: 'well'"),
+        ("--setup_file", "argument --setup_file: expected one argument"),
+        ("'--setup_file=x", "No closing quotation"),
+        ("--nosuch_flag=1", "--nosuch_flag is none"),
+        ("stray", "stray is none"),
+    ],
+)
+def test_options_that_are_none(tmp_path, capsys, monkeypatch, options, message):
+    line = mistake("DirectRunner", options, tmp_path, capsys, monkeypatch)
+    assert line.startswith("p.py: error: `BEAM_OPTIONS` must be flags of DirectRunner: ") and message in line
+    assert line.endswith(f"Received: {options!r}.")
+
+
+@needs_beam
+@pytest.mark.parametrize("runner", ["FlinkRunner", "SparkRunner"])
+def test_a_misspelt_option_of_a_cluster_is_an_error(tmp_path, capsys, monkeypatch, runner):
+    line = mistake(runner, "--parallelism=2 --flink_masterr=host:1", tmp_path, capsys, monkeypatch)
+    assert f"must be flags of {runner}: --flink_masterr is none. Received: " in line
+
+
+@needs_beam
+def test_what_a_runner_cannot_do_without_is_a_mistake_in_its_options(tmp_path, capsys, monkeypatch):
+    from data_gen.jobs import beam_runner
+
+    monkeypatch.setattr(beam_runner, "_check_dataflow", lambda: None)
+    options = "--project=p --temp_location=gs://b/tmp --staging_location=gs://b/tmp"
+    line = mistake("DataflowRunner", options, tmp_path, capsys, monkeypatch)
+    assert "must be flags of DataflowRunner: Missing required option: region. Received: " in line
+
+
+@needs_beam
+@pytest.mark.skipif(importlib.util.find_spec("apitools") is not None, reason="apache-beam[gcp] is installed")
+def test_dataflow_that_is_not_installed(tmp_path, capsys, monkeypatch):
+    line = mistake("DataflowRunner", "", tmp_path, capsys, monkeypatch)
+    assert "pip install 'apache-beam[gcp]'. Received: " in line
+
+
+@needs_beam
+def test_options_of_a_job_server_are_passed_on_after_a_lone_dash(monkeypatch):
+    from data_gen.jobs import beam_runner
+
+    monkeypatch.setenv("BEAM_OPTIONS", "--parallelism=2 -- --of_the_server=7")
+    options = beam_runner._make_pipeline("FlinkRunner")._options
+    found = options.get_all_options(retain_unknown_options=True)
+    assert (found["parallelism"], found["of_the_server"]) == (2, "7")
+    with pytest.raises(InputError, match="--of_the_server=7 is for a job server, which DirectRunner has not"):
+        beam_runner._make_pipeline("DirectRunner")
+
+
+@needs_beam
+def test_a_runner_that_fails_is_named(tmp_path, monkeypatch):
+    from data_gen.jobs import beam_runner
+
+    def fail_to_start(self, *arguments, **named):
+        raise RuntimeError("first line\nno job server at localhost:8099")
+
+    monkeypatch.setattr(beam_runner.beam.Pipeline, "run", fail_to_start)
+    with pytest.raises(
+        OSError, match=r"^DirectRunner failed: RuntimeError: no job server at localhost:8099$"
+    ):
+        beam_runner.run_pipeline("DirectRunner", fail, [0], str(tmp_path))
+
+
+@needs_beam
+def test_mistakes_of_users_and_ours_are_told_apart(tmp_path, caplog):
+    from data_gen.jobs import beam_runner
+
+    with pytest.raises(InputError, match=r"^a mistake of the user's$"):
+        beam_runner.run_pipeline("DirectRunner", fail, [0, 2], str(tmp_path))
+    with caplog.at_level(logging.CRITICAL), pytest.raises(Exception, match="a mistake of ours") as error:
+        beam_runner.run_pipeline("DirectRunner", fail, [0, 1], str(tmp_path))
+    assert not isinstance(error.value, OSError | InputError)  # so that its traceback is shown
+
+
+def test_a_note_that_nobody_finds(tmp_path, monkeypatch):
+    """As where a machine sees another disk under the name of `output_dir`."""
+    deaf = types.ModuleType("data_gen.jobs.beam_runner")
+    deaf.run_pipeline = lambda *arguments: None
+    monkeypatch.setitem(sys.modules, "data_gen.jobs.beam_runner", deaf)
+    with (
+        pytest.raises(
+            OSError, match=r"read-1\.done is missing after FlinkRunner has ended: all its machines"
+        ),
+        Job(tmp_path, runner="FlinkRunner") as job,
+    ):
+        job.run([Step("read-1", fail, 0)], "read")

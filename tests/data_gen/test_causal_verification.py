@@ -1,0 +1,357 @@
+"""Packs for causal language modelling that are not what their inputs were are found out."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from causal_files import make_sequences, read_examples, write_sequences
+from unpacked_records import make_features, write_features
+
+from bert_packed import schema
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+from data_gen.verification import compare_files, find_overlong
+from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
+
+S = 12
+NUM_ROWS = 3
+LENGTHS = np.random.default_rng(7).integers(2, S + 1, 40).tolist()
+SEQUENCES = make_sequences(LENGTHS, vocab_size=40)  # so that id 0 is the label of some token
+TOKENS = (schema.INPUT_IDS, schema.INPUT_MASK, schema.POSITION_IDS, schema.LABEL_IDS, schema.LABEL_MASK)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Inputs, and packs of them: whole sequences, and rows."""
+    folder = tmp_path_factory.mktemp("made")
+    path = write_sequences(folder / "in.tfrecord", SEQUENCES)
+    given = {"input_file": path, "max_seq_length": S, "num_workers": 1, "num_shards": 2}
+    pack(PackConfig(output_dir=str(folder / "whole"), **given))
+    pack(PackConfig(output_dir=str(folder / "rows"), split_sequences=True, num_rows=NUM_ROWS, **given))
+    return folder
+
+
+def files_of(folder):
+    return [str(path) for path in sorted(Path(folder).glob("packed-*.tfrecord"))]
+
+
+@pytest.fixture
+def damage(made, tmp_path):
+    """Function that changes the packs of one kind, and compares them with the inputs."""
+
+    def change_and_compare(kind, change):
+        folder = Path(shutil.copytree(made / kind, tmp_path / kind))
+        paths = files_of(folder)
+        held = [read_examples([path]) for path in paths]
+        packs = [packed for some in held for packed in some]
+        changed = change(copy.deepcopy(packs)) if change else packs
+        start = 0
+        for path, some in zip(paths, held, strict=True):
+            last = path == paths[-1]
+            write_sequences(path, changed[start : None if last else start + len(some)])
+            start += len(some)
+        # the manifest's checksums are of the packs as they were
+        manifest = json.loads((folder / "manifest.json").read_text())
+        return compare_files([f"{made}/in.tfrecord"], paths, "error"), manifest
+
+    return change_and_compare
+
+
+def has(packed, slot):
+    return slot in packed[schema.INPUT_MASK]
+
+
+def span(packed, slot):
+    """First place of a sequence in a pack, and the place after its last."""
+    mask = packed[schema.INPUT_MASK]
+    return mask.index(slot), len(mask) - mask[::-1].index(slot)
+
+
+def drop_token_columns(packed, first, last):
+    """Take places out of a pack; padding moves up."""
+    for name in TOKENS:
+        del packed[name][first:last]
+        packed[name].extend([0] * (last - first))
+
+
+def label_off_by_one(packs):
+    for packed in packs:
+        labels = packed[schema.LABEL_IDS]
+        shifted = [*labels[1:], 0]
+        packed[schema.LABEL_IDS] = [
+            label * (m > 0) for label, m in zip(shifted, packed[schema.LABEL_MASK], strict=True)
+        ]
+    return packs
+
+
+def label_across_a_boundary(packs):
+    """What a packer does that shifts the pack rather than each sequence."""
+    packed = next(p for p in packs if has(p, 2) and p[schema.LABEL_MASK][span(p, 1)[1] - 1] == 0)
+    end = span(packed, 1)[1]
+    packed[schema.LABEL_IDS][end - 1] = packed[schema.INPUT_IDS][end]
+    packed[schema.LABEL_MASK][end - 1] = 1
+    return packs
+
+
+def label_of_the_next_sequence_instead_of_the_next_piece(packs):
+    """Of a piece that goes on in another record, the last label is no token of this pack."""
+    packed = next(p for p in packs if has(p, 2) and p[schema.LABEL_MASK][span(p, 1)[1] - 1] == 1)
+    end = span(packed, 1)[1]
+    packed[schema.LABEL_IDS][end - 1] = packed[schema.INPUT_IDS][end]
+    return packs
+
+
+def drop_a_label(packs):
+    packed = packs[1]
+    place = packed[schema.LABEL_MASK].index(1)
+    packed[schema.LABEL_IDS][place] = packed[schema.LABEL_MASK][place] = 0
+    return packs
+
+
+def drop_a_label_of_id_0(packs):
+    """Which is a token of its own; only the mask says that it was one."""
+    packed, place = next(
+        (packed, place)
+        for packed in packs
+        for place, (label, owner) in enumerate(
+            zip(packed[schema.LABEL_IDS], packed[schema.LABEL_MASK], strict=True)
+        )
+        if label == 0 and owner
+    )
+    packed[schema.LABEL_MASK][place] = 0
+    return packs
+
+
+def drop_the_last_sequence(packs):
+    packed = packs[-1] if has(packs[-1], 1) else packs[-2]
+    slot = max(packed[schema.INPUT_MASK])
+    drop_token_columns(packed, *span(packed, slot))
+    packed[schema.SEQUENCE_WEIGHTS][slot - 1] = packed[schema.SEQUENCE_BYTES][slot - 1] = 0
+    return packs
+
+
+def count_bytes_twice(packs):
+    packed = next(p for p in packs if p[schema.SEQUENCE_BYTES][0])
+    packed[schema.SEQUENCE_BYTES][0] *= 2
+    return packs
+
+
+def change_a_token(packs):
+    """And the label before it, so that the pack is well formed."""
+    packed = next(p for p in packs if p[schema.LABEL_MASK][0] == 1 and p[schema.POSITION_IDS][0] == 0)
+    packed[schema.INPUT_IDS][1] = packed[schema.LABEL_IDS][0] = 299 - packed[schema.INPUT_IDS][1]
+    return packs
+
+
+def repeat_a_pack(packs):
+    return [*packs[:-1], packs[0]]
+
+
+FAULTS = [
+    label_off_by_one,
+    label_across_a_boundary,
+    label_of_the_next_sequence_instead_of_the_next_piece,
+    drop_a_label,
+    drop_a_label_of_id_0,
+    drop_the_last_sequence,
+    count_bytes_twice,
+    change_a_token,
+]
+
+
+def continuing(packs):
+    """Number of a pack that goes on from its row's pack before, with one after it in the row."""
+    return next(
+        number
+        for number, packed in enumerate(packs[:-NUM_ROWS])
+        if packed[schema.POSITION_IDS][0] > 0 and packs[number + NUM_ROWS][schema.POSITION_IDS][0] > 0
+    )
+
+
+def lose_a_part_at_a_cut(packs):
+    packed = packs[continuing(packs)]
+    end = span(packed, 1)[1]
+    drop_token_columns(packed, 0, end)
+    packed[schema.INPUT_MASK] = [max(0, owner - 1) for owner in packed[schema.INPUT_MASK]]
+    packed[schema.LABEL_MASK] = [max(0, owner - 1) for owner in packed[schema.LABEL_MASK]]
+    for name in (schema.SEQUENCE_WEIGHTS, schema.SEQUENCE_BYTES):
+        packed[name] = [*packed[name][1:], 0]
+    return packs
+
+
+def restart_a_part(packs):
+    packed = packs[continuing(packs)]
+    end = span(packed, 1)[1]
+    packed[schema.POSITION_IDS][:end] = range(end)
+    return packs
+
+
+def skip_a_position_at_a_cut(packs):
+    """All tokens are there, and the state that is carried in is said to be of one more."""
+    packed = packs[continuing(packs)]
+    end = span(packed, 1)[1]
+    packed[schema.POSITION_IDS][:end] = [place + 1 for place in packed[schema.POSITION_IDS][:end]]
+    return packs
+
+
+def insert_an_empty_step(packs):
+    """All sequences are there, and go on where they stopped: after padding."""
+    first = continuing(packs) // NUM_ROWS * NUM_ROWS
+    empty = {name: [0] * len(values) for name, values in packs[0].items()}
+    return packs[:first] + [empty] * NUM_ROWS + packs[first:]
+
+
+def swap_rows_of_a_step(packs):
+    step = next(
+        number
+        for number in range(0, len(packs), NUM_ROWS)
+        if packs[number][schema.POSITION_IDS][0] != packs[number + 1][schema.POSITION_IDS][0]
+    )
+    packs[step], packs[step + 1] = packs[step + 1], packs[step]
+    return packs
+
+
+def order_rows_one_after_the_other(packs):
+    return [packed for row in range(NUM_ROWS) for packed in packs[row::NUM_ROWS]]
+
+
+def lose_a_row_of_packs(packs):
+    return packs[1:]
+
+
+def lose_a_step(packs):
+    first = continuing(packs) // NUM_ROWS * NUM_ROWS
+    return packs[:first] + packs[first + NUM_ROWS :]
+
+
+def pad_within_a_row(packs):
+    packed = packs[0]
+    slot = max(packed[schema.INPUT_MASK])
+    drop_token_columns(packed, *span(packed, slot))
+    packed[schema.SEQUENCE_WEIGHTS][slot - 1] = packed[schema.SEQUENCE_BYTES][slot - 1] = 0
+    return packs
+
+
+ROW_FAULTS = [
+    lose_a_part_at_a_cut,
+    restart_a_part,
+    skip_a_position_at_a_cut,
+    insert_an_empty_step,
+    swap_rows_of_a_step,
+    order_rows_one_after_the_other,
+    lose_a_row_of_packs,
+    lose_a_step,
+    pad_within_a_row,
+]
+
+
+@pytest.mark.parametrize("kind", ["whole", "rows"])
+def test_good_packs_are_equal(made, damage, kind):
+    result = compare_files([f"{made}/in.tfrecord"], files_of(made / kind), "error")
+    assert result.is_good and result.num_input_sequences == result.num_packed_sequences == len(LENGTHS)
+    # and what is written here anew is the same, byte for byte: below, nothing but the fault is found
+    again, _ = damage(kind, None)
+    assert again.is_good
+
+
+@pytest.mark.parametrize("kind", ["whole", "rows"])
+@pytest.mark.parametrize("fault", [*FAULTS, repeat_a_pack], ids=lambda fault: fault.__name__)
+def test_faults_are_seen(damage, kind, fault):
+    result, _ = damage(kind, fault)
+    assert not result.is_equal
+    assert result.malformed or result.num_missing + result.num_unexpected > 0
+
+
+@pytest.mark.parametrize("fault", ROW_FAULTS, ids=lambda fault: fault.__name__)
+def test_faults_of_rows_are_seen(damage, fault):
+    result, _ = damage("rows", fault)
+    assert not result.is_equal
+
+
+@pytest.mark.parametrize("kind", ["whole", "rows"])
+def test_the_command_says_equal_or_what_is_not(made, tmp_path, capsys, kind):
+    def verify(packs, path=made / "in.tfrecord"):
+        argv = ["verify", f"--input_file={path}", f"--packed_file={packs}/*.tfrecord"]
+        return run(main, VerifyConfig, DESCRIPTION, argv), capsys.readouterr().out
+
+    assert verify(made / kind)[0] == 0
+    other = write_sequences(tmp_path / "other.tfrecord", make_sequences(LENGTHS, seed=1, vocab_size=40))
+    status, printed = verify(made / kind, other)
+    assert status == 1 and "in the inputs, not in the packs" in printed
+    one_less = write_sequences(tmp_path / "less.tfrecord", SEQUENCES[:-1])
+    status, printed = verify(made / kind, one_less)
+    assert status == 1 and f"({LENGTHS[-1]} tokens)" in printed
+
+
+CLAIMS = {
+    "num_packs": lambda value: value + 1,
+    "num_sequences": lambda value: value - 1,
+    "efficiency": lambda value: value * 1.01,
+    "packing_factor": lambda value: value * 1.01,
+    "depth": lambda value: value + 1,
+    "num_records": lambda value: value + 1,
+    "objective": lambda value: "mlm_nsp",
+    "spec": lambda value: {**value, "max_sequences_per_pack": 99},
+    "histogram": lambda value: {**value, "counts": [*value["counts"][:-1], value["counts"][-1] + 1]},
+    "files": lambda value: [{**value[0], "sha256": "0" * 64}, *value[1:]],
+    "inputs": lambda value: [{**value[0], "num_records": 1}],
+    "vocab_size": lambda value: 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("whole", name) for name in CLAIMS),
+        *(("rows", name) for name in (*CLAIMS, "num_parts", "num_tokens")),
+    ],
+)
+def test_false_claims_are_found(made, tmp_path, kind, name):
+    folder = Path(shutil.copytree(made / kind, tmp_path / kind))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change = CLAIMS.get(name, lambda value: value + 1)
+    (folder / "manifest.json").write_text(json.dumps({**manifest, name: change(manifest.get(name))}))
+    result = compare_files([f"{made}/in.tfrecord"], files_of(folder), "error")
+    assert result.is_equal and result.false_claims
+    word = {"files": "sha256", "inputs": "num_records"}.get(name, name)
+    assert any(word in sentence for sentence in result.false_claims)
+
+
+def test_rows_of_another_number(made, tmp_path):
+    folder = Path(shutil.copytree(made / "rows", tmp_path / "rows"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for num_rows in (NUM_ROWS + 1, 1):
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "num_rows": num_rows}))
+        assert not compare_files([f"{made}/in.tfrecord"], files_of(folder), "error").is_equal
+    for num_rows in (0, "3", None):
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "num_rows": num_rows}))
+        with pytest.raises(InputError, match="`num_rows` of the manifest"):
+            compare_files([f"{made}/in.tfrecord"], files_of(folder), "error")
+
+
+def test_rows_without_a_manifest_are_no_packs_of_whole_sequences(made, tmp_path):
+    folder = Path(shutil.copytree(made / "rows", tmp_path / "rows"))
+    (folder / "manifest.json").unlink()
+    result = compare_files([f"{made}/in.tfrecord"], files_of(folder), "error")
+    assert result.malformed and "position_ids must restart at 0" in result.differences[0]
+
+
+def test_packs_of_one_objective_against_inputs_of_the_other(made, tmp_path):
+    other = write_features(tmp_path / "bert.tfrecord", make_features([5, 8], 8))
+    with pytest.raises(InputError, match="all files must be for one objective"):
+        compare_files([other], files_of(made / "whole"), "error")
+
+
+def test_two_folders_of_rows_are_each_their_own(made, tmp_path):
+    """Each has its rows from the start, and both together hold every sequence twice."""
+    for name in "ab":
+        shutil.copytree(made / "rows", tmp_path / name)
+    twice = write_sequences(tmp_path / "twice.tfrecord", 2 * SEQUENCES)
+    result = compare_files([twice], files_of(tmp_path / "a") + files_of(tmp_path / "b"), "error")
+    assert result.is_equal and result.num_packed_sequences == 2 * len(LENGTHS)
+    assert find_overlong(files_of(tmp_path / "a")) == "error"

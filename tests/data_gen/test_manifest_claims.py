@@ -1,0 +1,294 @@
+"""A manifest beside packs that says what is not so is found out, whatever it lies about."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from unpacked_records import make_features, write_features
+
+from bert_packed.assembly.length_plan import plan_lengths
+from bert_packed.assembly.overlong import fit_lengths
+from bert_packed.core.command_line import run
+from bert_packed.packing import plan as plans
+from bert_packed.records.first_records import read_pack_spec
+from bert_packed.records.read_packed import read_packed
+from bert_packed.records.read_unpacked import read_unpacked
+from data_gen.manifest_claims import (
+    FileFacts,
+    _check_bounds,
+    _Claims,
+    count_strategies,
+    find_false_claims,
+    planned_strategies,
+)
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
+
+S = 16
+LENGTHS = np.random.default_rng(5).integers(3, S + 5, 60)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Inputs with a vocabulary, and packs of them, some sequences truncated."""
+    folder = tmp_path_factory.mktemp("made")
+    write_features(folder / "in.tfrecord", make_features(LENGTHS, S + 5))
+    (folder / "manifest.json").write_text(json.dumps({"vocab_size": 300}))
+    settings = {"max_seq_length": S, "overlong": "truncate", "num_shards": 3, "max_sequences_per_pack": 3}
+    pack(PackConfig(input_file=f"{folder}/in.tfrecord", output_dir=f"{folder}/packs", **settings))
+    return folder
+
+
+@pytest.fixture
+def packs(made, tmp_path):
+    return Path(shutil.copytree(made / "packs", tmp_path / "packs"))
+
+
+@pytest.fixture(scope="module")
+def facts(made):
+    """What the files hold, read once."""
+    packed, inputs = {}, FileFacts()
+    for path in sorted((made / "packs").glob("*.tfrecord")):
+        packed[path.name] = FileFacts()
+        for part in read_packed(str(path)):
+            packed[path.name].add_packs(part, part.prediction_ids)
+    for part in read_unpacked(f"{made}/in.tfrecord"):
+        inputs.num_records += len(part)
+        inputs.num_overlong.update(fit_lengths(part, S, "truncate")[1])
+    assert inputs.num_records == 60 and inputs.num_overlong["truncated"] > 3
+    return packed, {f"{made}/in.tfrecord": inputs}, read_pack_spec([path])
+
+
+@pytest.fixture
+def find(packs, facts):
+    """Function that finds what is false in the manifest of `packs`."""
+    packed, inputs, spec = facts
+    return lambda: find_false_claims({f"{packs}/{name}": its for name, its in packed.items()}, inputs, spec)
+
+
+@pytest.fixture
+def verify(made, capsys):
+    """Function that compares packs with the inputs: exit status, the verdict, what is printed below it."""
+
+    def compare(pattern):
+        flags = (f"--input_file={made}/in.tfrecord", f"--packed_file={pattern}")
+        status = run(main, VerifyConfig, DESCRIPTION, ["verify_tfrecords.py", *flags])
+        lines = capsys.readouterr().out.splitlines()
+        return status, lines[2].split("  ")[0], lines[3:]
+
+    return compare
+
+
+def change(folder, edit):
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def put(*keys, value):
+    """An edit that sets `manifest[key][key]...`: to a value, or what a function makes of the one there."""
+
+    def edit(manifest):
+        for key in keys[:-1]:
+            manifest = manifest[key]
+        manifest[keys[-1]] = value(manifest[keys[-1]]) if callable(value) else value
+
+    return edit
+
+
+def add(number):
+    return lambda before: before + number
+
+
+def test_the_truth_is_accepted(packs, find, verify):
+    manifest = json.loads((packs / "manifest.json").read_text())
+    assert manifest["num_overlong"]["truncated"]
+    assert manifest["plan"]["certificate"]["bounds"].keys() >= {"material", "depth", "L2"}
+    assert verify(f"{packs}/*.tfrecord") == (0, "equal", [])
+    assert find() == []
+    # a weaker bound than is proven is no lie, if the rest follows from it
+    num_packs = manifest["num_packs"]
+    weaker = {"lower_bound": 1, "gap": float(num_packs - 1)}
+    change(packs, lambda manifest: (manifest.update(weaker), manifest["plan"]["certificate"].update(weaker)))
+    assert find() == []
+    change(packs, put("num_packs", value=add(1)))
+    status, verdict, sentences = verify(f"{packs}/*.tfrecord")
+    assert (status, verdict) == (1, "false manifest") and "`num_packs` must be" in sentences[0]
+
+
+def swap_lengths(histogram):
+    counts = histogram["counts"]
+    assert counts[0] != counts[1]
+    return {**histogram, "counts": [counts[1], counts[0], *counts[2:]]}
+
+
+def one_fewer(strategies):
+    """A pack fewer of one strategy."""
+    place = next(place for place, (_, count) in enumerate(strategies) if count > 1)
+    strategies[place][1] -= 1
+    return strategies
+
+
+LIES = {
+    "sha256 of packed-00001": put("files", 1, "sha256", value=lambda sha: "0" + sha[1:]),
+    "num_records of packed-00000": put("files", 0, "num_records", value=add(1)),
+    "num_packs`": put("num_packs", value=add(-1)),
+    "num_sequences`": put("num_sequences", value=add(1)),
+    "histogram`": put("histogram", value=swap_lengths),
+    "strategies of the plan": put("plan", "strategies", value=one_fewer),
+    "max_seq_length of the plan": put("plan", "max_seq_length", value=add(1)),
+    "max_sequences_per_pack` of the plan": put("plan", "max_sequences_per_pack", value=1),
+    "efficiency`": put("efficiency", value=add(1e-3)),
+    "packing_factor`": put("packing_factor", value=add(1e-3)),
+    "depth`": put("depth", value=add(1)),
+    "spec`": put("spec", "max_predictions_per_pack", value=add(1)),
+    "vocab_size`": put("vocab_size", value=200),
+    "lower_bound` must be at most": put("lower_bound", value=add(1)),
+    "bound material` must be at most": put("plan", "certificate", "bounds", "material", value=add(30)),
+    "lower_bound of the certificate": put("plan", "certificate", "lower_bound", value=add(-1)),
+    "gap`": put("gap", value=add(1e-3)),
+    "gap of the certificate": put("plan", "certificate", "gap", value=add(1e-3)),
+    "num_records`": put("num_records", value=add(1)),
+    "num_overlong truncated": put("num_overlong", "truncated", value=add(1)),
+    "num_overlong dropped": put("num_overlong", "dropped", value=add(1)),
+    "num_records of /": put("inputs", 0, "num_records", value=add(1)),
+    "sha256 of /": put("inputs", 0, "sha256", value="0" * 64),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_every_lie_is_named(packs, find, lie):
+    change(packs, LIES[lie])
+    sentences = find()
+    assert any(lie in sentence and "Received: " in sentence for sentence in sentences), sentences
+    assert all(sentence.startswith(f"{packs}/manifest.json: ") for sentence in sentences)
+
+
+def test_a_bound_without_its_proof_is_false(tmp_path):
+    """Where the dual values alone prove the bound, it falls with them."""
+    lengths = np.array(
+        [7] * 30 + [6] * 30
+    )  # S=16 holds two of either: 30 packs, where the cheap bounds say 25
+    manifest = {"kind": "packed", "files": [], "inputs": [], "num_records": 60, "num_overlong": {}}
+    manifest |= plan_lengths(np.bincount(lengths, minlength=S + 1)[1:], "cghp", S, "max")
+    manifest["spec"] = {"max_seq_length": S, "max_sequences_per_pack": 2, "max_predictions_per_pack": 1}
+    plan = plans.from_json(manifest["plan"])
+    assert (
+        manifest["lower_bound"]
+        == 30
+        > max(bound for name, bound in plan.certificate.bounds.items() if name != "LP")
+    )
+    claims = [[], []]
+    for found, duals in zip(claims, (plan.dual_values, ()), strict=True):
+        collected = _Claims("manifest.json")
+        _check_bounds(collected, manifest, dataclasses.replace(plan, dual_values=duals), plan)
+        found += collected.false
+    assert claims[0] == [] and "`lower_bound` must be at most 2" in claims[1][0]
+    # Nor does it hold of more packs than there are, whatever the plan beside it says
+    twice = dataclasses.replace(plan, strategies={key: 2 * count for key, count in plan.strategies.items()})
+    collected = _Claims("manifest.json")
+    _check_bounds(collected, manifest | {"lower_bound": 60}, twice, plan)
+    assert "`lower_bound` must be at most 30, " in collected.false[0]
+
+
+@pytest.mark.parametrize("claimed, is_true", [(30, True), (31, False)])
+def test_dual_values_prove_their_bound_where_another_is_as_good(claimed, is_true):
+    """Thirty of length 9 in S = 16 are thirty packs, says L2 as well; manifests may state both."""
+    plan = plans.make_plan("cghp", S, "max", [((9,), 30)], (), [0] * 8 + [1] + [0] * 7)
+    assert "LP" not in plan.certificate.bounds and plan.certificate.lower_bound == 30
+    manifest = {"lower_bound": 30, "gap": 0.0, "plan": plan.to_json()}
+    manifest["plan"]["certificate"]["bounds"]["LP"] = claimed
+    claims = _Claims("manifest.json")
+    _check_bounds(claims, manifest, plan, plan)
+    assert (claims.false == []) == is_true, claims.false
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda manifest: manifest.pop("files"),
+        lambda manifest: manifest.pop("lower_bound"),
+        lambda manifest: manifest["plan"].pop("certificate"),
+        put("files", value=7),
+        put("plan", "strategies", value="many"),
+        put(
+            "plan",
+            value=lambda plan: [plan["certificate"]["bounds"].update(LP=1), plan][1] | {"dual_values": [-1]},
+        ),
+        put("num_records", value="60"),
+        put("num_overlong", value=[]),
+        put("num_overlong", "truncated", value="x"),
+        put("histogram", value=None),
+    ],
+)
+def test_what_is_missing_or_of_another_form_is_told(packs, find, edit):
+    change(packs, edit)
+    assert find()
+
+
+def test_a_folder_under_two_spellings_is_one(packs, facts):
+    packed, inputs, spec = facts
+    change(packs, put("num_packs", value=add(1)))
+    odd = {f"{packs}{'/.' * (i % 2)}/{name}": its for i, (name, its) in enumerate(packed.items())}
+    (sentence, *_) = find_false_claims(odd, inputs, spec)
+    assert "`num_packs` must be" in sentence
+
+
+def test_inputs_are_checked_from_any_folder(packs, facts, monkeypatch):
+    packed, inputs, spec = facts
+    (path,) = inputs
+    relative = os.path.relpath(path, packs)
+    lie = {"path": "in.tfrecord", "relative_path": relative, "num_records": 60, "sha256": "0" * 64}
+    change(packs, put("inputs", value=[lie]))
+    monkeypatch.chdir("/")
+    (sentence,) = find_false_claims({f"{packs}/{name}": its for name, its in packed.items()}, inputs, spec)
+    assert f"sha256 of {path}" in sentence
+
+
+def test_strategies_that_no_plan_of_ours_has_are_one_number(packs, facts, find):
+    packed, _, _ = facts
+    assert planned_strategies(str(packs.parent)) == frozenset()
+    planned = planned_strategies(str(packs))
+    assert planned == set().union(*(its.strategies for its in packed.values()))
+    few = FileFacts(planned=frozenset())
+    for path in sorted(packs.glob("*.tfrecord")):
+        for part in read_packed(str(path)):
+            few.add_packs(part, part.prediction_ids)
+    assert (few.num_records, few.num_others) == (sum(its.num_records for its in packed.values()),) * 2
+    assert not few.strategies
+    change(packs, lambda manifest: manifest["plan"]["strategies"].pop())
+    assert find()
+
+
+def test_some_of_the_files_are_held_to_their_own_entries_only(packs, verify):
+    change(packs, put("num_packs", value=add(5)))
+    change(packs, put("files", 1, "num_records", value=add(5)))
+    status, verdict, sentences = verify(f"{packs}/packed-00001*")
+    assert (status, verdict) == (1, "different")  # the other packs were not read
+    (sentence,) = [sentence for sentence in sentences if "manifest.json" in sentence]
+    assert "num_records of packed-00001-of-00003" in sentence
+
+
+def test_a_file_that_is_listed_and_missing(packs, verify):
+    (packs / "packed-00002-of-00003.tfrecord").unlink()
+    status, _, sentences = verify(f"{packs}/*.tfrecord")
+    assert status == 1 and sentences[-1].endswith(
+        "Received: packed-00002-of-00003.tfrecord, which is missing."
+    )
+
+
+def test_strategies_are_those_of_a_plain_loop():
+    rng = np.random.default_rng(1)
+    lengths, packs = rng.integers(1, 4, 300), np.sort(rng.integers(1, 120, 300))
+    expected = {}
+    for pack_number in set(packs.tolist()):
+        strategy = tuple(sorted(lengths[packs == pack_number].tolist()))
+        expected[strategy] = expected.get(strategy, 0) + 1
+    assert count_strategies(lengths, packs) == expected
+    assert len({len(strategy) for strategy in expected}) > 3

@@ -1,0 +1,225 @@
+"""The sizes of runs and parts, which bound the memory, leave no trace in the packs."""
+
+import dataclasses
+import json
+import os
+import pickle
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crash import all_bytes
+from unpacked_records import make_features, write_features
+
+from bert_packed.assembly.bert_data import BertData
+from bert_packed.core import files
+from bert_packed.core.settings import InputError
+from bert_packed.records import tfrecords
+from bert_packed.records.columns import Column
+from bert_packed.records.inputs import stamp_files
+from data_gen import pack_inputs, pack_job, pack_steps
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+from data_gen.spill import read_array, read_spill
+
+S = 16
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """Runs and parts of some packs; dict that is filled with how many of them there were."""
+    found = {"runs of a file": [], "parts": [], "runs of a part": []}
+    read, sort, measure = pack_inputs.read_file, pack_job.sort_run, pack_job.measure_part
+    read_batches = tfrecords.read_batches
+
+    def count_runs(work):
+        result = read(work)
+        found["runs of a file"].append(len(result["runs"]))
+        return result
+
+    def count_parts(work):
+        sort(work)
+        found["parts"].append(len(read_array(work.part_ends)))
+
+    def count_owners(work_and_part):
+        work, part = work_and_part
+        layout = {**work.data.layout, **pack_steps.SLOTS}
+        pieces = [read_spill(path, layout, part.index) for path in work.sorted_runs]
+        found["runs of a part"].append(sum(len(piece["slots"]) > 0 for piece in pieces))
+        return measure(work_and_part)
+
+    monkeypatch.setattr(pack_steps, "RUN_BYTES", 80 * S)
+    # a run is of whole batches
+    monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=16: read_batches(path, batch_size))
+    monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
+    monkeypatch.setattr(pack_inputs, "read_file", count_runs)
+    monkeypatch.setattr(pack_job, "sort_run", count_parts)
+    monkeypatch.setattr(pack_job, "measure_part", count_owners)
+    return found
+
+
+@pytest.mark.parametrize("changes", [{"max_seq_length": S}, {"features": f"input_ids:int:{3 * S}"}])
+def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, changes, monkeypatch):
+    """Several runs of each file and several parts of each shard: in production, 32 to 128 MiB each."""
+    rng = np.random.default_rng(0)
+    for seed, name in enumerate("ab"):
+        features = make_features(rng.integers(2, S + 1, 100), S, seed)
+        write_features(tmp_path / f"{name}.tfrecord", features)
+    settings = {"input_file": f"{tmp_path}/?.tfrecord", "num_shards": 2, **changes}
+    settings |= {"provenance": True, "num_workers": 1}
+    pack(PackConfig(output_dir=str(tmp_path / "small"), **settings))
+    assert min(groups["runs of a file"]) >= 3
+    assert min(groups["parts"]) >= 6  # three of each shard
+    assert max(groups["runs of a part"]) >= 4  # which are of both files
+    monkeypatch.undo()
+    pack(PackConfig(output_dir=str(tmp_path / "whole"), **settings))
+    assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")
+
+
+def test_runs_and_parts_grow_with_the_input_so_that_their_product_does_not(tmp_path, monkeypatch):
+    mebibyte = 2**20
+    sizes = {num_bytes: pack_steps.choose_run_bytes(num_bytes * mebibyte) for num_bytes in (1, 2**15, 2**16)}
+    assert sizes == {1: 32 * mebibyte, 2**15: 32 * mebibyte, 2**16: 64 * mebibyte}
+    assert pack_steps.choose_run_bytes(2**50) == 128 * mebibyte  # what a process may hold
+    for name in "ab":
+        write_features(tmp_path / f"{name}.tfrecord", make_features([S] * 64, S))
+    size = sum((tmp_path / f"{name}.tfrecord").stat().st_size for name in "ab")
+    monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
+    monkeypatch.setattr(pack_steps, "NUM_RUNS", 8)
+    works, read = [], pack_inputs.read_file
+
+    def watch(work):
+        works.append(work)
+        return read(work)
+
+    monkeypatch.setattr(pack_inputs, "read_file", watch)
+    settings = {"input_file": f"{tmp_path}/?.tfrecord", "output_dir": str(tmp_path / "out")}
+    pack(PackConfig(max_seq_length=S, num_workers=1, **settings))
+    assert [work.run_bytes for work in works] == [size // 8] * 2  # of all files together
+
+
+def test_a_run_ends_once_it_is_full_and_counts_add_up_over_batches(tmp_path):
+    """Five batches of five records each, of which one is too long; four take 48 bytes, and a run takes 90."""
+    path = write_features(tmp_path / "in.tfrecord", make_features([5], S))
+
+    def read(_):
+        for first in range(1, 26, 5):
+            numbers = np.arange(first, first + 4)
+            yield {"file_indices": np.zeros(4, np.int32), "record_numbers": numbers}, 5, {"dropped": 1}
+
+    data = types.SimpleNamespace(
+        layout={"file_indices": Column("<i4"), "record_numbers": Column("<i8")},
+        lengths=lambda columns: np.ones(len(columns["record_numbers"]), np.int64),
+        read=read,
+    )
+    result = pack_steps.read_file(pack_steps.ReadWork(data, stamp_files([path])[0], 3, {}, str(tmp_path), 90))
+    assert [num_sequences for _, num_sequences in result["runs"]] == [8, 8, 4]
+    assert result["entry"]["num_records"] == 25 and result["num_overlong"] == {"dropped": 5}
+    runs = [read_spill(run, data.layout) for run, _ in result["runs"]]
+    numbers = np.concatenate([run["record_numbers"] for run in runs])
+    assert numbers.tolist() == [number for number in range(1, 26) if number % 5]
+    assert all((run["file_indices"] == 3).all() for run in runs)
+
+
+def test_what_a_part_is_sent_does_not_grow_with_the_number_of_runs():
+    works = [pack_steps.PackWork(None, {}, "work", num_runs, 1) for num_runs in (2, 1000)]
+    small, large = (len(pickle.dumps(work)) for work in works)
+    assert large - small < 10
+    assert works[1].sorted_runs[999] == pack_steps.sorted_run_path("work", 999)
+
+
+@pytest.fixture
+def packing(tmp_path):
+    path = write_features(tmp_path / "in.tfrecord", make_features([5, 6, 7, 5, 5, 9], S))
+    flags = {"max_seq_length": S, "num_workers": 1, "random_seed": 77}
+    return PackConfig(input_file=path, output_dir=str(tmp_path / "out"), **flags)
+
+
+def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
+    seeds, choose_slots, order = [], pack_steps.choose_slots, pack_steps.PackOrder
+
+    def choose(lengths, first_ranks, totals, seed):
+        seeds.append(("slots", seed))
+        return choose_slots(lengths, first_ranks, totals, seed)
+
+    def make_order(strategies, seed):
+        seeds.append(("packs", seed))
+        return order(strategies, seed)
+
+    monkeypatch.setattr(pack_steps, "choose_slots", choose)
+    monkeypatch.setattr(pack_steps, "PackOrder", make_order)
+    pack(packing)
+    assert set(seeds) == {("slots", 77), ("packs", 77)}
+
+
+def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch):
+    """What goes into memory together is bounded by bytes: records may be large."""
+    sizes, assemble = [], BertData.assemble
+
+    def watch(data, columns, packs, spec):
+        sizes.append(len(packs))
+        return assemble(data, columns, packs, spec)
+
+    monkeypatch.setattr(BertData, "pack_bytes", lambda data, depth: 1000)
+    monkeypatch.setattr(BertData, "assemble", watch)
+    monkeypatch.setattr(pack_steps, "ASSEMBLED_BYTES", 2999)
+    pack(dataclasses.replace(packing, max_sequences_per_pack=2, num_shards=1))
+    assert sizes == [2, 1]
+
+
+def test_measuring_reads_no_tokens(packing, monkeypatch):
+    asked, read = [], pack_steps.read_spill
+
+    def note(path, layout, group=None, names=None):
+        asked.append(names)
+        return read(path, layout, group, names)
+
+    monkeypatch.setattr(pack_steps, "read_spill", note)
+    pack(dataclasses.replace(packing, num_shards=1))
+    # all to sort, little to measure, all to write
+    assert asked == [None, {"slots", "lengths", "num_predictions"}, None]
+
+
+def test_a_file_that_changes_until_its_checksum_is_taken_is_refused(packing, monkeypatch):
+    """The manifest would vouch for what was not read."""
+    file_sha256 = files.file_sha256
+
+    def change(path):
+        os.utime(path, (1, 1))
+        return file_sha256(path)
+
+    monkeypatch.setattr(files, "file_sha256", change)
+    with pytest.raises(InputError, match=r"in\.tfrecord must stay as it is while it is read"):
+        pack(packing)
+
+
+def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
+    seen, measure = [], pack_job.measure_part
+
+    def look(work_and_part):
+        seen.append(sorted(path.name for path in Path(work_and_part[0].folder).glob("*.spill")))
+        return measure(work_and_part)
+
+    monkeypatch.setattr(pack_job, "measure_part", look)
+    pack(packing)
+    assert seen and all(names == ["sorted-000000.spill"] for names in seen)
+
+
+def test_a_run_is_known_by_all_that_its_packs_depend_on(packing, monkeypatch):
+    known, open_output_dir = [], pack_job.open_output_dir
+
+    def note(path, overwrite, identity):
+        known.append(identity)
+        return open_output_dir(path, overwrite, identity)
+
+    monkeypatch.setattr(pack_job, "open_output_dir", note)
+    manifest = {"vocab_size": 300, "files": [{"name": "in.tfrecord", "num_records": 6}]}
+    (Path(packing.input_file).parent / "manifest.json").write_text(json.dumps(manifest))
+    pack(packing)
+    (identity,) = known
+    assert identity.keys() == {"settings", "inputs", "input manifests", "versions", "code"}
+    assert identity["settings"] == packing.resolved()
+    assert identity["inputs"] == stamp_files([packing.input_file])
+    assert identity["input manifests"] == ({"vocab_size": 300}, {packing.input_file: {"num_records": 6}})
+    assert all(identity.values())

@@ -1,0 +1,371 @@
+"""Documents become pieces with every token's next as label: no text is lost, no byte counted twice."""
+
+import dataclasses
+import gzip
+import itertools
+import json
+
+import numpy as np
+import pytest
+from causal_files import read_examples
+from crash import all_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_files import write_text
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from bert_packed import schema
+from bert_packed.core.settings import InputError
+from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import find_documents
+from bert_packed.text import byte_bpe, tokenization
+from bert_packed.text.vocabularies import ByteBpe, WordPieces
+from data_gen.text import corpus, create_job, token_streams
+from data_gen.text.causal_records import CausalRecords
+from data_gen.text.create_config import CreateConfig
+
+LINES = [
+    "Übergrößen kosten 5 € — nicht 3.",
+    "   An indented line,  with two spaces\tand a tab. ",
+    "日本語のテキスト 🙂🙂 and e\u0301.",
+    "A page about <|endoftext|> and [SEP] does not end here.",
+]
+DOCUMENTS = ["\n".join(LINES), "One line.", "x", "\n".join(LINES[::-1] * 3)]
+TRAINED = byte_bpe.train([DOCUMENTS * 3, ["and then some more text and so on"]], 300)
+BPE = dataclasses.replace(byte_bpe.DocumentTokenizer(TRAINED, 0, 0, 300))
+BPE.tokenizer.encode_special_tokens = True
+WORDS = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *"abcdefgh", *(f"##{c}" for c in "abcdefgh")))
+WORDPIECE = byte_bpe.DocumentTokenizer(tokenization.make_tokenizer(WORDS, True), 2, 3, len(WORDS))
+
+
+def encode(texts, tokenizer, folder):
+    """`TokenStreams` of texts, (number, text)."""
+    folder.mkdir(exist_ok=True)
+    token_streams.encode_texts(texts, tokenizer, folder)
+    return token_streams.open_streams(folder)
+
+
+def documents_of(streams):
+    """The documents of `TokenStreams`: list of (ids, bytes of each)."""
+    starts = streams.document_offsets.tolist()
+    return [
+        (streams.token_ids[first:last].tolist(), streams.token_bytes[first:last].tolist())
+        for first, last in itertools.pairwise(starts)
+    ]
+
+
+def make(folder, input_file, **changed):
+    given = {"objective": "causal_lm", "max_seq_length": 16, "num_workers": 1, "num_shards": 3, **changed}
+    return create_job.create(CreateConfig(input_file=str(input_file), output_dir=str(folder), **given))
+
+
+# What a token stands for
+
+
+@given(text=st.text(max_size=60))
+@settings(deadline=None, max_examples=100)
+@pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE], ids=["byte_bpe", "wordpiece"])
+def test_every_byte_is_counted_once(tokenizer, text):
+    text = text.encode("utf-8", "replace").decode()
+    code = tokenizer.tokenizer.encode(text, add_special_tokens=False)
+    num_bytes, rest = token_streams.count_bytes(text, [end for _, end in code.offsets])
+    assert (num_bytes >= 0).all() and rest >= 0
+    assert num_bytes.sum() + rest == len(text.encode())
+
+
+def test_bytes_of_each_token_by_hand():
+    text = "a €b  "
+    assert [len(character.encode()) for character in text] == [1, 1, 3, 1, 1, 1]
+    num_bytes, rest = token_streams.count_bytes(text, [1, 3, 3, 3, 4])  # the sign takes three tokens
+    assert (num_bytes.tolist(), rest) == ([1, 4, 0, 0, 1], 2)
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE], ids=["byte_bpe", "wordpiece"])
+@pytest.mark.parametrize("most_characters", [1, 40, 10**6])
+def test_documents_in_pieces_keep_all_bytes(tmp_path, tokenizer, most_characters):
+    lines = [(number, line) for number, text in enumerate(DOCUMENTS) for line in text.split("\n")]
+    streams = encode(corpus.join_lines(lines, most_characters), tokenizer, tmp_path)
+    found = documents_of(streams)
+    texts = [text for text in DOCUMENTS if tokenizer.tokenizer.encode(text).ids]
+    assert [sum(num_bytes) for _, num_bytes in found] == [len(text.encode()) for text in texts]
+    assert all(ids[0] == tokenizer.start_id and ids[-1] == tokenizer.end_id for ids, _ in found)
+    assert all(num_bytes[0] == 0 for _, num_bytes in found)
+    if most_characters == 10**6:  # as whoever tokenizes the whole document gets them
+        whole = [tokenizer.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        assert [ids[1:-1] for ids, _ in found] == whole
+
+
+def test_byte_level_bpe_loses_nothing(tmp_path):
+    streams = encode([(1, DOCUMENTS[0]), (1, "\nand more"), (2, DOCUMENTS[2])], BPE, tmp_path)
+    texts = [TRAINED.decode(ids[1:-1], skip_special_tokens=False) for ids, _ in documents_of(streams)]
+    assert texts == [f"{DOCUMENTS[0]}\nand more", DOCUMENTS[2]]
+    assert BPE.tokenizer.token_to_id("<|endoftext|>") not in documents_of(streams)[0][0][1:-1]
+
+
+def test_text_without_a_token_counts_with_what_follows_or_ends(tmp_path):
+    blank = "\u200b"  # cleaned away by BERT
+    assert not WORDPIECE.tokenizer.encode(blank).ids
+    texts = [(1, blank), (1, "ab"), (1, blank), (2, blank), (3, blank), (3, "c"), (3, blank), (3, "d")]
+    streams = encode(texts, WORDPIECE, tmp_path)
+    assert [num_bytes for _, num_bytes in documents_of(streams)] == [[0, 3 + 1, 1, 3], [0, 3 + 1, 3 + 1, 0]]
+
+
+def test_joined_streams_hold_all_in_order(tmp_path):
+    texts = [[(1, "ab"), (3, "a")], [(2, "h g"), (4, "c")]]
+    folders = [tmp_path / name for name in "ab"]
+    parts = [encode(some, WORDPIECE, folder) for some, folder in zip(texts, folders, strict=True)]
+    (tmp_path / "all").mkdir()
+    token_streams.join_streams(folders, tmp_path / "all")
+    found = documents_of(token_streams.open_streams(tmp_path / "all"))
+    assert found == [document for part in parts for document in documents_of(part)] and len(found) == 4
+
+
+# Training, and tokenizers of others
+
+
+def test_equal_text_trains_an_equal_vocabulary(tmp_path):
+    again = byte_bpe.train([DOCUMENTS * 3, ["and then some more text and so on"]], 300)
+    assert again.to_str() == TRAINED.to_str()
+    byte_bpe.save(again, tmp_path / "tokenizer.json")
+    loaded = byte_bpe.load(tmp_path / "tokenizer.json")
+    assert (loaded.start_id, loaded.end_id, loaded.vocab_size) == (0, 0, TRAINED.get_vocab_size())
+    assert loaded.tokenizer.encode(DOCUMENTS[3]).ids == TRAINED.encode(DOCUMENTS[3]).ids
+
+
+def test_too_small_a_vocabulary():
+    with pytest.raises(InputError, match=r"`vocab_size` must be at least 257, .* Received: 256\."):
+        byte_bpe.train([["text"]], 256)
+    assert byte_bpe.train([["text"]], 257).get_vocab_size() == 257
+
+
+def test_a_tokenizer_of_others(tmp_path):
+    """As GPT-NeoX's: NFC, ids in another order, and a template that would add tokens of its own."""
+    words = {"a": 0, "b": 1, "é": 2, "</s>": 3, "<s>": 7}
+    other = Tokenizer(models.WordLevel(words, unk_token="a"))
+    other.normalizer = normalizers.NFC()
+    other.pre_tokenizer = pre_tokenizers.Whitespace()
+    other.add_special_tokens(["<s>", "</s>"])
+    other.enable_truncation(2)
+    other.enable_padding(length=9)
+    other.save(str(tmp_path / "other.json"))
+    loaded = byte_bpe.load(tmp_path / "other.json")
+    assert (loaded.start_id, loaded.end_id, loaded.vocab_size) == (7, 3, 8)
+    ((ids, num_bytes),) = documents_of(encode([(1, "a e\u0301 b a ")], loaded, tmp_path / "out"))
+    assert ids == [7, 0, 2, 1, 0, 3]
+    # of the text as it was, not as it is normalized: the accent, which "é" leaves behind, goes to "b"
+    assert num_bytes == [0, 1, 2, 4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "must be a tokenizer.json.*Received: .*t.json"),
+        ('{"model": 3}', "must be a tokenizer.json"),
+        (
+            json.dumps(json.loads(Tokenizer(models.WordLevel({"a": 0}, "a")).to_str())),
+            "open and close a document",
+        ),
+    ],
+)
+def test_no_tokenizer(tmp_path, content, message):
+    (tmp_path / "t.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        make(tmp_path / "out", "", tokenizer="byte_bpe", vocab_file=str(tmp_path / "t.json"))
+
+
+# Text as it stands
+
+
+@pytest.mark.parametrize("name", ["text.txt", "text.txt.gz", "text.jsonl", "paragraphs.jsonl"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_text_arrives_as_it_stands(tmp_path, name, line_end):
+    if name.endswith(".jsonl"):
+        key = name.partition(".")[0]
+        values = [
+            text if key == "text" else text.split("\n")
+            for text in [*DOCUMENTS[:1], "", " \n", *DOCUMENTS[1:]]
+        ]
+        content = "\n".join(json.dumps({key: value}) for value in values)
+        numbers = [1, 4, 5, 6]
+    else:
+        content = "\n\n \n".join(DOCUMENTS).replace("\n", line_end)
+        numbers = [1, 2, 3, 4]
+    raw = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    found = list(corpus.WholeTexts((str(tmp_path / name),), 10**6))
+    assert found == list(zip(numbers, DOCUMENTS, strict=True))
+    pieces = {}
+    for number, piece in corpus.WholeTexts((str(tmp_path / name),), 10):
+        pieces.setdefault(number, []).append(piece)
+    assert ["".join(some) for some in pieces.values()] == DOCUMENTS
+
+
+def test_a_file_without_text(tmp_path):
+    (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
+    with pytest.raises(InputError, match="must hold at least one sentence"):
+        make(tmp_path / "out", tmp_path / "empty.jsonl")
+
+
+# Records
+
+
+def check_document(pieces, ids, num_bytes, length):
+    """Pieces of a document against the tokens of all of it, with what stands around them, and their bytes."""
+    num_pieces = -(-(len(ids) - 1) // length)
+    assert len(pieces) == num_pieces
+    for number, piece in enumerate(sorted(pieces, key=lambda piece: ids.index(piece[schema.INPUT_IDS][0]))):
+        first, last = number * length, min((number + 1) * length, len(ids))
+        labels, label_bytes = [*ids[first + 1 : last + 1]], [*num_bytes[first + 1 : last + 1]]
+        at_end = [0] * (last - first - len(labels))
+        assert len(at_end) == (number == num_pieces - 1 and last == len(ids))
+        assert piece[schema.INPUT_IDS] == ids[first:last]
+        assert piece[schema.LABEL_IDS] == labels + at_end
+        assert piece[schema.LABEL_MASK] == [1] * len(labels) + at_end
+        assert piece[schema.LABEL_BYTES] == label_bytes + at_end
+        assert piece[schema.NUM_BYTES] == [sum(label_bytes)]
+
+
+@pytest.mark.parametrize("length", [8, 9, 64])
+def test_pieces_of_documents_by_a_plain_loop(tmp_path, length):
+    """Documents of all lengths about the pieces', one of which would end in a piece of its end alone."""
+    letters = [f"w{i}" for i in range(600)]
+    sizes = [1, length - 3, length - 2, length - 1, length, 2 * length - 2, 2 * length - 1]
+    words = iter(letters)  # no word twice, so that a piece says where it is from
+    documents = [" ".join(next(words) for _ in range(size)) for size in sizes]
+    (tmp_path / "words.txt").write_text("\n".join([*tokenization.SPECIAL_TOKENS, *letters]))
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    given = {"max_seq_length": length, "vocab_file": str(tmp_path / "words.txt"), "provenance": True}
+    manifest = make(tmp_path / "out", tmp_path / "text.txt", **given)
+    paths = sorted((tmp_path / "out").glob("train-*.tfrecord"))
+    by_document = {}
+    for path in paths:
+        records = read_examples([path])
+        origins = find_documents([(str(path), number + 1) for number in range(len(records))])
+        for origin, record in zip(origins, records, strict=True):
+            by_document.setdefault(origin.number, []).append(record)
+    assert sorted(by_document) == list(range(1, len(documents) + 1))
+    for number, document in enumerate(documents, 1):
+        split = document.split(" ")
+        ids = [2, *(5 + letters.index(word) for word in split), 3]
+        # a word counts with the space before it
+        num_bytes = [0, *(len(word) + (place > 0) for place, word in enumerate(split)), 0]
+        check_document(by_document[number], ids, num_bytes, length)
+    content = manifest["splits"]["train"]
+    assert content["num_bytes"] == sum(len(document) for document in documents)
+    assert content["num_predictions"] == sum(size + 1 for size in sizes)
+    assert content["num_sequences"] == sum(map(len, by_document.values()))
+    assert manifest["objective"] == "causal_lm" and manifest["vocab_size"] == 605
+
+
+@pytest.mark.parametrize("tokenizer", ["byte_bpe", "wordpiece"])
+def test_manifest_splits_and_text_agree(tmp_path, tokenizer):
+    text, _ = write_text(tmp_path)
+    given = {"tokenizer": tokenizer, "vocab_size": 300, "eval_fraction": 0.2}
+    manifest = make(tmp_path / "out", text, **given)
+    num_bytes = sum(split["num_bytes"] for split in manifest["splits"].values())
+    assert num_bytes == sum(len(document) for document in text.read_text().split("\n\n"))
+    name = "tokenizer.json" if tokenizer == "byte_bpe" else "vocab.txt"
+    vocabulary = ByteBpe(300) if tokenizer == "byte_bpe" else WordPieces(300, True)
+    described = vocabulary.describe(str(tmp_path / "out" / name))
+    assert {key: manifest[key] for key in described} == described
+    assert manifest["tokenizer"] == tokenizer and ("do_lower_case" in manifest) == (tokenizer == "wordpiece")
+    for split, content in manifest["splits"].items():
+        records = read_examples((tmp_path / "out").glob(f"{split}-*.tfrecord"))
+        assert content["num_sequences"] == len(records) > 0
+        assert content["num_bytes"] == sum(record[schema.NUM_BYTES][0] for record in records)
+        assert content["num_predictions"] == sum(sum(record[schema.LABEL_MASK]) for record in records)
+        lengths = [len(record[schema.INPUT_IDS]) for record in records]
+        assert dict(zip(*content["histogram"].values(), strict=True)) == dict(
+            zip(*map(np.ndarray.tolist, np.unique(lengths, return_counts=True)), strict=True)
+        )
+
+
+def test_the_seed_draws_the_order(tmp_path):
+    text, _ = write_text(tmp_path)
+    for name, seed in (("one", 1), ("seeded", 2)):
+        make(tmp_path / name, text, tokenizer="byte_bpe", vocab_size=280, random_seed=seed)
+    one, seeded = (read_examples((tmp_path / name).glob("*.tfrecord")) for name in ("one", "seeded"))
+    assert one != seeded
+    assert sorted(map(str, one)) == sorted(map(str, seeded))  # nothing is drawn but the order
+
+
+def test_the_vocabulary_of_a_run_makes_the_next(tmp_path):
+    text, _ = write_text(tmp_path)
+    make(tmp_path / "first", text, tokenizer="byte_bpe", vocab_size=280)
+    vocab_file = str(tmp_path / "first/tokenizer.json")
+    make(tmp_path / "next", text, tokenizer="byte_bpe", vocab_file=vocab_file)
+    first, following = (all_bytes(tmp_path / name) for name in ("first", "next"))
+    assert first.pop("manifest.json") != following.pop("manifest.json")  # `vocab_size` and `vocab_file`
+    assert first == following
+
+
+def test_the_embedded_corpus_is_text_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(create_job, "read_sample_documents", lambda _: [["One.", "Two."], ["Three."]])
+    manifest = make(tmp_path / "out", "", tokenizer="byte_bpe", vocab_size=257)
+    assert manifest["splits"]["train"]["num_bytes"] == len("One.\nTwo.") + len("Three.")
+
+
+def test_overwriting_leaves_nothing_of_the_other_vocabulary(tmp_path):
+    text, _ = write_text(tmp_path)
+    make(tmp_path / "out", text, tokenizer="byte_bpe", vocab_size=280)
+    make(tmp_path / "out", text, overwrite=True)
+    assert not (tmp_path / "out/tokenizer.json").exists() and (tmp_path / "out/vocab.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dupe_factor": 2}, r"`dupe_factor` must be left out with --objective=causal_lm.*Received: 2\."),
+        ({"masked_lm_prob": 0.2}, "`masked_lm_prob` must be left out"),
+        ({"short_seq_prob": 0.2}, "`short_seq_prob` must be left out"),
+        ({"do_whole_word_mask": True}, "`do_whole_word_mask` must be left out"),
+        ({"mask_replace_prob": 0.7}, "`mask_replace_prob` must be left out"),
+        ({"max_predictions_per_seq": 3}, "`max_predictions_per_seq` must be left out"),
+        (
+            {"do_lower_case": False, "tokenizer": "byte_bpe"},
+            "`do_lower_case` must be left out with --tokenizer=byte_bpe",
+        ),
+        (
+            {"tokenizer": "byte_bpe", "objective": "mlm_nsp"},
+            "`tokenizer` must be wordpiece with --objective=mlm_nsp",
+        ),
+        ({"objective": "clm"}, "`objective` must be one of mlm_nsp, mlm, causal_lm"),
+        ({"tokenizer": "bpe"}, "`tokenizer` must be one of wordpiece, byte_bpe"),
+    ],
+)
+def test_settings_that_mean_nothing(changed, message):
+    with pytest.raises(InputError, match=message):
+        CreateConfig(output_dir="out", **{"objective": "causal_lm", **changed})
+
+
+def test_settings_that_are_given_with_their_default_and_mean_nothing():
+    config = CreateConfig(output_dir="out", objective="causal_lm")
+    config.check_given({"objective", "do_lower_case", "vocab_size"})
+    with pytest.raises(InputError, match=r"`dupe_factor` must be left out.*Received: 10\."):
+        config.check_given({"dupe_factor"})
+    CreateConfig(output_dir="out").check_given({"dupe_factor", "do_lower_case"})
+
+
+def test_a_tokenizer_where_word_pieces_are_wanted(tmp_path):
+    byte_bpe.save(TRAINED, tmp_path / "tokenizer.json")
+    with pytest.raises(InputError, match=r"a tokenizer\.json is for --tokenizer=byte_bpe"):
+        make(tmp_path / "out", "", vocab_file=str(tmp_path / "tokenizer.json"))
+
+
+def test_manifests_of_bert_say_nothing_of_it(tmp_path):
+    text, vocab = write_text(tmp_path)
+    config = CreateConfig(str(text), str(tmp_path / "out"), str(vocab), max_seq_length=32, num_workers=1)
+    create_job.create(config)
+    manifest = read_manifest(tmp_path / "out")
+    assert not {"objective", "tokenizer"} & (manifest.keys() | manifest["settings"].keys())
+
+
+def test_memory_of_a_document_as_large_as_the_corpus(tmp_path):
+    """Pieces are drawn one by one, from the disk: nothing of the document is held but the batch."""
+    folder = tmp_path / "large"
+    encode([(1, "a b c d e f g h " * 5000)], WORDPIECE, folder)
+    records = CausalRecords(WordPieces(10, True), 16)
+    drawn = records.draw(records.open_corpus(folder), [[0, 0]], None, None, 0, 0, {})
+    (origin, (tokens, *_)) = next(drawn)
+    assert origin == (0, 0) and tokens.tolist()[:3] == [2, 5, 6] and len(tokens) == 16
+    assert sum(1 for _ in drawn) == -(-(40000 + 2) // 16) - 1

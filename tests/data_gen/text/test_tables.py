@@ -1,0 +1,257 @@
+"""Parquet and Arrow files give what the same documents give as JSON lines, in bounded memory, or one line."""
+
+import importlib.util
+import json
+import tracemalloc
+
+import pytest
+from text_files import make_config, read_all_bytes, write_text
+
+from bert_packed.core.settings import InputError
+from data_gen.text import corpus, sources
+from data_gen.text.create_job import create
+
+pa = pytest.importorskip("pyarrow", reason="pip install -e '.[arrow]'")
+pq = pytest.importorskip("pyarrow.parquet")
+
+DOCUMENTS = ["One fish. Two fish.\nA heading", "", "Rød fish.", "Blue fish.\n\nOld fish. New fish."]
+PARAGRAPHS = [text.split("\n") for text in DOCUMENTS]
+
+
+def write_parquet(path, table, rows=2):
+    pq.write_table(table, path, row_group_size=rows, write_batch_size=64)  # rows between ends of pages
+    return path
+
+
+def write_stream(path, table, rows=2):
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+def write_file(path, table, rows=2):
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+def write_dataset(folder, table, rows=2):
+    """A folder as `Dataset.save_to_disk` of `datasets` 2 to 5 writes it, two files of data."""
+    folder.mkdir()
+    names = [f"data-{index:05d}-of-00002.arrow" for index in range(2)]
+    half = table.num_rows // 2
+    for name, part in zip(names, (table[:half], table[half:]), strict=True):
+        write_stream(folder / name, part, rows)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "f", "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+WRITERS = {"a.parquet": write_parquet, "stream.arrow": write_stream, "file.arrow": write_file}
+
+
+def read_json(tmp_path, key, values):
+    path = tmp_path / "same.jsonl"
+    path.write_text("\n".join(json.dumps({"id": 1, key: value}) for value in values))
+    return list(corpus.read_sentences([path])), list(corpus.read_texts([path], 9))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("text", pa.string()),
+        ("text", pa.large_string()),
+        ("text", pa.string_view()),
+        ("text", pa.dictionary(pa.int32(), pa.string())),
+        ("paragraphs", pa.list_(pa.string())),
+        ("paragraphs", pa.large_list(pa.large_string())),
+    ],
+    ids=str,
+)
+def test_rows_are_the_documents_that_lines_of_json_are(tmp_path, name, key, kind):
+    values = DOCUMENTS if key == "text" else PARAGRAPHS
+    column = pa.array(values).cast(kind) if pa.types.is_dictionary(kind) else pa.array(values, kind)
+    path = WRITERS[name](tmp_path / name, pa.table({"id": range(4), key: column}))
+    found = list(corpus.read_sentences([path])), list(corpus.read_texts([path], 9))
+    assert found == read_json(tmp_path, key, values)
+    assert [number for number, _ in found[0]] == [1, 1, 1, 3, 4, 4, 4]
+    assert corpus.find_line(path, 3) is None  # a row has no line
+
+
+def test_a_missing_text_is_the_paragraphs_or_none(tmp_path):
+    rows = [
+        {"text": "One.", "paragraphs": ["Not this."]},
+        {"text": None, "paragraphs": ["Two.", None]},
+        {"text": None, "paragraphs": None},
+        {"text": "Four.", "paragraphs": None},
+    ]
+    path = write_parquet(tmp_path / "a.parquet", pa.Table.from_pylist(rows))
+    assert list(corpus.read_sentences([path])) == [(1, "One."), (2, "Two."), (4, "Four.")]
+
+
+def test_a_table_behind_a_url(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    for name, write in WRITERS.items():
+        local = write(tmp_path / name, pa.table({"text": DOCUMENTS}))
+        tf.io.gfile.copy(str(local), f"ram://tables/{name}", overwrite=True)
+        assert list(corpus.read_texts([f"ram://tables/{name}"], 9)) == list(corpus.read_texts([local], 9))
+
+
+@pytest.mark.parametrize("objective", ["mlm_nsp", "causal_lm"])
+def test_records_are_those_of_the_same_documents_as_json_lines(tmp_path, objective):
+    text, vocab = write_text(tmp_path)
+    documents = [document.replace("\n", ".\n") for document in text.read_text().split("\n\n")]
+    (tmp_path / "json.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in documents))
+    table = pa.table({"url": [""] * len(documents), "text": documents})
+    write_parquet(tmp_path / "parquet.parquet", table, rows=7)
+    write_stream(tmp_path / "stream.arrow", table, rows=7)
+    settings = {"provenance": True, "eval_fraction": 0.2}
+    if objective == "causal_lm":
+        settings |= {"objective": objective, "dupe_factor": 10}
+    found = {}
+    for path in (tmp_path / "json.jsonl", tmp_path / "parquet.parquet", tmp_path / "stream.arrow"):
+        manifest = create(make_config((path, vocab), tmp_path / path.stem, **settings))
+        files = read_all_bytes(tmp_path / path.stem)
+        del files["manifest.json"]
+        found[path.stem] = files, manifest["splits"], [entry["num_documents"] for entry in manifest["inputs"]]
+    assert found["json"] == found["parquet"] == found["stream"]
+    assert found["json"][2] == [30]
+
+
+def test_a_saved_data_set_is_read_by_the_name_of_its_folder(tmp_path):
+    """Its files, and not the JSON beside them."""
+    text, vocab = write_text(tmp_path)
+    documents = [{"text": document} for document in text.read_text().split("\n\n")]
+    write_dataset(tmp_path / "saved", pa.Table.from_pylist(documents))
+    manifest = create(make_config((tmp_path / "saved", vocab), tmp_path / "out"))
+    names = [entry["path"].rsplit("/", 2)[1:] for entry in manifest["inputs"]]
+    assert names == [["saved", f"data-0000{index}-of-00002.arrow"] for index in range(2)]
+    assert [entry["num_documents"] for entry in manifest["inputs"]] == [15, 15]
+    (found,) = sources.find_text_sources(f"{tmp_path}/sav*:2")
+    assert (found.weight, len(found.paths)) == (2.0, 2)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_neither_row_group_nor_record_batch_is_held(tmp_path, name):
+    """16 MB in one row group or record batch: of Arrow's memory and of Python's, a few pieces are in use."""
+    line = "Every sentence of this long document is as long as this one is.\n"
+    table = pa.table({"text": [f"{index} {line * 64}" for index in range(4000)]})
+    path = WRITERS[name](tmp_path / name, table, rows=4000)
+    del table
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        num_characters = sum(len(text) for _, text in corpus.read_texts([path], 10**6))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+    assert num_characters > 16_000_000
+    assert peak < 3_000_000  # 1 MB as strings, and the pieces that they are made from
+    assert pool.max_memory() < 8_000_000
+
+
+def damage(content, first, length=40):
+    return content[:first] + b"x" * length + content[first + length :]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "a.parquet",
+            lambda content: content[:-9],
+            r"must be a complete Parquet file.*Received: Parquet magic",
+        ),
+        ("a.parquet", lambda content: content[: len(content) // 2], "must be a complete Parquet file"),
+        ("a.parquet", lambda content: damage(content, 20), "must be a complete Parquet file"),
+        ("a.parquet", lambda content: b'{"text": "One."}', "must be a complete Parquet file"),
+        ("stream.arrow", lambda content: content[:-8], "must be a complete Arrow stream.*without its end"),
+        ("stream.arrow", lambda content: content[:-20], "must be a complete Arrow file"),
+        ("stream.arrow", lambda content: b'{"text": "One."}', "must be a complete Arrow file"),
+        ("file.arrow", lambda content: content[:-8], "must be a complete Arrow file"),
+    ],
+)
+def test_damaged_tables_are_named(tmp_path, name, change, message):
+    path = WRITERS[name](tmp_path / name, pa.table({"text": DOCUMENTS}))
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=rf"/{name} {message}") as found:
+        list(corpus.read_sentences([path]))
+    assert "\n" not in str(found.value)
+
+
+def readable_rows(content):
+    try:
+        return pa.ipc.open_stream(content).read_all().num_rows
+    except (pa.ArrowInvalid, OSError):
+        return None
+
+
+def test_a_stream_that_was_cut_between_its_batches_is_not_read_as_a_shorter_one(tmp_path):
+    whole = write_stream(tmp_path / "a.arrow", pa.table({"text": DOCUMENTS}))
+    content = whole.read_bytes()
+    lengths = [length for length in range(len(content)) if readable_rows(content[:length]) == 2]
+    whole.write_bytes(content[: lengths[0]])  # which pyarrow does not mind
+    with pytest.raises(InputError, match="must be a complete Arrow stream"):
+        list(corpus.read_sentences([whole]))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"body": ["x"], "id": [3]},
+            r"must have a column `text` .* Received: body \(string\), id \(int64\)\.",
+        ),
+        ({"text": [3]}, r"Received: text \(int64\)\."),
+        ({"paragraphs": ["x"]}, r"Received: paragraphs \(string\)\."),
+        ({"text": [" ", None]}, r"must hold at least one sentence"),
+        ({"text": pa.array([b"ok", b"\xff"]).view(pa.string())}, r"in UTF-8\. Received: .*Invalid UTF8"),
+    ],
+)
+def test_errors_name_the_file_and_its_columns(tmp_path, name, columns, message):
+    path = WRITERS[name](tmp_path / name, pa.table(columns))
+    with pytest.raises(InputError, match=rf"/{name}.*{message}"):
+        list(corpus.read_sentences([path]))
+
+
+def test_without_pyarrow_the_extra_is_named_before_any_work(tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "a.parquet", pa.table({"text": DOCUMENTS}))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'bert_packed\[arrow\]'. Received: .*/a\.parquet\.$"):
+        create(make_config((path, path), tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_was_stopped_within_a_table_goes_on_with_that_table(tmp_path, monkeypatch):
+    from data_gen.text import tables
+
+    text, vocab = write_text(tmp_path)
+    documents = [{"text": document} for document in text.read_text().split("\n\n")]
+    write_dataset(tmp_path / "saved", pa.Table.from_pylist(documents))
+    config = make_config((tmp_path / "saved", vocab), tmp_path / "out")
+    create(make_config((tmp_path / "saved", vocab), tmp_path / "whole"))
+    read_rows, names = tables.read_rows, []
+
+    def stopping(path):
+        for number, document in read_rows(path):
+            if "00001-of" in path and number == 3:
+                raise KeyboardInterrupt
+            yield number, document
+
+    def counting(path):
+        names.append(path.rsplit("/", 1)[1])
+        yield from read_rows(path)
+
+    monkeypatch.setattr(tables, "read_rows", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        create(config)
+    monkeypatch.setattr(tables, "read_rows", counting)
+    create(config)
+    assert names == ["data-00001-of-00002.arrow"]
+    assert read_all_bytes(tmp_path / "out") == read_all_bytes(tmp_path / "whole")
