@@ -18,12 +18,13 @@ from absl import flags
 from tabulate import tabulate
 
 from bert_packed.core.output_files import OUTPUT_FLAGS, check_output_file, write_json
-from bert_packed.core.settings import InputError
+from bert_packed.core.settings import InputError, as_text
 
 TOP = Path(__file__).resolve().parents[2]
 # Of the installed package, where `setup.py` puts them, or of the checkout
 CONFIG_FOLDER = next(filter(Path.is_dir, (TOP / "bert_packed" / "configs", TOP / "configs")), TOP / "configs")
 PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
+HELP_FLAGS = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 SECONDS_TO_INTERRUPT = 0.05
 STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -47,8 +48,9 @@ def run(main, config_class, description, argv=None):
     """
     argv = sys.argv if argv is None else argv
     program = Path(argv[0]).name
-    if any(argument in ("--help", "-h", "-help", "--helpfull", "--helpshort") for argument in argv[1:]):
-        _print_for_readers_that_may_stop(help_text(program, config_class, description))
+    if asked := HELP_FLAGS.intersection(argv[1:]):
+        is_full = "--helpfull" in asked
+        _print_for_readers_that_may_stop(help_text(program, config_class, description, is_full))
         return 0
     _show_log()
     try:
@@ -116,23 +118,37 @@ def parse(config_class, argv):
     return config
 
 
-def help_text(program, config_class, description):
-    """The text of `--help`: description, then every flag with meaning, rule and default."""
-    lines = [description.strip(), "", f"usage: {program} [--flagfile=FILE] [--name=value ...]", ""]
-    for field in dataclasses.fields(config_class):
-        choices = field.metadata["choices"]
-        about = field.metadata["help"] + (f" One of {', '.join(map(str, choices))}." if choices else "")
-        value = str(field.default).lower() if isinstance(field.default, bool) else field.default
-        lines.append(f"  --{field.name}" + (f" (default: {value})" if value != "" else ""))
-        lines.extend(textwrap.wrap(about, 96, initial_indent="      ", subsequent_indent="      "))
+def help_text(program, config_class, description, is_full=True):
+    """The text of `--help`: description, then by group every flag with meaning, rule and default.
+
+    Advanced settings are left out, and counted in a last line, unless `is_full`.
+    """
+    lines = [description.strip(), "", f"usage: {program} [--flagfile=FILE] [--name=value ...]"]
+    fields = dataclasses.fields(config_class)
+    shown = [field for field in fields if is_full or not field.metadata["advanced"]]
+    for group in dict.fromkeys(field.metadata["group"] for field in shown):
+        lines += ["", f"{group}:"] if group else [""]
+        for field in shown:
+            if field.metadata["group"] == group:
+                lines += _describe(field)
+    if len(shown) < len(fields):
+        lines += ["", f"{len(fields) - len(shown)} advanced flags are hidden; --helpfull shows them."]
     return "\n".join(lines)
+
+
+def _describe(field):
+    choices, default = field.metadata["choices"], as_text(field.default)
+    about = field.metadata["help"] + (f" One of {', '.join(map(str, choices))}." if choices else "")
+    return [
+        f"  --{field.name}" + (f" (default: {default})" if default else ""),
+        *textwrap.wrap(about, 96, initial_indent="      ", subsequent_indent="      "),
+    ]
 
 
 def to_flagfile(config):
     """The resolved config as the text of a flagfile, one line a flag; without transient settings."""
     names = [field.name for field in dataclasses.fields(config) if not field.metadata["transient"]]
-    values = {name: getattr(config, name) for name in names}
-    return "".join(f"--{name}={str(v).lower() if isinstance(v, bool) else v}\n" for name, v in values.items())
+    return "".join(f"--{name}={as_text(getattr(config, name))}\n" for name in names)
 
 
 def print_table(rows, json_file=""):

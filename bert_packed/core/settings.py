@@ -1,4 +1,4 @@
-"""How a setting is described once: its default, its meaning and its rule.
+"""Settings: default, meaning and rules of each, described once.
 
 Configs are frozen dataclasses whose fields are made by `setting`. From the same description come the
 command-line flag (`command_line.py`), the help text, and the check of the value (`check_settings`).
@@ -32,8 +32,12 @@ def setting(
     maximum=None,
     choices=None,
     parse=None,
+    required=False,
+    only_with=(),
     changeable=False,
     transient=False,
+    group="",
+    advanced=False,
 ):
     """Describe one field of a config dataclass.
 
@@ -44,17 +48,49 @@ def setting(
         choices: Sequence of the values allowed.
         parse: Function from the flag's text to the value, for types that absl does not know. Raises
             `ValueError` with the rule.
+        required: Whether text must not be empty.
+        only_with: Condition on another setting without which this one must keep its default: "dry_run",
+            true or not empty, or "objective=mlm,mlm_nsp", one of these values. A dict from several such
+            conditions to their rules replaces the words of the error, in which `{objective}` is a value.
         changeable: True where a stopped run may continue with another value, because the result does not
             depend on it.
         transient: True where it says how to call a command, not what it makes: left out of resolved flags.
             What is transient is changeable too.
+        group: Heading in `--help`; a config's settings of one group are listed together.
+        advanced: Whether `--helpfull` shows it and `--help` does not.
 
     Returns:
         A dataclass field.
     """
-    rules = {"help": help, "minimum": minimum, "maximum": maximum, "choices": choices, "parse": parse}
-    rules |= {"changeable": changeable or transient, "transient": transient}
-    return dataclasses.field(default=default, metadata=rules)
+    metadata = {
+        "help": help,
+        "minimum": minimum,
+        "maximum": maximum,
+        "choices": choices,
+        "parse": parse,
+        "required": required,
+        "only_with": {only_with: ""} if isinstance(only_with, str) else dict(only_with),
+        "changeable": changeable or transient,
+        "transient": transient,
+        "group": group,
+        "advanced": advanced,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def variant(config_class, name, default, **changes):
+    """A setting of a base class, for a config that inherits it with another default.
+
+        keep_checkpoint_max: int = variant(RunSettings, "keep_checkpoint_max", 1)
+
+    Args:
+        config_class: The base class, a dataclass.
+        name: The setting.
+        default: Its default here.
+        changes: Other arguments of `setting`, such as `help`.
+    """
+    metadata = config_class.__dataclass_fields__[name].metadata
+    return setting(default, **{**metadata, **changes})
 
 
 def result_settings(config):
@@ -63,14 +99,44 @@ def result_settings(config):
     return {field.name: getattr(config, field.name) for field in fields}
 
 
-def check_settings(config):
-    """Check every field of a config against its type and rule.
+def check_settings(config, given=()):
+    """Check every field of a config against its type and rules.
+
+    Args:
+        config: Dataclass.
+        given: Names of settings that need what their `only_with` says even at their default, such as those
+            given on the command line.
 
     Raises:
         InputError: naming the field, the rule and the value received.
     """
-    for field in dataclasses.fields(config):
-        check_value(field, getattr(config, field.name))
+    fields = dataclasses.fields(config)
+    for field in fields:
+        _check_value(field, getattr(config, field.name))
+    for field in fields:
+        value = getattr(config, field.name)
+        if value == field.default and field.name not in given:
+            continue
+        for condition, rule in field.metadata["only_with"].items():
+            if not _is_met(config, condition):
+                raise InputError(
+                    f"`{field.name}` must {(rule or _only(condition)).format_map(vars(config))}. "
+                    f"Received: {value!r}."
+                )
+
+
+def _is_met(config, condition):
+    name, has_values, values = condition.partition("=")
+    return as_text(getattr(config, name)) in values.split(",") if has_values else bool(getattr(config, name))
+
+
+def _only(condition):
+    return f"be given with --{condition.replace(',', ' or ')} only"
+
+
+def as_text(value):
+    """A setting's value as on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_divides(config, part, whole):
@@ -90,9 +156,10 @@ def check_divides(config, part, whole):
         )
 
 
-def check_value(field, value):
-    """Check one value against the rule of its dataclass field; raises `InputError`."""
+def _check_value(field, value):
     rule = _broken_rule(field, value)
+    if field.metadata["required"] and not value:
+        raise InputError(f"`{field.name}` must be given. Received: nothing.")
     if rule:
         raise InputError(f"`{field.name}` must be {rule}. Received: {value!r}.")
 

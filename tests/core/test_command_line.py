@@ -90,6 +90,29 @@ def test_help_describes_every_flag(capsys):
     assert "One of spfhp, lpfhp." in printed.out
 
 
+def test_help_groups_settings_and_hides_the_advanced(capsys):
+    @dataclasses.dataclass(frozen=True)
+    class Grouped:
+        first: int = setting(1, "one", group="Model")
+        second: int = setting(2, "two", group="Data", advanced=True)
+        third: int = setting(3, "three", group="Model", advanced=True)
+        fourth: int = setting(4, "four", group="Data")
+
+    def help_of(flag):
+        assert command_line.run(None, Grouped, "About.", ["program.py", flag]) == 0
+        return [
+            line.strip()
+            for line in capsys.readouterr().out.split("[--name=value ...]")[1].splitlines()
+            if line
+        ]
+
+    first, fourth = ["--first (default: 1)", "one"], ["--fourth (default: 4)", "four"]
+    hidden = "2 advanced flags are hidden; --helpfull shows them."
+    assert help_of("--help") == ["Model:", *first, "Data:", *fourth, hidden]
+    second, third = ["--second (default: 2)", "two"], ["--third (default: 3)", "three"]
+    assert help_of("--helpfull") == ["Model:", *first, *third, "Data:", *second, *fourth]
+
+
 def test_help_whose_reader_has_stopped_is_no_mistake():
     """As of `--help | head -1`."""
     reading, writing = os.pipe()

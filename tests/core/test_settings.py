@@ -5,7 +5,14 @@ import math
 
 import pytest
 
-from bert_packed.core.settings import InputError, check_settings, parse_depth, result_settings, setting
+from bert_packed.core.settings import (
+    InputError,
+    check_settings,
+    parse_depth,
+    result_settings,
+    setting,
+    variant,
+)
 from data_gen.pack_config import PackConfig
 from data_gen.text.create_config import CreateConfig
 
@@ -54,6 +61,65 @@ def test_bad_values_are_named(name, value, rule):
     with pytest.raises(InputError) as caught:
         Example(**{name: value})
     assert str(caught.value) == f"`{name}` must be {rule}. Received: {value!r}."
+
+
+@dataclasses.dataclass(frozen=True)
+class Company:
+    input_file: str = setting("", "where from", required=True)
+    dry_run: bool = setting(False, "try")
+    goal: str = setting("mlm", "what for", choices=("mlm", "nsp", "lm"))
+    histogram: str = setting("", "with dry_run", only_with="dry_run")
+    rate: float = setting(0.5, "with some goals", only_with="goal=mlm,nsp")
+    rows: int = setting(
+        0,
+        "without either",
+        only_with={
+            "dry_run=false": "be left out with --dry_run",
+            "goal=lm": "be 0 with --goal={goal}, which has none",
+        },
+    )
+
+    def __post_init__(self):
+        check_settings(self)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"input_file": ""}, "`input_file` must be given. Received: nothing."),
+        ({"histogram": "h"}, "`histogram` must be given with --dry_run only. Received: 'h'."),
+        ({"goal": "lm", "rate": 0.0}, "`rate` must be given with --goal=mlm or nsp only. Received: 0.0."),
+        ({"dry_run": True, "goal": "lm", "rows": 3}, "`rows` must be left out with --dry_run. Received: 3."),
+        ({"rows": 3}, "`rows` must be 0 with --goal=mlm, which has none. Received: 3."),
+        ({"dry_run": "yes", "rows": 3}, "`dry_run` must be true or false. Received: 'yes'."),
+    ],
+)
+def test_settings_that_others_need_or_rule_out(values, message):
+    with pytest.raises(InputError) as caught:
+        Company(**{"input_file": "a", **values})
+    assert str(caught.value) == message
+    Company("a", dry_run=True, histogram="h", goal="nsp", rate=0.0)
+    Company("a", goal="lm", rows=3)
+
+
+def test_a_default_counts_where_it_was_given():
+    config = Company("a", goal="lm")
+    check_settings(config, {"rows", "goal"})
+    with pytest.raises(
+        InputError, match=r"`rate` must be given with --goal=mlm or nsp only\. Received: 0\.5"
+    ):
+        check_settings(config, {"rate"})
+
+
+def test_a_variant_of_a_setting_keeps_its_rules():
+    @dataclasses.dataclass(frozen=True)
+    class More(Example):
+        num_shards: int = variant(Example, "num_shards", 2, help="fewer files")
+
+    assert More().num_shards == 2
+    assert next(field.metadata["help"] for field in dataclasses.fields(More)) == "fewer files"
+    with pytest.raises(InputError, match="`num_shards` must be at most 99"):
+        More(100)
 
 
 RATES = {"mask_replace_prob", "random_replace_prob"}
