@@ -94,36 +94,12 @@ CAUSAL_UNPACKED_LENGTHS = {INPUT_IDS: "n", LABEL_IDS: "n", LABEL_MASK: "n", NUM_
 # What ours have beside these: the bytes of each label, whose sum is `num_bytes`. By them the parts of a
 # sequence that is cut across packs share its bytes.
 CAUSAL_OPTIONAL_LENGTHS = {LABEL_BYTES: "n"}
-PACKED, GRAPHCORE = FORMAT_NAMES = ("packed", "graphcore")  # layouts of packed records
 # What `masked_lm_weights` of packs tell: the sequence, or, for programs to which they are weights, 1 for all.
 # The sequence of a prediction is that of its place, so that readers need not know which.
 SEQUENCE, BINARY = MASKED_LM_WEIGHTS_KINDS = ("sequence", "binary")
 
-# Graphcore's packed layout (`records/formats.py` has its picture), whose P is ours or more.
-GRAPHCORE_INPUT_IDS = "packed_input_ids"
-GRAPHCORE_INPUT_MASK = "packed_input_mask"
-GRAPHCORE_SEGMENT_IDS = "packed_segment_ids"
-GRAPHCORE_POSITION_IDS = "packed_position_ids"
-GRAPHCORE_MASKED_LM_POSITIONS = "packed_masked_lm_positions"
-GRAPHCORE_MASKED_LM_IDS = "packed_masked_lm_ids"
-GRAPHCORE_MASKED_LM_MASK = "packed_masked_lm_mask"
-GRAPHCORE_NEXT_SENTENCE_LABELS = "packed_next_sentence_labels"
-GRAPHCORE_NEXT_SENTENCE_MASK = "packed_next_sentence_mask"
-GRAPHCORE_LENGTHS = {
-    GRAPHCORE_INPUT_IDS: "S",
-    GRAPHCORE_INPUT_MASK: "S",
-    GRAPHCORE_SEGMENT_IDS: "S",
-    GRAPHCORE_POSITION_IDS: "S",
-    GRAPHCORE_MASKED_LM_POSITIONS: "P",
-    GRAPHCORE_MASKED_LM_IDS: "P",
-    GRAPHCORE_MASKED_LM_MASK: "P",
-    GRAPHCORE_NEXT_SENTENCE_LABELS: "K",
-    GRAPHCORE_NEXT_SENTENCE_MASK: "K",
-}
-FLOAT_FEATURES = frozenset(  # float32; all others int64
-    {MASKED_LM_WEIGHTS, NEXT_SENTENCE_WEIGHTS, GRAPHCORE_MASKED_LM_MASK, GRAPHCORE_NEXT_SENTENCE_MASK}
-    | {SEQUENCE_WEIGHTS}
-)
+# These are float32, all others int64
+FLOAT_FEATURES = frozenset({MASKED_LM_WEIGHTS, NEXT_SENTENCE_WEIGHTS, SEQUENCE_WEIGHTS})
 
 # max_seq_length -> google-research/bert's max_predictions_per_seq (15 % of it, rounded as published)
 PREDICTIONS_PER_SEQUENCE = {128: 20, 384: 56, 512: 76}

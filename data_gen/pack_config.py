@@ -13,13 +13,13 @@ from bert_packed.core.settings import (
     setting,
 )
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
-from bert_packed.schema import CAUSAL_LM, FORMAT_NAMES, MASKED_LM_WEIGHTS_KINDS, MLM_NSP, PACKED, SEQUENCE
+from bert_packed.schema import CAUSAL_LM, MASKED_LM_WEIGHTS_KINDS, MLM_NSP, SEQUENCE
 from data_gen.jobs.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 
 # What only BERT's records have
 BERT_SETTINGS = ("max_seq_length", "max_predictions_per_pack")
 # What records for causal language modelling do not have
-NOT_CAUSAL_SETTINGS = ("max_predictions_per_pack", "output_format", "masked_lm_weights")
+NOT_CAUSAL_SETTINGS = ("max_predictions_per_pack", "masked_lm_weights")
 # What rows decide by themselves
 NOT_SPLIT_SETTINGS = ("features", "algorithm", "max_sequences_per_pack", "overlong", "dry_run")
 SPLIT_SETTINGS = ("split_sequences", "num_rows")
@@ -77,11 +77,6 @@ class PackConfig:
     random_seed: int = setting(
         12345, "seed of the assignment of sequences to packs", minimum=0, maximum=2**32 - 1
     )
-    output_format: str = setting(
-        PACKED,
-        "layout of the packs: packed is this package's, graphcore that of Graphcore's BERT (docs/formats.md)",
-        choices=FORMAT_NAMES,
-    )
     masked_lm_weights: str = setting(
         SEQUENCE,
         "what masked_lm_weights hold: sequence, the prediction's sequence in the pack; binary, 1, for "
@@ -121,11 +116,6 @@ class PackConfig:
         if self.input_file and not self.output_dir and not self.dry_run:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
         self._check_rows()
-        if self.output_format != PACKED and self.masked_lm_weights != SEQUENCE:
-            raise InputError(
-                f"`masked_lm_weights` must be {SEQUENCE} with --output_format={self.output_format}, whose "
-                f"readers take the sequence from them. Received: {self.masked_lm_weights!r}."
-            )
         if self.features:
             self._check_other_features()
             # a sequence has one position or more of the first feature with a capacity
@@ -198,11 +188,7 @@ class PackConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         unused = self._unused_with_features()
         self._refuse_unused(name for name in unused if getattr(self, name) != defaults[name])
-        for name, allowed in (
-            ("overlong", ("error", "drop")),
-            ("output_format", (PACKED,)),
-            ("masked_lm_weights", (SEQUENCE,)),
-        ):
+        for name, allowed in (("overlong", ("error", "drop")), ("masked_lm_weights", (SEQUENCE,))):
             if getattr(self, name) not in allowed:
                 raise InputError(
                     f"`{name}` must be {' or '.join(allowed)} with --features. "

@@ -139,7 +139,6 @@ def make_data(config, objective, vocab_size):
         config.overlong,
         vocab_size,
         config.max_predictions_per_pack,
-        config.output_format,
         config.masked_lm_weights,
     )
 

@@ -13,7 +13,6 @@ from bert_packed.assembly.overlong import OVERLONG_CHOICES, drop_overlong, fit_l
 from bert_packed.core.settings import InputError
 from bert_packed.records.examples import feature_names
 from bert_packed.records.first_records import find_common_objective, first_record, read_pack_spec
-from bert_packed.records.formats import FORMATS, find_common_format
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.joined_rows import find_num_rows, read_joined
 from bert_packed.records.manifests import read_manifest
@@ -105,8 +104,7 @@ def compare_files(input_files, packed_files, overlong):
     """
     _refuse_other_features(packed_files)
     objective = find_common_objective([*packed_files, *input_files])
-    layout = None if objective == CAUSAL_LM else FORMATS[find_common_format(packed_files)].lengths
-    spec, kind = read_pack_spec(packed_files, kinds=layout), KINDS[objective]
+    spec, kind = read_pack_spec(packed_files), KINDS[objective]
 
     facts = [{path: FileFacts() for path in paths} for paths in (input_files, packed_files)]
 

@@ -12,7 +12,6 @@ from bert_packed.assembly.overlong import fit_lengths
 from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
 from bert_packed.records.columns import Column, row_bytes
-from bert_packed.records.formats import FORMATS, default_room
 from bert_packed.records.inputs import check_vocabulary
 from bert_packed.records.read_unpacked import read_unpacked
 from bert_packed.records.sequences import Sequences, to_offsets
@@ -27,7 +26,6 @@ class BertData:
         overlong: What happens to longer sequences, one of `overlong.OVERLONG_CHOICES`.
         vocab_size: Ids are below it; None where nobody says.
         max_predictions_per_pack: P asked for; 0 = as many as the fullest pack needs.
-        output_format: One of `schema.FORMAT_NAMES`.
         masked_lm_weights: One of `schema.MASKED_LM_WEIGHTS_KINDS`.
     """
 
@@ -35,7 +33,6 @@ class BertData:
     overlong: str
     vocab_size: int | None
     max_predictions_per_pack: int
-    output_format: str
     masked_lm_weights: str = schema.SEQUENCE
 
     layout = {  # noqa: RUF012 - a dataclass would make it a field if it were annotated
@@ -108,15 +105,14 @@ class BertData:
                 f"`max_predictions_per_pack` must be at least {needed}, which the fullest pack needs, or 0. "
                 f"Received: {self.max_predictions_per_pack}."
             )
-        room = default_room(self.output_format, self.max_seq_length, depth, needed)
-        return schema.PackSpec(self.max_seq_length, depth, self.max_predictions_per_pack or room)
+        return schema.PackSpec(self.max_seq_length, depth, self.max_predictions_per_pack or needed)
 
     def assemble(self, columns, packs, spec):
         """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
         arrays = assemble_packs(_to_sequences(columns), packs, spec)
         if self.masked_lm_weights == schema.BINARY:
             arrays[schema.MASKED_LM_WEIGHTS] = np.minimum(arrays[schema.MASKED_LM_WEIGHTS], 1)
-        return FORMATS[self.output_format].encode(arrays)
+        return arrays
 
 
 def _to_columns(sequences):

@@ -10,6 +10,8 @@ from google.protobuf.message import DecodeError
 from bert_packed import schema
 from bert_packed.core.settings import InputError
 
+GRAPHCORE_FEATURE = "packed_input_ids"  # of a layout that was written once
+
 
 def _example_class():
     """The class of `tf.train.Example`, from its three messages.
@@ -71,6 +73,11 @@ def feature_lengths(record, path, number, names):
     """
     found = features_of(record, path, number)
     missing = [name for name in names if name not in found]
+    if missing and GRAPHCORE_FEATURE in found:
+        raise InputError(
+            f"{path} must be packed again: its layout is no longer read. Received: Graphcore's layout "
+            "(--output_format=graphcore), which bert_packed 0.1.0 read up to commit fcee3e1."
+        )
     if missing:
         raise InputError(
             f"{path}, record {number}: features {', '.join(missing)} are missing. "

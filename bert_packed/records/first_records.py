@@ -45,8 +45,8 @@ def read_pack_spec(paths, argument="input_file", pattern=None, kinds=None):
     Args:
         paths: List of paths, at least one.
         argument, pattern: Flag and value that name them, for the command in the message about unpacked files.
-        kinds: Which feature has which length: `schema.PACKED_LENGTHS` or another layout's; None for those
-            of the records' objective.
+        kinds: Which feature has which length, `schema.PACKED_LENGTHS` or `schema.CAUSAL_LENGTHS`; None for
+            those of the records' objective.
 
     Returns:
         `schema.PackSpec`, whose `objective` says what is learnt from them.

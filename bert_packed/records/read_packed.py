@@ -5,10 +5,8 @@ import numpy as np
 from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import first_records, tfrecords
-from bert_packed.records.formats import FORMATS, find_format
 from bert_packed.records.read_unpacked import follows, refuse
 from bert_packed.records.sequences import INT32_MAX, make_sequences
-from bert_packed.schema import PACKED
 
 
 class LayoutError(InputError):
@@ -19,7 +17,7 @@ def read_packed(path):
     """Read one file of packs and unpack it.
 
     Args:
-        path: TFRecord file in any layout of `formats.py`.
+        path: TFRecord file with the features of `schema.PACKED_LENGTHS`.
 
     Yields:
         `Sequences` of one batch of packs each, in the order of the file and of the slots.
@@ -30,10 +28,8 @@ def read_packed(path):
         InputError: the file holds no packed records, or cannot be read.
         OSError: it cannot be opened.
     """
-    name = find_format(path)
-    layout = FORMATS[name]
-    spec = first_records.read_pack_spec([path], kinds=layout.lengths)
-    lengths = {name: spec.size(kind) for name, kind in layout.lengths.items()}
+    spec = first_records.read_pack_spec([path], kinds=schema.PACKED_LENGTHS)
+    lengths = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
     number = 1
     for batch in tfrecords.read_batches(path):
         features = tfrecords.parse_examples(batch, lengths, path, number)
@@ -41,15 +37,15 @@ def read_packed(path):
         def check(good, values, rule, first_record=number):
             refuse(~good, values, rule, path, first_record, LayoutError)
 
-        yield _to_sequences(layout.decode(features, check), path, number, check, name == PACKED)
+        yield _to_sequences(features, path, number, check)
         number += len(batch)
 
 
-def _to_sequences(features, path, number, check, may_be_binary):
+def _to_sequences(features, path, number, check):
     sequence_ids = features[schema.INPUT_MASK]
     is_start = _check_tokens(features, check)
     _check_next_sentence(features, is_start, check)
-    _check_predictions(features, check, may_be_binary)
+    _check_predictions(features, check)
     is_real = sequence_ids > 0
     num_sequences = sequence_ids.max(axis=1)
     first_sequence = np.cumsum(num_sequences) - num_sequences
@@ -117,8 +113,8 @@ def _check_next_sentence(features, is_start, check):
     check((labels == 0) | is_slot_used, labels, f"{schema.NEXT_SENTENCE_LABELS} must be 0 in an unused slot")
 
 
-def _check_predictions(features, check, may_be_binary):
-    """Check the features of length P, whose weights may be 1 throughout where the layout allows."""
+def _check_predictions(features, check):
+    """Check the features of length P."""
     sequence_ids = features[schema.INPUT_MASK]
     positions, ids = features[schema.MASKED_LM_POSITIONS], features[schema.MASKED_LM_IDS]
     weights = features[schema.MASKED_LM_WEIGHTS]
@@ -127,8 +123,7 @@ def _check_predictions(features, check, may_be_binary):
     check(within, positions, f"{schema.MASKED_LM_POSITIONS} must lie within the pack")
     owners = np.take_along_axis(sequence_ids, positions, axis=1)
     own = (weights == owners) | ~is_used
-    if may_be_binary:  # --masked_lm_weights=binary: 1 in the whole pack
-        own |= ((weights == 1) | ~is_used).all(axis=1, keepdims=True)
+    own |= ((weights == 1) | ~is_used).all(axis=1, keepdims=True)  # --masked_lm_weights=binary: in all of it
     check(own, weights, f"{schema.MASKED_LM_WEIGHTS} must be the sequence of the prediction's position")
     rising = follows(positions[:, 1:] > positions[:, :-1]) | ~is_used
     check(rising, positions, f"{schema.MASKED_LM_POSITIONS} must ascend")

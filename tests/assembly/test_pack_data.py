@@ -41,7 +41,7 @@ def test_packing_asks_for_all_of_it_and_for_nothing_else():
 @pytest.mark.parametrize(
     "data",
     [
-        BertData(16, "error", None, 0, "packed"),
+        BertData(16, "error", None, 0),
         CausalData(16, "error", None),
         FeatureData(parse_features("a:int:4,b:int:8"), "error"),
     ],
@@ -62,7 +62,7 @@ def test_all_kinds_answer(data):
 
 def test_room_for_predictions_is_what_the_fullest_pack_needs_or_what_is_asked_for():
     def room(asked, measured):
-        return BertData(16, "error", None, asked, "packed").make_spec(3, measured)
+        return BertData(16, "error", None, asked).make_spec(3, measured)
 
     for asked, measured, found in ((0, 5, 5), (0, 0, 1), (5, 5, 5), (7, 5, 7), (1, 0, 1)):
         assert room(asked, measured) == PackSpec(16, 3, found)

@@ -237,7 +237,6 @@ PACKED = {
     "max_predictions_per_pack": 33,
     "overlong": "drop",
     "num_shards": 2,
-    "output_format": "graphcore",
     "provenance": True,
     "num_workers": 7,
     "overwrite": True,
@@ -299,11 +298,11 @@ def names_in(seen):
     return examples.feature_names(first_records.first_record(path), path, 1)
 
 
-def length_of(ours, theirs):
-    """Values of a feature in the first pack, whichever layout it has."""
+def length_of(name):
+    """Values of a feature in the first pack."""
 
     def look(seen):
-        path, name = str(read_files(seen)[0]), theirs if theirs in names_in(seen) else ours
+        path = str(read_files(seen)[0])
         features = tf.train.Example.FromString(first_records.first_record(path)).features.feature
         return len(features[name].int64_list.value)
 
@@ -311,7 +310,7 @@ def length_of(ours, theirs):
 
 
 def weights_of(seen):
-    """The weights of predictions in every pack of BERT's layout."""
+    """The weights of predictions in every pack."""
     for path in map(str, read_files(seen)):
         for record in tfrecords.read_records(path):
             features = examples.features_of(record, path, 1)
@@ -322,12 +321,10 @@ PACK_CASES = {
     "input_file": Case(lambda seen: [entry["num_records"] for entry in seen.manifest["inputs"]], [21]),
     "output_dir": Case(lambda seen: (seen.folder.name, len(read_files(seen))), ("changed", 2)),
     "features": Case(names_in, DIFFERENT, run="other features"),
-    "max_seq_length": Case(length_of(schema.INPUT_IDS, schema.GRAPHCORE_INPUT_IDS), 24),
+    "max_seq_length": Case(length_of(schema.INPUT_IDS), 24),
     "algorithm": Case(lambda seen: seen.manifest["plan"]["algorithm"], "spfhp"),
-    "max_sequences_per_pack": Case(
-        length_of(schema.NEXT_SENTENCE_LABELS, schema.GRAPHCORE_NEXT_SENTENCE_LABELS), 5
-    ),
-    "max_predictions_per_pack": Case(length_of(schema.MASKED_LM_IDS, schema.GRAPHCORE_MASKED_LM_IDS), 33),
+    "max_sequences_per_pack": Case(length_of(schema.NEXT_SENTENCE_LABELS), 5),
+    "max_predictions_per_pack": Case(length_of(schema.MASKED_LM_IDS), 33),
     "overlong": Case(lambda seen: seen.manifest["num_overlong"]["dropped"], 1),
     "split_sequences": Case(lambda seen: seen.manifest.get("split_sequences"), True, run="split"),
     "num_rows": Case(lambda seen: seen.manifest.get("num_rows"), 3, run="split"),
@@ -338,7 +335,6 @@ PACK_CASES = {
     "masked_lm_weights": Case(
         lambda seen: sorted({weight for pack in weights_of(seen) for weight in pack}), [0, 1], run="binary"
     ),
-    "output_format": Case(names_in, set(schema.GRAPHCORE_LENGTHS)),
     "provenance": Case(lambda seen: len(list(seen.folder.glob("*.provenance.npz"))), 2),
     "num_workers": Case(lambda seen: [number for number, _ in seen.jobs], [7]),
     "runner": Case(lambda seen: [runner for _, runner in seen.jobs], ["DirectRunner"], run="beam"),

@@ -103,7 +103,6 @@ def test_our_own_readers_tell_the_sequences_all_the_same(packs):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"output_format": "graphcore"}, "`masked_lm_weights` must be sequence with --output_format=gr"),
         (
             {"features": "a:int:9"},
             "`masked_lm_weights` must be sequence with --features. Received",

@@ -139,7 +139,6 @@ def test_overlong_sequences(tmp_path):
     ("changed", "message"),
     [
         ({"overlong": "truncate"}, "`overlong` must be error or drop with records for causal_lm"),
-        ({"output_format": "graphcore"}, "`output_format` must be left out with records for causal_lm"),
         (
             {"max_predictions_per_pack": 7},
             "`max_predictions_per_pack` must be left out with records for causal_lm",

@@ -234,7 +234,7 @@ ONE = "inputs:int:40"
         (PAIRS, "--algorithm=lpfhp", "`algorithm` must be left out with --features of several capacities"),
         (PAIRS, "--algorithm=cghp", "`algorithm` must be left out with --features of several capacities"),
         (ONE, "--overlong=truncate", "`overlong` must be error or drop with --features"),
-        (ONE, "--output_format=graphcore", "`output_format` must be packed with --features"),
+        (ONE, "--masked_lm_weights=binary", "`masked_lm_weights` must be sequence with --features"),
     ],
 )
 def test_flags_that_features_cannot_follow(tmp_path, capsys, spec, flag, message):
@@ -258,9 +258,8 @@ def test_features_of_other_records_under_our_names_are_of_no_objective(tmp_path)
     settings = {"features": "input_ids:int:4,label_mask:int:=input_ids", "num_workers": 1}
     manifest = pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), **settings))
     assert manifest["num_packs"] == 2 and "objective" not in manifest
-    assert (
-        manifest["settings"]["output_format"] == "packed"
-    )  # which records of that objective have no word of
+    # which the settings of records of that objective do not have
+    assert manifest["settings"]["masked_lm_weights"] == "sequence"
 
 
 def make_labelled(rng, count=100):

@@ -170,3 +170,19 @@ def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
 def test_packed_where_unpacked_is_wanted(tmp_path):
     with pytest.raises(InputError, match="packed already"):
         list(read_unpacked(write_pack(tmp_path / "p.tfrecord")))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: first_records.read_pack_spec([path]),
+        lambda path: list(read_packed(path)),
+        lambda path: list(read_unpacked(path)),
+    ],
+)
+def test_graphcores_layout_is_refused_by_its_name(tmp_path, read):
+    """Packs that `--output_format=graphcore` made, as long as there was one."""
+    features = {f"packed_{name}": np.array([values]) for name, values in PACK.items()}
+    path = write_features(tmp_path / "p.tfrecord", features)
+    with pytest.raises(InputError, match=r"p\.tfrecord must be packed again: .* Graphcore's .* 0\.1\.0 "):
+        read(path)
