@@ -127,7 +127,7 @@ def test_few_modules_import_a_backend():
     quiet = {name for name in LIBRARY if "bert_packed.core.quiet_import" in imported(name)[0]}
     # URLs; records in an unusual form; the backend that a command chooses
     assert quiet == {
-        "bert_packed.core.files",
+        "bert_packed.core.storage",
         "bert_packed.records.tfrecords",
         "bert_packed.training.engines",
     }

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -17,8 +18,8 @@ from pathlib import Path
 from absl import flags
 from tabulate import tabulate
 
-from bert_packed.core.output_files import OUTPUT_FLAGS, check_output_file, write_json
 from bert_packed.core.settings import InputError, as_text
+from bert_packed.core.storage import PARTIAL_SUFFIX, is_remote, write_json
 
 TOP = Path(__file__).resolve().parents[2]
 # Of the installed package, where `setup.py` puts them, or of the checkout
@@ -26,6 +27,8 @@ CONFIG_FOLDER = next(filter(Path.is_dir, (TOP / "bert_packed" / "configs", TOP /
 PARSERS = {int: flags.IntegerParser, float: flags.FloatParser, str: flags.ArgumentParser}
 HELP_FLAGS = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 SECONDS_TO_INTERRUPT = 0.05
+OUTPUT_FLAGS = ("json", "picture", "markdown")  # files that a command writes at its end
+TRIAL_SUFFIX = 24 * "0" + PARTIAL_SUFFIX  # while it is written, a file has a longer name by as much
 STATUS_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 # TensorFlow's log of a healthy start would bury the one line of a mistake. A user's own value wins.
@@ -114,8 +117,37 @@ def parse(config_class, argv):
     if hasattr(config, "check_given"):  # some mistakes are only seen here: a default may have been given
         config.check_given({name for name in names if values[name].present})
     for name in OUTPUT_FLAGS:
-        check_output_file(name, getattr(config, name, ""))
+        _check_output_file(name, getattr(config, name, ""))
     return config
+
+
+def _check_output_file(flag, path):
+    """Raise `InputError` where a file could not be written: now, not when the work is done.
+
+    Nothing is left behind, and nothing that is there changes.
+
+    Args:
+        flag: Name of the flag that `path` was given to.
+        path: Of a local file; "" for none.
+    """
+    if not path:
+        return
+    rule = f"`{flag}` must be a file to write. Received: {path!r}"
+    if is_remote(path):
+        raise InputError(f"{rule}, a URL.")
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced, as a file is
+        raise InputError(f"{rule}, {'a directory' if os.path.isdir(path) else 'no file'}.")
+    if not os.path.basename(path):
+        raise InputError(f"{rule}, a directory.")
+    folder = Path(path).absolute().parent
+    while not folder.exists():  # those that are missing are made with the file
+        folder = folder.parent
+    try:
+        # by trying: what a folder's mode says is not true for everyone, nor on every file system
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{Path(path).name}.", suffix=TRIAL_SUFFIX):
+            pass
+    except OSError as error:
+        raise InputError(f"{rule}: {error.strerror} in {folder}.") from error
 
 
 def help_text(program, config_class, description, is_full=True):

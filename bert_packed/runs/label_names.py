@@ -1,12 +1,11 @@
 """What the classes of a fine-tuned model are called: `labels.txt` of a run, `id2label` of Hugging Face."""
 
-import json
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.pretrained_files import HUGGING_FACE_CONFIG
-from bert_packed.core.files import read_text
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json, read_text
 
 LABELS_FILE = "labels.txt"
 
@@ -17,11 +16,7 @@ def read_labels(path):
     Raises:
         InputError: the file is no UTF-8, or holds no name, an empty one, or one twice.
     """
-    try:
-        names = tuple(line.strip() for line in read_text(path).rstrip("\n").split("\n"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
-    return _checked(path, names)
+    return _checked(path, tuple(line.strip() for line in read_text(path).rstrip("\n").split("\n")))
 
 
 def stored_labels(init_checkpoint):
@@ -42,9 +37,9 @@ def stored_labels(init_checkpoint):
     if not path.is_file():
         return ()
     try:
-        by_number = json.loads(path.read_text()).get("id2label") or {}
+        by_number = read_json(path).get("id2label") or {}
         return _checked(path, tuple(by_number[str(number)] for number in range(len(by_number))))
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{path} must hold id2label from 0 on. Received: {error!r}.") from error
 
 

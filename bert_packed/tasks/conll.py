@@ -13,8 +13,8 @@ import re
 
 import numpy as np
 
-from bert_packed.core.files import read_text
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_text
 from bert_packed.records.sequences import Sequences, make_sequences
 from bert_packed.tasks.squad_windows import most_context, window_starts
 from bert_packed.text.tokenization import UNK, encode_sentences
@@ -72,9 +72,7 @@ def read_conll(path):
             have more (line number).
     """
     try:
-        lines = read_text(path).removeprefix("\ufeff").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
+        lines = read_text(path).split("\n")
     except FileNotFoundError as error:
         raise InputError(f"{path} must exist. Received: no such file.") from error
     words, tags, line_numbers = [], [], []

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
 from bert_packed import schema
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -76,10 +76,7 @@ def load_vocab(path):
             first line.
         OSError: it cannot be read.
     """
-    try:
-        text = files.read_text(path).removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise InputError(f"`vocab_file` must be UTF-8 text. Received: {path}: {error}.") from error
+    text = storage.read_text(path)
     # Not `splitlines`: some vocabularies hold WordPieces such as U+2028, which it takes for line ends.
     line_end = "\n" if "\n" in text else "\r"
     tokens = tuple(line.strip("\r\n\t ") for line in text.rstrip("\r\n").split(line_end))
@@ -104,7 +101,7 @@ def load_vocab(path):
 
 def save_vocab(vocabulary, path):
     """Write a vocabulary as `load_vocab` reads it."""
-    with files.open_file(path, "wb") as file:
+    with storage.open_file(path, "wb") as file:
         file.write("".join(f"{token}\n" for token in vocabulary.tokens).encode())
 
 

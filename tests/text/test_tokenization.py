@@ -63,7 +63,7 @@ def test_vocabulary_round_trip_and_roles(tmp_path):
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"vocab\.txt, where \[MASK\] is missing"),
         ("a\nb\n", r"where \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] are missing"),
         ("[UNK]\n[PAD]\n[CLS]\n[SEP]\n[MASK]\n", r"\[PAD\] in its first line.*it is in line 2"),
-        (b"\xff\xff", r"`vocab_file` must be UTF-8"),
+        (b"\xff\xff", r"vocab.txt must be UTF-8"),
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", r"must hold a WordPiece besides the special tokens"),
     ],
 )

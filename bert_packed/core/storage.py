@@ -1,0 +1,326 @@
+"""Files and folders, local or behind a URL: whole writes, locks, text and JSON.
+
+URLs such as gs://, s3:// or hdfs:// go through `tf.io.gfile`. TensorFlow is imported at the first one.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import glob
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from bert_packed.core.quiet_import import import_quietly
+from bert_packed.core.settings import InputError
+
+HASH_BYTES = 2**20  # read at once
+PARTIAL_SUFFIX = ".partial"  # of what is not complete, or never became so
+REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"  # of a folder until its successor has its name
+_NO_DEFAULT = object()
+
+
+def is_remote(path):
+    """Whether a path is a URL."""
+    return "://" in str(path)
+
+
+def printable(path):
+    r"""A path as text that any output takes: a name that is not UTF-8, "\udcff" in Python, becomes "\xff"."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def open_file(path, mode="rb"):
+    """Open a binary file: "rb" or "wb"; raises `OSError`."""
+    if not is_remote(path):
+        return open(path, mode)
+    return _Remote(_gfile().GFile(str(path), mode))
+
+
+@contextlib.contextmanager
+def naming_file(path):
+    """Let every `OSError` of the block name the file that is read or written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or str(path) in str(error):
+            raise
+        named = type(error)(f"{path}: {error}")
+        named.errno = error.errno
+        raise named from error
+
+
+@contextlib.contextmanager
+def write_whole(path):
+    """Write a file that appears under its name only when complete.
+
+        with write_whole("a.tfrecord") as partial:
+            write_records(partial, records)
+
+    Yields:
+        The path to write to. When the block ends well it is on the disk and renamed; otherwise removed.
+    """
+    # Two processes never write to one, on whichever machines: numbers of processes repeat among machines
+    partial = f"{path}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
+    try:
+        yield partial
+        if not is_remote(path):
+            flush_to_disk(partial)  # or a power cut could leave the name without the content
+        replace(partial, path)
+        if not is_remote(path):
+            flush_folder(os.path.dirname(path))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(partial)
+        raise
+
+
+@contextlib.contextmanager
+def write_folder(path):
+    """Write a local folder that appears under its name only when complete, in the place of an older one.
+
+    Yields:
+        The folder to write to, a `Path`: PATH.partial, which a kill may leave. When the block ends well, all
+        in it is on the disk and it is renamed; otherwise it is removed.
+    """
+    final = Path(path)
+    partial, replaced = (final.with_name(final.name + end) for end in (PARTIAL_SUFFIX, REPLACED_SUFFIX))
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for written in (*partial.rglob("*"), partial):
+            flush_to_disk(written)
+        if final.exists():
+            # Under another name first: killed in the middle, a half-empty folder must not pass for complete
+            final.rename(replaced)
+        partial.rename(final)
+        flush_folder(final.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def flush_to_disk(path):
+    """Wait until a local file, or the names in a local folder, are on the disk; raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_folder(path):
+    """Wait until the names in a folder are on the disk, "" for the current one; no-op for a URL."""
+    if is_remote(path):
+        return
+    try:
+        flush_to_disk(path or ".")
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such call
+            raise
+
+
+def replace(source, target):
+    """Rename a file, replacing what has that name; raises `OSError`."""
+    if is_remote(source):
+        _call(_gfile().rename, str(source), str(target), overwrite=True)
+    else:
+        os.replace(source, target)
+
+
+def remove(path):
+    """Remove a file; raises `OSError` where it cannot be removed or is missing."""
+    if is_remote(path):
+        _call(_gfile().remove, str(path))
+    else:
+        os.remove(path)
+
+
+def remove_folder(path):
+    """Remove a folder with all that it holds; a missing one is fine."""
+    if not exists(path):
+        return
+    if is_remote(path):
+        _call(_gfile().rmtree, str(path))
+    else:
+        shutil.rmtree(path)
+
+
+def make_folder(path):
+    """Make a folder and those above it, where they are missing."""
+    if is_remote(path):
+        _call(_gfile().makedirs, str(path))
+    else:
+        os.makedirs(path, exist_ok=True)
+
+
+def exists(path):
+    """Whether a file or folder is there."""
+    return _call(_gfile().exists, str(path)) if is_remote(path) else os.path.exists(path)
+
+
+def is_folder(path):
+    """Whether a path is a folder."""
+    return _call(_gfile().isdir, str(path)) if is_remote(path) else os.path.isdir(path)
+
+
+def is_file(path):
+    """Whether a path is a file."""
+    return exists(path) and not is_folder(path)
+
+
+def list_names(folder):
+    """The names in a folder, sorted."""
+    names = _call(_gfile().listdir, str(folder)) if is_remote(folder) else os.listdir(folder)
+    return sorted(name.rstrip("/") for name in names)
+
+
+def match(pattern):
+    """The paths that a glob names; `**` crosses folders, on this machine only."""
+    return _call(_gfile().glob, pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
+
+
+def size_and_time(path):
+    """Bytes of a file, and when it was last written, in nanoseconds; raises `OSError`."""
+    if is_remote(path):
+        found = _call(_gfile().stat, str(path))
+        return int(found.length), int(found.mtime_nsec)
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
+
+
+def inode(path):
+    """The number of a file in its file system, another one where it was replaced; 0 for URLs."""
+    return 0 if is_remote(path) else os.stat(path).st_ino
+
+
+def change_time(path):
+    """When anything of a local file last changed, in nanoseconds, which no program sets back; 0 for URLs."""
+    return 0 if is_remote(path) else os.stat(path).st_ctime_ns
+
+
+def read_text(path):
+    """The content of a UTF-8 file, without a byte-order mark; raises `InputError`, `OSError`."""
+    with open_file(path) as file:
+        try:
+            return file.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
+
+
+def read_json(path, kind=dict, default=_NO_DEFAULT):
+    """The content of a JSON file.
+
+    Args:
+        path: Of the file.
+        kind: Type that the content must have: dict, list, or object for any.
+        default: Returned where there is no such file, which is an error otherwise.
+
+    Raises:
+        InputError: the file is missing, not UTF-8, not JSON, or of another kind; the message names it.
+        OSError: it cannot be read.
+    """
+    try:
+        content = json.loads(read_text(path))
+    except FileNotFoundError as error:
+        if default is not _NO_DEFAULT:
+            return default
+        raise InputError(f"{path} must be JSON. Received: no such file.") from error
+    except RecursionError as error:
+        raise InputError(f"{path} must be JSON. Received: brackets nested too deeply.") from error
+    except InputError:
+        raise
+    except ValueError as error:  # a number of thousands of digits is one too
+        raise InputError(f"{path} must be JSON. Received: {error}.") from error
+    if not isinstance(content, kind):
+        wanted = {dict: "object", list: "array"}[kind]
+        raise InputError(f"{path} must hold a JSON {wanted}. Received: {type(content).__name__}.")
+    return content
+
+
+def write_text(path, text):
+    """Write a UTF-8 file that appears under its name only when complete."""
+    with write_whole(path) as partial, open_file(partial, "wb") as file:
+        file.write(text.encode())
+
+
+def write_json(path, content):
+    """Write JSON that appears under its name only when complete, and the folders that it lacks."""
+    make_folder(os.path.dirname(path) or ".")
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def lock(path, in_use):
+    """Hold a local file, made where it is missing, or folder against other processes.
+
+    The system frees it even where this process is killed. A URL is not locked: an object store has no locks
+    that a killed process would free.
+
+    Args:
+        path: Of the file or folder.
+        in_use: Message of the `InputError` where another process holds it.
+    """
+    if is_remote(path):
+        yield
+        return
+    # A network file system locks only what is open for writing, which a folder cannot be
+    descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(in_use) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _Remote:
+    """A `GFile` whose mistakes are `OSError`."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        _call(self._file.close)
+
+    def __iter__(self):
+        while line := _call(self._file.readline):
+            yield line
+
+    def __getattr__(self, name):
+        return functools.partial(_call, getattr(self._file, name))
+
+
+def file_sha256(path):
+    """Hexadecimal SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open_file(path) as file:
+        while content := file.read(HASH_BYTES):
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def _gfile():
+    return import_quietly("tensorflow").io.gfile
+
+
+def _call(function, *arguments, **named):
+    """Call a function of TensorFlow's, its error as an `OSError`."""
+    errors = import_quietly("tensorflow").errors
+    try:
+        return function(*arguments, **named)
+    except errors.NotFoundError as error:
+        raise FileNotFoundError(error.message) from error
+    except errors.OpError as error:
+        raise OSError(error.message) from error

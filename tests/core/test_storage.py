@@ -1,0 +1,203 @@
+"""Files and folders that appear whole or not at all, locks, and one line for damaged text and JSON."""
+
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import types
+
+import pytest
+
+from bert_packed.core import storage
+from bert_packed.core.settings import InputError
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the disk is told, in order: how large what is flushed is, and when it gets its name."""
+    told, fsync, replace = [], os.fsync, os.replace
+
+    def note_fsync(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        told.append("folder" if is_folder else f"{os.fstat(descriptor).st_size} bytes")
+        fsync(descriptor)
+
+    def note_replace(source, target):
+        told.append("named")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    return told
+
+
+def test_content_is_on_the_disk_before_the_name_and_the_name_at_the_end(tmp_path, calls):
+    (tmp_path / "a").write_text("old")
+    with storage.write_whole(tmp_path / "a") as partial:
+        with open(partial, "wb") as file:
+            file.write(b"new text")
+        assert (tmp_path / "a").read_text() == "old" and partial.endswith(storage.PARTIAL_SUFFIX)
+        assert calls == []
+    assert calls == ["8 bytes", "named", "folder"]
+    assert (tmp_path / "a").read_text() == "new text" and storage.list_names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [ValueError("mistake"), KeyboardInterrupt()])
+def test_of_a_failure_nothing_is_left(tmp_path, calls, error):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(type(error)), storage.write_whole(tmp_path / "a") as partial:
+        with open(partial, "wb") as file:
+            file.write(b"half")
+        raise error
+    assert calls == [] and storage.list_names(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_folder_is_on_the_disk_before_its_name_and_replaces_another(tmp_path, calls):
+    for content in ("old", "newer"):
+        calls.clear()
+        with storage.write_folder(tmp_path / "a") as partial:
+            (partial / "inner").mkdir()
+            (partial / "inner" / "b").write_text(content)
+            assert partial == tmp_path / "a.partial" and calls == []
+            if content == "newer":
+                assert (tmp_path / "a" / "inner" / "b").read_text() == "old"
+        assert sorted(calls) == [f"{len(content)} bytes", "folder", "folder", "folder"]
+        assert storage.list_names(tmp_path) == ["a"]
+    assert (tmp_path / "a" / "inner" / "b").read_text() == "newer"
+
+
+def test_of_a_folder_that_fails_nothing_is_left_and_what_a_kill_left_goes(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a.partial").mkdir()
+    (tmp_path / "a.partial" / "left").touch()
+    with pytest.raises(KeyboardInterrupt), storage.write_folder(tmp_path / "a") as partial:
+        assert storage.list_names(partial) == []
+        (partial / "b").touch()
+        raise KeyboardInterrupt
+    assert storage.list_names(tmp_path) == ["a"] and storage.list_names(tmp_path / "a") == []
+
+
+def test_a_folder_is_never_half_removed_under_its_name(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "old").touch()
+    seen = []
+    monkeypatch.setattr(storage.shutil, "rmtree", lambda path, **_: seen.append(path.name))
+    with storage.write_folder(tmp_path / "a") as partial:
+        (partial / "new").touch()
+    assert storage.list_names(tmp_path / "a") == ["new"] and seen == ["a.partial", "a.replaced.partial"]
+    assert storage.list_names(tmp_path / "a.replaced.partial") == ["old"]
+
+
+HOLD = "from bert_packed.core import storage\nwith storage.lock({!r}, 'in use'): print('held')"
+
+
+@pytest.mark.parametrize("name", ["folder", "new"])
+def test_a_lock_is_held_against_other_processes_and_then_free(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    path = str(tmp_path / name)
+
+    def other():
+        done = subprocess.run([sys.executable, "-c", HOLD.format(path)], capture_output=True, text=True)
+        return (done.stdout or done.stderr).splitlines()[-1]
+
+    with storage.lock(path, "in use"):
+        assert other().endswith("InputError: in use")
+        with pytest.raises(InputError, match="busy"), storage.lock(path, "busy"):
+            pass
+    assert other() == "held"
+    with storage.lock("gs://bucket/folder", "in use"), storage.lock("gs://bucket/folder", "in use"):
+        pass  # an object store has none
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "message"),
+    [
+        (b"{", dict, "must be JSON. Received: Expecting property name .*line 1 column 2"),
+        (b"\xff", dict, "must be UTF-8. Received: 'utf-8' codec"),
+        (b'{"a": ' + b"[" * 100_000, dict, "must be JSON. Received: brackets nested too deeply."),
+        (b'{"a": ' + b"9" * 9_999 + b"}", dict, "must be JSON. Received: Exceeds the limit"),
+        (b"[1]", dict, "must hold a JSON object. Received: list."),
+        (b"{}", list, "must hold a JSON array. Received: dict."),
+        (None, dict, "must be JSON. Received: no such file."),
+    ],
+)
+def test_damaged_json_is_one_line(tmp_path, content, kind, message):
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"a.json {message}") as caught:
+        storage.read_json(path, kind)
+    assert "\n" not in str(caught.value)
+
+
+def test_json_and_text_come_back(tmp_path):
+    path = tmp_path / "new" / "a.json"
+    assert storage.read_json(path, default=None) is None
+    storage.write_json(path, {"a": [1]})
+    assert storage.read_json(path) == {"a": [1]}
+    assert path.read_text() == '{\n "a": [\n  1\n ]\n}\n' and storage.list_names(path.parent) == ["a.json"]
+    path.write_bytes(b"\xef\xbb\xbf[3]")
+    assert storage.read_text(path) == "[3]" and storage.read_json(path, object) == [3]
+    with pytest.raises(IsADirectoryError):
+        storage.read_json(tmp_path, default=None)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO, errno.ENOSPC])
+def test_a_folder_that_cannot_be_flushed(tmp_path, monkeypatch, number):
+    """Some network file systems have no such call; a bad disk is another matter."""
+
+    def fail(_):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if number in (errno.EINVAL, errno.ENOTSUP):
+        storage.flush_folder(tmp_path)
+    else:
+        with pytest.raises(OSError, match="no"):
+            storage.flush_folder(tmp_path)
+
+
+def test_what_a_path_is(tmp_path):
+    for name in ("b", "a", "c"):
+        (tmp_path / name).write_bytes(b"x" * 3)
+    (tmp_path / "folder").mkdir()
+    assert storage.list_names(tmp_path) == ["a", "b", "c", "folder"]
+    for name, kind in (("a", (True, True)), ("folder", (True, False)), ("d", (False, False))):
+        assert (storage.exists(tmp_path / name), storage.is_file(tmp_path / name)) == kind
+    os.utime(tmp_path / "a", ns=(5, 1_700_000_000_123_456_789))
+    assert storage.size_and_time(tmp_path / "a") == (3, 1_700_000_000_123_456_789)
+    assert storage.inode(tmp_path / "a") == (tmp_path / "a").stat().st_ino != storage.inode(tmp_path / "b")
+
+
+def test_a_checksum_is_of_every_byte(tmp_path):
+    content = b"a" * storage.HASH_BYTES + b"b" * 7
+    (tmp_path / "a").write_bytes(content)
+    assert storage.file_sha256(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+def test_globs_cross_folders_and_odd_names_can_be_printed(tmp_path):
+    (tmp_path / "one" / "two").mkdir(parents=True)
+    (tmp_path / "one" / "two" / "x.txt").touch()
+    assert storage.match(f"{tmp_path}/**/*.txt") == [f"{tmp_path}/one/two/x.txt"]
+    assert storage.printable(os.fsdecode(b"a\xffb")) == r"a\xffb"
+
+
+def test_behind_a_url_mistakes_are_those_of_local_files(tmp_path):
+    """`file://` goes through TensorFlow as gs:// does."""
+    with pytest.raises(FileNotFoundError):
+        storage.read_text(f"file://{tmp_path}/none")
+    storage.write_text(f"file://{tmp_path}/a", "one")
+    storage.write_text(f"file://{tmp_path}/a", "two")  # over the other
+    assert storage.read_text(tmp_path / "a") == "two" and storage.list_names(f"file://{tmp_path}") == ["a"]
+    storage.make_folder(f"file://{tmp_path}/folder")
+    assert storage.list_names(f"file://{tmp_path}") == ["a", "folder"]
+    assert storage.is_file(f"file://{tmp_path}/a") and not storage.is_file(f"file://{tmp_path}/folder")
+
+
+def test_names_of_folders_of_an_object_store_end_as_others_do(monkeypatch):
+    store = types.SimpleNamespace(listdir=lambda _: ["b/", "c", "a/"])
+    monkeypatch.setattr(storage, "_gfile", lambda: store)
+    assert storage.list_names("gs://bucket/data") == ["a", "b", "c"]
