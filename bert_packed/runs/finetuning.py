@@ -139,12 +139,20 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     if first_step < steps.num_train_steps:
         run_directory.record_segment(folder, first_step, keras.backend.backend())
     tell(_describe_steps(config, data, updates, steps))
-    log = metrics_log.MetricsLog(folder / "metrics.csv", metrics_log.train_columns(objective), first_step)
+    path = folder / metrics_log.TRAIN_FILE
+    due = loop.due_steps(config.log_steps, steps, first_step)
+    rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
+    log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
+
+    def save(step, state):
+        log.flush_to_disk()
+        checkpoint.save_checkpoint(folder, step, engine, model_config, state)
+
     hooks = loop.Hooks(
         batches=functools.partial(train_batches, data, updates, num_packs),
         log=lambda row: (log.write(row), show_row(row)),
         evaluate=None,
-        save=lambda step, state: checkpoint.save_checkpoint(folder, step, engine, model_config, state),
+        save=save,
         prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,

@@ -88,6 +88,13 @@ class FinetuneConfig:
         minimum=1,
         changeable=True,
     )
+    accept_lost_rows: bool = setting(
+        False,
+        "continue a run although rows of its logs are lost, such as of a metrics.csv that was cut; in their "
+        "place stand rows without figures",
+        transient=True,
+        advanced=True,
+    )
     overwrite: bool = setting(False, "start anew, removing an earlier run in output_dir", transient=True)
     json: str = setting("", "also write the final scores to this file, as JSON", transient=True)
 

@@ -177,14 +177,11 @@ def make_hooks(
         processes: Those of the run: all evaluate, the first writes, and the others wait for a checkpoint.
     """
     objective = engine.objective
-    make_log = metrics_log.MetricsLog if processes.is_first else metrics_log.NoLog
-    log = make_log(folder / "metrics.csv", metrics_log.train_columns(objective), first_step)
+    logs = _open_logs(config, data, objective, folder, first_step, evaluation_due, processes)
+    log = logs[0]
     evaluate = None
     if data.eval.files:
-        # An evaluation that is due is made again: its row may or may not have been written
-        last_row = first_step - 1 if evaluation_due else first_step
-        eval_log = make_log(folder / "eval_metrics.csv", metrics_log.eval_columns(objective), last_row)
-        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, eval_log, processes)
+        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, logs[1], processes)
     schedule = build_schedule(config)
 
     def write_and_show(row):
@@ -193,6 +190,8 @@ def make_hooks(
             show_row(row)
 
     def save(step, state):
+        for one in logs:
+            one.flush_to_disk()
         held = engine.to_save(keeps=processes.is_first)
         processes.first_decides(
             lambda: str(checkpoint.save_checkpoint(folder, step, held, model_config, state))
@@ -235,6 +234,30 @@ def make_hooks(
         scale=scale,
         profile=Profile(folder / run_directory.EVENTS_FOLDER / "profile", config.steps_to_profile),
     )
+
+
+def _open_logs(config, data, objective, folder, first_step, evaluation_due, processes):
+    """The log of training and, with held-out data, of evaluations; both are checked before one changes."""
+    # An evaluation that is due is made again: its row may or may not have been written
+    evaluated = first_step - 1 if evaluation_due else first_step
+    logs = [
+        (folder / metrics_log.TRAIN_FILE, metrics_log.train_columns(objective), config.log_steps, first_step),
+        (folder / metrics_log.EVAL_FILE, metrics_log.eval_columns(objective), config.eval_steps, evaluated),
+    ][: 2 if data.eval.files else 1]
+    kept = []
+
+    def read():
+        for path, _, every, last_step in logs:
+            due = loop.due_steps(every, config, last_step)
+            kept.append(metrics_log.rows_to_keep(path, last_step, due, config.accept_lost_rows))
+
+    processes.first_decides(read)
+    if not processes.is_first:
+        return [metrics_log.NoLog()] * len(logs)
+    return [
+        metrics_log.MetricsLog(path, columns, rows)
+        for (path, columns, *_), rows in zip(logs, kept, strict=True)
+    ]
 
 
 def speed_rows(config, model_config, data, engine, processes=ALONE):

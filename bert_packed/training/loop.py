@@ -155,16 +155,16 @@ def train(engine, config, hooks, first_step=0, state=None):
                 is_unproven = False
             bar.update()
             is_last = step == config.num_train_steps
-            if is_last or step % config.log_steps == 0:
+            if is_due(step, config.log_steps, config):
                 row = interval.row(step, hooks.means, hooks.learning_rate(step - 1))
                 hooks.log(row)
                 bar.set_postfix_str(_short(row))
                 interval = LogInterval({}, watched=watch.Watch(hooks.scale))
-            if hooks.export and (is_last or _is_every(step, config.export_every)):
+            if hooks.export and is_due(step, config.export_every, config):
                 # Before it is saved: a kill in between repeats the step, and none stays without its export
                 hooks.export(step)
-            due = bool(hooks.evaluate) and (is_last or _is_every(step, config.eval_steps))
-            if is_last or stopped_by or _is_every(step, config.save_checkpoints_steps):
+            due = bool(hooks.evaluate) and is_due(step, config.eval_steps, config)
+            if stopped_by or is_due(step, config.save_checkpoints_steps, config):
                 hooks.save(step, {**interval.state(), "evaluation_due": due})
                 is_unproven = True
             if stopped_by and not is_last:
@@ -205,9 +205,14 @@ def _evaluate_step(hooks, step):
         raise NotFiniteError(str(error), step) from error
 
 
-def _is_every(step, steps):
-    """Whether something that happens every so many steps happens now; 0 is never."""
-    return bool(steps) and step % steps == 0
+def is_due(step, every, config):
+    """Whether what is done every so often (0: never) and after the last step is done after `step`."""
+    return step == config.num_train_steps or (every > 0 and step % every == 0)
+
+
+def due_steps(every, config, last_step):
+    """All steps up to one of which `is_due` holds: list of int."""
+    return [step for step in range(1, last_step + 1) if is_due(step, every, config)]
 
 
 def _progress_bar(config, hooks, first_step):

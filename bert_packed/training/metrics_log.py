@@ -1,4 +1,4 @@
-"""What a run reports as it goes: rows of CSV, and the same figures as TensorBoard events."""
+"""Log of a run: rows of CSV, and the same figures as TensorBoard events."""
 
 import csv
 import io
@@ -7,9 +7,11 @@ from pathlib import Path
 
 from tensorboard.summary import Writer
 
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.training.watch import WATCHED
 
+TRAIN_FILE, EVAL_FILE = "metrics.csv", "eval_metrics.csv"
 SPEED = ("skipped_steps", "learning_rate", "sequences_per_second", "tokens_per_second")
 
 
@@ -26,27 +28,21 @@ def eval_columns(objective):
 class MetricsLog:
     """Appends rows to `metrics.csv` or `eval_metrics.csv` and mirrors them in TensorBoard.
 
-    Rows that are there may be of another version, with other columns: what they lack stays empty, what they
-    alone have is kept behind the columns of today.
+    Earlier rows may be of another version, with other columns: what they lack stays empty, what they alone
+    have is kept behind the columns of today.
 
     Args:
         path: The CSV file; TensorBoard events go to the folder of the same stem beside it.
         columns: Column names; the first is `step`.
-        last_step: Rows past this step are removed, their events too: the steps will be taken again.
-
-    Raises:
-        InputError: the file holds rows that are no log's.
+        rows: Earlier rows, of `rows_to_keep`; any others in the file are removed, their events too.
     """
 
-    def __init__(self, path, columns, last_step):
+    def __init__(self, path, columns, rows=()):
         self._path = Path(path)
-        rows = [row for row in read_rows(self._path) if int(row["step"]) <= last_step]
         self._columns = columns = tuple(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
         events = self._path.parent / "tensorboard" / self._path.stem
         shutil.rmtree(events, ignore_errors=True)
-        partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text(self._format([dict(zip(columns, columns, strict=True)), *rows]))
-        partial.replace(self._path)
+        storage.write_text(self._path, self._format([dict(zip(columns, columns, strict=True)), *rows]))
         self._writer = Writer(str(events))
         for row in rows:
             self._add_events(row)
@@ -58,6 +54,10 @@ class MetricsLog:
             file.write(self._format([row]))
         self._add_events(row)
         self._writer.flush()
+
+    def flush_to_disk(self):
+        """Wait until all rows are on the disk, as a checkpoint of these steps will be."""
+        storage.flush_to_disk(self._path)
 
     def _add_events(self, row):
         for name in self._columns[1:]:
@@ -71,29 +71,79 @@ class MetricsLog:
 
 
 class NoLog:
-    """In the place of a `MetricsLog` in a process that writes none; takes the same arguments."""
-
-    def __init__(self, path, columns, last_step):
-        pass
+    """In the place of a `MetricsLog` in a process that writes none."""
 
     def write(self, row):
         """Leave it to the first process, which has the same row."""
+
+    def flush_to_disk(self):
+        """Leave it to the first process."""
+
+
+def rows_to_keep(path, last_step, due_steps, accepts_lost=False):
+    """The rows of a log that a run finds when it continues; nothing is changed.
+
+    Args:
+        path: The CSV file.
+        last_step: Rows past this step are left out: their steps are taken again.
+        due_steps: Steps up to `last_step` that the run has written a row of.
+        accepts_lost: Whether a missing row is replaced by one without figures.
+
+    Returns:
+        List of dicts, by ascending step.
+
+    Raises:
+        InputError: a row is missing, or the file is no log.
+    """
+    rows = {int(row["step"]): row for row in read_rows(path) if int(row["step"]) <= last_step}
+    lost = [step for step in due_steps if step not in rows]
+    if lost and not accepts_lost:
+        steps = "step" if len(lost) == 1 else f"{len(lost)} steps, the first"
+        raise InputError(
+            f"{path} must have the row of every logged step up to {last_step}. Received: none of {steps} "
+            f"{lost[0]}. Put the file back, or continue without these rows by --accept_lost_rows."
+        )
+    rows |= {step: {"step": step} for step in lost}
+    return [rows[step] for step in sorted(rows)]
 
 
 def read_rows(path):
     """The complete rows of a log: list of dicts of text; [] where there is no such file.
 
     Raises:
-        InputError: a row has no step.
+        InputError: the file is no log; the message names the line.
     """
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        # A row cut short by a kill has no value in the last column
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
-    for row in rows:
-        if not row.get("step", "").isdecimal():
-            raise InputError(
-                f"{path}: every row must begin with a step. Received: {next(iter(row.values()))!r}."
-            )
+    text = storage.read_text(path)
+    # A kill may cut the last row short, at any character
+    reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
+    columns, rows = None, []
+    try:
+        for fields in filter(None, reader):
+            if columns is None:
+                columns = fields
+                continue
+            last_step, step = int(rows[-1]["step"]) if rows else -1, fields[0]
+            if columns[0] != "step" or not step.isdecimal() or int(step) <= last_step:
+                raise InputError(
+                    f"{path}, line {reader.line_num}: every row must begin with a step, past that of the row "
+                    f"before. Received: {step!r}."
+                )
+            if len(fields) != len(columns) or not all(map(_is_number, fields)):
+                raise InputError(
+                    f"{path}, line {reader.line_num}: a row must have {len(columns)} fields, numbers or "
+                    f"nothing. Received: {','.join(fields)}."
+                )
+            rows.append(dict(zip(columns, fields, strict=True)))
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: it must be CSV. Received: {error}.") from error
     return rows
+
+
+def _is_number(text):
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True

@@ -34,7 +34,7 @@ from bert_packed.objectives.objective import Objective
 from bert_packed.schema import PackSpec
 from bert_packed.training import engines, loop
 from bert_packed.training.engines.variables import named_weights
-from bert_packed.training.metrics_log import MetricsLog, read_rows, train_columns
+from bert_packed.training.metrics_log import MetricsLog, read_rows, rows_to_keep, train_columns
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay
 
 pytestmark = pytest.mark.both_backends
@@ -145,7 +145,8 @@ def train(folder, files, num_steps, checkpoint_to_restore=None):
         state = checkpoint.restore_checkpoint(checkpoint_to_restore, engine)
         first_step = state["step"]
     features = engine.objective.features
-    log = MetricsLog(folder / "metrics.csv", train_columns(engine.objective), first_step)
+    path = folder / "metrics.csv"
+    log = MetricsLog(path, train_columns(engine.objective), rows_to_keep(path, first_step, []))
 
     def batches(first):
         dataset = train_batches(index_files(files), SPEC, 4, 7, 5, first, features)

@@ -16,6 +16,7 @@ from pretraining_runs import other_run
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.runs.finetuning_config import SquadConfig
+from bert_packed.training.metrics_log import read_rows
 
 FIELDS = {field.name: field for field in dataclasses.fields(SquadConfig)}
 
@@ -208,7 +209,7 @@ CASES = {
         lambda seen: (seen.status, (seen.folder / "checkpoint-77").exists()), (0, False), other="kept"
     ),
 }
-BESIDE = ("init_checkpoint", "json")  # tested below, by more than a value
+BESIDE = ("init_checkpoint", "json", "accept_lost_rows")  # tested below, by more than a value
 
 
 def test_every_setting_has_an_entry():
@@ -231,6 +232,17 @@ def test_init_checkpoint_and_json(files, runs):
     assert made["changed"].weights.keys() == stored.keys()
     assert all(np.array_equal(values, stored[name]) for name, values in made["changed"].weights.items())
     assert "f1" in json.loads(scores.read_text())
+
+
+def test_lost_rows_of_the_log_are_refused_unless_accepted(files, tmp_path):
+    flags = {"train_file": files / "questions.json", "vocab_file": files / "vocab.txt", "log_steps": 1}
+    flags |= {"bert_config_file": files / "narrow.json", "max_seq_length": LENGTH, "do_predict": False}
+    flags |= {"max_query_length": 16, "num_train_epochs": 30.0}
+    assert run("squad", tmp_path, **flags).status == 0  # which saved three steps, and has logged none
+    refused = run("squad", tmp_path, **flags)
+    assert refused.status == 2 and "metrics.csv must have the row of every logged step" in refused.error
+    run("squad", tmp_path, **flags, accept_lost_rows=True)
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "3"]
 
 
 def test_the_seed_is_of_the_weights_too(runs):

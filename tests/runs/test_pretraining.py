@@ -3,16 +3,21 @@
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny import write_data
 
+from bert_packed.checkpoints import checkpoint
 from bert_packed.config import load_model_config
+from bert_packed.core import storage
+from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import Alone
 from bert_packed.runs import pretraining
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import read_data
+from bert_packed.training.metrics_log import read_rows
 from bert_packed.training.watch import Scale
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
@@ -60,8 +65,8 @@ def make_process(tmp_path_factory):
     model_config = load_model_config(config.bert_config_file, None)
     engine = pretraining.build_engine(config, model_config, data)
 
-    def make(processes, output_dir):
-        output_dir.mkdir()
+    def make(processes, output_dir, first_step=0, evaluation_due=False, **changes):
+        output_dir.mkdir(exist_ok=True)
         process = Process(processes, output_dir, [], [], None)
 
         def eval_step(batch):
@@ -70,9 +75,10 @@ def make_process(tmp_path_factory):
 
         engine.eval_step = eval_step
         process.hooks = pretraining.make_hooks(
-            *(config, model_config, data, engine, output_dir, 0, False, process.shown.append, Scale()),
-            processes,
+            *(dataclasses.replace(config, **changes), model_config, data, engine, output_dir),
+            *(first_step, evaluation_due, process.shown.append, Scale(), processes),
         )
+        processes.num_waits = 0
         return process
 
     return make
@@ -101,6 +107,51 @@ def test_the_first_process_alone_writes_and_the_others_wait_for_it(make_process,
         (process.folder / name).mkdir()
     process.hooks.prune()
     assert names_in(process.folder) == ["checkpoint-3", "checkpoint-4"]
+
+
+def write_logs(process, steps, eval_steps):
+    for step in steps:
+        process.hooks.log({"step": step, "loss": 2.5})
+    for step in eval_steps:
+        process.hooks.evaluate(step)
+
+
+CONTINUED = {"first_step": 8, "log_steps": 2, "eval_steps": 4}
+LOGS = ("metrics.csv", "eval_metrics.csv")
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_rows_of_either_log_that_are_lost_are_refused_before_one_changes(make_process, tmp_path, log):
+    write_logs(make_process(Alone(), tmp_path / "run"), (2, 4, 6, 8, 10), (4, 8))
+    texts = {name: (tmp_path / "run" / name).read_text() for name in LOGS}
+    cut = {**texts, log: "".join(texts[log].splitlines(keepends=True)[:2])}
+    (tmp_path / "run" / log).write_text(cut[log])
+    lost = {"metrics.csv": "3 steps, the first 4", "eval_metrics.csv": "step 8"}[log]
+    with pytest.raises(InputError, match=f"{log} must have the row of every logged .* none of {lost}"):
+        make_process(Alone(), tmp_path / "run", **CONTINUED)
+    assert {name: (tmp_path / "run" / name).read_text() for name in LOGS} == cut
+    make_process(Alone(), tmp_path / "run", **CONTINUED, accept_lost_rows=True)
+    steps = {name: [row["step"] for row in read_rows(tmp_path / "run" / name)] for name in LOGS}
+    assert steps == {"metrics.csv": ["2", "4", "6", "8"], "eval_metrics.csv": ["4", "8"]}
+    # where they stand, or an evaluation is made again, nothing is missing
+    make_process(Alone(), tmp_path / "run", **CONTINUED)
+    (tmp_path / "run" / LOGS[1]).write_text("".join(texts[LOGS[1]].splitlines(keepends=True)[:2]))
+    make_process(Alone(), tmp_path / "run", **CONTINUED, evaluation_due=True)
+
+
+def test_a_process_that_writes_no_logs_misses_none(make_process, tmp_path):
+    make_process(OneOfTwo(1), tmp_path / "run", **CONTINUED)
+    assert names_in(tmp_path / "run") == []
+
+
+def test_logs_are_on_the_disk_before_a_checkpoint_has_its_name(make_process, tmp_path, monkeypatch):
+    done, save = [], checkpoint.save_checkpoint
+    monkeypatch.setattr(storage, "flush_to_disk", lambda path: done.append(Path(path).name))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", lambda *of: done.append("saved") or save(*of))
+    process = make_process(OneOfTwo(0), tmp_path / "run")
+    done.clear()
+    process.hooks.save(3, {})
+    assert done[:3] == [*LOGS, "saved"]
 
 
 def test_the_first_process_alone_exports_and_the_others_wait_for_it(make_process, tmp_path):
