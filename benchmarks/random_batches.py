@@ -10,7 +10,7 @@ from bert_packed.assembly.assemble import assemble_packs
 from bert_packed.assembly.assignment import Packs
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import BATCH_NAMES
-from bert_packed.records.sequences import Sequences, range_indices, to_offsets
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences, range_indices, to_offsets
 from bert_packed.schema import PackSpec, default_predictions
 
 MASKED_LM_PROB = 0.15  # google-research/bert's
@@ -83,19 +83,17 @@ def random_batch(packs, spec, limit, vocab_size, rng):
     num_predictions = count_predictions(lengths, limit)
     offsets, num_tokens = to_offsets(lengths), int(lengths.sum())
     first_id = min(FIRST_WORD, vocab_size - 1)
-    sequences = Sequences(
-        tokens=rng.integers(first_id, vocab_size, num_tokens).astype(np.int32),
-        token_type_ids=(np.arange(num_tokens) >= np.repeat(offsets[:-1] + lengths // 2, lengths)).astype(
-            np.int8
-        ),
-        offsets=offsets,
+    sequences = make_sequences(
+        BERT_LAYOUT,
+        "",
+        tokens=rng.integers(first_id, vocab_size, num_tokens),
+        token_type_ids=np.arange(num_tokens) >= np.repeat(offsets[:-1] + lengths // 2, lengths),
+        lengths=lengths,
         prediction_positions=_spread(lengths, num_predictions),
-        prediction_ids=rng.integers(first_id, vocab_size, int(num_predictions.sum())).astype(np.int32),
-        prediction_offsets=to_offsets(num_predictions),
-        next_sentence_labels=rng.integers(0, 2, len(lengths)).astype(np.int8),
-        file_indices=np.zeros(len(lengths), np.int32),
+        prediction_ids=rng.integers(first_id, vocab_size, int(num_predictions.sum())),
+        num_predictions=num_predictions,
+        next_sentence_labels=rng.integers(0, 2, len(lengths)),
         record_numbers=np.arange(1, len(lengths) + 1),
-        files=("",),
     )
     members = Packs(np.arange(len(lengths)), to_offsets(np.array([len(pack) for pack in packs])))
     arrays = assemble_packs(sequences, members, spec)

@@ -111,12 +111,12 @@ def _predict(config, model, sentences, found, names, folder):
     from bert_packed.runs import finetuning
 
     sequences = found.sequences
-    starts = sequences.prediction_offsets
+    starts = sequences.offsets("prediction_ids")
     outputs, num_packs = finetuning.predict_packed(config, model, without_predictions(sequences))
     by_word = np.zeros(sentences.num_words, np.int64)
     for number, logits in enumerate(outputs["logits"]):  # [tokens, C]
         own = slice(starts[number], starts[number + 1])
-        by_word[found.words[own]] = logits[sequences.prediction_positions[own]].argmax(axis=1)
+        by_word[found.words[own]] = logits[sequences["prediction_positions"][own]].argmax(axis=1)
     print(f"predicted  {len(by_word):,} words of {len(sequences):,} sequences in {num_packs:,} packs")
     ends = np.cumsum([len(words) for words in sentences.words])
     predicted = [[names[tag] for tag in tags] for tags in np.split(by_word, ends[:-1])]

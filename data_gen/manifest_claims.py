@@ -47,16 +47,16 @@ class FileFacts:
         """Add the packs of a batch.
 
         Args:
-            sequences: `Sequences` or `CausalSequences`, of which those of a pack share their record's number.
+            sequences: `Sequences`, of which those of a pack share their record's number.
             label_ids: Int array, their labels.
         """
-        for strategy, count in count_strategies(sequences.lengths, sequences.record_numbers).items():
+        for strategy, count in count_strategies(sequences["lengths"], sequences["record_numbers"]).items():
             if self.planned is None or strategy in self.planned:
                 self.strategies[strategy] += count
             else:
                 self.num_others += count
             self.num_records += count
-        for ids in (sequences.tokens, label_ids):
+        for ids in (sequences["tokens"], label_ids):
             self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
 
 

@@ -9,7 +9,7 @@ from bert_packed.core import files
 from bert_packed.records.provenance import describe_path
 from data_gen.jobs.steps import Step
 from data_gen.pack_steps import Part, ReadWork, histogram_path, read_file
-from data_gen.spill import read_array, write_array
+from data_gen.run_files import read_array, write_array
 
 
 def read_inputs(data, stamps, promised, run_bytes, output, job):

@@ -41,7 +41,7 @@ from data_gen.pack_steps import (
     write_shard,
 )
 from data_gen.row_job import pack_rows, rows_metrics
-from data_gen.spill import write_array
+from data_gen.run_files import write_array
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
     input files ──► runs ──► sorted runs ──► parts ──► shards
                read     sort             measure, write
 
-`data_gen.jobs` says what these words mean. Sorting cuts each run, which is columns on the disk (`spill.py`),
-into the sequences of each part, so that writing a part reads one group of every run, and nothing else.
+`data_gen.jobs` says what these words mean. Sorting cuts each run, which is columns on the disk
+(`run_files.py`), into the sequences of each part, so that writing a part reads one group of every run.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from bert_packed.assembly.assignment import PackOrder, choose_slots, fill_packs
 from bert_packed.assembly.pack_data import PackData
 from bert_packed.core import files, progress
 from bert_packed.records import tfrecords
-from bert_packed.records.columns import Column, join_rows, take_rows
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.inputs import check_promises, unchanged
 from bert_packed.records.provenance import open_provenance
-from data_gen.spill import read_array, read_spill, write_array, write_spill
+from bert_packed.records.sequences import Column, Sequences, concatenate, take
+from data_gen.run_files import read_array, read_run, write_array, write_run
 
 # Of a run and of a part, as columns; two or three times that while they are joined and cut. Every part reads
 # a piece of every run, so that their number counts squared: they grow with the input, up to what fits easily.
@@ -138,7 +138,7 @@ def choose_run_bytes(num_bytes):
 
 def sorted_run_path(folder, number):
     """Where a run is once it is sorted."""
-    return os.path.join(folder, f"sorted-{number:06d}.spill")
+    return os.path.join(folder, f"sorted-{number:06d}.run")
 
 
 def read_file(work):
@@ -167,12 +167,12 @@ def _read_runs(work, path):
     def flush():
         if not held:
             return
-        columns = join_rows(held, work.data.layout)
+        columns = concatenate(held)
         held.clear()
-        columns["file_indices"] = np.full(len(columns["file_indices"]), work.file_index, np.int32)
+        columns = columns.replace(file_indices=np.full(len(columns), work.file_index, np.int32))
         lengths = work.data.lengths(columns)
-        run = os.path.join(work.folder, f"run-{work.file_index:05d}-{len(runs):05d}.spill")
-        write_spill(run, columns, work.data.layout, [len(lengths)])
+        run = os.path.join(work.folder, f"run-{work.file_index:05d}-{len(runs):05d}.run")
+        write_run(run, columns, [len(lengths)])
         write_array(histogram_path(run), np.stack(np.unique(lengths, return_counts=True)))
         runs.append([run, len(lengths)])
 
@@ -180,10 +180,10 @@ def _read_runs(work, path):
         num_records += num_read
         for name, count in overlong.items():
             num_overlong[name] = num_overlong.get(name, 0) + count
-        if not len(columns["record_numbers"]):
+        if not len(columns):
             continue
         held.append(columns)
-        num_bytes += sum(values.nbytes for values in columns.values())
+        num_bytes += sum(values.nbytes for values in columns.columns.values())
         if num_bytes >= work.run_bytes:
             flush()
             num_bytes = 0
@@ -193,7 +193,7 @@ def _read_runs(work, path):
 
 def sort_run(work):
     """Give each sequence of a run its slot, and write the run in the order of the parts."""
-    columns = dict(read_spill(work.run, work.data.layout))
+    columns = read_run(work.run, work.data.layout)
     lengths = work.data.lengths(columns)
     known, *numbers = read_array(work.ranks)
     first_ranks, totals = np.zeros((2, work.data.num_lengths), np.int64)
@@ -202,10 +202,9 @@ def sort_run(work):
     packs = PackOrder(work.strategies, work.seed).find_packs(lengths, slots)
     part_ends = read_array(work.part_ends)
     parts = np.searchsorted(part_ends, packs, side="right")
-    columns["slots"] = slots
-    layout = {**work.data.layout, **SLOTS}
-    columns = take_rows(columns, layout, np.argsort(parts, kind="stable"))
-    write_spill(work.sorted_run, columns, layout, np.bincount(parts, minlength=len(part_ends)))
+    columns = Sequences(work.data.layout | SLOTS, {**columns.columns, "slots": slots})
+    columns = take(columns, np.argsort(parts, kind="stable"))
+    write_run(work.sorted_run, columns, np.bincount(parts, minlength=len(part_ends)))
 
 
 def histogram_path(run):
@@ -251,9 +250,8 @@ def write_shard(work):
 
 def _read_part(work, part, names=None):
     """The sequences of a part, from all runs: dict of columns; and its `Packs`."""
-    layout = {**work.data.layout, **SLOTS}
+    layout = work.data.layout | SLOTS
     wanted = None if names is None else {"slots", *names}
-    pieces = [read_spill(path, layout, part.index, wanted) for path in work.sorted_runs]
-    columns = join_rows(pieces, pieces[0])
+    columns = concatenate([read_run(path, layout, part.index, wanted) for path in work.sorted_runs])
     wanted_slots = PackOrder(work.strategies, work.seed).slots(part.first, part.last)
     return columns, fill_packs(*wanted_slots, work.data.lengths(columns), columns["slots"])

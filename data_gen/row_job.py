@@ -36,7 +36,7 @@ from data_gen.row_steps import (
     measure_row_part,
     write_row_shard,
 )
-from data_gen.spill import write_array
+from data_gen.run_files import write_array
 
 
 def pack_rows(config, stamps, promises, output, job):

@@ -19,10 +19,16 @@ from bert_packed.assembly.row_data import PARTS, RowData, arrays_of_parts
 from bert_packed.assembly.rows import RowPlan, cut_sequences, find_rows, lengths_in_row
 from bert_packed.core import files, progress
 from bert_packed.records import tfrecords
-from bert_packed.records.columns import join_rows, take_rows
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.provenance import open_provenance
-from bert_packed.records.sequences import rank_in_groups, sum_ranges, to_offsets
+from bert_packed.records.sequences import (
+    concatenate,
+    make_sequences,
+    rank_in_groups,
+    sum_ranges,
+    take,
+    to_offsets,
+)
 from bert_packed.schema import PackSpec
 from data_gen.pack_steps import (
     ASSEMBLED_BYTES,
@@ -30,7 +36,7 @@ from data_gen.pack_steps import (
     Part,
     sorted_run_path,
 )
-from data_gen.spill import read_array, read_spill, write_array, write_spill
+from data_gen.run_files import read_array, read_run, write_array, write_run
 
 PLACES_AT_ONCE = 2**16  # of a row
 
@@ -125,8 +131,8 @@ def lay_row(work):
 
 def cut_run(work):
     """Find the place of each sequence of a run, cut it into pieces, and write them in the parts' order."""
-    columns = dict(read_spill(work.run, work.data.layout))
-    lengths = columns["lengths"].astype(np.int64)
+    columns = read_run(work.run, work.data.layout)
+    lengths = columns["lengths"]
     known, *numbers = read_array(work.ranks)
     first_ranks, totals = np.zeros((2, int(known.max()) + 1), np.int64)
     first_ranks[known], totals[known] = numbers
@@ -136,19 +142,21 @@ def cut_run(work):
     starts = _read_starts(rows, row_of, places)
     owners, firsts, sizes = cut_sequences(starts, lengths, rows.max_seq_length)
     # the pieces of a sequence follow one another, so that its tokens stay where they are
-    pieces = {
-        "lengths": sizes,
-        "first_positions": firsts,
-        "rows": row_of[owners],
-        "row_starts": starts[owners] + firsts,
-        "num_bytes": sum_ranges(columns["label_bytes"], sizes),
+    pieces = make_sequences(
+        PARTS,
+        "",
+        lengths=sizes,
+        first_positions=firsts,
+        rows=row_of[owners],
+        row_starts=starts[owners] + firsts,
+        num_bytes=sum_ranges(columns["label_bytes"], sizes),
         **{name: columns[name][owners] for name in ("file_indices", "record_numbers")},
         **{name: columns[name] for name in ("tokens", "labels", "label_mask")},
-    }
+    )
     part_ends = read_array(work.part_ends)
     parts = np.searchsorted(part_ends, pieces["row_starts"] // rows.max_seq_length, side="right")
-    pieces = take_rows(pieces, PARTS, np.argsort(parts, kind="stable"))
-    write_spill(work.sorted_run, pieces, PARTS, np.bincount(parts, minlength=len(part_ends)))
+    pieces = take(pieces, np.argsort(parts, kind="stable"))
+    write_run(work.sorted_run, pieces, np.bincount(parts, minlength=len(part_ends)))
 
 
 def measure_row_part(work):
@@ -198,7 +206,7 @@ def _assemble(columns, order, owners, num_packs, spec):
         owners=owners,
         slots=rank_in_groups(owners) if len(owners) else owners,
         starts=columns["row_starts"][order] % spec.max_seq_length,
-        lengths=columns["lengths"][order].astype(np.int64),
+        lengths=columns["lengths"][order],
         first_positions=columns["first_positions"][order],
         num_bytes=columns["num_bytes"][order],
         **arrays_of_parts(columns, order),
@@ -208,8 +216,7 @@ def _assemble(columns, order, owners, num_packs, spec):
 def _read_part(rows, num_runs, part, names=None):
     """The pieces of a part, from all runs: dict of columns."""
     paths = [sorted_run_path(rows.folder, number) for number in range(num_runs)]
-    wanted = [read_spill(path, PARTS, part.index, names) for path in paths]
-    return join_rows(wanted, wanted[0])
+    return concatenate([read_run(path, PARTS, part.index, names) for path in paths])
 
 
 def _find_packs(columns, rows, part):

@@ -19,9 +19,8 @@ from bert_packed.records.manifests import read_manifest
 from bert_packed.records.read_causal import read_causal, read_packed_causal
 from bert_packed.records.read_packed import LayoutError, read_packed
 from bert_packed.records.read_unpacked import read_unpacked
-from bert_packed.records.sequences import rank_in_groups
+from bert_packed.records.sequences import BERT_LAYOUT, CAUSAL_LAYOUT, Column, content_digests, rank_in_groups
 from bert_packed.schema import CAUSAL_LM, MLM_NSP
-from data_gen.digests import digest_bert, digest_causal
 from data_gen.manifest_claims import FileFacts, find_false_claims, planned_strategies
 from data_gen.multiset import BucketSums, group_buckets, hold
 
@@ -36,19 +35,19 @@ class Kind:
         read_inputs, read_packs: Functions from a path to batches of sequences.
         fit: Function of (batch, max_seq_length, overlong): what packing left of it, and what it counted.
         label_ids: Name of the column of labels.
-        digest: Function from a batch to digests.
+        layout: Columns that packing must conserve, beside the origins.
     """
 
     read_inputs: Callable
     read_packs: Callable
     fit: Callable
     label_ids: str
-    digest: Callable
+    layout: dict[str, Column]
 
 
 KINDS = {
-    MLM_NSP: Kind(read_unpacked, read_packed, fit_lengths, "prediction_ids", digest_bert),
-    CAUSAL_LM: Kind(read_causal, read_packed_causal, drop_overlong, "labels", digest_causal),
+    MLM_NSP: Kind(read_unpacked, read_packed, fit_lengths, "prediction_ids", BERT_LAYOUT),
+    CAUSAL_LM: Kind(read_causal, read_packed_causal, drop_overlong, "labels", CAUSAL_LAYOUT),
 }
 
 
@@ -88,7 +87,7 @@ class Comparison:
 def compare_files(input_files, packed_files, overlong):
     """Compare the sequences of unpacked and packed files, and what manifests say with what is.
 
-    Two sequences are the same where all is that `digests.py` names. Memory does not grow with their number
+    Two sequences are the same where all columns but their origins are. Memory does not grow with their number
     (`multiset.py`); where they differ the files are read again, once for each two million sequences in
     buckets that do.
 
@@ -128,19 +127,19 @@ def compare_files(input_files, packed_files, overlong):
         for number, path in enumerate(packed_files):
             facts[1][path] = its_facts = FileFacts(planned=planned[folder_of(path)])
             for batch in kind.read_packs(path):
-                its_facts.add_packs(batch, getattr(batch, kind.label_ids))
+                its_facts.add_packs(batch, batch[kind.label_ids])
                 yield number, batch
 
     def read_rows():
         lengths.clear()
         for number, batch in read_joined(packed_files, num_rows, facts[1]):
             its_lengths = lengths.setdefault(folder_of(packed_files[number]), collections.Counter())
-            its_lengths.update(batch.lengths.tolist())
+            its_lengths.update(batch["lengths"].tolist())
             yield number, batch
 
     sides = (
-        (input_files, functools.partial(_read, read_inputs, kind.digest)),
-        (packed_files, functools.partial(_read, read_rows if num_rows else read_packs, kind.digest)),
+        (input_files, functools.partial(_read, read_inputs, kind.layout)),
+        (packed_files, functools.partial(_read, read_rows if num_rows else read_packs, kind.layout)),
     )
     sums = [BucketSums(), BucketSums()]
     try:
@@ -222,10 +221,10 @@ def _refuse_other_features(packed_files):
             )
 
 
-def _read(read, digest, title):
+def _read(read, layout, title):
     """Read one side: yields digests uint64 `[n, 2]`, and origins int64 `[n, 3]` as in `multiset.Held`."""
     with tqdm(desc=title, unit=" sequences", disable=None) as progress:
         for number, batch in read():
-            origins = np.stack([np.full(len(batch), number), batch.record_numbers, batch.lengths], axis=1)
-            yield digest(batch), origins
+            origins = (np.full(len(batch), number), batch["record_numbers"], batch["lengths"])
+            yield content_digests(batch, layout), np.stack(origins, axis=1)
             progress.update(len(batch))

@@ -37,11 +37,11 @@ def make(corpus, vocabulary, rules, num_duplicates=1, documents=None, seed=1):
 def rows(sequences):
     """Yield (tokens, token_type_ids, positions, labels) of each sequence."""
     for i in range(len(sequences)):
-        tokens = slice(*sequences.offsets[i : i + 2])
-        masked = slice(*sequences.prediction_offsets[i : i + 2])
+        tokens = slice(*sequences.offsets("tokens")[i : i + 2])
+        masked = slice(*sequences.offsets("prediction_ids")[i : i + 2])
         yield (
-            sequences.tokens[tokens],
-            sequences.token_type_ids[tokens],
-            sequences.prediction_positions[masked],
-            sequences.prediction_ids[masked],
+            sequences["tokens"][tokens],
+            sequences["token_type_ids"][tokens],
+            sequences["prediction_positions"][masked],
+            sequences["prediction_ids"][masked],
         )

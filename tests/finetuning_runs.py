@@ -102,8 +102,9 @@ def run(command, folder, **flags):
 
     def zeros(forward, sequences, **_):
         seen.forward = forward
-        found = {name: [np.zeros(n) for n in sequences.lengths] for name in ("start_logits", "end_logits")}
-        return {**found, "logits": [np.zeros((n, 2) if command == "ner" else 2) for n in sequences.lengths]}
+        lengths = sequences["lengths"]
+        found = {name: [np.zeros(n) for n in lengths] for name in ("start_logits", "end_logits")}
+        return {**found, "logits": [np.zeros((n, 2) if command == "ner" else 2) for n in lengths]}
 
     argv = [command, *(f"--{name}={value}" for name, value in {"output_dir": folder, **flags}.items())]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as error:

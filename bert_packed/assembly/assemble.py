@@ -39,7 +39,7 @@ def assemble_packs(sequences, packs, spec):
     members, depths = packs.members, np.diff(packs.offsets)
     pack_of_member = np.repeat(np.arange(len(packs)), depths)
     slot_of_member = range_indices(np.zeros(len(packs)), depths)
-    lengths, num_predictions = sequences.lengths[members], sequences.num_predictions[members]
+    lengths, num_predictions = sequences["lengths"][members], sequences["num_predictions"][members]
     starts = _starts_in_pack(lengths, packs)
     prediction_starts = _starts_in_pack(num_predictions, packs)
     _check_fits(starts + lengths, depths, prediction_starts + num_predictions, spec)
@@ -54,24 +54,24 @@ def assemble_packs(sequences, packs, spec):
     def put(name, indices, values):
         arrays[name].reshape(-1)[indices] = values
 
-    source = range_indices(sequences.offsets[members], lengths)
+    source = range_indices(sequences.offsets("tokens")[members], lengths)
     target = range_indices(pack_of_member * spec.max_seq_length + starts, lengths)
-    put(schema.INPUT_IDS, target, sequences.tokens[source])
+    put(schema.INPUT_IDS, target, sequences["tokens"][source])
     put(schema.INPUT_MASK, target, np.repeat(slot_of_member + 1, lengths))
-    put(schema.SEGMENT_IDS, target, sequences.token_type_ids[source])
+    put(schema.SEGMENT_IDS, target, sequences["token_type_ids"][source])
     put(schema.POSITION_IDS, target, range_indices(np.zeros(len(members)), lengths))
 
-    source = range_indices(sequences.prediction_offsets[members], num_predictions)
+    source = range_indices(sequences.offsets("prediction_ids")[members], num_predictions)
     first = pack_of_member * spec.max_predictions_per_pack + prediction_starts
     target = range_indices(first, num_predictions)
     shifts = np.repeat(starts, num_predictions)
-    put(schema.MASKED_LM_POSITIONS, target, sequences.prediction_positions[source] + shifts)
-    put(schema.MASKED_LM_IDS, target, sequences.prediction_ids[source])
+    put(schema.MASKED_LM_POSITIONS, target, sequences["prediction_positions"][source] + shifts)
+    put(schema.MASKED_LM_IDS, target, sequences["prediction_ids"][source])
     put(schema.MASKED_LM_WEIGHTS, target, np.repeat(slot_of_member + 1, num_predictions))
 
     target = pack_of_member * spec.max_sequences_per_pack + slot_of_member
     put(schema.NEXT_SENTENCE_POSITIONS, target, starts)
-    put(schema.NEXT_SENTENCE_LABELS, target, sequences.next_sentence_labels[members])
+    put(schema.NEXT_SENTENCE_LABELS, target, sequences["next_sentence_labels"][members])
     put(schema.NEXT_SENTENCE_WEIGHTS, target, 1)
     return arrays
 

@@ -11,10 +11,9 @@ from bert_packed.assembly.length_plan import plan_lengths
 from bert_packed.assembly.overlong import fit_lengths
 from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
-from bert_packed.records.columns import Column, row_bytes
 from bert_packed.records.inputs import check_vocabulary
 from bert_packed.records.read_unpacked import read_unpacked
-from bert_packed.records.sequences import Sequences, to_offsets
+from bert_packed.records.sequences import BERT_LAYOUT, row_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +34,7 @@ class BertData:
     max_predictions_per_pack: int
     masked_lm_weights: str = schema.SEQUENCE
 
-    layout = {  # noqa: RUF012 - a dataclass would make it a field if it were annotated
-        "lengths": Column("<i4"),
-        "num_predictions": Column("<i4"),
-        "next_sentence_labels": Column("|i1"),
-        "file_indices": Column("<i4"),
-        "record_numbers": Column("<i8"),
-        "tokens": Column("<i4", "lengths"),
-        "token_type_ids": Column("|i1", "lengths"),
-        "prediction_positions": Column("<i4", "num_predictions"),
-        "prediction_ids": Column("<i4", "num_predictions"),
-    }
+    layout = BERT_LAYOUT
     measured_columns = ("lengths", "num_predictions")  # the columns that `measure` needs
 
     @property
@@ -70,7 +59,7 @@ class BertData:
         for batch in read_unpacked(path):
             check_vocabulary(batch, self.vocab_size)
             fitted, num_overlong = fit_lengths(batch, self.max_seq_length, self.overlong)
-            yield _to_columns(fitted), len(batch), num_overlong
+            yield fitted, len(batch), num_overlong
 
     def lengths(self, columns):
         """What a plan is made for: int `[n]`, each from 1 and below `num_lengths`."""
@@ -109,30 +98,7 @@ class BertData:
 
     def assemble(self, columns, packs, spec):
         """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
-        arrays = assemble_packs(_to_sequences(columns), packs, spec)
+        arrays = assemble_packs(columns, packs, spec)
         if self.masked_lm_weights == schema.BINARY:
             arrays[schema.MASKED_LM_WEIGHTS] = np.minimum(arrays[schema.MASKED_LM_WEIGHTS], 1)
         return arrays
-
-
-def _to_columns(sequences):
-    names = ("tokens", "token_type_ids", "prediction_positions", "prediction_ids", "next_sentence_labels")
-    return {
-        "lengths": sequences.lengths,
-        "num_predictions": sequences.num_predictions,
-        "record_numbers": sequences.record_numbers,
-        "file_indices": sequences.file_indices,
-        **{name: getattr(sequences, name) for name in names},
-    }
-
-
-def _to_sequences(columns):
-    names = ("tokens", "token_type_ids", "prediction_positions", "prediction_ids", "next_sentence_labels")
-    return Sequences(
-        offsets=to_offsets(columns["lengths"]),
-        prediction_offsets=to_offsets(columns["num_predictions"]),
-        file_indices=columns["file_indices"],
-        record_numbers=columns["record_numbers"],
-        files=(),
-        **{name: columns[name] for name in names},
-    )

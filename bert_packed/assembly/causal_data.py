@@ -9,9 +9,8 @@ from bert_packed import schema
 from bert_packed.assembly.length_plan import plan_lengths
 from bert_packed.assembly.overlong import drop_overlong
 from bert_packed.packing import histogram as histograms
-from bert_packed.records.columns import Column, row_bytes
 from bert_packed.records.read_causal import check_causal_vocabulary, read_causal
-from bert_packed.records.sequences import range_indices, to_offsets
+from bert_packed.records.sequences import CAUSAL_LAYOUT, range_indices, row_bytes, to_offsets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +27,7 @@ class CausalData:
     overlong: str
     vocab_size: int | None
 
-    layout = {  # noqa: RUF012 - a dataclass would make it a field if it were annotated
-        "lengths": Column("<i4"),
-        "num_bytes": Column("<i8"),
-        "file_indices": Column("<i4"),
-        "record_numbers": Column("<i8"),
-        "tokens": Column("<i4", "lengths"),
-        "labels": Column("<i4", "lengths"),
-        "label_mask": Column("|i1", "lengths"),
-    }
+    layout = CAUSAL_LAYOUT
     measured_columns = ("lengths",)
 
     @property
@@ -53,7 +44,7 @@ class CausalData:
         for batch in read_causal(path):
             check_causal_vocabulary(batch, self.vocab_size)
             fitted, num_overlong = drop_overlong(batch, self.max_seq_length, self.overlong)
-            yield to_columns(fitted, self.layout), len(batch), num_overlong
+            yield fitted, len(batch), num_overlong
 
     def lengths(self, columns):
         """What a plan is made for: int `[n]`, each from 1 and below `num_lengths`."""
@@ -79,10 +70,10 @@ class CausalData:
         """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
         depths = np.diff(packs.offsets)
         slots = range_indices(np.zeros(len(packs)), depths)
-        lengths = columns["lengths"][packs.members].astype(np.int64)
+        lengths = columns["lengths"][packs.members]
         ends = to_offsets(lengths)
         starts = ends[:-1] - np.repeat(ends[packs.offsets[:-1]], depths)
-        source = range_indices(to_offsets(columns["lengths"])[:-1][packs.members], lengths)
+        source = range_indices(columns.offsets("tokens")[packs.members], lengths)
         return lay_out(
             spec,
             len(packs),
@@ -96,11 +87,6 @@ class CausalData:
             labels=columns["labels"][source],
             label_mask=columns["label_mask"][source],
         )
-
-
-def to_columns(sequences, layout):
-    """`CausalSequences` as the columns of a layout."""
-    return {name: getattr(sequences, name) for name in layout}
 
 
 def lay_out(

@@ -20,8 +20,15 @@ from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
 from bert_packed.packing.vector_packing import NAME, lower_bound, pack_vectors
 from bert_packed.records import examples, first_records, tfrecords
-from bert_packed.records.columns import Column, row_bytes, take_rows
-from bert_packed.records.sequences import range_indices, to_offsets
+from bert_packed.records.sequences import (
+    ORIGINS,
+    Column,
+    make_sequences,
+    range_indices,
+    row_bytes,
+    take,
+    to_offsets,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +64,7 @@ class FeatureData:
     @property
     def layout(self):
         """Columns of a sequence on the disk."""
-        layout = {"file_indices": Column("<i4"), "record_numbers": Column("<i8")}
-        layout |= {_size_name(spec.name): Column("<i4") for spec in self.leaders}
+        layout = ORIGINS | {_size_name(spec.name): Column("<i8") for spec in self.leaders}
         for spec in self.features:
             dtype = "<f4" if spec.is_float else "<i8"
             sizes = _size_name(spec.leader) if spec.leader else ""
@@ -96,19 +102,19 @@ class FeatureData:
         kinds = {spec.name: "float32" if spec.is_float else "int64" for spec in self.features}
         for batch in tfrecords.read_batches(path):
             values = tfrecords.parse_ragged(batch, kinds, path, number)
-            columns = self._to_columns(values, path, number)
+            columns = make_sequences(self.layout, path, **self._to_columns(values, path, number))
             is_overlong = self._find_overlong(columns, path, number)
             if is_overlong.any():
-                columns = take_rows(columns, self.layout, np.flatnonzero(~is_overlong))
+                columns = take(columns, ~is_overlong)
             yield columns, len(batch), {"dropped": int(is_overlong.sum())}
             number += len(batch)
             progress.advance(batch.num_bytes)
 
     def lengths(self, columns):
         """The class of each sequence, which is its length where it has but one: int `[n]`."""
-        classes = np.zeros(len(columns[self.measured_columns[0]]), np.int64)
+        classes = 0
         for spec, grain, steps in zip(self.leaders, self._grains, self._steps, strict=True):
-            classes = classes * steps + -(-columns[_size_name(spec.name)].astype(np.int64) // grain)
+            classes = classes * steps + -(-columns[_size_name(spec.name)] // grain)
         return classes
 
     def describe_lengths(self, histogram):
@@ -186,13 +192,12 @@ class FeatureData:
             if not feature.leader:
                 out[owners, slots] = values[packs.members]
             else:
-                sizes = columns[_size_name(feature.leader)]
-                lengths = sizes[packs.members].astype(np.int64)
+                lengths = columns[_size_name(feature.leader)][packs.members]
                 ends = to_offsets(lengths)
                 starts = ends[:-1] - np.repeat(ends[packs.offsets[:-1]], depths)
                 target = range_indices(owners * size + starts, lengths)
                 out.reshape(-1, feature.width)[target] = values[
-                    range_indices(to_offsets(sizes)[:-1][packs.members], lengths)
+                    range_indices(columns.offsets(feature.name)[packs.members], lengths)
                 ]
                 if feature.leader == feature.name:
                     for name, numbers in (
@@ -227,10 +232,7 @@ class FeatureData:
 
     def _to_columns(self, values, path, number):
         num_rows = len(next(iter(values.values()))[1])
-        columns = {
-            "file_indices": np.zeros(num_rows, np.int32),
-            "record_numbers": np.arange(number, number + num_rows),
-        }
+        columns = {"record_numbers": np.arange(number, number + num_rows)}
         for spec in self.features:
             flat, num_values = values[spec.name]
             lengths = num_values // spec.width
@@ -251,7 +253,7 @@ class FeatureData:
                 )
             columns[spec.name] = flat
             if spec.leader == spec.name:
-                columns[_size_name(spec.name)] = lengths.astype(np.int32)
+                columns[_size_name(spec.name)] = lengths
             if not spec.is_float and flat.size and flat.min() < 0:
                 row = int(np.searchsorted(np.cumsum(num_values), int(np.argmin(flat)), side="right"))
                 raise InputError(
@@ -261,7 +263,7 @@ class FeatureData:
         return columns
 
     def _find_overlong(self, columns, path, number):
-        is_overlong = np.zeros(len(columns["record_numbers"]), bool)
+        is_overlong = np.zeros(len(columns), bool)
         for spec in self.leaders:
             lengths = columns[_size_name(spec.name)]
             is_over = lengths > spec.capacity

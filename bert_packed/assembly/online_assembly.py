@@ -32,7 +32,7 @@ def pack_stream(batches, packer, spec, waiting=None):
     for batch in batches:
         _check_fits(batch, spec)
         first = packer.num_arrived
-        ready = packer.add(batch.lengths)
+        ready = packer.add(batch["lengths"])
         waiting = batch if waiting is None else concatenate([waiting, batch])
         numbers = np.concatenate([numbers, np.arange(first, packer.num_arrived)])
         if len(ready[1]):
@@ -47,7 +47,7 @@ def pack_stream(batches, packer, spec, waiting=None):
 def _packs(ready, waiting, numbers, spec):
     """The packer's packs as `Packs` of indices into `waiting`, split where predictions exceed P."""
     members = np.searchsorted(numbers, ready[0])
-    sizes = split_by_predictions(waiting.num_predictions[members], ready[1], spec.max_predictions_per_pack)
+    sizes = split_by_predictions(waiting["num_predictions"][members], ready[1], spec.max_predictions_per_pack)
     return Packs(members, to_offsets(sizes))
 
 
@@ -90,8 +90,8 @@ def _split_one(num_predictions, limit):
 
 def _check_fits(batch, spec):
     for name, numbers, what in (
-        ("max_seq_length", batch.lengths, "tokens"),
-        ("max_predictions_per_pack", batch.num_predictions, "predictions"),
+        ("max_seq_length", batch["lengths"], "tokens"),
+        ("max_predictions_per_pack", batch["num_predictions"], "predictions"),
     ):
         limit = getattr(spec, name)
         if len(batch) and numbers.max() > limit:

@@ -1,7 +1,7 @@
 """All that packing asks of a kind of records: `BertData`, `CausalData` and `FeatureData` answer.
 
-The steps of `pack_steps.py` move *columns* between files, which `spill.py` describes, and know of them only
-`layout`, `file_indices` and `record_numbers`; everything else about a sequence is behind these members.
+The steps of `pack_steps.py` move *columns* between files, which `run_files.py` describes, and know of them
+only `layout`, `file_indices` and `record_numbers`; everything else about a sequence is behind these members.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from bert_packed.assembly.assignment import Packs
-from bert_packed.records.columns import Column
+from bert_packed.records.sequences import Column, Sequences
 
-Columns = dict[str, np.ndarray]  # by name, n rows
+Columns = Sequences
 
 
 @runtime_checkable

@@ -48,7 +48,7 @@ def make_batch(data, packs, spec, num_packs):
         `prediction_positions`, `prediction_ids` and `prediction_sequences` `[B, P]`.
     """
     arrays = assemble_filled(data.sequences, packs, spec, num_packs)
-    features = (*SEQUENCES, *PREDICTIONS) if len(data.sequences.prediction_ids) else SEQUENCES
+    features = (*SEQUENCES, *PREDICTIONS) if len(data.sequences["prediction_ids"]) else SEQUENCES
     batch = {feature.name: arrays[feature.record_name] for feature in features}
     for name, values in data.labels.items():
         slots_BK = by_slot(values, packs, spec.max_sequences_per_pack, num_packs)
@@ -83,7 +83,7 @@ def predict(forward, sequences, packs, spec, batch_size):
         batch = make_batch(data, some, spec, batch_size)
         for name, values in forward(batch).items():
             own = found.setdefault(name, [None] * len(sequences))
-            _give_back(np.asarray(values), batch, some, sequences.lengths, own)
+            _give_back(np.asarray(values), batch, some, sequences["lengths"], own)
     return found
 
 

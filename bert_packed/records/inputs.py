@@ -196,8 +196,8 @@ def check_vocabulary(sequences, vocab_size):
     if vocab_size is None:
         return
     for ids, offsets in (
-        (sequences.tokens, sequences.offsets),
-        (sequences.prediction_ids, sequences.prediction_offsets),
+        (sequences["tokens"], sequences.offsets("tokens")),
+        (sequences["prediction_ids"], sequences.offsets("prediction_ids")),
     ):
         if ids.max(initial=0) >= vocab_size:
             place = int(np.argmax(ids >= vocab_size))

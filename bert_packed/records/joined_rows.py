@@ -15,12 +15,12 @@ import itertools
 import numpy as np
 
 from bert_packed.core.settings import InputError
-from bert_packed.records.causal_sequences import make_causal_sequences, take_causal
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.read_causal import read_parts
 from bert_packed.records.read_packed import LayoutError
+from bert_packed.records.sequences import CAUSAL_LAYOUT, make_sequences, take
 
 
 @dataclasses.dataclass
@@ -40,13 +40,13 @@ class RowFacts:
     largest_id: int = 0
 
     def add(self, parts, num_packs):
-        """Add a batch of packs, `CausalSequences` and their number."""
+        """Add a batch of packs, `Sequences` and their number."""
         self.num_records += num_packs
         self.num_parts += len(parts)
         self.depth = max(
-            self.depth, int(np.unique(parts.record_numbers, return_counts=True)[1].max(initial=0))
+            self.depth, int(np.unique(parts["record_numbers"], return_counts=True)[1].max(initial=0))
         )
-        for ids in (parts.tokens, parts.labels):
+        for ids in (parts["tokens"], parts["labels"]):
             self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
 
 
@@ -94,7 +94,7 @@ def read_joined(paths, num_rows, facts):
         facts: Dict to put the `RowFacts` of each path into.
 
     Yields:
-        Number of the file, and `CausalSequences` of it that are whole, each with the record it begins in.
+        Number of the file, and `Sequences` of it that are whole, each with the record it begins in.
         What the rows of a folder end with comes after its last file.
 
     Raises:
@@ -120,15 +120,15 @@ def read_joined(paths, num_rows, facts):
 
 
 def _add_batch(rows, num_before, parts, num_packs, length, file, facts):
-    """Add packs to their rows: list of `CausalSequences` that are whole, and of `_Row` that have ended."""
+    """Add packs to their rows: list of `Sequences` that are whole, and of `_Row` that have ended."""
     whole, ended, first_record = [], [], facts.num_records + 1
     facts.add(parts, num_packs)
-    limits = np.searchsorted(parts.record_numbers, np.arange(first_record, first_record + num_packs + 1))
+    limits = np.searchsorted(parts["record_numbers"], np.arange(first_record, first_record + num_packs + 1))
     for pack, (first, last) in enumerate(itertools.pairwise(limits.tolist())):
         place = f"{parts.files[0]}, record {first_record + pack}"
         ended += _add_pack(rows[(num_before + pack) % len(rows)], parts, first, last, length, file, place)
         whole.extend(range(first + 1, last - 1))
-    return [take_causal(parts, np.array(whole))] if whole else [], ended
+    return [take(parts, np.array(whole))] if whole else [], ended
 
 
 def _add_pack(row, parts, first, last, length, file, place):
@@ -142,7 +142,7 @@ def _add_pack(row, parts, first, last, length, file, place):
         return ended
     if row.is_over:
         raise LayoutError(f"{place}: a row must have padding at its end only. Received: a token after it.")
-    position = int(parts.first_positions[first])
+    position = int(parts["first_positions"][first])
     if position == 0:
         ended += _end(row)
     elif position != row.length:
@@ -154,7 +154,7 @@ def _add_pack(row, parts, first, last, length, file, place):
     if last - first > 1:
         ended += _end(row)
         _extend(row, parts, last - 1, file)
-    row.is_over = int(parts.offsets[last] - parts.offsets[first]) < length
+    row.is_over = int(parts.offsets("tokens")[last] - parts.offsets("tokens")[first]) < length
     return ended
 
 
@@ -166,28 +166,27 @@ def _end(row):
 
 
 def _extend(row, parts, index, file):
-    span = slice(*parts.offsets[index : index + 2].tolist())
+    span = slice(*parts.offsets("tokens")[index : index + 2].tolist())
     if not row.parts:
-        row.origin = (file, int(parts.record_numbers[index]))
+        row.origin = (file, int(parts["record_numbers"][index]))
     # copies: a part would keep the whole batch
-    arrays = tuple(column[span].copy() for column in (parts.tokens, parts.labels, parts.label_mask))
-    row.parts.append((*arrays, int(parts.num_bytes[index])))
+    arrays = tuple(column[span].copy() for column in (parts["tokens"], parts["labels"], parts["label_mask"]))
+    row.parts.append((*arrays, int(parts["num_bytes"][index])))
     row.length += span.stop - span.start
 
 
 def _join(ended, paths):
-    """`CausalSequences` of sequences that have ended: yields as `read_joined`."""
+    """`Sequences` of sequences that have ended: yields as `read_joined`."""
     for file in sorted({row.origin[0] for row in ended}):
         some = [row for row in ended if row.origin[0] == file]
+        names = ("tokens", "labels", "label_mask")
         columns = (np.concatenate([part[i] for row in some for part in row.parts]) for i in range(3))
-        yield (
-            file,
-            make_causal_sequences(
-                *columns,
-                None,
-                [row.length for row in some],
-                [sum(part[3] for part in row.parts) for row in some],
-                [row.origin[1] for row in some],
-                paths[file],
-            ),
+        sequences = make_sequences(
+            CAUSAL_LAYOUT,
+            paths[file],
+            **dict(zip(names, columns, strict=True)),
+            lengths=[row.length for row in some],
+            num_bytes=[sum(part[3] for part in row.parts) for row in some],
+            record_numbers=[row.origin[1] for row in some],
         )
+        yield file, sequences

@@ -6,10 +6,17 @@ from bert_packed import schema
 from bert_packed.core import progress
 from bert_packed.core.settings import InputError
 from bert_packed.records import examples, first_records, tfrecords
-from bert_packed.records.causal_sequences import make_causal_sequences
 from bert_packed.records.read_packed import LayoutError
 from bert_packed.records.read_unpacked import follows, refuse
-from bert_packed.records.sequences import INT32_MAX, range_indices, sum_ranges
+from bert_packed.records.sequences import (
+    CAUSAL_LAYOUT,
+    FIRST_POSITIONS,
+    INT32_MAX,
+    LABEL_BYTES,
+    make_sequences,
+    range_indices,
+    sum_ranges,
+)
 
 
 def read_causal(path):
@@ -20,7 +27,7 @@ def read_causal(path):
             `schema.CAUSAL_OPTIONAL_LENGTHS`.
 
     Yields:
-        `CausalSequences` of one batch of records each, in the order of the file.
+        `Sequences` of one batch of records each, in the order of the file.
 
     Raises:
         InputError: naming file and record, for a feature that is missing or of another length, a label that
@@ -47,7 +54,7 @@ def read_causal(path):
 
 
 def read_packed_causal(path):
-    """Read one file of packs and unpack it: yields the `CausalSequences` of `read_parts`; raises as that."""
+    """Read one file of packs and unpack it: yields the `Sequences` of `read_parts`; raises as that."""
     for sequences, _ in read_parts(path, is_split=False):
         yield sequences
 
@@ -61,7 +68,7 @@ def read_parts(path, is_split=True):
             any position, and a pack may be empty.
 
     Yields:
-        `CausalSequences` of one batch of packs, in the order of the file and of the slots, without
+        `Sequences` of one batch of packs, in the order of the file and of the slots, without
         `label_bytes`, and the number of packs. `record_numbers` is the pack's, so the sequences of one pack
         share it.
 
@@ -84,18 +91,18 @@ def read_parts(path, is_split=True):
 
 
 def check_causal_vocabulary(sequences, vocab_size):
-    """Raise `InputError` where a token or label of `CausalSequences` is outside a vocabulary.
+    """Raise `InputError` where a token or label of `Sequences` is outside a vocabulary.
 
     Args:
-        sequences: `CausalSequences` of one batch.
+        sequences: `Sequences` of one batch.
         vocab_size: Number of ids, from 0; None where it is not known, and then nothing is checked.
     """
     if vocab_size is None:
         return
-    for ids in (sequences.tokens, sequences.labels):
+    for ids in (sequences["tokens"], sequences["labels"]):
         if ids.max(initial=0) >= vocab_size:
             place = int(np.argmax(ids >= vocab_size))
-            owner = int(np.searchsorted(sequences.offsets, place, side="right")) - 1
+            owner = int(np.searchsorted(sequences.offsets("tokens"), place, side="right")) - 1
             raise InputError(
                 f"{sequences.origin(owner)}: token ids must be below the vocab_size={vocab_size} that the "
                 f"manifest.json beside it names. Received: {ids[place]}."
@@ -139,8 +146,18 @@ def _to_sequences(features, path, number):
         check(good, label_bytes, f"{schema.LABEL_BYTES} must be 0 where nothing is predicted")
         rule = f"{schema.NUM_BYTES} must be the sum of {schema.LABEL_BYTES}"
         check_records(sum_ranges(label_bytes, lengths) == num_bytes, num_bytes, rule)
-    numbers = np.arange(number, number + len(lengths))
-    return make_causal_sequences(tokens, labels, mask, label_bytes, lengths, num_bytes, numbers, path)
+    has_bytes = label_bytes is not None
+    return make_sequences(
+        CAUSAL_LAYOUT | (LABEL_BYTES if has_bytes else {}),
+        path,
+        tokens=tokens,
+        labels=labels,
+        label_mask=mask,
+        lengths=lengths,
+        num_bytes=num_bytes,
+        record_numbers=np.arange(number, number + len(lengths)),
+        **({"label_bytes": label_bytes} if has_bytes else {}),
+    )
 
 
 def _check_labels(tokens, labels, is_labelled, owners, check):
@@ -183,16 +200,16 @@ def _unpack(features, path, number, check, is_split):
     has_label[is_slot_used] = sum_ranges(is_labelled[is_real], lengths) > 0
     good = (num_bytes == 0) | has_label
     check(good, num_bytes, f"{schema.SEQUENCE_BYTES} must be 0 where nothing is predicted")
-    return make_causal_sequences(
-        tokens[is_real],
-        labels[is_real],
-        is_labelled[is_real],
-        None,
-        lengths,
-        num_bytes[is_slot_used],
-        np.repeat(np.arange(number, number + len(sequence_ids)), num_sequences),
+    return make_sequences(
+        CAUSAL_LAYOUT | FIRST_POSITIONS,
         path,
-        positions.reshape(-1)[starts],
+        tokens=tokens[is_real],
+        labels=labels[is_real],
+        label_mask=is_labelled[is_real],
+        lengths=lengths,
+        num_bytes=num_bytes[is_slot_used],
+        record_numbers=np.repeat(np.arange(number, number + len(sequence_ids)), num_sequences),
+        first_positions=positions.reshape(-1)[starts],
     )
 
 

@@ -6,7 +6,7 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import first_records, tfrecords
 from bert_packed.records.read_unpacked import follows, refuse
-from bert_packed.records.sequences import INT32_MAX, make_sequences
+from bert_packed.records.sequences import BERT_LAYOUT, INT32_MAX, make_sequences
 
 
 class LayoutError(InputError):
@@ -55,6 +55,8 @@ def _to_sequences(features, path, number, check):
     positions = features[schema.MASKED_LM_POSITIONS][is_used]
     owners = first_sequence[packs] + sequence_ids[packs, positions] - 1
     return make_sequences(
+        BERT_LAYOUT,
+        path,
         tokens=features[schema.INPUT_IDS][is_real],
         token_type_ids=features[schema.SEGMENT_IDS][is_real],
         lengths=np.diff(starts, append=is_real.sum()),
@@ -65,7 +67,6 @@ def _to_sequences(features, path, number, check):
             features[schema.NEXT_SENTENCE_WEIGHTS] > 0
         ],
         record_numbers=np.repeat(np.arange(number, number + len(sequence_ids)), num_sequences),
-        path=path,
     )
 
 

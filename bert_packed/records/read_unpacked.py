@@ -6,7 +6,7 @@ from bert_packed import schema
 from bert_packed.core import progress
 from bert_packed.core.settings import InputError
 from bert_packed.records import examples, first_records, tfrecords
-from bert_packed.records.sequences import INT32_MAX, make_sequences
+from bert_packed.records.sequences import BERT_LAYOUT, INT32_MAX, make_sequences
 
 # The features of length S are compared and gathered only, which is faster in small numbers
 NARROW = (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS)
@@ -96,6 +96,8 @@ def _to_sequences(features, path, number):
     check(once, positions, f"{schema.MASKED_LM_POSITIONS} must not name a position twice")
     check((ids >= 0) & (ids <= INT32_MAX), ids, f"{schema.MASKED_LM_IDS} must be in 0..{INT32_MAX}")
     return make_sequences(
+        BERT_LAYOUT,
+        path,
         tokens=tokens[is_real],
         token_type_ids=token_types[is_real],
         lengths=lengths,
@@ -104,7 +106,6 @@ def _to_sequences(features, path, number):
         num_predictions=is_used.sum(axis=1),
         next_sentence_labels=labels,
         record_numbers=np.arange(number, number + len(labels)),
-        path=path,
     )
 
 

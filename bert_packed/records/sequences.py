@@ -1,160 +1,207 @@
-"""Many sequences in columns: the form in which they are read, counted, gathered and compared.
+"""Many sequences in columns: the form in which they are read, counted, sorted, gathered and compared.
 
-Two sequences of lengths 4 and 3, the first with one prediction, the second with two:
+Two of BERT's sequences of lengths 4 and 3, the first with one prediction, the second with two:
 
-    tokens                [2 7 4 3 2 4 4]
+    lengths               [4 3]               one entry a sequence
+    tokens                [2 7 4 3 2 4 4]     as many entries a sequence as `lengths` says
     token_type_ids        [0 0 1 1 0 0 0]
-    offsets               [0 4 7]            sequence i is tokens[offsets[i]:offsets[i + 1]]
-    prediction_positions  [2 1 2]            within the sequence, ascending
-    prediction_ids        [8 9 5]            label
-    prediction_offsets    [0 1 3]
+    num_predictions       [1 2]
+    prediction_positions  [2 1 2]             within the sequence, ascending
+    prediction_ids        [8 9 5]             labels
     next_sentence_labels  [1 0]
-    file_indices          [0 0]              files[0] ...
-    record_numbers        [1 2]              ... and its record, from 1
+    file_indices          [0 0]               files[0] ...
+    record_numbers        [1 2]               ... and its record, from 1
+
+A layout names the columns. Those for causal language modelling, for a document of 4 tokens that continues in
+another sequence, and one of 3:
+
+    lengths       [4 3]
+    tokens        [0 7 4 8 0 5 0]
+    labels        [7 4 8 9 5 0 0]     the token that follows in the document; 0 where none
+    label_mask    [1 1 1 1 1 1 0]     1 where something is predicted
+    label_bytes   [4 3 3 4 3 0 0]     UTF-8 bytes of the text that the label stands for; optional
+    num_bytes     [14 3]              their sum
 """
 
 import dataclasses
+import functools
+import hashlib
 
 import numpy as np
 
 INT32_MAX = np.iinfo(np.int32).max
+TAKEN_AT_ONCE = 2**20  # entries; their indices take several times the room of the values
+DIGEST_BYTES = 16  # chance of one collision among 10^9 sequences: 10^-21
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column of a layout.
+
+    Attributes:
+        dtype: NumPy's name, with byte order.
+        sizes: Name of the column that says how many entries each row has, which stands before it in the
+            layout; "" for one.
+        width: Values of an entry.
+    """
+
+    dtype: str
+    sizes: str = ""
+    width: int = 1
+
+
+ORIGINS = {"file_indices": Column("<i4"), "record_numbers": Column("<i8")}
+BERT_LAYOUT = {
+    **ORIGINS,
+    "lengths": Column("<i8"),
+    "num_predictions": Column("<i8"),
+    "next_sentence_labels": Column("|i1"),
+    "tokens": Column("<i4", "lengths"),
+    "token_type_ids": Column("|i1", "lengths"),
+    "prediction_positions": Column("<i4", "num_predictions"),
+    "prediction_ids": Column("<i4", "num_predictions"),
+}
+CAUSAL_LAYOUT = {
+    **ORIGINS,
+    "lengths": Column("<i8"),
+    "num_bytes": Column("<i8"),
+    "tokens": Column("<i4", "lengths"),
+    "labels": Column("<i4", "lengths"),
+    "label_mask": Column("|i1", "lengths"),
+}
+LABEL_BYTES = {"label_bytes": Column("<i4", "lengths")}
+# The position of the first token: 0, but for a part of a sequence that is cut across packs
+FIRST_POSITIONS = {"first_positions": Column("<i8")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """n sequences with T tokens and M predictions in all, in columns.
+    """n sequences in columns.
+
+        first, last = sequences.offsets("tokens")[i : i + 2]
+        sequences["tokens"][first:last]                          the tokens of sequence i
 
     Attributes:
-        tokens: int32 `[T]`, WordPiece ids, no padding.
-        token_type_ids: int8 `[T]`, sentence A/B as 0/1.
-        offsets: int64 `[n + 1]`, where each sequence starts in `tokens`; T last.
-        prediction_positions: int32 `[M]`, within the sequence, ascending.
-        prediction_ids: int32 `[M]`, the masked token that is to be predicted.
-        prediction_offsets: int64 `[n + 1]`, where the predictions of each sequence start; M last.
-        next_sentence_labels: int8 `[n]`, 1 = random next.
-        file_indices: int32 `[n]`, index into `files`.
-        record_numbers: int64 `[n]`, record within the file, from 1.
-        files: Tuple of paths.
+        layout: Dict from name to `Column`; among them those of `ORIGINS`.
+        columns: Dict from name to array `[entries * width]`.
+        files: Tuple of paths, which `file_indices` number; () where the caller knows them.
     """
 
-    tokens: np.ndarray
-    token_type_ids: np.ndarray
-    offsets: np.ndarray
-    prediction_positions: np.ndarray
-    prediction_ids: np.ndarray
-    prediction_offsets: np.ndarray
-    next_sentence_labels: np.ndarray
-    file_indices: np.ndarray
-    record_numbers: np.ndarray
-    files: tuple[str, ...]
+    layout: dict[str, Column]
+    columns: dict[str, np.ndarray]
+    files: tuple[str, ...] = ()
 
     def __len__(self):
-        return len(self.next_sentence_labels)
+        name = next(name for name, column in self.layout.items() if not column.sizes)
+        return len(self.columns[name]) // self.layout[name].width
 
-    @property
-    def lengths(self):
-        """Tokens of each sequence: int64 `[n]`."""
-        return np.diff(self.offsets)
+    def __getitem__(self, name):
+        return self.columns[name]
 
-    @property
-    def num_predictions(self):
-        """Predictions of each sequence: int64 `[n]`."""
-        return np.diff(self.prediction_offsets)
+    def offsets(self, name):
+        """Where each sequence's entries of a column start, the total last: int64 `[n + 1]`."""
+        return self._offsets[self.layout[name].sizes]
+
+    @functools.cached_property
+    def _offsets(self):
+        names = {column.sizes for column in self.layout.values()} - {""}
+        return {name: to_offsets(self[name]) for name in names}
 
     def origin(self, index):
-        """Where a sequence comes from, in words."""
-        return f"{self.files[self.file_indices[index]]}, record {self.record_numbers[index]}"
+        """File and record of a sequence, for messages."""
+        return f"{self.files[self['file_indices'][index]]}, record {self['record_numbers'][index]}"
+
+    def replace(self, **columns):
+        """The same sequences with other content of some columns, which are of the layout."""
+        return dataclasses.replace(self, columns={**self.columns, **columns})
 
 
-def make_sequences(
-    tokens,
-    token_type_ids,
-    lengths,
-    prediction_positions,
-    prediction_ids,
-    num_predictions,
-    next_sentence_labels,
-    record_numbers,
-    path,
-):
-    """Build `Sequences` of one file from columns of any integer type, with lengths instead of offsets."""
-    return Sequences(
-        tokens=np.asarray(tokens, np.int32),
-        token_type_ids=np.asarray(token_type_ids, np.int8),
-        offsets=to_offsets(lengths),
-        prediction_positions=np.asarray(prediction_positions, np.int32),
-        prediction_ids=np.asarray(prediction_ids, np.int32),
-        prediction_offsets=to_offsets(num_predictions),
-        next_sentence_labels=np.asarray(next_sentence_labels, np.int8),
-        file_indices=np.zeros(len(next_sentence_labels), np.int32),
-        record_numbers=np.asarray(record_numbers, np.int64),
-        files=(path,),
-    )
+def make_sequences(layout, path, **columns):
+    """`Sequences` of one file.
 
+    Args:
+        layout: Dict from name to `Column`.
+        path: The file.
+        **columns: Arrays or lists of any type, `record_numbers` among them. A column that is left out is 0.
 
-def make_unlabelled(tokens, token_type_ids, lengths, record_numbers, path):
-    """`make_sequences` of inputs that have neither predictions nor a next-sentence label."""
-    return make_sequences(
-        tokens,
-        token_type_ids,
-        lengths,
-        prediction_positions=[],
-        prediction_ids=[],
-        num_predictions=np.zeros(len(lengths), np.int64),
-        next_sentence_labels=np.zeros(len(lengths)),
-        record_numbers=record_numbers,
-        path=path,
-    )
+    Raises:
+        ValueError: a column is not of the layout.
+    """
+    if unknown := columns.keys() - layout.keys():
+        raise ValueError(f"columns must be of the layout. Received: {', '.join(sorted(unknown))}.")
+    made = {}
+    for name, column in layout.items():
+        if name in columns:
+            made[name] = np.asarray(columns[name], column.dtype)
+        else:
+            num_entries = made[column.sizes].sum() if column.sizes else len(columns["record_numbers"])
+            made[name] = np.zeros(num_entries * column.width, column.dtype)
+    return Sequences(layout, made, (path,))
 
 
 def without_predictions(sequences):
-    """`Sequences` of which nothing is asked any more."""
-    nothing, offsets = np.zeros(0, np.int32), np.zeros(len(sequences) + 1, np.int64)
-    return dataclasses.replace(
-        sequences, prediction_positions=nothing, prediction_ids=nothing, prediction_offsets=offsets
-    )
+    """`Sequences` of `BERT_LAYOUT` without anything to predict."""
+    nothing = np.zeros(0, np.int32)
+    none = np.zeros_like(sequences["num_predictions"])
+    return sequences.replace(num_predictions=none, prediction_positions=nothing, prediction_ids=nothing)
 
 
 def concatenate(batches):
-    """Join `Sequences`, at least one, in the order given."""
+    """Join `Sequences` of one layout, at least one, in the order given."""
     files = tuple(dict.fromkeys(path for batch in batches for path in batch.files))
-    place = {path: index for index, path in enumerate(files)}
-    file_indices = [
-        np.array([place[path] for path in batch.files], np.int32)[batch.file_indices] for batch in batches
-    ]
-    joined = {
-        field.name: np.concatenate([getattr(batch, field.name) for batch in batches])
-        for field in dataclasses.fields(Sequences)
-        if field.name not in ("offsets", "prediction_offsets", "file_indices", "files")
-    }
-    return Sequences(
-        offsets=to_offsets(np.concatenate([batch.lengths for batch in batches])),
-        prediction_offsets=to_offsets(np.concatenate([batch.num_predictions for batch in batches])),
-        file_indices=np.concatenate(file_indices),
-        files=files,
-        **joined,
-    )
+    columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0].layout}
+    if any(batch.files != files for batch in batches):
+        place = {path: index for index, path in enumerate(files)}
+        columns["file_indices"] = np.concatenate(
+            [np.array([place[path] for path in b.files], np.int32)[b["file_indices"]] for b in batches]
+        )
+    return Sequences(batches[0].layout, columns, files)
 
 
 def take(sequences, indices):
     """The sequences at `indices`, in that order: int array `[m]` or bool `[n]` -> `Sequences`."""
     if np.asarray(indices).dtype == bool:
         indices = np.flatnonzero(indices)
-    lengths, num_predictions = sequences.lengths[indices], sequences.num_predictions[indices]
-    tokens = range_indices(sequences.offsets[indices], lengths)
-    predictions = range_indices(sequences.prediction_offsets[indices], num_predictions)
-    return Sequences(
-        tokens=sequences.tokens[tokens],
-        token_type_ids=sequences.token_type_ids[tokens],
-        offsets=to_offsets(lengths),
-        prediction_positions=sequences.prediction_positions[predictions],
-        prediction_ids=sequences.prediction_ids[predictions],
-        prediction_offsets=to_offsets(num_predictions),
-        next_sentence_labels=sequences.next_sentence_labels[indices],
-        file_indices=sequences.file_indices[indices],
-        record_numbers=sequences.record_numbers[indices],
-        files=sequences.files,
-    )
+    columns = {}
+    for name, column in sequences.layout.items():
+        values = sequences[name].reshape(-1, column.width)
+        if column.sizes:
+            starts, sizes = sequences.offsets(name)[:-1], sequences[column.sizes]
+            columns[name] = _take_ranges(values, starts[indices], sizes[indices]).reshape(-1)
+        else:
+            columns[name] = values[indices].reshape(-1)
+    return dataclasses.replace(sequences, columns=columns)
+
+
+def content_digests(sequences, layout):
+    """A digest of each sequence's content: of the columns of a layout, but for those of `ORIGINS`.
+
+    Args:
+        sequences: `Sequences`, which may have more columns.
+        layout: Dict from name to `Column`.
+
+    Returns:
+        uint64 `[n, 2]`.
+    """
+    parts = []
+    for name in [name for name in layout if name not in ORIGINS]:
+        column, values = layout[name], sequences[name]
+        ends = sequences.offsets(name) if column.sizes else np.arange(len(sequences) + 1)
+        ends = ends * column.width * values.itemsize
+        parts.append((memoryview(values.tobytes()), ends.tolist()))
+    digests = []
+    for row in range(len(sequences)):
+        found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for content, ends in parts:
+            found.update(content[ends[row] : ends[row + 1]])
+        digests.append(found.digest())
+    return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
+
+
+def row_bytes(layout):
+    """Bytes of a sequence in the columns that have one entry of it."""
+    columns = (column for column in layout.values() if not column.sizes)
+    return sum(np.dtype(column.dtype).itemsize * column.width for column in columns)
 
 
 def range_indices(starts, lengths):
@@ -192,3 +239,17 @@ def rank_in_groups(groups):
     ranks = np.empty(len(groups), np.int64)
     ranks[order] = range_indices(np.zeros(len(sizes)), sizes)
     return ranks
+
+
+def _take_ranges(values, starts, sizes):
+    """Rows of `values [n, width]` in many ranges, one after the other: `[sum of sizes, width]`."""
+    ends = to_offsets(sizes)
+    taken = np.empty((ends[-1], values.shape[1]), values.dtype)
+    first = 0
+    while first < len(starts):
+        last = int(np.searchsorted(ends, ends[first] + TAKEN_AT_ONCE, side="right")) - 1
+        last = max(last, first + 1)
+        indices = range_indices(starts[first:last], sizes[first:last])
+        np.take(values, indices, axis=0, out=taken[ends[first] : ends[last]])
+        first = last
+    return taken

@@ -104,7 +104,7 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     )
     tell(f"plan       {steps.num_train_steps:,} steps of {config.train_batch_size} sequences")
     updates = plan_updates(
-        data.sequences.lengths,
+        data.sequences["lengths"],
         steps.num_train_steps,
         config.train_batch_size,
         config.max_seq_length,
@@ -112,7 +112,7 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         config.packing_algorithm,
         config.random_seed,
     )
-    updates = fit_predictions(updates, data.sequences.num_predictions)
+    updates = fit_predictions(updates, data.sequences["num_predictions"])
     num_packs = -(-updates.num_packs // config.micro_batch_size) * config.micro_batch_size
     counted = {
         "num_sequences": len(data.sequences),
@@ -266,7 +266,7 @@ def predict_packed(config, model, sequences):
         As of `finetuning_batches.predict`, and the number of packs.
     """
     packs, spec = pack_all(
-        sequences.lengths, config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
+        sequences["lengths"], config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
     )
 
     def outputs(batch):
@@ -314,10 +314,10 @@ def _describe(paths):
 
 def _describe_steps(config, data, updates, steps):
     return (
-        f"data       {len(data.sequences):,} sequences of {data.sequences.lengths.mean():.1f} tokens\n"
+        f"data       {len(data.sequences):,} sequences of {data.sequences['lengths'].mean():.1f} tokens\n"
         f"packs      of {updates.spec.max_seq_length} tokens and up to "
         f"{updates.spec.max_sequences_per_pack} sequences: packing factor {updates.packing_factor:.3f}, "
-        f"efficiency {updates.efficiency(data.sequences.lengths):.2%}\n"
+        f"efficiency {updates.efficiency(data.sequences['lengths']):.2%}\n"
         f"step       {config.train_batch_size} sequences in at most {updates.num_packs} packs, "
         f"{config.micro_batch_size} at once; {steps.num_train_steps:,} steps"
     )

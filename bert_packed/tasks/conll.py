@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_text
-from bert_packed.records.sequences import Sequences, make_sequences
+from bert_packed.records.sequences import BERT_LAYOUT, Sequences, make_sequences
 from bert_packed.tasks.squad_windows import most_context, window_starts
 from bert_packed.text.tokenization import UNK, encode_sentences
 
@@ -174,14 +174,13 @@ def make_tag_sequences(words, tags, tokenizer, vocabulary, max_seq_length, doc_s
             asked.extend(first_word + here)
         first_word += len(sentence)
     sequences = make_sequences(
-        tokens,
-        np.zeros(len(tokens)),
-        lengths,
-        positions,
-        labels,
-        num_asked,
-        next_sentence_labels=np.zeros(len(lengths)),
+        BERT_LAYOUT,
+        str(path),
+        tokens=tokens,
+        lengths=lengths,
+        prediction_positions=positions,
+        prediction_ids=labels,
+        num_predictions=num_asked,
         record_numbers=numbers,
-        path=str(path),
     )
     return TagSequences(sequences, np.array(asked, np.int64), num_cut, num_empty)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_packed.core.settings import InputError
-from bert_packed.records.sequences import make_unlabelled
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.text.tokenization import encode_sentences
 
 
@@ -192,12 +192,13 @@ def make_glue_sequences(texts, tokenizer, vocabulary, max_seq_length, path=""):
             tokens.extend((*part[:size], vocabulary.sep_id))
             type_ids.extend([number] * (size + 1))
         lengths.append(1 + sum(sizes) + len(sizes))
-    sequences = make_unlabelled(
-        tokens,
-        type_ids,
-        lengths,
+    sequences = make_sequences(
+        BERT_LAYOUT,
+        str(path),
+        tokens=tokens,
+        token_type_ids=type_ids,
+        lengths=lengths,
         record_numbers=np.arange(1, len(lengths) + 1),
-        path=str(path),
     )
     return sequences, num_cut
 

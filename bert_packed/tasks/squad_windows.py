@@ -17,7 +17,7 @@ from unicodedata import category
 
 import numpy as np
 
-from bert_packed.records.sequences import Sequences, make_unlabelled
+from bert_packed.records.sequences import BERT_LAYOUT, Sequences, make_sequences
 from bert_packed.text.tokenization import encode_sentences
 
 NUM_SPECIAL = 3  # [CLS], and [SEP] after question and window
@@ -98,12 +98,13 @@ def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride
             windows.append(Window(index, len(head), start, size, is_best))
             spans.append(_span_in_window(answer, start, size, len(head)))
     return Windows(
-        make_unlabelled(
-            tokens,
-            type_ids,
-            lengths,
-            record_numbers=np.array([window.question_index + 1 for window in windows], np.int64),
-            path=str(path),
+        make_sequences(
+            BERT_LAYOUT,
+            str(path),
+            tokens=tokens,
+            token_type_ids=type_ids,
+            lengths=lengths,
+            record_numbers=[window.question_index + 1 for window in windows],
         ),
         windows,
         np.array(spans, np.int32).reshape(-1, 2),

@@ -82,7 +82,7 @@ class BertRecords:
     def collect(self, drawn, counts):
         """See `TextRecords`: `Sequences`."""
         sequences = collect_instances(drawn)
-        counts["num_random_nexts"] += int(np.count_nonzero(sequences.next_sentence_labels))
+        counts["num_random_nexts"] += int(np.count_nonzero(sequences["next_sentence_labels"]))
         num_special = NUM_SPECIAL if self.rules.next_sentences else NUM_SPECIAL_ALONE
         counts["num_tokens_used"] += int(count_own_tokens(sequences, num_special))
         return sequences

@@ -15,9 +15,8 @@ import dataclasses
 import numpy as np
 
 from bert_packed import schema
-from bert_packed.records.causal_sequences import make_causal_sequences, take_causal
 from bert_packed.records.example_bytes import serialize_ragged
-from bert_packed.records.sequences import sum_ranges
+from bert_packed.records.sequences import CAUSAL_LAYOUT, LABEL_BYTES, make_sequences, sum_ranges, take
 from bert_packed.text import tokenization
 from bert_packed.text.vocabularies import VocabularyKind
 from data_gen.text.corpus import WholeTexts, join_lines
@@ -76,7 +75,7 @@ class CausalRecords:
                 yield (duplicate, document), tuple(array.copy() for array in arrays)
 
     def collect(self, drawn, counts):
-        """See `TextRecords`: `CausalSequences`."""
+        """See `TextRecords`: `Sequences`."""
         tokens, labels_of, bytes_of = zip(*drawn, strict=True)
         lengths, num_labels = (np.array([len(ids) for ids in arrays]) for arrays in (tokens, labels_of))
         mask = np.ones(lengths.sum(), bool)
@@ -86,21 +85,28 @@ class CausalRecords:
         num_bytes = sum_ranges(label_bytes, lengths)
         counts["num_predictions"] += len(labels[mask])
         counts["num_bytes"] += int(num_bytes.sum())
-        numbers = np.arange(1, len(drawn) + 1)
-        return make_causal_sequences(
-            np.concatenate(tokens), labels, mask, label_bytes, lengths, num_bytes, numbers, path=""
+        return make_sequences(
+            CAUSAL_LAYOUT | LABEL_BYTES,
+            "",
+            tokens=np.concatenate(tokens),
+            labels=labels,
+            label_mask=mask,
+            label_bytes=label_bytes,
+            lengths=lengths,
+            num_bytes=num_bytes,
+            record_numbers=np.arange(1, len(drawn) + 1),
         )
 
     def serialize(self, sequences, order):
         """See `TextRecords`."""
-        chosen = take_causal(sequences, order)
+        chosen = take(sequences, order)
         return serialize_ragged(
             {
-                schema.INPUT_IDS: (chosen.tokens, chosen.lengths),
-                schema.LABEL_IDS: (chosen.labels, chosen.lengths),
-                schema.LABEL_MASK: (chosen.label_mask, chosen.lengths),
-                schema.LABEL_BYTES: (chosen.label_bytes, chosen.lengths),
-                schema.NUM_BYTES: (chosen.num_bytes, np.ones(len(chosen), np.int64)),
+                schema.INPUT_IDS: (chosen["tokens"], chosen["lengths"]),
+                schema.LABEL_IDS: (chosen["labels"], chosen["lengths"]),
+                schema.LABEL_MASK: (chosen["label_mask"], chosen["lengths"]),
+                schema.LABEL_BYTES: (chosen["label_bytes"], chosen["lengths"]),
+                schema.NUM_BYTES: (chosen["num_bytes"], np.ones(len(chosen), np.int64)),
             }
         )
 

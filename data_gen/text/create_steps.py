@@ -143,7 +143,7 @@ def write_shard(shard):
                 index["file_indices"].add(text_files[documents])
                 index["document_numbers"].add(numbers[documents])
                 index["duplicates"].add(duplicates)
-            histogram[:] += histograms.count_lengths(sequences.lengths, records.max_seq_length)
+            histogram[:] += histograms.count_lengths(sequences["lengths"], records.max_seq_length)
             for start in range(0, len(order), WRITE_BATCH):
                 yield from records.serialize(sequences, order[start : start + WRITE_BATCH])
 

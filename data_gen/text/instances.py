@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from bert_packed import schema
-from bert_packed.records.sequences import make_sequences, range_indices
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences, range_indices
 from bert_packed.text.masking import MaskingRules, count_predictions, mask_tokens
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
@@ -97,6 +97,8 @@ def collect_instances(instances):
     columns = zip(*instances, strict=True) if instances else [()] * 5
     tokens, type_ids, positions, labels, next_labels = columns
     return make_sequences(
+        BERT_LAYOUT,
+        "",
         tokens=_join(tokens, np.int32),
         token_type_ids=_join(type_ids, np.int8),
         lengths=[len(ids) for ids in tokens],
@@ -105,7 +107,6 @@ def collect_instances(instances):
         num_predictions=[len(ids) for ids in labels],
         next_sentence_labels=next_labels,
         record_numbers=np.arange(1, len(tokens) + 1),
-        path="",
     )
 
 
@@ -194,10 +195,11 @@ def count_own_tokens(sequences, num_special=NUM_SPECIAL):
 
     [CLS] A A [SEP] B [SEP]   actual next: 3, random next: 2
     """
-    is_random = sequences.next_sentence_labels == 1
-    borrowed = np.repeat(is_random, sequences.lengths) & (sequences.token_type_ids == 1)  # with its [SEP]
+    is_random = sequences["next_sentence_labels"] == 1
+    # with its [SEP]
+    borrowed = np.repeat(is_random, sequences["lengths"]) & (sequences["token_type_ids"] == 1)
     num_special = num_special * len(sequences) - np.count_nonzero(is_random)
-    return len(sequences.tokens) - np.count_nonzero(borrowed) - num_special
+    return len(sequences["tokens"]) - np.count_nonzero(borrowed) - num_special
 
 
 def truncate_pair(span_a, span_b, max_num_tokens, rng):
@@ -269,16 +271,16 @@ def to_features(sequences, max_seq_length, max_predictions_per_seq):
         Dict from the names in `schema.UNPACKED_LENGTHS` to arrays `[n, S]`, `[n, P]` or `[n, 1]`; unused
         places are 0, and the mask and the weights are 1 where used.
     """
-    lengths, num_predictions = sequences.lengths, sequences.num_predictions
+    lengths, num_predictions = sequences["lengths"], sequences["num_predictions"]
     predictions = (num_predictions, max_predictions_per_seq)
     return {
-        schema.INPUT_IDS: _pad(sequences.tokens, lengths, max_seq_length),
-        schema.INPUT_MASK: _pad(np.ones_like(sequences.tokens), lengths, max_seq_length),
-        schema.SEGMENT_IDS: _pad(sequences.token_type_ids, lengths, max_seq_length),
-        schema.MASKED_LM_POSITIONS: _pad(sequences.prediction_positions, *predictions),
-        schema.MASKED_LM_IDS: _pad(sequences.prediction_ids, *predictions),
-        schema.MASKED_LM_WEIGHTS: _pad(np.ones(len(sequences.prediction_ids), np.float32), *predictions),
-        schema.NEXT_SENTENCE_LABELS: sequences.next_sentence_labels[:, np.newaxis],
+        schema.INPUT_IDS: _pad(sequences["tokens"], lengths, max_seq_length),
+        schema.INPUT_MASK: _pad(np.ones_like(sequences["tokens"]), lengths, max_seq_length),
+        schema.SEGMENT_IDS: _pad(sequences["token_type_ids"], lengths, max_seq_length),
+        schema.MASKED_LM_POSITIONS: _pad(sequences["prediction_positions"], *predictions),
+        schema.MASKED_LM_IDS: _pad(sequences["prediction_ids"], *predictions),
+        schema.MASKED_LM_WEIGHTS: _pad(np.ones(len(sequences["prediction_ids"]), np.float32), *predictions),
+        schema.NEXT_SENTENCE_LABELS: sequences["next_sentence_labels"][:, np.newaxis],
     }
 
 

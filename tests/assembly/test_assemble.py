@@ -33,17 +33,18 @@ def make_case(tmp_path, seed=0, depth="max", algorithm="lpfhp"):
 @pytest.mark.parametrize("depth", [1, 2, 3, "max"])
 def test_every_sequence_is_in_one_pack_unchanged(tmp_path, algorithm, depth):
     features, sequences, plan = make_case(tmp_path, depth=depth, algorithm=algorithm)
-    packs = assign_sequences(plan, sequences.lengths, seed=7)
+    packs = assign_sequences(plan, sequences["lengths"], seed=7)
     assert sorted(packs.members) == list(range(60))
-    num_predictions = count_predictions(packs, sequences.num_predictions)
+    num_predictions = count_predictions(packs, sequences["num_predictions"])
     spec = schema.PackSpec(S, plan.depth, int(num_predictions.max()))
     arrays = assemble_packs(sequences, packs, spec)
     assert Counter(list_packed(arrays)) == Counter(list_unpacked(features))
     assert arrays[schema.INPUT_IDS].shape == (plan.num_packs, S)
     if depth != 1:
         assert np.mean(arrays[schema.INPUT_MASK].max(axis=1) > 1) > 0.3  # packs that really are packs
+    lengths = sequences["lengths"]
     assert Counter(
-        tuple(sorted(sequences.lengths[packs.between(i, i + 1).members].tolist())) for i in range(len(packs))
+        tuple(sorted(lengths[packs.between(i, i + 1).members].tolist())) for i in range(len(packs))
     ) == Counter(plan.strategies)
 
 
@@ -57,7 +58,7 @@ def test_assembled_arrays_are_the_record_of_the_schema(tmp_path):
     features[schema.NEXT_SENTENCE_LABELS][:] = [[1], [0]]
     sequences = load(write_features(tmp_path / "in.tfrecord", features))
     plan = make_plan("test", 8, "max", [((3, 4), 1)])
-    packs = assign_sequences(plan, sequences.lengths, seed=0)
+    packs = assign_sequences(plan, sequences["lengths"], seed=0)
     assert packs.members.tolist() == [1, 0]  # ascending length
     arrays = assemble_packs(sequences, packs, schema.PackSpec(8, 3, 3))
     assert {name: values[0].tolist() for name, values in arrays.items()} == {
@@ -76,9 +77,9 @@ def test_assembled_arrays_are_the_record_of_the_schema(tmp_path):
 
 def test_assignment_depends_on_the_seed_alone(tmp_path):
     _, sequences, plan = make_case(tmp_path)
-    first = assign_sequences(plan, sequences.lengths, seed=1)
-    again = assign_sequences(plan, sequences.lengths, seed=1)
-    other = assign_sequences(plan, sequences.lengths, seed=2)
+    first = assign_sequences(plan, sequences["lengths"], seed=1)
+    again = assign_sequences(plan, sequences["lengths"], seed=1)
+    other = assign_sequences(plan, sequences["lengths"], seed=2)
     assert np.array_equal(first.members, again.members)
     assert not np.array_equal(first.members, other.members)
 
@@ -103,8 +104,8 @@ def test_plan_for_other_lengths_is_refused():
 
 def test_part_is_a_run_of_packs(tmp_path):
     _, sequences, plan = make_case(tmp_path)
-    packs = assign_sequences(plan, sequences.lengths, seed=0)
-    spec = schema.PackSpec(S, plan.depth, int(count_predictions(packs, sequences.num_predictions).max()))
+    packs = assign_sequences(plan, sequences["lengths"], seed=0)
+    spec = schema.PackSpec(S, plan.depth, int(count_predictions(packs, sequences["num_predictions"]).max()))
     whole = assemble_packs(sequences, packs, spec)
     halves = [assemble_packs(sequences, packs.between(*ends), spec) for ends in ((0, 5), (5, len(packs)))]
     for name, values in whole.items():
@@ -114,11 +115,11 @@ def test_part_is_a_run_of_packs(tmp_path):
 def test_packs_over_the_spec_are_refused(tmp_path):
     """By one token, one sequence or one prediction."""
     _, sequences, plan = make_case(tmp_path)
-    packs = assign_sequences(plan, sequences.lengths, seed=0)
+    packs = assign_sequences(plan, sequences["lengths"], seed=0)
     pairs = list(itertools.pairwise(packs.offsets.tolist()))
     needed = [
         max(int(sizes[packs.members[first:last]].sum()) for first, last in pairs)
-        for sizes in (sequences.lengths, np.ones(len(sequences), int), sequences.num_predictions)
+        for sizes in (sequences["lengths"], np.ones(len(sequences), int), sequences["num_predictions"])
     ]
     assert len(set(needed)) == 3
     assert assemble_packs(sequences, packs, schema.PackSpec(*needed))
@@ -145,27 +146,27 @@ def test_truncation_keeps_the_start_and_the_closing_token(tmp_path):
     features, sequences = overlong_case(tmp_path)
     short, counts = fit_lengths(sequences, 5, "truncate")
     assert counts == {"truncated": 1, "dropped": 0}
-    assert short.lengths.tolist() == [3, 5, 5]
-    assert short.tokens[3:8].tolist() == [2, 7, 4, 6, 3]
-    assert short.token_type_ids[3:8].tolist() == [0, 0, 0, 0, 1]
+    assert short["lengths"].tolist() == [3, 5, 5]
+    assert short["tokens"][3:8].tolist() == [2, 7, 4, 6, 3]
+    assert short["token_type_ids"][3:8].tolist() == [0, 0, 0, 0, 1]
     shorter, counts = fit_lengths(sequences, 4, "truncate")
     assert counts == {"truncated": 2, "dropped": 0}
-    assert shorter.tokens[3:7].tolist() == [2, 7, 4, 3]
-    assert shorter.token_type_ids[3:7].tolist() == [0, 0, 0, 1]  # the [SEP] stays sentence B's
-    predictions = slice(*shorter.prediction_offsets[1:3])
+    assert shorter["tokens"][3:7].tolist() == [2, 7, 4, 3]
+    assert shorter["token_type_ids"][3:7].tolist() == [0, 0, 0, 1]  # the [SEP] stays sentence B's
+    predictions = slice(*shorter.offsets("prediction_ids")[1:3])
     # position 3 falls away; the last token's prediction moves with it
-    assert shorter.prediction_positions[predictions].tolist() == [2, 3]
-    assert shorter.prediction_ids[predictions].tolist() == [20, 50]
-    assert shorter.lengths.tolist() == [3, 4, 4]
+    assert shorter["prediction_positions"][predictions].tolist() == [2, 3]
+    assert shorter["prediction_ids"][predictions].tolist() == [20, 50]
+    assert shorter["lengths"].tolist() == [3, 4, 4]
     untouched = list_unpacked(features)[0]
-    assert tuple(shorter.tokens[:3].tolist()) == untouched[0]
+    assert tuple(shorter["tokens"][:3].tolist()) == untouched[0]
 
 
 def test_dropping_and_refusing(tmp_path):
     _, sequences = overlong_case(tmp_path)
     kept, counts = fit_lengths(sequences, 5, "drop")
     assert counts == {"truncated": 0, "dropped": 1}
-    assert kept.record_numbers.tolist() == [1, 3]
+    assert kept["record_numbers"].tolist() == [1, 3]
     same, counts = fit_lengths(sequences, 6, "error")
     assert same is sequences and counts == {"truncated": 0, "dropped": 0}
     with pytest.raises(InputError, match=r"record 2: .*max_seq_length=5 .*Received: 6 tokens"):
@@ -180,7 +181,7 @@ def test_causal_sequences_are_dropped_or_refused_and_never_truncated(tmp_path):
     write_causal(tmp_path / "in.tfrecord", [3, 5, 6])
     (sequences,) = read_causal(str(tmp_path / "in.tfrecord"))
     kept, counts = drop_overlong(sequences, 5, "drop")
-    assert kept.record_numbers.tolist() == [1, 2] and counts == {"truncated": 0, "dropped": 1}
+    assert kept["record_numbers"].tolist() == [1, 2] and counts == {"truncated": 0, "dropped": 1}
     for overlong in ("error", "truncate"):
         assert drop_overlong(sequences, 6, overlong) == (sequences, {"truncated": 0, "dropped": 0})
         with pytest.raises(InputError, match=r"record 2: .*max_seq_length=4 .*Received: 5 tokens"):

@@ -123,7 +123,7 @@ def test_no_number_of_capacities_has_too_many_classes(num_capacities):
 def test_a_pack_takes_all_values_of_each_position():
     data = FeatureData(parse_features("a:int:10,places:float*3:=a"), "error")
     # also what tells a sequence: its file, its record, and how long it is
-    assert data.pack_bytes(2) == 10 * 8 + 10 * 3 * 4 + 2 * (4 + 8 + 4)
+    assert data.pack_bytes(2) == 10 * 8 + 10 * 3 * 4 + 2 * (4 + 8 + 8)
 
 
 def test_no_pack_is_deeper_than_the_first_capacity_has_positions():

@@ -83,10 +83,10 @@ def test_a_resumed_packer_needs_what_waits_in_it(records):
 def test_a_sequence_over_the_pack_is_named(records):
     path, _ = records
     spec, sequences = PackSpec(8, 4, 6), load(path)
-    sequences = take(sequences, np.argsort(sequences.lengths))
-    assert sequences.lengths[0] <= 8
-    index = int(np.argmax(sequences.lengths > 8))
-    record, length = sequences.record_numbers[index], sequences.lengths[index]
+    sequences = take(sequences, np.argsort(sequences["lengths"]))
+    assert sequences["lengths"][0] <= 8
+    index = int(np.argmax(sequences["lengths"] > 8))
+    record, length = sequences["record_numbers"][index], sequences["lengths"][index]
     message = rf"u\.tfrecord, record {record}: .* at most max_seq_length=8 tokens\. Received: {length}"
     with pytest.raises(InputError, match=message):
         list(pack_stream([sequences], OnlinePacker(8, 4, buffer_size=16), spec))

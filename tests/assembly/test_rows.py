@@ -166,7 +166,7 @@ def test_bytes_are_shared_out_where_records_do_not_say(tmp_path):
     (batch,) = read_causal(write_sequences(tmp_path / "in.tfrecord", bare))
     shares = share_bytes(batch)
     for index, sequence in enumerate(sequences):
-        its = shares[batch.offsets[index] : batch.offsets[index + 1]]
+        its = shares[batch.offsets("tokens")[index] : batch.offsets("tokens")[index + 1]]
         mask = np.array(sequence[schema.LABEL_MASK])
         assert its.sum() == sequence[schema.NUM_BYTES][0]
         assert not its[mask == 0].any() and np.ptp(its[mask == 1]) <= 1

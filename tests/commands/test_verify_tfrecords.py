@@ -17,7 +17,7 @@ from bert_packed.packing.histogram import count_lengths
 from bert_packed.packing.lpfhp import pack_lpfhp
 from bert_packed.records import first_records, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from data_gen.digests import digest_bert
+from bert_packed.records.sequences import BERT_LAYOUT, content_digests
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.verification import compare_files, unmatched
@@ -42,8 +42,8 @@ def packed(input_file):
     """Arrays of correct packs, which a test may damage before it writes them."""
     sequences = load(input_file)
     plan = pack_lpfhp(count_lengths(LENGTHS, S), S, 3)
-    packs = assign_sequences(plan, sequences.lengths, seed=0)
-    spec = schema.PackSpec(S, 3, int(count_predictions(packs, sequences.num_predictions).max()))
+    packs = assign_sequences(plan, sequences["lengths"], seed=0)
+    spec = schema.PackSpec(S, 3, int(count_predictions(packs, sequences["num_predictions"]).max()))
     arrays = assemble_packs(sequences, packs, spec)
     assert np.mean(arrays[schema.INPUT_MASK].max(axis=1) > 1) > 0.8
     return arrays
@@ -194,12 +194,12 @@ def test_unmatched_is_the_difference_of_multisets():
 
 def test_digest_depends_on_every_part_and_on_nothing_else(tmp_path, input_file):
     sequences = load(input_file)
-    digests = digest_bert(sequences)
+    digests = content_digests(sequences, BERT_LAYOUT)
     assert len(np.unique(digests, axis=0)) == 40
     wider = make_features(LENGTHS, S)
     narrower = {name: values[:, :8] for name, values in wider.items()}
     paths = [write_features(tmp_path / f"{len(f['input_ids'][0])}.tfrecord", f) for f in (wider, narrower)]
-    assert np.array_equal(*(digest_bert(load(path)) for path in paths))
+    assert np.array_equal(*(content_digests(load(path), BERT_LAYOUT) for path in paths))
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])

@@ -1,6 +1,5 @@
 """Batches of fine-tuning by hand: labels in their slots, positions from the pack's start, and back again."""
 
-import dataclasses
 import types
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from bert_packed.assembly.assignment import Packs
 from bert_packed.data.finetuning_batches import LabelledSequences, make_batch, predict, train_batches
-from bert_packed.records.sequences import make_unlabelled, without_predictions
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences, without_predictions
 from bert_packed.schema import PackSpec
 from bert_packed.tasks.update_packs import Updates, fit_predictions
 
@@ -18,12 +17,13 @@ TOKENS = [[2, 7, 4, 3], [2, 9, 3], [2, 8, 8, 8, 3]]
 
 @pytest.fixture
 def data():
-    sequences = make_unlabelled(
+    sequences = make_sequences(
+        BERT_LAYOUT,
+        "x",
         tokens=np.concatenate(TOKENS),
         token_type_ids=np.concatenate([[0, 0, 1, 1], [0, 0, 1], [0, 0, 0, 1, 1]]),
         lengths=[4, 3, 5],
         record_numbers=[1, 2, 3],
-        path="x",
     )
     labels = {"start_positions": np.array([2, 1, 4]), "classes": np.array([5, 7, 6])}
     return LabelledSequences(sequences, labels, positions=("start_positions",))
@@ -48,14 +48,13 @@ def test_a_batch_by_hand(data):
 
 
 def test_predictions_of_the_sequences_come_with_them(data):
-    asked = dataclasses.replace(
-        data.sequences,
+    asked = data.sequences.replace(
         prediction_positions=np.array([1, 2, 1, 3], np.int32),
         prediction_ids=np.array([4, 5, 6, 7], np.int32),
-        prediction_offsets=np.array([0, 2, 3, 4]),
+        num_predictions=np.array([2, 1, 1]),
     )
     updates = fit_predictions(
-        Updates([PACKS, PACKS.between(1, 2)], PackSpec(8, 3, 0), 2), asked.num_predictions
+        Updates([PACKS, PACKS.between(1, 2)], PackSpec(8, 3, 0), 2), asked["num_predictions"]
     )
     assert updates.spec == PackSpec(8, 3, 3)
     batch = make_batch(LabelledSequences(asked, {}), PACKS, updates.spec, 3)

@@ -56,7 +56,7 @@ def facts(made):
     for path in sorted((made / "packs").glob("*.tfrecord")):
         packed[path.name] = FileFacts()
         for part in read_packed(str(path)):
-            packed[path.name].add_packs(part, part.prediction_ids)
+            packed[path.name].add_packs(part, part["prediction_ids"])
     for part in read_unpacked(f"{made}/in.tfrecord"):
         inputs.num_records += len(part)
         inputs.num_overlong.update(fit_lengths(part, S, "truncate")[1])
@@ -259,7 +259,7 @@ def test_strategies_that_no_plan_of_ours_has_are_one_number(packs, facts, find):
     few = FileFacts(planned=frozenset())
     for path in sorted(packs.glob("*.tfrecord")):
         for part in read_packed(str(path)):
-            few.add_packs(part, part.prediction_ids)
+            few.add_packs(part, part["prediction_ids"])
     assert (few.num_records, few.num_others) == (sum(its.num_records for its in packed.values()),) * 2
     assert not few.strategies
     change(packs, lambda manifest: manifest["plan"]["strategies"].pop())

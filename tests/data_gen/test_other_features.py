@@ -270,7 +270,7 @@ def make_labelled(rng, count=100):
 def test_features_of_one_a_sequence_count_as_data(tmp_path, monkeypatch):
     """Their bytes cut runs and parts: else long vectors beside short texts would be held as a whole."""
     data = FeatureData(parse_features("ids:int:64,vector:float*5000:each"), "error")
-    assert data.pack_bytes(10) - data.pack_bytes(0) == 10 * (20_000 + 4 + 4 + 8)
+    assert data.pack_bytes(10) - data.pack_bytes(0) == 10 * (20_000 + 8 + 4 + 8)
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 2**18)
     sequences = make_labelled(np.random.default_rng(0))
     path = write(tmp_path / "in.tfrecord", sequences)

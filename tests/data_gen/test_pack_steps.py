@@ -16,12 +16,12 @@ from bert_packed.assembly.bert_data import BertData
 from bert_packed.core import files
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
-from bert_packed.records.columns import Column
 from bert_packed.records.inputs import stamp_files
+from bert_packed.records.sequences import ORIGINS, make_sequences
 from data_gen import pack_inputs, pack_job, pack_steps
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
-from data_gen.spill import read_array, read_spill
+from data_gen.run_files import read_array, read_run
 
 S = 16
 
@@ -45,7 +45,7 @@ def groups(monkeypatch):
     def count_owners(work_and_part):
         work, part = work_and_part
         layout = {**work.data.layout, **pack_steps.SLOTS}
-        pieces = [read_spill(path, layout, part.index) for path in work.sorted_runs]
+        pieces = [read_run(path, layout, part.index) for path in work.sorted_runs]
         found["runs of a part"].append(sum(len(piece["slots"]) > 0 for piece in pieces))
         return measure(work_and_part)
 
@@ -106,17 +106,17 @@ def test_a_run_ends_once_it_is_full_and_counts_add_up_over_batches(tmp_path):
     def read(_):
         for first in range(1, 26, 5):
             numbers = np.arange(first, first + 4)
-            yield {"file_indices": np.zeros(4, np.int32), "record_numbers": numbers}, 5, {"dropped": 1}
+            yield make_sequences(ORIGINS, path, record_numbers=numbers), 5, {"dropped": 1}
 
     data = types.SimpleNamespace(
-        layout={"file_indices": Column("<i4"), "record_numbers": Column("<i8")},
-        lengths=lambda columns: np.ones(len(columns["record_numbers"]), np.int64),
+        layout=ORIGINS,
+        lengths=lambda columns: np.ones(len(columns), np.int64),
         read=read,
     )
     result = pack_steps.read_file(pack_steps.ReadWork(data, stamp_files([path])[0], 3, {}, str(tmp_path), 90))
     assert [num_sequences for _, num_sequences in result["runs"]] == [8, 8, 4]
     assert result["entry"]["num_records"] == 25 and result["num_overlong"] == {"dropped": 5}
-    runs = [read_spill(run, data.layout) for run, _ in result["runs"]]
+    runs = [read_run(run, data.layout) for run, _ in result["runs"]]
     numbers = np.concatenate([run["record_numbers"] for run in runs])
     assert numbers.tolist() == [number for number in range(1, 26) if number % 5]
     assert all((run["file_indices"] == 3).all() for run in runs)
@@ -169,13 +169,13 @@ def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch):
 
 
 def test_measuring_reads_no_tokens(packing, monkeypatch):
-    asked, read = [], pack_steps.read_spill
+    asked, read = [], pack_steps.read_run
 
     def note(path, layout, group=None, names=None):
         asked.append(names)
         return read(path, layout, group, names)
 
-    monkeypatch.setattr(pack_steps, "read_spill", note)
+    monkeypatch.setattr(pack_steps, "read_run", note)
     pack(dataclasses.replace(packing, num_shards=1))
     # all to sort, little to measure, all to write
     assert asked == [None, {"slots", "lengths", "num_predictions"}, None]
@@ -198,12 +198,12 @@ def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
     seen, measure = [], pack_job.measure_part
 
     def look(work_and_part):
-        seen.append(sorted(path.name for path in Path(work_and_part[0].folder).glob("*.spill")))
+        seen.append(sorted(path.name for path in Path(work_and_part[0].folder).glob("*.run")))
         return measure(work_and_part)
 
     monkeypatch.setattr(pack_job, "measure_part", look)
     pack(packing)
-    assert seen and all(names == ["sorted-000000.spill"] for names in seen)
+    assert seen and all(names == ["sorted-000000.run"] for names in seen)
 
 
 def test_a_run_is_known_by_all_that_its_packs_depend_on(packing, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_packed.evaluation import glue_predictions
-from bert_packed.records.sequences import make_unlabelled
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.runs import finetuning
 from bert_packed.tasks.glue import TASKS, GlueTexts
 
@@ -54,4 +54,5 @@ def test_the_servers_form(name, tmp_path, monkeypatch):
 
 
 def sequences(number):
-    return make_unlabelled(range(number), [0] * number, [1] * number, range(1, number + 1), f"{number}")
+    columns = {"tokens": range(number), "lengths": [1] * number, "record_numbers": range(1, number + 1)}
+    return make_sequences(BERT_LAYOUT, f"{number}", **columns)

@@ -19,7 +19,7 @@ def read(tmp_path, context, *entries, length=64, stride=32):
 
 
 def blank(windows):
-    return [np.zeros((2, int(length)), np.float32) for length in windows.sequences.lengths]
+    return [np.zeros((2, int(length)), np.float32) for length in windows.sequences["lengths"]]
 
 
 def plain_best_spans(window, start, end, num, longest):
@@ -45,7 +45,7 @@ def test_answer_is_cut_from_the_original_text(tmp_path):
     context = "Who wrote  the\tFIRST Caf\u00e9, in (1843)?"
     questions, windows = read(tmp_path, context, entry("1", "what?"))
     logits = blank(windows)
-    tokens = [VOCABULARY.tokens[token] for token in windows.sequences.tokens]
+    tokens = [VOCABULARY.tokens[token] for token in windows.sequences["tokens"]]
     logits[0][0, tokens.index("the")] = 5
     logits[0][1, tokens.index("cafe")] = 5
     found = extract(questions, windows, logits, n_best_size=3)

@@ -13,8 +13,7 @@ from bert_packed.records import tfrecords
 from bert_packed.records.frames import FRAME_BYTES
 from bert_packed.records.read_packed import read_packed
 from bert_packed.records.read_unpacked import read_unpacked
-from bert_packed.records.sequences import concatenate
-from data_gen.digests import digest_bert
+from bert_packed.records.sequences import BERT_LAYOUT, concatenate, content_digests
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 
@@ -89,7 +88,8 @@ def seed_of(damage):
 
 
 def digests(parts):
-    return [tuple(digest) for digest in digest_bert(concatenate(list(parts))).tolist()]
+    found = content_digests(concatenate(list(parts)), BERT_LAYOUT)
+    return [tuple(digest) for digest in found.tolist()]
 
 
 class Original:

@@ -37,13 +37,14 @@ def write(path, features, **changed):
 def test_unpacked_records_are_read_as_written(tmp_path):
     written = make_sequences([5, 1, 9, 2, 40], seed=3)
     (found,) = read_causal(write_sequences(tmp_path / "a.tfrecord", written))
-    assert found.lengths.tolist() == [5, 1, 9, 2, 40] and found.record_numbers.tolist() == [1, 2, 3, 4, 5]
+    assert found["lengths"].tolist() == [5, 1, 9, 2, 40]
+    assert found["record_numbers"].tolist() == [1, 2, 3, 4, 5]
     for name, column in (
-        (schema.INPUT_IDS, found.tokens),
-        (schema.LABEL_IDS, found.labels),
-        (schema.LABEL_MASK, found.label_mask),
-        (schema.LABEL_BYTES, found.label_bytes),
-        (schema.NUM_BYTES, found.num_bytes),
+        (schema.INPUT_IDS, found["tokens"]),
+        (schema.LABEL_IDS, found["labels"]),
+        (schema.LABEL_MASK, found["label_mask"]),
+        (schema.LABEL_BYTES, found["label_bytes"]),
+        (schema.NUM_BYTES, found["num_bytes"]),
     ):
         assert column.tolist() == [value for features in written for value in features[name]], name
 
@@ -51,7 +52,7 @@ def test_unpacked_records_are_read_as_written(tmp_path):
 def test_label_bytes_may_be_left_out(tmp_path):
     features = {name: values for name, values in UNPACKED.items() if name != schema.LABEL_BYTES}
     (found,) = read_causal(write_sequences(tmp_path / "a.tfrecord", [features]))
-    assert found.label_bytes is None and found.num_bytes.tolist() == [10]
+    assert "label_bytes" not in found.layout and found["num_bytes"].tolist() == [10]
 
 
 def test_records_of_any_length_are_written_as_tensorflow_does(tmp_path):
@@ -120,11 +121,11 @@ def test_lengths_of_records_are_counted(tmp_path):
 
 def test_a_pack_is_read_as_its_sequences(tmp_path):
     (found,) = read_packed_causal(write_sequences(tmp_path / "p.tfrecord", [PACK, PACK]))
-    assert found.lengths.tolist() == [4, 3] * 2 and found.record_numbers.tolist() == [1, 1, 2, 2]
-    assert found.tokens.tolist() == [0, 7, 4, 8, 0, 5, 0] * 2
-    assert found.labels.tolist() == [7, 4, 8, 9, 5, 0, 0] * 2
-    assert found.label_mask.tolist() == [1, 1, 1, 1, 1, 1, 0] * 2
-    assert found.num_bytes.tolist() == [14, 3] * 2 and found.first_positions.tolist() == [0] * 4
+    assert found["lengths"].tolist() == [4, 3] * 2 and found["record_numbers"].tolist() == [1, 1, 2, 2]
+    assert found["tokens"].tolist() == [0, 7, 4, 8, 0, 5, 0] * 2
+    assert found["labels"].tolist() == [7, 4, 8, 9, 5, 0, 0] * 2
+    assert found["label_mask"].tolist() == [1, 1, 1, 1, 1, 1, 0] * 2
+    assert found["num_bytes"].tolist() == [14, 3] * 2 and found["first_positions"].tolist() == [0] * 4
 
 
 def change(name, index, value):
@@ -169,8 +170,8 @@ def test_parts_may_go_on_where_a_pack_begins_and_nowhere_else(tmp_path):
     empty = {name: [0] * len(values) for name, values in PACK.items()}
     path = write_sequences(tmp_path / "p.tfrecord", [goes_on, empty, PACK])
     ((found, num_packs),) = read_parts(path)
-    assert num_packs == 3 and found.first_positions.tolist() == [5, 0, 0, 0]
-    assert found.record_numbers.tolist() == [1, 1, 3, 3]
+    assert num_packs == 3 and found["first_positions"].tolist() == [5, 0, 0, 0]
+    assert found["record_numbers"].tolist() == [1, 1, 3, 3]
     for rows, wrong in (([goes_on], "restart at 0"), ([empty], "begin with sequence 1")):
         with pytest.raises(LayoutError, match=wrong):
             list(read_packed_causal(write_sequences(tmp_path / "q.tfrecord", rows)))
@@ -184,7 +185,7 @@ def test_batches_are_numbered_on(tmp_path, monkeypatch):
     read_batches = tfrecords.read_batches
     monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=2: read_batches(path, batch_size))
     path = write_sequences(tmp_path / "a.tfrecord", make_sequences([3] * 5))
-    assert [batch.record_numbers.tolist() for batch in read_causal(path)] == [[1, 2], [3, 4], [5]]
+    assert [batch["record_numbers"].tolist() for batch in read_causal(path)] == [[1, 2], [3, 4], [5]]
     path = write_sequences(tmp_path / "p.tfrecord", [PACK] * 3)
-    assert [batch.record_numbers.tolist() for batch in read_packed_causal(path)] == [[1, 1, 2, 2], [3, 3]]
+    assert [batch["record_numbers"].tolist() for batch in read_packed_causal(path)] == [[1, 1, 2, 2], [3, 3]]
     assert read_examples([path]) == [PACK] * 3

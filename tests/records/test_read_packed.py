@@ -27,14 +27,14 @@ def write_pack(path, **changed):
 
 def test_pack_is_read_as_its_sequences(tmp_path):
     (sequences,) = read_packed(write_pack(tmp_path / "p.tfrecord"))
-    assert sequences.lengths.tolist() == [4, 3]
-    assert sequences.tokens.tolist() == [2, 7, 4, 3, 2, 9, 3]
-    assert sequences.token_type_ids.tolist() == [0, 0, 1, 1, 0, 0, 0]
-    assert sequences.num_predictions.tolist() == [1, 1]
-    assert sequences.prediction_positions.tolist() == [2, 1]
-    assert sequences.prediction_ids.tolist() == [8, 9]
-    assert sequences.next_sentence_labels.tolist() == [1, 0]
-    assert sequences.record_numbers.tolist() == [1, 1]
+    assert sequences["lengths"].tolist() == [4, 3]
+    assert sequences["tokens"].tolist() == [2, 7, 4, 3, 2, 9, 3]
+    assert sequences["token_type_ids"].tolist() == [0, 0, 1, 1, 0, 0, 0]
+    assert sequences["num_predictions"].tolist() == [1, 1]
+    assert sequences["prediction_positions"].tolist() == [2, 1]
+    assert sequences["prediction_ids"].tolist() == [8, 9]
+    assert sequences["next_sentence_labels"].tolist() == [1, 0]
+    assert sequences["record_numbers"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_the_sequence_of_a_prediction_is_that_of_its_place(tmp_path):
         for weights in ([1, 2, 0], [1, 1, 0])
     )
     for name in ("tokens", "num_predictions", "prediction_positions", "prediction_ids"):
-        assert getattr(one[0], name).tolist() == getattr(other[0], name).tolist()
-    assert one[0].num_predictions.tolist() == [1, 1]
+        assert one[0][name].tolist() == other[0][name].tolist()
+    assert one[0]["num_predictions"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("positions", [[2, 1, 0], [1, 1, 0]])
@@ -118,10 +118,10 @@ def test_packs_of_later_batches_are_numbered_on(tmp_path, monkeypatch):
     read_batches = tfrecords.read_batches
     monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=2: read_batches(path, batch_size))
     sequences = concatenate(list(read_packed(path)))
-    assert sequences.record_numbers.tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert sequences.num_predictions.tolist() == [1] * 10
-    assert sequences.prediction_ids.tolist() == [11, 9, 12, 9, 13, 9, 14, 9, 15, 9]
-    assert sequences.prediction_positions.tolist() == [2, 1] * 5
+    assert sequences["record_numbers"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert sequences["num_predictions"].tolist() == [1] * 10
+    assert sequences["prediction_ids"].tolist() == [11, 9, 12, 9, 13, 9, 14, 9, 15, 9]
+    assert sequences["prediction_positions"].tolist() == [2, 1] * 5
 
 
 def test_pack_spec(tmp_path):

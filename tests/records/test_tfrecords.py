@@ -139,21 +139,21 @@ def test_an_error_of_the_disk_names_the_file(unpacked, monkeypatch):
 
 def test_sequences_longer_than_a_byte_counts(tmp_path):
     sequences = load(write_features(tmp_path / "in.tfrecord", make_features([300, 2, 512, 256], 512)))
-    assert sequences.lengths.tolist() == [300, 2, 512, 256]
-    assert sequences.tokens.dtype == np.int32
+    assert sequences["lengths"].tolist() == [300, 2, 512, 256]
+    assert sequences["tokens"].dtype == np.int32
 
 
 def test_unpacked_records_are_read_in_columns(tmp_path):
     features = make_features([5, 8, 2, 7, 8], 8)
     sequences = load(write_features(tmp_path / "in.tfrecord", features))
-    assert sequences.lengths.tolist() == [5, 8, 2, 7, 8]
+    assert sequences["lengths"].tolist() == [5, 8, 2, 7, 8]
     for index, (tokens, token_types, predictions, label) in enumerate(list_unpacked(features)):
         one = take(sequences, np.array([index]))
-        assert one.tokens.tolist() == list(tokens)
-        assert one.token_type_ids.tolist() == list(token_types)
-        assert list(zip(one.prediction_positions, one.prediction_ids, strict=True)) == list(predictions)
-        assert one.next_sentence_labels.tolist() == [label]
-        assert one.record_numbers.tolist() == [index + 1]
+        assert one["tokens"].tolist() == list(tokens)
+        assert one["token_type_ids"].tolist() == list(token_types)
+        assert list(zip(one["prediction_positions"], one["prediction_ids"], strict=True)) == list(predictions)
+        assert one["next_sentence_labels"].tolist() == [label]
+        assert one["record_numbers"].tolist() == [index + 1]
     assert sequences.origin(2).endswith("in.tfrecord, record 3")
 
 
@@ -166,12 +166,12 @@ def test_files_of_other_widths_join(tmp_path):
             load(write_features(tmp_path / "b.tfrecord", second)),
         ]
     )
-    assert joined.lengths.tolist() == [5, 8, 3, 12]
-    assert joined.num_predictions.sum() == sum(
+    assert joined["lengths"].tolist() == [5, 8, 3, 12]
+    assert joined["num_predictions"].sum() == sum(
         len(s[2]) for s in list_unpacked(first) + list_unpacked(second)
     )
     for some in (take(joined, [2, 1]), take(joined, np.array([False, True, True, False]))):
-        found = {some.origin(i).split("/")[-1]: some.lengths[i] for i in range(2)}
+        found = {some.origin(i).split("/")[-1]: some["lengths"][i] for i in range(2)}
         assert found == {"a.tfrecord, record 2": 8, "b.tfrecord, record 1": 3}
 
 
@@ -181,8 +181,8 @@ def test_predictions_in_any_order_become_ascending(tmp_path):
     features[schema.MASKED_LM_IDS][:] = [90, 94, 91, 93]
     features[schema.MASKED_LM_WEIGHTS][:] = [0, 1, 1, 1]
     sequences = load(write_features(tmp_path / "in.tfrecord", features))
-    assert sequences.prediction_positions.tolist() == [1, 3, 4]
-    assert sequences.prediction_ids.tolist() == [91, 93, 94]
+    assert sequences["prediction_positions"].tolist() == [1, 3, 4]
+    assert sequences["prediction_ids"].tolist() == [91, 93, 94]
 
 
 def test_range_indices():
@@ -287,7 +287,7 @@ def test_values_of_a_feature_that_is_empty_in_the_first_record_are_not_lost(tmp_
     ):
         load(tmp_path / "x.tfrecord")
     tfrecords.write_records(tmp_path / "y.tfrecord", [first] * 3)
-    assert load(tmp_path / "y.tfrecord").num_predictions.tolist() == [0, 0, 0]
+    assert load(tmp_path / "y.tfrecord")["num_predictions"].tolist() == [0, 0, 0]
 
 
 def test_records_of_later_batches_are_numbered_on():

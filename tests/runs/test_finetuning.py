@@ -8,7 +8,8 @@ import pytest
 from keras import ops
 
 from bert_packed.models.cpu_forms import has_no_gradients
-from bert_packed.records.sequences import Sequences
+from bert_packed.records.sequences import BERT_LAYOUT
+from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.runs import finetuning
 
 pytestmark = pytest.mark.both_backends
@@ -19,19 +20,8 @@ def make_sequences():
     """Sequences of random tokens, each beginning with its own number plus 100."""
     rng = np.random.default_rng(0)
     tokens = [[100 + n, *rng.integers(1, 99, length - 1)] for n, length in enumerate(LENGTHS)]
-    number, nothing = len(LENGTHS), np.zeros(0, np.int32)
-    return Sequences(
-        np.concatenate(tokens).astype(np.int32),
-        np.zeros(sum(LENGTHS), np.int8),
-        np.concatenate([[0], np.cumsum(LENGTHS)]),
-        nothing,
-        nothing,
-        np.zeros(number + 1, np.int64),
-        np.zeros(number, np.int8),
-        np.zeros(number, np.int32),
-        np.arange(number),
-        ("",),
-    )
+    columns = {"tokens": np.concatenate(tokens), "lengths": LENGTHS}
+    return make_columns(BERT_LAYOUT, "", **columns, record_numbers=np.arange(len(LENGTHS)))
 
 
 class Known(keras.Model):
@@ -65,7 +55,7 @@ def test_every_sequence_gets_its_own_outputs_out_of_training(depth, num_packs):
     assert packs == num_packs
     assert found["start_logits"][1].shape == (12,)
     for number, length in enumerate(LENGTHS):
-        own = sequences.tokens[sequences.offsets[number] :][:length]
+        own = sequences["tokens"][sequences.offsets("tokens")[number] :][:length]
         assert found["start_logits"][number].tolist() == own.tolist()
         assert found["end_logits"][number].tolist() == list(range(length))
         assert found["logits"][number].tolist() == [100 + number, 200 + 2 * number]

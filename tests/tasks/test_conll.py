@@ -73,11 +73,11 @@ def tools():
 def test_sequences_by_hand(tools):
     a, b, c, d = 5, 6, 7, 8
     found = make_tag_sequences([["A", "bcd"], ["\u200b", "ac", "zz"]], [[1, 2], [3, 0, 1]], *tools, 8, 4)
-    assert found.sequences.tokens.tolist() == [CLS, a, b, c, d, SEP, CLS, UNK, a, c, UNK, SEP]
-    assert found.sequences.lengths.tolist() == [6, 6] and not found.sequences.token_type_ids.any()
-    assert found.sequences.prediction_positions.tolist() == [1, 2, 1, 2, 4]
-    assert found.sequences.prediction_ids.tolist() == [1, 2, 3, 0, 1]
-    assert found.sequences.num_predictions.tolist() == [2, 3]
+    assert found.sequences["tokens"].tolist() == [CLS, a, b, c, d, SEP, CLS, UNK, a, c, UNK, SEP]
+    assert found.sequences["lengths"].tolist() == [6, 6] and not found.sequences["token_type_ids"].any()
+    assert found.sequences["prediction_positions"].tolist() == [1, 2, 1, 2, 4]
+    assert found.sequences["prediction_ids"].tolist() == [1, 2, 3, 0, 1]
+    assert found.sequences["num_predictions"].tolist() == [2, 3]
     assert (found.words.tolist(), found.num_cut, found.num_empty) == ([0, 1, 2, 3, 4], 0, 1)
 
 
@@ -87,13 +87,13 @@ def test_windows_by_hand(tools):
     words = ["a", "bc", "a", "b", "acccc"]
     found = make_tag_sequences([words], [[1, 2, 3, 4, 5]], *tools, 8, 4)
     #   a b ##c a b a | b a ##c ##c ##c ##c, the second from piece 4: b has 1 to the left in the first, 0 here
-    assert found.sequences.tokens.tolist() == [CLS, a, b, c, a, b, a, SEP, CLS, b, a, c, c, c, c, SEP]
-    assert found.sequences.prediction_positions.tolist() == [1, 2, 4, 5, 2]
-    assert found.sequences.prediction_ids.tolist() == [1, 2, 3, 4, 5]
+    assert found.sequences["tokens"].tolist() == [CLS, a, b, c, a, b, a, SEP, CLS, b, a, c, c, c, c, SEP]
+    assert found.sequences["prediction_positions"].tolist() == [1, 2, 4, 5, 2]
+    assert found.sequences["prediction_ids"].tolist() == [1, 2, 3, 4, 5]
     assert (found.words.tolist(), found.num_cut) == ([0, 1, 2, 3, 4], 1)
     # One word that is longer than a window: nothing is asked in the others, which are left out
     alone = make_tag_sequences([["a" + "c" * 20]], [[1]], *tools, 8, 4)
-    assert len(alone.sequences) == 1 and alone.sequences.prediction_positions.tolist() == [1]
+    assert len(alone.sequences) == 1 and alone.sequences["prediction_positions"].tolist() == [1]
 
 
 @pytest.mark.parametrize(("length", "stride"), [(8, 1), (8, 6), (9, 3), (16, 200)])
@@ -109,17 +109,20 @@ def test_every_word_is_asked_once_where_it_stands_with_the_most_context(tools, l
     assert sorted(found.words.tolist()) == list(range(sum(map(len, words))))
     flat_words = [word for sentence in words for word in sentence]
     flat_tags = [tag for sentence in tags for tag in sentence]
-    assert sequences.lengths.max() == length and found.num_cut > 5
-    assert sequences.num_predictions.min() >= 1
+    assert sequences["lengths"].max() == length and found.num_cut > 5
+    assert sequences["num_predictions"].min() >= 1
     pieces = [[tools[0].encode(w, add_special_tokens=False).ids for w in sentence] for sentence in words]
     first_words = np.cumsum([0, *map(len, words)])
     for number in range(len(sequences)):
-        tokens = sequences.tokens[sequences.offsets[number] : sequences.offsets[number + 1]]
+        tokens = sequences["tokens"][slice(*sequences.offsets("tokens")[number : number + 2])]
         assert tokens[0] == CLS and tokens[-1] == SEP
-        own = slice(sequences.prediction_offsets[number], sequences.prediction_offsets[number + 1])
-        sentence = sequences.record_numbers[number] - 1
+        own = slice(*sequences.offsets("prediction_ids")[number : number + 2])
+        sentence = sequences["record_numbers"][number] - 1
         for position, tag, word in zip(
-            sequences.prediction_positions[own], sequences.prediction_ids[own], found.words[own], strict=True
+            sequences["prediction_positions"][own],
+            sequences["prediction_ids"][own],
+            found.words[own],
+            strict=True,
         ):
             assert tag == flat_tags[word]
             first, *rest = pieces[sentence][word - first_words[sentence]]

@@ -66,12 +66,12 @@ def test_answers_keep_their_characters(tmp_path, context, answer, start, want):
 def test_sequences_are_question_and_window(tmp_path):
     _, windows = windows_of(tmp_path, "the first program", entry("1", "who wrote?", "first", "the first"))
     sequences, ids = windows.sequences, VOCABULARY.ids
-    tokens = [VOCABULARY.tokens[token] for token in sequences.tokens]
+    tokens = [VOCABULARY.tokens[token] for token in sequences["tokens"]]
     assert tokens == ["[CLS]", "who", "wrote", "?", "[SEP]", "the", "first", "program", "[SEP]"]
-    assert sequences.token_type_ids.tolist() == [0] * 5 + [1] * 4
+    assert sequences["token_type_ids"].tolist() == [0] * 5 + [1] * 4
     assert windows.answer_spans.tolist() == [[6, 6]]
     assert windows.windows[0].first_token == 5
-    assert ids["[CLS]"] == sequences.tokens[0]
+    assert ids["[CLS]"] == sequences["tokens"][0]
 
 
 def test_window_starts():
@@ -153,9 +153,9 @@ def test_long_questions_are_cut_and_counted(tmp_path):
         tmp_path, "the first", entry("1", "who what who who?"), entry("2", "who who ?"), query=3
     )
     assert windows.num_truncated == 1
-    words = [VOCABULARY.tokens[token] for token in windows.sequences.tokens]
+    words = [VOCABULARY.tokens[token] for token in windows.sequences["tokens"]]
     assert words[:5] == ["[CLS]", "who", "what", "who", "[SEP]"]  # the end is what is cut
-    assert windows.sequences.lengths.tolist() == [3 + 3 + 2, 3 + 3 + 2]
+    assert windows.sequences["lengths"].tolist() == [3 + 3 + 2, 3 + 3 + 2]
 
 
 def bert_span(tokenize, context, text, start):
@@ -208,7 +208,7 @@ def test_official_dev_set_has_berts_windows_and_spans():
         windows = make_windows(questions, tokenizer, vocabulary, 384, 128, 64)
         num_questions += len(questions.questions)
         num_windows += len(windows.windows)
-        assert windows.sequences.lengths.max() == 384
+        assert windows.sequences["lengths"].max() == 384
         for question in questions.questions[::10]:
             text, start = question.answers[0]
             places = windows.token_places[question.context_index]

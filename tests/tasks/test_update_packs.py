@@ -7,7 +7,7 @@ import pytest
 
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
-from bert_packed.records.sequences import make_sequences
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, by_slot, check_depth, pack_all, plan_updates
 
 LENGTHS = np.random.default_rng(0).integers(3, 16, 101).astype(np.int64)
@@ -130,15 +130,11 @@ def test_assembled_steps_hold_their_tokens():
     counter = itertools.count(1)
     tokens = [[next(counter)] * length for length in LENGTHS.tolist()]  # each sequence its own number
     sequences = make_sequences(
-        [token for ids in tokens for token in ids],
-        np.zeros(LENGTHS.sum()),
-        LENGTHS,
-        [],
-        [],
-        np.zeros(101, int),
-        np.zeros(101),
-        np.arange(1, 102),
+        BERT_LAYOUT,
         "x",
+        tokens=[token for ids in tokens for token in ids],
+        lengths=LENGTHS,
+        record_numbers=np.arange(1, 102),
     )
     updates = plan("max")
     packs = updates.packs[0]

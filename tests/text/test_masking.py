@@ -17,11 +17,11 @@ def test_labels_restore_the_sequence(whole_words):
     rules = InstanceRules(64, 7, masking=MaskingRules(whole_words))
     sequences = make(corpus, vocabulary, rules, num_duplicates=3)
     assert len(sequences) > 100
-    assert (sequences.num_predictions >= 1).all()
-    limits = np.minimum(7, np.maximum(1, np.round(sequences.lengths * 0.15)))
-    assert (sequences.num_predictions <= limits).all()
+    assert (sequences["num_predictions"] >= 1).all()
+    limits = np.minimum(7, np.maximum(1, np.round(sequences["lengths"] * 0.15)))
+    assert (sequences["num_predictions"] <= limits).all()
     if not whole_words:
-        assert (sequences.num_predictions == limits).all()
+        assert (sequences["num_predictions"] == limits).all()
     for tokens, types, positions, labels in rows(sequences):
         restored = tokens.copy()
         restored[positions] = labels
@@ -38,18 +38,19 @@ def test_labels_restore_the_sequence(whole_words):
 def test_80_10_10():
     corpus, vocabulary = make_corpus([[20] * 20 for _ in range(40)])
     sequences = make(corpus, vocabulary, InstanceRules(128, 20), num_duplicates=3)
-    places = np.repeat(sequences.offsets[:-1], sequences.num_predictions) + sequences.prediction_positions
-    written = sequences.tokens[places]
+    places = np.repeat(sequences.offsets("tokens")[:-1], sequences["num_predictions"])
+    places += sequences["prediction_positions"]
+    written = sequences["tokens"][places]
     num = len(written)
     assert num > 5000
     assert abs(np.mean(written == vocabulary.mask_id) - 0.8) < 0.02
-    assert abs(np.mean(written == sequences.prediction_ids) - 0.1) < 0.02
-    random_ids = written[(written != vocabulary.mask_id) & (written != sequences.prediction_ids)]
+    assert abs(np.mean(written == sequences["prediction_ids"]) - 0.1) < 0.02
+    random_ids = written[(written != vocabulary.mask_id) & (written != sequences["prediction_ids"])]
     assert abs(len(random_ids) / num - 0.1) < 0.02
     assert random_ids.min() >= NUM_SPECIAL_TOKENS
     assert random_ids.max() > len(vocabulary) * 0.95  # the whole vocabulary
     # positions are uniform over the sequence
-    share = sequences.prediction_positions / np.repeat(sequences.lengths, sequences.num_predictions)
+    share = sequences["prediction_positions"] / np.repeat(sequences["lengths"], sequences["num_predictions"])
     assert abs(share.mean() - 0.5) < 0.02
 
 
@@ -125,13 +126,13 @@ def test_the_share_of_predictions_is_the_one_asked_for(max_seq_length, prob):
     rules = InstanceRules(max_seq_length, config.num_prediction_slots, prob, short_seq_prob=0.0)
     corpus, vocabulary = make_corpus([[7] * 200 for _ in range(30)])
     sequences = make(corpus, vocabulary, rules)
-    assert sequences.lengths.max() == max_seq_length
+    assert sequences["lengths"].max() == max_seq_length
     # one by one: rounded to the nearest number, and never cut
-    assert np.abs(sequences.num_predictions - sequences.lengths * prob).max() <= 0.5
-    rate = sequences.num_predictions.sum() / sequences.lengths.sum()
-    assert rate == pytest.approx(prob, abs=0.5 / sequences.lengths.mean())
+    assert np.abs(sequences["num_predictions"] - sequences["lengths"] * prob).max() <= 0.5
+    rate = sequences["num_predictions"].sum() / sequences["lengths"].sum()
+    assert rate == pytest.approx(prob, abs=0.5 / sequences["lengths"].mean())
     # and no more room than that takes
-    assert sequences.num_predictions.max() >= config.num_prediction_slots - 1
+    assert sequences["num_predictions"].max() >= config.num_prediction_slots - 1
 
 
 def test_an_explicit_limit_of_predictions_is_kept():
@@ -139,4 +140,4 @@ def test_an_explicit_limit_of_predictions_is_kept():
     assert config.num_prediction_slots == config.resolved()["max_predictions_per_seq"] == 7
     corpus, vocabulary = make_corpus([[7] * 200 for _ in range(4)])
     sequences = make(corpus, vocabulary, InstanceRules(128, config.num_prediction_slots, 0.3))
-    assert sequences.num_predictions.max() == 7
+    assert sequences["num_predictions"].max() == 7

@@ -118,15 +118,15 @@ def test_items_are_what_the_records_hold(packs):
 
 def sequences_of(path):
     for batch in read_packed(path):
-        for index in range(len(batch.lengths)):
-            tokens = slice(*batch.offsets[index : index + 2])
-            predictions = slice(*batch.prediction_offsets[index : index + 2])
+        for index in range(len(batch["lengths"])):
+            tokens = slice(*batch.offsets("tokens")[index : index + 2])
+            predictions = slice(*batch.offsets("prediction_ids")[index : index + 2])
             yield (
-                batch.tokens[tokens].tolist(),
-                batch.token_type_ids[tokens].tolist(),
-                batch.prediction_positions[predictions].tolist(),
-                batch.prediction_ids[predictions].tolist(),
-                int(batch.next_sentence_labels[index]),
+                batch["tokens"][tokens].tolist(),
+                batch["token_type_ids"][tokens].tolist(),
+                batch["prediction_positions"][predictions].tolist(),
+                batch["prediction_ids"][predictions].tolist(),
+                int(batch["next_sentence_labels"][index]),
             )
 
 

@@ -378,7 +378,7 @@ def test_a_note_is_written_after_what_it_tells_of_is_on_the_disk(tmp_path, setti
         columns = ("token_ids", "sentence_offsets", "document_offsets", "train_documents.int64")
         written |= {str(work / "corpus" / column) for column in columns}
     else:
-        written |= {str(work / f"run-0000{index}-00000.spill") for index in range(4)}
+        written |= {str(work / f"run-0000{index}-00000.run") for index in range(4)}
     assert written <= named
 
 

@@ -163,7 +163,7 @@ def test_without_next_sentences_every_token_is_used_once(max_seq_length):
     corpus, vocabulary = make_corpus(random_documents(4, max_sentence_length=50))
     rules = InstanceRules(max_seq_length, 20, next_sentences=False)
     sequences = make(corpus, vocabulary, rules)
-    assert sequences.lengths.max() == max_seq_length and not sequences.next_sentence_labels.any()
+    assert sequences["lengths"].max() == max_seq_length and not sequences["next_sentence_labels"].any()
     text = []
     for tokens, types, positions, labels in rows(sequences):
         whole = restored(tokens, positions, labels)
@@ -225,9 +225,9 @@ def test_a_document_does_not_depend_on_the_others_asked_for():
     documents = np.arange(corpus.num_documents)
     whole = instances.make_instances(corpus, [(0, 4), (1, 4), (0, 7)], documents, vocabulary, rules, 5, 0)
     alone = instances.make_instances(corpus, [(0, 7)], documents, vocabulary, rules, 5, 0)
-    assert np.array_equal(whole.tokens[-len(alone.tokens) :], alone.tokens)
+    assert np.array_equal(whole["tokens"][-len(alone["tokens"]) :], alone["tokens"])
     duplicates = [
-        instances.make_instances(corpus, [(d, 4)], documents, vocabulary, rules, 5, split).tokens
+        instances.make_instances(corpus, [(d, 4)], documents, vocabulary, rules, 5, split)["tokens"]
         for d, split in [(0, 0), (1, 0), (0, 1)]
     ]
     assert not np.array_equal(duplicates[0], duplicates[1])
@@ -243,14 +243,14 @@ def test_features_are_padded_and_complete():
     wanted = {name: (num, sizes[kind]) for name, kind in schema.UNPACKED_LENGTHS.items()}
     assert {name: values.shape for name, values in features.items()} == wanted
     used = features[schema.INPUT_MASK] == 1
-    assert (used.sum(axis=1) == sequences.lengths).all()
-    assert np.array_equal(used, np.arange(40) < sequences.lengths[:, np.newaxis])
-    assert np.array_equal(features[schema.INPUT_IDS][used], sequences.tokens)
-    assert np.array_equal(features[schema.SEGMENT_IDS][used], sequences.token_type_ids)
+    assert (used.sum(axis=1) == sequences["lengths"]).all()
+    assert np.array_equal(used, np.arange(40) < sequences["lengths"][:, np.newaxis])
+    assert np.array_equal(features[schema.INPUT_IDS][used], sequences["tokens"])
+    assert np.array_equal(features[schema.SEGMENT_IDS][used], sequences["token_type_ids"])
     assert not features[schema.INPUT_IDS][~used].any() and not features[schema.SEGMENT_IDS][~used].any()
     weighted = features[schema.MASKED_LM_WEIGHTS] == 1
-    assert np.array_equal(features[schema.MASKED_LM_IDS][weighted], sequences.prediction_ids)
-    assert np.array_equal(features[schema.MASKED_LM_POSITIONS][weighted], sequences.prediction_positions)
+    assert np.array_equal(features[schema.MASKED_LM_IDS][weighted], sequences["prediction_ids"])
+    assert np.array_equal(features[schema.MASKED_LM_POSITIONS][weighted], sequences["prediction_positions"])
     assert not features[schema.MASKED_LM_IDS][~weighted].any()
     assert features[schema.MASKED_LM_WEIGHTS].dtype == np.float32
 
@@ -262,4 +262,4 @@ def test_pinned_sequence():
     assert tokens.tolist() == [2, 5, 6, 4, 8, 9, 4, 11, 3, 12, 13, 3]
     assert types.tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
     assert (positions.tolist(), labels.tolist()) == ([3, 6], [7, 10])
-    assert sequences.next_sentence_labels[0] == 0
+    assert sequences["next_sentence_labels"][0] == 0

@@ -1,12 +1,10 @@
-"""How sequences wait on the disk between two passes: columns in one file, cut into groups of rows.
+"""Files of runs: sequences that wait on the disk between two steps, in groups that are read one by one.
 
-Two rows in two groups, with layout {"lengths": int32, "tokens": int32 of "lengths"}:
+    header    names of the sizes columns, entries in all, number of groups
+    table     [0 0] [2 5] [3 9]      where each group starts, in rows and in entries of each sizes column
+    columns   lengths [3 2 4], tokens [7 8 9 5 6 1 1 1 1]      one after the other
 
-    lengths  [3 2]           a value a row
-    tokens   [7 8 9 5 6]     as many values a row as `lengths` says
-
-A group is read without reading the others, nor where they lie: a table in front of the columns has a line of
-two or three numbers for each group, and only the two lines around it are read.
+Of the table, a reader of one group needs the two lines around it.
 """
 
 import json
@@ -14,7 +12,7 @@ import json
 import numpy as np
 
 from bert_packed.core import files
-from bert_packed.records.sequences import to_offsets
+from bert_packed.records.sequences import Sequences, to_offsets
 
 
 def write_array(path, array):
@@ -29,20 +27,19 @@ def read_array(path):
         return np.load(file)
 
 
-def write_spill(path, columns, layout, group_sizes):
-    """Write columns to a file that appears when complete.
+def write_run(path, sequences, group_sizes):
+    """Write `Sequences` to a file that appears when complete.
 
     Args:
         path: Where to.
-        columns: Dict from name to array.
-        layout: Dict from name to `Column`.
-        group_sizes: Int array `[G]`: rows of each group, in the order of the rows.
+        sequences: `Sequences`.
+        group_sizes: Int array `[G]`: sequences of each group, in their order.
     """
     group_offsets = to_offsets(group_sizes)
-    # where each group starts, in rows and in the entries that each sizes column counts
     starts = {"": group_offsets}
-    for sizes in {column.sizes for column in layout.values()} - {""}:
-        starts[sizes] = to_offsets(columns[sizes])[group_offsets]
+    for column in sequences.layout.values():
+        if column.sizes:
+            starts[column.sizes] = to_offsets(sequences[column.sizes])[group_offsets]
     names = sorted(starts)
     totals = [int(starts[name][-1]) for name in names]
     header = json.dumps([names, totals, len(group_sizes)]).encode()
@@ -50,22 +47,23 @@ def write_spill(path, columns, layout, group_sizes):
         file.write(len(header).to_bytes(8, "little"))
         file.write(header)
         file.write(np.stack([starts[name] for name in names], axis=1).astype("<i8").tobytes())
-        for name, column in layout.items():
-            file.write(np.ascontiguousarray(columns[name], column.dtype).tobytes())
+        for name, column in sequences.layout.items():
+            file.write(np.ascontiguousarray(sequences[name], column.dtype).tobytes())
 
 
-def read_spill(path, layout, group=None, names=None):
-    """Read columns.
+def read_run(path, layout, group=None, names=None):
+    """Read what `write_run` wrote.
 
     Args:
-        path: What `write_spill` wrote.
+        path: File.
         layout: As it was written.
-        group: Number of one group; None for all rows.
-        names: The columns wanted; None for all.
+        group: Number of one group; None for all sequences.
+        names: The columns wanted, those that size them included; None for all.
 
     Returns:
-        Dict from name to array.
+        `Sequences`.
     """
+    wanted = {name: column for name, column in layout.items() if names is None or name in names}
     columns = {}
     with files.open_file(path) as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -80,8 +78,8 @@ def read_spill(path, layout, group=None, names=None):
             counted = sizes_names.index(column.sizes)
             first, last = int(firsts[counted]), int(lasts[counted])
             entry_bytes = np.dtype(column.dtype).itemsize * column.width
-            if names is None or name in names:
+            if name in wanted:
                 file.seek(place + first * entry_bytes)
                 columns[name] = np.frombuffer(file.read((last - first) * entry_bytes), column.dtype)
             place += totals[counted] * entry_bytes
-    return columns
+    return Sequences(wanted, columns)
