@@ -47,7 +47,7 @@ def dive(search, target):
             return _drop_unused(best, demand), True
         master.set_demand(rest)
         if not master.solve():
-            return _drop_unused(best, demand), search.effort.left > 0
+            return _drop_unused(best, demand), False
         pack_counts = master.pack_counts()
 
 

@@ -6,8 +6,9 @@ of packs and to somebody with ten.
 
 import highspy
 import numpy as np
+from highspy import HighsModelStatus as Status
 
-from bert_packed.packing.quiet_highs import make_model
+from bert_packed.packing.highs import make_model, solve
 from bert_packed.packing.strategies import count_strategies, list_strategies
 
 MAX_STRATEGIES = 2_000
@@ -47,8 +48,7 @@ def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
         entries = np.array([sum(slot >= row for slot in pack) for pack in packs], float)
         used = np.flatnonzero(entries).astype(np.int32)
         model.addRow(float(sum(demand[row:])), highspy.kHighsInf, len(used), used, entries[used])
-    model.run()
-    if (status := model.getModelStatus()) != highspy.HighsModelStatus.kOptimal:
-        return None, status != highspy.HighsModelStatus.kSolutionLimit
+    if solve(model, Status.kOptimal, Status.kSolutionLimit) == Status.kSolutionLimit:
+        return None, False
     counts = np.rint(model.getSolution().col_value).astype(int).tolist()
     return [(pack, count) for pack, count in zip(packs, counts, strict=True) if count], True

@@ -12,8 +12,9 @@ that two short slots replace a long one, also usual, is wrong here: it breaks th
 
 import highspy
 import numpy as np
+from highspy import HighsModelStatus as Status
 
-from bert_packed.packing.quiet_highs import make_model
+from bert_packed.packing.highs import make_model, solve
 
 MAX_ITERATIONS = 2**31 - 1
 SCALED_TOTAL = 1e6  # demands are scaled to this sum: the solver's tolerances are absolute
@@ -90,16 +91,16 @@ class Master:
         """Solve the relaxation over the packs known.
 
         Returns:
-            False where the solver found no optimum: out of steps, or numerical trouble.
+            False where the steps ran out.
         """
         cost = STEPS_PER_ITERATION * self._num_rows
         iterations = min(self._effort.left, MAX_ITERATIONS * cost) // cost
         if not iterations:
             return False
         self._model.setOptionValue("simplex_iteration_limit", int(iterations))
-        self._model.run()
+        end = solve(self._model, Status.kOptimal, Status.kIterationLimit)
         self._effort.take(cost * (1 + self._model.getInfo().simplex_iteration_count))
-        return self._model.getModelStatus() == highspy.HighsModelStatus.kOptimal
+        return end == Status.kOptimal
 
     @property
     def objective(self):

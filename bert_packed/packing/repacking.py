@@ -14,8 +14,9 @@ from collections import Counter
 
 import highspy
 import numpy as np
+from highspy import HighsModelStatus as Status
 
-from bert_packed.packing.quiet_highs import make_model
+from bert_packed.packing.highs import make_model, solve
 
 MAX_TURNS = 24  # programs; each takes some hundredths of a second, seldom a second
 FIRST_SEQUENCES, MOST_SEQUENCES = 32, 128  # packed anew in a turn
@@ -188,9 +189,9 @@ def _mix(candidates, demand, num_packs):
         presolve="off",  # it takes seconds and finds little to leave out
     )
     model.passModel(program)
-    model.run()
+    end = solve(model, Status.kOptimal, Status.kInfeasible, Status.kSolutionLimit)
     if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None, model.getModelStatus() == highspy.HighsModelStatus.kInfeasible
+        return None, end == Status.kInfeasible
     times = np.rint(model.getSolution().col_value).astype(int).tolist()
     chosen = Counter({pack: count for pack, count in zip(candidates, times, strict=True) if count})
     held = Counter({row: 0 for row in rows})

@@ -8,7 +8,7 @@ import highspy
 import numpy as np
 import pytest
 
-from bert_packed.packing import bounds, column_generation, exact, master, relaxation, repacking, slots
+from bert_packed.packing import bounds, column_generation, diving, exact, master, relaxation, repacking, slots
 from bert_packed.packing.column_generation import pack_cghp
 from bert_packed.packing.effort import Effort
 from bert_packed.packing.histogram import fold, load_known_histogram
@@ -151,6 +151,18 @@ def test_a_solve_ends_within_the_effort():
     assert search.run(0.0) is False
     past = counter.steps - counter.limit
     assert 0 <= past <= 2 * master.STEPS_PER_ITERATION * len(search.lengths)
+
+
+def test_a_dive_whose_steps_do_not_suffice_for_a_solve_has_not_ended():
+    histogram = np.random.default_rng(3).integers(0, 900, 64)
+    search = relaxation.Relaxation(histogram, 3, Effort())
+    assert search.run(0.0) is True
+    rows = len(search.lengths)
+    # The two plans of a turn, and half of a solve's first iteration
+    search.effort.limit = search.effort.steps + 2 * relaxation.STEPS_OF_REST * rows
+    search.effort.limit += master.STEPS_PER_ITERATION * rows // 2
+    _, ended = diving.dive(search, 0)
+    assert (ended, search.effort.left) == (False, master.STEPS_PER_ITERATION * rows // 2)
 
 
 def test_the_integer_program_saves_a_pack_and_says_when_it_gives_up(monkeypatch):
