@@ -4,10 +4,10 @@ Names are google-research/bert's wherever it has one, and of a Mamba those of Hu
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 from bert_packed.core.settings import InputError, check_settings, setting
+from bert_packed.core.storage import read_json
 
 DTYPES = ("float32", "mixed_bfloat16")
 # Added to what an update is divided by: where a gradient was always 0, as of tokens that no step has seen,
@@ -191,13 +191,7 @@ def load_model_config(name_or_path, vocab_size=None):
             f"`bert_config_file` must be one of {', '.join(MODEL_SIZES)} or an existing file. "
             f"Received: {name_or_path!r}."
         )
-    try:
-        content = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} must be JSON. Received: {error}.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} must hold a JSON object. Received: {type(content).__name__}.")
-    return _from_json(path, content)
+    return _from_json(path, read_json(path))
 
 
 def config_json(config):

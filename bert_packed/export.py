@@ -1,6 +1,5 @@
 """Command line: write a checkpoint in the form of Hugging Face, Keras or a SavedModel."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from bert_packed.checkpoints.presence import check_present
 from bert_packed.config import ablations, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_folder
 from bert_packed.runs.export_config import ExportConfig, check_shapes
 from bert_packed.training.engines import choose_backend
 
@@ -67,25 +67,22 @@ def main(config):
             f"WARNING: this model was trained with --ablation={','.join(ablations(model_config))}; other "
             "programs know nothing of that"
         )
-    partial = output.with_name(output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    if config.format == "hf":
-        export_formats.write_hugging_face(
-            partial,
-            model,
-            named_weights(model),
-            found.missing,
-            config.vocab_file,
-            config.do_lower_case,
-            classes,
-        )
-        write_model_card(partial, model, run, step, audit)
-    elif config.format == "keras":
-        export_formats.write_keras(partial, model)
-    else:
-        export_formats.write_saved_model(partial, model, config.spec, config.batch_size)
-    partial.replace(output)
+    with write_folder(output) as partial:
+        if config.format == "hf":
+            export_formats.write_hugging_face(
+                partial,
+                model,
+                named_weights(model),
+                found.missing,
+                config.vocab_file,
+                config.do_lower_case,
+                classes,
+            )
+            write_model_card(partial, model, run, step, audit)
+        elif config.format == "keras":
+            export_formats.write_keras(partial, model)
+        else:
+            export_formats.write_saved_model(partial, model, config.spec, config.batch_size)
     print(f"wrote {config.format} to {config.output_dir}")
 
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import gc
-import json
 import sys
 from pathlib import Path
 
 from bert_packed.core.command_line import print_table, run
 from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json
 from bert_packed.runs.finetuning_config import ALL_TASKS, GlueConfig
 from bert_packed.tasks.glue import TASKS, make_glue_sequences, read_glue
 from bert_packed.training.engines import choose_backend
@@ -61,9 +61,7 @@ def _run_all(config):
             return status
         gc.collect()  # the model, before the next one: its layers point at one another
     if config.do_eval:
-        scores = {
-            one.task_name: json.loads((Path(one.output_dir) / SCORES_FILE).read_text()) for one in configs
-        }
+        scores = {one.task_name: read_json(Path(one.output_dir) / SCORES_FILE) for one in configs}
         rows, average = table_of_tasks(scores, len(TASKS))
         print()
         print_table(rows)

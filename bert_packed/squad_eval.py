@@ -4,8 +4,8 @@ import dataclasses
 import sys
 
 from bert_packed.core.command_line import print_table, run
-from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import InputError, check_settings, setting
+from bert_packed.core.storage import write_json
 from bert_packed.evaluation import squad_scores
 from bert_packed.tasks.squad import check_files, read_squad
 
@@ -51,7 +51,7 @@ def main(config):
             raise InputError(
                 f"`na_prob_file` must be left out for v1.1 data. Received: {config.na_prob_file}."
             )
-        na_probs = squad_scores.read_predictions(config.na_prob_file, "na_prob_file", float)
+        na_probs = squad_scores.read_predictions(config.na_prob_file, float)
     for line in squad_scores.warnings_about(questions, predictions):
         print(f"squad_eval: warning: {line}", file=sys.stderr)
     scores = squad_scores.score(questions, predictions, na_probs, config.na_prob_thresh, version_2)

@@ -1,9 +1,10 @@
 """How long the sequences are and what depth buys, as pictures."""
 
 import math
-import os
 
 import numpy as np
+
+from bert_packed.core.storage import write_whole
 
 
 def draw_histogram(histogram, max_seq_length, path):
@@ -92,6 +93,5 @@ def _new_figure():
 
 
 def _save(figure, path):
-    partial = f"{path}.partial"
-    figure.savefig(partial, dpi=100, format="png", metadata={"Software": None})
-    os.replace(partial, path)
+    with write_whole(path) as partial:
+        figure.savefig(partial, dpi=100, format="png", metadata={"Software": None})

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from bert_packed.core.storage import write_whole
 from bert_packed.tasks.squad import read_squad
 from bert_packed.text import tokenization
 from data_gen.text.sample_corpus import read_sample_documents
@@ -29,6 +30,6 @@ def build_missing(do_lower_case=True):
         documents = [*read_sample_documents(), texts]
         vocabulary = tokenization.train_vocab(documents, VOCAB_SIZE, do_lower_case)
         os.makedirs(folder, exist_ok=True)
-        tokenization.save_vocab(vocabulary, f"{path}.partial")
-        os.replace(f"{path}.partial", path)  # a killed training leaves no half vocabulary
+        with write_whole(path) as partial:  # a killed training leaves no half vocabulary
+            tokenization.save_vocab(vocabulary, partial)
     return path

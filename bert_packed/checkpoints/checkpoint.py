@@ -22,8 +22,8 @@ from safetensors.numpy import load_file, save_file
 from bert_packed.checkpoints.architecture import check_same_architecture
 from bert_packed.checkpoints.checksums import check_checksums, write_checksums
 from bert_packed.config import config_json, load_model_config
-from bert_packed.core import files
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import PARTIAL_SUFFIX, read_json, write_folder
 from bert_packed.training.finite import NotFiniteError, check_arrays
 
 WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
@@ -43,7 +43,6 @@ TRAINING_FIELDS = (
     "time_step_rank",  # which shapes tell; 0 and the number that it stands for are one
 )
 NAME = re.compile(r"checkpoint-(\d+)")
-PARTIAL_SUFFIX = ".partial"
 DAMAGED = re.compile(r"checkpoint-(\d+)\.damaged(-\d+)?")  # put aside by `set_aside`
 
 
@@ -67,21 +66,14 @@ def save_checkpoint(output_dir, step, engine, model_config, state):
         OSError: the disk is full.
     """
     final = Path(output_dir) / f"checkpoint-{step}"
-    partial = final.with_name(final.name + PARTIAL_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        save_weights(partial, engine.weights(), model_config)
-        _save(engine.training_state(), partial / TRAINING)
+        with write_folder(final) as partial:
+            save_weights(partial, engine.weights(), model_config)
+            _save(engine.training_state(), partial / TRAINING)
+            (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
+            write_checksums(partial)
     except NotFiniteError as error:
-        shutil.rmtree(partial)
         raise NotFiniteError(f"checkpoint-{step} is not written: {error}") from error
-    (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
-    write_checksums(partial)
-    for path in (*partial.iterdir(), partial):
-        files.flush_to_disk(path)
-    partial.rename(final)
-    files.flush_to_disk(final.parent)
     return final
 
 
@@ -114,7 +106,7 @@ def check_checkpoint(path):
     if not check_checksums(path, (WEIGHTS, TRAINING, MODEL_CONFIG, STATE)):
         for name in (WEIGHTS, TRAINING):
             read_tensors(path / name)
-        _read_json(path / STATE)
+        read_json(path / STATE)
 
 
 def check_weights(folder):
@@ -180,7 +172,7 @@ def restore_checkpoint(path, engine):
     path = Path(path)
     _assign(path / WEIGHTS, engine.weights())
     _assign(path / TRAINING, engine.training_state())
-    return _read_json(path / STATE)
+    return read_json(path / STATE)
 
 
 def load_weights(path, weights, model_config):
@@ -292,13 +284,6 @@ def assign_tensors(path, tensors, variables):
             )
     for name, variable in variables.items():
         variable.assign(tensors[name])
-
-
-def _read_json(path):
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, FileNotFoundError) as error:
-        raise InputError(f"{path} must be complete JSON. Received: {error}.") from error
 
 
 def _save(variables, path):

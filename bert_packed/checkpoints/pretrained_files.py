@@ -6,7 +6,6 @@ SavedModel      FOLDER/bert_config.json, FOLDER/variables/variables.index, .data
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from bert_packed.checkpoints.architecture import check_same_architecture
 from bert_packed.checkpoints.pretrained_names import architecture_of
 from bert_packed.config import load_model_config
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json
 
 HUGGING_FACE_WEIGHTS, HUGGING_FACE_CONFIG = "model.safetensors", "config.json"
 GOOGLE_CONFIG = "bert_config.json"
@@ -120,11 +120,11 @@ def read_hugging_face(folder, model_config, head):
 
 def stored_classes(path):
     """The classes of transformers that a checkpoint says it is of, in its `config.json`: list of str."""
-    if not is_hugging_face(path) or not (Path(path) / HUGGING_FACE_CONFIG).is_file():
+    if not is_hugging_face(path):
         return []
     try:
-        return list(json.loads((Path(path) / HUGGING_FACE_CONFIG).read_text()).get("architectures") or [])
-    except (ValueError, AttributeError, TypeError):
+        return list(read_json(Path(path) / HUGGING_FACE_CONFIG, default={}).get("architectures") or [])
+    except (ValueError, TypeError):
         return []  # whoever reads the config says what is wrong
 
 
@@ -135,7 +135,7 @@ def _hugging_face_files(folder):
         return path, [path]
     index = Path(folder) / HUGGING_FACE_INDEX
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
+        names = set(read_json(index)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index} must be JSON with a weight_map. Received: {error!r}.") from error
     return index, [index.with_name(name) for name in sorted(names)]

@@ -7,7 +7,6 @@ Legend: B packs per batch, S pack length, D model width, n texts.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from bert_packed.checkpoints import starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import DTYPES, ablations, load_model_config
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json
 from bert_packed.evaluation.side_by_side import side_by_side
 from bert_packed.models.cpu_forms import without_gradients
 from bert_packed.models.devices import computes_on_cpus
@@ -245,12 +245,7 @@ def _at_least_one(name, given, default):
 
 def _stored_lower_case(path):
     """`do_lower_case` of a Hugging Face tokenizer's settings; True where there are none."""
-    if not path.is_file():
-        return True
-    try:
-        return bool(json.loads(path.read_text()).get("do_lower_case", True))
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
-        raise InputError(f"{path} must hold a JSON object. Received: {error}.") from error
+    return bool(read_json(path, default={}).get("do_lower_case", True))
 
 
 def _tokens(encoder, texts):

@@ -5,7 +5,7 @@ import re
 import string
 
 from bert_packed.core.settings import InputError
-from bert_packed.tasks.squad import load_json
+from bert_packed.core.storage import read_json
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -159,11 +159,9 @@ def warnings_about(questions, predictions, version_2=None):
     return lines
 
 
-def read_predictions(path, argument="prediction_file", kind=str):
+def read_predictions(path, kind=str):
     """A JSON object from question id to an answer or a number; raises `InputError`."""
-    content = load_json(path)
-    if not isinstance(content, dict):
-        raise InputError(f"`{argument}` must be a JSON object. Received: {path}, {type(content).__name__}.")
+    content = read_json(path)
     kinds = (kind,) if kind is str else (int, float)
     for identifier, value in content.items():
         if not isinstance(value, kinds) or isinstance(value, bool):

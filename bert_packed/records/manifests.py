@@ -1,10 +1,8 @@
 """The manifest of a directory of records, and the names of the files beside them."""
 
-import json
 import os
 
-from bert_packed.core import files
-from bert_packed.core.settings import InputError
+from bert_packed.core import storage
 
 MANIFEST_NAME = "manifest.json"
 SCANS_NAME = ".scans.npz"  # of `kept_scans.py`
@@ -20,22 +18,11 @@ def read_manifest(directory, any_json=False):
     Raises:
         InputError: the file is not JSON, or not an object without `any_json`.
     """
-    path = os.path.join(directory, MANIFEST_NAME)
-    try:
-        content = json.loads(files.read_text(path))
-    except FileNotFoundError:
-        return None
-    except RecursionError as error:
-        raise InputError(f"{path} must be JSON of few levels. Received: lists within lists.") from error
-    except ValueError as error:  # no JSON, no text, or a number of thousands of digits
-        raise InputError(f"{path} must be JSON. Received: {error}.") from error
-    if not isinstance(content, dict):
-        if any_json:
-            return None
-        raise InputError(f"{path} must be a JSON object. Received: {type(content).__name__}.")
-    return content
+    kind = object if any_json else dict
+    content = storage.read_json(os.path.join(directory, MANIFEST_NAME), kind, default=None)
+    return content if isinstance(content, dict) else None
 
 
 def is_of_scans(name):
     """Whether a name in a folder is that of the kept scans, or of what a killed write of them left."""
-    return name == SCANS_NAME or (name.startswith(SCANS_NAME) and name.endswith(files.PARTIAL_SUFFIX))
+    return name == SCANS_NAME or (name.startswith(SCANS_NAME) and name.endswith(storage.PARTIAL_SUFFIX))

@@ -3,19 +3,13 @@
 OUTPUT_DIR/export-200/     as `python -m bert_packed.export` writes it
 """
 
-import json
-import shutil
-
-from bert_packed.checkpoints.checkpoint import PARTIAL_SUFFIX
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 from bert_packed.checkpoints.pretrained_names import architecture_of
-from bert_packed.core import files
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import file_sha256, read_json, write_folder
 from bert_packed.runs.model_card import write_model_card
 from bert_packed.runs.run_directory import RUN_FILE
-
-_SUFFIXES = (PARTIAL_SUFFIX, f".replaced{PARTIAL_SUFFIX}")
 
 
 def check_export(config, model_config, data):
@@ -33,7 +27,7 @@ def check_export(config, model_config, data):
         return
     check_vocabulary(path, architecture_of(model_config), model_config, "export_vocab_file")
     known = data.train.vocabularies
-    if known and files.file_sha256(path) not in known:
+    if known and file_sha256(path) not in known:
         raise InputError(
             "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that. "
             f"Received: {path}, another one."
@@ -59,25 +53,14 @@ def export_step(folder, step, model, weights, config, data):
         NotFiniteError: a weight is NaN or infinite.
         OSError: the disk is full.
     """
-    final = folder / f"export-{step}"
-    partial, replaced = (final.with_name(final.name + suffix) for suffix in _SUFFIXES)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     cased = [manifest["do_lower_case"] for manifest in data.train.manifests if "do_lower_case" in manifest]
-    write_hugging_face(
-        partial,
-        model,
-        weights,
-        vocab_file=config.export_vocab_file,
-        do_lower_case=cased[0] if cased else True,
-    )
-    write_model_card(partial, model, json.loads((folder / RUN_FILE).read_text()), step)
-    for path in (*partial.iterdir(), partial):
-        files.flush_to_disk(path)
-    if final.exists():
-        # Under another name first: killed in the middle, a half-empty folder must not pass for complete
-        final.rename(replaced)
-    partial.rename(final)
-    files.flush_to_disk(folder)
-    shutil.rmtree(replaced, ignore_errors=True)
-    return final
+    with write_folder(folder / f"export-{step}") as partial:
+        write_hugging_face(
+            partial,
+            model,
+            weights,
+            vocab_file=config.export_vocab_file,
+            do_lower_case=cased[0] if cased else True,
+        )
+        write_model_card(partial, model, read_json(folder / RUN_FILE), step)
+    return folder / f"export-{step}"

@@ -1,14 +1,13 @@
 """What an exported model says of itself: data, packing, recipe and audit, as far as files tell of them."""
 
 import dataclasses
-import json
-import os
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.checkpoints.pretrained_names import architecture_of
 from bert_packed.config import ablations
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.provenance import resolve_path
@@ -45,12 +44,12 @@ def read_origin(path):
         folder = next(reversed(checkpoint.list_checkpoints(folder)), None)
     if folder is None or not (folder.parent / RUN_FILE).is_file():
         return None, None
-    return _read_json(folder.parent / RUN_FILE), int(checkpoint.NAME.fullmatch(folder.name)[1])
+    return read_json(folder.parent / RUN_FILE), int(checkpoint.NAME.fullmatch(folder.name)[1])
 
 
 def read_audit(path):
     """The rows that `python -m bert_packed.audit --json=FILE` wrote: list of dicts; raises `InputError`."""
-    rows = _read_json(path)
+    rows = read_json(path, object)
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and {"name", "result"} <= row.keys() for row in rows
     ):
@@ -183,10 +182,3 @@ def _manifests(run):
         if manifest.get("kind") == "packed" and "plan" in manifest and own <= listed:
             found.append((folder, manifest))
     return found
-
-
-def _read_json(path):
-    try:
-        return json.loads(Path(path).read_text())
-    except (ValueError, FileNotFoundError) as error:
-        raise InputError(f"{os.fspath(path)} must be complete JSON. Received: {error}.") from error

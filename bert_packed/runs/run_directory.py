@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import json
 import os
 import re
@@ -14,14 +13,13 @@ from pathlib import Path
 from bert_packed.checkpoints.checkpoint import (
     DAMAGED,
     NAME,
-    PARTIAL_SUFFIX,
     check_checkpoint,
     list_checkpoints,
     set_aside,
 )
 from bert_packed.core.command_line import to_flagfile
-from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import PARTIAL_SUFFIX, lock, read_json, write_json
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import tfrecords
 from bert_packed.records.frames import scan_file
@@ -74,16 +72,12 @@ def locked(output_dir, processes=ALONE):
 def _hold(folder):
     """The word that is in the lock's file while the body runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("a") as lock:  # another run's word stays
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"`output_dir` must not be used by another run. Received: {folder}.") from error
+    with lock(folder / LOCK_FILE, f"`output_dir` must not be used by another run. Received: {folder}."):
         word = uuid.uuid4().hex
-        lock.truncate(0)
-        lock.write(word)
-        lock.flush()
-        os.fsync(lock.fileno())
+        with (folder / LOCK_FILE).open("w") as file:  # not another file: the lock is on this one
+            file.write(word)
+            file.flush()
+            os.fsync(file.fileno())
         yield word
 
 
@@ -167,7 +161,7 @@ def find_checkpoint(folder, config, facts):
     # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
     if config.overwrite or not checkpoints:
         return None
-    differences = _differences(_read_run(folder), config, facts)
+    differences = _differences(read_json(folder / RUN_FILE), config, facts)
     if differences:
         raise InputError(
             f"a run must continue as it was, unless --overwrite. Received: {'; '.join(differences)}; "
@@ -273,7 +267,7 @@ def record_segment(folder, first_step, backend, **facts):
         folder, first_step, backend: Of the process.
         facts: What else was found out about it, for JSON: `peak_flops`.
     """
-    run = _read_run(folder)
+    run = read_json(folder / RUN_FILE)
     segments = [*run.get("segments", []), {"first_step": first_step, "backend": backend, **facts}]
     write_json(folder / RUN_FILE, {**run, "segments": segments})
 
@@ -326,14 +320,6 @@ def _check_folder(output_dir):
     if folder.exists() and not folder.is_dir():
         raise InputError(f"`output_dir` must be a directory. Received: {output_dir}, which is a file.")
     return folder
-
-
-def _read_run(folder):
-    path = folder / RUN_FILE
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} must be complete JSON. Received: {error}.") from error
 
 
 def _differences(before, config, facts):

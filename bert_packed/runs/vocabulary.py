@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
-from bert_packed.core.files import file_sha256
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import file_sha256, read_json
 from bert_packed.runs import run_directory
-from bert_packed.tasks.squad import load_json
 from bert_packed.text import tokenization
 
 VOCAB_FILE = "vocab.txt"
@@ -95,7 +94,7 @@ def check_as_trained(config, vocab_path):
     path = (start.parent if checkpoint.NAME.fullmatch(start.name) else start) / run_directory.RUN_FILE
     if not path.is_file():
         return
-    run = load_json(path)
+    run = read_json(path)
     do_lower_case = run.get("flags", {}).get("do_lower_case", config.do_lower_case)
     if do_lower_case != config.do_lower_case:
         raise InputError(

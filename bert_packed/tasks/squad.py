@@ -7,12 +7,12 @@ v2.0 adds `is_impossible`: the question then has no answer in its context.
 """
 
 import dataclasses
-import json
 import re
 from unicodedata import category
 
 from bert_packed.core import files
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write them; no tokenizer reads them
 WHERE_NAMES = ("article", "paragraph", "question", "answer")
@@ -100,21 +100,7 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
 
 def load_articles(path):
     """The list `data` of a SQuAD file: list of dicts, not yet checked; raises `InputError`."""
-    return _field(path, load_json(path), "data", list, ())
-
-
-def load_json(path):
-    """A JSON file's content; raises `InputError` with line and column."""
-    try:
-        return json.loads(files.read_text(path).removeprefix("\ufeff"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be UTF-8. Received: {error}.") from error
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}, line {error.lineno}, column {error.colno}: must be JSON. Received: {error.msg}."
-        ) from error
-    except RecursionError as error:
-        raise InputError(f"{path} must be JSON of a sensible depth. Received: too many brackets.") from error
+    return _field(path, read_json(path), "data", list, ())
 
 
 def check_files(config, names):

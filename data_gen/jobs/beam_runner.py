@@ -9,7 +9,7 @@ import shlex
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
@@ -34,15 +34,15 @@ def run_pipeline(runner, function, elements, work_folder):
     """
     pipeline = _make_pipeline(runner)
     folder = os.path.join(work_folder, "errors")
-    files.remove_folder(folder)
-    files.make_folder(folder)
+    storage.remove_folder(folder)
+    storage.make_folder(folder)
     numbered = [(function, folder, number, element) for number, element in enumerate(elements)]
     try:
         with pipeline:
             # without the reshuffle Beam would fuse everything into the one step that makes the list
             _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
     except Exception as error:  # every runner has errors of its own
-        if any(name.endswith(BUG) for name in files.list_names(folder)):
+        if any(name.endswith(BUG) for name in storage.list_names(folder)):
             raise  # ours: the traceback is wanted
         _raise_noted(folder)
         raise OSError(f"{runner} failed: {type(error).__name__}: {_last_line(error)}") from error
@@ -96,8 +96,8 @@ def _last_line(error):
 
 def _raise_noted(folder):
     """Raise the first mistake that a step has noted, if any."""
-    for name in files.list_names(folder):
-        kind, message = files.read_text(os.path.join(folder, name)).split("\n", 1)
+    for name in storage.list_names(folder):
+        kind, message = storage.read_text(os.path.join(folder, name)).split("\n", 1)
         raise {"input": InputError, "system": OSError}[kind](message)
 
 
@@ -108,7 +108,7 @@ def _apply(numbered):
         function(element)
     except (InputError, OSError) as error:
         kind = "input" if isinstance(error, InputError) else "system"
-        files.write_text(os.path.join(folder, f"{number:09d}"), f"{kind}\n{error}")
+        storage.write_text(os.path.join(folder, f"{number:09d}"), f"{kind}\n{error}")
     except Exception as error:
-        files.write_text(os.path.join(folder, f"{number:09d}{BUG}"), f"{error}")
+        storage.write_text(os.path.join(folder, f"{number:09d}{BUG}"), f"{error}")
         raise

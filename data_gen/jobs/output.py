@@ -6,12 +6,11 @@ goes on.
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.manifests import MANIFEST_NAME, is_of_scans, read_manifest
 
@@ -47,10 +46,10 @@ class OutputDir:
         return os.path.join(self._folder, WORK_NAME)
 
     def write_manifest(self, content):
-        """Write `manifest.json`, which becomes visible after all other files."""
+        """Write `manifest.json`, which becomes visible after all other storage."""
         # a line per key: indentation would give every number of a histogram its own
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
-        files.write_text(self.path(MANIFEST_NAME), "{\n" + ",\n".join(lines) + "\n}\n")
+        storage.write_text(self.path(MANIFEST_NAME), "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 @contextlib.contextmanager
@@ -82,21 +81,21 @@ def open_output_dir(path, overwrite=False, identity=None):
         What the block raises, with a note that the same command continues where that is so.
     """
     final = os.fspath(path)
-    if files.is_file(final):
+    if storage.is_file(final):
         raise InputError(f"`output_dir` must be a directory. Received: {final}, which is a file.")
-    if files.printable(final) != final:
+    if storage.printable(final) != final:
         raise InputError(
             "`output_dir` must have a name in UTF-8, which is all that TensorFlow writes to. "
-            f"Received: {files.printable(final)}."
+            f"Received: {storage.printable(final)}."
         )
-    is_new = not files.exists(final)
-    files.make_folder(final)
-    with _lock(final):
+    is_new = not storage.exists(final)
+    storage.make_folder(final)
+    with storage.lock(final, f"`output_dir` is being written by another run. Received: {final}."):
         folder = os.path.join(final, INCOMPLETE_NAME)
         # of a run that was killed: a living one would hold the lock
         is_same = _is_of(folder, identity)
         is_publishing = is_same and _is_publishing(folder)
-        names = files.list_names(final)
+        names = storage.list_names(final)
         in_use = [name for name in names if name != INCOMPLETE_NAME and not is_of_scans(name)]
         if in_use and not overwrite and not is_publishing:
             # before anything is removed: the rest of a half-published run may be in `.incomplete`
@@ -132,12 +131,12 @@ def refuse_own_input(input_files, directory):
 
 def _real_path(path):
     """A path without links; of a URL, which `os.path` would take for a path of this machine, its own text."""
-    return str(path).rstrip("/") if files.is_remote(path) else os.path.realpath(path)
+    return str(path).rstrip("/") if storage.is_remote(path) else os.path.realpath(path)
 
 
 def _is_publishing(folder):
     """Whether the files in `.incomplete` are complete and on their way to their names."""
-    return files.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
+    return storage.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
 
 
 def _is_to_continue(folder, identity, error):
@@ -155,10 +154,9 @@ def _is_of(folder, identity):
 def _read_identity(folder):
     """The identity of the run that `.incomplete` is of, or None."""
     try:
-        content = json.loads(files.read_text(os.path.join(folder, WORK_NAME, IDENTITY_NAME)))
-    except (FileNotFoundError, ValueError, RecursionError):  # none, or not what a run writes: nobody's
+        return storage.read_json(os.path.join(folder, WORK_NAME, IDENTITY_NAME), default=None)
+    except InputError:  # not what a run writes: nobody's
         return None
-    return content if isinstance(content, dict) else None
 
 
 def _say_what_differs(folder, identity):
@@ -173,44 +171,44 @@ def _say_what_differs(folder, identity):
 
 def _prepare(folder, identity):
     work = os.path.join(folder, WORK_NAME)
-    files.make_folder(work)
+    storage.make_folder(work)
     for place in (folder, work):  # what killed steps left: room on the disk
-        for name in files.list_names(place):
-            if name.endswith(files.PARTIAL_SUFFIX):
-                files.remove(os.path.join(place, name))
+        for name in storage.list_names(place):
+            if name.endswith(storage.PARTIAL_SUFFIX):
+                storage.remove(os.path.join(place, name))
     if identity is not None:
-        files.write_text(os.path.join(work, IDENTITY_NAME), json.dumps(identity, sort_keys=True) + "\n")
+        storage.write_text(os.path.join(work, IDENTITY_NAME), json.dumps(identity, sort_keys=True) + "\n")
 
 
 def _publish(folder, final):
     """Replace the old files of `final` by those in `folder`; may be killed and called again at any point."""
     plan = os.path.join(folder, WORK_NAME, PUBLISH_NAME)
-    if not files.exists(plan):
-        names = [name for name in files.list_names(folder) if name != WORK_NAME]
-        names = [name for name in names if not name.endswith(files.PARTIAL_SUFFIX)]  # of a killed step
-        files.write_text(plan, json.dumps(sorted(names, key=_manifest_last)))
-    names = json.loads(files.read_text(plan))
-    left = [name for name in names if files.exists(os.path.join(folder, name))]
+    if not storage.exists(plan):
+        names = [name for name in storage.list_names(folder) if name != WORK_NAME]
+        names = [name for name in names if not name.endswith(storage.PARTIAL_SUFFIX)]  # of a killed step
+        storage.write_text(plan, json.dumps(sorted(names, key=_manifest_last)))
+    names = storage.read_json(plan, list)
+    left = [name for name in names if storage.exists(os.path.join(folder, name))]
     if left:
         # Without its manifest a directory counts as incomplete: it goes first and comes last.
-        old = [name for name in files.list_names(final) if _is_own(name)]
+        old = [name for name in storage.list_names(final) if _is_own(name)]
         for name in reversed(sorted(old, key=_manifest_last)):
             if name == MANIFEST_NAME or name not in names:
-                files.remove(os.path.join(final, name))
+                storage.remove(os.path.join(final, name))
     for name in left:
         if name == MANIFEST_NAME:
-            files.flush_folder(final)  # or a power cut could keep the manifest's name and lose another
-        files.replace(os.path.join(folder, name), os.path.join(final, name))
-    files.flush_folder(final)
+            storage.flush_folder(final)  # or a power cut could keep the manifest's name and lose another
+        storage.replace(os.path.join(folder, name), os.path.join(final, name))
+    storage.flush_folder(final)
     _discard(folder)
 
 
 def _discard(folder):
     """Remove `.incomplete`. Its identity goes first: what is left after a kill is nobody's."""
     identity = os.path.join(folder, WORK_NAME, IDENTITY_NAME)
-    if files.exists(identity):
-        files.remove(identity)
-    files.remove_folder(folder)
+    if storage.exists(identity):
+        storage.remove(identity)
+    storage.remove_folder(folder)
 
 
 def _is_own(name):
@@ -221,29 +219,10 @@ def _manifest_last(name):
     return name == MANIFEST_NAME, name
 
 
-@contextlib.contextmanager
-def _lock(directory):
-    """Hold a directory against other runs; the system frees it even where this one is killed."""
-    if files.is_remote(directory):  # an object store has no locks that a killed run would free
-        yield
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"`output_dir` is being written by another run. Received: {directory}."
-            ) from error
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _remove_if_empty(directory):
-    if files.is_remote(directory):
-        if not files.list_names(directory):
-            files.remove_folder(directory)
+    if storage.is_remote(directory):
+        if not storage.list_names(directory):
+            storage.remove_folder(directory)
         return
     with contextlib.suppress(OSError):  # someone else's file in it: then it is not ours to remove
         os.rmdir(directory)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bert_packed.core import files, progress
+from bert_packed.core import progress, storage
 from data_gen.jobs.runners import LOCAL
 from data_gen.jobs.timeline import Timeline
 from data_gen.jobs.workers import start_workers, telling_lost_workers
@@ -149,10 +149,7 @@ class Job:
                 yield running[future], result
 
     def _read_note(self, step):
-        try:
-            return json.loads(files.read_text(_note_path(self._work_folder, step)))
-        except FileNotFoundError:
-            return None
+        return storage.read_json(_note_path(self._work_folder, step), default=None)
 
 
 def do_step(work):
@@ -161,7 +158,7 @@ def do_step(work):
     # what a reader of the note will find: tuples as lists, keys as text
     with progress.step(step.size):
         note = json.dumps({"result": step.function(step.argument)})
-    files.write_text(_note_path(work_folder, step), note)
+    storage.write_text(_note_path(work_folder, step), note)
     return json.loads(note)["result"]
 
 

@@ -14,7 +14,6 @@ that a share is found with one division.
 
 import dataclasses
 import importlib.util
-import json
 import os
 import re
 
@@ -116,7 +115,7 @@ def _files_of_dataset(folder):
     if not files.is_file(state):
         return []
     try:
-        names = [entry["filename"] for entry in json.loads(files.read_text(state))["_data_files"]]
+        names = [entry["filename"] for entry in files.read_json(state)["_data_files"]]
         paths = [os.path.join(folder, name) for name in names]
     except (ValueError, LookupError, TypeError) as error:
         raise InputError(f"{state} must list the data set's files. Received: {error!r}.") from error

@@ -296,7 +296,7 @@ def test_a_folder_is_the_same_by_each_of_its_names(takes, tmp_path):
             {"finetuning_flags": "--max_seq_length=200"},
             "`finetuning_flags` must give a max_seq_length of at most max_position_embeddings=48",
         ),
-        ({"predict_file": "predict_file"}, "predict_file, line 1, column 1: must be JSON"),
+        ({"predict_file": "predict_file"}, "predict_file must be JSON"),
         ({"finetuning_flags": "--vocab_file=x"}, "`finetuning_flags` must leave vocab_file as it is"),
         ({"finetuning_flags": "--do_predict=false"}, "`finetuning_flags` must leave do_predict as it is"),
         (

@@ -169,7 +169,7 @@ def test_saved_model_under_another_backend_is_refused(trained, tmp_path, capsys)
         ),
         ({"format": "keras", "vocab_file": "v"}, "`vocab_file` must be left out"),
         ({"format": "keras", "audit_file": "v"}, "`audit_file` must be left out unless --format=hf"),
-        ({"audit_file": "none.json"}, "none.json must be complete JSON"),
+        ({"audit_file": "none.json"}, "none.json must be JSON"),
         ({"vocab_file": "{long}"}, "`vocab_file` must have at most vocab_size=31 lines. Received: 32"),
     ],
 )

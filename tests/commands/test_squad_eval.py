@@ -146,8 +146,8 @@ def test_command_on_bad_input(tmp_path, capsys):
     data = write(tmp_path / "data.json", *QUESTIONS)
     predictions = tmp_path / "predictions.json"
     for text, message in (
-        ("{", "line 1, column 2: must be JSON"),
-        ("[]", "`prediction_file` must be a JSON object"),
+        ("{", "must be JSON. Received: Expecting property name enclosed in double quotes: line 1 column 2"),
+        ("[]", "must hold a JSON object. Received: list."),
         ('{"q1": 3}', "q1: must be text. Received: 3."),
     ):
         predictions.write_text(text)

@@ -146,7 +146,7 @@ def test_overwrite_starts_anew(started):
 def test_damaged_record_of_a_run(started):
     folder, config, facts = started
     (folder / "run.json").write_text('{"flags": ')
-    with pytest.raises(InputError, match=r"run\.json must be complete JSON"):
+    with pytest.raises(InputError, match=r"run\.json must be JSON"):
         find_checkpoint(folder, config, facts)
 
 
