@@ -54,7 +54,6 @@ def _run(config, backend, processes):
     from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
-    from bert_packed.runs.recipes import print_recipe, read_recipe
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
     from bert_packed.training import loop
     from bert_packed.training.engines.memory import out_of_memory_names
@@ -69,8 +68,6 @@ def _run(config, backend, processes):
     check_fits(data, model_config, config)
     check_export(config, model_config, data)
     facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
-    if config.recipe:
-        facts["recipe"] = read_recipe(config.recipe, data.train.packing_factor, config)
     with run_directory.locked(config.output_dir, processes) as folder:
         latest = run_directory.agree(folder, config, facts, print, processes)
         if not latest:
@@ -79,8 +76,6 @@ def _run(config, backend, processes):
             check_held_out(data, model_config, config, features, pretraining.share_of(config, processes))
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
-        if config.recipe and processes.is_first:
-            print_recipe(facts["recipe"], config, data.train.spec.max_seq_length)
         engine, state = pretraining.start_engine(config, model_config, data, folder, latest, processes)
         first_step = state["step"] if state else 0
         if not latest:

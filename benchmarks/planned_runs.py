@@ -13,7 +13,6 @@ from bert_packed.core.command_line import TOP, parse
 from bert_packed.core.settings import InputError
 from bert_packed.runs.finetuning_config import SquadConfig
 from bert_packed.runs.pretraining_config import TrainConfig
-from bert_packed.runs.recipes import divide_batch
 from bert_packed.schema import CAUSAL_LM
 
 PRETRAINING, SQUAD = "run_pretraining.py", "run_squad.py"
@@ -162,8 +161,9 @@ def divide_evenly(flags, packing_factor, config, batch_name):
     Raises:
         InputError: the nearest number of packs holds over 5 % more or fewer.
     """
-    divided = divide_batch(flags, packing_factor, config.micro_batch_size or 1)
-    num_packs, wanted = divided["train_batch_size"], flags["train_batch_size"]
+    multiple, wanted = config.micro_batch_size or 1, flags["train_batch_size"]
+    num_packs = max(1, round(wanted / packing_factor / multiple)) * multiple
+    divided = {**flags, "train_batch_size": num_packs, "packing_correction": "none"}
     seen = num_packs * packing_factor
     if abs(seen / wanted - 1) > MOST_UNEVEN:
         name = "micro_batch_size" if config.micro_batch_size > 1 else batch_name

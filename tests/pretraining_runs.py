@@ -53,7 +53,6 @@ CHANGED = {
     "beta_2": 0.95,
     "epsilon": 1e-3,
     "max_grad_norm": 0.5,
-    "recipe": "large-phase2",
     "mlm_loss": "per_token",
     "packing_correction": "betas",
     "ablation": "no_next_sentence",

@@ -18,7 +18,6 @@ from bert_packed.core.settings import InputError, check_divides, check_settings,
 from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from bert_packed.runs.number_lists import mesh_shape, parse_mesh, parse_profile_steps, steps_to_profile
-from bert_packed.runs.recipes import RECIPES
 from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 
@@ -97,13 +96,6 @@ class TrainConfig:
         "the run ends with so many steps in a row whose loss or gradient is not finite; each of them leaves "
         "the weights as they were",
         minimum=1,
-        changeable=True,
-    )
-    recipe: str = setting(
-        "",
-        "a published recipe of unpacked pre-training, to print beside this run what the packing factor of "
-        "its data makes of it, and to store that in run.json; nothing else changes",
-        choices=("", *RECIPES),
         changeable=True,
     )
     mlm_loss: str = setting(

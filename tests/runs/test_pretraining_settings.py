@@ -175,12 +175,6 @@ CASES = {
     "ablation": Case(lambda seen, _: nsp_loss(seen), (False, True)),
     "dtype": Case(lambda seen, _: block(seen).attention.query.compute_dtype, "bfloat16"),
     "optimizer": Case(lambda seen, _: type(seen.engine.optimizer).__name__, "AdamWeightDecay", run="adam"),
-    "recipe": Case(
-        lambda seen, _: (
-            json.loads((seen.folder / "run.json").read_text()).get("recipe", {}).get("packing_factor")
-        ),
-        FACTOR,
-    ),
     "initial_batch_size": Case(lambda seen, _: num_packs(seen)[0], 2, run="grown", other=""),
     "batch_warmup_steps": Case(
         lambda seen, _: (num_packs(seen), seen.engine.objective.skips_empty),
