@@ -46,7 +46,7 @@ class OutputDir:
         return os.path.join(self._folder, WORK_NAME)
 
     def write_manifest(self, content):
-        """Write `manifest.json`, which becomes visible after all other storage."""
+        """Write `manifest.json`, which becomes visible after all other files."""
         # a line per key: indentation would give every number of a histogram its own
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
         storage.write_text(self.path(MANIFEST_NAME), "{\n" + ",\n".join(lines) + "\n}\n")

@@ -387,7 +387,7 @@ def test_an_error_while_files_move_loses_nothing(tmp_path, input_file, monkeypat
                 raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr("data_gen.jobs.output.files.replace", interrupted)
+    monkeypatch.setattr("data_gen.jobs.output.storage.replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(config(input_file, out, num_shards=3, random_seed=5, overwrite=True))
     monkeypatch.undo()
