@@ -9,7 +9,7 @@ import os
 import signal
 
 from bert_packed.core.freed_memory import ALL_BLOCKS, is_ours_to_set
-from data_gen.jobs.workers import start_workers, telling_lost_workers
+from data_gen.jobs.runners import start_workers, telling_lost_workers
 
 # Names under which benchmarks have transformers
 AS_IT_IS, MEMORY_KEPT = "transformers", "transformers, memory kept"

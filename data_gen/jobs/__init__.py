@@ -1,7 +1,6 @@
-"""How long work is done and where it lies: files, output directories, steps that survive being killed.
+"""Long work: output directories, and steps that survive being killed.
 
-Read `files.py`, then `output.py`, `steps.py`, `runners.py`, `workers.py`. What words mean here and in all of
-`data_gen`:
+Read `output.py`, then `steps.py`, `runners.py`. The words of `data_gen`:
 
     job     all that one run of a command has to do; its steps are noted, so that a killed one goes on
     step    a piece of a job that one worker does
@@ -13,5 +12,5 @@ Read `files.py`, then `output.py`, `steps.py`, `runners.py`, `workers.py`. What 
             order of the input
     slot    the place of one sequence in a pack
 
-A command's run, from its start to its end, is the other meaning of that word; it is never cut into anything.
+A run of a command, from its start to its end, is the other meaning of that word.
 """

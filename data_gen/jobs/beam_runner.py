@@ -1,4 +1,4 @@
-"""How steps run on Apache Beam: an element each, their results in a folder that all machines share."""
+"""Steps on Apache Beam: an element each, their results in a folder that all machines share."""
 
 import contextlib
 import importlib

@@ -1,11 +1,11 @@
-"""How a command's files appear in its output directory: all of them when complete, or none.
+"""Output directories: a command's files appear there all together when complete, or not at all.
 
-Until then they are in `.incomplete`, with a note of the run that makes them. A user's mistake leaves
-nothing of it. A run that was killed, interrupted, or failed for another reason, leaves it, and the same one
-goes on.
+Until then they are in `.incomplete`, with a note of the run that makes them. A user's mistake leaves nothing
+of it. A run that was killed, interrupted, or failed for another reason, leaves it, and the same one goes on.
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -24,26 +24,27 @@ OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
 class OutputDir:
     """The folder in which a command collects its files until all are complete.
 
     Attributes:
+        folder: Path.
         manifest: None, or the manifest where an earlier run had finished all and was killed while its files
             received their names. Then there is nothing left to do.
     """
 
-    def __init__(self, folder, manifest=None):
-        self._folder = folder
-        self.manifest = manifest
+    folder: str
+    manifest: dict | None = None
 
     def path(self, name):
-        """Where to write the file that will be `name`: str."""
-        return os.path.join(self._folder, name)
+        """The path to write to of the file that will be `name`."""
+        return os.path.join(self.folder, name)
 
     @property
     def work_folder(self):
-        """A folder for what the command needs until it is complete: str."""
-        return os.path.join(self._folder, WORK_NAME)
+        """Folder for whatever the command needs until it is complete."""
+        return self.path(WORK_NAME)
 
     def write_manifest(self, content):
         """Write `manifest.json`, which becomes visible after all other files."""
@@ -53,24 +54,24 @@ class OutputDir:
 
 
 @contextlib.contextmanager
-def open_output_dir(path, overwrite=False, identity=None):
+def open_output_dir(path, overwrite, identity):
     """Collect files in `path/.incomplete` and move them to their names when the block ends well.
 
-        with open_output_dir("packs", identity=identity) as output:
+        with open_output_dir("packs", overwrite, identity) as output:
             if output.manifest is None:
                 write_records(output.path("packed-00000-of-00001.tfrecord"), records)
                 output.write_manifest(manifest)
 
-    After a user's mistake nothing of the block is left, unless its files are on their way to their names:
-    then the same run goes on with that. After a kill, Ctrl-C or another error, such as a full disk,
-    `.incomplete` is left: the next run of equal identity finds it as it was, any other removes it. The
-    manifest comes last, so a directory with a manifest is complete.
+    After a user's mistake nothing of the block is left, unless its files are on their way to their names.
+    After a kill, Ctrl-C or another error, such as a full disk, `.incomplete` is left: the next run of equal
+    identity finds it as it was, any other removes it. The manifest comes last, so a directory with a manifest
+    is complete.
 
     Args:
         path: Directory; made where it is missing.
         overwrite: Whether a directory in use may be replaced. Its old records, `manifest.json` and
             `vocab.txt` stay until the new files are complete; other files stay for good.
-        identity: What the files depend on, as plain JSON; None where nothing is to be taken up again.
+        identity: Dict of all that the files depend on, as plain JSON.
 
     Yields:
         `OutputDir`.
@@ -88,12 +89,13 @@ def open_output_dir(path, overwrite=False, identity=None):
             "`output_dir` must have a name in UTF-8, which is all that TensorFlow writes to. "
             f"Received: {storage.printable(final)}."
         )
+    identity = json.loads(json.dumps(identity))  # as a reader finds it: tuples are lists
     is_new = not storage.exists(final)
     storage.make_folder(final)
     with storage.lock(final, f"`output_dir` is being written by another run. Received: {final}."):
         folder = os.path.join(final, INCOMPLETE_NAME)
         # of a run that was killed: a living one would hold the lock
-        is_same = _is_of(folder, identity)
+        is_same = _read_identity(folder) == identity
         is_publishing = is_same and _is_publishing(folder)
         names = storage.list_names(final)
         in_use = [name for name in names if name != INCOMPLETE_NAME and not is_of_scans(name)]
@@ -112,10 +114,12 @@ def open_output_dir(path, overwrite=False, identity=None):
             _publish(folder, final)
         except BaseException as error:
             with contextlib.suppress(OSError):  # the first error is the one to report
-                if not _is_to_continue(folder, identity, error):
-                    _discard(folder)
-                else:
+                # While they get their names, the old files may be gone already
+                is_kept = _read_identity(folder) == identity and not isinstance(error, InputError)
+                if is_kept or _is_publishing(folder):
                     error.add_note(f"the same command continues with what is in {folder}")
+                else:
+                    _discard(folder)
             if is_new:
                 _remove_if_empty(final)
             raise
@@ -130,25 +134,13 @@ def refuse_own_input(input_files, directory):
 
 
 def _real_path(path):
-    """A path without links; of a URL, which `os.path` would take for a path of this machine, its own text."""
+    """A path without links; a URL as it is, because `os.path` would take it for a local path."""
     return str(path).rstrip("/") if storage.is_remote(path) else os.path.realpath(path)
 
 
 def _is_publishing(folder):
     """Whether the files in `.incomplete` are complete and on their way to their names."""
     return storage.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
-
-
-def _is_to_continue(folder, identity, error):
-    """Whether the same command shall find `.incomplete` again after an error of this one."""
-    if _is_publishing(folder):
-        return True  # the old files may be gone already
-    return _is_of(folder, identity) and not isinstance(error, InputError)
-
-
-def _is_of(folder, identity):
-    """Whether `.incomplete` is that of a run with this identity."""
-    return identity is not None and _read_identity(folder) == json.loads(json.dumps(identity))
 
 
 def _read_identity(folder):
@@ -162,11 +154,9 @@ def _read_identity(folder):
 def _say_what_differs(folder, identity):
     """Log why an unfinished run is not continued."""
     found = _read_identity(folder)
-    if found is None or identity is None:
-        return
-    wanted = json.loads(json.dumps(identity))
-    names = [name for name in wanted | found if wanted.get(name) != found.get(name)]
-    logger.warning("%s is of a run with other %s: starting over", folder, ", ".join(names))
+    if found is not None:
+        names = [name for name in identity | found if identity.get(name) != found.get(name)]
+        logger.warning("%s is of a run with other %s: starting over", folder, ", ".join(names))
 
 
 def _prepare(folder, identity):
@@ -176,8 +166,7 @@ def _prepare(folder, identity):
         for name in storage.list_names(place):
             if name.endswith(storage.PARTIAL_SUFFIX):
                 storage.remove(os.path.join(place, name))
-    if identity is not None:
-        storage.write_text(os.path.join(work, IDENTITY_NAME), json.dumps(identity, sort_keys=True) + "\n")
+    storage.write_text(os.path.join(work, IDENTITY_NAME), json.dumps(identity, sort_keys=True) + "\n")
 
 
 def _publish(folder, final):

@@ -1,8 +1,8 @@
-"""How a long job is done in steps: by several processes or Apache Beam, each step once even across kills.
+"""Jobs in steps, by one process, several or Apache Beam: each step is done once, even across kills.
 
 A step is a function of its argument alone that writes whole files and returns a small result, which is noted
-in the job's work folder. A job that is started again finds the notes and does what is left, so the end is
-the same whoever does the steps, in whichever order, and however often the job was killed.
+in the job's work folder. A job that is started again finds the notes and does the rest. So the result does
+not depend on the runner, the order of the steps or the number of kills.
 """
 
 import contextlib
@@ -19,9 +19,8 @@ from typing import Any
 from tqdm import tqdm
 
 from bert_packed.core import progress, storage
-from data_gen.jobs.runners import LOCAL
+from data_gen.jobs.runners import LOCAL, start_workers, telling_lost_workers
 from data_gen.jobs.timeline import Timeline
-from data_gen.jobs.workers import start_workers, telling_lost_workers
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at what the workers have done
 
@@ -34,7 +33,7 @@ class Step:
         name: Unique in its job, and a file name.
         function: Function of a module, from `argument` to a result that is plain JSON.
         argument: Anything that can be pickled.
-        size: How much of the progress bar it is; `progress.advance` moves the bar within the step.
+        size: Its part of the progress bar, which `progress.advance` moves within the step.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Job:
         work_folder: Folder for the notes; of one job only, and shared by all machines that work on it.
         num_workers: Local processes; 1 = this one.
         runner: One of `runners.RUNNERS`.
-        timeline: `Timeline`, in which each call of `run` becomes a phase; None where nobody asks.
+        timeline: `Timeline`, in which each call of `run` becomes a phase; None for none.
     """
 
     def __init__(self, work_folder, num_workers=1, runner=LOCAL, timeline=None):
@@ -81,10 +80,10 @@ class Job:
 
         Args:
             steps: List of `Step`.
-            title: What a progress bar calls them.
+            title: Of the progress bar.
             unit: Of `Step.size`.
-            release: Function called with each step once it is done, for what only that step needed; it may
-                be called again after a kill.
+            release: Function called with each step once it is done, to remove what only that step needed; it
+                may be called again after a kill.
 
         Returns:
             List of results in the order of the steps.
@@ -129,7 +128,7 @@ class Job:
                         f"{_note_path(self._work_folder, step)} is missing after {self._runner} has ended: "
                         "all its machines must see `output_dir` under one name"
                     )
-                bar.update(step.size)  # machines far away tell of no more than what is complete
+                bar.update(step.size)  # other machines report only complete steps
                 yield step, note["result"]
             return
         if min(self._num_workers, len(steps)) <= 1:
@@ -153,9 +152,8 @@ class Job:
 
 
 def do_step(work):
-    """Do one (step, work folder) and note its result, which is returned."""
+    """Do one (step, work folder), note its result, and return it as the note has it: lists for tuples."""
     step, work_folder = work
-    # what a reader of the note will find: tuples as lists, keys as text
     with progress.step(step.size):
         note = json.dumps({"result": step.function(step.argument)})
     storage.write_text(_note_path(work_folder, step), note)
@@ -163,7 +161,7 @@ def do_step(work):
 
 
 def _do_timed(work):
-    """`do_step` by a worker: the result, and what `Timeline.add_step` asks for."""
+    """`do_step` by a worker: the result, and the arguments of `Timeline.add_step`."""
     began = time.monotonic()
     return do_step(work), began, os.getpid(), time.process_time()
 
@@ -200,7 +198,7 @@ def _shown(counter, bar):
 
 
 def _count_into(counter):
-    """Let this process add what it does to a counter that it shares with its parent."""
+    """Let this process add its progress to a counter that it shares with its parent."""
 
     def add(amount):
         with counter.get_lock():

@@ -13,7 +13,7 @@ import textwrap
 import warnings
 from pathlib import Path
 
-from data_gen.jobs.workers import start_workers, telling_lost_workers
+from data_gen.jobs.runners import start_workers, telling_lost_workers
 from data_gen.text.corpus import split_sentences
 
 NAME = "embedded sample corpus"

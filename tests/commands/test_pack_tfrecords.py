@@ -204,18 +204,18 @@ def test_failed_overwrite_leaves_the_old_files(tmp_path, input_file):
 
 def test_error_leaves_nothing(tmp_path):
     def fail():
-        with open_output_dir(tmp_path / "out") as output:
+        with open_output_dir(tmp_path / "out", False, {}) as output:
             Path(output.path("packed.tfrecord")).write_text("half")
-            raise KeyboardInterrupt
+            raise InputError
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InputError):
         fail()
     assert not (tmp_path / "out").exists()
 
 
 def test_files_become_visible_together(tmp_path):
     out = tmp_path / "out"
-    with open_output_dir(out) as output:
+    with open_output_dir(out, False, {}) as output:
         Path(output.path("packed.tfrecord")).write_text("x")
         output.write_manifest({"kind": "packed"})
         assert [path.name for path in out.iterdir()] == [".incomplete"]
@@ -227,7 +227,7 @@ def test_rest_of_a_killed_run_is_removed(tmp_path):
     stale = tmp_path / "out" / ".incomplete"
     stale.mkdir(parents=True)
     (stale / "packed-00007-of-00008.tfrecord").write_text("half")
-    with open_output_dir(tmp_path / "out") as output:
+    with open_output_dir(tmp_path / "out", False, {}) as output:
         Path(output.path("a.tfrecord")).write_text("x")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.tfrecord"]
 
@@ -238,7 +238,7 @@ def test_a_rest_that_names_no_run_is_nobodys(tmp_path, content):
     work.mkdir(parents=True)
     (work / "identity.json").write_text(content, errors="surrogateescape")
     (work / "step.done").write_text("old")
-    with open_output_dir(tmp_path / "out", identity={"settings": 1}) as output:
+    with open_output_dir(tmp_path / "out", False, {"settings": 1}) as output:
         assert [path.name for path in Path(output.work_folder).iterdir()] == ["identity.json"]
 
 
@@ -249,7 +249,7 @@ def test_the_manifest_goes_first_and_comes_last(tmp_path, monkeypatch):
     remove, replace = files.remove, files.replace
     monkeypatch.setattr(files, "remove", lambda path: moves.append(Path(path)) or remove(path))
     monkeypatch.setattr(files, "replace", lambda *of: moves.append(Path(of[1])) or replace(*of))
-    with open_output_dir(tmp_path, overwrite=True) as output:
+    with open_output_dir(tmp_path, True, {}) as output:
         Path(output.path("z.tfrecord")).write_text("new")
         output.write_manifest({"kind": "packed"})
         moves.clear()
@@ -259,9 +259,9 @@ def test_the_manifest_goes_first_and_comes_last(tmp_path, monkeypatch):
 
 def test_two_runs_do_not_share_a_directory(tmp_path):
     with (
-        open_output_dir(tmp_path / "out"),
+        open_output_dir(tmp_path / "out", False, {}),
         pytest.raises(InputError, match="being written by another run"),
-        open_output_dir(tmp_path / "out"),
+        open_output_dir(tmp_path / "out", False, {}),
     ):
         pass
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_packed.core import freed_memory
-from data_gen.jobs.workers import start_workers
+from data_gen.jobs.runners import start_workers
 
 NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
 NUM_ARRAYS, ARRAY_BYTES = 6, 16 << 20
