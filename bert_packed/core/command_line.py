@@ -1,7 +1,6 @@
-"""How a config dataclass becomes flags, and a user's mistake one line with exit status 2.
+"""Entry points: flags from a config dataclass, and one line with exit status 2 for a user's mistake.
 
-For entry points and what sits above the two halves. Entry points import their heavy modules inside `main`,
-so that `--help` and mistakes in flags answer at once.
+Entry points import their heavy modules inside `main`, so that `--help` and mistakes in flags answer at once.
 """
 
 import contextlib
@@ -46,7 +45,7 @@ def run(main, config_class, description, argv=None):
 
     Returns:
         Exit status: 0 success, 2 a user's mistake or an operating-system error, 130 interrupted, otherwise
-        what `main` returned. Started with SIGINT ignored, as by `command &` in a script, it is never
+        the result of `main`. Started with SIGINT ignored, as by `command &` in a script, it is never
         interrupted; SIGTERM ends it.
     """
     argv = sys.argv if argv is None else argv
@@ -68,7 +67,7 @@ def run(main, config_class, description, argv=None):
 
 
 def _print_for_readers_that_may_stop(text):
-    """Print what a reader such as `head` may not read to its end; that is no mistake."""
+    """Print text whose reader, such as `head`, may stop early; that is no mistake."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -122,14 +121,7 @@ def parse(config_class, argv):
 
 
 def _check_output_file(flag, path):
-    """Raise `InputError` where a file could not be written: now, not when the work is done.
-
-    Nothing is left behind, and nothing that is there changes.
-
-    Args:
-        flag: Name of the flag that `path` was given to.
-        path: Of a local file; "" for none.
-    """
+    """Raise `InputError` where a local file could not be written: now, not when the work is done."""
     if not path:
         return
     rule = f"`{flag}` must be a file to write. Received: {path!r}"
@@ -196,7 +188,7 @@ def print_table(rows, json_file=""):
 
 
 class _StandardError(logging.StreamHandler):
-    """Writes to the standard error of the moment: a program that calls `run` may replace it in between."""
+    """Writes to the present `sys.stderr`: a program that calls `run` may replace it in between."""
 
     @property
     def stream(self):
@@ -204,11 +196,11 @@ class _StandardError(logging.StreamHandler):
 
     @stream.setter
     def stream(self, _):
-        """Nothing to keep: the parent sets what it found when it was made."""
+        """Ignored: the parent class sets the stream of its construction."""
 
 
 def _show_log():
-    """Show what library code logs, such as a job's summary, on standard error."""
+    """Show the log of library code, such as a job's summary, on standard error."""
     for name in ("bert_packed", "data_gen"):
         logger = logging.getLogger(name)
         if not logger.handlers:
@@ -260,6 +252,6 @@ def _find_flagfiles(arguments):
 
 
 def _one_line(error):
-    """What an error says, and the notes on it, without line breaks."""
+    """An error's message and its notes, without line breaks."""
     notes = getattr(error, "__notes__", [])
     return " ".join("; ".join([str(error) or type(error).__name__, *notes]).split())

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, which would otherwise ask the system for it again and again."""
+"""Settings of GNU's malloc by which freed memory stays with the process."""
 
 import ctypes
 import os
@@ -20,23 +20,20 @@ _OWN_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")  # environment variables by which 
 
 
 def keep_freed_memory(settings=LARGE_ARRAYS):
-    """Let the C library keep what this process frees, for what it takes next.
+    """Let the C library keep what this process frees, for what it allocates next.
 
     Blocks of some megabytes otherwise come from the system each time, page by page and each page filled with
-    zeros. Packing 480 MB of records took 492,000 pages, and takes 24,000.
-
-    XLA on a CPU takes the temporary memory of every step anew, under JAX from threads of its own: 250,000 to
-    300,000 pages for a step of bert-mini on 8 packs of 512, a fifth to a quarter of its time (under
-    TensorFlow nothing on one machine of two). That needs `ALL_BLOCKS`, before JAX or TensorFlow is imported.
-    The process then holds what its largest step held, and under JAX up to a third more, where blocks of other
-    sizes left gaps.
+    zeros. Packing 480 MB of records took 492,000 pages, and takes 24,000. XLA on a CPU allocates the memory
+    of every step again, under JAX in worker threads: 250,000 to 300,000 pages for a step of bert-mini on 8
+    packs of 512, a fifth to a quarter of its time. The process then holds as much as its largest step did,
+    and under JAX up to a third more, where blocks of other sizes left gaps.
 
     Args:
-        settings: `LARGE_ARRAYS` or `ALL_BLOCKS`.
+        settings: `LARGE_ARRAYS`, or `ALL_BLOCKS` for XLA, before JAX or TensorFlow is imported.
 
     Returns:
-        Whether it is so now: not with another C library than GNU's, nor where the environment has settings of
-        its own (`GLIBC_TUNABLES`, `MALLOC_...`).
+        False, and nothing is changed, with another C library than GNU's, or where the environment has
+        settings of it (`GLIBC_TUNABLES`, `MALLOC_...`).
     """
     if not is_ours_to_set():
         return False
@@ -45,7 +42,7 @@ def keep_freed_memory(settings=LARGE_ARRAYS):
 
 
 def is_ours_to_set():
-    """Whether the C library is GNU's, and the environment has no settings of its own for its memory."""
+    """Whether the C library is GNU's, and the environment has no settings for its memory."""
     return platform.libc_ver()[0] == "glibc" and not any(
         name.startswith(_OWN_SETTINGS) for name in os.environ
     )

@@ -1,4 +1,4 @@
-"""How much of a step is done while it is still at work: told where the work is, shown where the terminal is.
+"""Progress within a step: reported by the code that works, shown by whoever follows.
 
 with following(bar.update), step(1000):
     advance(300)     the bar moves by 300, at once or at the next call but a fifth of a second later
@@ -11,21 +11,21 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-SECONDS_BETWEEN = 0.2  # telling costs a lock, and a bar redrawn
+SECONDS_BETWEEN = 0.2  # a report costs a lock, and a bar redrawn
 
 
 @dataclasses.dataclass
 class _Now:
-    """What this process is doing.
+    """The step of this process.
 
     Attributes:
-        tell: Function of how much more is done; None where nobody asks.
-        left: What the step has not told yet of its size.
-        held: What was done since it last told.
-        next_time: When it may tell again, on `time.monotonic`.
+        report: Function of the progress since the last report; None where nobody follows.
+        left: Part of the step's size that is not yet reported.
+        held: Progress since the last report.
+        next_time: Of the next report at the earliest, on `time.monotonic`.
     """
 
-    tell: Callable[[int], object] | None = None
+    report: Callable[[int], object] | None = None
     left: int = 0
     held: int = 0
     next_time: float = 0.0
@@ -34,15 +34,15 @@ class _Now:
 _now = _Now()
 
 
-def follow(tell):
-    """From now on call `tell` with how much more is done, in the unit of the steps' sizes; None: nobody."""
-    _now.tell, _now.next_time = tell, 0.0
+def follow(report):
+    """From now on call `report` with the progress, in the unit of the steps' sizes; None for nobody."""
+    _now.report, _now.next_time = report, 0.0
 
 
 @contextlib.contextmanager
-def following(tell):
+def following(report):
     """`follow` for the length of a block."""
-    follow(tell)
+    follow(report)
     try:
         yield
     finally:
@@ -51,28 +51,28 @@ def following(tell):
 
 @contextlib.contextmanager
 def step(size):
-    """A step: `advance` counts in its block up to `size`, and the end of the block is worth what is left."""
+    """A step: `advance` counts in its block up to `size`, and the end of the block is worth the rest."""
     _now.left, _now.held = size, 0
     try:
         yield
-        _tell(_now.left)
+        _report(_now.left)
     finally:
         _now.left = _now.held = 0
 
 
 def advance(amount):
-    """Say that so much more of the step is done; cheap enough for every batch, too dear for every token."""
-    if _now.tell is None:
+    """Add to the progress of the step; cheap enough for every batch, too dear for every token."""
+    if _now.report is None:
         return
     _now.held += amount
     if time.monotonic() >= _now.next_time:
-        _tell(_now.held)
+        _report(_now.held)
 
 
-def _tell(amount):
+def _report(amount):
     more = min(amount, _now.left)
     _now.left -= more
     _now.held = 0
-    if more and _now.tell is not None:
-        _now.tell(more)
+    if more and _now.report is not None:
+        _now.report(more)
         _now.next_time = time.monotonic() + SECONDS_BETWEEN

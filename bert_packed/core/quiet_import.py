@@ -1,4 +1,4 @@
-"""How TensorFlow is imported without its start-up lines."""
+"""Import of TensorFlow without its start-up lines."""
 
 import importlib
 import os
@@ -6,7 +6,7 @@ import tempfile
 
 
 def import_quietly(name):
-    """Import a module; what its compiled code prints meanwhile is shown only if the import fails.
+    """Import a module; the output of its compiled code is shown only if the import fails.
 
     TensorFlow 2.21 prints six lines on standard error before it looks at `TF_CPP_MIN_LOG_LEVEL`, and they
     would bury the one line of a user's mistake.

@@ -17,7 +17,7 @@ import typing
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used: a flag, a file or a record. Its message is one clear line.
+    """A flag, file or record of the user's cannot be used. The message is one clear line.
 
     Entry points print it and exit with status 2. Library code raises it at the boundary only; a wrong
     argument between our own functions stays a plain `ValueError`.
@@ -43,7 +43,7 @@ def setting(
 
     Args:
         default: Value when the flag is not given.
-        help: What the setting does, for `--help`; units and special values included.
+        help: Text of `--help`; units and special values included.
         minimum, maximum: Inclusive limits of a number.
         choices: Sequence of the values allowed.
         parse: Function from the flag's text to the value, for types that absl does not know. Raises
@@ -54,8 +54,8 @@ def setting(
             conditions to their rules replaces the words of the error, in which `{objective}` is a value.
         changeable: True where a stopped run may continue with another value, because the result does not
             depend on it.
-        transient: True where it says how to call a command, not what it makes: left out of resolved flags.
-            What is transient is changeable too.
+        transient: True for the call of a command alone, not its result: left out of resolved flags, and
+            changeable.
         group: Heading in `--help`; a config's settings of one group are listed together.
         advanced: Whether `--helpfull` shows it and `--help` does not.
 
@@ -140,15 +140,7 @@ def as_text(value):
 
 
 def check_divides(config, part, whole):
-    """Check that one setting divides another; 0 divides everything, as "all of it" does.
-
-    Args:
-        config: Dataclass.
-        part, whole: Names of two of its fields.
-
-    Raises:
-        InputError: naming both and the values received.
-    """
+    """Raise `InputError` unless setting `part` divides setting `whole`; 0, for all of it, always does."""
     if getattr(config, part) and getattr(config, whole) % getattr(config, part):
         raise InputError(
             f"`{part}` must divide `{whole}`. Received: {part}={getattr(config, part)}, "
@@ -165,7 +157,7 @@ def _check_value(field, value):
 
 
 def _broken_rule(field, value):
-    """The rule that `value` breaks, in words, or None."""
+    """The rule that `value` breaks, as text, or None."""
     limits = field.metadata
     if limits["parse"]:
         try:
@@ -196,7 +188,7 @@ def _broken_rule(field, value):
 
 
 def is_utf8(text):
-    """Whether text can be written as UTF-8: a command line's bytes that are none become half characters."""
+    """Whether text can be written as UTF-8; other bytes of a command line become half characters."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -214,7 +206,7 @@ def parse_depth(text):
 
 
 def check_depth_fits(max_sequences_per_pack, max_seq_length, length_name="max_seq_length"):
-    """Raise `InputError` where a pack was to hold more sequences than tokens, which none ever does."""
+    """Raise `InputError` for more sequences than tokens in a pack."""
     if max_sequences_per_pack != "max" and max_sequences_per_pack > max_seq_length:
         raise InputError(
             f"`max_sequences_per_pack` must be at most {length_name}. Received: "

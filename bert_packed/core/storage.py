@@ -43,7 +43,7 @@ def open_file(path, mode="rb"):
 
 @contextlib.contextmanager
 def naming_file(path):
-    """Let every `OSError` of the block name the file that is read or written."""
+    """Let every `OSError` of the block name its file."""
     try:
         yield
     except OSError as error:
@@ -161,7 +161,7 @@ def make_folder(path):
 
 
 def exists(path):
-    """Whether a file or folder is there."""
+    """Whether a file or folder exists."""
     return _call(_gfile().exists, str(path)) if is_remote(path) else os.path.exists(path)
 
 

@@ -1,11 +1,11 @@
-"""Which versions made a data set: recorded in manifests, and a reason not to continue another's work."""
+"""Versions of packages and of the code: recorded in manifests, and a reason not to continue another run."""
 
 import hashlib
 import importlib.metadata
 import platform
 from pathlib import Path
 
-# What the bytes of the records depend on.
+# The bytes of the records depend on these
 RECORD_CODE = (
     "data_gen",
     *(f"bert_packed/{name}" for name in ("core", "packing", "records", "assembly", "text")),
@@ -25,7 +25,7 @@ def versions(packages=PACKAGES):
 
 
 def code_sha256():
-    """Hexadecimal SHA-256 of the code that records depend on, which changes between versions as well."""
+    """Hexadecimal SHA-256 of the code that records depend on; it changes between releases as well."""
     digest = hashlib.sha256()
     top = Path(__file__).resolve().parents[2]
     for path in sorted(path for folder in RECORD_CODE for path in (top / folder).rglob("*.py")):
