@@ -21,12 +21,11 @@ from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import check_settings, setting
 from bert_packed.packing.baselines import shuffled_lengths
 from bert_packed.packing.column_generation import pack_cghp
+from bert_packed.packing.descending import pack_lpfhp, pack_spfhp
 from bert_packed.packing.histogram import load_known_histogram
-from bert_packed.packing.lpfhp import pack_lpfhp
 from bert_packed.packing.nnlshp import OFFSET, WEIGHT, mix_nnlshp, packing_matrix, round_and_repair
 from bert_packed.packing.online import OnlinePacker
 from bert_packed.packing.plan import validate_plan
-from bert_packed.packing.spfhp import pack_spfhp
 from bert_packed.packing.strategies import list_strategies
 
 ARTICLES_TOTAL = 10**9

@@ -23,8 +23,8 @@ from bert_packed.evaluation.side_by_side import side_by_side
 from bert_packed.models.cpu_forms import without_gradients
 from bert_packed.models.devices import computes_on_cpus
 from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
+from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
-from bert_packed.packing.lpfhp import pack_lpfhp
 from bert_packed.text import tokenization
 from bert_packed.training.engines.functional import compiled
 from bert_packed.training.engines.variables import named_weights

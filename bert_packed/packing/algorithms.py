@@ -1,10 +1,19 @@
-"""Every packing algorithm by name: all take (histogram, max_seq_length, max_sequences_per_pack)."""
+"""Every packing algorithm by name.
 
-from bert_packed.packing.baselines import pack_bfd, pack_ffd, pack_greedy, pack_local_greedy
+All are functions `pack(histogram, max_seq_length, max_sequences_per_pack, **settings)`:
+
+    histogram                 int64 `[S]`, entry i counts the sequences of length i + 1
+    max_seq_length            S, the tokens of a pack
+    max_sequences_per_pack    depth, a whole number from 1, or "max" for no limit
+    settings                  of some algorithms, by name
+
+They return a `plan.PackingPlan`, and raise `ValueError` where an argument breaks its rule.
+"""
+
+from bert_packed.packing.baselines import pack_greedy, pack_local_greedy
 from bert_packed.packing.column_generation import pack_cghp
-from bert_packed.packing.lpfhp import pack_lpfhp
+from bert_packed.packing.descending import pack_bfd, pack_ffd, pack_lpfhp, pack_spfhp
 from bert_packed.packing.nnlshp import pack_ennlshp, pack_nnlshp
-from bert_packed.packing.spfhp import pack_spfhp
 
 DEFAULT_ALGORITHM = "cghp"
 ALGORITHMS = {

@@ -1,7 +1,7 @@
-"""How few packs any plan can have: lower bounds in exact whole numbers, and the certificate of a plan.
+"""Lower bounds on the number of packs, and the certificate of a plan.
 
-Every bound here is a proof: only Python's whole numbers and exact 64-bit sums, never a float that rounding
-could lift above the truth.
+Every bound is a proof: only Python's whole numbers and exact 64-bit sums, never a float that rounding could
+lift above the truth. None is above the packs of any plan; each is 0 for an empty histogram.
 """
 
 import dataclasses
@@ -33,19 +33,13 @@ class Certificate:
 
 
 def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_values=(), lp_bound=None):
-    """Compare a number of packs with every bound that is known.
+    """The `Certificate` of a number of packs.
 
     Args:
         num_packs: Packs of the plan.
-        histogram: int64 `[S]`, what the plan packs.
-        max_seq_length: S.
-        max_sequences_per_pack: Depth, a whole number from 1, or "max".
+        histogram, max_seq_length, max_sequences_per_pack: As for all algorithms.
         dual_values: As in `dual_bound`; empty for none.
-        lp_bound: What they prove, where a search has just computed it; None to compute it here, if the other
-            bounds leave a gap.
-
-    Returns:
-        A `Certificate`.
+        lp_bound: What they prove; None to compute it here, if the other bounds leave a gap.
 
     Raises:
         ValueError: an argument breaks its rule.
@@ -66,14 +60,7 @@ def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_v
 
 
 def lower_bound(histogram, max_seq_length, max_sequences_per_pack):
-    """The best of the bounds that cost nothing: material, depth and L2.
-
-    Returns:
-        A whole number that no plan is below; 0 for an empty histogram.
-
-    Raises:
-        ValueError: an argument breaks its rule.
-    """
+    """The best of the bounds that cost nothing: material, depth and L2."""
     return certify(0, histogram, max_seq_length, max_sequences_per_pack).lower_bound
 
 
@@ -95,9 +82,6 @@ def l2_bound(histogram, max_seq_length):
     For each k up to S / 2: sequences over S - k share a pack with none of k or more; those over S / 2 never
     share one with each other; what lies between k and S / 2 must go into the room that the latter leave,
     or into new packs. S = 8, lengths 5 5 5 4 4 4, k = 4: 3 + ceil((12 - 0) / 8) = 5, for 4 does not fit to 5.
-
-    Returns:
-        A whole number that no plan of any depth is below; at least the material bound.
     """
     counts, _ = check_arguments(histogram, max_seq_length, "max")
     counts = [0, *counts.tolist()]  # by length
@@ -121,13 +105,8 @@ def dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values):
     exactly, so nothing about the values has to be trusted.
 
     Args:
-        histogram: int64 `[S]`, entry i counts the sequences of length i + 1.
-        max_seq_length: S.
-        max_sequences_per_pack: Depth, a whole number from 1, or "max".
+        histogram, max_seq_length, max_sequences_per_pack: As for all algorithms.
         dual_values: Whole numbers `[S]`, not negative, the value of length i + 1.
-
-    Returns:
-        A whole number that no plan is below.
 
     Raises:
         ValueError: the values are not `[S]` or negative, or their sums would overflow 64 bits.

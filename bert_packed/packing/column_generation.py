@@ -1,8 +1,8 @@
-"""The fewest packs that are known how to reach, with a proof of how far from optimal they can be: `cghp`.
+"""Column-generation histogram-packing, `cghp`: near-optimal plans with a proof of how near.
 
-Column-generation histogram-packing solves the linear relaxation of bounded-depth cutting stock over all
-strategies without listing them (`relaxation`), then rounds (`diving`). The values of the lengths, a
-by-product, prove a bound that goes with the plan. In none of the papers.
+The linear relaxation of bounded-depth cutting stock is solved over all strategies without listing them
+(`relaxation`), then rounded (`diving`). The values of the lengths, a by-product, prove a bound that goes with
+the plan. In none of the papers.
 """
 
 import math
@@ -10,12 +10,10 @@ import math
 import numpy as np
 
 from bert_packed.packing.diving import dive, num_packs
-from bert_packed.packing.effort import Effort
-from bert_packed.packing.exact import fewest_packs
 from bert_packed.packing.histogram import check_arguments
+from bert_packed.packing.integer_programs import fewest_packs, repack
 from bert_packed.packing.plan import make_plan
-from bert_packed.packing.relaxation import Relaxation
-from bert_packed.packing.repacking import repack
+from bert_packed.packing.relaxation import Effort, Relaxation
 from bert_packed.packing.slots import fill_slots
 
 DEFAULT_GAP = 1e-6
@@ -42,9 +40,7 @@ def pack_cghp(
     clock is read: equal arguments give equal plans, on slow machines as well.
 
     Args:
-        histogram: int64 `[S]`, entry i counts the sequences of length i + 1.
-        max_seq_length: S.
-        max_sequences_per_pack: Depth, a whole number from 1, or "max".
+        histogram, max_seq_length, max_sequences_per_pack: As for all `algorithms`.
         gap: (packs - lower bound) / lower bound that is good enough, from 0.
         effort: Steps of the search, in 10**9, about a second each; above 0, math.inf for no limit. When they
             are used up the best plan so far is returned, with a note where the gap is not met.
@@ -53,9 +49,6 @@ def pack_cghp(
 
     Returns:
         A `PackingPlan`, with dual values where they prove more than the bounds that cost nothing.
-
-    Raises:
-        ValueError: an argument breaks its rule.
     """
     histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
     if not gap >= 0:
@@ -92,7 +85,7 @@ def pack_cghp(
 
 
 def _search(search, gap, effort):
-    """Solve the relaxation and round; returns packs as of `dive`, and whether it ended before the limit."""
+    """Solve the relaxation and round: packs as from `dive`, and whether it ended before the limit."""
     if len(search.lengths) > MANY_LENGTHS:
         search.add_coarse_packs()
     search.effort.limit = RELAXATION_SHARE * effort * STEPS

@@ -1,7 +1,7 @@
-"""How a fractional mix of packs becomes a whole plan: round down, round a few up, solve again for the rest.
+"""Diving: from a fractional mix of packs to a whole plan.
 
-On Wikipedia the plan ends at most one pack above the fractional optimum, where rounding once leaves about
-thirty (depth 3: 8,143,829 packs, which is the bound).
+Round down, round a few up, solve again for the rest. On Wikipedia the plan ends at most one pack above the
+fractional optimum, where rounding once leaves about thirty (depth 3: 8,143,829 packs, which is the bound).
 """
 
 import math
@@ -11,20 +11,16 @@ import numpy as np
 
 from bert_packed.packing.slots import count_slots, place, uncovered
 
-ROUND_UP_SHARE = 0.25  # of the fractional packs, in each turn: fewer cost more turns, more cost packs
+ROUND_UP_SHARE = 0.25  # of the fractional packs, in each round: fewer cost more rounds, more cost packs
 TOLERANCE = 1e-6
 
 
 def dive(search, target):
-    """Round a fractional plan to a whole one.
-
-    Args:
-        search: `Relaxation` that has been run; the demand of its master is changed.
-        target: A number of packs that is good enough.
+    """Round the fractional plan of a `Relaxation`, whose master's demand is changed, to a whole one.
 
     Returns:
-        List of `(ascending tuple of rows, count)` that can hold the demand, and whether it ended before the
-        limit of the search's effort.
+        List of `(ascending tuple of rows, count)` that can hold the demand, in `target` packs if it can be;
+        and whether it ended before the limit of the search's effort.
     """
     demand, master, pack_counts = search.demand, search.master, search.pack_counts
     best = search.first_plan
@@ -36,13 +32,13 @@ def dive(search, target):
         rounded_down = [(master.packs[i], int(whole[i])) for i in np.flatnonzero(whole)]
         chosen.update(dict(rounded_down))
         rest = uncovered(count_slots(rounded_down, len(rest)), rest)
-        best = min(best, _plan(chosen, search.pack_rest(rest)), key=num_packs)
+        best = min(best, [*chosen.items(), *search.pack_rest(rest)], key=num_packs)
         if not any(rest) or num_packs(best) <= target:
             return _drop_unused(best, demand), True
         if not search.effort.left:
             return _drop_unused(best, demand), False
         rest = _round_up(master.packs, pack_counts - whole, chosen, rest)
-        best = min(best, _plan(chosen, search.pack_rest(rest)), key=num_packs)
+        best = min(best, [*chosen.items(), *search.pack_rest(rest)], key=num_packs)
         if not any(rest):
             return _drop_unused(best, demand), True
         master.set_demand(rest)
@@ -63,7 +59,7 @@ def _round_up(packs, fractions, chosen, rest):
         if place(packs[index], rest):
             chosen[packs[index]] += 1
             placed += 1
-    if not placed:  # no pack is needed in full: take the likeliest, so that every turn ends nearer
+    if not placed:  # no pack is needed in full: take the likeliest, so that every round ends nearer
         pack = packs[order[0]]
         chosen[pack] += 1
         rest = uncovered(count_slots([(pack, 1)], len(rest)), rest)
@@ -88,10 +84,5 @@ def _drop_unused(plan, demand):
     return kept
 
 
-def _plan(chosen, more):
-    return [*chosen.items(), *more]
-
-
 def num_packs(plan):
-    """Packs of a list of `(pack, count)`."""
     return sum(count for _, count in plan)

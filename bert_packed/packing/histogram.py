@@ -1,4 +1,4 @@
-"""How many sequences there are of each length: count, load and save.
+"""Length histograms: count, check, load and save.
 
 A histogram is an int64 array `[S]` whose entry `i` counts the sequences of length `i + 1`:
 
@@ -17,32 +17,13 @@ MAX_LENGTH = 2**20  # a longer one in a file is a slip, which must not ask for a
 
 
 def count_lengths(lengths, max_seq_length):
-    """Count sequences of each length.
-
-    Args:
-        lengths: Whole numbers `[n]`, each in 1..max_seq_length.
-        max_seq_length: S.
-
-    Returns:
-        int64 `[S]`.
-
-    Raises:
-        ValueError: a length is no whole number or outside 1..S.
-    """
+    """Count lengths, which are checked as by `check_lengths`: int64 `[S]`."""
     lengths = check_lengths(lengths, max_seq_length)
     return np.bincount(lengths, minlength=max_seq_length + 1)[1:].astype(np.int64)
 
 
 def check_lengths(lengths, max_seq_length):
-    """Check lengths of sequences, and return them as int64 `[n]`.
-
-    Args:
-        lengths: Whole numbers `[n]`; floats that are whole pass.
-        max_seq_length: S.
-
-    Raises:
-        ValueError: they do not have one dimension, or one is no whole number or outside 1..S.
-    """
+    """Check that lengths are whole numbers `[n]` in 1..S, and return them as int64; raises `ValueError`."""
     lengths = _as_array(lengths, "lengths")
     if lengths.dtype.kind not in "iu":  # integers, of which there may be millions, need no look at each
         wrong = [length for length in lengths.tolist() if not is_whole(length, floats=True)]
@@ -55,11 +36,10 @@ def check_lengths(lengths, max_seq_length):
 
 
 def check_histogram(histogram, max_seq_length=None):
-    """Check that an array is a histogram, and return it as int64 `[S]`.
+    """Check that an array is a histogram `[S]` of counts in 0..2**53, and return it as int64.
 
     Raises:
-        ValueError: it is not one-dimensional, not of whole numbers, negative, above 2**53 somewhere, or not
-            of length S.
+        ValueError: it is not; whole floats pass.
     """
     counts = _as_array(histogram, "histogram")
     if max_seq_length is not None and len(counts) != max_seq_length:
@@ -84,24 +64,13 @@ def check_histogram(histogram, max_seq_length=None):
 
 
 def check_arguments(histogram, max_seq_length, max_sequences_per_pack):
-    """Check what every algorithm is given.
-
-    Returns:
-        The histogram as int64 `[S]` and the depth as a whole number: "max" becomes S, which no pack exceeds.
-
-    Raises:
-        ValueError: naming the argument, the rule and the value.
-    """
+    """Check what every algorithm is given; returns the histogram as int64 `[S]`, and `check_limits`."""
     depth = check_limits(max_seq_length, max_sequences_per_pack)
     return check_histogram(histogram, max_seq_length), depth
 
 
 def check_limits(max_seq_length, max_sequences_per_pack):
-    """Check S and the depth, and return the depth as a whole number: "max" becomes S, which no pack exceeds.
-
-    Raises:
-        ValueError: naming the argument, the rule and the value.
-    """
+    """Check S and the depth, and return the depth, in 1..S; "max" is S."""
     if not is_whole(max_seq_length) or max_seq_length < 1:
         raise ValueError(f"`max_seq_length` must be a whole number from 1. Received: {max_seq_length!r}.")
     depth = max_seq_length if max_sequences_per_pack == "max" else max_sequences_per_pack
@@ -135,13 +104,6 @@ def load_histogram(path, max_seq_length=None):
 def fold(histogram, max_seq_length):
     """Count lengths over S at S, as truncated sequences: [1 2 3 4] with S = 3 -> [1 2 7].
 
-    Args:
-        histogram: int64 `[L]`.
-        max_seq_length: S, smaller or larger than L.
-
-    Returns:
-        int64 `[S]`.
-
     Raises:
         ValueError: over 2**53 sequences come together at S.
     """
@@ -156,11 +118,7 @@ def known_histogram_names():
 
 
 def load_known_histogram(name, max_seq_length=None):
-    """Load a histogram that comes with the package, as `load_histogram` does.
-
-    Raises:
-        ValueError: there is none of this name.
-    """
+    """Load a histogram that comes with the package, as `load_histogram` does; raises `ValueError`."""
     if name not in known_histogram_names():
         raise ValueError(f"`name` must be one of {', '.join(known_histogram_names())}. Received: {name!r}.")
     return load_histogram(KNOWN_FOLDER / f"{name}.json", max_seq_length)
@@ -173,7 +131,7 @@ def to_json(histogram):
 
 
 def is_whole(number, floats=False):
-    """Whether this is a whole number: an integer, not a bool; with `floats` also 2.0, as JSON may have it."""
+    """Whether this is an integer, not a bool; with `floats` also 2.0, as JSON may have it."""
     if isinstance(number, bool | np.bool_):
         return False
     is_integer = isinstance(number, int | np.integer)

@@ -1,4 +1,4 @@
-"""Which pack is worth most when every length has a value, and at most so many fit: exact, in whole numbers.
+"""Bounded-depth knapsack: the pack of most value when every length has one, exact in whole numbers.
 
 Tables over capacities: `best[c]` is the most that a pack with at most k slots of together at most c tokens
 is worth. Two tables join into one for the sum of their slots, so that k slots take about 2 log2(k) joins:
@@ -27,8 +27,8 @@ class BestPacks:
         best: int64 `[S + 1]`, the value by capacity.
         left, right: The tables joined, or None for a table of a single slot or none.
         num_sums: Sums that it took to compute, those of `left` and `right` included.
-        split: int64 `[S + 1]`, the capacity given to `left`, the rest goes to `right`; -1 where nobody has
-            asked yet. A bound asks for none, and finding them takes longer than the values.
+        split: int64 `[S + 1]`, the capacity given to `left`, the rest goes to `right`; -1 until needed. A
+            bound needs none, and finding them takes longer than the values.
     """
 
     num_slots: int
@@ -63,19 +63,15 @@ class BestPacks:
 
 
 def best_packs(values, max_slots):
-    """Compute the table for packs of at most `max_slots` slots.
+    """Compute the table for packs of at most `max_slots` slots, fewer where more of them add nothing.
 
     Args:
         values: int64 `[S + 1]`, not negative, the value of a slot by its size; entry 0 is 0. It must not
-            fall: a slot may always be filled with something shorter. `max_slots` times the largest value
-            must stay below 2**60.
+            fall: a slot may always be filled with something shorter.
         max_slots: Whole number from 0.
 
-    Returns:
-        `BestPacks`, of fewer slots where more of them add nothing.
-
     Raises:
-        ValueError: the values could overflow.
+        ValueError: `max_slots` times the largest value is not below 2**60.
     """
     if int(values.max()) * max_slots >= 2**VALUE_BITS:
         raise ValueError(

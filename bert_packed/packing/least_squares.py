@@ -1,4 +1,4 @@
-"""Which non-negative mix of sparse columns comes nearest to a target: the method of Lawson and Hanson.
+"""Non-negative least squares for sparse columns: the method of Lawson and Hanson.
 
 The same active-set method as `scipy.optimize.nnls`, for matrices that are nearly empty: gradients are sparse
 products, and the factor of the columns in use is updated instead of transforming all columns, which makes
@@ -19,10 +19,12 @@ DEPENDENCE_TOLERANCE = 1e-10
 
 @dataclasses.dataclass(frozen=True)
 class NnlsResult:
-    """Attributes:
-    x: float64 `[n]`, not negative.
-    converged: False where the iterations ran out; `x` is then the best so far.
-    num_iterations: Columns taken into the mix, those dropped again included.
+    """The mix, `x`.
+
+    Attributes:
+        x: float64 `[n]`, not negative.
+        converged: False where the iterations ran out; `x` is then the best so far.
+        num_iterations: Columns taken into the mix, those dropped again included.
     """
 
     x: np.ndarray
@@ -31,16 +33,7 @@ class NnlsResult:
 
 
 def solve_nnls(matrix, target, max_iterations):
-    """Minimise |matrix x - target| over x >= 0.
-
-    Args:
-        matrix: SciPy sparse `[m, n]`, converted to compressed columns.
-        target: float64 `[m]`.
-        max_iterations: Most columns to take in.
-
-    Returns:
-        An `NnlsResult`.
-    """
+    """Minimise |matrix x - target| over x >= 0, taking in at most `max_iterations` columns: `NnlsResult`."""
     matrix = matrix.tocsc()
     transposed = matrix.T.tocsr()
     num_columns = matrix.shape[1]
@@ -119,11 +112,9 @@ class _UsedColumns:
         return True
 
     def drop(self, positions):
-        """Remove columns by position.
-
-        Rotations take the column out of the factor. To factorise again what stands behind it is less code,
-        but BLAS starts threads for it, and on a busy machine waiting for them took 98 % of the time.
-        """
+        """Remove columns by position, by rotations that take them out of the factor."""
+        # To factorise again what comes after it is less code, but BLAS starts threads for it, and on a busy
+        # machine waiting for them took 98 % of the time.
         for position in sorted(positions.tolist(), reverse=True):
             num = len(self.columns) - 1
             del self.columns[position]

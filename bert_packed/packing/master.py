@@ -1,4 +1,4 @@
-"""Which mix of known packs covers all sequences with the fewest packs: the linear relaxation, in HiGHS.
+"""The restricted master problem: the fractional mix of known packs that covers all sequences, in HiGHS.
 
 Variables are packs of slots and, for each two neighbouring lengths, how many slots of the longer one serve
 the shorter. Rows are the lengths that occur, ascending:
@@ -30,12 +30,7 @@ class Master:
     """
 
     def __init__(self, demand, effort):
-        """Build the model without packs.
-
-        Args:
-            demand: Whole numbers from 1, sequences by row.
-            effort: `Effort`, at whose limit a solve gives up.
-        """
+        """Build the model without packs; `demand` is sequences by row, `effort` limits the solves."""
         self.packs = []
         self._known = set()
         self._effort = effort
@@ -60,14 +55,7 @@ class Master:
         )
 
     def add(self, packs):
-        """Add those packs that are not known yet.
-
-        Args:
-            packs: Iterable of ascending, non-empty tuples of rows.
-
-        Returns:
-            How many were new.
-        """
+        """Add those packs, ascending tuples of rows, that are not known yet; returns their number."""
         new = [pack for pack in dict.fromkeys(packs) if pack not in self._known]
         starts, rows, entries = [], [], []
         for pack in new:
@@ -88,11 +76,7 @@ class Master:
         self._model.setOptionValue("simplex_strategy", DUAL_SIMPLEX)
 
     def solve(self):
-        """Solve the relaxation over the packs known.
-
-        Returns:
-            False where the steps ran out.
-        """
+        """Solve the relaxation over the packs known; False where the steps ran out."""
         cost = STEPS_PER_ITERATION * self._num_rows
         iterations = min(self._effort.left, MAX_ITERATIONS * cost) // cost
         if not iterations:

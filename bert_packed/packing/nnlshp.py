@@ -1,4 +1,4 @@
-"""Non-negative least squares histogram-packing: the mix of full packs whose lengths come nearest to the data.
+"""NNLSHP and its extension: histogram packing by non-negative least squares over full packs.
 
 Efficient Sequence Packing, Sections 3.1 and F.4 (Listing 3 of Packing: Towards 2x NLP BERT Acceleration).
 All strategies that fill S exactly are columns; the least-squares mix is rounded; what is not covered gets
@@ -19,7 +19,7 @@ sequence on Wikipedia, vanishes in rounding, and the products of columns stay wi
 
 import numpy as np
 
-from bert_packed.packing.histogram import check_arguments
+from bert_packed.packing.histogram import check_arguments, check_histogram
 from bert_packed.packing.plan import make_plan
 from bert_packed.packing.slots import count_slots, fill_slots
 from bert_packed.packing.strategies import count_strategies, list_strategies
@@ -29,91 +29,27 @@ COVER_WEIGHT = 3e4
 MAX_STRATEGIES = 2_000_000  # about 2.5 GiB; S = 512 has 22,102 at depth 3, some 940,000 at depth 4
 
 
-def pack_nnlshp(
-    histogram, max_seq_length, max_sequences_per_pack, *, offset=OFFSET, weight=WEIGHT, max_iterations=None
-):
+def pack_nnlshp(histogram, max_seq_length, max_sequences_per_pack, **settings):
     """Pack by non-negative least squares.
 
     Packs are those of the published code. Strategies are more here, because two packs of one strategy
     differ where a slot of only one of them stays empty; `mix_nnlshp` counts as the papers do. Where the
     listing leaves an empty slot at its length, the slot takes any shorter sequence or none.
 
-    Args:
-        histogram: int64 `[S]`, entry i counts the sequences of length i + 1.
-        max_seq_length: S.
-        max_sequences_per_pack: Depth, a whole number from 1, or "max". The strategies grow fast with it.
-        offset: Lengths up to this one count less in the distance (Section F.5).
-        weight: Their weight, 0 to 1; others weigh 1.
-        max_iterations: Of the least squares; default 3 per strategy. When they run out, the best mix so far
-            is repaired like any other, and a note says so.
-
-    Returns:
-        A `PackingPlan`.
-
-    Raises:
-        ValueError: an argument breaks its rule, or there are over two million strategies.
+    See `algorithms` for arguments and result, `first_mix` for settings and errors.
     """
-    counts, _ = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
-    packs, notes = mix_nnlshp(
-        counts,
-        max_seq_length,
-        max_sequences_per_pack,
-        offset=offset,
-        weight=weight,
-        max_iterations=max_iterations,
-    )
-    return plan_slots("nnlshp", counts, max_seq_length, max_sequences_per_pack, packs, notes)
+    packs, notes = mix_nnlshp(histogram, max_seq_length, max_sequences_per_pack, **settings)
+    return _plan_slots("nnlshp", histogram, max_seq_length, max_sequences_per_pack, packs, notes)
 
 
-def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_iterations=None):
-    """Pack by extended non-negative least squares.
-
-    Args:
-        histogram: int64 `[S]`, entry i counts the sequences of length i + 1.
-        max_seq_length: S.
-        max_sequences_per_pack: Depth, a whole number from 1, or "max". The strategies grow fast with it.
-        max_iterations: Of the least squares; default 3 per strategy. When they run out, the best mix so far
-            is repaired like any other, and a note says so.
-
-    Returns:
-        A `PackingPlan`.
-
-    Raises:
-        ValueError: an argument breaks its rule, or there are over two million strategies.
-    """
-    from scipy import sparse  # half a second: not for --help and the other algorithms
-
-    histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
-    if not histogram.any():
-        return plan_slots("ennlshp", histogram, max_seq_length, max_sequences_per_pack, [], [])
-    strategies = checked_strategies(max_seq_length, depth)
-    matrix = packing_matrix(strategies, max_seq_length)
-    padding_weights = sparse.diags_array(np.arange(1.0, max_seq_length + 1))
-    extended = sparse.block_array(
-        [
-            [padding_weights @ matrix, None],
-            [COVER_WEIGHT * matrix, -COVER_WEIGHT * sparse.eye_array(max_seq_length)],
-        ]
-    )
-    target = np.concatenate([padding_weights @ histogram, COVER_WEIGHT * histogram])
-    solution, notes = least_squares_mix(extended, target, len(strategies), max_iterations)
-    packs = round_and_repair(strategies, np.rint(solution[: len(strategies)]), histogram)
-    return plan_slots("ennlshp", histogram, max_seq_length, max_sequences_per_pack, packs, notes)
-
-
-def mix_nnlshp(
-    histogram, max_seq_length, max_sequences_per_pack, *, offset=OFFSET, weight=WEIGHT, max_iterations=None
-):
-    """How often each strategy is used, slots still without sequences; arguments as in `pack_nnlshp`.
+def mix_nnlshp(histogram, max_seq_length, max_sequences_per_pack, **settings):
+    """The mix of `pack_nnlshp`, slots still without sequences.
 
     Returns:
         List of `(ascending tuple of slot sizes, count)`, and a list of notes.
     """
-    histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
-    strategies, whole_counts, notes = first_mix(
-        histogram, max_seq_length, depth, offset=offset, weight=weight, max_iterations=max_iterations
-    )
-    return round_and_repair(strategies, whole_counts, histogram), notes
+    strategies, whole_counts, notes = first_mix(histogram, max_seq_length, max_sequences_per_pack, **settings)
+    return round_and_repair(strategies, whole_counts, check_histogram(histogram)), notes
 
 
 def first_mix(
@@ -122,38 +58,60 @@ def first_mix(
     """The rounded mix before its repair (Efficient Sequence Packing, Section F.4.4).
 
     Args:
-        As in `pack_nnlshp`.
+        histogram, max_seq_length, max_sequences_per_pack: As for all `algorithms`.
+        offset: Lengths up to this one count less in the distance (Section F.5).
+        weight: Their weight, 0 to 1; others weigh 1.
+        max_iterations: Of the least squares; default 3 per strategy. When they run out, the best mix so far
+            is repaired like any other, and a note says so.
 
     Returns:
-        Strategies as from `list_strategies`, float64 `[strategies]` of whole numbers, how often each is used,
-        and a list of notes.
+        Strategies as from `list_strategies`, their counts, float64 `[strategies]` of whole numbers, and a
+        list of notes.
 
     Raises:
-        ValueError: as `pack_nnlshp`.
+        ValueError: an argument breaks its rule, or there are over two million strategies.
     """
     from scipy import sparse  # half a second: not for --help and the other algorithms
 
-    histogram, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
     if not (isinstance(offset, int) and offset >= 0):
         raise ValueError(f"`offset` must be a whole number from 0. Received: {offset!r}.")
     if not 0 <= weight <= 1:
         raise ValueError(f"`weight` must be in 0..1. Received: {weight!r}.")
-    if not histogram.any():
+    if not counts.any():
         return np.zeros((0, depth), np.int32), np.zeros(0), []
-    strategies = checked_strategies(max_seq_length, depth)
+    strategies = _list_if_few(max_seq_length, depth)
     weights = np.ones(max_seq_length)
     weights[:offset] = weight
     matrix = sparse.diags_array(weights) @ packing_matrix(strategies, max_seq_length)
-    solution, notes = least_squares_mix(matrix, weights * histogram, len(strategies), max_iterations)
+    solution, notes = _solve(matrix, weights * counts, len(strategies), max_iterations)
     return strategies, np.rint(solution), notes
 
 
-def least_squares_mix(matrix, target, num_strategies, max_iterations):
-    """Solve for the mix, at most 3 iterations per strategy by default.
+def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_iterations=None):
+    """Pack by extended non-negative least squares; arguments, result and errors as of `pack_nnlshp`."""
+    from scipy import sparse  # half a second: not for --help and the other algorithms
 
-    Returns:
-        float64 `[columns of matrix]`, and a list with a note where the iterations ran out.
-    """
+    counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
+    packs, notes = [], []
+    if counts.any():
+        strategies = _list_if_few(max_seq_length, depth)
+        matrix = packing_matrix(strategies, max_seq_length)
+        padding_weights = sparse.diags_array(np.arange(1.0, max_seq_length + 1))
+        extended = sparse.block_array(
+            [
+                [padding_weights @ matrix, None],
+                [COVER_WEIGHT * matrix, -COVER_WEIGHT * sparse.eye_array(max_seq_length)],
+            ]
+        )
+        target = np.concatenate([padding_weights @ counts, COVER_WEIGHT * counts])
+        solution, notes = _solve(extended, target, len(strategies), max_iterations)
+        packs = round_and_repair(strategies, np.rint(solution[: len(strategies)]), counts)
+    return _plan_slots("ennlshp", histogram, max_seq_length, max_sequences_per_pack, packs, notes)
+
+
+def _solve(matrix, target, num_strategies, max_iterations):
+    """The mix, float64 `[columns of matrix]`, and a list with a note where the iterations ran out."""
     from bert_packed.packing.least_squares import solve_nnls  # SciPy
 
     limit = 3 * num_strategies if max_iterations is None else max_iterations
@@ -162,8 +120,7 @@ def least_squares_mix(matrix, target, num_strategies, max_iterations):
     return result.x, [] if result.converged else [note]
 
 
-def checked_strategies(max_seq_length, depth):
-    """All strategies as in `list_strategies`, if they are not too many; raises ValueError."""
+def _list_if_few(max_seq_length, depth):
     if count_strategies(max_seq_length, depth, MAX_STRATEGIES) > MAX_STRATEGIES:
         raise ValueError(
             "least squares lists all strategies, which must be at most "
@@ -184,12 +141,7 @@ def packing_matrix(strategies, max_seq_length):
 
 
 def round_and_repair(strategies, whole_counts, histogram):
-    """Take whole counts, and give each sequence not covered a pack of its own, with room for a complement.
-
-    Args:
-        strategies: int `[n, depth]` as from `list_strategies`.
-        whole_counts: float64 `[n]`, whole numbers.
-        histogram: int64 `[S]`.
+    """Take whole counts of strategies, and give each sequence not covered another pack.
 
     Returns:
         List of `(ascending tuple of slot sizes, count)` with at least as many slots of each size as there
@@ -208,7 +160,7 @@ def round_and_repair(strategies, whole_counts, histogram):
     return sorted(packs.items())
 
 
-def plan_slots(algorithm, histogram, max_seq_length, max_sequences_per_pack, packs, notes):
+def _plan_slots(algorithm, histogram, max_seq_length, max_sequences_per_pack, packs, notes):
     """The plan that puts the sequences of a histogram into packs of slots."""
-    filled = fill_slots(packs, [0, *histogram.tolist()])
+    filled = fill_slots(packs, [0, *check_histogram(histogram).tolist()])
     return make_plan(algorithm, max_seq_length, max_sequences_per_pack, filled, notes)

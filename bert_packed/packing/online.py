@@ -1,8 +1,8 @@
-"""How to pack a stream that never ends: a bounded buffer, packed as a histogram whenever it is full.
+"""Online packing of an endless stream: a bounded buffer, packed as a histogram whenever it is full.
 
-Sequences wait in a buffer. When it is full, the whole of it is packed, the packs with the least padding
-leave, and the rest waits on for better company. Nobody waits longer than a maximum age. The papers name
-online packing as future work; here it costs about as much as the histogram algorithm that it calls.
+When the buffer is full, all of it is packed, the packs with the least padding leave, and the rest waits.
+No sequence waits longer than a maximum age. The papers name online packing as future work; here it costs
+about as much as the histogram algorithm that it calls.
 
     S = 8, a buffer of 4 of which half leaves at a time: 5 6 3 4   ->   5 3 leave, 6 and 4 wait for 2 and 4
 """
@@ -11,9 +11,8 @@ import itertools
 
 import numpy as np
 
-from bert_packed.packing.baselines import first_fit_decreasing
+from bert_packed.packing.descending import first_fit_decreasing, longest_pack_first
 from bert_packed.packing.histogram import check_lengths, check_limits, is_whole
-from bert_packed.packing.lpfhp import longest_pack_first
 
 POLICIES = {"best_fit": longest_pack_first, "first_fit": first_fit_decreasing}
 
@@ -37,8 +36,7 @@ class OnlinePacker:
         """Start with an empty buffer.
 
         Args:
-            max_seq_length: S.
-            max_sequences_per_pack: Depth, a whole number from 1, or "max".
+            max_seq_length, max_sequences_per_pack: As for all `algorithms`.
             buffer_size: Most sequences that wait, from 1.
             max_age: A sequence has left before more than this many have arrived after it. At least
                 `buffer_size`, because packs leave when the buffer is full; None for ten times it, which on
@@ -79,14 +77,11 @@ class OnlinePacker:
         self._num_arrived = 0
 
     def add(self, lengths):
-        """Take in sequences, and give out the packs that are ready.
-
-        Args:
-            lengths: Whole numbers `[n]`, each in 1..S.
+        """Take in lengths `[n]`, and give out the packs that are ready, by their oldest sequence.
 
         Returns:
             `(numbers, sizes)`: int64 arrival numbers, pack after pack, and int64 `[packs]`, how many are in
-            each. Packs stand by their oldest sequence.
+            each.
 
         Raises:
             ValueError: a length is no whole number or outside 1..S; nothing has been taken in then.
@@ -106,11 +101,11 @@ class OnlinePacker:
         return _join(ready)
 
     def flush(self):
-        """Give out all that waits, at the end of a stream; result as of `add`."""
+        """Give out all that waits, at the end of a stream; result as from `add`."""
         return _join([self._send(len(self._lengths))] if len(self._lengths) else [])
 
     def state(self):
-        """All that is needed to go on: settings, and the lengths and arrival numbers of those waiting."""
+        """Settings, lengths and arrival numbers of those waiting, to go on by `from_state`: plain JSON."""
         return {
             "settings": dict(self._settings),
             "lengths": self._lengths.tolist(),
@@ -120,11 +115,7 @@ class OnlinePacker:
 
     @classmethod
     def from_state(cls, state):
-        """A packer that goes on where `state` was taken: the same packs, bit for bit.
-
-        Raises:
-            ValueError: the state is none that `state` gives.
-        """
+        """A packer that goes on where `state` was taken, with the same packs; raises `ValueError`."""
         settings = dict(state["settings"])
         packer = cls(settings.pop("max_seq_length"), settings.pop("max_sequences_per_pack"), **settings)
         packer._lengths = check_lengths(state["lengths"], packer.max_seq_length)
@@ -168,9 +159,9 @@ class OnlinePacker:
         return self._settings["max_seq_length"]
 
     def _send(self, at_least):
-        """Pack the buffer and send away packs of at least so many sequences, and of all that are too old."""
+        """Pack the buffer; packs of `at_least` sequences leave, and those of all that are too old."""
         histogram = np.bincount(self._lengths, minlength=self.max_seq_length + 1)
-        packs = self._pack(histogram[1:], self.max_seq_length, self._depth)
+        packs = self._pack(histogram[1:], self._depth)
         packs = [(sum(pack), pack, count) for pack, count in packs]
         packs.sort(key=lambda entry: -entry[0])
         slots, sizes, sent = [], [], 0
@@ -205,12 +196,7 @@ class OnlinePacker:
                     missing[length] -= 1
 
     def _take(self, slots, sizes):
-        """Put the oldest waiting sequences of each length into the slots, and take them from the buffer.
-
-        Args:
-            slots: int64 lengths, pack after pack.
-            sizes: int64 `[packs]`.
-        """
+        """Put the oldest waiting sequences of each length into slots, and take them from the buffer."""
         by_length = np.argsort(self._lengths, kind="stable")  # of equal lengths the oldest first
         present = np.bincount(self._lengths, minlength=self.max_seq_length + 1)
         wanted = np.bincount(slots, minlength=self.max_seq_length + 1)
@@ -226,7 +212,7 @@ class OnlinePacker:
 
 
 def pack_items(items, packer, length_of=len, waiting=()):
-    """Pack any iterable of sequences.
+    """Pack any iterable of sequences: yields lists of items that share a pack, in the end also what waits.
 
     The packer's state, taken when a list is out, is where to go on once the lists of the same buffer are all
     out; `packer.num_arrived` items have been read then.
@@ -236,9 +222,6 @@ def pack_items(items, packer, length_of=len, waiting=()):
         packer: `OnlinePacker`.
         length_of: Function from an item to its length.
         waiting: For a packer that goes on, the items that wait in it, in the order of `packer.waiting`.
-
-    Yields:
-        Lists of items that share a pack; at the end of `items` also what waits.
 
     Raises:
         ValueError: `waiting` is not what waits, or a length breaks its rule.
@@ -255,17 +238,13 @@ def pack_items(items, packer, length_of=len, waiting=()):
 
 
 def check_waiting(packer, waiting):
-    """Check that whoever feeds a packer has what waits in it.
-
-    Args:
-        packer: `OnlinePacker`.
-        waiting: Whatever has a length: one entry for each sequence that waits.
+    """Check that `waiting` has an entry for each sequence that waits in a packer.
 
     Returns:
         int64 `[n]`, the arrival numbers of the entries.
 
     Raises:
-        ValueError: there are more or fewer; a new packer has none.
+        ValueError: it has more or fewer.
     """
     numbers = packer.waiting
     if len(waiting) != len(numbers):
@@ -284,10 +263,8 @@ def _split(ready, waiting):
 
 
 def _by_oldest(numbers, sizes):
-    """Order packs by their oldest sequence, and the sequences of a pack by age.
-
-    Else the fullest packs would come first, and what a model sees would change within each turn.
-    """
+    """Order packs by their oldest sequence, and the sequences of a pack by age."""
+    # Else the fullest packs would come first, and a model would see other lengths early and late in a buffer
     starts = np.cumsum(sizes) - sizes
     oldest = np.minimum.reduceat(numbers, starts)
     order = np.argsort(oldest)

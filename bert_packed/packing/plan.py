@@ -1,8 +1,7 @@
-"""Which packs there are and how often: the result of every packing algorithm.
+"""Packing plans, the result of every algorithm: strategies and how often each is used.
 
-A strategy is a tuple of sequence lengths in ascending order that share one pack; a plan says how often each
-is used. With S = 8, the plan `{(3, 5): 2, (2, 2, 4): 1}` places two sequences of length 2, two of 3, one of
-4 and two of 5 in three packs.
+A strategy is an ascending tuple of sequence lengths that share one pack. With S = 8, the plan
+`{(3, 5): 2, (2, 2, 4): 1}` places two sequences of length 2, two of 3, one of 4 and two of 5 in three packs.
 """
 
 import dataclasses
@@ -24,12 +23,11 @@ class PackingPlan:
         max_seq_length: S, the tokens that one pack holds.
         max_sequences_per_pack: The depth asked for, or "max" where there was no limit.
         strategies: Dict from strategy (ascending tuple of lengths) to its number of packs, at least 1.
-        notes: What a reader must know (a repair, a fallback), each in one sentence.
+        notes: Whatever a reader must know, such as an early stop, each in one sentence.
         dual_values: `[S]`, a whole number for each length, that prove a lower bound (`bounds.dual_bound`);
-            empty where the algorithm computes none. They are kept, and not the bound that they prove, so
-            that whoever reads the plan can check it.
-        lp_bound: What they prove, where the search that made the plan has computed it; None in a plan that
-            was read, whose reader computes it again.
+            empty where the algorithm computes none. Stored in place of the bound, so that a reader can check
+            it.
+        lp_bound: The bound that they prove, if the search has computed it; None in a plan that was read.
     """
 
     algorithm: str
@@ -43,14 +41,8 @@ class PackingPlan:
     @functools.cached_property
     def certificate(self) -> Certificate:
         """How far the plan can be from the fewest packs possible, proven; computed at first use."""
-        return certify(
-            self.num_packs,
-            self.histogram(),
-            self.max_seq_length,
-            self.max_sequences_per_pack,
-            self.dual_values,
-            self.lp_bound,
-        )
+        limits = self.max_seq_length, self.max_sequences_per_pack
+        return certify(self.num_packs, self.histogram(), *limits, self.dual_values, self.lp_bound)
 
     @property
     def num_packs(self):
@@ -112,46 +104,42 @@ class PackingPlan:
 def make_plan(
     algorithm, max_seq_length, max_sequences_per_pack, packs, notes=(), dual_values=(), lp_bound=None
 ):
-    """Build a plan from `(lengths, count)` pairs.
+    """A `PackingPlan` of packs as `merge_packs` takes them, for the algorithm's own arguments."""
+    limits = max_seq_length, max_sequences_per_pack
+    return PackingPlan(algorithm, *limits, merge_packs(packs), tuple(notes), tuple(dual_values), lp_bound)
 
-    A pack without any sequence is dropped, like a count of 0. The papers count strategies as their listings
-    list them, equal ones not added up; SPFHP and LPFHP make no equal ones, so the two numbers agree.
+
+def merge_packs(packs):
+    """Add up equal packs, and drop empty ones and counts of 0.
+
+    The papers count strategies as their listings list them, equal ones not added up; SPFHP and LPFHP make no
+    equal ones, so the two numbers agree.
 
     Args:
-        packs: Iterable of `(lengths in any order, count)`; equal packs are added up, counts of 0 dropped.
+        packs: Iterable of `(lengths in any order, count)`.
 
     Returns:
-        A `PackingPlan` whose strategies stand in ascending order, so that equal plans are equal bytes.
+        Dict from ascending tuple to count, in ascending order: equal plans are equal bytes.
     """
     total = Counter()
     for lengths, count in packs:
         if count and len(lengths):
             total[tuple(sorted(int(length) for length in lengths))] += int(count)
-    strategies = dict(sorted(total.items()))
-    return PackingPlan(
-        algorithm,
-        max_seq_length,
-        max_sequences_per_pack,
-        strategies,
-        tuple(notes),
-        tuple(dual_values),
-        lp_bound,
-    )
+    return dict(sorted(total.items()))
 
 
 def from_json(content):
-    """The plan that `PackingPlan.to_json` wrote; its certificate is computed anew, not believed.
+    """The plan that `PackingPlan.to_json` wrote; its certificate is not read but computed.
 
     Raises:
-        ValueError: a strategy is repeated, of which a dict would silently lose one, or its lengths do not
-            ascend.
+        ValueError: a strategy is repeated or its lengths do not ascend.
     """
     strategies = {}
     for lengths, count in content["strategies"]:
         strategy = tuple(lengths)
         if list(strategy) != sorted(strategy):
             raise ValueError(f"the lengths of a strategy must ascend. Received: {strategy}.")
-        if strategy in strategies:
+        if strategy in strategies:  # a dict would silently lose one
             raise ValueError(f"`strategies` must list each strategy once. Received twice: {strategy}.")
         strategies[strategy] = count
     return PackingPlan(
@@ -165,12 +153,7 @@ def from_json(content):
 
 
 def validate_plan(plan, histogram):
-    """Check that a plan places each sequence exactly once and breaks no limit.
-
-    Raises:
-        ValueError: a length is placed more or less often than the histogram has it, a pack is over S or
-            over the depth, a length is not a whole number in 1..S, or a count not one from 1.
-    """
+    """Check that a plan places each sequence exactly once and breaks no limit; raises `ValueError`."""
     histogram, depth = check_arguments(histogram, plan.max_seq_length, plan.max_sequences_per_pack)
     for strategy, count in plan.strategies.items():
         if not is_whole(count) or count < 1:

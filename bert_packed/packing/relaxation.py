@@ -1,16 +1,18 @@
-"""Which packs does the fractional optimum use, and what bound do the values of the lengths prove?
+"""Column generation: packs of the fractional optimum, and the bound that the values of lengths prove.
 
-Column generation: the relaxation over few packs gives every length a value, an exact knapsack finds packs
-worth more than one, and these come in, until there are none (Gilmore and Gomory, Operations Research 9(6),
-1961).
+The relaxation over few packs gives every length a value, an exact knapsack finds packs worth more than one,
+and these come in, until there are none (Gilmore and Gomory, Operations Research 9(6), 1961).
 """
+
+import math
 
 import numpy as np
 
 from bert_packed.packing.bounds import lower_bound, most_sequences, scale_values
+from bert_packed.packing.descending import longest_pack_first
 from bert_packed.packing.knapsack import best_packs
-from bert_packed.packing.lpfhp import pack_lpfhp
 from bert_packed.packing.master import Master
+from bert_packed.packing.plan import merge_packs
 
 SMOOTHING = 0.3  # measured on Wikipedia: halves the rounds of 0, and 0.5 to 0.9 are no better
 TOLERANCE = 1e-9
@@ -19,6 +21,29 @@ COARSE_GAP = 1e-3
 MAX_COARSE_COUNT = 2**50
 STEPS_OF_REST = 30_000  # for each length, in Python
 STEPS_OF_PRICING = 5_000
+
+
+class Effort:
+    """Counts steps of a search, about a nanosecond each on two cores of 2024, up to a limit.
+
+    A clock in their place would end a search elsewhere on a slower machine, and plans would differ.
+
+    Attributes:
+        steps: Taken so far, a whole number.
+        limit: Where to stop; math.inf for never. May be moved.
+    """
+
+    def __init__(self, limit=math.inf):
+        self.steps = 0
+        self.limit = limit
+
+    def take(self, steps):
+        self.steps += int(steps)
+
+    @property
+    def left(self):
+        """Steps before the limit, at least 0; math.inf without one."""
+        return max(0, self.limit - self.steps)
 
 
 class Relaxation:
@@ -38,13 +63,7 @@ class Relaxation:
     """
 
     def __init__(self, histogram, depth, effort):
-        """Start at the packs of LPFHP and the bounds that cost nothing.
-
-        Args:
-            histogram: int64 `[S]`, not empty.
-            depth: Whole number from 1.
-            effort: `Effort`, at whose limit the search ends.
-        """
+        """Start at the packs of LPFHP and the bounds that cost nothing; `effort` limits the search."""
         self.effort = effort
         self._size = len(histogram)
         self.lengths = np.flatnonzero(histogram) + 1
@@ -70,14 +89,13 @@ class Relaxation:
         self.effort.take(STEPS_OF_REST * len(self.lengths))
         counts = np.zeros(self._size, np.int64)
         counts[self.lengths - 1] = rest
-        plan = pack_lpfhp(counts, self._size, self._depth)
-        return [(tuple(self.row_of_slot[list(pack)].tolist()), n) for pack, n in plan.strategies.items()]
+        packs = merge_packs(longest_pack_first(counts, self._depth))
+        return [(tuple(self.row_of_slot[list(pack)].tolist()), n) for pack, n in packs.items()]
 
     def add_coarse_packs(self):
         """Add the packs that the same search finds for lengths rounded up to about a thousand classes.
 
-        With many lengths each round is slow and many are needed; the classes bring nearly all of the way in
-        a few seconds, and what is added is real packs, if not the best ones.
+        With many lengths each round is slow and many are needed; the classes get close in a few seconds.
         """
         grain = -(-self._size // COARSE_CLASSES)
         classes = -(-self.lengths // grain)
@@ -109,12 +127,10 @@ class Relaxation:
     def _add_packs(self, objective, gap):
         """Add packs that are worth more than one; False where there are none or none are needed.
 
-        True also where the steps ran out, which the master, asked next, tells.
-
-        Packs are looked for at values between those of the master and the best ones known, because the
-        master's alone jump about for many rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997).
-        Where that finds nothing new, at values nearer to the master's.
+        True also where the steps ran out, at which the master's next solve ends.
         """
+        # Prices between the master's values and the best ones known: the master's alone jump about for many
+        # rounds (Wentges, Int. Trans. in Operational Research 4(2), 1997). Nearer to them if nothing is new.
         values = self.master.row_values()
         weight = SMOOTHING
         while True:
@@ -132,12 +148,8 @@ class Relaxation:
     def _price(self, values):
         """Find the most valuable pack around each length, exactly, and keep the bound if it is the best.
 
-        Args:
-            values: float64 `[rows]` in 0..1, growing.
-
         Returns:
-            int64 `[rows]`, the value of the best pack that holds the row's length, and the tables that tell
-            its other slots.
+            int64 `[rows]`, the value of the best pack with the row's length, and the table of other slots.
         """
         scaled = scale_values(values, self._depth)
         slot_values = np.where(self.row_of_slot >= 0, scaled[self.row_of_slot], 0)

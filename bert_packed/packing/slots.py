@@ -1,22 +1,16 @@
-"""Which sequence goes into which slot: a slot holds any sequence that is not longer.
+"""Assignment of sequences to slots: a slot holds any sequence that is not longer.
 
 Packs are planned in slots (column generation, least squares), and slots may outnumber sequences of their
 size. Since slots are nested, filling longest sequences first, each into the shortest free slot that holds
-it, fills as many as any assignment can.
+it, fills as many as any assignment can. Rows are sizes of slots and lengths of sequences, ascending; `demand`
+is a list of the sequences by row.
 """
 
 from collections import Counter
 
 
 def uncovered(num_slots, demand):
-    """The sequences that find no slot when as many as possible do.
-
-    Args:
-        num_slots: Whole numbers by row, ascending in size.
-        demand: Whole numbers by row.
-
-    Returns:
-        List by row, the sequences left over.
+    """The sequences by row that find no slot when as many as possible do.
 
     Example, rows of sizes 2 3 5: slots 0 1 2 and demand 2 2 0 -> two of size 3 and one of size 2 are in:
         left over 1 0 0
@@ -40,15 +34,7 @@ def count_slots(packs, num_rows):
 
 
 def place(pack, demand):
-    """Fill each slot of one pack from `demand`, in place, if all can be filled.
-
-    Args:
-        pack: Ascending tuple of rows.
-        demand: List by row, changed only on success.
-
-    Returns:
-        Whether every slot was filled.
-    """
+    """Fill each slot of one pack from `demand`, in place; False, and no change, unless all can be filled."""
     placed = []
     row = len(demand)
     for slot in reversed(pack):
@@ -68,7 +54,7 @@ def fill_slots(packs, demand):
     """Turn packs of slots into packs of sequences.
 
     Args:
-        packs: List of `(rows, count)`, ascending tuples; together they can hold the demand.
+        packs: List of `(ascending tuple of rows, count)`.
         demand: Whole numbers by row.
 
     Returns:

@@ -1,8 +1,8 @@
-"""Which ways are there to fill a pack exactly: all strategies of a depth, listed or counted.
+"""All strategies that fill a pack exactly, listed or counted.
 
-A strategy fills its pack exactly, as slots: a shorter sequence in a slot stands for implicit padding. For
-S = 8 and depth 3: 1 1 6, 1 2 5, 1 3 4, 1 7, 2 2 4, 2 3 3, 2 6, 3 5, 4 4, 8 (Efficient Sequence Packing,
-Section F.4.1 and Table 4).
+They are strategies of slots: a shorter sequence in a slot leaves implicit padding. For S = 8 and depth 3:
+1 1 6, 1 2 5, 1 3 4, 1 7, 2 2 4, 2 3 3, 2 6, 3 5, 4 4, 8 (Efficient Sequence Packing, Section F.4.1 and
+Table 4).
 """
 
 import math
@@ -11,15 +11,12 @@ import numpy as np
 
 
 def count_strategies(max_seq_length, depth, limit=math.inf):
-    """How many partitions of S into at most `depth` parts there are, exactly.
+    """The number of partitions of S into at most `depth` parts, exactly.
 
     S = 512: 257 at depth 2, 22,102 at depth 3, about 940 thousand at depth 4.
 
-    Args:
-        max_seq_length: S.
-        depth: Whole number from 1.
-        limit: Where to stop counting: the result is some number above it then. All partitions of 8192 take
-            seconds to count, and their number has 94 digits.
+    Counting stops above `limit`, at some number above it: all partitions of 8192 take seconds to count, and
+    their number has 94 digits.
     """
     # Partitions into at most d parts are partitions into parts of at most d.
     ways = [1] + [0] * max_seq_length
@@ -32,12 +29,7 @@ def count_strategies(max_seq_length, depth, limit=math.inf):
 
 
 def list_strategies(max_seq_length, depth):
-    """List all strategies in ascending order.
-
-    Returns:
-        int32 `[num_strategies, min(depth, S)]`, the slots of each ascending from the left; 0 stands to the
-        right of a strategy that has fewer.
-    """
+    """List all strategies in ascending order: int32 `[num_strategies, min(depth, S)]`, 0 to the right."""
     depth = min(depth, max_seq_length)
     finished = []
     parts = np.zeros((1, 0), np.int32)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_packed.assembly.assignment import PackOrder, assign_sequences, choose_slots, fill_packs
+from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
-from bert_packed.packing.lpfhp import pack_lpfhp
 from bert_packed.records.shuffle import find_items, shuffle_places
 
 S = 12

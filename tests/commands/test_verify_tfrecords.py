@@ -13,8 +13,8 @@ from bert_packed.assembly.assemble import assemble_packs, count_predictions
 from bert_packed.assembly.assignment import assign_sequences
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
+from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
-from bert_packed.packing.lpfhp import pack_lpfhp
 from bert_packed.records import first_records, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.sequences import BERT_LAYOUT, content_digests

@@ -10,8 +10,8 @@ from unpacked_records import make_features, write_features
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.packing import nnlshp
+from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import fold, load_known_histogram
-from bert_packed.packing.lpfhp import pack_lpfhp
 from data_gen import dry_run, pack_tfrecords
 from data_gen.dry_run import DEPTHS, try_choices
 from data_gen.pack_config import PackConfig

@@ -1,4 +1,4 @@
-"""Does column generation reach the figures asked, prove them, and stop when told?"""
+"""Column generation reaches the known figures, proves them, and stops at its limits."""
 
 import itertools
 import random
@@ -8,13 +8,12 @@ import highspy
 import numpy as np
 import pytest
 
-from bert_packed.packing import bounds, column_generation, diving, exact, master, relaxation, repacking, slots
+from bert_packed.packing import bounds, column_generation, diving, integer_programs, master, relaxation, slots
 from bert_packed.packing.column_generation import pack_cghp
-from bert_packed.packing.effort import Effort
+from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import fold, load_known_histogram
-from bert_packed.packing.lpfhp import pack_lpfhp
 from bert_packed.packing.plan import from_json, validate_plan
-from bert_packed.packing.strategies import count_strategies, list_strategies
+from bert_packed.packing.relaxation import Effort
 
 
 @pytest.mark.parametrize(
@@ -104,10 +103,10 @@ def test_solvers_get_no_time_limit_one_thread_and_one_seed(monkeypatch):
 
     monkeypatch.setattr(highspy, "Highs", recorded)
     pack_cghp([0, 16, 5, 7, 15, 0, 0, 0, 0, 0], 10, 5)
-    monkeypatch.setattr(repacking, "MAX_TURNS", 0)
+    monkeypatch.setattr(integer_programs, "MAX_ROUNDS", 0)
     pack_cghp([0, 16, 5, 7, 15, 0, 0, 0, 0, 0], 10, 5)
     fewest = [model.getOptionValue("mip_max_nodes")[1] for model in made]
-    assert len(made) > 2 and {exact.MAX_NODES, repacking.MAX_NODES} <= set(fewest)
+    assert len(made) > 2 and {integer_programs.MAX_NODES, integer_programs.MAX_ROUND_NODES} <= set(fewest)
     for model in made:
         options = {name: model.getOptionValue(name)[1] for name in ("time_limit", "threads", "random_seed")}
         assert options == {"time_limit": highspy.kHighsInf, "threads": 1, "random_seed": 0}
@@ -167,7 +166,7 @@ def test_a_dive_whose_steps_do_not_suffice_for_a_solve_has_not_ended():
 
 def test_the_integer_program_saves_a_pack_and_says_when_it_gives_up(monkeypatch):
     histogram = [0, 16, 5, 7, 15, 0, 0, 0, 0, 0]
-    monkeypatch.setattr(repacking, "MAX_TURNS", 0)
+    monkeypatch.setattr(integer_programs, "MAX_ROUNDS", 0)
     plan = pack_cghp(histogram, 10, 5)
     assert (plan.num_packs, plan.certificate.lower_bound, plan.notes) == (15, 15, ())
     assert pack_cghp(histogram, 10, 5, integer_programs=False).num_packs == 16
@@ -202,7 +201,7 @@ def test_sets_cut_from_full_packs_end_at_the_optimum():
 
 def test_packs_to_choose_from_are_all_that_fit():
     lengths, demand = [1, 2, 3, 5], {0: 2, 1: 1, 2: 2, 3: 1}
-    listed = repacking.list_packs(demand, lengths, 8, 3, 1, 1000, random.Random(0))
+    listed = integer_programs.list_packs(demand, lengths, 8, 3, 1, 1000, random.Random(0))
     wanted = [
         pack
         for num in (1, 2, 3)
@@ -271,26 +270,6 @@ def test_wrong_settings_are_named(setting, message):
         pack_cghp([1, 2, 3], 3, 2, **setting)
 
 
-def test_strategies_are_all_partitions():
-    listed = [tuple(part for part in row if part) for row in list_strategies(8, 3).tolist()]
-    assert listed == [
-        (1, 1, 6),
-        (1, 2, 5),
-        (1, 3, 4),
-        (1, 7),
-        (2, 2, 4),
-        (2, 3, 3),
-        (2, 6),
-        (3, 5),
-        (4, 4),
-        (8,),
-    ]
-    for depth in (1, 2, 5, 11, 40):
-        assert len(list_strategies(11, depth)) == count_strategies(11, depth)
-    assert count_strategies(512, 3) == 22_102
-    assert 10**6 < count_strategies(8192, 8192, limit=10**6) < 10**8
-
-
 def test_slots_hold_as_many_as_any_assignment():
     assert slots.uncovered([0, 1, 2], [2, 2, 0]) == [1, 0, 0]
     demand = [1, 0, 1]
@@ -306,6 +285,6 @@ def test_slots_hold_as_many_as_any_assignment():
 def test_packs_anew_may_leave_what_is_free_beyond_a_pack():
     """5 | 4 2 | 3 leave 10 tokens of 8 free: two packs hold all, and not both are full."""
     packs = [((3,), 1), ((0, 2), 1), ((1,), 1)]
-    better = repacking.repack(packs, [2, 3, 4, 5], 8, 3, 2)
+    better = integer_programs.repack(packs, [2, 3, 4, 5], 8, 3, 2)
     assert len(better) == 2 and all(count == 1 for _, count in better)
     assert sorted(row for pack, _ in better for row in pack) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Is least-squares packing that of the published code, and whole even when the solver stops early?"""
+"""Least-squares packing is that of the published code, and whole even when the solver stops early."""
 
 import numpy as np
 import pytest

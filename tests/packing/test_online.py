@@ -1,4 +1,4 @@
-"""Does online packing lose nothing, keep its age limit, and go on exactly where it stopped?"""
+"""Online packing loses nothing, keeps its age limit, and goes on exactly where it stopped."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Are the baselines what their names say: equal, pack for pack, to taking one sequence at a time?"""
+"""Baselines and decreasing algorithms equal, pack for pack, taking one sequence at a time."""
 
 from unittest import mock
 
@@ -12,12 +12,11 @@ from bert_packed.packing.baselines import (
     SortedBatching,
     cost_of_sorted_batching,
     greedy_starts,
-    pack_bfd,
-    pack_ffd,
     pack_greedy,
     pack_local_greedy,
     shuffled_lengths,
 )
+from bert_packed.packing.descending import pack_bfd, pack_ffd
 from bert_packed.packing.histogram import count_lengths, load_known_histogram
 from bert_packed.packing.plan import make_plan
 

@@ -1,4 +1,4 @@
-"""Are the lower bounds proofs: exact, tight where they should be, and never above the truth?"""
+"""Lower bounds are proofs: exact, tight where they should be, and never above the truth."""
 
 import itertools
 import math
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bert_packed.packing import bounds, knapsack
 from bert_packed.packing.column_generation import pack_cghp
+from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.packing.knapsack import best_packs
-from bert_packed.packing.lpfhp import pack_lpfhp
 from bert_packed.packing.plan import from_json
 
 

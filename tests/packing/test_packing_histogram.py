@@ -1,4 +1,4 @@
-"""Do histograms count right, and refuse what is none?"""
+"""Histograms count right, and refuse what is none."""
 
 import json
 

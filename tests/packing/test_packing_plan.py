@@ -1,4 +1,4 @@
-"""Does a plan know its own figures, and notice when it breaks a rule?"""
+"""Figures of plans, and the rules that a plan may break."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Does every algorithm keep every promise on random and adversarial histograms?"""
+"""Every algorithm keeps every promise, on random and adversarial histograms."""
 
 import functools
 
@@ -67,6 +67,7 @@ def fewest_packs_by_trying(histogram, depth):
 def test_plan_is_whole_and_above_its_bound(name, histogram, depth):
     plan = ALGORITHMS[name](np.array(histogram), len(histogram), depth)
     validate_plan(plan, np.array(histogram))
+    assert plan.algorithm == name
     assert plan.num_packs >= plan.certificate.lower_bound
     assert plan.certificate.gap >= 0
     assert from_json(plan.to_json()) == plan

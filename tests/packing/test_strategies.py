@@ -1,4 +1,4 @@
-"""All ways to fill a pack exactly: listed once each, and counted without being listed."""
+"""Strategies that fill a pack exactly are listed once each, and counted without being listed."""
 
 import itertools
 
@@ -38,3 +38,4 @@ def test_counting_ends_at_its_limit():
     assert exact == 966_467  # partitions of 60
     assert 1000 < count_strategies(60, 60, limit=1000) < exact
     assert count_strategies(60, 60, limit=exact) == exact
+    assert 10**6 < count_strategies(8192, 8192, limit=10**6) < 10**8

@@ -1,12 +1,15 @@
-"""How a plan loses its last pack too many: a few packs with free tokens are packed anew, exactly.
+"""The last packs by integer programs: all strategies for tiny cases, else a few packs at a time.
 
-Rounding leaves free tokens here and there that together are a pack. Which packs would hold their sequences
-without is a small integer program, if the packs to choose from are many and fit exactly: those that column
-generation has found do not suffice, their own program proves it for most plans. With S = 8, bound 2:
+Rounding a fractional plan misses the optimum by a pack now and then, which matters to nobody with millions
+of packs and to somebody with ten. It leaves free tokens here and there that together are a pack. To hold the
+sequences of a few packs in one less is a small program if the packs to choose from are many and fit exactly.
+Those that column generation has found do not suffice: their own program proves it for most plans. With S = 8,
+bound 2:
 
     5 2 | 4 3 | 2     free 1, 1 and 6 tokens, together S     ->     5 3 | 4 2 2
 
-Where the free tokens are spread over too many packs for one program, the plan stays as it is.
+Where the free tokens are spread over too many packs for one program, the plan stays as it is. No program has
+a limit of time: plans must not depend on the machine.
 """
 
 import random
@@ -17,17 +20,51 @@ import numpy as np
 from highspy import HighsModelStatus as Status
 
 from bert_packed.packing.highs import make_model, solve
+from bert_packed.packing.strategies import count_strategies, list_strategies
 
-MAX_TURNS = 24  # programs; each takes some hundredths of a second, seldom a second
-FIRST_SEQUENCES, MOST_SEQUENCES = 32, 128  # packed anew in a turn
+# Of `fewest_packs`
+MAX_STRATEGIES = 2_000
+MAX_SEQUENCES = 10**6  # beyond, one pack is below the solver's tolerance
+MAX_NODES = 1_000
+# Of `repack`
+MAX_ROUNDS = 24  # programs; each takes some hundredths of a second, seldom a second
+FIRST_SEQUENCES, MOST_SEQUENCES = 32, 128  # repacked in a round
 FIRST_PACKS, MOST_PACKS = 1500, 3000  # to choose from
-MAX_WORK = 100_000  # packs to choose from times lengths, over all turns: seldom over 3 seconds
-MAX_NODES = 20
-MAX_COPIES = 8  # of equal packs in a turn
+MAX_WORK = 100_000  # packs to choose from times lengths, over all rounds: seldom over 3 seconds
+MAX_ROUND_NODES = 20
+MAX_COPIES = 8  # of equal packs in a round
+
+
+def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
+    """Solve the packing program over all strategies, with at most `max_nodes` of branch and bound.
+
+    Args:
+        demand, row_of_slot: As of `Relaxation`.
+        depth: Slots per pack.
+
+    Returns:
+        List of `(ascending tuple of rows, count)` that can hold the demand, or None where the case is too
+        large or the nodes ran out; and whether they did not run out.
+    """
+    max_seq_length = len(row_of_slot) - 1
+    num_strategies = count_strategies(max_seq_length, depth, limit=MAX_STRATEGIES)
+    if sum(demand) > MAX_SEQUENCES or num_strategies > MAX_STRATEGIES:
+        return None, True
+    listed = row_of_slot[list_strategies(max_seq_length, depth)].tolist()
+    packs = sorted({tuple(sorted(row for row in pack if row >= 0)) for pack in listed} - {()})
+    # Enough slots of at least each length: with nested slots that is the same as an assignment.
+    slots = np.array([[sum(slot >= row for slot in pack) for pack in packs] for row in range(len(demand))])
+    needed = np.array([sum(demand[row:]) for row in range(len(demand))], float)
+    no_limits = np.full(len(packs), highspy.kHighsInf), np.full(len(demand), highspy.kHighsInf)
+    options = {"mip_max_nodes": max_nodes, "mip_rel_gap": 0.0, "mip_abs_gap": 0.5}
+    counts, end = _solve(slots, np.ones(len(packs)), no_limits[0], (needed, no_limits[1]), options)
+    if end != Status.kOptimal:
+        return None, False
+    return [(pack, count) for pack, count in zip(packs, counts, strict=True) if count], True
 
 
 def repack(packs, lengths, max_seq_length, depth, bound):
-    """Save packs until there are `bound`, or no turn is left. Equal input gives equal output.
+    """Save packs until there are `bound`, or no round is left. Equal input gives equal output.
 
     Args:
         packs: List of `(ascending tuple of rows, count)`, the rows of sequences.
@@ -37,7 +74,7 @@ def repack(packs, lengths, max_seq_length, depth, bound):
         bound: A number of packs that no plan is below.
 
     Returns:
-        List of `(ascending tuple of rows, count)`, the same sequences, in no more packs.
+        `packs` again, the same sequences in no more of them.
     """
     plan = Counter()
     for pack, count in packs:
@@ -45,7 +82,7 @@ def repack(packs, lengths, max_seq_length, depth, bound):
             plan[pack] += count
     draw = random.Random(0)
     num_sequences, most_packs, work = FIRST_SEQUENCES, FIRST_PACKS, 0
-    for _ in range(MAX_TURNS):
+    for _ in range(MAX_ROUNDS):
         if plan.total() <= bound:
             break
         chosen, free = _choose(plan, lengths, max_seq_length, depth, num_sequences, draw)
@@ -68,10 +105,10 @@ def repack(packs, lengths, max_seq_length, depth, bound):
 
 
 def _choose(plan, lengths, max_seq_length, depth, num_sequences, draw):
-    """Packs for one turn: those with most free tokens until these are a pack, then others by chance.
+    """Packs for one round: those with most free tokens until these are a pack, then others by chance.
 
     Returns:
-        List of packs, and how many tokens are free in them.
+        List of packs, and the tokens that are free in them.
     """
     free_tokens = {pack: max_seq_length - sum(lengths[row] for row in pack) for pack in plan}
     chosen, free, placed = [], 0, 0
@@ -101,10 +138,9 @@ def list_packs(demand, lengths, max_seq_length, depth, spare, most, draw):
     Args:
         demand: Dict from row to number of sequences.
         lengths: By row, ascending.
-        max_seq_length: S.
-        depth: Most sequences per pack.
+        max_seq_length, depth: Of a pack.
         spare: Tokens that may stay free, below S.
-        most: How many; each row gets its share, else those of one long sequence would be all.
+        most: Number of packs.
         draw: `random.Random`.
 
     Returns:
@@ -145,57 +181,58 @@ def list_packs(demand, lengths, max_seq_length, depth, spare, most, draw):
             quota = extend((*pack, row), index, room - lengths[row], quota)
         return quota
 
-    for row in rows:
+    for row in rows:  # each row gets its share, or those of one long sequence would be all
         extend((row,), 0, max_seq_length - lengths[row], -(-most // len(rows)))
     return sorted(found)
 
 
 def _mix(candidates, demand, num_packs):
-    """Choose so many of the candidates that they hold exactly the demand.
-
-    Args:
-        candidates: List of tuples of rows.
-        demand: Counter of rows.
-        num_packs: How many to choose.
+    """Choose `num_packs` of the candidates, tuples of rows, that hold exactly the demand, a counter of rows.
 
     Returns:
         Counter of packs, or None; and whether the program was solved, if only to find that there is none.
     """
     rows = sorted(demand)
-    place = {row: index for index, row in enumerate(rows)}
-    starts, entry_rows, entries = [0], [], []
-    for pack in candidates:
-        for row, times in Counter(pack).items():
-            entry_rows.append(place[row])
-            entries.append(times)
-        entry_rows.append(len(rows))  # how many packs
-        entries.append(1)
-        starts.append(len(entries))
-    program = highspy.HighsLp()
-    program.num_col_, program.num_row_ = len(candidates), len(rows) + 1
-    program.col_cost_ = program.col_lower_ = np.zeros(len(candidates))
-    most = [min(demand[row] // times for row, times in Counter(pack).items()) for pack in candidates]
-    program.col_upper_ = np.array(most, float)
-    program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    program.a_matrix_.start_ = np.array(starts, np.int32)
-    program.a_matrix_.index_ = np.array(entry_rows, np.int32)
-    program.a_matrix_.value_ = np.array(entries, float)
-    program.integrality_ = [highspy.HighsVarType.kInteger] * len(candidates)
+    places = np.array([[pack.count(row) for pack in candidates] for row in rows])
     wanted = np.array([*(demand[row] for row in rows), num_packs], float)
-    program.row_lower_ = program.row_upper_ = wanted
-    # no limit of time: the plan must not depend on the machine
-    model = make_model(
-        mip_max_nodes=MAX_NODES,
-        presolve="off",  # it takes seconds and finds little to leave out
+    most = [min(demand[row] // times for row, times in Counter(pack).items()) for pack in candidates]
+    options = {"mip_max_nodes": MAX_ROUND_NODES, "presolve": "off"}  # which takes seconds and finds little
+    times, end = _solve(
+        np.vstack([places, np.ones(len(candidates))]),
+        np.zeros(len(candidates)),
+        np.array(most, float),
+        (wanted, wanted),
+        options,
     )
-    model.passModel(program)
-    end = solve(model, Status.kOptimal, Status.kInfeasible, Status.kSolutionLimit)
-    if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+    if times is None:
         return None, end == Status.kInfeasible
-    times = np.rint(model.getSolution().col_value).astype(int).tolist()
     chosen = Counter({pack: count for pack, count in zip(candidates, times, strict=True) if count})
     held = Counter({row: 0 for row in rows})
     for pack, count in chosen.items():
         for row in pack:
             held[row] += count
     return (chosen, True) if held == demand else (None, False)  # else the solver's tolerance
+
+
+def _solve(matrix, costs, most, limits, options):
+    """Minimise the costs of whole numbers from 0 to `most`, by which the matrix is within two `limits`.
+
+    Returns:
+        List of the numbers, None without a solution; and the status by which the program ended.
+    """
+    columns, rows = np.nonzero(matrix.T)
+    program = highspy.HighsLp()
+    program.num_row_, program.num_col_ = matrix.shape
+    program.col_cost_, program.col_lower_, program.col_upper_ = costs, np.zeros(len(costs)), most
+    program.row_lower_, program.row_upper_ = limits
+    program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    program.a_matrix_.start_ = np.searchsorted(columns, np.arange(len(costs) + 1)).astype(np.int32)
+    program.a_matrix_.index_ = rows.astype(np.int32)
+    program.a_matrix_.value_ = matrix[rows, columns].astype(float)
+    program.integrality_ = [highspy.HighsVarType.kInteger] * len(costs)
+    model = make_model(**options)
+    model.passModel(program)
+    end = solve(model, Status.kOptimal, Status.kInfeasible, Status.kSolutionLimit)
+    if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None, end
+    return np.rint(model.getSolution().col_value).astype(int).tolist(), end
