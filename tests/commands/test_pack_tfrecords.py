@@ -308,7 +308,7 @@ def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypat
 
     def create(settings):
         calls.append(settings)
-        with open_output_dir(settings.output_dir) as output:
+        with open_output_dir(settings.output_dir, False, {}) as output:
             for split, count in (("train", 30), ("eval", 10)):
                 features = make_features(LENGTHS[:count], settings.max_seq_length)
                 write_features(output.path(f"{split}-00000-of-00001.tfrecord"), features)

@@ -33,6 +33,13 @@ def test_certificate_names_the_simplest_tight_bound():
     assert pack_lpfhp(count_lengths([1, 1, 1, 1], 8), 8, 2).certificate.tight == "depth"
 
 
+def test_values_are_not_priced_where_a_simple_bound_is_reached():
+    histogram = count_lengths([5, 4, 4, 3], 8)
+    proven = bounds.certify(2, histogram, 8, "max", range(1, 9))
+    assert proven.bounds == {"material": 2, "depth": 1, "L2": 2}
+    assert bounds.certify(3, histogram, 8, "max", range(1, 9)).bounds == {**proven.bounds, "LP": 2}
+
+
 def test_a_certificate_is_proven_again_when_read():
     content = pack_lpfhp(count_lengths([5, 5, 5, 4], 8), 8, "max").to_json()
     content["certificate"]["lower_bound"] = 99
@@ -66,6 +73,8 @@ def test_values_of_long_packs_are_summed_to_the_depth_that_lengths_allow():
     histogram[2047] = 4
     values = np.where(histogram, 2**50, 0)
     assert bounds.dual_bound(histogram, 4096, "max", values) == 2
+    # and to as many as there are: sixteen of this value would overflow
+    assert bounds.dual_bound([3, *[0] * 15], 16, "max", [2**57, *[0] * 15]) == 1
 
 
 def test_values_that_would_overflow_are_refused():

@@ -88,6 +88,8 @@ def test_whole_floats_are_lengths_and_counts(tmp_path):
     path = tmp_path / "histogram.json"
     path.write_text('{"lengths": [3.0, 0, 1], "counts": [2.0, 0, 5]}')
     assert load_histogram(path).tolist() == [5, 0, 2]
+    path.write_text('{"lengths": [1048576], "counts": [3]}')
+    assert load_histogram(path, 2).tolist() == [0, 3]
 
 
 def test_folding_adds_up_without_overflow():

@@ -60,6 +60,7 @@ def fewest_packs_by_trying(histogram, depth):
 @example(histogram=[0, 0, 0, 17, 0, 0, 0, 0, 0], depth=3)  # one length
 @example(histogram=[0, 0, 0, 0, 9], depth="max")  # all maximal
 @example(histogram=[9, 0, 0, 0, 0], depth="max")  # all 1
+@example(histogram=[17, 0, 0, 0, 0, 0, 0, 0, 0, 0], depth="max")  # all 1, with a large rest
 @example(histogram=[4], depth=2)  # S = 1
 @example(histogram=[3, 1, 4, 1, 5, 9, 2, 6], depth=1)
 @example(histogram=[31 * (length in PRIMES) for length in range(1, 24)], depth="max")
