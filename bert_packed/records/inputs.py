@@ -1,6 +1,7 @@
 """Which files a run reads, whether they stay as they were, and what the manifests beside them promise."""
 
 import contextlib
+import glob
 import os
 
 import numpy as np
@@ -39,8 +40,9 @@ def find_files(pattern, argument):
         List of paths, sorted, each once: `./a` and `a` are one.
 
     Raises:
-        InputError: a part of the pattern matches no file, a file has no bytes, a name is not UTF-8, which
-            TensorFlow asks for, or one file has two names, by a link: it would be read twice.
+        InputError: a part of the pattern matches no file, or a link that leads nowhere; a file has no bytes;
+            a name is not UTF-8, which TensorFlow asks for; one file has two names, by a link: it would be
+            read twice.
     """
     return check_found([path for _, paths in find_parts(pattern, argument) for path in paths], argument)
 
@@ -72,10 +74,25 @@ def find_parts(pattern, argument, match=None):
 
 
 def match_files(part):
-    """The files that one path or glob names: a file whose own name holds a bracket or a star is that file."""
+    """The files that one path or glob names: a file whose own name holds a bracket or a star is that file.
+
+    Raises:
+        InputError: it matches a link that leads nowhere, as into a disk that is not mounted.
+    """
     if files.is_file(part):
         return [part]
+    _refuse_lost_links(part)
     return [path for path in files.match(part) if files.is_file(path) and not path.endswith(SUFFIX)]
+
+
+def _refuse_lost_links(pattern):
+    # The folders of a glob may be links as well: files/*/a.txt drops those that are lost without a word
+    while pattern and not files.is_remote(pattern):
+        for path in files.match(pattern):
+            if os.path.islink(path) and not os.path.exists(path):
+                raise InputError(f"{path} must lead to a file. Received: a link to {os.readlink(path)}.")
+        folder = os.path.dirname(pattern)
+        pattern = folder if folder != glob.escape(folder) else ""
 
 
 def check_found(paths, argument):

@@ -241,6 +241,25 @@ def test_a_file_under_two_names_is_refused(tmp_path, link):
         find_files(f"{tmp_path}/a.txt,{tmp_path}/folder/a.txt", "input_file")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [("*.txt", "b.txt"), ("b.txt", "b.txt"), ("*/a.txt", "lost"), ("*/d/*.txt", "folder/d"), ("**", "lost")],
+)
+def test_a_link_that_leads_nowhere_is_named(tmp_path, pattern, name):
+    """A lost mount would take its part of the corpus with it, in silence."""
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "a.txt", tmp_path / "folder/a.txt"):
+        path.write_text("x")
+    link = tmp_path / name
+    link.symlink_to("/nowhere")
+    for given in (f"{tmp_path}/{pattern}", f"{tmp_path}/a.txt,{tmp_path}/{pattern}"):
+        with pytest.raises(InputError, match=rf"{link} must lead to a file\. Received: a link to /nowhere"):
+            find_files(given, "input_file")
+    link.unlink()
+    link.symlink_to(tmp_path / "folder")
+    assert find_files(f"{tmp_path}/*.txt", "input_file") == [f"{tmp_path}/a.txt"]
+
+
 def test_an_object_under_two_spellings_is_refused(monkeypatch):
     files.write_text("ram://twice/a.txt", "x")
     assert find_files("ram://twice/*.txt,ram://twice/a.txt", "input_file") == ["ram://twice/a.txt"]

@@ -64,6 +64,7 @@ def test_a_file_of_two_sources_is_the_first_ones(tmp_path):
         ("~/*.txt,~/a.txt:2", r"must give each file one weight\. Received: .*/a\.txt with 1 and 2"),
         ("~/*.txt,~/./a.txt:2", r"must give each file one weight\. Received: .*/a\.txt with 1 and 2"),
         ("~/empty:2", "must match files with content"),
+        ("~/a.txt,~/link*:2", r"/link must lead to a file\. Received: a link to /nowhere/at/all"),
         ("~/splits", r"must name one split of a saved data set\. Received: .*/splits, which has test, train"),
         ("~/lost", r"/lost/b\.arrow must be there, as .*/lost/state\.json lists it"),
         ("~/odd", r"/odd/state\.json must list the data set's files\. Received: KeyError"),
@@ -75,6 +76,7 @@ def test_mistakes_are_one_line(tmp_path, pattern, message):
         touch(tmp_path, f"{name}/state.json")
         (tmp_path / name / "state.json").write_text(json.dumps(state))
     (tmp_path / "empty").touch()
+    (tmp_path / "link").symlink_to("/nowhere/at/all")
     with pytest.raises(InputError, match=message) as found:
         find(tmp_path, pattern)
     assert "\n" not in str(found.value)
