@@ -128,7 +128,7 @@ def test_few_modules_import_a_backend():
     # URLs; records in an unusual form; the backend that a command chooses
     assert quiet == {
         "bert_packed.core.storage",
-        "bert_packed.records.tfrecords",
+        "bert_packed.records.examples",
         "bert_packed.training.engines",
     }
 

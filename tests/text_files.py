@@ -6,6 +6,7 @@ import numpy as np
 
 from bert_packed import schema
 from bert_packed.records import tfrecords
+from bert_packed.records.examples import parse_examples
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.text.create_config import CreateConfig
 
@@ -40,7 +41,7 @@ def read_split(folder, split):
     parts = []
     for path in sorted(Path(folder).glob(f"{split}-*.tfrecord")):
         for batch in tfrecords.read_batches(path):
-            parts.append(tfrecords.parse_examples(batch, wanted, path, 1))
+            parts.append(parse_examples(batch, wanted))
     return {name: np.concatenate([part[name] for part in parts]) for name in wanted}
 
 

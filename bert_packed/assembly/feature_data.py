@@ -19,7 +19,7 @@ from bert_packed.core import progress
 from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
 from bert_packed.packing.vector_packing import NAME, lower_bound, pack_vectors
-from bert_packed.records import examples, first_records, tfrecords
+from bert_packed.records import examples, tfrecords
 from bert_packed.records.sequences import (
     ORIGINS,
     Column,
@@ -91,8 +91,7 @@ class FeatureData:
 
     def read(self, path):
         """Read and check one file; yields as `BertData.read`."""
-        number = 1
-        names = examples.feature_names(first_records.first_record(path), path, 1)
+        names = examples.feature_names(tfrecords.first_record(path), path, 1)
         missing = [spec.name for spec in self.features if spec.name not in names]
         if missing:
             raise InputError(
@@ -101,13 +100,12 @@ class FeatureData:
             )
         kinds = {spec.name: "float32" if spec.is_float else "int64" for spec in self.features}
         for batch in tfrecords.read_batches(path):
-            values = tfrecords.parse_ragged(batch, kinds, path, number)
-            columns = make_sequences(self.layout, path, **self._to_columns(values, path, number))
-            is_overlong = self._find_overlong(columns, path, number)
+            values = examples.parse_ragged(batch, kinds)
+            columns = make_sequences(self.layout, path, **self._to_columns(values, path, batch.number))
+            is_overlong = self._find_overlong(columns, path, batch.number)
             if is_overlong.any():
                 columns = take(columns, ~is_overlong)
             yield columns, len(batch), {"dropped": int(is_overlong.sum())}
-            number += len(batch)
             progress.advance(batch.num_bytes)
 
     def lengths(self, columns):

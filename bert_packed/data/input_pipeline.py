@@ -19,6 +19,7 @@ from bert_packed.data.share import WHOLE
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from bert_packed.packing.online import OnlinePacker
 from bert_packed.records import tfrecords
+from bert_packed.records.examples import parse_examples
 from bert_packed.records.read_unpacked import read_unpacked
 
 READ_AHEAD = 2**18  # bytes of a file that are read at once
@@ -364,7 +365,5 @@ def _find_damage(files, spec, features):
     """Read files one after the other and raise the `InputError` of the first damaged record, if any."""
     lengths = {feature.record_name: spec.size(feature.length) for feature in features}
     for path in files:
-        first = 1
         for batch in tfrecords.read_batches(path):
-            tfrecords.parse_examples(batch, lengths, path, first)
-            first += len(batch)
+            parse_examples(batch, lengths)

@@ -18,9 +18,8 @@ import dataclasses
 
 import numpy as np
 
-from bert_packed.records.frame_contents import check_frames
-from bert_packed.records.frames import scan_file
 from bert_packed.records.shuffle import find_items, shuffle_places
+from bert_packed.records.tfrecords import count_records, scan_file
 
 # Of a block. Packs of one stretch share a block whatever the others do, so stretches are short; each costs a
 # disk a movement and an object store a request.
@@ -74,7 +73,7 @@ def index_files(paths, scans=None):
 
     Args:
         paths: List of TFRecord files.
-        scans: What `frames.scan_file` found of them, where it is known.
+        scans: What `tfrecords.scan_file` found of them, where it is known.
 
     Returns:
         `PackIndex`.
@@ -85,7 +84,7 @@ def index_files(paths, scans=None):
     scans = [scan_file(path) for path in paths] if scans is None else scans
     for path, scan in zip(paths, scans, strict=True):
         if scan.num_records is None:
-            check_frames(path)  # which finds the place
+            count_records(path)  # which finds the place
     starts = np.cumsum([0, *(scan.num_records for scan in scans)])
     return PackIndex([str(path) for path in paths], starts, [scan.offsets for scan in scans])
 

@@ -1,6 +1,6 @@
-"""What one serialized `tf.train.Example` holds, read without TensorFlow.
+"""Decode serialized `tf.train.Example` records: many at once, or what one of them holds.
 
-Record numbers count from 1.
+TensorFlow, which takes seconds to import, decodes batches in a form that `example_columns.py` does not read.
 """
 
 import numpy as np
@@ -8,8 +8,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from bert_packed import schema
+from bert_packed.core.quiet_import import import_quietly
 from bert_packed.core.settings import InputError
+from bert_packed.records.example_columns import decode_columns
 
+LISTS = {"int64": "int64_list", "float32": "float_list"}
 GRAPHCORE_FEATURE = "packed_input_ids"  # of a layout that was written once
 
 
@@ -57,6 +60,11 @@ def _example_class():
 _Example = _example_class()
 
 
+def feature_names(record, path, number):
+    """Names of all features of one record: set of str; raises as `feature_lengths`."""
+    return set(_features(record, path, number))
+
+
 def feature_lengths(record, path, number, names):
     """Lengths of the named features of one record.
 
@@ -71,31 +79,7 @@ def feature_lengths(record, path, number, names):
     Raises:
         InputError: the record is no `tf.train.Example`, lacks a feature, or has it in another type.
     """
-    found = features_of(record, path, number)
-    missing = [name for name in names if name not in found]
-    if missing and GRAPHCORE_FEATURE in found:
-        raise InputError(
-            f"{path} must be packed again: its layout is no longer read. Received: Graphcore's layout "
-            "(--output_format=graphcore), which bert_packed 0.1.0 read up to commit fcee3e1."
-        )
-    if missing:
-        raise InputError(
-            f"{path}, record {number}: features {', '.join(missing)} are missing. "
-            f"Received: {', '.join(sorted(found)) or 'no feature'}."
-        )
-    lengths = {}
-    for name in names:
-        kind = found[name].WhichOneof("kind")
-        wanted = "float_list" if schema.dtype(name) == "float32" else "int64_list"
-        if kind not in (wanted, None):  # None: written without a value
-            raise InputError(f"{path}, record {number}: {name} must be a {wanted}. Received: a {kind}.")
-        lengths[name] = len(getattr(found[name], wanted).value)
-    return lengths
-
-
-def feature_names(record, path, number):
-    """Names of all features of one record: set of str; raises as `feature_lengths`."""
-    return set(features_of(record, path, number))
+    return _lengths(_features(record, path, number), path, number, names)
 
 
 def parse_example(record, path, number, lengths):
@@ -112,22 +96,112 @@ def parse_example(record, path, number, lengths):
     Raises:
         InputError: as `feature_lengths`, or a feature has another length.
     """
-    found = features_of(record, path, number)
-    try:
-        values = {
-            name: found[name].float_list.value
-            if schema.dtype(name) == "float32"
-            else found[name].int64_list.value
-            for name in lengths
-        }
-    except KeyError:
-        values = {}
-    if any(len(values[name]) != length for name, length in lengths.items()):
-        check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
+    found = _features(record, path, number)
+    values = {
+        name: getattr(found[name], LISTS[schema.dtype(name)]).value for name in lengths if name in found
+    }
+    # of length 0 is also what is missing or of another type
+    if any(length == 0 or len(values.get(name, ())) != length for name, length in lengths.items()):
+        _check_lengths(_lengths(found, path, number, lengths), lengths, path, number)
     return {name: np.fromiter(values[name], schema.dtype(name), length) for name, length in lengths.items()}
 
 
-def features_of(record, path, number):
+def parse_examples(batch, lengths, narrow=()):
+    """Decode a batch of records whose features have fixed lengths.
+
+    Args:
+        batch: `Records` of one file, at least one.
+        lengths: Dict from feature name to its length in this file.
+        narrow: Names of whole-number features that may come in any integer type, for speed.
+
+    Returns:
+        Dict from feature name to array `[n, length]`, int64 or float32.
+
+    Raises:
+        InputError: a record is no `tf.train.Example`, lacks a feature, or has it in another length or type.
+    """
+
+    def parse(record, number):
+        return parse_example(record, batch.path, number, lengths)
+
+    dtypes = {name: schema.dtype(name) for name in lengths}
+    columns = decode_columns(batch, dtypes)
+    if columns is None and all(lengths.values()):  # a missing feature is for TensorFlow one of length 0
+        parsed = _parse_by_tensorflow(batch, dtypes, lengths, parse)
+        return {name: values.numpy() for name, values in parsed.items()}
+    if columns is None or any((counts != lengths[name]).any() for name, (_, counts) in columns.items()):
+        rows = [parse(record, number) for number, record in enumerate(batch.to_list(), batch.number)]
+        return {name: np.stack([row[name] for row in rows]) for name in lengths}
+    return {
+        name: (values if name in narrow else values.astype(dtypes[name], copy=False)).reshape(
+            len(batch), lengths[name]
+        )
+        for name, (values, _) in columns.items()
+    }
+
+
+def parse_ragged(batch, dtypes):
+    """Decode a batch of records whose features have any lengths.
+
+    Args:
+        batch: `Records` of one file, at least one.
+        dtypes: Dict from feature name to "int64" or "float32". A record that lacks a feature has 0 values.
+
+    Returns:
+        Dict from name to (values of all records, number of values of each, int64 `[n]`).
+
+    Raises:
+        InputError: a record is no `tf.train.Example`, or has a feature in another type.
+    """
+
+    def check(record, number):
+        for name, feature in _features(record, batch.path, number).items():
+            kind = feature.WhichOneof("kind")
+            if name in dtypes and kind not in (LISTS[dtypes[name]], None):
+                raise InputError(
+                    f"{batch.path}, record {number}: {name} must hold {dtypes[name]}. Received: a {kind}."
+                )
+
+    columns = decode_columns(batch, dtypes)
+    if columns is None:
+        parsed = _parse_by_tensorflow(batch, dtypes, {}, check)
+        return {name: (value.values.numpy(), value.row_lengths().numpy()) for name, value in parsed.items()}
+    return {
+        name: (values.astype(dtypes[name], copy=False), counts) for name, (values, counts) in columns.items()
+    }
+
+
+def _parse_by_tensorflow(batch, dtypes, lengths, check):
+    """Parse records in any form.
+
+    Args:
+        batch: `Records`.
+        dtypes: Dict from feature name to "int64" or "float32".
+        lengths: Dict from the names of those of one length to that; all others are ragged.
+        check: Function of (record, its number), which raises `InputError` for one that is wrong.
+
+    Returns:
+        Dict from name to `tf.Tensor` or `tf.RaggedTensor`.
+    """
+    tf = import_quietly("tensorflow")
+    wanted = {
+        name: tf.io.FixedLenFeature([lengths[name]], dtype)
+        if name in lengths
+        else tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+        for name, dtype in dtypes.items()
+    }
+    serialized = batch.to_list()
+    try:
+        return tf.io.parse_example(serialized, wanted)
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        # TensorFlow's message has no record number that holds beyond the batch, and it quotes the record:
+        # where that is no text, Python cannot even show it
+        for number, record in enumerate(serialized, batch.number):
+            check(record, number)
+        raise InputError(f"{batch.path}: {error}") from error
+
+
+def _features(record, path, number):
     try:
         return _Example.FromString(record).features.feature
     except DecodeError as error:
@@ -136,8 +210,28 @@ def features_of(record, path, number):
         ) from error
 
 
-def check_lengths(path, number, lengths, wanted):
-    """Raise `InputError` where the lengths of a record's features are not as wanted."""
+def _lengths(found, path, number, names):
+    missing = [name for name in names if name not in found]
+    if missing and GRAPHCORE_FEATURE in found:
+        raise InputError(
+            f"{path} must be packed again: its layout is no longer read. Received: Graphcore's layout "
+            "(--output_format=graphcore), which bert_packed 0.1.0 read up to commit fcee3e1."
+        )
+    if missing:
+        raise InputError(
+            f"{path}, record {number}: features {', '.join(missing)} are missing. "
+            f"Received: {', '.join(sorted(found)) or 'no feature'}."
+        )
+    lengths = {}
+    for name in names:
+        kind, wanted = found[name].WhichOneof("kind"), LISTS[schema.dtype(name)]
+        if kind not in (wanted, None):  # None: written without a value
+            raise InputError(f"{path}, record {number}: {name} must be a {wanted}. Received: a {kind}.")
+        lengths[name] = len(getattr(found[name], wanted).value)
+    return lengths
+
+
+def _check_lengths(lengths, wanted, path, number):
     for name, length in lengths.items():
         if length != wanted[name]:
             raise InputError(

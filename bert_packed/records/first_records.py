@@ -6,20 +6,7 @@ import shlex
 from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records.examples import feature_lengths, feature_names
-from bert_packed.records.frame_contents import read_frames
-
-
-def first_record(path):
-    """The first record of a file: `bytes`.
-
-    Raises:
-        InputError: the file is empty, is no TFRecord file, or its first record is truncated or corrupt.
-        OSError: it cannot be opened or read.
-    """
-    records = read_frames(path, 0, 1)
-    if not records:
-        raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
-    return records[0]
+from bert_packed.records.tfrecords import first_record
 
 
 def find_objective(path):

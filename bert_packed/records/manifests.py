@@ -5,7 +5,7 @@ import os
 from bert_packed.core import storage
 
 MANIFEST_NAME = "manifest.json"
-SCANS_NAME = ".scans.npz"  # of `kept_scans.py`
+SCANS_NAME = ".scans.npz"  # of `file_scans.py`
 
 
 def read_manifest(directory, any_json=False):

@@ -34,7 +34,7 @@ def read_causal(path):
             is not the next token, or numbers out of range.
         OSError: the file cannot be opened.
     """
-    names = examples.feature_names(first_records.first_record(path), path, 1)
+    names = examples.feature_names(tfrecords.first_record(path), path, 1)
     if schema.SEQUENCE_BYTES in names:
         raise InputError(f"{path} must hold unpacked records. Received: records that are packed already.")
     missing = [name for name in schema.CAUSAL_UNPACKED_LENGTHS if name not in names]
@@ -45,11 +45,8 @@ def read_causal(path):
         )
     optional = [name for name in schema.CAUSAL_OPTIONAL_LENGTHS if name in names]
     kinds = dict.fromkeys([*schema.CAUSAL_UNPACKED_LENGTHS, *optional], "int64")
-    number = 1
     for batch in tfrecords.read_batches(path):
-        features = tfrecords.parse_ragged(batch, kinds, path, number)
-        yield _to_sequences(features, path, number)
-        number += len(batch)
+        yield _to_sequences(examples.parse_ragged(batch, kinds), batch)
         progress.advance(batch.num_bytes)
 
 
@@ -79,15 +76,8 @@ def read_parts(path, is_split=True):
     """
     spec = first_records.read_pack_spec([path], kinds=schema.CAUSAL_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.CAUSAL_LENGTHS.items()}
-    number = 1
     for batch in tfrecords.read_batches(path):
-        features = tfrecords.parse_examples(batch, lengths, path, number)
-
-        def check(good, values, rule, first_record=number):
-            refuse(~good, values, rule, path, first_record, LayoutError)
-
-        yield _unpack(features, path, number, check, is_split), len(batch)
-        number += len(batch)
+        yield _unpack(examples.parse_examples(batch, lengths), batch, is_split), len(batch)
 
 
 def check_causal_vocabulary(sequences, vocab_size):
@@ -109,19 +99,19 @@ def check_causal_vocabulary(sequences, vocab_size):
             )
 
 
-def _to_sequences(features, path, number):
+def _to_sequences(features, batch):
     tokens, lengths = features[schema.INPUT_IDS]
     owners = np.repeat(np.arange(len(lengths)), lengths)
 
     def check_records(good, values, rule):
-        refuse(~good, values, rule, path, number)
+        refuse(~good, values, rule, batch)
 
     def check(good, values, rule):
         if not good.all():
             place = int(np.argmin(good))
             index = place - int(np.searchsorted(owners, owners[place]))
             raise InputError(
-                f"{path}, record {number + owners[place]}: {rule}. "
+                f"{batch.path}, record {batch.number + owners[place]}: {rule}. "
                 f"Received: {values[place]} at index {index}."
             )
 
@@ -149,13 +139,13 @@ def _to_sequences(features, path, number):
     has_bytes = label_bytes is not None
     return make_sequences(
         CAUSAL_LAYOUT | (LABEL_BYTES if has_bytes else {}),
-        path,
+        batch.path,
         tokens=tokens,
         labels=labels,
         label_mask=mask,
         lengths=lengths,
         num_bytes=num_bytes,
-        record_numbers=np.arange(number, number + len(lengths)),
+        record_numbers=np.arange(batch.number, batch.number + len(batch)),
         **({"label_bytes": label_bytes} if has_bytes else {}),
     )
 
@@ -178,7 +168,10 @@ def _check_labels(tokens, labels, is_labelled, owners, check):
     check(is_next, labels, f"{schema.LABEL_IDS} must be the next token of the sequence")
 
 
-def _unpack(features, path, number, check, is_split):
+def _unpack(features, batch, is_split):
+    def check(good, values, rule):
+        refuse(~good, values, rule, batch, LayoutError)
+
     sequence_ids, positions = features[schema.INPUT_MASK], features[schema.POSITION_IDS]
     tokens, labels = features[schema.INPUT_IDS], features[schema.LABEL_IDS]
     label_mask, num_bytes = features[schema.LABEL_MASK], features[schema.SEQUENCE_BYTES]
@@ -202,13 +195,13 @@ def _unpack(features, path, number, check, is_split):
     check(good, num_bytes, f"{schema.SEQUENCE_BYTES} must be 0 where nothing is predicted")
     return make_sequences(
         CAUSAL_LAYOUT | FIRST_POSITIONS,
-        path,
+        batch.path,
         tokens=tokens[is_real],
         labels=labels[is_real],
         label_mask=is_labelled[is_real],
         lengths=lengths,
         num_bytes=num_bytes[is_slot_used],
-        record_numbers=np.repeat(np.arange(number, number + len(sequence_ids)), num_sequences),
+        record_numbers=np.repeat(np.arange(batch.number, batch.number + len(batch)), num_sequences),
         first_positions=positions.reshape(-1)[starts],
     )
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from bert_packed import schema
 from bert_packed.core.settings import InputError
-from bert_packed.records import first_records, tfrecords
+from bert_packed.records import examples, first_records, tfrecords
 from bert_packed.records.read_unpacked import follows, refuse
 from bert_packed.records.sequences import BERT_LAYOUT, INT32_MAX, make_sequences
 
@@ -30,18 +30,14 @@ def read_packed(path):
     """
     spec = first_records.read_pack_spec([path], kinds=schema.PACKED_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
-    number = 1
     for batch in tfrecords.read_batches(path):
-        features = tfrecords.parse_examples(batch, lengths, path, number)
-
-        def check(good, values, rule, first_record=number):
-            refuse(~good, values, rule, path, first_record, LayoutError)
-
-        yield _to_sequences(features, path, number, check)
-        number += len(batch)
+        yield _to_sequences(examples.parse_examples(batch, lengths), batch)
 
 
-def _to_sequences(features, path, number, check):
+def _to_sequences(features, batch):
+    def check(good, values, rule):
+        refuse(~good, values, rule, batch, LayoutError)
+
     sequence_ids = features[schema.INPUT_MASK]
     is_start = _check_tokens(features, check)
     _check_next_sentence(features, is_start, check)
@@ -56,7 +52,7 @@ def _to_sequences(features, path, number, check):
     owners = first_sequence[packs] + sequence_ids[packs, positions] - 1
     return make_sequences(
         BERT_LAYOUT,
-        path,
+        batch.path,
         tokens=features[schema.INPUT_IDS][is_real],
         token_type_ids=features[schema.SEGMENT_IDS][is_real],
         lengths=np.diff(starts, append=is_real.sum()),
@@ -66,7 +62,7 @@ def _to_sequences(features, path, number, check):
         next_sentence_labels=features[schema.NEXT_SENTENCE_LABELS][
             features[schema.NEXT_SENTENCE_WEIGHTS] > 0
         ],
-        record_numbers=np.repeat(np.arange(number, number + len(sequence_ids)), num_sequences),
+        record_numbers=np.repeat(np.arange(batch.number, batch.number + len(batch)), num_sequences),
     )
 
 

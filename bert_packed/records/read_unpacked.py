@@ -30,29 +30,27 @@ def read_unpacked(path):
         OSError: the file cannot be opened.
     """
     lengths = _first_lengths(path)
-    number = 1
     for batch in tfrecords.read_batches(path):
-        features = tfrecords.parse_examples(batch, lengths, path, number, NARROW)
-        yield _to_sequences(features, path, number)
-        number += len(batch)
+        yield _to_sequences(examples.parse_examples(batch, lengths, NARROW), batch)
         progress.advance(batch.num_bytes)
 
 
-def refuse(bad, values, rule, path, first_record, error=InputError):
+def refuse(bad, values, rule, batch, error=InputError):
     """Raise where an entry of a batch breaks a rule.
 
     Args:
         bad: Bool array `[n]` or `[n, length]`, True where the rule is broken.
         values: Array of the same shape, what was received.
         rule: The rule in words, with the feature's name.
-        path, first_record: Where the batch comes from.
+        batch: `Records` that they are of.
         error: Class of the exception.
     """
     if not bad.any():
         return
     place = np.unravel_index(np.argmax(bad), bad.shape)
     index = f" at index {place[1]}" if len(place) > 1 else ""
-    raise error(f"{path}, record {first_record + place[0]}: {rule}. Received: {values[place]}{index}.")
+    where = f"{batch.path}, record {batch.number + place[0]}"
+    raise error(f"{where}: {rule}. Received: {values[place]}{index}.")
 
 
 def follows(good):
@@ -62,7 +60,7 @@ def follows(good):
 
 def _first_lengths(path):
     """Lengths of the features in the first record of a file."""
-    record = first_records.first_record(path)
+    record = tfrecords.first_record(path)
     names = examples.feature_names(record, path, 1)
     if schema.POSITION_IDS in names and schema.NEXT_SENTENCE_POSITIONS in names:
         raise InputError(f"{path} must hold unpacked records. Received: records that are packed already.")
@@ -71,13 +69,13 @@ def _first_lengths(path):
     return lengths
 
 
-def _to_sequences(features, path, number):
+def _to_sequences(features, batch):
     tokens, mask = features[schema.INPUT_IDS], features[schema.INPUT_MASK]
     token_types = features[schema.SEGMENT_IDS]
     labels = features[schema.NEXT_SENTENCE_LABELS][:, 0]
 
     def check(good, values, rule):
-        refuse(~good, values, rule, path, number)
+        refuse(~good, values, rule, batch)
 
     check((mask == 0) | (mask == 1), mask, f"{schema.INPUT_MASK} must be 0 or 1")
     check(mask[:, 0] == 1, mask[:, 0], f"{schema.INPUT_MASK} must begin with 1")
@@ -97,7 +95,7 @@ def _to_sequences(features, path, number):
     check((ids >= 0) & (ids <= INT32_MAX), ids, f"{schema.MASKED_LM_IDS} must be in 0..{INT32_MAX}")
     return make_sequences(
         BERT_LAYOUT,
-        path,
+        batch.path,
         tokens=tokens[is_real],
         token_type_ids=token_types[is_real],
         lengths=lengths,
@@ -105,7 +103,7 @@ def _to_sequences(features, path, number):
         prediction_ids=ids[is_used],
         num_predictions=is_used.sum(axis=1),
         next_sentence_labels=labels,
-        record_numbers=np.arange(number, number + len(labels)),
+        record_numbers=np.arange(batch.number, batch.number + len(batch)),
     )
 
 

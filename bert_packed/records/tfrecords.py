@@ -1,27 +1,79 @@
-"""How records enter and leave TFRecord files: read, write, count and decode `tf.train.Example`.
+"""TFRecord files: read in batches with every checksum compared, scanned for where records are, and written.
 
-The one place in `data_gen` that imports TensorFlow, which takes seconds: only for records in a form that
-`example_columns.py` does not read. Record numbers count from 1, in messages too.
+A record of n bytes in a file, numbers little-endian. Record numbers count from 1, in messages too:
+
+    length (8)  checksum of the length (4)  record (n)  checksum of the record (4)
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
+import struct
 
+import google_crc32c
 import numpy as np
 
-from bert_packed import schema
 from bert_packed.core import files
-from bert_packed.core.quiet_import import import_quietly
 from bert_packed.core.settings import InputError
-from bert_packed.records import record_batches
-from bert_packed.records.example_columns import decode_columns
-from bert_packed.records.examples import check_lengths, feature_lengths, features_of
+
+LENGTH = struct.Struct("<Q")
+HEADER = struct.Struct("<QI")
+CHECKSUM = struct.Struct("<I")
+FRAME_BYTES = HEADER.size + CHECKSUM.size  # around each record
 
 READ_BATCH = 1024  # records; a batch of S=512 decodes to about 20 MB
-READ_BYTES = 2**23  # of a batch as well: numbers of one byte decode to eight times that
+READ_BYTES = 2**22  # of a file at once, unless one record has more, and the most of a batch
+SCAN_BYTES = 2**20  # at once, in a core's cache
 WRITE_BATCH = 512  # records that get their checksums together
 WRITE_BYTES = 2**22  # and the most bytes of them, the last one not counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """n records in one buffer.
+
+    Attributes:
+        content: `bytes` that hold them, with anything between.
+        starts, ends: int64 `[n]`: where each begins, and where it ends.
+        path: The file that they are of.
+        number: Of the first one, in the file.
+    """
+
+    content: bytes
+    starts: np.ndarray
+    ends: np.ndarray
+    path: str = ""
+    number: int = 1
+
+    def __len__(self):
+        return len(self.starts)
+
+    @functools.cached_property
+    def num_bytes(self):
+        """Bytes that they take in a file."""
+        return int((self.ends - self.starts).sum()) + FRAME_BYTES * len(self)
+
+    def to_list(self):
+        """List of n `bytes`."""
+        limits = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return [self.content[start:end] for start, end in limits]
+
+
+@dataclasses.dataclass(frozen=True)
+class FileScan:
+    """The checksum of a file, and where its records are.
+
+    Attributes:
+        sha256: Hexadecimal, of all its bytes.
+        num_records: Records in it; None where the headers do not lead to its end, as in a damaged file.
+        offsets: int64 `[num_records + 1]`: where every record starts, and the size of the file; `[0]` of a
+            damaged file.
+    """
+
+    sha256: str
+    num_records: int | None
+    offsets: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,26 +94,41 @@ class FileEntry:
         return dataclasses.asdict(self)
 
 
-def read_batches(path, batch_size=READ_BATCH, max_bytes=READ_BYTES):
-    """Read the records of one file in batches.
+def read_batches(path, max_bytes=READ_BYTES, offset=0, num_bytes=None, number=1):
+    """Read the records of a file, or of a part of it, in batches.
 
     Args:
         path: TFRecord file.
-        batch_size: Most records of a batch.
-        max_bytes: Most bytes of a batch, its largest record not counted, so that a record of any size can
-            be read.
+        max_bytes: Most bytes of a batch, unless it is one record.
+        offset, num_bytes: Which part of the file: where its first record starts, and its size; None reads to
+            the end.
+        number: Of that record, from 1.
 
     Yields:
-        `Records`, at least one, in the order of the file.
+        `Records`, from one to `READ_BATCH`, in the order of the file.
 
     Raises:
-        InputError: the file is empty, is no TFRecord file, or has a corrupt or truncated record.
+        InputError: the file is empty, is no TFRecord file, or has a corrupt or truncated record. What is
+            before the damage has been yielded.
         OSError: it cannot be opened or read; the message names it.
     """
     path = os.fspath(path)
-    if files.size_and_time(path)[0] == 0:
+    size, _ = files.size_and_time(path)
+    if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
-    yield from record_batches.read_batches(path, batch_size, max_bytes)
+    left = size - offset if num_bytes is None else min(num_bytes, size - offset)
+    with files.open_file(path) as file:
+        file.seek(offset)
+        for content, places in _frames(path, file.read, left, max_bytes, number):
+            places = np.array(places, np.int64)
+            starts, ends = places[:-1] + HEADER.size, places[1:] - CHECKSUM.size
+            num_good = _count_good(content, starts, ends)
+            for first in range(0, num_good, READ_BATCH):
+                some = slice(first, min(first + READ_BATCH, num_good))
+                yield Records(content, starts[some], ends[some], path, number + first)
+            number += num_good
+            if num_good < len(starts):
+                raise _damage(path, number)
 
 
 def read_records(path):
@@ -70,9 +137,40 @@ def read_records(path):
         yield from batch.to_list()
 
 
+def first_record(path):
+    """The first record of a file: `bytes`; raises as `read_batches`."""
+    return next(read_batches(path, max_bytes=1)).to_list()[0]
+
+
 def count_records(path):
     """Number of records in one file; raises as `read_batches`."""
     return sum(len(batch) for batch in read_batches(path))
+
+
+def scan_file(path):
+    """Read a file once, for its checksum and for where its records are: `FileScan`.
+
+    The checksums around the records are left to whoever reads them.
+    """
+    digest, offsets, before = hashlib.sha256(), [np.zeros(1, np.int64)], 0
+    size, _ = files.size_and_time(path)
+    with files.open_file(path) as file:
+
+        def read(num_bytes):
+            content = file.read(num_bytes)
+            digest.update(content)
+            return content
+
+        try:
+            for _, places in _frames(path, read, size, SCAN_BYTES, 1):
+                offsets.append(np.array(places[1:], np.int64) + before)
+                before += places[-1]
+        except InputError:
+            while read(SCAN_BYTES):  # the checksum is of the whole file
+                pass
+            return FileScan(digest.hexdigest(), None, np.zeros(0, np.int64))
+    offsets = np.concatenate(offsets)
+    return FileScan(digest.hexdigest(), len(offsets) - 1, offsets)
 
 
 def write_records(path, serialized):
@@ -92,11 +190,103 @@ def write_records(path, serialized):
     num_records, digest = 0, hashlib.sha256()
     with files.naming_file(path), files.open_file(path, "wb") as file:
         for batch in _write_batches(serialized):
-            content = record_batches.frame(batch)
+            content = _frame(batch)
             file.write(content)
             digest.update(content)
             num_records += len(batch)
     return FileEntry(os.path.basename(path), num_records, digest.hexdigest())
+
+
+def write_file(path, serialized):
+    """`write_records` to a file that appears under its name only when complete."""
+    with files.write_whole(path) as partial:
+        entry = write_records(partial, serialized)
+    return dataclasses.replace(entry, name=os.path.basename(path))
+
+
+def join_records(serialized, path="", number=1):
+    """`Records` from a list of `bytes`."""
+    sizes = np.array([len(record) for record in serialized], np.int64)
+    ends = np.cumsum(sizes)
+    return Records(b"".join(serialized), ends - sizes, ends, path, number)
+
+
+def masked_checksums(content, starts, ends):
+    """The checksums of pieces of `bytes` as a TFRecord file has them: CRC-32C, rotated, and a constant added.
+
+    Args:
+        content: `bytes`.
+        starts, ends: Int arrays `[n]`: where each piece begins, and where it ends.
+
+    Returns:
+        uint32 `[n]`.
+    """
+    value = google_crc32c.value
+    pieces = zip(starts.tolist(), ends.tolist(), strict=True)
+    found = np.fromiter((value(content[start:end]) for start, end in pieces), np.uint32, len(starts))
+    return (found >> np.uint32(15) | found << np.uint32(17)) + np.uint32(0xA282EAD8)
+
+
+def _frames(path, read, left, most, number):
+    """Cut bytes of a file into pieces of whole frames, whose checksums nobody has compared.
+
+    Args:
+        path: The file, for messages.
+        read: Function from a number of bytes to the next ones.
+        left: Bytes to read.
+        most: Bytes of a piece, unless one frame has more.
+        number: Of the first record.
+
+    Yields:
+        `bytes`, and list of int: where in them each frame begins, and where the last one ends.
+    """
+    held, wanted = b"", HEADER.size
+    while left > 0:
+        with files.naming_file(path):
+            more = read(min(max(wanted, most) - len(held), left))
+        left -= len(more)
+        held += more
+        places, place, size = [0], 0, len(held)
+        while place + HEADER.size <= size:
+            place += FRAME_BYTES + LENGTH.unpack_from(held, place)[0]
+            if place > size:
+                break
+            places.append(place)
+        if len(places) > 1:
+            yield held, places
+            number += len(places) - 1
+            held = held[places[-1] :]
+        wanted = HEADER.size
+        if len(held) >= HEADER.size:
+            length, _ = HEADER.unpack_from(held)
+            wanted = FRAME_BYTES + length
+            # before anything is read for its sake: a damaged length may be anything
+            if not _is_header(held):
+                raise _damage(path, number)
+        if not more or (held and wanted - len(held) > left):
+            raise _damage(path, number)
+
+
+def _is_header(content):
+    """Whether `bytes` begin with a length and its checksum."""
+    found = masked_checksums(content, np.array([0]), np.array([LENGTH.size]))
+    return found[0] == HEADER.unpack_from(content)[1]
+
+
+def _count_good(content, starts, ends):
+    """How many records, from the first, have the checksums that are around them."""
+    heads = starts - HEADER.size
+    starts, ends = np.concatenate([heads, starts]), np.concatenate([heads + LENGTH.size, ends])
+    wanted = np.frombuffer(content, np.uint8)[ends[:, None] + np.arange(CHECKSUM.size)].view("<u4")[:, 0]
+    is_good = (masked_checksums(content, starts, ends) == wanted).reshape(2, -1).all(axis=0)
+    return len(is_good) if is_good.all() else int(np.argmin(is_good))
+
+
+def _damage(path, number):
+    """The error of a file that cannot be read further than before record `number`."""
+    if number == 1:
+        return InputError(f"{path} is not a TFRecord file, or its record 1 is truncated or corrupt.")
+    return InputError(f"{path}, record {number}: the record is truncated or corrupt.")
 
 
 def _write_batches(serialized):
@@ -112,108 +302,17 @@ def _write_batches(serialized):
         yield batch
 
 
-def write_file(path, serialized):
-    """`write_records` to a file that appears under its name only when complete."""
-    with files.write_whole(path) as partial:
-        entry = write_records(partial, serialized)
-    return dataclasses.replace(entry, name=os.path.basename(path))
-
-
-def parse_examples(batch, lengths, path, first_record, narrow=()):
-    """Decode a batch of records whose features have fixed lengths.
-
-    Args:
-        batch: `Records` of one file, at least one.
-        lengths: Dict from feature name to its length in this file.
-        path: The file, for messages.
-        first_record: Number of the batch's first record.
-        narrow: Names of whole-number features that may come in any integer type, for speed.
-
-    Returns:
-        Dict from feature name to array `[n, length]`, int64 or float32.
-
-    Raises:
-        InputError: a record is no `tf.train.Example`, lacks a feature, or has it in another length or type.
-    """
-    dtypes = {name: schema.dtype(name) for name in lengths}
-    columns = decode_columns(batch, dtypes)
-    if columns is None or any((counts != lengths[name]).any() for name, (_, counts) in columns.items()):
-        return _parse_by_tensorflow(batch, lengths, path, first_record)
-    return {
-        name: (values if name in narrow else values.astype(dtypes[name], copy=False)).reshape(
-            len(batch), lengths[name]
-        )
-        for name, (values, _) in columns.items()
-    }
-
-
-def parse_ragged(batch, dtypes, path, first_record):
-    """Decode a batch of records whose features have any lengths.
-
-    Args:
-        batch: `Records` of one file, at least one.
-        dtypes: Dict from feature name to "int64" or "float32". A record that lacks a feature has 0 values.
-        path: The file, for messages.
-        first_record: Number of the batch's first record.
-
-    Returns:
-        Dict from name to (values of all records, number of values of each, int64 `[n]`).
-
-    Raises:
-        InputError: a record is no `tf.train.Example`, or has a feature in another type.
-    """
-    columns = decode_columns(batch, dtypes)
-    if columns is None:
-        return _parse_ragged_by_tensorflow(batch, dtypes, path, first_record)
-    return {
-        name: (values.astype(dtypes[name], copy=False), counts) for name, (values, counts) in columns.items()
-    }
-
-
-def _parse_by_tensorflow(batch, lengths, path, first_record):
-    """`parse_examples` of records in any form."""
-    tf = import_quietly("tensorflow")
-    wanted = {
-        name: tf.io.FixedLenFeature([length], schema.dtype(name))
-        for name, length in lengths.items()
-        if length
-    }
-    serialized = batch.to_list()
-
-    def check_records():
-        for number, record in enumerate(serialized, first_record):
-            check_lengths(path, number, feature_lengths(record, path, number, lengths), lengths)
-
-    try:
-        columns = tf.io.parse_example(serialized, wanted)
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        # TensorFlow's message has no record number that holds beyond the batch, and it quotes the record:
-        # where that is no text, Python cannot even show it
-        check_records()
-        raise InputError(f"{path}: {error}") from error
-    empty = {
-        name: np.zeros((len(batch), 0), schema.dtype(name)) for name, length in lengths.items() if not length
-    }
-    if empty:
-        check_records()  # TensorFlow takes a feature of length 0 for missing where it has no kind
-    return {name: column.numpy() for name, column in columns.items()} | empty
-
-
-def _parse_ragged_by_tensorflow(batch, dtypes, path, first_record):
-    """`parse_ragged` of records in any form."""
-    tf = import_quietly("tensorflow")
-    wanted = {name: tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64) for name, dtype in dtypes.items()}
-    serialized = batch.to_list()
-    try:
-        columns = tf.io.parse_example(serialized, wanted)
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        for number, record in enumerate(serialized, first_record):
-            for name, feature in features_of(record, path, number).items():
-                kind = feature.WhichOneof("kind")
-                lists = {"int64": "int64_list", "float32": "float_list"}
-                if name in dtypes and kind not in (lists[dtypes[name]], None):
-                    raise InputError(
-                        f"{path}, record {number}: {name} must hold {dtypes[name]}. Received: a {kind}."
-                    ) from error
-        raise InputError(f"{path}: {error}") from error
-    return {name: (column.values.numpy(), column.row_lengths().numpy()) for name, column in columns.items()}
+def _frame(serialized):
+    """The bytes of some records in a file, each in its frame: list of `bytes` to `bytes`."""
+    records = join_records(serialized)
+    heads = np.zeros(len(serialized), [("length", "<u8"), ("checksum", "<u4")])
+    heads["length"] = records.ends - records.starts
+    places = np.arange(len(serialized)) * HEADER.size
+    heads["checksum"] = masked_checksums(heads.tobytes(), places, places + LENGTH.size)
+    tails = masked_checksums(records.content, records.starts, records.ends).astype("<u4").tobytes()
+    heads = heads.tobytes()
+    pieces = [b""] * (3 * len(serialized))
+    pieces[::3] = [heads[place : place + HEADER.size] for place in places.tolist()]
+    pieces[1::3] = serialized
+    pieces[2::3] = [tails[place : place + CHECKSUM.size] for place in range(0, len(tails), CHECKSUM.size)]
+    return b"".join(pieces)

@@ -3,8 +3,7 @@
 from bert_packed.core import files
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE
-from bert_packed.records.inputs import folder_of
-from bert_packed.records.kept_scans import (
+from bert_packed.records.file_scans import (
     read_checksums,
     read_scans,
     read_scans_beside,
@@ -12,6 +11,7 @@ from bert_packed.records.kept_scans import (
     write_scans,
     write_scans_beside,
 )
+from bert_packed.records.inputs import folder_of
 from bert_packed.runs.run_directory import describe_inputs
 
 
@@ -28,7 +28,7 @@ def scan_inputs(paths, store, processes=ALONE):
         processes: `parallel.processes.Processes`; all of them call this.
 
     Returns:
-        Dict from path to `frames.FileScan`, of files that are whole and what their manifests say.
+        Dict from path to `tfrecords.FileScan`, of files that are whole and what their manifests say.
 
     Raises:
         InputError: a file is damaged, is not what its manifest says, changes while it is read, or is another

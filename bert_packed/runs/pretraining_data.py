@@ -11,10 +11,10 @@ from bert_packed.data.read_order import index_files
 from bert_packed.data.share import WHOLE
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import first_records
-from bert_packed.records.frames import FileScan
 from bert_packed.records.inputs import find_files, folder_of
 from bert_packed.records.joined_rows import find_num_rows
 from bert_packed.records.manifests import read_manifest
+from bert_packed.records.tfrecords import FileScan
 from bert_packed.runs.input_scans import scan_inputs
 from bert_packed.runs.objectives import check_losses, check_records
 from bert_packed.runs.records_vocabulary import make_masking
@@ -31,7 +31,7 @@ class PackedFiles:
         spec: Their fixed shapes, or None without files.
         manifests: Manifests beside them, of those folders that have one of packed records.
         has_all_manifests: Whether every folder has one.
-        found: What one reading of each file tells, list of `frames.FileScan`; None where they are not read.
+        found: List of `tfrecords.FileScan`, of each file; None where they are not read.
     """
 
     files: list[str]

@@ -22,7 +22,6 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import PARTIAL_SUFFIX, lock, read_json, write_json
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import tfrecords
-from bert_packed.records.frames import scan_file
 from bert_packed.records.inputs import check_promises, read_promises
 from bert_packed.records.manifests import SCANS_NAME
 from bert_packed.tasks.glue import SERVER_NAMES
@@ -121,7 +120,7 @@ def describe_inputs(paths, scans=None, are_checked=False):
 
     Args:
         paths: Of packed TFRecord files.
-        scans: Their `frames.FileScan`, where they were read already.
+        scans: Their `tfrecords.FileScan`, where they were read already.
         are_checked: Whether their records were, so that only the manifests are left to compare.
 
     Returns:
@@ -132,7 +131,7 @@ def describe_inputs(paths, scans=None, are_checked=False):
     """
     described = []
     promised = read_promises(paths)
-    for path, scan in zip(paths, scans or map(scan_file, paths), strict=True):
+    for path, scan in zip(paths, scans or map(tfrecords.scan_file, paths), strict=True):
         if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
             # names the record if the file is damaged
             num_records = scan.num_records if are_checked else tfrecords.count_records(path)

@@ -10,10 +10,10 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.data.read_order import find_spans, index_files, read_order
 from bert_packed.records.examples import parse_example
+from bert_packed.records.file_scans import read_scans, read_scans_beside, scan_unchanged, write_scans
 from bert_packed.records.first_records import read_pack_spec
-from bert_packed.records.frame_contents import read_frames
 from bert_packed.records.inputs import check_promises, find_files, read_promises
-from bert_packed.records.kept_scans import read_scans, read_scans_beside, scan_unchanged, write_scans
+from bert_packed.records.tfrecords import read_batches
 from bert_packed.torch.attention_mask import block_attention_mask
 
 
@@ -171,14 +171,14 @@ class PackedDataset(torch.utils.data.IterableDataset):
         on_disk = np.sort(packs)
         spans = find_spans(self._index, on_disk)
         records = []
-        for file, offset, count, number in zip(
-            spans.files, spans.offsets, spans.counts, spans.numbers, strict=True
-        ):
+        columns = (spans.files, spans.offsets, spans.num_bytes, spans.counts, spans.numbers)
+        for file, offset, size, count, first in zip(*(values.tolist() for values in columns), strict=True):
             path = self._index.files[file]
-            found = read_frames(path, int(offset), int(count), int(number))
+            batches = read_batches(path, offset=offset, num_bytes=size, number=first)
+            found = [record for batch in batches for record in batch.to_list()]
             if len(found) < count:
                 raise InputError(f"{path} must stay as it is while it is read. Received: a shorter file.")
-            records += [(record, path, int(number) + place) for place, record in enumerate(found)]
+            records += [(record, path, number) for number, record in enumerate(found, first)]
         lengths = {name: self.spec.size(kind) for name, kind in self.spec.lengths.items()}
         for place in np.searchsorted(on_disk, packs):
             yield parse_example(*records[place], lengths)

@@ -89,8 +89,7 @@ def test_what_does_not_fit_in_any_capacity_is_dropped_and_later_records_keep_the
 ):
     long_a, long_b = {"a": [1] * 11, "b": [1]}, {"a": [1], "b": [1] * 7}
     path = write(tmp_path / "in.tfrecord", long_a, FITS, long_b, FITS, FITS, long_a)
-    read_batches = tfrecords.read_batches
-    monkeypatch.setattr(tfrecords, "read_batches", lambda path: read_batches(path, 2))
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
     batches = list(dataclasses.replace(DATA, overlong="drop").read(path))
     assert [(num_records, overlong) for _, num_records, overlong in batches] == [
         (2, {"dropped": 1}),

@@ -21,7 +21,7 @@ from unpacked_records import make_features, write_features
 
 from bert_packed import schema
 from bert_packed.core import command_line
-from bert_packed.records import examples, first_records, tfrecords
+from bert_packed.records import examples, tfrecords
 from bert_packed.records.manifests import read_manifest
 from data_gen import (
     create_pretraining_data,
@@ -295,7 +295,7 @@ def read_files(seen):
 def names_in(seen):
     """The features of the first pack."""
     path = str(read_files(seen)[0])
-    return examples.feature_names(first_records.first_record(path), path, 1)
+    return examples.feature_names(tfrecords.first_record(path), path, 1)
 
 
 def length_of(name):
@@ -303,7 +303,7 @@ def length_of(name):
 
     def look(seen):
         path = str(read_files(seen)[0])
-        features = tf.train.Example.FromString(first_records.first_record(path)).features.feature
+        features = tf.train.Example.FromString(tfrecords.first_record(path)).features.feature
         return len(features[name].int64_list.value)
 
     return look
@@ -313,7 +313,7 @@ def weights_of(seen):
     """The weights of predictions in every pack."""
     for path in map(str, read_files(seen)):
         for record in tfrecords.read_records(path):
-            features = examples.features_of(record, path, 1)
+            features = tf.train.Example.FromString(record).features.feature
             yield list(features[schema.MASKED_LM_WEIGHTS].float_list.value)
 
 

@@ -15,6 +15,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from bert_packed.packing.plan import from_json, validate_plan
 from bert_packed.records import first_records, tfrecords
+from bert_packed.records.examples import parse_examples
 from bert_packed.records.manifests import read_manifest
 from data_gen import sample_data
 from data_gen.jobs.output import open_output_dir
@@ -47,11 +48,7 @@ def read_packs(directory):
     paths = sorted(str(path) for path in Path(directory).glob("*.tfrecord"))
     spec = first_records.read_pack_spec(paths)
     lengths = {name: spec.shape(name)[0] for name in schema.PACKED_LENGTHS}
-    parts = [
-        tfrecords.parse_examples(batch, lengths, path, 1)
-        for path in paths
-        for batch in tfrecords.read_batches(path)
-    ]
+    parts = [parse_examples(batch, lengths) for path in paths for batch in tfrecords.read_batches(path)]
     return {name: np.concatenate([part[name] for part in parts]) for name in lengths}
 
 

@@ -15,7 +15,7 @@ from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
-from bert_packed.records import first_records, tfrecords
+from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.sequences import BERT_LAYOUT, content_digests
 from data_gen.pack_config import PackConfig
@@ -239,7 +239,7 @@ def test_damaged_packs_are_status_2(tmp_path, input_file, packed, capsys):
     Path(path).write_bytes(Path(path).read_bytes()[:-3])
     assert verify(f"--input_file={input_file}", f"--packed_file={path}") == 2
     assert f"record {len(packed[schema.INPUT_IDS])}: the record is truncated" in capsys.readouterr().err
-    assert first_records.first_record(path)
+    assert tfrecords.first_record(path)
 
 
 def test_labels_after_a_record_without_any_are_not_lost(tmp_path, capsys):

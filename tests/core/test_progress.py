@@ -119,10 +119,7 @@ def test_reading_and_writing_move_the_bar_within_a_file(tmp_path, bars, monkeypa
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 50)
     monkeypatch.setattr(create_steps, "PAIRS_PER_MAPPING", 50)
     monkeypatch.setattr(corpus, "READ_BYTES", 500)
-    read_batches = tfrecords.read_batches
-    monkeypatch.setattr(
-        tfrecords, "read_batches", lambda path, batch_size=100: read_batches(path, batch_size)
-    )
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 100)
     lengths = np.random.default_rng(0).integers(3, S + 1, 500)
     write_features(tmp_path / "a.tfrecord", make_features(lengths, S))
     common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1}

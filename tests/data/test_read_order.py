@@ -9,7 +9,7 @@ from packs import random_packs, write_packs
 from bert_packed.data import read_order as read_order_module
 from bert_packed.data.read_order import IN_ORDER_PACKS, find_spans, index_files, read_order
 from bert_packed.records import tfrecords
-from bert_packed.records.frames import FRAME_BYTES, scan_file
+from bert_packed.records.tfrecords import FRAME_BYTES, scan_file
 
 
 def take(num_packs, buffer, count, seed=1, first=0):
@@ -139,7 +139,7 @@ def files(tmp_path_factory):
 
 def test_a_file_is_scanned_across_blocks_of_any_size(files, monkeypatch):
     for size in (7, 64, 1000, 2**20):
-        monkeypatch.setattr("bert_packed.records.frames.READ_AHEAD", size)
+        monkeypatch.setattr("bert_packed.records.tfrecords.SCAN_BYTES", size)
         for path in files[1:3]:
             scan = scan_file(path)
             sizes = [len(record) + FRAME_BYTES for record in tfrecords.read_records(path)]

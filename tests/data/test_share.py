@@ -15,7 +15,7 @@ from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_
 from bert_packed.data.read_order import find_spans, index_files, read_order
 from bert_packed.data.share import WHOLE, Share
 from bert_packed.records import tfrecords
-from bert_packed.records.frames import FRAME_BYTES
+from bert_packed.records.tfrecords import FRAME_BYTES
 from bert_packed.schema import PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)

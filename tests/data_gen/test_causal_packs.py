@@ -100,9 +100,8 @@ def test_small_runs_and_parts_give_the_same_bytes(tmp_path, monkeypatch, changed
         write_causal(tmp_path / f"{name}.tfrecord", LENGTHS, seed)
     given = {"input_file": tmp_path / "?.tfrecord", "provenance": True, **changed}
     pack(tmp_path / "whole", **given)
-    read_batches = tfrecords.read_batches
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 40 * S)
-    monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=16: read_batches(path, batch_size))
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 16)
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 2)
     pack(tmp_path / "small", **given)
     assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")

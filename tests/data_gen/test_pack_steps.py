@@ -31,7 +31,6 @@ def groups(monkeypatch):
     """Runs and parts of some packs; dict that is filled with how many of them there were."""
     found = {"runs of a file": [], "parts": [], "runs of a part": []}
     read, sort, measure = pack_inputs.read_file, pack_job.sort_run, pack_job.measure_part
-    read_batches = tfrecords.read_batches
 
     def count_runs(work):
         result = read(work)
@@ -50,8 +49,7 @@ def groups(monkeypatch):
         return measure(work_and_part)
 
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 80 * S)
-    # a run is of whole batches
-    monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=16: read_batches(path, batch_size))
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 16)  # a run is of whole batches
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
     monkeypatch.setattr(pack_inputs, "read_file", count_runs)
     monkeypatch.setattr(pack_job, "sort_run", count_parts)

@@ -10,7 +10,6 @@ from unpacked_records import make_features, write_features
 from bert_packed.core import files
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
-from bert_packed.records.frames import FRAME_BYTES
 from bert_packed.records.read_packed import read_packed
 from bert_packed.records.read_unpacked import read_unpacked
 from bert_packed.records.sequences import BERT_LAYOUT, concatenate, content_digests
@@ -100,7 +99,7 @@ class Original:
         with open(path, "rb") as file:
             self.content = file.read()
         self.digests = digests(read_unpacked(path))
-        sizes = [len(record) + FRAME_BYTES for record in tfrecords.read_records(path)]
+        sizes = [len(record) + tfrecords.FRAME_BYTES for record in tfrecords.read_records(path)]
         ends = np.cumsum(sizes)
         self.frames = [self.content[end - size : end] for size, end in zip(sizes, ends.tolist(), strict=True)]
         assert b"".join(self.frames) == self.content and len(set(self.digests)) == NUM_RECORDS

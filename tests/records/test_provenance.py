@@ -51,7 +51,7 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
         spec = first_records.read_pack_spec([path])
         sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
         (batch,) = tfrecords.read_batches(path)
-        arrays = tfrecords.parse_examples(batch, sizes, path, 1)
+        arrays = examples.parse_examples(batch, sizes)
         found = iter(list_packed(arrays))
         for number in range(1, entry["num_records"] + 1):
             for source, record in find_sources(path, number):
@@ -292,7 +292,7 @@ def rows_of(shard):
     """The table of every pack of a shard, and the first word of each sequence."""
     (spec, (batch,)) = first_records.read_pack_spec([shard]), tfrecords.read_batches(shard)
     sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
-    sequences = list_packed(tfrecords.parse_examples(batch, sizes, shard, 1))
+    sequences = list_packed(examples.parse_examples(batch, sizes))
     rows = []
     for number in range(1, len(batch) + 1):
         argv = ["f.py", f"--packed_file={shard}", f"--record_number={number}", f"--json={shard}.json"]

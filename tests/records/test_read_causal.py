@@ -2,15 +2,13 @@
 
 import copy
 
-import numpy as np
 import pytest
-from causal_files import make_sequences, read_examples, to_example, write_sequences
+from causal_files import make_sequences, read_examples, write_sequences
 from packed_records import CAUSAL_PACK as PACK
 
 from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
-from bert_packed.records.example_bytes import serialize_ragged
 from bert_packed.records.read_causal import (
     check_causal_vocabulary,
     read_causal,
@@ -53,20 +51,6 @@ def test_label_bytes_may_be_left_out(tmp_path):
     features = {name: values for name, values in UNPACKED.items() if name != schema.LABEL_BYTES}
     (found,) = read_causal(write_sequences(tmp_path / "a.tfrecord", [features]))
     assert "label_bytes" not in found.layout and found["num_bytes"].tolist() == [10]
-
-
-def test_records_of_any_length_are_written_as_tensorflow_does(tmp_path):
-    written = make_sequences([5, 1, 9, 2, 200], seed=3)
-    columns = {
-        name: (
-            np.concatenate([features[name] for features in written]),
-            np.array([len(features[name]) for features in written]),
-        )
-        for name in UNPACKED
-    }
-    assert serialize_ragged(columns) == [to_example(features) for features in written]
-    with pytest.raises(ValueError, match="as many values as it says"):
-        serialize_ragged({"a": (np.arange(3), np.array([1, 1]))})
 
 
 @pytest.mark.parametrize(
@@ -182,8 +166,7 @@ def test_parts_may_go_on_where_a_pack_begins_and_nowhere_else(tmp_path):
 
 
 def test_batches_are_numbered_on(tmp_path, monkeypatch):
-    read_batches = tfrecords.read_batches
-    monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=2: read_batches(path, batch_size))
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
     path = write_sequences(tmp_path / "a.tfrecord", make_sequences([3] * 5))
     assert [batch["record_numbers"].tolist() for batch in read_causal(path)] == [[1, 2], [3, 4], [5]]
     path = write_sequences(tmp_path / "p.tfrecord", [PACK] * 3)

@@ -13,8 +13,7 @@ from bert_packed.records.read_lengths import read_histogram
 
 
 def test_lengths_of_all_files_and_batches_add_up(tmp_path, monkeypatch):
-    read_batches = tfrecords.read_batches
-    monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=2: read_batches(path, batch_size))
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
     lengths = {"a": [3, 9, 3], "b": [12, 2, 3, 3, 1], "c": [2]}  # the longest comes late, then shorter ones
     for name, its in lengths.items():
         write_features(tmp_path / f"{name}.tfrecord", make_features(its, 16))

@@ -115,8 +115,7 @@ def test_packs_of_later_batches_are_numbered_on(tmp_path, monkeypatch):
     features = {name: np.array([values] * 5) for name, values in PACK.items()}
     features[schema.MASKED_LM_IDS][:, 0] = range(11, 16)
     path = write_features(tmp_path / "p.tfrecord", features)
-    read_batches = tfrecords.read_batches
-    monkeypatch.setattr(tfrecords, "read_batches", lambda path, batch_size=2: read_batches(path, batch_size))
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 2)
     sequences = concatenate(list(read_packed(path)))
     assert sequences["record_numbers"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert sequences["num_predictions"].tolist() == [1] * 10
@@ -165,11 +164,6 @@ def test_unpacked_where_packs_are_wanted_gives_the_command(unpacked):
     )
     with pytest.raises(InputError, match=rf"holds unpacked records; pack them first: {command}"):
         first_records.read_pack_spec([unpacked])
-
-
-def test_packed_where_unpacked_is_wanted(tmp_path):
-    with pytest.raises(InputError, match="packed already"):
-        list(read_unpacked(write_pack(tmp_path / "p.tfrecord")))
 
 
 @pytest.mark.parametrize(

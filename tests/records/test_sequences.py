@@ -14,6 +14,8 @@ from bert_packed.records.sequences import (
     concatenate,
     content_digests,
     make_sequences,
+    range_indices,
+    rank_in_groups,
     take,
 )
 
@@ -102,3 +104,10 @@ def test_digests_are_of_the_content_alone():
     part = make_sequences(CAUSAL_LAYOUT | FIRST_POSITIONS, "a", lengths=[1], tokens=[5], record_numbers=[1])
     whole = make_sequences(CAUSAL_LAYOUT, "a", lengths=[1], tokens=[5], record_numbers=[1])
     assert np.array_equal(*(content_digests(one, CAUSAL_LAYOUT) for one in (part, whole)))
+
+
+def test_ranges():
+    assert range_indices([5, 0], [3, 2]).tolist() == [5, 6, 7, 0, 1]
+    groups = np.random.default_rng(0).integers(0, 5, 300).tolist()
+    expected = [groups[:place].count(group) for place, group in enumerate(groups)]
+    assert rank_in_groups(np.array(groups)).tolist() == expected

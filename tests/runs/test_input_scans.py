@@ -10,8 +10,8 @@ from tiny import write_data
 
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import Alone
-from bert_packed.records import kept_scans, tfrecords
-from bert_packed.records.frames import scan_file
+from bert_packed.records import file_scans, tfrecords
+from bert_packed.records.tfrecords import scan_file
 from bert_packed.runs import input_scans, run_directory
 from bert_packed.runs.input_scans import scan_inputs
 from bert_packed.runs.run_directory import SCANS_FILE
@@ -81,8 +81,8 @@ def test_a_folder_where_nothing_may_be_written_is_read_by_each_run(files, store,
             raise PermissionError(path)
         return write_scans(path, scans)
 
-    write_scans = kept_scans.write_scans
-    monkeypatch.setattr(kept_scans, "write_scans", refused)
+    write_scans = file_scans.write_scans
+    monkeypatch.setattr(file_scans, "write_scans", refused)
     scan_inputs(files, store)
     read.clear()
     assert same(scan_inputs(files, str(tmp_path / "second" / SCANS_FILE)), files)

@@ -11,7 +11,7 @@ from tiny import CONFIG, write_data
 from bert_packed.core import files
 from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, train_batches
-from bert_packed.records.frames import scan_file
+from bert_packed.records.tfrecords import scan_file
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
 

@@ -193,22 +193,22 @@ def test_a_state_of_other_workers_is_refused(packs, as_worker):
 
 
 def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
-    from bert_packed.records import kept_scans
+    from bert_packed.records import file_scans
 
     index_file = str(tmp_path / "packs.index")
     whole = tokens_of(PackedDataset(packs, index_file=index_file))
-    monkeypatch.setattr(kept_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr(file_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
     assert tokens_of(PackedDataset(packs, index_file=index_file)) == whole
 
 
 def test_files_whose_scans_lie_beside_them_are_not_read_whole(tmp_path, monkeypatch):
-    from bert_packed.records import kept_scans
+    from bert_packed.records import file_scans
 
     files = write_data(tmp_path)
     pattern = str(tmp_path / "packed-*.tfrecord")
     whole = tokens_of(PackedDataset(pattern))
-    kept_scans.write_scans_beside({path: kept_scans.scan_unchanged(path) for path in files})
-    monkeypatch.setattr(kept_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
+    file_scans.write_scans_beside({path: file_scans.scan_unchanged(path) for path in files})
+    monkeypatch.setattr(file_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
     assert tokens_of(PackedDataset(pattern)) == whole and len(whole) == NUM_PACKS
     index_file = tmp_path / "packs.index"
     assert tokens_of(PackedDataset(pattern, index_file=str(index_file))) == whole and index_file.exists()

@@ -10,9 +10,8 @@ from tiny import write_data
 
 from bert_packed.core import files as file_places
 from bert_packed.core.settings import InputError
-from bert_packed.records import kept_scans
-from bert_packed.records.frames import scan_file
-from bert_packed.records.kept_scans import (
+from bert_packed.records import file_scans
+from bert_packed.records.file_scans import (
     read_checksums,
     read_scans,
     read_scans_beside,
@@ -21,6 +20,7 @@ from bert_packed.records.kept_scans import (
     write_scans,
     write_scans_beside,
 )
+from bert_packed.records.tfrecords import scan_file
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_store_that_is_cut_or_missing_holds_nothing(store, files, content):
 
 
 def test_a_store_of_another_version_holds_nothing(store, files, monkeypatch):
-    monkeypatch.setattr(kept_scans, "FORMAT", 2)
+    monkeypatch.setattr(file_scans, "FORMAT", 2)
     assert read_scans(store, files) == {}
 
 
@@ -201,7 +201,7 @@ def test_a_killed_write_leaves_the_store_as_it_was(store, files, monkeypatch):
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept_scans.np, "savez", killed)
+    monkeypatch.setattr(file_scans.np, "savez", killed)
     with pytest.raises(KeyboardInterrupt):
         write_scans(store, {files[0]: scan_unchanged(files[0])})
     assert Path(store).read_bytes() == before
@@ -222,7 +222,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
         flip(path)
         return found
 
-    monkeypatch.setattr(kept_scans, "scan_file", scan)
+    monkeypatch.setattr(file_scans, "scan_file", scan)
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must stay as it is while it is read"):
         scan_unchanged(files[0])
 

@@ -20,9 +20,9 @@ import os
 import numpy as np
 
 from bert_packed.core import files
-from bert_packed.records.frames import FileScan, scan_file
 from bert_packed.records.inputs import folder_of, unchanged
 from bert_packed.records.manifests import SCANS_NAME, is_of_scans
+from bert_packed.records.tfrecords import FileScan, scan_file
 
 FORMAT = 1
 

@@ -1,0 +1,291 @@
+"""Records are encoded as TensorFlow does, byte for byte, and decoded to the numbers that it parses."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from packed_records import PACK
+from unpacked_records import example, make_features
+
+from bert_packed import schema
+from bert_packed.core.settings import InputError
+from bert_packed.records import examples
+from bert_packed.records.example_bytes import encode_varints, serialize_examples, serialize_ragged
+from bert_packed.records.example_columns import decode_columns, decode_varints
+from bert_packed.records.examples import parse_examples, parse_ragged
+from bert_packed.records.tfrecords import join_records
+
+DTYPES = {"words": "int64", "weights": "float32"}
+LARGEST = [5, 127, 128, 300, 2**14, 2**21 - 1, 2**28 - 1, 2**28, 2**35, 2**63 - 1]
+
+
+def to_example(**features):
+    """A serialized Example; whole numbers become an int64_list, others a float_list."""
+    kinds = {}
+    for name, values in features.items():
+        if any(isinstance(value, float) for value in values):
+            kinds[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        else:
+            kinds[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    return tf.train.Example(features=tf.train.Features(feature=kinds)).SerializeToString(deterministic=True)
+
+
+def columns_of(serialized):
+    wanted = {name: tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64) for name, dtype in DTYPES.items()}
+    parsed = tf.io.parse_example(serialized, wanted)
+    return {name: (values.values.numpy(), values.row_lengths().numpy()) for name, values in parsed.items()}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, (values, counts) in expected.items():
+        np.testing.assert_array_equal(found[name][0], values)
+        np.testing.assert_array_equal(found[name][1], counts)
+
+
+# Encoding
+
+
+@pytest.mark.parametrize("largest", [1, 127, 128, 16383, 16384, 2**16 - 1, 2**16, 2**21, 2**31 - 1, 2**40])
+def test_serialization_equals_tensorflow(largest):
+    values = np.random.default_rng(0).integers(0, largest, (20, 9), endpoint=True)
+    values[3, 2] = largest
+    features = {
+        "input_ids": values,
+        "next_sentence_labels": values[:, :1] % 2,
+        "masked_lm_weights": values[:, :3] % 2,
+    }
+    expected = [example({name: column[row] for name, column in features.items()}) for row in range(20)]
+    assert serialize_examples(features) == expected
+    assert serialize_examples(dict(reversed(features.items()))) == expected
+    del features["masked_lm_weights"]
+    counts = np.resize([2, 9, 1], 20)
+    columns = {
+        name: (column[np.arange(column.shape[1]) < counts[:, None]], np.minimum(counts, column.shape[1]))
+        for name, column in features.items()
+    }
+    assert serialize_ragged(columns) == [
+        example({name: column[row, : counts[row]] for name, column in features.items()}) for row in range(20)
+    ]
+
+
+def test_sizes_of_every_part_are_written_as_tensorflow_does():
+    """Sizes of one byte end at 127, of two at 16383: of the values, the feature, its entry and the record."""
+    for length in (*range(90, 135), *range(16340, 16390, 7), 16383, 16384):
+        features = {"input_ids": np.full((1, length), 5), "gr\u00f6\u00dfe": np.zeros((1, 1), np.int64)}
+        (record,) = serialize_examples(features)
+        expected = {name: values[0] for name, values in features.items()}
+        assert record == example(expected), length
+
+
+def test_serialization_refuses_negative_numbers_and_sizes_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"must not be negative\. Received: -3"):
+        serialize_examples({"input_ids": np.array([[1, -3]])})
+    with pytest.raises(ValueError, match=r"must not be negative\. Received: -1"):
+        serialize_examples({"input_ids": np.array([[1, 200], [-1, 0]])})
+    with pytest.raises(ValueError, match=r"shape \[n, length\]"):
+        serialize_examples({"input_ids": np.zeros((2, 3)), "input_mask": np.zeros((1, 3))})
+    with pytest.raises(ValueError, match="as many values as it says"):
+        serialize_ragged({"a": (np.arange(3), np.array([1, 1]))})
+
+
+# Decoding
+
+
+@pytest.mark.parametrize("largest", LARGEST)
+def test_columns_are_what_tensorflow_parses(largest):
+    rng = np.random.default_rng(largest % 1000)
+    serialized = []
+    for size in (1, 7, 300, 20_000):
+        words = rng.integers(0, largest, size, endpoint=True).tolist()
+        serialized.append(to_example(weights=[0.5] * (size % 5 + 1), words=[largest, *words], other=[3]))
+    found = decode_columns(join_records(serialized), DTYPES)
+    assert_equal(found, columns_of(serialized))
+    assert found["words"][0].dtype == (
+        np.uint8 if largest < 128 else np.uint32 if largest < 2**28 else np.int64
+    )
+    assert found["weights"][0].dtype == np.float32
+
+
+def test_negative_numbers_are_read():
+    serialized = [to_example(weights=[1.5], words=[-1, 4, -(2**63)]), to_example(weights=[0.25], words=[7])]
+    assert_equal(decode_columns(join_records(serialized), DTYPES), columns_of(serialized))
+
+
+def test_records_need_not_begin_the_buffer():
+    serialized = [to_example(weights=[1.5], words=[n]) for n in (3, 1000, 5)]
+    records = join_records([b"before", *serialized, b"after"])
+    records = type(records)(records.content, records.starts[1:-1], records.ends[1:-1])
+    assert_equal(decode_columns(records, DTYPES), columns_of(serialized))
+
+
+def test_features_without_a_value_in_any_record_are_read():
+    empty = tf.train.Feature(float_list=tf.train.FloatList())
+    serialized = []
+    for words in ([1, 300], [5]):
+        record = tf.train.Example.FromString(to_example(words=words, zero=[0]))
+        record.features.feature["weights"].CopyFrom(empty)
+        serialized.append(record.SerializeToString(deterministic=True))
+    found = decode_columns(join_records(serialized), DTYPES)
+    assert_equal(found, columns_of(serialized))
+    assert found["weights"][1].tolist() == [0, 0]
+
+
+GOOD = to_example(weights=[1.5], words=[1, 300])
+OTHERS = {
+    "lacks a feature": to_example(weights=[1.5]),
+    "has no value": to_example(weights=[1.5], words=[]),
+    "has one feature more": to_example(weights=[1.5], words=[1], zero=[0]),
+    "is empty": b"",
+    "is followed by something": GOOD + b"\x12\x00",
+    # a list of numbers one by one, as the format allows
+    "is not packed": bytes([10, 15, 10, 13, 10, 5, *b"words", 18, 4, 26, 2, 8, 7]),
+}
+WRONG = {
+    "has another type": (to_example(weights=[1], words=[1]), "weights must hold float32.* a int64_list"),
+    "is none": (b"\xff\xff\xff", r"must be a tf\.train\.Example"),
+    "is cut": (GOOD[:-1], r"must be a tf\.train\.Example"),
+    "has a varint that goes on": (GOOD[:-1] + b"\xff", ""),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_other_forms_are_read_by_tensorflow(other, place):
+    serialized = [GOOD, GOOD]
+    assert decode_columns(join_records(serialized), DTYPES) is not None
+    serialized.insert(place, other)
+    assert decode_columns(join_records(serialized), DTYPES) is None
+    found = parse_ragged(join_records(serialized), DTYPES)
+    assert_equal(found, columns_of(serialized))
+    assert [found[name][0].dtype for name in DTYPES] == list(DTYPES.values())
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_nobody_reads_is_named(wrong, message, place):
+    serialized = [GOOD, GOOD]
+    serialized.insert(place, wrong)
+    assert decode_columns(join_records(serialized), DTYPES) is None
+    where = rf"x\.tfrecord, record {11 + place}: " if message else r"x\.tfrecord"
+    with pytest.raises(InputError, match=where + message):
+        parse_ragged(join_records(serialized, "x.tfrecord", 11), DTYPES)
+
+
+def test_a_flipped_bit_gives_no_other_numbers_than_tensorflow():
+    serialized = [GOOD, to_example(weights=[2.5], words=[5, 70_000]), GOOD]
+    decoded, changed = [], []
+    for place in range(8 * len(serialized[1])):
+        record = bytearray(serialized[1])
+        record[place // 8] ^= 1 << place % 8
+        found = decode_columns(join_records([serialized[0], bytes(record), serialized[2]]), DTYPES)
+        if found is not None:
+            decoded.append(found)
+            changed.append(bytes(record))
+    assert 0 < len(decoded) < 8 * len(serialized[1])
+    expected = columns_of([record for one in changed for record in (serialized[0], one, serialized[2])])
+    for name, (values, counts) in expected.items():
+        np.testing.assert_array_equal(np.concatenate([found[name][0] for found in decoded]), values)
+        np.testing.assert_array_equal(np.concatenate([found[name][1] for found in decoded]), counts)
+
+
+@pytest.mark.parametrize(("num_bytes", "is_read"), [(1, True), (4, True), (5, False)])
+def test_sizes_of_many_bytes_are_left_to_others(num_bytes, is_read):
+    """The format allows a size more bytes than it needs."""
+    name = bytes([10, 5, *b"words"])
+    values = bytes([10, *[0x81] + [0x80] * (num_bytes - 2) + [0]]) if num_bytes > 1 else bytes([10, 1])
+    values += b"\x07"
+    for tag in (0x1A, 0x12):
+        values = bytes([tag, len(values), *values])
+    entry = name + values
+    features = bytes([10, len(entry), *entry])
+    record = bytes([10, len(features), *features])
+    dtypes = {"words": "int64"}
+    found = decode_columns(join_records([record]), dtypes)
+    assert (found["words"][0].tolist() if is_read else found) == ([7] if is_read else None)
+    assert parse_ragged(join_records([record]), dtypes)["words"][0].tolist() == [7]
+
+
+def test_varints():
+    content, ends = encode_varints(np.array([[1, 300], [5, 7]]))
+    assert list(content) == [1, 172, 2, 5, 7] and ends.tolist() == [3, 5]
+    rng = np.random.default_rng(0)
+    for largest in LARGEST[:-1]:
+        rows = rng.integers(0, largest, (5, 40_000), endpoint=True)  # more than is decoded at once
+        content, ends = encode_varints(rows)
+        values, counts = decode_varints(np.frombuffer(content, np.uint8), ends)
+        np.testing.assert_array_equal(values.reshape(5, -1), rows)
+        assert counts.tolist() == [40_000] * 5
+
+
+@pytest.mark.parametrize(
+    ("content", "ends"),
+    [
+        (b"\x05\xac", [2]),  # no last byte
+        (b"\xac\x02\x05", [1, 3]),  # which is in the next row
+        (b"\x05" + b"\xff" * 10 + b"\x01", [12]),  # longer than any number
+    ],
+)
+def test_varints_that_are_none(content, ends):
+    assert decode_varints(np.frombuffer(content, np.uint8), np.array(ends)) is None
+
+
+def test_rows_without_varints():
+    values, counts = decode_varints(np.frombuffer(b"\xac\x02\x05", np.uint8), np.array([0, 2, 2, 3]))
+    assert (values.tolist(), counts.tolist()) == ([300, 5], [0, 1, 0, 1])
+    values, counts = decode_varints(np.zeros(0, np.uint8), np.array([0, 0]))
+    assert (values.tolist(), counts.tolist()) == ([], [0, 0])
+
+
+# Records of fixed lengths, in the usual form and in one that TensorFlow reads, and one record alone
+
+
+def parse_one_by_one(batch, lengths):
+    rows = [
+        examples.parse_example(record, batch.path, number, lengths)
+        for number, record in enumerate(batch.to_list(), batch.number)
+    ]
+    return {name: np.stack([row[name] for row in rows]) for name in lengths}
+
+
+@pytest.mark.parametrize("parse", [parse_examples, parse_one_by_one])
+@pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
+def test_features_of_fixed_lengths(parse, after):
+    packs = [{**PACK, schema.INPUT_IDS: [n, *PACK[schema.INPUT_IDS][1:]]} for n in (2, 300, 70_000)]
+    serialized = [example(pack) + after for pack in packs]
+    lengths = {name: len(values) for name, values in PACK.items()}
+    found = parse(join_records(serialized), lengths)
+    wanted = {name: tf.io.FixedLenFeature([size], schema.dtype(name)) for name, size in lengths.items()}
+    assert found.keys() == lengths.keys()
+    for name, values in tf.io.parse_example(serialized, wanted).items():
+        assert found[name].dtype == values.numpy().dtype
+        np.testing.assert_array_equal(found[name], values.numpy())
+    some = {name: size for name, size in lengths.items() if name != schema.SEGMENT_IDS}
+    assert parse(join_records(serialized), some).keys() == some.keys()
+
+
+@pytest.mark.parametrize("parse", [parse_examples, parse_one_by_one])
+@pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({schema.INPUT_IDS: 4}, r"record 12: input_ids must have length 4, as in .* Received: 5\."),
+        ({schema.INPUT_IDS: 5}, r"record 11: input_ids must have length 5, as in .* Received: 4\."),
+        ({schema.INPUT_IDS: 0}, r"record 11: input_ids must have length 0, as in .* Received: 4\."),
+        ({"position": 8}, r"record 11: features position are missing\. Received: input_ids, "),
+        ({"position": 0}, r"record 11: features position are missing\. Received: input_ids, "),
+        ({schema.MASKED_LM_WEIGHTS: 4, schema.INPUT_MASK: 5}, r"record 11: input_mask must have length 5"),
+    ],
+)
+def test_other_lengths_and_missing_features_are_named(parse, after, lengths, message):
+    mixed = serialize_examples(make_features([3], 4)) + serialize_examples(make_features([3], 5))
+    batch = join_records([record + after for record in mixed], "x.tfrecord", 11)
+    with pytest.raises(InputError, match=rf"x\.tfrecord, {message}"):
+        parse(batch, lengths)
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_features_of_another_type_are_named(length):
+    record = to_example(input_ids=[1.5], words=[3])
+    for parse in (parse_examples, parse_one_by_one):
+        with pytest.raises(InputError, match=r"record 7: input_ids must be a int64_list\. Received: a float"):
+            parse(join_records([record], "x.tfrecord", 7), {schema.INPUT_IDS: length})
