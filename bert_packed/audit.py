@@ -57,7 +57,7 @@ def main(config):
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.models.modeling import MASKED_LM
     from bert_packed.records import first_records
-    from bert_packed.records.joined_rows import find_num_rows
+    from bert_packed.records.split_sequences import find_num_rows
     from bert_packed.runs.objectives import check_losses, choose_objective
     from bert_packed.training.engines.memory import out_of_memory_names
 

@@ -99,7 +99,7 @@ def find_false_claims(packed, inputs, spec, row_lengths=None):
         packed, inputs: Dicts from path to `FileFacts`: the packs, and what they were made of.
         spec: `PackSpec` of the packs.
         row_lengths: Of packs of split sequences: dict from folder to the lengths of the sequences in it,
-            joined, and how many have each. Then `packed` has `joined_rows.RowFacts`.
+            joined, and how many have each. Then `packed` has `split_sequences.RowFacts`.
 
     Returns:
         List of sentences that name what is false; manifests of other programs claim nothing.

@@ -14,12 +14,12 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.examples import feature_names
 from bert_packed.records.first_records import find_common_objective, read_pack_spec
 from bert_packed.records.inputs import folder_of
-from bert_packed.records.joined_rows import find_num_rows, read_joined
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.read_causal import read_causal, read_packed_causal
 from bert_packed.records.read_packed import LayoutError, read_packed
 from bert_packed.records.read_unpacked import read_unpacked
 from bert_packed.records.sequences import BERT_LAYOUT, CAUSAL_LAYOUT, Column, content_digests, rank_in_groups
+from bert_packed.records.split_sequences import find_num_rows, read_joined
 from bert_packed.records.tfrecords import first_record
 from bert_packed.schema import CAUSAL_LM, MLM_NSP
 from data_gen.manifest_claims import FileFacts, find_false_claims, planned_strategies

@@ -1,9 +1,5 @@
-"""TFRecords in and out: from bytes to arrays of sequences and of packs, with where each came from.
+"""TFRecords in and out: bytes, sequences, packs, and what the files beside them promise.
 
-Read `sequences.py` (what a batch of sequences is), `tfrecords.py`, `read_unpacked.py`, `read_packed.py`, and
-`read_causal.py` for causal language modelling. None of it imports TensorFlow: `record_batches.py` takes
-records from files, many at once, compares their `checksums.py`, and `example_columns.py` decodes them; only
-records in an unusual form go to TensorFlow. `frames.py`, `frame_contents.py`, `examples.py` and
-`first_records.py` do the same for one record. `inputs.py` says what files promise, `provenance.py` follows a
-pack back.
+`tfrecords.py` reads and writes files, `examples.py` decodes records, `sequences.py` holds many of them in
+columns. `read_unpacked.py`, `read_packed.py` and `read_causal.py` go from file to sequences.
 """

@@ -12,8 +12,8 @@ from bert_packed.data.share import WHOLE
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import first_records
 from bert_packed.records.inputs import find_files, folder_of
-from bert_packed.records.joined_rows import find_num_rows
 from bert_packed.records.manifests import read_manifest
+from bert_packed.records.split_sequences import find_num_rows
 from bert_packed.records.tfrecords import FileScan
 from bert_packed.runs.input_scans import scan_inputs
 from bert_packed.runs.objectives import check_losses, check_records

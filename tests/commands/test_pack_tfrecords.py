@@ -173,7 +173,7 @@ def test_directory_in_use_is_refused_and_overwritten_on_request(tmp_path, input_
     ]
 
 
-def test_kept_scans_do_not_fill_a_directory(tmp_path, input_file):
+def test_scans_do_not_fill_a_directory(tmp_path, input_file):
     """Neither those of a run that read what was here, nor what a kill left of them."""
     out = tmp_path / "out"
     pack(config(input_file, out, num_shards=5))
