@@ -1,4 +1,21 @@
-"""One command for each table, figure or benchmark: `python -m benchmarks.NAME`.
+"""Benchmarks and the papers' experiments: `python -m benchmarks.NAME` in a checkout; `--help` explains each.
 
-Read any of them alone; `packing_tables.py` is the simplest.
+    training_speed     packed against unpacked, a BERT without packs, transformers and KerasHub
+    inference_speed    vectors of texts per second, packed, padded, and by transformers
+    learning_curves    packed against unpacked over sequences and hours, and the ablations
+    full_pretraining   both phases of pre-training and SQuAD, packed and unpacked, in small
+    run_curves         curves of any runs in one table and one picture
+    finetuning         packed fine-tuning runs against unpacked ones: scores and speed
+    data_throughput    encoding and packing records: speed, memory, phases
+    packing_tables     the papers' packing tables beside ours
+    packing_speed      speed and quality of the packing algorithms
+    unpadding          un-padding by number of devices, against packing
+    packmamba          the figures of PackMamba: padding, speed, operators, other scans
+    parallelism        communication, memory and scaling of layouts over devices
+    overhead           what the attention mask, fresh masks and restarts of a Mamba add
+    step_profile       time of a training step by part, beside the machine's rates
+    step_memory        memory of a training step
+    start_up           time to a command's help, and to the first batch of a training
+
+Every benchmark prints tables and, with `--json`, writes them with the machine (`results.py`).
 """

@@ -1,4 +1,4 @@
-"""The encoder blocks under a layout as a compiled program, from shapes alone: no weight is ever made.
+"""Compiled programs of encoder blocks under a layout, from shapes alone: no weight is ever made.
 
 Consecutive blocks without embeddings and heads are what Section 5 of "An Efficient 2D Method for Training
 Super-Large Deep Learning Models" measures, there the stem.
@@ -21,7 +21,7 @@ from bert_packed.parallel.optimus import HIDDEN, IDS
 from bert_packed.training.engines.programs import jax_program
 
 WHOLE = PartitionSpec()
-# Of the layouts, how hidden states and ids of packs lie
+# Partition specs of hidden states and of ids of packs
 ACTIVATIONS = {"megatron1d": (WHOLE, WHOLE), "optimus2d": (HIDDEN, IDS)}
 OPTIONS = {
     # As the engine does: else XLA-CPU keeps what --remat drops, and what Optimus sends again
@@ -34,7 +34,7 @@ OPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class EncoderShape:
-    """What the paper's formulas are written in.
+    """Sizes in which the paper's formulas are written.
 
     Attributes:
         batch: b, packs.
@@ -57,7 +57,7 @@ class EncoderShape:
 
 
 class WholeBlock(TransformerBlock):
-    """A block that `--remat` computes again as a whole, its last product too: what Table 1 counts."""
+    """A block that `--remat` computes again as a whole, its last product too, as Table 1 counts."""
 
     def call(self, hidden_BSD, context, training=None):
         return super().call(hidden_BSD, context, training=training)

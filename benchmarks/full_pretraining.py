@@ -1,4 +1,4 @@
-"""Command line: both phases of pre-training, packed and unpacked, then SQuAD with several seeds, in small.
+"""Both phases of pre-training, packed and unpacked, then SQuAD with several seeds, in small.
 
 python -m benchmarks.full_pretraining --phase1_packed='p1/*' --phase1_unpacked='u1/*' \
     --phase1_eval='e1/*' --phase2_packed='p2/*' --phase2_unpacked='u2/*' --phase2_eval='e2/*' \
@@ -6,56 +6,63 @@ python -m benchmarks.full_pretraining --phase1_packed='p1/*' --phase1_unpacked='
 """
 
 import dataclasses
-import json
+import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.kept_runs import comparable, is_complete
-from benchmarks.paired_data import read_packing_factor
-from benchmarks.planned_runs import SQUAD, parse_names, parse_seeds
-from benchmarks.pretraining_scores import summary_rows
-from benchmarks.pretraining_stages import KINDS, PHASES, make_runs
-from benchmarks.stage_inputs import check_inputs
-from benchmarks.taken_runs import print_commands, take_all
-from bert_packed.core.command_line import print_table, run
-from bert_packed.core.settings import InputError, check_divides, check_settings, parse_depth, setting
+from benchmarks.results import Settings, show
+from benchmarks.run_curves import read_run
+from benchmarks.sweep import (
+    SQUAD,
+    Run,
+    check_runs,
+    packs_of,
+    parse_seeds,
+    print_commands,
+    read_packing_factor,
+    steps_for,
+    take_runs,
+)
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import parse_depth, setting
+from bert_packed.core.storage import read_json
 from bert_packed.training.engines import choose_backend
 
+PACKED, UNPACKED, RANDOM = KINDS = ("packed", "unpacked", "random")
+PHASES = ("phase1", "phase2")
+SCORES = {"F1": "f1", "exact match": "exact_match"}
+FIGURES = ["mlm_loss", "mlm_accuracy"]
 DESCRIPTION = """
-Table 3 of "Efficient Sequence Packing without Cross-contamination", in small: a set of runs of
-run_pretraining.py, phase 1 and from it phase 2, on packs and on the same sequences unpacked, as many in each
-update; then runs of run_squad.py from both, and from random weights, which tells what pre-training gave.
+Table 3 of "Efficient Sequence Packing without Cross-contamination" (Section 4.3), in small: runs of
+run_pretraining.py, phase 1 and from it phase 2, on packs and on the same sequences unpacked, with equal
+sequences in each update; then runs of run_squad.py from both, and from random weights, which shows what
+pre-training gave. Each arrow is --init_checkpoint:
 
-The same command, after a kill, goes on with the run that stands half done, and leaves out those that are
-complete. The table is of whatever is there; runs made under other flags, or on files that changed since, are
-named and left out.
+    phase1-packed-seed1     ->  phase2-packed-seed1     ->  squad-packed1-seed1, squad-packed1-seed2, ...
+    phase1-unpacked-seed1   ->  phase2-unpacked-seed1   ->  squad-unpacked1-seed1, ...
+                                                            squad-random-seed1, ...: from random weights
+
+The same command continues after a kill; a complete run takes some seconds. SIGTERM and Ctrl-C save at the
+next step and stop. The flags of all runs are checked before the first.
 """
-FILES = (
-    *(f"{phase}_{name}" for phase in PHASES for name in ("packed", "unpacked", "eval")),
-    *("train_file", "predict_file", "vocab_file", "output_dir"),
-)
-
-
-def parse_kinds(text):
-    """`--only`: of `KINDS`, with commas."""
-    return parse_names(text, KINDS)
 
 
 @dataclasses.dataclass(frozen=True)
-class FullConfig:
+class FullConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
-    phase1_packed: str = setting("", "packed training TFRecords of phase 1, comma-separated paths or globs")
-    phase1_unpacked: str = setting("", "the same sequences packed at depth 1")
-    phase1_eval: str = setting("", "held-out TFRecords of phase 1")
-    phase2_packed: str = setting("", "of phase 2, whose sequences are longer")
-    phase2_unpacked: str = setting("", "the same sequences packed at depth 1")
-    phase2_eval: str = setting("", "held-out TFRecords of phase 2")
-    train_file: str = setting("", "SQuAD JSON to fine-tune on")
-    predict_file: str = setting("", "SQuAD JSON to answer, with the answers")
-    vocab_file: str = setting("", "WordPieces that the TFRecords were made with")
-    output_dir: str = setting("", "where the runs and their logs go")
-    only: str = setting(",".join(KINDS), "of these kinds of pre-training", parse=parse_kinds)
+    phase1_packed: str = setting(
+        "", "packed training TFRecords of phase 1, comma-separated paths or globs", required=True
+    )
+    phase1_unpacked: str = setting("", "the same sequences packed at depth 1", required=True)
+    phase1_eval: str = setting("", "held-out TFRecords of phase 1", required=True)
+    phase2_packed: str = setting("", "of phase 2, whose sequences are longer", required=True)
+    phase2_unpacked: str = setting("", "the same sequences packed at depth 1", required=True)
+    phase2_eval: str = setting("", "held-out TFRecords of phase 2", required=True)
+    train_file: str = setting("", "SQuAD JSON to fine-tune on", required=True)
+    predict_file: str = setting("", "SQuAD JSON to answer, with the answers", required=True)
+    vocab_file: str = setting("", "WordPieces that the TFRecords were made with", required=True)
+    output_dir: str = setting("", "where the runs and their logs go", required=True)
     pretraining_seeds: str = setting("1", "of pre-trainings of a kind, comma-separated", parse=parse_seeds)
     seeds: str = setting("1,2,3", "of fine-tunings from each, comma-separated", parse=parse_seeds)
     bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
@@ -65,8 +72,6 @@ class FullConfig:
     phase2_batch_size: int = setting(32, "sequences per update of phase 2", minimum=1)
     phase1_learning_rate: float = setting(8e-3, "peak learning rate of phase 1", minimum=0)
     phase2_learning_rate: float = setting(4e-3, "peak learning rate of phase 2", minimum=0)
-    micro_batch_size: int = setting(0, "packs computed at once in a phase; 0 = all of a step's", minimum=0)
-    warmup_share: float = setting(0.1, "share of a phase's steps that warm up", minimum=0, maximum=1)
     num_points: int = setting(10, "most rows of each log, evaluations and checkpoints of a phase", minimum=1)
     max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
     finetuning_depth: int | str = setting(
@@ -79,58 +84,122 @@ class FullConfig:
         "--train_batch_size=16 --num_train_epochs=2 --learning_rate=3e-4",
         "more flags of run_squad.py for each run, as one text",
     )
-    table_only: bool = setting(False, "take no step: only tell what is there")
     print_commands: bool = setting(False, "only print the command of each run")
-    json: str = setting("", "also write the table to this file, as JSON")
-
-    def __post_init__(self):
-        check_settings(self)
-        for name in FILES:
-            if not getattr(self, name):
-                raise InputError(f"`{name}` must be given. Received: nothing.")
-        for name in ("phase1_batch_size", "phase2_batch_size"):
-            check_divides(self, "micro_batch_size", name)
-
-    @property
-    def all_kinds(self):
-        """List of `KINDS`, in order."""
-        return [kind for kind in KINDS if kind in self.only.split(",")]
 
 
 def main(config):
-    """Take the runs that are not complete, then print the table; returns an exit status."""
+    """Take or continue the runs, then print and write; returns an exit status."""
     choose_backend()
-    factors = {}
-    for phase in PHASES:
-        files = {name: getattr(config, name) for name in (f"{phase}_packed", f"{phase}_unpacked")}
-        factors[phase] = read_packing_factor(tell, **files)
+    factors = {phase: read_packing_factor(config, f"{phase}_packed", f"{phase}_unpacked") for phase in PHASES}
     runs = make_runs(config, factors)
-    check_inputs(config, factors)
+    check_runs(runs, config.output_dir)
     if config.print_commands:
         return print_commands(runs, config.output_dir)
-    status = 0 if config.table_only else take_all(runs, config.output_dir)
-    print_table(read_rows(config, runs), config.json)
+    status = take_runs(runs, config.output_dir)
+    if not status:
+        show("full_pretraining", config, {"pre-trainings": summary_rows(runs, Path(config.output_dir))})
     return status
 
 
-def tell(line):
-    """Print a line beside the table."""
-    print(line, file=sys.stderr)
+def make_runs(config, packing_factors):
+    """The runs of a config, each after the one that it starts from.
+
+    Args:
+        config: `FullConfig`.
+        packing_factors: Dict from phase to p of its packed data.
+
+    Returns:
+        List of `Run`. Paths to start from are absolute, however `output_dir` is given.
+
+    Raises:
+        InputError: no batch of packs holds about as many sequences.
+    """
+    runs = []
+    for kind in (PACKED, UNPACKED):
+        for seed in config.pretraining_seeds.split(","):
+            start = ""
+            for phase in PHASES:
+                runs.append(_phase_run(config, phase, kind, int(seed), packing_factors[phase], start))
+                start = str(Path(config.output_dir).resolve() / runs[-1].name)
+            runs += _finetuning_runs(config, f"{kind}{seed}", start)
+    return runs + _finetuning_runs(config, RANDOM, "")
 
 
-def read_rows(config, runs):
-    """Rows of the table, of whatever is there under these flags."""
-    from benchmarks.curve_tables import read_points
+def _phase_run(config, phase, kind, seed, packing_factor, start):
+    given = {
+        name: getattr(config, f"{phase}_{name}")
+        for name in (kind, "eval", "batch_size", "learning_rate", "sequences")
+    }
+    batch_size, per_pack = given["batch_size"], 1.0
+    if kind == PACKED:  # an update sees as many sequences as unpacked
+        batch_size = packs_of(batch_size, packing_factor, f"{phase}_batch_size")
+        per_pack = packing_factor
+    flags = {
+        "input_file": given[kind],
+        "eval_input_file": given["eval"],
+        "init_checkpoint": start,
+        "bert_config_file": config.bert_config_file,
+        "train_batch_size": batch_size,
+        "learning_rate": given["learning_rate"],
+        "max_eval_steps": config.max_eval_steps,
+        "random_seed": seed,
+        **steps_for(given["sequences"], batch_size * per_pack, config.num_points),
+    }
+    return Run(f"{phase}-{kind}-seed{seed}", flags, config.pretraining_flags)
+
+
+def _finetuning_runs(config, name, start):
+    flags = {
+        "train_file": config.train_file,
+        "predict_file": config.predict_file,
+        "vocab_file": config.vocab_file,
+        "bert_config_file": "" if start else config.bert_config_file,
+        "init_checkpoint": start,
+        "max_sequences_per_pack": config.finetuning_depth,
+    }
+    return [
+        Run(f"squad-{name}-seed{seed}", flags | {"random_seed": int(seed)}, config.finetuning_flags, SQUAD)
+        for seed in config.seeds.split(",")
+    ]
+
+
+def summary_rows(runs, folder):
+    """A row of a table for each kind of pre-training: its last held-out figures, hours, and scores.
+
+    Args:
+        runs: Of `make_runs`, complete.
+        folder: Path of their output directories.
+    """
     from bert_packed.runs.run_directory import SCORES_FILE
 
-    folder = Path(config.output_dir)
-    found = comparable(runs, folder, tell)
-    scores = {
-        one.name: json.loads((folder / one.name / SCORES_FILE).read_text())
-        for one in found
-        if one.program == SQUAD and is_complete(one, folder)
-    }
-    return summary_rows(runs, read_points([one for one in found if one.program != SQUAD], folder), scores)
+    rows = []
+    for kind in KINDS:
+        row = {"pre-training": kind}
+        for phase in PHASES:
+            of_phase = [one for one in runs if one.name.startswith(f"{phase}-{kind}-")]
+            logged = [read_run(folder / one.name, FIGURES) for one in of_phase]
+            last = [one.points["held out"][-1] for one in logged]
+            row |= {
+                f"{phase} {name}": _mean([point[name] for point in last]) for name in ("sequences", *FIGURES)
+            }
+            hours = [one.points["training"][-1]["hours"] for one in logged]
+            row[f"{phase} hours"] = _mean([value for value in hours if value is not None])
+        tuned = [one.name for one in runs if one.name.startswith(f"squad-{kind}")]
+        scores = [read_json(folder / name / SCORES_FILE) for name in tuned]
+        row["fine-tunings"] = len(scores)
+        for title, key in SCORES.items():
+            values = [one[key] for one in scores]
+            row |= {
+                f"{title}, median": statistics.median(values),
+                f"{title}, least": min(values),
+                f"{title}, most": max(values),
+            }
+        rows.append(row)
+    return rows
+
+
+def _mean(values):
+    return statistics.fmean(values) if values else None
 
 
 if __name__ == "__main__":

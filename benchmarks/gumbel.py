@@ -1,4 +1,4 @@
-"""How fast the slowest of n devices is, where one device's speed-ups are Gumbel distributed.
+"""Speed of the slowest of n devices whose speed-ups are Gumbel distributed.
 
 Section E of "Efficient Sequence Packing without Cross-contamination" (Section F of "Packing: Towards 2x NLP
 BERT Acceleration"). s is a speed-up over padding, P_n its distribution on n devices, of which the least

@@ -1,4 +1,4 @@
-"""What a device holds under each layout, by the compiler's own plan, and the largest batch that fits.
+"""Memory of a device under each layout, by the compiler's own plan, and the largest batch that fits.
 
 Nothing is allocated: a program is compiled from shapes, and XLA says how large its buffers are.
 """
@@ -6,8 +6,8 @@ Nothing is allocated: a program is compiled from shapes, and XLA says how large 
 import functools
 import math
 
-from benchmarks.benchmark_engine import RECIPE
 from benchmarks.encoder_program import OPTIONS, EncoderShape, compile_encoder
+from benchmarks.training_steps import RECIPE
 from bert_packed.config import ModelConfig
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.layouts import make_layout_replicas
@@ -20,9 +20,9 @@ MEBIBYTE = 2**20
 GIBIBYTE = 2**30
 SCALAR_BYTES = 4  # float32
 LENGTH = 512  # s of Table 2
-WIDTH = 1024  # h of Table 2 is so many times q
-HEADS = 16  # n too
-OPTIMUS_BATCH = 48  # b of its Optimus too
+WIDTH = 1024  # h of Table 2, over q
+HEADS = 16  # n, over q
+OPTIMUS_BATCH = 48  # b of its Optimus, over q
 PRINTED_LARGEST = {64: {"megatron1d": 60, "optimus2d": 480}}  # Section 5.3: 480, and 8 times Megatron's
 
 
@@ -33,7 +33,7 @@ def table2_shape(side, layers, batch=None):
 
 
 def weight_rows(sides):
-    """How much of a whole model's weights lies on a device, from the shardings of its training step.
+    """Share of a whole model's weights on a device, from the shardings of its training step.
 
     Returns:
         List of dicts for a table; `copies` is how often a weight is there, on all devices together.
@@ -101,7 +101,7 @@ def _kind(kind, num_axes):
 
 
 def memory_rows(sides, layers, compile_program=compile_encoder):
-    """What a device holds to compute a stem and its gradients with `--remat`, at Table 2's weak scaling.
+    """Memory of a device for a stem and its gradients with `--remat`, at Table 2's weak scaling.
 
     Args:
         sides: q of each mesh.
@@ -191,40 +191,21 @@ def batch_rows(sides, layers, budget, compile_program=compile_encoder):
 
 
 def largest_batch(memory, budget, step, first):
-    """The largest multiple of a step that fits: `memory` of it is at most the budget, of the next it is more.
-
-    By bisection, of which each try is where a straight line through what is known would meet the budget:
-    memory grows nearly in proportion to the batch, and each try is a compilation.
+    """The largest multiple of a step whose `memory` is at most the budget: int; 0 where a step is too much.
 
     Args:
-        memory: Function from a batch to bytes; from one batch on it is above the budget.
+        memory: Function from a batch to bytes; it never falls, and from one batch on it is above the budget.
         budget: Bytes.
-        step: What divides every batch.
-        first: Where to begin, a multiple of the step.
-
-    Returns:
-        int; 0 where a step is too much.
+        step: Divides every batch.
+        first: Batch to begin with, a multiple of the step.
     """
-    known = {}
-    guess, is_edge = first // step, False
-    while True:
-        known[guess] = memory(guess * step)
-        fitting = max((count for count, size in known.items() if size <= budget), default=0)
-        too_large = min((count for count, size in known.items() if size > budget), default=math.inf)
-        if too_large == fitting + 1:
-            return fitting * step
-        limit = min(too_large - 1, 16 * max(known))  # of a line that hardly rises
-        middle = (fitting + limit) // 2
-        # The line has brought nothing but the next number: what is measured is a step, not a line
-        line = middle if is_edge else _crossing(known, budget, middle)
-        guess = min(max(line, fitting + 1), limit)
-        is_edge = not is_edge and guess in (fitting + 1, too_large - 1)
-
-
-def _crossing(known, budget, otherwise):
-    """The last whole number within a budget, of a line through two points; where there is none, another."""
-    near = sorted(known, key=lambda count: abs(known[count] - budget))[:2]
-    if len(near) < 2 or known[near[0]] == known[near[1]]:
-        return otherwise
-    slope = (known[near[1]] - known[near[0]]) / (near[1] - near[0])
-    return math.floor(near[0] + (budget - known[near[0]]) / slope)
+    fitting, too_large = 0, first // step
+    while memory(too_large * step) <= budget:
+        fitting, too_large = too_large, 2 * too_large
+    while too_large > fitting + 1:
+        middle = (fitting + too_large) // 2
+        if memory(middle * step) <= budget:
+            fitting = middle
+        else:
+            too_large = middle
+    return fitting * step

@@ -1,4 +1,4 @@
-"""Command line: learning curves packed and unpacked, seeds as bands, from runs that it takes or goes on with.
+"""Learning curves packed and unpacked, over sequences and hours, from runs that it takes or continues.
 
 python -m benchmarks.learning_curves --packed_file='packed/*' --unpacked_file='unpacked/*' \
     --eval_file='held_out/*' --output_dir=runs/curves
@@ -8,141 +8,147 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from benchmarks.curve_runs import SETS, VARIANTS, add_kept, make_runs
-from benchmarks.kept_runs import comparable
-from benchmarks.paired_data import check_data, read_packing_factor
-from benchmarks.planned_runs import parse_names, parse_seeds, settings_of
-from benchmarks.taken_runs import print_commands, take_all
-from bert_packed.core.command_line import print_table, run
-from bert_packed.core.output_files import write_json
-from bert_packed.core.settings import InputError, check_divides, check_settings, setting
+from benchmarks.results import Settings, show
+from benchmarks.run_curves import common_target, draw, read_run, summary_rows
+from benchmarks.sweep import (
+    Run,
+    check_runs,
+    packs_of,
+    parse_names,
+    parse_seeds,
+    print_commands,
+    read_packing_factor,
+    steps_for,
+    take_runs,
+)
+from bert_packed.config import ABLATIONS
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import setting
 from bert_packed.training.engines import choose_backend
 
+UNPACKED, PACKED = "unpacked", "packed"
+SETS = {
+    "same_sequences": (UNPACKED, PACKED),
+    "same_batch": (UNPACKED, "packed_same_batch", "packed_betas", "packed_learning_rate", "unpacked_twice"),
+    "ablations": (PACKED, *ABLATIONS),
+}
+BETAS = {"beta_1": 0.9, "beta_2": 0.999}
+FIGURES = ["mlm_loss", "mlm_accuracy"]
+PANELS = [("training", "sequences"), ("held out", "sequences"), ("held out", "hours")]
 DESCRIPTION = """
-Figures 3 and 4 of "Efficient Sequence Packing without Cross-contamination" and its further learning curves: a
-set of runs of run_pretraining.py that see as many sequences each, one after the other, in OUTPUT_DIR.
+Figures 3 and 4 of "Efficient Sequence Packing without Cross-contamination" and its further learning curves:
+runs of run_pretraining.py that see the same number of sequences, one after the other, in OUTPUT_DIR. With p
+sequences a pack and batch b:
 
-The same command, after a kill, goes on with the run that stands half done, and leaves out those that are
-complete. SIGTERM and Ctrl-C save at the next step and stop. After each run, and however it ends, it writes
-curves.csv and a PNG for each set, at last a table of what the runs have come to: of whatever runs of these
-sets are there, of all seeds and variants. Those made under other flags, or on files that changed since, are
-named and left out.
+    variant               data        batch       betas    learning rate    is
+    unpacked              unpacked    b           as set   as set           the baseline
+    packed                packed      b / p       as set   as set           equal sequences per update
+    packed_same_batch     packed      b           as set   as set           p times the sequences per update
+    packed_betas          packed      b           ^p       as set           ... corrected by the betas
+    packed_learning_rate  packed      b           as set   x p              ... corrected by the learning rate
+    unpacked_twice        unpacked    2 b         ^2       as set           the same without packs, if p = 2
+
+and the ablations, which are `packed` with one of run_pretraining.py's --ablation. The same command
+continues after a kill; a complete run takes some seconds. SIGTERM and Ctrl-C save at the next step and
+stop. At the end it prints a table of all runs of the sets and seeds, and draws a PNG for each set;
+benchmarks.run_curves does so at any time.
 """
 
 
-def parse_sets(text):
-    """`--sets`: keys of `SETS` with commas."""
-    return parse_names(text, SETS)
-
-
-def parse_variants(text):
-    """`--only`: variants with commas, or nothing."""
-    return parse_names(text, VARIANTS) if text else text
-
-
 @dataclasses.dataclass(frozen=True)
-class CurvesConfig:
+class CurvesConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
-    packed_file: str = setting("", "packed training TFRecords: comma-separated paths or globs")
-    unpacked_file: str = setting("", "the same sequences packed at depth 1")
+    packed_file: str = setting("", "packed training TFRecords: comma-separated paths or globs", required=True)
+    unpacked_file: str = setting("", "the same sequences packed at depth 1", required=True)
     eval_file: str = setting(
-        "", "held-out TFRecords for all runs; at depth 1 an ablation shows what was learnt, not what it reads"
+        "",
+        "held-out TFRecords for all runs; at depth 1 an ablation shows what was learnt, not what it reads",
+        required=True,
     )
-    output_dir: str = setting("", "where the runs, their logs, curves.csv and the pictures go")
+    output_dir: str = setting("", "where the runs, their logs and the pictures go", required=True)
     sets: str = setting(
         "same_sequences",
         "; ".join(f"{name}: {', '.join(variants)}" for name, variants in SETS.items()),
-        parse=parse_sets,
+        parse=lambda text: parse_names(text, SETS),
     )
-    only: str = setting("", "of the sets, take these variants alone; empty = all", parse=parse_variants)
-    seeds: str = setting("1,2,3", "of the runs of a variant to take, comma-separated", parse=parse_seeds)
+    seeds: str = setting("1,2,3", "of the runs of a variant, comma-separated", parse=parse_seeds)
     bert_config_file: str = setting("bert-tiny", "size, or bert_config.json, of the model")
     num_sequences: int = setting(500_000, "sequences that each run sees", minimum=1)
     sequences_per_step: int = setting(64, "sequences per update of the unpacked run", minimum=1)
-    micro_batch_size: int = setting(0, "packs computed at once; 0 = all of a step's", minimum=0)
     learning_rate: float = setting(5e-3, "peak learning rate", minimum=0)
-    warmup_share: float = setting(0.1, "share of the steps that warm up", minimum=0, maximum=1)
-    beta_1: float = setting(0.9, "LAMB's decay of momentum", minimum=0, maximum=0.999999)
-    beta_2: float = setting(0.999, "LAMB's decay of velocity", minimum=0, maximum=0.9999999)
     num_points: int = setting(50, "most rows of each log, evaluations and checkpoints of a run", minimum=1)
     max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
     run_flags: str = setting("", "more flags of run_pretraining.py for every run, as one text")
-    target_accuracy: float = setting(
-        0.0,
-        "held-out masked-LM accuracy whose cost is told; 0 = 0.95 of what all complete packed and unpacked "
-        "runs reach",
-        minimum=0,
-        maximum=1,
-    )
-    draw_only: bool = setting(False, "take no step: only write, from what is there")
     print_commands: bool = setting(False, "only print the command of each run")
-    json: str = setting("", "also write the table to this file, as JSON")
-
-    def __post_init__(self):
-        check_settings(self)
-        for name in ("packed_file", "unpacked_file", "eval_file", "output_dir"):
-            if not getattr(self, name):
-                raise InputError(f"`{name}` must be given. Received: nothing.")
-        if not self.variants:
-            raise InputError(f"`only` must be of `sets`={self.sets}. Received: {self.only}.")
-        check_divides(self, "micro_batch_size", "sequences_per_step")
-
-    @property
-    def all_variants(self):
-        """Names of the variants of the sets, in order."""
-        return list(dict.fromkeys(variant for name in self.sets.split(",") for variant in SETS[name]))
-
-    @property
-    def variants(self):
-        """Names of the variants to take, in order."""
-        return [variant for variant in self.all_variants if not self.only or variant in self.only.split(",")]
 
 
 def main(config):
-    """Take the runs that are not complete, then draw; returns an exit status."""
+    """Take or continue the runs, then print, write and draw; returns an exit status."""
     choose_backend()
-    packing_factor = read_packing_factor(tell, **_files(config, "packed_file", "unpacked_file"))
-    runs = make_runs(config, packing_factor)
-    settings = settings_of(runs[0], config.output_dir)
-    check_data(settings, **_files(config, "packed_file", "unpacked_file", "eval_file"))
+    runs = make_runs(config, read_packing_factor(config, "packed_file", "unpacked_file"))
+    check_runs(runs, config.output_dir)
     if config.print_commands:
         return print_commands(runs, config.output_dir)
-    drawn = comparable(add_kept(runs, config, packing_factor), config.output_dir, tell)
-    status = 0
-    try:
-        if not config.draw_only:
-            status = take_all(runs, config.output_dir, lambda: write_all(config, drawn))
-    finally:
-        rows = write_all(config, drawn)
-    print_table(rows)
-    return status
-
-
-def tell(line):
-    """Print a line beside the table."""
-    print(line, file=sys.stderr)
-
-
-def _files(config, *names):
-    return {name: getattr(config, name) for name in names}
-
-
-def write_all(config, runs):
-    """Write curves.csv, pictures and table of what there is; returns the rows of the table."""
-    from benchmarks import curve_picture, curve_tables
-
+    status = take_runs(runs, config.output_dir)
+    if status:
+        return status
     folder = Path(config.output_dir)
-    points = curve_tables.read_points(runs, folder)
-    target = config.target_accuracy or curve_tables.common_target(runs, points)
-    rows = curve_tables.summary_rows(runs, points, target)
-    folder.mkdir(parents=True, exist_ok=True)
-    curve_tables.write_points(folder / "curves.csv", points)
+    logged = [read_run(folder / one.name, FIGURES) for one in runs]
+    target = common_target([one for one in logged if one.variant in (PACKED, UNPACKED)])
+    note = f"target: held-out accuracy of {target:.4f}"
+    show("learning_curves", config, {"runs": summary_rows(logged, FIGURES, target)}, [note])
     for name in config.sets.split(","):
-        curve_picture.draw(points, SETS[name], folder / f"{name}.png")
-    if config.json:
-        write_json(config.json, {"target accuracy": target, "runs": rows})
-    return rows
+        of_set = [one for variant in SETS[name] for one in logged if one.variant == variant]
+        draw(of_set, FIGURES, PANELS, folder / f"{name}.png")
+    return 0
+
+
+def make_runs(config, packing_factor):
+    """The runs of a config, seed after seed: the first curves are whole before the second begin.
+
+    Args:
+        config: `CurvesConfig`.
+        packing_factor: p of its packed data.
+
+    Returns:
+        List of `Run`.
+
+    Raises:
+        InputError: no batch of packs holds about as many sequences.
+    """
+    variants = dict.fromkeys(variant for name in config.sets.split(",") for variant in SETS[name])
+    return [
+        _make_run(config, variant, int(seed), packing_factor)
+        for seed in config.seeds.split(",")
+        for variant in variants
+    ]
+
+
+def _make_run(config, variant, seed, packing_factor):
+    is_packed = not variant.startswith(UNPACKED)
+    flags = {
+        "input_file": config.packed_file if is_packed else config.unpacked_file,
+        "eval_input_file": config.eval_file,
+        "bert_config_file": config.bert_config_file,
+        "train_batch_size": config.sequences_per_step,
+        "learning_rate": config.learning_rate,
+        **BETAS,
+        "packing_correction": "betas" if variant == "packed_betas" else "none",
+        "ablation": variant if variant in ABLATIONS else "",
+        "max_eval_steps": config.max_eval_steps,
+        "random_seed": seed,
+    }
+    if variant == "packed_learning_rate":
+        flags["learning_rate"] *= packing_factor
+    elif variant == "unpacked_twice":
+        flags["train_batch_size"] *= 2
+        flags |= {name: beta**2 for name, beta in BETAS.items()}
+    elif variant == PACKED or variant in ABLATIONS:
+        flags["train_batch_size"] = packs_of(config.sequences_per_step, packing_factor, "sequences_per_step")
+    per_step = flags["train_batch_size"] * (packing_factor if is_packed else 1.0)
+    flags |= steps_for(config.num_sequences, per_step, config.num_points)
+    return Run(f"{variant}-seed{seed}", flags, config.run_flags)
 
 
 if __name__ == "__main__":

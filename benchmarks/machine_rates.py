@@ -1,107 +1,132 @@
-"""How fast this machine multiplies, moves and exponentiates, by programs of the running backend.
+"""Rates of this machine: matrix products, memory, exponentials, by programs of the running backend.
 
 Legend: R rows and C columns of a product, D what it sums over.
 """
 
 import dataclasses
 import statistics
+import time
 
 import numpy as np
 from keras import ops
 
-from benchmarks.torch_reference import import_torch
-from bert_packed.runs.interleaved_timing import FEWEST_FOR_INTERVAL, median_interval, ratios, time_interleaved
+from benchmarks.timing import median_row, ratios
+from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines.functional import compiled
 
 GIGA = 1e9
 SQUARE = 2048  # rows and columns of the largest product: more are no faster
 NUM_MOVED = 1 << 26  # numbers of 4 bytes: more than any cache holds
 NUM_EXPONENTIALS = 1 << 20
-REST = 0.02  # seconds, as of `time_interleaved`: longer than threads of torch's OpenMP look out for work
+PAUSE = (
+    0.02  # seconds; threads of torch's OpenMP spin for some milliseconds, and take a core from what is next
+)
 CHAIN_LENGTH = 8  # products, or exponentials, one after another in a program
+PRODUCTS, MEMORY, EXPONENTIALS = "products", "memory", "exponentials"
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a machine does in a second.
+    """Work of a machine in a second.
 
     Attributes:
-        products: Best of the products tried, GFLOP/s in float32.
-        bandwidth: Of memory, read and written, GB/s.
-        exponentials: Of float32 numbers that lie in the cache, in 1e9/s: as the backend's compiler writes
-            them, which decides more than the processor does (1.3 by TensorFlow, 3.2 by JAX on one CPU).
-        by_shape: Dict from the shape of a product, as text `R x D x C`, to GFLOP/s.
-        torch: Dict from these shapes to torch's GFLOP/s; {} where it was not measured.
-        of_torch: Dict from these shapes to the rate as a share of torch's, of neighbouring turns: the median,
-            and its interval (95 %), None and None of fewer than `FEWEST_FOR_INTERVAL` turns.
+        by_shape: Dict from the shape of a product, `(R, D, C)`, to operations. memory: Bytes read and
+        written. exponentials: Exponentials of float32 numbers in the cache, as the backend's compiler
+        writes them, which
+            decides more than the processor does (1.3e9 by TensorFlow, 3.2e9 by JAX on one CPU).
+        torch: Dict from shape to torch's operations; {} where it was not measured.
+        of_torch: Dict from shape to our rate as a share of torch's, as of `timing.median_row`.
     """
 
-    products: float
-    bandwidth: float
+    by_shape: dict
+    memory: float
     exponentials: float
-    by_shape: dict[str, float]
-    torch: dict[str, float] = dataclasses.field(default_factory=dict)
-    of_torch: dict[str, tuple[float, float | None, float | None]] = dataclasses.field(default_factory=dict)
+    torch: dict = dataclasses.field(default_factory=dict)
+    of_torch: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def products(self):
+        """Operations of the fastest product."""
+        return max(self.by_shape.values())
 
 
 def measure_rates(shapes, num_repeats, with_torch=False):
-    """Time products, a pass over memory, and exponentials, in alternating turns.
+    """Interleave products, a pass over memory, and exponentials.
 
     Args:
         shapes: Set of `(R, D, C)`: products of `[R, D]` and `[D, C]` that a step has.
-        num_repeats: Turns.
+        num_repeats: Timed calls of each.
         with_torch: Whether torch computes each product beside ours.
 
     Returns:
         `Rates`, by the medians.
     """
-    products = {}
-    for shape in sorted({*shapes, (SQUARE, SQUARE, SQUARE)}):
-        products["here", shape] = _products(*shape)
-        if with_torch:
-            products["torch", shape] = _torch_products(*shape)
-    ways = products | {"move": _move(), "exponentials": _exponentials()}
-    times = time_interleaved(ways, num_repeats, REST)
-    seconds = {way: statistics.median(of_way) for way, of_way in times.items()}
-    rates, of_torch = {"here": {}, "torch": {}}, {}
-    for who, shape in products:
-        name = " x ".join(map(str, shape))
-        rates[who][name] = CHAIN_LENGTH * product_flops(*shape) / seconds[who, shape] / GIGA
-        if who == "torch":
-            found = ratios(times[who, shape], times["here", shape])
-            interval = median_interval(found) if num_repeats >= FEWEST_FOR_INTERVAL else (None, None)
-            of_torch[name] = statistics.median(found), *interval
+    shapes = sorted({*shapes, (SQUARE, SQUARE, SQUARE)})
+    ways = {("here", shape): product_program(*shape) for shape in shapes}
+    if with_torch:
+        ways |= {("torch", shape): torch_product(*shape) for shape in shapes}
+    ways |= {MEMORY: memory_program(), EXPONENTIALS: exponential_program()}
+    # A pause behind each: a way of its own, whose time nobody reads
+    paced = {key: way for name, way in ways.items() for key, way in ((name, way), (("pause", name), _pause))}
+    times = time_interleaved(paced, num_repeats)
+
+    def rate(way, work):
+        return work / statistics.median(times[way])
+
+    rates = {
+        who: {shape: rate((who, shape), CHAIN_LENGTH * product_flops(*shape)) for shape in shapes}
+        for who in (("here", "torch") if with_torch else ("here",))
+    }
+    of_torch = {
+        shape: median_row("of torch's", ratios(times["torch", shape], times["here", shape]))
+        for shape in rates.get("torch", ())
+    }
     return Rates(
-        max(rates["here"].values()),
-        3 * 4 * NUM_MOVED / seconds["move"] / GIGA,
-        CHAIN_LENGTH * NUM_EXPONENTIALS / seconds["exponentials"] / GIGA,
         rates["here"],
-        rates["torch"],
+        rate(MEMORY, 3 * 4 * NUM_MOVED),
+        rate(EXPONENTIALS, CHAIN_LENGTH * NUM_EXPONENTIALS),
+        rates.get("torch", {}),
         of_torch,
     )
 
 
+def rate_rows(rates):
+    """Rates as rows of a table; the last four columns are None where they were not measured."""
+    unmeasured = {"torch": None, "of torch's": None, "from": None, "to": None}
+    rows = []
+    for shape, rate in rates.by_shape.items():
+        row = {"what": f"product {' x '.join(map(str, shape))}", "here": rate / GIGA, "unit": "GFLOP/s"}
+        row |= unmeasured
+        if shape in rates.torch:
+            row |= {"torch": rates.torch[shape] / GIGA, **rates.of_torch[shape]}
+        rows.append(row)
+    for what, here, unit in (
+        ("memory, two arrays read and one written", rates.memory, "GB/s"),
+        ("exponentials", rates.exponentials, "1e9/s"),
+    ):
+        rows.append({"what": what, "here": here / GIGA, "unit": unit, **unmeasured})
+    return rows
+
+
+def least_seconds(rates, flops=0.0, num_bytes=0.0, exponentials=0.0):
+    """The least time for some work, by what it needs: dict from the name of a rate to seconds."""
+    return {
+        PRODUCTS: flops / rates.products,
+        MEMORY: num_bytes / rates.memory,
+        EXPONENTIALS: exponentials / rates.exponentials,
+    }
+
+
 def product_flops(rows, depth, columns):
-    """The operations of a product `[R, D]` by `[D, C]`: a product and a sum for each of D."""
+    """Operations of a product `[R, D]` by `[D, C]`: a product and a sum for each of D."""
     return 2 * rows * depth * columns
 
 
-def _torch_products(rows, depth, columns):
-    """As many products by torch, in this process, so that the C library keeps its memory as it keeps ours."""
-    torch, _ = import_torch()
-    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
+def product_program(rows, depth, columns):
+    """A function that runs a program of products, none of which can be left out.
 
-    def run(_):
-        for _ in range(CHAIN_LENGTH):
-            torch.mm(left, right)
-
-    return run
-
-
-def _products(rows, depth, columns):
-    """A program of products, none of which can be left out: a factor holds a little of the last result.
-
-    The smaller factor, as a pass over the larger one would be a tenth of the time of some shapes.
+    A factor holds a little of the last result: the smaller one, as a pass over the larger one would be a
+    tenth of the time of some shapes.
     """
 
     def chain(left, right):
@@ -116,25 +141,42 @@ def _products(rows, depth, columns):
         return total
 
     rng = np.random.default_rng(0)
-    return _way(chain, rng.normal(size=(rows, depth)), rng.normal(size=(depth, columns)))
+    return _program(chain, rng.normal(size=(rows, depth)), rng.normal(size=(depth, columns)))
 
 
-def _move():
-    """A pass that reads two arrays and writes one."""
-    return _way(lambda one, other: one + other * 2, np.ones(NUM_MOVED), np.ones(NUM_MOVED), is_large=True)
+def torch_product(rows, depth, columns):
+    """A function that has torch do as many products, in this process, whose freed memory is kept."""
+    from benchmarks.peers.transformers_models import import_torch
+
+    torch, _ = import_torch()
+    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
+
+    def run(_):
+        for _ in range(CHAIN_LENGTH):
+            torch.mm(left, right)
+
+    return run
 
 
-def _exponentials():
+def memory_program():
+    """A function that reads two arrays and writes one."""
+    ones = np.ones(NUM_MOVED)
+    return _program(lambda one, other: one + other * 2, ones, ones, is_large=True)
+
+
+def exponential_program():
+    """A function that computes exponentials of small arrays, one after another."""
+
     def chain(values):
         for _ in range(CHAIN_LENGTH):
             values = ops.exp(values) - 1  # of numbers around 0, around 0 again
         return ops.sum(values)
 
-    return _way(chain, np.random.default_rng(0).normal(size=NUM_EXPONENTIALS) / 1e3)
+    return _program(chain, np.random.default_rng(0).normal(size=NUM_EXPONENTIALS) / 1e3)
 
 
-def _way(function, *arrays, is_large=False):
-    """A function of the turn that computes on arrays of float32, and returns when it is done."""
+def _program(function, *arrays, is_large=False):
+    """A function of the repeat that computes on float32 arrays, and returns when it is done."""
     program = compiled(function)
     given = [ops.convert_to_tensor(array, "float32") for array in arrays]
 
@@ -143,3 +185,7 @@ def _way(function, *arrays, is_large=False):
         ops.convert_to_numpy(found[:1] if is_large else found)  # wait for the device, and copy no more
 
     return run
+
+
+def _pause(_):
+    time.sleep(PAUSE)

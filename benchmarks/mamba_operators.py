@@ -1,90 +1,28 @@
-"""What a Mamba's convolution and scan cost in each way to bring sequences into a batch, and other scans.
+"""Programs of a Mamba's convolution and scan, and other ways to compute the scan.
 
 Legend: B packs per batch, S pack length, E inner width, Z states of a channel, W taps of the convolution.
 """
 
-import statistics
+import functools
 
 import numpy as np
 from keras import ops
 
-from benchmarks.mamba_speed import speeds
-from benchmarks.scan_variants import scan_variants
 from bert_packed.models.causal_convolution import conv1d_pack
-from bert_packed.models.selective_scan import ssm_pack
-from bert_packed.runs.interleaved_timing import median_interval, ratios, time_interleaved
+from bert_packed.models.selective_scan import CHUNK_LENGTH, ssm_pack
 from bert_packed.training.engines.functional import compiled, gradient
 
 PASSES = FORWARD, BOTH = "forward", "forward and backward"
-CONVOLUTION, SCAN = "convolution", "scan"
-MICRO = 1e6
-
-
-def measure_operators(model_config, batches, num_repeats):
-    """Time each operator on the shapes of all sequences, in turns.
-
-    Args:
-        model_config: `MambaConfig`.
-        batches: Dict from `make_batches`.
-        num_repeats: Turns.
-
-    Returns:
-        Rows as of `mamba_speed.speeds`, with `operator` and `pass`.
-    """
-    num_tokens = {way: some.num_tokens for way, some in batches.items()}
-    rows = []
-    for operator in (CONVOLUTION, SCAN):
-        for which in PASSES:
-            program = operator_program(operator, which)
-            ways = {
-                way: runs(program, *operator_inputs(operator, model_config, some.batches))
-                for way, some in batches.items()
-            }
-            seconds = time_interleaved(ways, num_repeats)
-            rows += [{"operator": operator, "pass": which, **row} for row in speeds(seconds, num_tokens)]
-    return rows
-
-
-def measure_variants(model_config, batches, num_repeats):
-    """Time other ways to compute the scan, beside the chosen one, on packs.
-
-    Args:
-        model_config: `MambaConfig`.
-        batches: List of batch dicts of packs.
-        num_repeats: Turns.
-
-    Returns:
-        List of dicts: `scan`, the median microseconds a token of `PASSES`, and with a confidence of 95 % how
-        many `times as long` the latter takes as the chosen one, `from`, `to`.
-    """
-    given, positions = operator_inputs(SCAN, model_config, batches)
-    num_tokens = sum(batch["position_ids"].size for batch in batches)
-    ways = {
-        (name, which): runs(operator_program(SCAN, which, variant), given, positions)
-        for name, variant in scan_variants().items()
-        for which in PASSES
-    }
-    seconds = time_interleaved(ways, num_repeats)
-    rows = []
-    for name in scan_variants():
-        found = ratios(seconds[name, BOTH], seconds[next(iter(ways))[0], BOTH])
-        low, high = median_interval(found)
-        microseconds = {
-            f"{which}, us a token": MICRO * statistics.median(seconds[name, which]) / num_tokens
-            for which in PASSES
-        }
-        longer = {"times as long": statistics.median(found), "from": low, "to": high}
-        rows.append({"scan": name, **microseconds, **longer})
-    return rows
+OPERATORS = CONVOLUTION, SCAN = "convolution", "scan"
 
 
 def operator_program(operator, which, scan=ssm_pack):
-    """An operator, compiled.
+    """Compile an operator.
 
     Args:
         operator: `CONVOLUTION` or `SCAN`.
         which: `FORWARD` or `BOTH`.
-        scan: What computes the scan.
+        scan: Computes the scan.
 
     Returns:
         Function of its inputs, positions and weights `[B, S, E]` to the output, or for `BOTH` to the gradient
@@ -106,26 +44,65 @@ def operator_program(operator, which, scan=ssm_pack):
     return compiled({FORWARD: forward, BOTH: both}[which])
 
 
-def operator_inputs(operator, config, batches, seed=0):
+def operator_inputs(operator, config, batches):
     """Random inputs of an operator for each of some batches.
 
     Args:
         operator: `CONVOLUTION` or `SCAN`.
         config: `MambaConfig`.
         batches: List of batch dicts.
-        seed: Whole number.
 
     Returns:
-        List of tuples of (list of inputs, weights float32 `[B, S, E]`), and of the positions of each batch.
+        List of tuples of (list of inputs, positions, weights float32 `[B, S, E]`).
     """
-    rng = np.random.default_rng(seed)
-    make = {CONVOLUTION: _convolution_inputs, SCAN: _scan_inputs}[operator]
-    drawn = []
+    rng, make = np.random.default_rng(0), {CONVOLUTION: _convolution_inputs, SCAN: _scan_inputs}[operator]
+    given = []
     for batch in batches:
         shape = batch["position_ids"].shape
         inputs = [ops.convert_to_tensor(one, "float32") for one in make(rng, config, shape)]
-        drawn.append((inputs, ops.convert_to_tensor(rng.normal(size=(*shape, config.inner_size)), "float32")))
-    return drawn, [ops.convert_to_tensor(batch["position_ids"]) for batch in batches]
+        weights_BSE = ops.convert_to_tensor(rng.normal(size=(*shape, config.inner_size)), "float32")
+        given.append((inputs, ops.convert_to_tensor(batch["position_ids"]), weights_BSE))
+    return given
+
+
+def running(program, given):
+    """A function of the repeat that calls a program for each of `operator_inputs`, and waits for the
+    results."""
+
+    def run(_):
+        for arguments in given:
+            ops.convert_to_numpy(program(*arguments)[-1])
+
+    return run
+
+
+def scan_variants():
+    """Ways to compute the scan, called as `ssm_pack` for its first output: dict from name; ours first."""
+    return {
+        f"token by token, chunks of {CHUNK_LENGTH}": ssm_pack,
+        "chunks of 8": functools.partial(ssm_pack, chunk_length=8),
+        "chunks of 128": functools.partial(ssm_pack, chunk_length=128),
+        "associative, the whole pack at once": associative_scan,
+    }
+
+
+def associative_scan(u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, position_ids_BS):
+    """The scan of packs as `ssm_pack` has it, by runs of 1, 2, 4, ... tokens: log2(S) rounds over all states.
+
+    `keras.ops.associative_scan` does not compile under TensorFlow at even lengths. A start is a decay of 0, a
+    product: a neighbour's infinity would come through.
+    """
+    goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
+    decay_BSZE = ops.exp(delta_BSE[:, :, None] * a_ZE) * goes_on_BS[:, :, None, None]
+    states_BSZE = (delta_BSE * u_BSE)[:, :, None] * b_BSZ[..., None]
+    reach = 1
+    while reach < position_ids_BS.shape[1]:
+        joined = states_BSZE[:, reach:] + decay_BSZE[:, reach:] * states_BSZE[:, :-reach]
+        states_BSZE = ops.concatenate([states_BSZE[:, :reach], joined], axis=1)
+        decays = decay_BSZE[:, reach:] * decay_BSZE[:, :-reach]
+        decay_BSZE = ops.concatenate([decay_BSZE[:, :reach], decays], axis=1)
+        reach *= 2
+    return (ops.sum(states_BSZE * c_BSZ[..., None], axis=2),)
 
 
 def _convolution_inputs(rng, config, shape):
@@ -139,18 +116,3 @@ def _scan_inputs(rng, config, shape):
     decays_ZE = -np.repeat(np.arange(1.0, states + 1)[:, None], inner, axis=1)
     u_BSE, b_BSZ, c_BSZ = (rng.normal(size=(*shape, width)) for width in (inner, states, states))
     return u_BSE, steps_BSE, decays_ZE, b_BSZ, c_BSZ
-
-
-def runs(program, drawn, positions):
-    """A function that calls a program for each batch and returns when all is computed.
-
-    Args:
-        program: From `operator_program`.
-        drawn, positions: From `operator_inputs`; a position may be None.
-    """
-
-    def run(_):
-        for (inputs, weights_BSE), position_ids_BS in zip(drawn, positions, strict=True):
-            ops.convert_to_numpy(program(inputs, position_ids_BS, weights_BSE)[-1])
-
-    return run

@@ -1,9 +1,6 @@
-"""Do we reproduce the packing tables of the papers? Ours beside print, and `cghp` as an extra row.
+"""The papers' packing tables, ours beside print, and rows of `cghp`, which no paper has.
 
-    python -m benchmarks.packing_tables [--glue_dir=DIR --vocab_file=FILE] [--markdown=FILE]
-
-Exit status 1 where a figure differs from print and `packing_figures.KNOWN_DIFFERENCES` does not say why, or
-is no longer the one that it explains.
+python -m benchmarks.packing_tables --markdown=docs/packing_tables.md --picture=docs/packing_wikipedia_512.png
 """
 
 import dataclasses
@@ -16,9 +13,10 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.packing_figures import KNOWN_DIFFERENCES, PRINTED
-from bert_packed.core.command_line import print_table, run
-from bert_packed.core.files import make_folder, write_text
-from bert_packed.core.settings import InputError, check_settings, setting
+from benchmarks.results import Settings, show
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, setting
+from bert_packed.core.storage import make_folder, write_text
 from bert_packed.packing.algorithms import ALGORITHMS
 from bert_packed.packing.baselines import cost_of_sorted_batching, greedy_starts, shuffled_lengths
 from bert_packed.packing.histogram import known_histogram_names, load_known_histogram
@@ -30,9 +28,17 @@ SORTED_BATCH = 32
 EXTRA = [("wikipedia_512", 512, (2, 3, 4, 8, "max")), ("squad_1.1_384", 384, (2, 3, "max"))]
 
 
+DRAWN = ("spfhp", "lpfhp", "cghp")
+DESCRIPTION = """
+Computes every deterministic figure of the packing tables of both papers, beside print, and the plans of
+column generation with their proof. Exit status 1 where a figure differs from print and no known difference
+explains it, or it is no longer the one that is explained.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
-class TablesConfig:
-    """Settings of the report; checks itself, raises `InputError`."""
+class TablesConfig(Settings):
+    """Every flag of the command; checks itself, raises `InputError`."""
 
     glue_dir: str = setting(
         "", "folder with CoLA/train.tsv, ...: measure GLUE lengths instead of loading them"
@@ -40,10 +46,9 @@ class TablesConfig:
     vocab_file: str = setting("", "WordPieces for `glue_dir`, one a line (bert-base-uncased in the papers)")
     markdown: str = setting("", "also write the tables to this file, for the documentation")
     picture: str = setting("", "also draw efficiency by depth into this PNG")
-    json: str = setting("", "also write the printed table to this file, as JSON")
 
     def __post_init__(self):
-        check_settings(self)
+        super().__post_init__()
         if bool(self.glue_dir) != bool(self.vocab_file):
             raise InputError(
                 "`glue_dir` and `vocab_file` must be given together. "
@@ -52,23 +57,21 @@ class TablesConfig:
 
 
 def main(config):
-    """Compute, print, write; returns the exit status."""
-    measured = {}
-    if config.glue_dir:
-        from benchmarks.glue_lengths import measure_glue
-
-        measured = measure_glue(config.glue_dir, config.vocab_file, 128)
+    """Compute, print, write and draw; returns the exit status."""
+    measured = measure_glue(config.glue_dir, config.vocab_file, 128) if config.glue_dir else {}
     rows, reasons = compare_with_print(PRINTED, measured)
     rows += cghp_rows(measured)
-    print_table(rows, config.json)
     text = "\n".join(f"[{number}] {reason}." for number, reason in enumerate(reasons, start=1))
-    print(f"\nKnown differences:\n{text}" if reasons else "")
+    show("packing_tables", config, {"packing": rows}, [f"Known differences:\n{text}"] if reasons else [])
     if config.markdown:
         write_markdown(config.markdown, rows, text, config.picture)
     if config.picture:
-        from benchmarks.packing_picture import draw_efficiency_by_depth
+        draw(load_known_histogram("wikipedia_512", 512), 512, config.picture)
+    return exit_status(rows)
 
-        draw_efficiency_by_depth(load_known_histogram("wikipedia_512", 512), 512, config.picture)
+
+def exit_status(rows):
+    """1 where a row differs from print for no known reason, else 0."""
     return 1 if any("DIFFERS" in row["against print"] for row in rows) else 0
 
 
@@ -207,6 +210,67 @@ def write_markdown(path, rows, reasons, picture=""):
     write_text(path, "\n\n".join(parts) + "\n")
 
 
+def measure_glue(glue_dir, vocab_file, max_seq_length):
+    """Count the lengths of the training sequences of every GLUE task that is there, by our own tokenizer.
+
+    Args:
+        glue_dir: Folder with `CoLA/train.tsv`, `SST-2/train.tsv`, ...
+        vocab_file: WordPieces, one a line; text is lower-cased.
+        max_seq_length: S; longer sequences count as S, truncated.
+
+    Returns:
+        Dict from "glue_cola", "glue_sst2", ... to int64 `[S]`.
+
+    Raises:
+        InputError: no task is there, or a file lacks its columns.
+    """
+    from bert_packed.packing.histogram import count_lengths
+    from bert_packed.tasks.glue import TASKS, read_columns
+    from bert_packed.text.tokenization import encode_sentences, load_vocab, make_tokenizer
+
+    tokenizer = make_tokenizer(load_vocab(vocab_file), do_lower_case=True)
+    histograms = {}
+    for task in TASKS.values():
+        path = Path(glue_dir) / task.name / "train.tsv"
+        if path.exists():
+            texts = read_columns(path, task.columns[:-1], task.has_torn_lines)
+            lengths = np.ones(len(texts[0]), np.int64)  # [CLS]
+            for column in texts:
+                lengths += [len(ids) + 1 for ids in encode_sentences(tokenizer, column)]  # [SEP]
+            name = f"glue_{task.name.replace('-', '').lower()}"
+            histograms[name] = count_lengths(np.minimum(lengths, max_seq_length), max_seq_length)
+    if not histograms:
+        raise InputError(f"`glue_dir` must hold a task, such as CoLA/train.tsv. Received: {glue_dir}.")
+    return histograms
+
+
+def draw(histogram, max_seq_length, path, depths=None, algorithms=DRAWN):
+    """Draw a histogram, and beside it efficiency by depth for some algorithms, as PNG.
+
+    Args:
+        histogram: int64 `[S]`, entry i counts the sequences of length i + 1.
+        max_seq_length: S.
+        path: Of the PNG.
+        depths: Sequences per pack, or "max"; None for those of the dry run.
+        algorithms: Names as in `bert_packed.packing.algorithms`.
+    """
+    from benchmarks.pictures import new_figure, save_picture
+    from data_gen.dry_run import DEPTHS
+    from data_gen.pictures import plot_efficiency, plot_lengths
+
+    figure, ((left, right),) = new_figure(2, size=(5.5, 4))
+    plot_lengths(left, histogram)
+    left.set(title="Lengths", yscale="log")
+    points = {}
+    for name in algorithms:
+        plans = {depth: ALGORITHMS[name](histogram, max_seq_length, depth) for depth in depths or DEPTHS}
+        points[name] = {depth: plan.efficiency for depth, plan in plans.items()}
+    plot_efficiency(right, points)
+    right.set(title="Efficiency by depth")
+    right.legend(loc="lower right")
+    save_picture(figure, path, dpi=110)
+
+
 def _find_histogram(name, max_seq_length, measured):
     if name in measured:
         return measured[name]
@@ -252,4 +316,4 @@ def _show(figures):
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, TablesConfig, __doc__))
+    sys.exit(run(main, TablesConfig, DESCRIPTION))

@@ -1,54 +1,67 @@
-"""Command line: what packing gives a Mamba: padding rates, speed of training and of its operators, memory.
+"""Packing for a Mamba: padding rates, speed of training and of its operators, other scans.
 
 python -m benchmarks.packmamba --reference
 """
 
 import dataclasses
+import functools
+import statistics
 import sys
-import time
 
-from benchmarks.padding_rates import LONGEST
-from bert_packed.core.command_line import print_table, run
-from bert_packed.core.output_files import write_json
-from bert_packed.core.settings import InputError, check_settings, setting
+import numpy as np
+
+from benchmarks.padding_rates import LONGEST, draw_lengths, padding_rows
+from benchmarks.results import Settings, show
+from benchmarks.timing import median_row, ratios
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, setting
+from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
+from bert_packed.packing.histogram import count_lengths
 from bert_packed.training.engines import choose_backend
 
-PARTS = ("padding", "training", "operators", "resets", "variants", "memory")
+PARTS = PADDING, TRAINING, OPERATORS, VARIANTS = "padding", "training", "operators", "variants"
+SINGLE, PADDED, PACKED = "one at a time", "padded", "packed"
+REFERENCE = "transformers"
+NUM_LENGTHS = 20_000  # sequences of which padding rates are told
+# Wanted of packs, in real tokens/s: against one sequence at a time (the paper's gain for its model of 1.4B),
+# against padded rows (of what the padding promises), and against transformers
+SINGLE_GAIN, PADDED_SHARE, REFERENCE_GAIN = 3.06, 0.95, 3.0
+VOCAB_SIZE = 1024  # of a model named by its size
+NUM_SHAPES = 3  # row lengths of sequences one at a time, each a compiled program
+REFERENCE_ROWS, REFERENCE_REPEATS = 2, 2
+WATCHED_TOKENS = 16  # of each row of transformers: its backward pass grows with their square
+MICRO = 1e6
 DESCRIPTION = """
 The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
 
-padding    how much of a batch is padding, beside print
-training   steps on the same sequences one at a time, padded and packed, in turns; with --reference also
+padding    share of padding in a batch, beside print
+training   interleaved steps on the same sequences one at a time, padded and packed; with --reference also
            MambaForCausalLM of transformers on torch
 operators  the same for convolution and scan, forward, and forward and backward
-resets     what starting anew with every sequence adds to a step and to the operators
-variants   other ways to compute the scan, beside the one that was chosen
-memory     of a step, by the length of its pack
+variants   other ways to compute the scan, beside the one that is used
 
-One at a time each row is filled up to one of --num_shapes lengths, each a compiled program of its own;
-nothing is compiled in a timed turn. `gain` is the time one at a time over that of the way. `from` and `to`
-hold a median with a confidence of 95 %, from six turns on.
+What restarts add to a step is in benchmarks.overhead, the memory of a step in benchmarks.step_memory.
 
-What is timed is --shrink times shorter than what padding is told of, sequences, rows and packs alike, so that
-all is done in minutes; --shrink=1 is the real size.
+One at a time each row is filled up to one of three lengths, each a compiled program; nothing is compiled in
+a timed step. `gain` is the time one at a time over that of the way, by token. `from` and `to` hold a median
+with a confidence of 95 %. What is timed is --shrink times shorter than the sequences of `padding`, rows and
+packs alike, so that all is done in minutes; --shrink=1 is the real size.
 """
 
 
 def _parse_parts(text):
-    parts = tuple(text.split(","))
-    if not set(parts) <= set(PARTS):
+    if not set(text.split(",")) <= set(PARTS):
         raise ValueError(f"of {', '.join(PARTS)}, separated by commas")
     return text
 
 
 @dataclasses.dataclass(frozen=True)
-class PackMambaConfig:
+class PackMambaConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     bert_config_file: str = setting("mamba-tiny", "size, or config.json, of the Mamba")
-    vocab_size: int = setting(1024, "tokens in the vocabulary of a model named by its size", minimum=2)
     parts: str = setting(
-        "padding,training,operators,resets", f"what to measure: {', '.join(PARTS)}", parse=_parse_parts
+        "padding,training,operators", f"what to measure: {', '.join(PARTS)}", parse=_parse_parts
     )
     input_file: str = setting(
         "", "unpacked records whose lengths to take; empty = lengths drawn like the paper's"
@@ -57,23 +70,14 @@ class PackMambaConfig:
         LONGEST, "tokens of a padded row; lengths that are drawn shrink to it", minimum=64
     )
     pack_length: int = setting(4096, "tokens of a pack", minimum=64)
-    shrink: int = setting(8, "by how much lengths are divided for all but padding and memory", minimum=1)
+    shrink: int = setting(8, "by how much lengths are divided for all but padding", minimum=1)
     batch_size: int = setting(4, "packs in a step; a step of padded rows has as many tokens", minimum=1)
-    num_steps: int = setting(1, "steps of packs in a turn", minimum=1)
-    num_shapes: int = setting(3, "row lengths for sequences one at a time", minimum=1)
-    window: int = setting(64, "sequences that wait while packs are filled in order", minimum=1)
-    memory_lengths: str = setting("512,1024,2048,4096", "tokens of the packs whose steps' memory is counted")
-    repeats: int = setting(6, "timed turns of each way, and of each variant of the scan", minimum=1)
-    reset_repeats: int = setting(15, "timed turns with resets, and without", minimum=1)
-    random_seed: int = setting(0, "seed of lengths and tokens", minimum=0)
+    repeats: int = setting(6, "timed steps of each way, and of each variant of the scan", minimum=1)
     reference: bool = setting(False, "also train with transformers on torch (extra `reference`)")
-    reference_rows: int = setting(2, "padded rows of a step of transformers", minimum=1)
-    reference_repeats: int = setting(2, "timed steps of transformers", minimum=1)
     picture: str = setting("", "also draw padding and speed into this PNG")
-    json: str = setting("", "also write all tables to this file")
 
     def __post_init__(self):
-        check_settings(self)
+        super().__post_init__()
         if self.pack_length < self.max_seq_length:
             raise InputError(
                 f"`pack_length` must be at least max_seq_length={self.max_seq_length}. "
@@ -84,46 +88,289 @@ class PackMambaConfig:
                 f"`shrink` must leave 8 of max_seq_length={self.max_seq_length} tokens. "
                 f"Received: {self.shrink}."
             )
-        if self.reference and "training" not in self.parts.split(","):
+        if self.reference and TRAINING not in self.parts.split(","):
             raise InputError(f"`reference` needs training among `parts`. Received: {self.parts!r}.")
-        if not all(length.isdecimal() and int(length) for length in self.memory_lengths.split(",")):
-            raise InputError(
-                "`memory_lengths` must be whole numbers from 1, separated by commas. "
-                f"Received: {self.memory_lengths!r}."
-            )
 
 
 def main(config):
-    """Measure, print, write."""
-    backend = choose_backend()
+    """Measure, print, write and draw."""
+    choose_backend()
     # TensorFlow and Keras: not for --help
-    from benchmarks.packmamba_parts import Measurements, read_lengths
-    from benchmarks.this_machine import cpu_name
     from bert_packed.config import MambaConfig, load_model_config
 
-    model_config = load_model_config(config.bert_config_file, config.vocab_size)
+    model_config = load_model_config(config.bert_config_file, VOCAB_SIZE)
     if not isinstance(model_config, MambaConfig):
         raise InputError(f"`bert_config_file` must be a Mamba. Received: {config.bert_config_file!r}.")
-    lengths = read_lengths(config)
-    cpu = cpu_name()
-    print(f"CPU: {cpu}; backend {backend}; {len(lengths):,} sequences of {lengths.mean():.1f} tokens")
-    measurements, tables, seconds = Measurements(config, model_config, lengths), {}, {}
-    print(measurements.describe())
-    for part in [part for part in PARTS if part in config.parts.split(",")]:
-        print(f"\n{part} ...", flush=True)
-        start = time.perf_counter()
-        for name, rows in measurements.tables_of(part).items():
-            print(f"\n{name}")
-            print_table(rows)
-            tables[name] = rows
-        seconds[part] = time.perf_counter() - start
-        print(f"\n{part} took {seconds[part]:.1f} s", flush=True)
-    if config.json:
-        write_json(config.json, {"cpu": cpu, "backend": backend, "seconds": seconds, **tables})
+    lengths, tables = read_lengths(config), {}
+    parts = config.parts.split(",")
+    if PADDING in parts:
+        tables[PADDING] = padding_rows(lengths, config.max_seq_length, config.pack_length)
+    if set(parts) != {PADDING}:
+        batches = make_batches(config, lengths, model_config.vocab_size)
+    if TRAINING in parts:
+        tables |= training_tables(model_config, batches, config.repeats)
+    if config.reference:
+        row, compared = measure_reference(model_config, batches, config.repeats)
+        tables |= {"reference": [row], "packed against others": [*tables["packed against others"], compared]}
+    if OPERATORS in parts:
+        tables[OPERATORS] = operator_rows(model_config, batches, config.repeats)
+    if VARIANTS in parts:
+        tables[VARIANTS] = variant_rows(model_config, batches[PACKED], config.repeats)
+    note = f"{len(lengths):,} sequences of {lengths.mean():.1f} tokens; timed {config.shrink} times shorter"
+    show("packmamba", config, tables, [note])
     if config.picture:
-        from benchmarks.packmamba_picture import draw
-
         draw(tables, config.picture)
+
+
+def read_lengths(config):
+    """Lengths of all sequences, int64 `[n]`: of the records, or drawn and shrunk to the rows.
+
+    Raises:
+        InputError: a sequence of the records is longer than a row.
+    """
+    if not config.input_file:
+        return np.maximum(1, draw_lengths(NUM_LENGTHS, 0) * config.max_seq_length // LONGEST)
+    from bert_packed.records.read_lengths import read_histogram
+
+    counts = read_histogram("", config.input_file)
+    if len(counts) > config.max_seq_length:
+        raise InputError(
+            f"`max_seq_length` must be at least {len(counts)}, the longest sequence of {config.input_file}. "
+            f"Received: {config.max_seq_length}."
+        )
+    return np.repeat(np.arange(1, len(counts) + 1), counts)
+
+
+def make_batches(config, lengths, vocab_size):
+    """The same sequences in three ways: dict from `SINGLE`, `PADDED` and `PACKED` to a list of batch dicts.
+
+    A batch of padded rows has as many tokens as one of packs.
+    """
+    from benchmarks.synthetic_data import best_shapes, token_batch
+
+    rng = np.random.default_rng(0)
+    pack_length, row_length = config.pack_length // config.shrink, config.max_seq_length // config.shrink
+    packs = choose_packs(np.maximum(1, lengths // config.shrink), pack_length, config.batch_size)
+    alone = [int(length) for pack in packs for length in pack]
+    rng.shuffle(alone)
+    shapes = best_shapes(alone, NUM_SHAPES)
+    fitting = shapes[np.searchsorted(shapes, alone)]
+    num_rows = max(1, config.batch_size * pack_length // row_length)
+    return {
+        SINGLE: [
+            token_batch([(one,)], int(shape), vocab_size, rng)
+            for one, shape in zip(alone, fitting, strict=True)
+        ],
+        PADDED: [
+            token_batch([(one,) for one in alone[first : first + num_rows]], row_length, vocab_size, rng)
+            for first in range(0, len(alone), num_rows)
+        ],
+        PACKED: [token_batch(packs, pack_length, vocab_size, rng)],
+    }
+
+
+def choose_packs(lengths, pack_length, num_packs):
+    """Choose as many sequences as fill some packs, with the spread of all lengths.
+
+        lengths 1 1 2 2 2 2 3 5, two packs of 5   ->   1 2 2 5, in packs 1 2 2 | 5
+
+    Args:
+        lengths: Int `[n]`, each at most S.
+        pack_length: S.
+        num_packs: Most packs.
+
+    Returns:
+        List of tuples of lengths: the plan of the default algorithm for them.
+
+    Raises:
+        InputError: there are too few lengths to fill the packs.
+    """
+    ordered = np.sort(lengths)
+    num_sequences = int(num_packs * pack_length / np.mean(ordered)) + 1
+    if num_sequences > len(ordered):
+        raise InputError(
+            f"`input_file` must hold enough to fill {num_packs} packs of {pack_length}. "
+            f"Received: {len(ordered)} sequences."
+        )
+    while True:
+        # In the middle of as many equal parts: a few sequences drawn would have another mean than all
+        places = (np.arange(num_sequences) + 0.5) * len(ordered) / num_sequences
+        histogram = count_lengths(ordered[places.astype(np.int64)], pack_length)
+        plan = ALGORITHMS[DEFAULT_ALGORITHM](histogram, pack_length, "max")
+        if plan.num_packs <= num_packs:
+            return [strategy for strategy, count in plan.strategies.items() for _ in range(count)]
+        num_sequences -= 1
+
+
+def count_tokens(batches):
+    """Real tokens, and the share of padding, of batch dicts."""
+    num_tokens = sum(int((batch["sequence_ids"] > 0).sum()) for batch in batches)
+    return num_tokens, 1 - num_tokens / sum(batch["sequence_ids"].size for batch in batches)
+
+
+def training_tables(model_config, batches, num_repeats):
+    """Interleave training on all sequences in each way, with an optimizer step a batch: two tables."""
+    from benchmarks.training_steps import build_engine, stepping_through
+    from bert_packed.runs.interleaved_timing import time_interleaved
+
+    engine = build_engine(model_config)
+    ways = {way: stepping_through(engine, some) for way, some in batches.items()}
+    counts = {way: count_tokens(some) for way, some in batches.items()}
+    by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
+    rows = [{**row, "padding, %": 100 * counts[row["way"]][1]} for row in speed_rows(by_token)]
+    promised = (1 - counts[PACKED][1]) / (1 - counts[PADDED][1])
+    wanted = {SINGLE: SINGLE_GAIN, PADDED: PADDED_SHARE * promised}
+    compared = [comparison(by_token, way, least) for way, least in wanted.items()]
+    return {TRAINING: rows, "packed against others": compared}
+
+
+def measure_reference(model_config, batches, num_repeats):
+    """Interleave training with transformers on the first padded rows with training on all packs.
+
+    Returns:
+        A row with the path that transformers took and its speed, and one as of `comparison`.
+    """
+    from benchmarks.peers.training import transformers_training
+    from benchmarks.training_steps import build_engine, stepping_through
+    from bert_packed.runs.interleaved_timing import time_interleaved
+
+    rows = {name: values[:REFERENCE_ROWS] for name, values in batches[PADDED][0].items()}
+    longest = int((rows["sequence_ids"] > 0).sum(axis=1).max())
+    watched = min(longest, WATCHED_TOKENS)
+    with transformers_training(model_config, {PADDED: [rows]}) as peer:
+        num_products = peer.call("count_products", PADDED, watched)
+        ways = {
+            PACKED: stepping_through(build_engine(model_config), batches[PACKED]),
+            REFERENCE: functools.partial(peer.call, "step", PADDED),
+        }
+        seconds = time_interleaved(ways, min(num_repeats, REFERENCE_REPEATS))
+    num_tokens = int((rows["sequence_ids"] > 0).sum())
+    by_token = seconds_a_token(seconds, {PACKED: batches[PACKED], REFERENCE: [rows]})
+    row = {
+        **path_row(watched, model_config.num_hidden_layers, num_products),
+        "rows": REFERENCE_ROWS,
+        "padding, %": 100 * (1 - num_tokens / (REFERENCE_ROWS * longest)),
+        "s": statistics.median(seconds[REFERENCE]),
+        "real tokens/s": 1 / statistics.median(by_token[REFERENCE]),
+    }
+    return row, comparison(by_token, REFERENCE, REFERENCE_GAIN)
+
+
+def path_row(num_tokens, num_blocks, num_products):
+    """Which of its two paths transformers took: a step that loops over tokens multiplies for each, in every
+    block.
+
+    Args:
+        num_tokens: Of a row of the step that was watched.
+        num_blocks: Blocks of the model.
+        num_products: Products of batches of matrices in it, forward and backward.
+    """
+    is_slow = num_products >= num_tokens * num_blocks
+    return {
+        "path": "slow: token by token in Python" if is_slow else "not token by token",
+        "watched tokens": num_tokens,
+        "bmm calls": num_products,
+    }
+
+
+def operator_rows(model_config, batches, num_repeats):
+    """Interleave each operator on the shapes of all ways: rows of a table."""
+    from benchmarks import mamba_operators
+    from bert_packed.runs.interleaved_timing import time_interleaved
+
+    rows = []
+    for operator in mamba_operators.OPERATORS:
+        for which in mamba_operators.PASSES:
+            program = mamba_operators.operator_program(operator, which)
+            ways = {
+                way: mamba_operators.running(
+                    program, mamba_operators.operator_inputs(operator, model_config, some)
+                )
+                for way, some in batches.items()
+            }
+            by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
+            rows += [{"operator": operator, "pass": which, **row} for row in speed_rows(by_token)]
+    return rows
+
+
+def variant_rows(model_config, batches, num_repeats):
+    """Interleave the ways to compute the scan on packs: rows of a table."""
+    from benchmarks.mamba_operators import (
+        BOTH,
+        PASSES,
+        SCAN,
+        operator_inputs,
+        operator_program,
+        running,
+        scan_variants,
+    )
+    from bert_packed.runs.interleaved_timing import time_interleaved
+
+    given = operator_inputs(SCAN, model_config, batches)
+    num_tokens = sum(batch["position_ids"].size for batch in batches)
+    variants = scan_variants()
+    ways = {
+        (name, which): running(operator_program(SCAN, which, variant), given)
+        for name, variant in variants.items()
+        for which in PASSES
+    }
+    seconds = time_interleaved(ways, num_repeats)
+    first = seconds[next(iter(variants)), BOTH]
+    return [
+        {
+            "scan": name,
+            **{
+                f"{which}, us a token": MICRO * statistics.median(seconds[name, which]) / num_tokens
+                for which in PASSES
+            },
+            **median_row("times as long", ratios(seconds[name, BOTH], first)),
+        }
+        for name in variants
+    ]
+
+
+def seconds_a_token(seconds, batches):
+    """Times of some ways, each over the real tokens of its batches."""
+    return {way: [time / count_tokens(batches[way])[0] for time in times] for way, times in seconds.items()}
+
+
+def speed_rows(by_token):
+    """Rows of a table: `way`, `real tokens/s`, and `gain`, the time of `SINGLE` over this way's by token."""
+    return [
+        {
+            "way": way,
+            "real tokens/s": 1 / statistics.median(times),
+            "gain": statistics.median(ratios(by_token[SINGLE], times)),
+        }
+        for way, times in by_token.items()
+    ]
+
+
+def comparison(by_token, way, at_least):
+    """How many times the tokens/s of a way the packs have: a row with its interval and what is wanted."""
+    gains = median_row("times the tokens/s", ratios(by_token[way], by_token[PACKED]))
+    return {"packed against": way, **gains, "at least": at_least}
+
+
+def draw(tables, path):
+    """Draw padding rates beside print, and real tokens/s of steps and operators, as PNG."""
+    from benchmarks.pictures import draw_bars, new_figure, save_picture
+
+    drawn = [name for name in (PADDING, TRAINING, OPERATORS) if name in tables] or [PADDING]
+    figure, (row,) = new_figure(len(drawn))
+    for name, axes in zip(drawn, row, strict=True):
+        rows = tables.get(name, [])
+        if name == PADDING:
+            draw_bars(axes, rows, "way", {"padding, %": "here", "PackMamba, %": "PackMamba"})
+            axes.set(title="Padding, %")
+            continue
+        labelled = [
+            {**row, "label": ", ".join(row[part] for part in ("operator", "pass", "way") if part in row)}
+            for row in rows
+        ]
+        draw_bars(axes, labelled, "label", {"real tokens/s": "real tokens/s"})
+        axes.set(title=f"{name}: real tokens/s")
+    save_picture(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Command line: what spreading a model over devices costs: what is sent, memory, largest batch, scaling.
+"""Cost of spreading a model over devices: communication, weights, memory, largest batch, scaling.
 
 KERAS_BACKEND=jax python -m benchmarks.parallelism --picture=parallelism.png
 """
@@ -7,26 +7,27 @@ import dataclasses
 import math
 import sys
 
-from bert_packed.core.command_line import print_table, run
-from bert_packed.core.output_files import write_json
-from bert_packed.core.settings import InputError, check_settings, setting
+from benchmarks.results import Settings, show
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, setting
 from bert_packed.training.engines import choose_backend
 
 PARTS = ("communication", "weights", "memory", "batch", "scaling")
 GIBIBYTE = 2**30
+TRANSPORTS = {"tree": "C0", "gather": "C2"}  # to colors
 NOTE = "Counts and memory of compiled programs, on virtual devices of one processor: nothing is run or timed."
 DESCRIPTION = """
 Figures of "An Efficient 2D Method for Training Super-Large Deep Learning Models", from compiled programs:
-layouts megatron1d and optimus2d on squares of virtual devices. Nothing is run, and no time is measured: what
-virtual devices of one processor take says nothing of real ones.
+layouts megatron1d and optimus2d on squares of virtual devices. Nothing is run, and no time is measured: the
+time of virtual devices of one processor says nothing of real ones.
 
 communication: scalars that a device sends for an encoder block, counted in the program, beside the formulas
-of Table 1; "besides" is what norms and biases add. weights: how much of them is on a device, by the shardings
-of a training step. memory: of encoder blocks forward and backward with --remat, at the shapes of Table 2 with
+of Table 1; "besides" is what norms and biases add. weights: their share on a device, by the shardings of a
+training step. memory: of encoder blocks forward and backward with --remat, at the shapes of Table 2 with
 --num_layers; "none" is one device. batch: the largest that fits --memory_gib, Figure 9, by bisection over
-compiled programs. scaling: Tables 2 and 3, the crossover of 1D and 2D, and isoefficiency, as arithmetic from
-what is sent, with the time of a multiplication and of a scalar sent fitted to one row of Table 2 (Megatron on
-64 devices), or given.
+compiled programs. scaling: Tables 2 and 3, the crossover of 1D and 2D, and isoefficiency, as arithmetic
+from the scalars sent, with the time of a multiplication and of a scalar sent fitted to one row of Table 2
+(Megatron on 64 devices).
 
 Exit status 1 where a count is not its formula, a kernel of optimus2d not 1/p on a device, or 2D not below 1D.
 """
@@ -47,34 +48,16 @@ def _parse_parts(text):
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelismConfig:
+class ParallelismConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     devices: str = setting("4,16,64", "numbers of devices: 4, 16, 64, ...", parse=_parse_devices)
-    parts: str = setting(",".join(PARTS), f"what to tell: {', '.join(PARTS)}", parse=_parse_parts)
+    parts: str = setting(",".join(PARTS), f"tables to make: {', '.join(PARTS)}", parse=_parse_parts)
     num_layers: int = setting(
         4, "encoder blocks of memory and batch; the paper has 24, which takes minutes a program", minimum=1
     )
     memory_gib: float = setting(16.0, "memory of a device, GiB: the paper's GPUs have 16", minimum=0.001)
-    rate: float = setting(
-        0.0, "multiplications that a device does in a second, for scaling; 0 = fitted", minimum=0
-    )
-    seconds_per_scalar: float = setting(
-        0.0, "to send 4 bytes from a device to another, for scaling; 0 = fitted", minimum=0
-    )
-    efficiency: float = setting(
-        0.5, "share of its time that a device computes, for isoefficiency", minimum=0.01, maximum=0.99
-    )
     picture: str = setting("", "also draw the tables into this PNG")
-    json: str = setting("", "also write all tables to this file")
-
-    def __post_init__(self):
-        check_settings(self)
-        if bool(self.rate) != bool(self.seconds_per_scalar):
-            raise InputError(
-                "`rate` and `seconds_per_scalar` must be given together. Received: "
-                f"rate={self.rate}, seconds_per_scalar={self.seconds_per_scalar}."
-            )
 
     @property
     def sides(self):
@@ -89,19 +72,12 @@ def main(config):
     from bert_packed.training.engines.virtual_devices import make_virtual_devices
 
     make_virtual_devices(max(config.sides) ** 2)
-    print(NOTE)
     tables = {}
     for part in PARTS:
         if part in config.parts.split(","):
-            for name, rows in tables_of(part, config).items():
-                print(f"\n{name}", flush=True)
-                print_table(rows)
-                tables[name] = rows
-    if config.json:
-        write_json(config.json, {"note": NOTE, **tables})
+            tables |= tables_of(part, config)
+    show("parallelism", config, tables, [NOTE])
     if config.picture:
-        from benchmarks.parallelism_picture import draw
-
         draw(tables, config.picture)
     return 0 if keeps_promises(tables) else 1
 
@@ -109,12 +85,10 @@ def main(config):
 def tables_of(part, config):
     """The tables of a part: dict from name to rows."""
     # Keras and JAX: not for --help
+    from benchmarks import communication_volume, layout_memory, scaling_model
+
     if part == "communication":
-        from benchmarks.communication_counts import communication_rows
-
-        return {part: communication_rows(config.sides)}
-    from benchmarks import layout_memory, scaling_model
-
+        return {part: communication_volume.communication_rows(config.sides)}
     if part == "weights":
         return {part: layout_memory.weight_rows(config.sides)}
     if part == "memory":
@@ -122,10 +96,7 @@ def tables_of(part, config):
     if part == "batch":
         budget = config.memory_gib * GIBIBYTE
         return {part: layout_memory.batch_rows(config.sides, config.num_layers, budget)}
-    machine = scaling_model.fit_machine()
-    if config.rate:
-        machine = scaling_model.Machine(config.rate, config.seconds_per_scalar)
-    return scaling_model.scaling_tables(machine, config.efficiency, bool(config.rate))
+    return scaling_model.scaling_tables(scaling_model.fit_machine())
 
 
 def keeps_promises(tables):
@@ -139,6 +110,44 @@ def keeps_promises(tables):
     peaks = {(row["devices"], row["layout"]): row["peak, MiB"] for row in tables.get("memory", ())}
     below = all(peaks[number, "optimus2d"] < peaks[number, "megatron1d"] for number, _ in peaks if number > 1)
     return counted and spread and below
+
+
+def draw(tables, path):
+    """Draw memory, largest batch and scalars sent, those that there are, as PNG."""
+    from benchmarks.pictures import new_figure, save_picture
+
+    columns = {
+        "memory": ("peak, MiB", "Memory of a device, MiB"),
+        "batch": ("largest batch", "Largest batch"),
+    }
+    drawn = [name for name in (*columns, "crossover") if name in tables] or ["crossover"]
+    figure, (all_axes,) = new_figure(len(drawn))
+    for name, axes in zip(drawn, all_axes, strict=True):
+        rows = tables.get(name, [])
+        if name in columns:
+            column, title = columns[name]
+            _draw_layouts(axes, rows, column)
+            axes.set(title=title, xlabel="devices")
+            continue
+        numbers = [row["devices"] for row in rows]
+        axes.axhline(1, color="C1", label="megatron1d")
+        for transport, color in TRANSPORTS.items():
+            sent = [row[f"{transport} / 1D"] for row in rows]
+            axes.plot(numbers, sent, "o-", color=color, label=f"optimus2d, {transport}")
+        axes.set(title="Sent in a step, of 1D", xlabel="devices", xscale="log", ylim=(0, None))
+        axes.legend()
+    save_picture(figure, path)
+
+
+def _draw_layouts(axes, rows, column):
+    """Bars of both layouts beside each other, for each number of devices."""
+    from benchmarks.pictures import draw_bars
+
+    values = {(row["devices"], row["layout"]): row[column] for row in rows}
+    numbers = sorted({row["devices"] for row in rows if row["layout"] == "optimus2d"})
+    layouts = {layout: layout for layout in ("megatron1d", "optimus2d")}
+    groups = [{"devices": number, **{one: values[number, one] for one in layouts}} for number in numbers]
+    draw_bars(axes, groups, "devices", layouts, horizontal=False)
 
 
 if __name__ == "__main__":

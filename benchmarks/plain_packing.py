@@ -1,7 +1,6 @@
-"""How packing looks when written straightforwardly: one Example at a time in, one out, all data in memory.
+"""Packing written straightforwardly: one Example at a time in, one out, all data in memory.
 
-The yardstick of `data_benchmark.py`, and of the tests that ask whether the fast way does the same. Loops over
-tokens are left to `list`, as anybody would; nothing here is slow on purpose.
+The baseline of `data_throughput.py`. Loops over tokens are left to `list`; nothing here is slow on purpose.
 """
 
 import random

@@ -1,110 +1,248 @@
-"""Command line: learning curves of several runs in one picture, from their logs.
+"""Learning curves of runs in one table and one picture, from their logs, seeds as bands.
 
-python -m benchmarks.run_curves --run_dirs=runs/static,runs/dynamic --picture=curves.png
+python -m benchmarks.run_curves --run_dirs='runs/static*,runs/dynamic*' --picture=curves.png
 """
 
 import dataclasses
+import glob
+import re
+import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.saved_picture import save_picture
-from bert_packed.core.command_line import print_table, run
-from bert_packed.core.settings import InputError, check_settings, setting
+from benchmarks.results import Settings, show
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, setting
+from bert_packed.core.storage import read_json
 
-LOGS = {"train": "metrics.csv", "eval": "eval_metrics.csv"}
+LOGS = {"training": "metrics.csv", "held out": "eval_metrics.csv"}
+ACCURACY = "mlm_accuracy"
+OVER = ("step", "sequences", "hours")
 DESCRIPTION = """
-Draws a figure of several runs of run_pretraining.py over their steps, in training and held out, and prints
-the last of each. Runs that are still under way, or were stopped, are drawn as far as they are.
+Reads the output directories of run_pretraining.py. Runs in folders NAME-seed1, NAME-seed2, ... are seeds of
+one variant NAME; any other folder is a variant with one run.
+
+The table has for each variant the last figures of its complete runs, mean, least and most over the seeds;
+with --target_accuracy also the sequences and hours that held-out accuracy took to it, where all complete
+seeds came to it. The picture has a row for each figure, in training and held out; runs that are still under
+way, or were stopped, are drawn as far as they are. Hours are those of training steps alone, without
+compiling, evaluating and saving.
 """
 
 
 @dataclasses.dataclass(frozen=True)
-class CurvesConfig:
+class CurvesConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
-    run_dirs: str = setting(
-        "", "output directories of runs, comma-separated; a curve is called as its folder"
+    run_dirs: str = setting("", "output directories of runs: comma-separated paths or globs", required=True)
+    figures: str = setting("mlm_loss", "columns of metrics.csv and eval_metrics.csv, comma-separated")
+    over: str = setting("step", "what the picture has across", choices=OVER)
+    target_accuracy: float = setting(
+        0.0, "held-out masked-LM accuracy whose cost is told; 0 = none", minimum=0, maximum=1
     )
-    figure: str = setting("mlm_loss", "column of metrics.csv and eval_metrics.csv")
-    picture: str = setting("", "also draw the curves to this file, as PNG")
-    json: str = setting("", "also write the printed table to this file, as JSON")
-
-    def __post_init__(self):
-        check_settings(self)
-        if not self.run_dirs:
-            raise InputError("`run_dirs` must be given. Received: nothing.")
+    picture: str = setting("", "also draw the curves into this PNG")
 
 
 def main(config):
-    """Read, print and draw."""
-    folders = [Path(name) for name in config.run_dirs.split(",")]
-    curves = read_curves(folders, config.figure)
-    rows = [
-        {"run": name, "data": data, "step": points[-1][0], config.figure: points[-1][1]}
-        for (data, name), points in curves.items()
-    ]
-    print_table(rows, config.json)
+    """Read, print, write and draw."""
+    patterns = config.run_dirs.split(",")
+    folders = [Path(path) for one in patterns for path in sorted(glob.glob(one)) or [one]]
+    figures = config.figures.split(",")
+    runs = [read_run(folder, figures) for folder in folders]
+    show("run_curves", config, {"runs": summary_rows(runs, figures, config.target_accuracy)})
     if config.picture:
-        draw(curves, config.figure, config.picture)
+        draw(runs, figures, [("training", config.over), ("held out", config.over)], config.picture)
 
 
-def read_curves(folders, figure):
-    """The points of each run's curves.
+@dataclasses.dataclass(frozen=True)
+class LoggedRun:
+    """What a run has logged.
+
+    Attributes:
+        variant: Name of the folder without its seed.
+        is_complete: Whether its last step is logged, and evaluated if any is.
+        points: Dict from a key of `LOGS` to a list of dicts: `step`, `sequences` and `hours` (None where they
+            are not known), and the figures.
+    """
+
+    variant: str
+    is_complete: bool
+    points: dict[str, list[dict]]
+
+
+def read_run(folder, figures):
+    """Read the logs of a run: `LoggedRun`.
+
+    `sequences` is the expected number: single packs hold more or fewer.
 
     Args:
-        folders: Paths of output directories.
-        figure: Column of their logs.
-
-    Returns:
-        Dict from (`train` or `eval`, name of the run) to a list of (step, value), of what is logged.
+        folder: Path of the output directory.
+        figures: Columns of the logs; `ACCURACY` is read too, where it is there.
 
     Raises:
-        InputError: two runs have one name, a folder has no log, or no log has that column.
+        InputError: the folder is no run's, its log of training has no row, or a log lacks a figure.
     """
-    # TensorBoard: not for --help
+    from bert_packed.runs.run_directory import RUN_FILE
     from bert_packed.training.metrics_log import read_rows
 
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        raise InputError(f"`run_dirs` must be folders of different names. Received: {', '.join(names)}.")
+    record = read_json(folder / RUN_FILE)
+    flags, factor = record["flags"], record["data"]["packing_factor"]
+    grows = flags.get("batch_warmup_steps")
+    per_step = None if grows or not factor else factor * flags["train_batch_size"]
+    rows = {data: [row for row in read_rows(folder / log) if row["loss"]] for data, log in LOGS.items()}
+    if not rows["training"]:
+        raise InputError(
+            f"`run_dirs` must hold runs with rows in metrics.csv. Received: {folder}, without any."
+        )
+    hours = _hours(rows["training"], per_step)
+    points = {}
+    for data, logged in rows.items():
+        missing = [name for name in figures if logged and name not in logged[0]]
+        if missing:
+            columns = ", ".join(logged[0])
+            raise InputError(
+                f"`figures` must be columns of {folder / LOGS[data]}: {columns}. Received: {missing[0]}."
+            )
+        points[data] = [
+            {
+                "step": int(row["step"]),
+                "sequences": per_step and per_step * int(row["step"]),
+                "hours": hours.get(int(row["step"])),
+                **{name: float(row[name]) for name in {*figures, ACCURACY} & row.keys() if row[name]},
+            }
+            for row in logged
+        ]
+    last = {data: of_data[-1]["step"] for data, of_data in points.items() if of_data}
+    is_complete = set(last.values()) == {flags["num_train_steps"]}
+    return LoggedRun(re.sub(r"-seed\d+$", "", folder.resolve().name), is_complete, points)
+
+
+def _hours(rows, sequences_per_step):
+    """Hours of training until each row of a log: dict by step; {} where no row has a speed.
+
+    A row whose steps were not timed, the first of a process that is killed soon, took as long as others.
+    """
+    speeds = [float(row["sequences_per_second"]) for row in rows if row.get("sequences_per_second")]
+    if not speeds or not sequences_per_step:
+        return {}
+    usual, seconds, before, hours = statistics.median(speeds), 0.0, 0, {}
+    for row in rows:
+        step = int(row["step"])
+        speed = float(row.get("sequences_per_second") or usual)
+        seconds += (step - before) * sequences_per_step / speed
+        hours[step], before = seconds / 3600, step
+    return hours
+
+
+def summary_rows(runs, figures, target=0.0):
+    """Last figures of the complete runs of each variant: rows of a table.
+
+    Args:
+        runs: List of `LoggedRun`.
+        figures: Names of figures.
+        target: Held-out accuracy; 0 for none.
+    """
+    rows = []
+    for variant in dict.fromkeys(one.variant for one in runs):
+        of_variant = [one for one in runs if one.variant == variant]
+        complete = [one for one in of_variant if one.is_complete]
+        row = {"variant": variant, "runs": len(of_variant), "complete": len(complete)}
+        row["step"] = max(one.points["training"][-1]["step"] for one in of_variant)
+        for name in figures:
+            for data in LOGS:
+                last = [one.points[data][-1][name] for one in complete if one.points[data]]
+                row |= {
+                    f"{data} {name}": statistics.fmean(last) if last else None,
+                    f"{data} {name}, least": min(last, default=None),
+                    f"{data} {name}, most": max(last, default=None),
+                }
+        if target:
+            row |= _target_row(complete, target)
+        rows.append(row)
+    return rows
+
+
+def _target_row(complete, target):
+    """What a target took: columns of a table.
+
+    The mean over those that came to it would make the variant that failed more often the faster one.
+    """
+    row = {}
+    for over in ("sequences", "hours"):
+        taken = [reached(one.points["held out"], target, over) for one in complete]
+        at_target = [value for value in taken if value is not None]
+        row.setdefault("runs at target", len(at_target))
+        all_came = bool(complete) and len(at_target) == len(complete)
+        row[f"{over} to target"] = statistics.fmean(at_target) if all_came else None
+    return row
+
+
+def reached(points, target, over):
+    """Sequences, or hours, until held-out accuracy first was at a target: float.
+
+    Between two evaluations the accuracy is taken to rise evenly; None where it has not come to it, or was
+    there at the first evaluation already.
+    """
+    before = None
+    for point in points:
+        if point[ACCURACY] >= target:
+            if before is None or before[over] is None or point[over] is None:
+                return None
+            share = (target - before[ACCURACY]) / (point[ACCURACY] - before[ACCURACY])
+            return before[over] + share * (point[over] - before[over])
+        before = point
+    return None
+
+
+def common_target(runs):
+    """A held-out accuracy that all complete runs come to: 0.95 of the least of their best; 0 without any."""
+    best = [max(point[ACCURACY] for point in one.points["held out"]) for one in runs if one.is_complete]
+    return 0.95 * min(best, default=0.0)
+
+
+def bands(runs, data, over, figure):
+    """Curves with their bands: the seeds of a variant share their steps.
+
+    Args:
+        runs: List of `LoggedRun`.
+        data: Key of `LOGS`.
+        over: One of `OVER`.
+        figure: Name of a figure.
+
+    Returns:
+        Dict from variant to a list of (x, mean, least, most) over the seeds that have come to a step, x their
+        mean.
+    """
+    found = {}
+    for one in runs:
+        for point in one.points[data]:
+            if point[over] is not None:
+                of_step = found.setdefault(one.variant, {}).setdefault(point["step"], [])
+                of_step.append((point[over], point[figure]))
     curves = {}
-    for data, log in LOGS.items():
-        for name, folder in zip(names, folders, strict=True):
-            rows = read_rows(folder / log)
-            if rows and figure not in rows[0]:
-                raise InputError(
-                    f"`figure` must be a column of {folder / log}: {', '.join(rows[0])}. Received: {figure}."
-                )
-            points = [(int(row["step"]), float(row[figure])) for row in rows if row[figure]]
-            if points:
-                curves[data, name] = points
-            elif data == "train":
-                raise InputError(
-                    f"`run_dirs` must hold runs with rows in {log}. Received: {folder}, without any."
-                )
+    for variant, by_step in found.items():
+        columns = [tuple(zip(*pairs, strict=True)) for _, pairs in sorted(by_step.items())]
+        curves[variant] = [(statistics.fmean(x), statistics.fmean(y), min(y), max(y)) for x, y in columns]
     return curves
 
 
-def draw(curves, figure, path):
-    """Draw curves as PNG: a panel for each kind of data, a line for each run.
+def draw(runs, figures, panels, path):
+    """Draw a row of panels for each figure, as PNG.
 
     Args:
-        curves: Of `read_curves`.
-        figure: Name of the figure.
+        runs: List of `LoggedRun`.
+        figures: Names of figures.
+        panels: List of (key of `LOGS`, one of `OVER`).
         path: Of the PNG.
     """
-    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+    from benchmarks.pictures import draw_curves, new_figure, save_picture
 
-    kinds = [data for data in LOGS if any(data == one for one, _ in curves)]
-    picture = Figure(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
-    panels = picture.subplots(1, len(kinds), squeeze=False)[0]
-    for panel, data in zip(panels, kinds, strict=True):
-        for (its_data, name), points in curves.items():
-            if its_data == data:
-                panel.plot(*zip(*points, strict=True), label=name, linewidth=1)
-        panel.set(title={"train": "training", "eval": "held out"}[data], xlabel="step", ylabel=figure)
-        panel.legend()
-    save_picture(picture, path)
+    figure, grid = new_figure(len(panels), len(figures), size=(4.0, 2.8))
+    for name, row in zip(figures, grid, strict=True):
+        for (data, over), axes in zip(panels, row, strict=True):
+            draw_curves(axes, bands(runs, data, over, name))
+            axes.set(title=data, xlabel=over, ylabel=name)
+    save_picture(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,26 @@
-"""How 1D and 2D layouts scale, as arithmetic from what their programs send.
+"""Scaling of 1D and 2D layouts, as arithmetic from the scalars that their programs send.
 
 Sections 3.1.2 and 5 of "An Efficient 2D Method for Training Super-Large Deep Learning Models":
 
     time of a pass = multiplications / p / rate  +  scalars that a device sends x seconds a scalar
 
-Multiplications are those of Table 1, scalars those of `communication_counts`, which compiled programs send to
-the last one. Rate and seconds a scalar are of the machine, and the paper prints neither: they are fitted to
-one printed row, or given. Nothing else is in the model: no latency, no overlap, and every device sends at the
-same speed, though four of the paper's share a node.
+Multiplications are those of Table 1, scalars those of `communication_volume`, which compiled programs send
+to the last one. Rate and seconds a scalar are of the machine, and the paper prints neither: they are fitted
+to one printed row. Nothing else is in the model: no latency, no overlap, and every device sends at the same
+speed, though four of the paper's share a node.
 """
 
 import dataclasses
 import math
 
-from benchmarks.communication_counts import SCALAR_BYTES, formula
+from benchmarks.communication_volume import SCALAR_BYTES, formula
 from benchmarks.encoder_program import EncoderShape
 
 LAYERS, LENGTH = 24, 512  # of Tables 2 and 3
 KEPT, AGAIN = "backward, all kept", "backward, whole block again"  # of `PASSES`
 SCHEMES = {"megatron1d": ("megatron1d", ""), "tree": ("optimus2d", "tree"), "gather": ("optimus2d", "gather")}
 MANY_DEVICES = (4, 16, 64, 256, 1024)
+WANTED_EFFICIENCY = 0.5  # of isoefficiency
 HIDDEN_PER_BATCH = 64 / 3  # h / b of Optimus in Table 2: 2048 / 96
 
 
@@ -55,7 +56,7 @@ FITTED_TO, _ = TABLE_2[-1]  # Megatron on 64
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What the model knows of a machine.
+    """A machine in the model.
 
     Attributes:
         rate: Multiplications, each with its addition, that a device does in a second.
@@ -66,7 +67,7 @@ class Machine:
     seconds_per_scalar: float
 
     def seconds(self, multiplications, scalars):
-        """Of a pass in which one device computes and sends so much."""
+        """Time of a pass, of what one device computes and sends."""
         return multiplications / self.rate + scalars * self.seconds_per_scalar
 
 
@@ -91,7 +92,7 @@ def fit_machine(row=FITTED_TO):
 
 
 def seconds_a_sequence(scheme, shape, devices, machine):
-    """What the model says of a scheme: seconds forward and backward of one sequence, with checkpointing.
+    """Seconds forward and backward of one sequence under a scheme, with checkpointing.
 
     Args:
         scheme: Key of `SCHEMES`.
@@ -145,17 +146,10 @@ def efficiency_rows(printed, machine):
     return rows
 
 
-def scaling_tables(machine, wanted, is_given):
-    """All tables of the model: dict from name to rows.
-
-    Args:
-        machine: `Machine`.
-        wanted: As of `isoefficiency_rows`.
-        is_given: Whether the user named the machine; else it is fitted.
-    """
-    fitted = f"Table 2, Megatron on {FITTED_TO.devices}"
+def scaling_tables(machine):
+    """All tables of the model: dict from name to rows."""
     constants = {
-        "fitted to": "" if is_given else fitted,
+        "fitted to": f"Table 2, Megatron on {FITTED_TO.devices}",
         "multiplications/s of a device": machine.rate,
         "seconds per scalar sent": machine.seconds_per_scalar,
         "GB/s": SCALAR_BYTES / machine.seconds_per_scalar / 1e9,
@@ -167,15 +161,17 @@ def scaling_tables(machine, wanted, is_given):
         "strong scaling, 2D over 1D": scaling_rows(TABLE_3, machine),
         "strong scaling, efficiency": efficiency_rows(TABLE_3, machine),
         "crossover": crossover_rows(MANY_DEVICES),
-        f"isoefficiency at {wanted:g}": isoefficiency_rows(MANY_DEVICES, machine, wanted),
+        f"isoefficiency at {WANTED_EFFICIENCY:g}": isoefficiency_rows(
+            MANY_DEVICES, machine, WANTED_EFFICIENCY
+        ),
     }
 
 
 def isoefficiency_rows(all_devices, machine, wanted):
-    """How large a problem must be for its devices to be busy: list of dicts for a table.
+    """Sizes of problems that keep their devices busy: list of dicts for a table.
 
-    As Section 3.1.2 has it, b grows with h, here as in Table 2, and s and N stay. `W` is the multiplications
-    of a step; its growth from one row to the next is what an isoefficiency function says: p^3 for 1D,
+    As Section 3.1.2 has it, b grows with h, here as in Table 2, and s and N stay. `W` is the
+    multiplications of a step; it grows from one row to the next as an isoefficiency function: p^3 for 1D,
     (sqrt(p) log p)^3 for the tree.
 
     Args:

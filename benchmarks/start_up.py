@@ -1,59 +1,82 @@
-"""Command line: how long each command takes before it works: until its help, and until it knows its input.
+"""Time until a command starts to work: to its help, to a missing input, to the first batch of a training.
 
 python -m benchmarks.start_up
+python -m benchmarks.start_up --of=first_batch --json=first_batch.json
 """
 
 import dataclasses
+import multiprocessing
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent import futures
 
-from bert_packed.core.command_line import print_table, run
-from bert_packed.core.settings import InputError, check_settings, setting
+from benchmarks.results import Settings, show
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, setting
 
+PARTS = COMMANDS_PART, FIRST_BATCH = "commands", "first_batch"
 DESCRIPTION = """
-Starts each command of the package as a process of its own, with --help and with an input that does not exist,
-and prints the seconds until it ends, by the clock and of processors: what stands between a command and its
-first work, imports above all. An input that does not exist must end a command with exit status 2.
+commands     starts each command of the package in a process, with --help and with an input that does not
+             exist, and prints the seconds until it ends, by the clock and of processors: imports above all
+first_batch  writes many small packs, and measures a training to its first batch: from the start, and
+             continuing at half an epoch, with and without what an earlier start found out about the files; in
+             a process that has imported everything, with no byte of the data in memory (on Linux)
+
+Medians of all repeats.
 """
 MISSING = "there-is-no-such-file"
 MISTAKE = 2  # exit status
 # Arguments of Python, and flags; those without a value name an input that a command looks for, or an output
 COMMANDS = {
-    "create_pretraining_data": ("-m", "data_gen.create_pretraining_data", "--input_file", "--output_dir"),
-    "pack_tfrecords": ("-m", "data_gen.pack_tfrecords", "--input_file", "--output_dir"),
-    "verify_tfrecords": ("-m", "data_gen.verify_tfrecords", "--input_file", "--packed_file"),
-    "find_sources": ("-m", "data_gen.find_sources", "--packed_file"),
-    "run_pretraining": ("-m", "run_pretraining", "--input_file", "--output_dir"),
-    "run_squad": ("-m", "run_squad", "--train_file", "--init_checkpoint", "--output_dir"),
+    "create_pretraining_data": ("data_gen.create_pretraining_data", "--input_file", "--output_dir"),
+    "pack_tfrecords": ("data_gen.pack_tfrecords", "--input_file", "--output_dir"),
+    "verify_tfrecords": ("data_gen.verify_tfrecords", "--input_file", "--packed_file"),
+    "find_sources": ("data_gen.find_sources", "--packed_file"),
+    "run_pretraining": ("run_pretraining", "--input_file", "--output_dir"),
+    "run_squad": ("run_squad", "--train_file", "--init_checkpoint", "--output_dir"),
     "finetune_glue": (
-        *("-m", "bert_packed.finetune_glue"),
-        *("--task_name=CoLA", "--data_dir", "--init_checkpoint", "--output_dir"),
+        *("bert_packed.finetune_glue", "--task_name=CoLA"),
+        *("--data_dir", "--init_checkpoint", "--output_dir"),
     ),
     "finetune_ner": (
-        *("-m", "bert_packed.finetune_ner"),
+        "bert_packed.finetune_ner",
         *("--train_file", "--predict_file", "--init_checkpoint", "--output_dir"),
     ),
-    "audit": ("-m", "bert_packed.audit", "--init_checkpoint", "--input_file"),
-    "export": ("-m", "bert_packed.export", "--init_checkpoint", "--output_dir"),
-    "squad_eval": ("-m", "bert_packed.squad_eval", "--data_file", "--prediction_file"),
+    "audit": ("bert_packed.audit", "--init_checkpoint", "--input_file"),
+    "export": ("bert_packed.export", "--init_checkpoint", "--output_dir"),
+    "squad_eval": ("bert_packed.squad_eval", "--data_file", "--prediction_file"),
 }
+NUM_DISTINCT = 2048  # packs; the others repeat them
+DEPTH = 2
+START, AGAIN, UNKNOWN, CONTINUE = (
+    *("start", "start again", "continue at half an epoch, files unknown", "continue at half an epoch"),
+)
+WAYS = {START: False, AGAIN: True, UNKNOWN: False, CONTINUE: True}  # to whether files are known
 
 
 @dataclasses.dataclass(frozen=True)
-class StartConfig:
+class StartConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
-    commands: str = setting("", "comma-separated names of commands; empty = all")
-    repeats: int = setting(3, "starts of each, whose median counts", minimum=1)
-    json: str = setting("", "also write the table to this file, as JSON")
+    of: str = setting(COMMANDS_PART, "what to start", choices=PARTS)
+    commands: str = setting(
+        "", "comma-separated names of commands; empty = all", only_with=f"of={COMMANDS_PART}"
+    )
+    num_packs: int = setting(8_000_000, "packs, in all files", minimum=1, only_with=f"of={FIRST_BATCH}")
+    num_files: int = setting(64, "files", minimum=1, only_with=f"of={FIRST_BATCH}")
+    repeats: int = setting(3, "measurements of each, whose median counts", minimum=1)
+    work_dir: str = setting(
+        "", "folder for the packs, removed at the end; empty = temporary", only_with=f"of={FIRST_BATCH}"
+    )
 
     def __post_init__(self):
-        check_settings(self)
+        super().__post_init__()
         unknown = set(self.names) - set(COMMANDS)
         if unknown:
             raise InputError(
@@ -62,30 +85,39 @@ class StartConfig:
 
     @property
     def names(self):
-        """The commands asked for, in order."""
+        """The commands to start, in order."""
         return self.commands.split(",") if self.commands else list(COMMANDS)
 
 
 def main(config):
-    """Measure, and print the table."""
-    from benchmarks.this_machine import cpu_name
+    """Measure, print and write."""
+    if config.of == COMMANDS_PART:
+        return show("start_up", config, {"commands": command_rows(config)})
+    with tempfile.TemporaryDirectory(prefix="start_up_", dir=config.work_dir or None) as folder:
+        size = write_packs(config, folder)
+        rows = first_batch_rows(config, folder)
+    note = f"{config.num_packs:,} packs in {config.num_files} files, {size / 2**20:,.0f} MiB"
+    return show("start_up", config, {"first batch": rows}, [note])
 
-    found = {name: {"--help": [], "missing input": []} for name in config.names}
+
+def command_rows(config):
+    """Start each command with its help and with a missing input: rows of a table."""
+    ways = {"--help": True, "missing input": False}
+    found = {(name, way): [] for name in config.names for way in ways}
     for _ in range(config.repeats):
-        for name, ways in found.items():
-            for way, times in ways.items():
-                times.append(start(name, is_help=way == "--help"))
-    rows = [
-        {"command": name}
-        | {
-            f"{way}, {unit}": statistics.median(one[place] for one in times)
-            for way, times in ways.items()
-            for place, unit in enumerate(("s", "CPU s"))
+        for name, way in found:
+            found[name, way].append(start(name, is_help=ways[way]))
+    return [
+        {
+            "command": name,
+            **{
+                f"{way}, {unit}": statistics.median(times[place] for times in found[name, way])
+                for way in ways
+                for place, unit in enumerate(("s", "CPU s"))
+            },
         }
-        for name, ways in found.items()
+        for name in config.names
     ]
-    print(f"CPU: {cpu_name()}")
-    print_table(rows, config.json)
 
 
 def start(name, is_help):
@@ -101,12 +133,12 @@ def start(name, is_help):
     Raises:
         InputError: it did not end as it must.
     """
-    module, flags = COMMANDS[name][:2], COMMANDS[name][2:]
+    module, *flags = COMMANDS[name]
     with tempfile.TemporaryDirectory() as folder:
         target = os.path.join(folder, MISSING)
         arguments = ["--help"] if is_help else [flag if "=" in flag else f"{flag}={target}" for flag in flags]
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        ended = subprocess.run([sys.executable, *module, *arguments], capture_output=True, text=True)
+        ended = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
         seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     rule = "0" if is_help else f"{MISTAKE}, and name what is missing"
     if ended.returncode != (0 if is_help else MISTAKE) or not (is_help or target in ended.stderr):
@@ -114,6 +146,110 @@ def start(name, is_help):
             f"{name} must end with status {rule}. Received: {ended.returncode}, {ended.stderr.strip()[-200:]}"
         )
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def write_packs(config, folder):
+    """Write the files, and a manifest that vouches for them; returns their bytes."""
+    import numpy as np
+
+    from benchmarks.synthetic_data import VOCAB_SIZE, random_packs, spec_of
+    from bert_packed.core.storage import file_sha256, write_json
+    from bert_packed.records import tfrecords
+    from bert_packed.records.example_bytes import serialize_examples
+
+    packs, length = [(8,) * DEPTH] * NUM_DISTINCT, 8 * DEPTH
+    rng = np.random.default_rng(0)
+    records = serialize_examples(random_packs(packs, spec_of(packs, length), length, VOCAB_SIZE, rng))
+    made, entries = {}, []  # files of equally many packs are copies of one
+    for index in range(config.num_files):
+        count = config.num_packs * (index + 1) // config.num_files
+        count -= config.num_packs * index // config.num_files
+        name = f"packed-{index:05d}-of-{config.num_files:05d}.tfrecord"
+        path = os.path.join(folder, name)
+        if count in made:
+            shutil.copyfile(made[count], path)
+        else:
+            tfrecords.write_records(path, (records[number % NUM_DISTINCT] for number in range(count)))
+            made[count] = path
+        entries.append({"name": name, "num_records": count, "sha256": file_sha256(path)})
+    lengths = {"lengths": [8], "counts": [DEPTH * config.num_packs]}
+    counts = {"num_packs": config.num_packs, "num_sequences": DEPTH * config.num_packs}
+    write_json(
+        os.path.join(folder, "manifest.json"),
+        {"kind": "packed", "files": entries, "histogram": lengths, **counts},
+    )
+    return sum(os.path.getsize(os.path.join(folder, entry["name"])) for entry in entries)
+
+
+def first_batch_rows(config, folder):
+    """Interleave the ways to start a training on the packs of a folder: rows of a table."""
+    found = {way: [] for way in WAYS}
+    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        for _ in range(config.repeats):
+            for way in WAYS:
+                found[way].append(pool.submit(first_batch, way, config, folder).result())
+    rows = []
+    for way, figures in found.items():
+        known, first, num_read = map(list, zip(*figures, strict=True))
+        rows.append(
+            {
+                "way": way,
+                "files known": "yes" if WAYS[way] else "no",
+                "seconds to know the data": statistics.median(known),
+                "seconds to the first batch": statistics.median(first),
+                "slowest": max(first),
+                "MiB read": None if None in num_read else statistics.median(num_read) / 2**20,
+            }
+        )
+    return rows
+
+
+def first_batch(way, config, folder):
+    """Start a training once: seconds to know its data, seconds to have a batch, bytes read."""
+    from bert_packed.core.quiet_import import import_quietly
+
+    import_quietly("tensorflow")
+    from bert_packed.data.input_pipeline import train_batches
+    from bert_packed.runs.pretraining_config import TrainConfig
+    from bert_packed.runs.pretraining_data import read_data
+    from bert_packed.runs.run_directory import SCANS_FILE
+
+    output = os.path.join(folder, "run")
+    settings = TrainConfig(input_file=os.path.join(folder, "*.tfrecord"), output_dir=output)
+    if not WAYS[way]:
+        for store in (os.path.join(output, SCANS_FILE), os.path.join(folder, SCANS_FILE)):
+            if os.path.exists(store):
+                os.remove(store)
+    forget(folder)
+    step = config.num_packs // 2 // settings.train_batch_size if way in (UNKNOWN, CONTINUE) else 0
+    before, begin = bytes_read(), time.perf_counter()
+    data = read_data(settings)
+    known = time.perf_counter() - begin
+    sizes = settings.train_batch_size, settings.random_seed, settings.shuffle_buffer_size, step
+    next(train_batches(data.train.index, data.train.spec, *sizes).as_numpy_iterator())
+    first = time.perf_counter() - begin
+    return known, first, None if before is None else bytes_read() - before
+
+
+def forget(folder):
+    """Have the system drop the files of a folder from memory, where it can."""
+    for path in filter(os.path.isfile, (os.path.join(folder, name) for name in os.listdir(folder))):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def bytes_read():
+    """Bytes that this process has read since it began, from memory or disk; None where no system says."""
+    try:
+        with open("/proc/self/io") as file:
+            return int(next(line for line in file if line.startswith("rchar")).split()[1])
+    except OSError:
+        return None
 
 
 if __name__ == "__main__":

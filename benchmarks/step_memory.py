@@ -1,67 +1,97 @@
-"""Command line: how much memory a training step takes, with and without `--remat`.
+"""Memory of a training step, with and without `--remat`, by length of the pack.
 
 python -m benchmarks.step_memory --bert_config_file=bert-mini --batch_size=8 --remat
 """
 
 import dataclasses
 import sys
-import tempfile
 
 from benchmarks.peak_memory import MemoryWatch
-from bert_packed.core.command_line import print_table, run
-from bert_packed.core.settings import check_divides, check_settings, setting
+from benchmarks.results import Settings, show
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, check_divides, setting
 from bert_packed.training.engines import choose_backend
 
 NUM_STEPS = 2
 DEPTH = 3  # sequences in a pack, as in the papers
-MEBIBYTE = 2**20
+MEBIBYTE, KIBIBYTE = 2**20, 2**10
 DESCRIPTION = """
-Takes two training steps on random tokens and prints how far the process grew above what was resident before:
-by the compiler, the model, the optimizer and the step. A process grows only once: run the command again for
-another setting.
-
-Under KERAS_BACKEND=jax also the temporaries of the compiled step as XLA counts them: what it holds besides
-weights and optimizer, which nothing else on the machine changes.
+Compiles a training step of a BERT or a Mamba on random tokens, takes two of them, and prints the
+temporaries of the program as XLA counts them, which nothing else on the machine changes: what it holds
+besides weights and optimizer (empty where the backend does not say). For the first length also how far the
+process grew above what was resident before: by the compiler, the model, the optimizer and the steps. A
+process grows only once: run the command again for another setting.
 """
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryConfig:
+class MemoryConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
-    bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
+    bert_config_file: str = setting("bert-mini", "size, or config file, of the BERT or Mamba")
     batch_size: int = setting(8, "packs a step", minimum=1)
     micro_batch_size: int = setting(0, "packs computed at once; 0 = all of the step's", minimum=0)
-    max_seq_length: int = setting(512, "tokens per pack", minimum=16)
-    remat: bool = setting(False, "compute each encoder block again in the backward pass")
-    json: str = setting("", "also write the printed table to this file, as JSON")
+    lengths: str = setting("512", "tokens per pack, comma-separated numbers")
+    vocab_size: int = setting(0, "tokens in its vocabulary; 0 = the model's own", minimum=0)
+    remat: bool = setting(False, "compute each block again in the backward pass")
 
     def __post_init__(self):
-        check_settings(self)
+        super().__post_init__()
         check_divides(self, "micro_batch_size", "batch_size")
+        if not all(length.isdecimal() and int(length) >= 16 for length in self.lengths.split(",")):
+            raise InputError(
+                f"`lengths` must be numbers from 16, separated by commas. Received: {self.lengths!r}."
+            )
 
 
 def main(config):
-    """Measure, and print the table."""
-    backend = choose_backend()
+    """Measure, print and write."""
+    choose_backend()
     # TensorFlow and Keras: not for --help
-    from benchmarks.benchmark_batches import make_batches
-    from benchmarks.benchmark_engine import build_engine
+    from benchmarks.synthetic_data import check_positions
+    from benchmarks.training_steps import build_engine, stepping
     from bert_packed.config import load_model_config
 
-    model_config = load_model_config(config.bert_config_file)
-    sizes = (config.max_seq_length, DEPTH, config.batch_size, NUM_STEPS)
-    with tempfile.TemporaryDirectory() as folder:
-        packed, _ = make_batches(folder, "", *sizes, model_config)
-    with MemoryWatch() as watch:
-        engine = build_engine(model_config, config.remat, config.micro_batch_size or None)
-        for batch in packed.batches:
-            float(engine.train_step(batch)["num_sequences"])  # wait for the device
-    row = {"backend": backend, "remat": str(config.remat).lower()}
-    row["process, MiB"] = watch.largest_growth and watch.largest_growth / MEBIBYTE
-    if backend == "jax":
-        row["temporaries, MiB"] = engine.count_train_step(packed.batches[0])["temporary bytes"] / MEBIBYTE
-    print_table([row], config.json)
+    model_config = load_model_config(config.bert_config_file, config.vocab_size or None)
+    rows = []
+    for length in map(int, config.lengths.split(",")):
+        check_positions(length, model_config)
+        batch = make_batch(model_config, config.batch_size, length)
+        with MemoryWatch() as watch:
+            engine = build_engine(model_config, config.micro_batch_size, config.remat)
+            step = stepping(engine, [batch])
+            for repeat in range(NUM_STEPS):
+                step(repeat)
+        (program,) = engine.step_programs(batch)
+        rows.append(
+            memory_row(length, config, program.temporary_bytes, None if rows else watch.largest_growth)
+        )
+    show("step_memory", config, {"memory": rows})
+
+
+def make_batch(model_config, batch_size, length):
+    """A batch dict of packs of Wikipedia's lengths, for a BERT or a Mamba."""
+    import numpy as np
+
+    from benchmarks.synthetic_data import token_batch, wikipedia_corpus
+    from bert_packed.config import MambaConfig
+
+    rng, corpus = np.random.default_rng(0), wikipedia_corpus(length, DEPTH)
+    if isinstance(model_config, MambaConfig):
+        return token_batch(corpus.draw_packs(batch_size, rng), length, model_config.vocab_size, rng)
+    return corpus.packed_batch(batch_size, model_config.vocab_size, rng)
+
+
+def memory_row(length, config, temporaries, growth):
+    """A row of the table; bytes are None where they are not known."""
+    tokens = length * (config.micro_batch_size or config.batch_size)
+    return {
+        "tokens": length,
+        "remat": str(config.remat).lower(),
+        "temporaries, MiB": temporaries and temporaries / MEBIBYTE,
+        "KiB a token": temporaries and temporaries / KIBIBYTE / tokens,
+        "process, MiB": growth and growth / MEBIBYTE,
+    }
 
 
 if __name__ == "__main__":

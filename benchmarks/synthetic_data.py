@@ -1,36 +1,239 @@
-"""Unpacked records of random tokens, as many as asked for and as long as Wikipedia's: input of benchmarks."""
+"""Synthetic sequences of real lengths: a corpus with its plan, batches, and files of records.
 
+Tokens are random: what a step, a packing job or a read costs depends on none of them.
+
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, n sequences.
+"""
+
+import dataclasses
 import os
 
 import numpy as np
 
 from bert_packed import schema
+from bert_packed.assembly.assemble import assemble_packs
+from bert_packed.assembly.assignment import Packs
+from bert_packed.core.settings import InputError
+from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
+from bert_packed.packing.histogram import load_known_histogram
+from bert_packed.packing.plan import PackingPlan
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences, range_indices, to_offsets
 
+WIKIPEDIA = "wikipedia_512"  # the papers' histogram
+MASKED_LM_PROB = 0.15  # google-research/bert's
 VOCAB_SIZE = 30522
-FIRST_WORD = 999  # below stand the special tokens of BERT's vocabulary
-FULL_RATE = 0.4  # share of sequences that fill S; Wikipedia at 512 has about as many
-MIN_LENGTH = 12
-BATCH = 2048
+FIRST_WORD = 999  # below are the special tokens of BERT's vocabulary
+FEWEST_TOKENS = 12  # of a sequence in files of records
+RECORDS_AT_ONCE = 2048
 
 
-def draw_lengths(rng, num_sequences, max_seq_length):
-    """Random lengths: many full, the others spread over all."""
-    spread = (rng.beta(1.2, 1.2, num_sequences) * max_seq_length).astype(np.int64)
-    spread = np.clip(spread, min(MIN_LENGTH, max_seq_length), max_seq_length)
-    return np.where(rng.random(num_sequences) < FULL_RATE, max_seq_length, spread)
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Lengths of a data set, and the plan that packs all of it.
+
+    Attributes:
+        histogram: int64 `[S]`, entry i counts the sequences of i + 1 tokens.
+        plan: `PackingPlan` for it.
+    """
+
+    histogram: np.ndarray
+    plan: PackingPlan
+
+    @property
+    def max_seq_length(self):
+        """S."""
+        return len(self.histogram)
+
+    def draw_packs(self, num_packs, rng):
+        """Packs, each as often as the plan has it: list of tuples of lengths."""
+        strategies, counts = zip(*self.plan.strategies.items(), strict=True)
+        shares = np.array(counts) / sum(counts)
+        return [strategies[index] for index in rng.choice(len(strategies), num_packs, p=shares)]
+
+    def packed_batch(self, num_packs, vocab_size, rng):
+        """A batch dict of packs for pre-training a BERT, P and K as large as the fullest pack needs."""
+        spec = spec_of(self.plan.strategies, self.max_seq_length)
+        return bert_batch(self.draw_packs(num_packs, rng), spec, self.max_seq_length, vocab_size, rng)
+
+    def unpacked_batch(self, num_rows, vocab_size, rng):
+        """A batch dict of rows of S tokens that hold one sequence each."""
+        spec = row_spec(self.max_seq_length, self.max_seq_length)
+        packs = [(length,) for length in draw_lengths(self.histogram, num_rows, rng)]
+        return bert_batch(packs, spec, self.max_seq_length, vocab_size, rng)
 
 
-def write_sequences(folder, num_sequences, max_seq_length, num_files=4, seed=0, draw=draw_lengths):
-    """Write unpacked records into `folder`; returns the paths.
+def plan_corpus(histogram, depth):
+    """Plan sequences of at most S tokens, a histogram int64 `[S]`, at a depth: `Corpus`."""
+    return Corpus(histogram, ALGORITHMS[DEFAULT_ALGORITHM](histogram, len(histogram), depth))
+
+
+def wikipedia_histogram(max_seq_length):
+    """The papers' Wikipedia lengths in proportion to S, of `FEWEST_TOKENS` at least: int64 `[S]`."""
+    counts = load_known_histogram(WIKIPEDIA)
+    lengths = -(-np.arange(1, len(counts) + 1) * max_seq_length // len(counts))
+    lengths = np.maximum(lengths, min(FEWEST_TOKENS, max_seq_length))
+    return np.bincount(lengths, counts, max_seq_length + 1)[1:].astype(np.int64)
+
+
+def wikipedia_corpus(max_seq_length, depth=3):
+    """`wikipedia_histogram` and its plan at a depth: `Corpus`."""
+    return plan_corpus(wikipedia_histogram(max_seq_length), depth)
+
+
+def draw_lengths(histogram, num_sequences, rng):
+    """Lengths, each as often as a histogram `[S]` has it: int64 `[num_sequences]`."""
+    return 1 + rng.choice(len(histogram), num_sequences, p=histogram / histogram.sum())
+
+
+def check_positions(length, model_config):
+    """Raise `InputError` where a model has fewer positions than packs have tokens."""
+    limit = getattr(model_config, "max_position_embeddings", length)
+    if length > limit:
+        raise InputError(
+            f"`max_seq_length` must be at most max_position_embeddings={limit}. Received: {length}."
+        )
+
+
+def count_predictions(lengths, max_seq_length):
+    """Predictions of sequences, as google-research/bert chooses their number: int64 `[n]`.
+
+        lengths 3 20 512, S = 512   ->   1 3 76
+
+    Args:
+        lengths: Int `[n]`.
+        max_seq_length: S, by which their number is limited.
+    """
+    wanted = np.round(np.asarray(lengths) * MASKED_LM_PROB).astype(np.int64)
+    return np.clip(wanted, 1, schema.default_predictions(max_seq_length))
+
+
+def spec_of(packs, length, limit=None):
+    """The least shapes that hold packs, tuples of lengths, of S tokens: `PackSpec`."""
+    needed = max(int(count_predictions(pack, limit or length).sum()) for pack in packs)
+    return schema.PackSpec(int(length), max(map(len, packs)), needed)
+
+
+def row_spec(length, limit):
+    """The shapes of rows of `length` tokens for one sequence each: `PackSpec`.
+
+    Args:
+        length: S of the rows.
+        limit: Length of the longest sequence of the data, which limits the predictions of all.
+    """
+    return spec_of([(one,) for one in range(1, length + 1)], length, limit)
+
+
+def random_packs(packs, spec, limit, vocab_size, rng):
+    """The arrays of packed records: dict from feature to int32 `[B, ...]`, weights float32.
+
+    Args:
+        packs: List of tuples of lengths; `[(5,), (7,)]` are two rows of one sequence each.
+        spec: `PackSpec` that no pack exceeds.
+        limit: Length that limits the predictions of a sequence (`count_predictions`).
+        vocab_size: Ids are below it.
+        rng: NumPy generator.
+    """
+    lengths = np.array([length for pack in packs for length in pack])
+    num_predictions = count_predictions(lengths, limit)
+    offsets, num_tokens = to_offsets(lengths), int(lengths.sum())
+    first_id = min(FIRST_WORD, vocab_size - 1)
+    is_b = np.arange(num_tokens) >= np.repeat(offsets[:-1] + lengths // 2, lengths)
+    number = range_indices(np.zeros(len(lengths), np.int64), num_predictions)
+    # Evenly in each sequence: lengths 4 and 6, one and two predictions -> 0 0 3
+    positions = number * np.repeat(lengths, num_predictions) // np.repeat(num_predictions, num_predictions)
+    sequences = make_sequences(
+        BERT_LAYOUT,
+        "",
+        tokens=rng.integers(first_id, vocab_size, num_tokens),
+        token_type_ids=is_b,
+        lengths=lengths,
+        prediction_positions=positions,
+        prediction_ids=rng.integers(first_id, vocab_size, len(positions)),
+        num_predictions=num_predictions,
+        next_sentence_labels=rng.integers(0, 2, len(lengths)),
+        record_numbers=np.arange(1, len(lengths) + 1),
+    )
+    members = Packs(np.arange(len(lengths)), to_offsets(np.array([len(pack) for pack in packs])))
+    return assemble_packs(sequences, members, spec)
+
+
+def bert_batch(packs, spec, limit, vocab_size, rng):
+    """The batch dict of pre-training a BERT on packs; arguments as of `random_packs`."""
+    from bert_packed.objectives.features import BATCH_NAMES
+
+    arrays = random_packs(packs, spec, limit, vocab_size, rng)
+    return {name: arrays[record_name] for record_name, name in BATCH_NAMES.items()}
+
+
+def token_batch(packs, length, vocab_size, rng, num_slots=None):
+    """The batch dict of next-token prediction on packs of S tokens; every token but the last predicts.
+
+    Args:
+        packs: List of tuples of lengths.
+        length: S.
+        vocab_size: Ids are below it.
+        rng: NumPy generator.
+        num_slots: K; None for the most sequences of a pack.
+    """
+    num_slots = num_slots or max(map(len, packs))
+    spec = dataclasses.replace(spec_of(packs, length), max_sequences_per_pack=num_slots)
+    arrays = random_packs(packs, spec, length, vocab_size, rng)
+    tokens_BS, ids_BS = arrays[schema.INPUT_IDS], arrays[schema.INPUT_MASK]
+    next_ids_BS, next_tokens_BS = (np.pad(values[:, 1:], ((0, 0), (0, 1))) for values in (ids_BS, tokens_BS))
+    goes_on_BS = (next_ids_BS == ids_BS) & (ids_BS > 0)
+    slots_K = np.arange(1, num_slots + 1)
+    return {
+        "token_ids": tokens_BS,
+        "sequence_ids": ids_BS,
+        "position_ids": arrays[schema.POSITION_IDS],
+        "label_ids": next_tokens_BS * goes_on_BS,
+        "label_sequences": ids_BS * goes_on_BS,
+        "slot_weights": arrays[schema.NEXT_SENTENCE_WEIGHTS],
+        "sequence_bytes": (ids_BS[:, :, None] == slots_K).sum(axis=1).astype(np.int32),  # a byte a token
+    }
+
+
+def best_shapes(lengths, num_shapes):
+    """The few row lengths that sequences are filled up to with the least padding in all.
+
+        lengths [2 3 9 10 10], two shapes   ->   [3 10]
+
+    Args:
+        lengths: Int `[n]`.
+        num_shapes: Most row lengths.
+
+    Returns:
+        int64 array, ascending; the last is the longest length.
+    """
+    values, counts = np.unique(lengths, return_counts=True)
+    upto = np.concatenate([[0], np.cumsum(counts)])
+    # cost[i]: least tokens of the i shortest values' sequences, with as many shapes as there were rounds
+    cost, chosen = np.where(np.arange(len(values) + 1) == 0, 0.0, np.inf), []
+    for _ in range(num_shapes):
+        # [i, j]: the last shape is value j - 1, and holds the values from i on
+        tokens = cost[:, None] + (upto[None, :] - upto[:, None]) * np.concatenate([[0], values])[None, :]
+        tokens = np.where(np.tri(len(cost), dtype=bool).T, tokens, np.inf)
+        chosen.append(np.argmin(tokens, axis=0))
+        cost = np.min(tokens, axis=0)
+    shapes, last = [], len(values)
+    for first in reversed(chosen):
+        if last:
+            shapes.append(values[last - 1])
+        last = first[last]
+    return np.unique(shapes)
+
+
+def write_sequences(folder, num_sequences, max_seq_length, num_files=4, seed=0):
+    """Write unpacked records with Wikipedia's lengths in proportion to S; returns the paths.
 
     Args:
         folder: Made where it is missing.
-        num_sequences, max_seq_length: How many, and the most tokens in one.
+        num_sequences: Records of all files.
+        max_seq_length: S.
         num_files: Files to spread them over.
         seed: Whole number.
-        draw: Function `(rng, num_sequences, max_seq_length)` to int64 lengths.
     """
     os.makedirs(folder, exist_ok=True)
     paths = []
@@ -38,28 +241,16 @@ def write_sequences(folder, num_sequences, max_seq_length, num_files=4, seed=0, 
         rng = np.random.default_rng((seed, index))
         count = num_sequences * (index + 1) // num_files - num_sequences * index // num_files
         paths.append(os.path.join(folder, f"sequences-{index:05d}-of-{num_files:05d}.tfrecord"))
-        tfrecords.write_records(paths[-1], _serialize(rng, count, max_seq_length, draw))
+        tfrecords.write_records(paths[-1], _unpacked_records(rng, count, max_seq_length))
     return paths
 
 
-def _serialize(rng, num_sequences, max_seq_length, draw):
-    room = schema.default_predictions(max_seq_length)
-    columns = np.arange(max_seq_length)
-    for start in range(0, num_sequences, BATCH):
-        size = min(BATCH, num_sequences - start)
-        lengths = draw(rng, size, max_seq_length)[:, None]
-        is_token = columns < lengths
-        num_predictions = np.clip(np.round(0.15 * lengths).astype(np.int64), 1, room)
-        is_used = np.arange(room) < num_predictions
-        positions = 1 + np.arange(room) * (lengths - 1) // num_predictions
-        yield from serialize_examples(
-            {
-                schema.INPUT_IDS: rng.integers(FIRST_WORD, VOCAB_SIZE, is_token.shape) * is_token,
-                schema.INPUT_MASK: is_token.astype(np.int64),
-                schema.SEGMENT_IDS: (is_token & (columns >= lengths // 2)).astype(np.int64),
-                schema.MASKED_LM_POSITIONS: np.where(is_used, positions, 0),
-                schema.MASKED_LM_IDS: rng.integers(FIRST_WORD, VOCAB_SIZE, is_used.shape) * is_used,
-                schema.MASKED_LM_WEIGHTS: is_used.astype(np.float32),
-                schema.NEXT_SENTENCE_LABELS: rng.integers(0, 2, (size, 1)),
-            }
-        )
+def _unpacked_records(rng, num_sequences, max_seq_length):
+    # A pack of one sequence has the arrays of an unpacked record, and three more
+    spec = schema.PackSpec(max_seq_length, 1, schema.default_predictions(max_seq_length))
+    histogram = wikipedia_histogram(max_seq_length)
+    for start in range(0, num_sequences, RECORDS_AT_ONCE):
+        size = min(RECORDS_AT_ONCE, num_sequences - start)
+        packs = [(length,) for length in draw_lengths(histogram, size, rng)]
+        arrays = random_packs(packs, spec, max_seq_length, VOCAB_SIZE, rng)
+        yield from serialize_examples({name: arrays[name] for name in schema.UNPACKED_LENGTHS})

@@ -24,7 +24,7 @@ ORDER = {
     "bert_packed.torch": {"numpy", "torch"},
     "bert_packed.training": {"keras", "numpy", "jax", "tensorflow", "tensorboard", "tqdm"},
     "bert_packed.checkpoints": {"keras", "numpy", "safetensors", "tensorflow", "tokenizers"},
-    "bert_packed.runs": {"keras", "numpy", "scipy"},
+    "bert_packed.runs": {"keras", "numpy"},
     "bert_packed.evaluation": {"keras", "numpy", "scipy"},
     "data_gen.jobs": {"apache_beam", "tqdm"},
     "data_gen.text": {"numpy", "pyarrow", "sentencex", "tokenizers", "tqdm"},

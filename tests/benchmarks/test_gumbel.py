@@ -15,6 +15,7 @@ from benchmarks.gumbel import (
     fit,
     of_one_device,
 )
+from bert_packed.core.settings import InputError
 
 ONE = Gumbel(1.94, 0.318)
 
@@ -72,6 +73,11 @@ def test_the_least_of_values_is_the_mean_over_all_ways_to_draw(num_devices):
 def test_a_fit_finds_what_the_values_are_drawn_from():
     found = fit(np.random.default_rng(1).gumbel(1.3, 0.2, 20_000).tolist())
     assert found.alpha == pytest.approx(1.3, abs=0.01) and found.beta == pytest.approx(0.2, abs=0.01)
+
+
+def test_values_without_a_spread_have_no_distribution():
+    with pytest.raises(InputError, match=r"must give different speed-ups. Received: 2 of all"):
+        fit([2.0] * 10)
 
 
 def test_density_and_quantile_belong_together():

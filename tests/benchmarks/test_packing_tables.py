@@ -1,23 +1,12 @@
-"""Does the report notice what differs from print, and only that?"""
-
-import json
+"""The packing tables notice what differs from print, and only that."""
 
 import numpy as np
 import pytest
+from benchmark_command import is_png, run_benchmark, tables_of
 
-from benchmarks import packing_benchmark, packing_tables
-from benchmarks.glue_lengths import measure_glue
-from benchmarks.packing_figures import (
-    GLUE,
-    KNOWN_DIFFERENCES,
-    LPFHP,
-    PRINTED,
-    WIKIPEDIA,
-    Known,
-    Printed,
-)
-from benchmarks.packing_tables import TablesConfig, agrees, compare_with_print, write_markdown
-from bert_packed.core.command_line import run
+from benchmarks import packing_speed, packing_tables
+from benchmarks.packing_figures import GLUE, KNOWN_DIFFERENCES, LPFHP, PRINTED, WIKIPEDIA, Known, Printed
+from benchmarks.packing_tables import agrees, compare_with_print, exit_status, measure_glue, write_markdown
 from bert_packed.core.settings import InputError
 from bert_packed.packing.histogram import load_known_histogram
 from bert_packed.tasks.glue import read_columns
@@ -68,18 +57,26 @@ def test_every_known_difference_belongs_to_a_printed_figure():
         assert set(reasons) <= set(printed[row]), row
 
 
-def test_exit_status_tells(monkeypatch, capsys, tmp_path):
+def test_one_row_that_differs_fails_the_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(packing_tables, "cghp_rows", lambda measured: [])
     monkeypatch.setattr(packing_tables, "PRINTED", [row for row in QUICK if row.table == GLUE])
-    out = tmp_path / "rows.json"
-    assert run(packing_tables.main, TablesConfig, "", ["report", f"--json={out}"]) == 0
-    assert "glue_cola" in capsys.readouterr().out
-    assert json.loads(out.read_text())[0]["packs"] == 913
+    rows = tables_of("packing_tables", tmp_path)["packing"]
+    assert rows[0]["data"] == "glue_cola" and rows[0]["packs"] == 913
+    right, wrong = {"against print": "equal (3)"}, {"against print": "packs: DIFFERS from print 1"}
+    assert [exit_status(rows) for rows in ([right], [right, wrong], [wrong], [])] == [0, 1, 1, 0]
     wrong = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193"})
-    monkeypatch.setattr(packing_tables, "PRINTED", [wrong])
-    assert run(packing_tables.main, TablesConfig, "", ["report"]) == 1
-    assert run(packing_tables.main, TablesConfig, "", ["report", "--glue_dir=x"]) == 2
+    monkeypatch.setattr(packing_tables, "PRINTED", [*packing_tables.PRINTED, wrong])
+    assert run_benchmark("packing_tables") == 1
+    assert run_benchmark("packing_tables", glue_dir="x") == 2
     assert "`glue_dir` and `vocab_file` must be given together" in capsys.readouterr().err
+
+
+def test_rows_of_column_generation_carry_their_proof(monkeypatch):
+    monkeypatch.setattr(packing_tables, "EXTRA", [])
+    rows = packing_tables.cghp_rows()
+    assert {row["algorithm"] for row in rows} == {"cghp"} and len(rows) == 6
+    (row,) = [row for row in rows if row["data"] == "glue_cola"]
+    assert row["packs"] == 757 and row["against print"] == "at least 757 packs, gap 0.0e+00 (material)"
 
 
 @pytest.mark.parametrize(
@@ -121,26 +118,30 @@ def test_glue_lengths_count_special_tokens_and_keep_quotes(tmp_path):
 
 
 def test_picture_is_a_png(tmp_path):
-    pytest.importorskip("matplotlib", reason="drawing needs matplotlib")
-    from benchmarks.packing_picture import draw_efficiency_by_depth
-
-    path = tmp_path / "picture.png"
-    draw_efficiency_by_depth(
-        load_known_histogram("glue_wnli", 128), 128, path, (1, 2, "max"), ("spfhp", "cghp")
-    )
-    assert path.read_bytes().startswith(b"\x89PNG")
+    histogram = load_known_histogram("glue_wnli", 128)
+    packing_tables.draw(histogram, 128, tmp_path / "a.png", (1, 2, "max"), ("spfhp", "cghp"))
+    assert is_png(tmp_path / "a.png")
 
 
-def test_benchmark_builds_the_published_formulation():
+def test_the_published_formulation_places_every_sequence():
     histogram = np.random.default_rng(0).integers(1, 99, 24)
-    mix = packing_benchmark.mix_by_dense_nnls(histogram, 24, 3)
+    mix = packing_speed.mix_by_dense_nnls(histogram, 24, 3)
     slots = np.zeros(24, int)
     for pack, count in mix:
         assert sum(pack) == 24
         for slot in pack:
             slots[slot - 1] += count
     assert (slots >= histogram).all()
-    assert packing_benchmark.articles(10**9).sum() == 10**9
+    assert packing_speed.articles(10**9).sum() == 10**9
+
+
+def test_one_figure_that_is_missed_fails_the_benchmark(monkeypatch, tmp_path):
+    """Each figure is met up to the most that is wanted."""
+    met, missed = packing_speed._row("a", "s", 2.0, 2.0), packing_speed._row("b", "s", 2.1, 2.0)
+    assert (met["met"], missed["met"]) == (True, False)
+    for rows, status in (([met, met], 0), ([met, missed], 1), ([missed], 1)):
+        monkeypatch.setattr(packing_speed, "measure", lambda repeats, rows=rows: rows)
+        assert tables_of("packing_speed", tmp_path, status)["packing"] == rows
 
 
 @pytest.mark.parametrize(

@@ -1,153 +1,224 @@
-"""The report on Mambas as a command: flags, lengths, tables in print, JSON and picture."""
+"""PackMamba: padding by plain loops, the same sequences in each way, ratios by token, other scans."""
 
-import json
+import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
-from mamba_batches import WAYS
+from benchmark_command import is_png, run_benchmark, tables_of
+from keras import ops
 from next_tokens import CONFIG
 
-from benchmarks import mamba_operators, mamba_speed, packmamba, packmamba_parts, reset_cost
-from benchmarks.padding_rates import draw_lengths, padding_rates
-from benchmarks.sequence_batches import PACKED, PADDED, SINGLE
+from benchmarks import mamba_operators, packmamba
+from benchmarks.mamba_operators import BOTH, FORWARD, OPERATORS, operator_inputs, operator_program
+from benchmarks.packmamba import PACKED, PADDED, SINGLE, PackMambaConfig, choose_packs, make_batches
+from benchmarks.padding_rates import draw_lengths, padding_rows
 from bert_packed.config import config_json
-from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_json
+from bert_packed.models.selective_scan import ssm_pack
+from bert_packed.packing.baselines import shuffled_lengths
+from bert_packed.packing.histogram import count_lengths
+from bert_packed.training.engines.functional import gradient
+
+TOY = {"max_seq_length": 64, "pack_length": 64, "shrink": 1, "batch_size": 2, "repeats": 1}
 
 
-def command(*flags):
-    module = packmamba
-    return run(module.main, module.PackMambaConfig, module.DESCRIPTION, ["packmamba", *flags])
+def test_lengths_are_like_the_papers():
+    lengths = draw_lengths(20_000, seed=0)
+    assert lengths.min() == 57 and lengths.max() == 2048
+    assert lengths.mean() == pytest.approx(646, rel=0.01)
+    assert (lengths == draw_lengths(20_000, seed=0)).all() and (lengths != draw_lengths(20_000, seed=1)).any()
+    others = draw_lengths(20_000, seed=0, shortest=10, longest=100, mean=40)
+    assert others.min() == 10 and others.max() == 100 and others.mean() == pytest.approx(40, rel=0.02)
+
+
+def rates_by_loops(arrivals, row_length, pack_length, window):
+    """Percent of padding: padded, in order, sorted in a window."""
+    in_order, space = 0, 0
+    for length in arrivals:
+        if length > space:
+            in_order, space = in_order + 1, pack_length
+        space -= length
+    in_window, space, waiting, left = 0, 0, [], list(arrivals)
+    while waiting or left:
+        while left and len(waiting) < window:
+            waiting.append(left.pop(0))
+        fitting = [length for length in waiting if length <= space]
+        if fitting:
+            waiting.remove(max(fitting))
+            space -= max(fitting)
+        else:
+            in_window, space = in_window + 1, pack_length
+    tokens = len(arrivals) * row_length, in_order * pack_length, in_window * pack_length
+    return [100 * (1 - sum(arrivals) / size) for size in tokens]
+
+
+def test_padding_is_that_of_plain_loops():
+    lengths = draw_lengths(300, seed=3)
+    arrivals = shuffled_lengths(count_lengths(lengths, 4096), 5).tolist()
+    *rates, ours = padding_rows(lengths, 2048, 4096, window=16, seed=5)
+    assert [row["padding, %"] for row in rates] == pytest.approx(rates_by_loops(arrivals, 2048, 4096, 16))
+    assert [row["PackMamba, %"] for row in rates] == [66.3, 19.1, 0.41] and ours["PackMamba, %"] is None
+    assert -(-lengths.sum() // 4096) <= ours["at least"] <= ours["rows"] <= rates[2]["rows"]
+    assert ours["padding, %"] == pytest.approx(100 - 100 * lengths.sum() / (4096 * ours["rows"]))
+
+
+def test_padding_of_many_lengths_is_pinned():
+    rates = [row["padding, %"] for row in padding_rows(draw_lengths(2000, seed=0), 2048, 4096)]
+    assert rates[:3] == pytest.approx([68.352, 16.497, 0.479], abs=0.001) and rates[3] < 0.3
+
+
+def test_chosen_sequences_fill_the_packs_and_have_the_spread_of_all():
+    assert choose_packs([1, 1, 2, 2, 2, 2, 3, 5], 5, 2) == [(1, 2, 2), (5,)]
+    lengths = draw_lengths(5000, seed=0)
+    packs = choose_packs(lengths, 4096, 4)
+    chosen = [length for pack in packs for length in pack]
+    assert len(packs) == 4 and all(sum(pack) <= 4096 for pack in packs) and sum(chosen) > 0.95 * 4 * 4096
+    assert np.mean(chosen) == pytest.approx(np.mean(lengths), rel=0.03)
+    assert np.std(chosen) == pytest.approx(np.std(lengths), rel=0.1)
+    with pytest.raises(InputError, match=r"must hold enough to fill 3 packs of 8\. Received: 4 sequences"):
+        choose_packs([3, 4, 5, 2], 8, 3)
+
+
+def test_every_sequence_is_once_in_each_way():
+    lengths = draw_lengths(400, seed=0, shortest=4, longest=64, mean=20)
+    batches = make_batches(PackMambaConfig(**TOY), lengths, CONFIG.vocab_size)
+
+    def lengths_in(some):
+        return Counter(
+            int((ids == slot).sum())
+            for batch in some
+            for ids in batch["sequence_ids"]
+            for slot in range(1, ids.max() + 1)
+        )
+
+    assert lengths_in(batches[SINGLE]) == lengths_in(batches[PADDED]) == lengths_in(batches[PACKED])
+    assert batches[PACKED][0]["token_ids"].shape == (2, 64)
+    assert {batch["token_ids"].shape[1] for batch in batches[PADDED]} == {64}
+    shapes = {batch["token_ids"].shape for batch in batches[SINGLE]}
+    assert len(shapes) == 3 and {rows for rows, _ in shapes} == {1}
+    counts = {way: packmamba.count_tokens(some) for way, some in batches.items()}
+    assert len({num_tokens for num_tokens, _ in counts.values()}) == 1
+    assert counts[PACKED][1] < counts[SINGLE][1] < counts[PADDED][1]
+
+
+def test_gains_are_by_token_and_over_the_other_way():
+    batch = {"sequence_ids": np.ones((1, 10))}
+    batches = {SINGLE: [batch], PADDED: [batch], PACKED: [batch, batch]}
+    by_token = packmamba.seconds_a_token(
+        {SINGLE: [3.0, 4.0], PADDED: [2.0, 2.0], PACKED: [2.0, 2.0]}, batches
+    )
+    assert by_token[PACKED] == [0.1, 0.1] and by_token[SINGLE] == [0.3, 0.4]
+    single, padded, packed = packmamba.speed_rows(by_token)
+    assert (single["gain"], padded["gain"], packed["gain"]) == pytest.approx((1, 1.75, 3.5))
+    assert packed["real tokens/s"] == pytest.approx(10)
+    row = packmamba.comparison(by_token, PADDED, 2.5)
+    assert row["times the tokens/s"] == pytest.approx(2.0) and row["at least"] == 2.5
+
+
+def test_a_path_is_known_by_its_products():
+    assert packmamba.path_row(5, 2, 9)["path"] == "not token by token"
+    assert packmamba.path_row(5, 2, 10)["path"] == "slow: token by token in Python"
+
+
+@pytest.mark.both_backends
+def test_operators_run_forward_and_backward(monkeypatch, uncompiled):
+    monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
+    batch = {"position_ids": np.array([[0, 1, 2, 0, 1, 0]], np.int32)}
+    for operator in OPERATORS:
+        ((inputs, positions, weights),) = operator_inputs(operator, CONFIG, [batch])
+        assert (np.asarray(positions) == batch["position_ids"]).all()
+        (output,) = operator_program(operator, FORWARD)(inputs, positions, weights)
+        gradients, again = operator_program(operator, BOTH)(inputs, positions, weights)
+        assert output.shape == inputs[0].shape == (1, 6, CONFIG.inner_size)
+        assert np.allclose(output, again) and [g.shape for g in gradients] == [x.shape for x in inputs]
+        assert all(np.abs(np.asarray(g)).max() > 0 for g in gradients)
+
+
+POSITIONS = np.r_[0:7, 0:31, 0:1, 0:25][None].astype(np.int32)  # two sequences start in the second chunk
+
+
+@pytest.mark.both_backends
+def test_every_scan_computes_the_same(uncompiled):
+    rng, length = np.random.default_rng(0), POSITIONS.shape[1]
+    arrays = [
+        rng.normal(size=(1, length, 3)),
+        np.exp(rng.normal(size=(1, length, 3)) - 1),
+        -np.exp(rng.normal(size=(2, 3))),
+        rng.normal(size=(1, length, 2)),
+        rng.normal(size=(1, length, 2)),
+    ]
+    given = [ops.convert_to_tensor(np.float32(one)) for one in arrays]
+    weights = np.float32(rng.normal(size=(1, length, 3)))
+    positions = ops.convert_to_tensor(POSITIONS)
+    found = {}
+    for name, scan in mamba_operators.scan_variants().items():
+        loss = gradient(lambda x, scan=scan: ops.sum(weights * scan(*x, positions)[0]))
+        values = [scan(*given, positions)[0], *loss(given)]
+        found[name] = [ops.convert_to_numpy(one) for one in values]
+    first, *others = found.values()
+    assert next(iter(mamba_operators.scan_variants().values())) is ssm_pack and len(others) == 3
+    for values in others:
+        for one, want in zip(values, first, strict=True):
+            np.testing.assert_allclose(one, want, atol=1e-5 * np.abs(want).max())
 
 
 @pytest.fixture
 def config_file(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config_json(CONFIG)))
+    path = tmp_path / "mamba.json"
+    write_json(path, config_json(dataclasses.replace(CONFIG, num_hidden_layers=1)))
     return path
 
 
-def test_flags_arrive_and_tables_are_written(monkeypatch, tmp_path, config_file, capsys):
-    asked = {}
-
-    def told(name, result):
-        return lambda *of: asked.setdefault(name, of) and result
-
-    speed = {"way": SINGLE, "s": 1.0, "real tokens/s": 10.0, "gain": 1.0}
-    operator = {"operator": "scan", "pass": "forward", **speed}
-    monkeypatch.setattr(
-        mamba_speed, "measure_training", told("training", ([speed], [{"packed against": SINGLE}]))
-    )
-    told_of_reference = told("reference", ({"path": "slow"}, {"packed against": "transformers"}))
-    monkeypatch.setattr(mamba_speed, "measure_reference", told_of_reference)
-    monkeypatch.setattr(mamba_operators, "measure_operators", told("operators", [operator]))
-    monkeypatch.setattr(reset_cost, "measure_resets", told("resets", [{"of": "step"}]))
-    monkeypatch.setattr(mamba_operators, "measure_variants", told("variants", [{"scan": "one"}]))
-    monkeypatch.setattr(mamba_speed, "step_memory", told("memory", [{"tokens": 64}]))
-    table, picture = tmp_path / "tables.json", tmp_path / "picture.png"
-    flags = {"bert_config_file": config_file, "parts": ",".join(packmamba.PARTS), "max_seq_length": 128}
-    flags |= {"pack_length": 256, "batch_size": 2, "num_steps": 2, "num_shapes": 3, "window": 1, "repeats": 8}
-    flags |= {"shrink": 2, "reset_repeats": 9, "reference_rows": 3, "reference_repeats": 4}
-    flags |= {"memory_lengths": "64,128", "random_seed": 5, "json": table, "picture": picture}
-    assert command(*(f"--{name}={value}" for name, value in flags.items()), "--reference") == 0
-    config, batches, repeats = asked["training"]
-    assert (config, repeats) == (CONFIG, 8) and asked["reference"] == (CONFIG, batches, 3, 4)
-    packs = batches[PACKED].batches
-    assert asked["operators"] == (CONFIG, batches, 8) and asked["memory"] == (CONFIG, [64, 128])
-    assert asked["resets"] == (CONFIG, packs, 9) and asked["variants"] == (CONFIG, packs, 8)
-    assert [batch["token_ids"].shape for batch in packs] == [(2, 128)] * 2
-    assert batches[PADDED].batches[0]["token_ids"].shape == (4, 64)
-    assert len({batch["token_ids"].shape for batch in batches[SINGLE].batches}) == 3
-    lengths = np.maximum(1, draw_lengths(packmamba_parts.ALL_LENGTHS, 5) * 128 // 2048)
-    tables = json.loads(table.read_text())
-    assert tables["padding"] == padding_rates(lengths, 128, 256, window=1, seed=5)
-    # a window of one sequence is the order of arrival
-    assert tables["padding"][1]["rows"] == tables["padding"][2]["rows"]
-    ways = [row["packed against"] for row in tables["packed against others"]]
-    assert ways == [SINGLE, "transformers"] and tables["reference"] == [{"path": "slow"}]
-    assert {"cpu", "backend", *packmamba.PARTS} < tables.keys()
-    assert list(tables["seconds"]) == list(packmamba.PARTS)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    out = capsys.readouterr().out
-    assert "histogram-packed (cghp)" in out and "rows of 64 tokens, steps of 2 packs of 128" in out
-    assert all(f"\n{part} took " in out for part in packmamba.PARTS)
-
-
-def test_transformers_takes_turns_only_where_it_is_asked(monkeypatch, config_file):
-    monkeypatch.setattr(mamba_speed, "measure_training", lambda *of: ([], []))
-    monkeypatch.setattr(mamba_speed, "measure_reference", None)
-    assert command(f"--bert_config_file={config_file}", "--parts=training", "--max_seq_length=128") == 0
-
-
-def test_lengths_of_records(tmp_path, config_file, capsys):
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join("a few words of text. " * number for number in range(1, 30)))
-    from data_gen.text.create_config import CreateConfig
-    from data_gen.text.create_job import create
-
-    create(
-        CreateConfig(
-            input_file=str(text),
-            output_dir=str(tmp_path / "records"),
-            objective="causal_lm",
-            max_seq_length=64,
-            vocab_size=300,
-            num_workers=1,
-        )
-    )
-    records = f"--input_file={tmp_path}/records/train-*.tfrecord"
-    flags = [f"--bert_config_file={config_file}", "--parts=padding", "--pack_length=128", records]
-    assert command(*flags, "--max_seq_length=64", f"--json={tmp_path}/t.json") == 0
-    manifest = json.loads((tmp_path / "records" / "manifest.json").read_text())
-    rows = json.loads((tmp_path / "t.json").read_text())["padding"]
-    assert rows[0]["rows"] == manifest["splits"]["train"]["num_sequences"] and rows[0]["tokens"] == 64
-    assert (
-        command(*flags[:3], f"{records}", "--max_seq_length=64", "--parts=training", "--batch_size=999") == 2
-    )
-    assert "must hold enough to fill 999 packs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "flags, rule",
-    [
-        (["--parts=padding,speed"], "parts=padding,speed: must be of padding, training, operators, resets"),
-        (["--pack_length=1024"], "`pack_length` must be at least max_seq_length=2048"),
-        (["--shrink=257"], "`shrink` must leave 8 of max_seq_length=2048 tokens"),
-        (["--pack_length=2104", "--parts=variants"], "`pack_length` over shrink must be a multiple of 32"),
-        (["--memory_lengths=64,0"], "`memory_lengths` must be whole numbers from 1"),
-        (["--reference", "--parts=padding"], "`reference` needs training among `parts`"),
-        (["--bert_config_file=bert-tiny"], "`bert_config_file` must be a Mamba"),
-    ],
-)
-def test_mistakes(flags, rule, capsys):
-    assert command(*flags) == 2
-    assert rule in capsys.readouterr().err
+def test_the_command(tmp_path, config_file, monkeypatch, uncompiled):
+    monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
+    flags = {**TOY, "bert_config_file": config_file, "parts": ",".join(packmamba.PARTS)}
+    tables = tables_of("packmamba", tmp_path, picture=tmp_path / "a.png", **flags)
+    assert [row["way"] for row in tables["training"]] == [SINGLE, PADDED, PACKED]
+    assert [row["packed against"] for row in tables["packed against others"]] == [SINGLE, PADDED]
+    assert len(tables["operators"]) == 12 and len(tables["variants"]) == 4
+    assert tables["variants"][0]["times as long"] == 1
+    lengths = np.maximum(1, draw_lengths(20_000, 0) * 64 // 2048)
+    assert tables["padding"] == padding_rows(lengths, 64, 64)
+    assert is_png(tmp_path / "a.png")
 
 
 @pytest.mark.slow
 @pytest.mark.both_backends
-def test_a_measurement(tmp_path, config_file, capsys):
+def test_a_measurement(tmp_path, config_file):
     """Nothing replaced: engines, programs and clock."""
-    table = tmp_path / "tables.json"
-    flags = [
-        f"--bert_config_file={config_file}",
-        f"--json={table}",
-        "--max_seq_length=64",
-        "--pack_length=64",
-    ]
-    assert (
-        command(
-            *flags,
-            "--batch_size=2",
-            "--num_shapes=1",
-            "--repeats=1",
-            "--reset_repeats=1",
-            "--shrink=1",
-            "--parts=training,operators,resets,variants",
-        )
-        == 0
-    )
-    tables = json.loads(table.read_text())
-    assert [row["way"] for row in tables["training"]] == list(WAYS)
-    assert [row["packed against"] for row in tables["packed against others"]] == [SINGLE, PADDED]
-    assert len(tables["operators"]) == 12 and len(tables["resets"]) == 3
+    parts = "training,operators,variants"
+    tables = tables_of("packmamba", tmp_path, bert_config_file=config_file, parts=parts, **TOY)
     assert all(row["times as long"] > 0 for row in tables["variants"])
+
+
+def test_lengths_are_those_of_records(tmp_path, config_file, capsys):
+    from data_gen.text.create_config import CreateConfig
+    from data_gen.text.create_job import create
+
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join("a few words of text. " * number for number in range(1, 30)))
+    sizes = {"objective": "causal_lm", "max_seq_length": 64, "vocab_size": 300, "num_workers": 1}
+    create(CreateConfig(input_file=str(text), output_dir=str(tmp_path / "records"), **sizes))
+    flags = {"input_file": f"{tmp_path}/records/train-*.tfrecord", "bert_config_file": config_file}
+    rows = tables_of("packmamba", tmp_path, parts="padding", **flags, **TOY)["padding"]
+    assert rows[0]["rows"] > 29 and rows[0]["tokens"] == 64
+    flags |= {"max_seq_length": 64, "pack_length": 64, "parts": "training", "batch_size": 999, "shrink": 1}
+    assert run_benchmark("packmamba", **flags) == 2
+    assert "must hold enough to fill 999 packs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        ({"parts": "padding,speed"}, "must be of padding, training, operators, variants"),
+        ({"pack_length": 1024}, "`pack_length` must be at least max_seq_length=2048"),
+        ({"shrink": 257}, "`shrink` must leave 8 of max_seq_length=2048 tokens"),
+        ({"reference": "true", "parts": "padding"}, "`reference` needs training among `parts`"),
+        ({"bert_config_file": "bert-tiny"}, "`bert_config_file` must be a Mamba"),
+    ],
+)
+def test_mistakes(flags, rule, capsys):
+    assert run_benchmark("packmamba", **flags) == 2
+    assert rule in capsys.readouterr().err

@@ -1,20 +1,19 @@
-"""What the report on layouts reckons with: formulas and tables by the paper's print, the search, settings."""
+"""Layouts over devices: formulas and tables by the paper's print, the search, the verdict."""
 
 import dataclasses
 import fractions
-import json
 
 import pytest
+from benchmark_command import is_png, run_benchmark, tables_of
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
-from benchmarks import parallelism, scaling_model
-from benchmarks.communication_counts import count_sent, factor, formula, small_shape
+
+from benchmarks import layout_memory, parallelism, scaling_model
+from benchmarks.communication_volume import count_sent, factor, formula, small_shape
 from benchmarks.encoder_program import EncoderShape
 from benchmarks.layout_memory import batch_rows, largest_batch, memory_rows, table2_shape
-from benchmarks.parallelism import DESCRIPTION, ParallelismConfig, keeps_promises, main
-from bert_packed.core.command_line import run
-from bert_packed.core.settings import InputError
+from benchmarks.parallelism import keeps_promises
 from bert_packed.training.step_report import StepProgram
 
 GIBIBYTE = 2**30
@@ -183,12 +182,6 @@ def test_the_largest_batch_is_that_of_a_plain_search(memory, first):
     assert len(set(tries)) == len(tries) and all(batch % 8 == 0 and batch > 0 for batch in tries)
 
 
-def test_a_straight_line_takes_few_tries():
-    tries = []
-    largest_batch(lambda batch: tries.append(batch) or 1000 + 17 * batch, 100_000, 4, 32)
-    assert len(tries) <= 5
-
-
 def pretended(shape, layout, side=1, remat=False):
     """A program whose memory is told: weights spread, activations spread by optimus2d alone."""
     assert remat
@@ -262,35 +255,22 @@ def test_a_promise_that_is_not_kept_is_seen():
 
 
 @pytest.fixture
-def command(monkeypatch):
+def jax_command(monkeypatch):
     """The command as JAX's, without more devices: what is tested compiles nothing."""
-    from bert_packed.training.engines import virtual_devices
-
     made = []
     monkeypatch.setattr(parallelism, "choose_backend", lambda: "jax")
-    monkeypatch.setattr(virtual_devices, "make_virtual_devices", made.append)
-
-    def call(*flags):
-        return run(main, ParallelismConfig, DESCRIPTION, ["parallelism", *flags])
-
-    call.made = made
-    return call
+    monkeypatch.setattr("bert_packed.training.engines.virtual_devices.make_virtual_devices", made.append)
+    return made
 
 
-def test_the_command_prints_writes_and_draws(command, tmp_path, capsys, monkeypatch):
-    from benchmarks import layout_memory
-
+def test_the_command(jax_command, tmp_path, monkeypatch):
     for name in ("memory_rows", "batch_rows"):
         rows = getattr(layout_memory, name)
         monkeypatch.setattr(layout_memory, name, lambda *given, rows=rows: rows(*given, pretended))
-    flags = "--parts=scaling,memory,batch", "--devices=16,4", "--num_layers=24", "--memory_gib=8"
-    status = command(*flags, f"--json={tmp_path / 'a.json'}", f"--picture={tmp_path / 'a.png'}")
-    printed = capsys.readouterr().out
-    assert status == 0 and command.made == [16]
-    assert "nothing is run or timed" in printed and "Table 2, Megatron on 64" in printed
-    written = json.loads((tmp_path / "a.json").read_text())
-    assert "nothing is run or timed" in written["note"]
-    assert list(written)[1:] == [
+    flags = {"parts": "scaling,memory,batch", "devices": "16,4", "num_layers": 24, "memory_gib": 8}
+    tables = tables_of("parallelism", tmp_path, picture=tmp_path / "a.png", **flags)
+    assert jax_command == [16] and is_png(tmp_path / "a.png")
+    assert list(tables) == [
         "memory",
         "batch",
         "constants",
@@ -301,42 +281,30 @@ def test_the_command_prints_writes_and_draws(command, tmp_path, capsys, monkeypa
         "crossover",
         "isoefficiency at 0.5",
     ]
-    assert [row["devices"] for row in written["memory"]] == [1, 4, 4, 1, 16, 16]
-    assert written["memory"][0]["kernels / p, MiB"] == 24 * 12 * 2048**2 * 4 / 2**20
-    assert all(row["there, GiB"] <= 8 < row["next, GiB"] for row in written["batch"])
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert [row["devices"] for row in tables["memory"]] == [1, 4, 4, 1, 16, 16]
+    assert tables["memory"][0]["kernels / p, MiB"] == 24 * 12 * 2048**2 * 4 / 2**20
+    assert all(row["there, GiB"] <= 8 < row["next, GiB"] for row in tables["batch"])
     # 2D above 1D
-    monkeypatch.setattr(
-        layout_memory, "memory_rows", lambda *_: [{**row, "peak, MiB": 1} for row in written["memory"]]
-    )
-    assert command("--parts=memory") == 1
-
-
-def test_a_machine_may_be_given(command, capsys):
-    assert command("--parts=scaling", "--rate=5e12", "--seconds_per_scalar=1e-10", "--efficiency=0.75") == 0
-    printed = capsys.readouterr().out
-    assert "5e+12" in printed and "Megatron on" not in printed and "isoefficiency at 0.75" in printed
+    level = [{**row, "peak, MiB": 1} for row in tables["memory"]]
+    monkeypatch.setattr(layout_memory, "memory_rows", lambda *_: level)
+    assert run_benchmark("parallelism", parts="memory") == 1
 
 
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--devices=4,8", "must be squares of 2, 4, 8, ..., separated by commas"),
-        ("--devices=36", "must be squares of 2, 4, 8, ..., separated by commas"),
-        ("--devices=1", "must be squares of 2, 4, 8, ..., separated by commas"),
-        ("--parts=memory,speed", "must be of communication, weights, memory, batch, scaling"),
-        ("--num_layers=0", "`num_layers` must be at least 1"),
-        ("--rate=1e12", "`rate` and `seconds_per_scalar` must be given together"),
-        ("--efficiency=1", "`efficiency` must be at most 0.99"),
+        ({"devices": "4,8"}, "must be squares of 2, 4, 8, ..., separated by commas"),
+        ({"devices": "1"}, "must be squares of 2, 4, 8, ..., separated by commas"),
+        ({"parts": "memory,speed"}, "must be of communication, weights, memory, batch, scaling"),
     ],
 )
-def test_mistakes_are_one_line(command, capsys, flag, message):
-    assert command(flag) == 2
+def test_mistakes_are_one_line(jax_command, capsys, flag, message):
+    assert run_benchmark("parallelism", **flag) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
 
-def test_another_backend_is_refused(monkeypatch):
+def test_another_backend_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(parallelism, "choose_backend", lambda: "tensorflow")
-    with pytest.raises(InputError, match="KERAS_BACKEND must be jax"):
-        main(ParallelismConfig())
+    assert run_benchmark("parallelism") == 2
+    assert "KERAS_BACKEND must be jax" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
-from benchmarks.communication_counts import (
+from benchmarks.communication_volume import (
     OF_PRODUCTS,
     PASSES,
     communication_rows,

@@ -1,76 +1,169 @@
-"""Learning curves are what the logs say, of every run under its own name, and mistakes are one line."""
+"""Curves are what runs logged, seeds as bands; a target counts where all complete seeds came to it."""
 
-import json
 from pathlib import Path
 
 import pytest
+from benchmark_command import is_png, run_benchmark, tables_of
 
-from benchmarks.run_curves import DESCRIPTION, CurvesConfig, draw, main, read_curves
-from bert_packed.core.command_line import run
+from benchmarks import run_curves
+from benchmarks.run_curves import LoggedRun, bands, common_target, reached, read_run, summary_rows
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_json
+
+FIGURES = ["mlm_loss", "mlm_accuracy"]
 
 
-def write_run(folder, trained, evaluated=()):
-    folder.mkdir()
-    for log, points in (("metrics", trained), ("eval_metrics", evaluated)):
-        rows = "".join(f"{step},9.0,{value}\n" for step, value in points)
-        if points:
-            (folder / f"{log}.csv").write_text(f"step,loss,mlm_loss\n{rows}")
+def write_run(folder, training, held_out=(), num_steps=3, batch=5, factor=2.0, **flags):
+    """Write what a run leaves: rows are (step, loss, accuracy, sequences per second)."""
+    folder.mkdir(parents=True)
+    flags |= {"num_train_steps": num_steps, "train_batch_size": batch}
+    write_json(folder / "run.json", {"flags": flags, "data": {"packing_factor": factor}})
+    for log, rows in (("metrics.csv", training), ("eval_metrics.csv", held_out)):
+        lines = ["step,loss,mlm_loss,mlm_accuracy,sequences_per_second"]
+        lines += [f"{step},9.0,{loss},{accuracy},{speed}" for step, loss, accuracy, speed in rows]
+        if rows:
+            (folder / log).write_text("\n".join(lines) + "\n")
     return folder
 
 
-@pytest.fixture
-def folders(tmp_path):
-    first = write_run(tmp_path / "one", [(1, 3.0), (2, 2.5), (3, "")], [(2, 2.75)])
-    return [first, write_run(tmp_path / "two", [(1, 4.0), (2, 3.5)])]
+def logged(variant, accuracies, is_complete=True, per_step=10):
+    """A run with held-out accuracies at steps 1, 2, ..."""
+    points = [
+        {
+            "step": step,
+            "sequences": per_step * step,
+            "hours": step / 100,
+            "mlm_loss": 1.0,
+            "mlm_accuracy": value,
+        }
+        for step, value in enumerate(accuracies, start=1)
+    ]
+    return LoggedRun(variant, is_complete, {"training": points, "held out": points})
 
 
-def test_curves_are_the_logs_points(folders):
-    assert read_curves(folders, "mlm_loss") == {
-        ("train", "one"): [(1, 3.0), (2, 2.5)],  # a row of steps that were left out has no value
-        ("train", "two"): [(1, 4.0), (2, 3.5)],
-        ("eval", "one"): [(2, 2.75)],
+def test_points_are_the_logs_over_sequences_and_hours(tmp_path):
+    rows = [(1, 8.0, 0.1, ""), (2, 7.0, 0.2, 5), (4, 6.0, 0.3, 20)]
+    folder = write_run(tmp_path / "packed-seed1", rows, [(2, 7.5, 0.15, "")], num_steps=4)
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("5,,,,\n")  # a row of steps that were all left out
+    one = read_run(folder, FIGURES)
+    assert one.variant == "packed" and not one.is_complete  # step 4 is not evaluated
+    points = one.points["training"]
+    assert [(p["step"], p["sequences"], p["mlm_loss"]) for p in points] == [
+        (1, 10, 8.0),
+        (2, 20, 7.0),
+        (4, 40, 6.0),
+    ]
+    # what was not timed went at the median of 5 and 20: 0.8 s, 2 s, 1 s
+    assert [3600 * p["hours"] for p in points] == pytest.approx([0.8, 2.8, 3.8])
+    (held_out,) = one.points["held out"]
+    assert 3600 * held_out["hours"] == pytest.approx(2.8) and held_out["mlm_accuracy"] == 0.15
+
+
+def test_where_the_batch_grows_or_no_manifest_tells_sequences_are_not_known(tmp_path):
+    rows = [(3, 8.0, 0.1, 5)]
+    for name, flags in (("a", {"batch_warmup_steps": 2}), ("b", {"factor": None})):
+        one = read_run(write_run(tmp_path / name, rows, **flags), ["mlm_loss"])
+        assert one.is_complete and one.points["training"][0]["sequences"] is None
+        assert bands([one], "training", "sequences", "mlm_loss") == {}
+        assert bands([one], "training", "step", "mlm_loss") == {name: [(3, 8.0, 8.0, 8.0)]}
+
+
+def test_bands_hold_all_seeds_of_a_step():
+    runs = [logged("packed", [0.1, 0.3]), logged("packed", [0.2]), logged("unpacked", [0.4])]
+    assert bands(runs, "held out", "sequences", "mlm_accuracy") == {
+        "packed": [(10, pytest.approx(0.15), 0.1, 0.2), (20, 0.3, 0.3, 0.3)],
+        "unpacked": [(10, 0.4, 0.4, 0.4)],
     }
-    assert read_curves(folders[:1], "loss")["train", "one"] == [(1, 9.0), (2, 9.0), (3, 9.0)]
 
 
-def test_each_line_has_the_points_and_the_name_of_its_run(folders, tmp_path, monkeypatch):
+def test_a_target_is_reached_between_evaluations():
+    points = logged("packed", [0.1, 0.2, 0.4, 0.3]).points["held out"]
+    assert reached(points, 0.3, "sequences") == pytest.approx(25)
+    assert reached(points, 0.2, "hours") == pytest.approx(0.02)
+    assert reached(points, 0.5, "sequences") is None
+    assert reached(points, 0.05, "sequences") is None  # somewhere before the first
+    assert reached([], 0.3, "sequences") is None
+
+
+def test_the_common_target_is_one_that_all_complete_runs_come_to():
+    runs = [logged("packed", [0.4, 0.3]), logged("unpacked", [0.6]), logged("unpacked", [0.1], False)]
+    assert common_target(runs) == pytest.approx(0.95 * 0.4) and common_target(runs[2:]) == 0
+
+
+def test_the_table_has_the_spread_of_complete_runs_and_the_cost_of_the_target():
+    runs = [logged("unpacked", [0.1, 0.2, 0.3])] * 2
+    runs += [logged("packed", [0.2, 0.4, 0.6]), logged("packed", [0.9], False)]
+    unpacked, packed = summary_rows(runs, FIGURES, 0.25)
+    assert (unpacked["complete"], packed["complete"], packed["runs"]) == (2, 1, 2)
+    assert packed["held out mlm_accuracy, most"] == 0.6 and packed["training mlm_loss"] == 1.0
+    assert unpacked["sequences to target"] == pytest.approx(25) and packed["sequences to target"] == 12.5
+    assert packed["hours to target"] == pytest.approx(0.0125) and packed["runs at target"] == 1
+    (nothing,) = summary_rows([logged("a", [0.3], False)], FIGURES, 0.25)
+    assert nothing["held out mlm_loss"] is None and nothing["sequences to target"] is None
+
+
+def test_what_a_target_took_is_told_only_where_all_complete_runs_came_to_it():
+    """The mean over those that came would make the variant that failed more often the faster one."""
+    runs = [logged("packed", [0.2, 0.4, 0.6]), logged("packed", [0.05, 0.1, 0.15])]
+    (row,) = summary_rows(runs, FIGURES, 0.25)
+    assert (row["complete"], row["runs at target"]) == (2, 1)
+    assert row["sequences to target"] is None and row["hours to target"] is None
+
+
+def test_lines_and_bands_are_drawn(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch() or drawn.append(self))
-    draw(read_curves(folders, "mlm_loss"), "mlm_loss", tmp_path / "curves.png")
-    (figure,) = drawn
-    lines = {
-        panel.get_title(): {line.get_label(): line.get_xydata().tolist() for line in panel.lines}
-        for panel in figure.axes
+    runs = [logged(name, [0.1 * seed, 0.2 * seed]) for name in ("unpacked", "packed") for seed in (1, 2)]
+    panels = [("training", "step"), ("held out", "sequences")]
+    run_curves.draw(runs, FIGURES, panels, tmp_path / "p.png")
+    axes = drawn[0].axes
+    assert [one.get_ylabel() for one in axes] == ["mlm_loss"] * 2 + ["mlm_accuracy"] * 2
+    assert (axes[3].get_title(), axes[3].get_xlabel()) == ("held out", "sequences")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes[3].lines}
+    assert lines["packed"] == [pytest.approx([10, 0.15]), pytest.approx([20, 0.3])]
+    assert {line.get_label(): line.get_color() for line in axes[3].lines} == {
+        "packed": "C0",
+        "unpacked": "C1",
     }
-    assert lines == {
-        "training": {"one": [[1, 3], [2, 2.5]], "two": [[1, 4], [2, 3.5]]},
-        "held out": {"one": [[2, 2.75]]},
-    }
+    band = axes[3].collections[0].get_paths()[0].get_extents()
+    assert (band.y0, band.y1) == (pytest.approx(0.1), pytest.approx(0.4))
 
 
-def test_the_command_prints_the_last_points_and_draws(folders, tmp_path, capsys):
-    argv = ["curves", f"--run_dirs={','.join(map(str, folders))}", f"--json={tmp_path}/last.json"]
-    assert run(main, CurvesConfig, DESCRIPTION, [*argv, f"--picture={tmp_path}/curves.png"]) == 0
-    assert json.loads((tmp_path / "last.json").read_text()) == [
-        {"run": "one", "data": "train", "step": 2, "mlm_loss": 2.5},
-        {"run": "two", "data": "train", "step": 2, "mlm_loss": 3.5},
-        {"run": "one", "data": "eval", "step": 2, "mlm_loss": 2.75},
-    ]
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "one" in capsys.readouterr().out
+def test_a_picture_that_is_not_finished_leaves_the_one_before_it(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    def fail(self, path, **_):
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    path = tmp_path / "p.png"
+    path.write_bytes(b"whole")
+    with pytest.raises(KeyboardInterrupt):
+        run_curves.draw([logged("a", [0.1])], FIGURES, [("training", "step")], path)
+    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]
 
 
-def test_mistakes_are_told(folders, tmp_path):
+def test_the_command(tmp_path):
+    for name in ("one-seed1", "one-seed2", "two"):
+        write_run(tmp_path / "runs" / name, [(1, 3.0, 0.1, 5), (3, 2.5, 0.2, 5)], [(3, 2.75, 0.2, "")])
+    flags = {"run_dirs": f"{tmp_path}/runs/one*,{tmp_path}/runs/two", "picture": tmp_path / "a" / "p.pdf"}
+    one, two = tables_of("run_curves", tmp_path, **flags)["runs"]
+    assert (one["variant"], one["complete"], two["variant"]) == ("one", 2, "two")
+    assert one["training mlm_loss"] == 2.5 and two["held out mlm_loss"] == 2.75
+    assert is_png(tmp_path / "a" / "p.pdf")
+
+
+def test_mistakes(tmp_path, capsys):
+    folder = write_run(tmp_path / "one", [(1, 3.0, 0.1, 5)])
     with pytest.raises(
-        InputError, match=r"`figure` must be a column of .*step, loss, mlm_loss. Received: f1"
+        InputError, match=r"`figures` must be columns of .*step, loss, mlm_loss.*Received: f1"
     ):
-        read_curves(folders, "f1")
-    with pytest.raises(InputError, match=r"must be folders of different names. Received: one, one"):
-        read_curves([folders[0], folders[0]], "loss")
-    with pytest.raises(InputError, match=r"must hold runs with rows in metrics.csv. Received: .*three"):
-        read_curves([tmp_path / "three"], "loss")
-    with pytest.raises(InputError, match="`run_dirs` must be given"):
-        CurvesConfig()
+        read_run(folder, ["f1"])
+    with pytest.raises(InputError, match=r"must hold runs with rows in metrics.csv. Received: .*two"):
+        read_run(write_run(tmp_path / "two", []), ["loss"])
+    assert run_benchmark("run_curves", run_dirs=tmp_path / "three") == 2
+    assert "three" in capsys.readouterr().err

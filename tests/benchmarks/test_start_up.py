@@ -1,90 +1,91 @@
-"""Starts are timed one by one, as asked, and a command that does not end as it must is told."""
+"""Starts: a command that does not end as it must is told; the packs are a run's data."""
 
 import ast
-import json
 import types
 from pathlib import Path
 
 import pytest
+from benchmark_command import config_class, tables_of
 
 from benchmarks import start_up
+from benchmarks.start_up import AGAIN, CONTINUE, START, UNKNOWN, StartConfig
 from bert_packed.core.settings import InputError
+from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_data import read_data
 
 
-@pytest.fixture
-def processes(monkeypatch):
-    """What was started; the clock goes on by 2, 4, 9, ... seconds a process."""
-    started, seconds, status = [], [2, 20, 4, 40, 9, 90], {"help": 0, "missing": 2}
-    now = [0.0, 0.0]
-
-    def run(command, **_):
-        is_help = command[-1] == "--help"
-        started.append(command[1:])
-        now[0] += seconds[len(started) - 1]
-        now[1] += seconds[len(started) - 1] / 4
-        said = "why" if is_help else f"no {command[-1].partition('=')[2]}"
-        return types.SimpleNamespace(returncode=status["help" if is_help else "missing"], stderr=said)
-
-    monkeypatch.setattr(start_up.subprocess, "run", run)
-    monkeypatch.setattr(start_up.time, "perf_counter", lambda: now[0])
-    usage = lambda _: types.SimpleNamespace(ru_utime=now[1], ru_stime=now[1])  # noqa: E731
-    monkeypatch.setattr(start_up.resource, "getrusage", usage)
-    return types.SimpleNamespace(started=started, status=status)
+def ended(monkeypatch, status, message):
+    """Let every command end at once."""
+    one = types.SimpleNamespace(returncode=status, stderr=message)
+    monkeypatch.setattr(start_up.subprocess, "run", lambda *_, **__: one)
 
 
-def test_medians_of_help_and_of_a_missing_input(processes, tmp_path):
-    target = tmp_path / "start.json"
-    start_up.main(start_up.StartConfig(commands="audit", repeats=3, json=str(target)))
-    assert json.loads(target.read_text()) == [
-        {
-            "command": "audit",
-            "--help, s": 4,
-            "--help, CPU s": 2,
-            "missing input, s": 40,
-            "missing input, CPU s": 20,
-        }
-    ]
-    asked, missing = processes.started[:2]
-    assert asked == ["-m", "bert_packed.audit", "--help"]
-    assert [one.partition("=")[0] for one in missing] == [
-        "-m",
-        "bert_packed.audit",
-        "--init_checkpoint",
-        "--input_file",
-    ]
-    assert missing[-1].endswith("/there-is-no-such-file")
-
-
-@pytest.mark.parametrize(("which", "is_help"), [("help", True), ("missing", False)])
-def test_a_command_must_end_as_it_says(processes, which, is_help):
-    processes.status[which] = 1
-    with pytest.raises(InputError, match=r"export must end with status [02].* Received: 1, (why|no )"):
+@pytest.mark.parametrize(
+    ("is_help", "status", "message"),
+    [(True, 1, "why"), (False, 0, ""), (False, 2, "unknown flag 'checkpoint'")],
+)
+def test_a_command_must_end_as_it_says(monkeypatch, is_help, status, message):
+    """With 0 from its help; with 2, and the name of what is missing, otherwise."""
+    ended(monkeypatch, status, message)
+    with pytest.raises(InputError, match=rf"export must end with status [02].* Received: {status}, "):
         start_up.start("export", is_help)
 
 
-def test_another_mistake_than_a_missing_input_is_none(monkeypatch):
-    ended = types.SimpleNamespace(returncode=2, stderr="Unknown command line flag 'checkpoint'")
-    monkeypatch.setattr(start_up.subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(InputError, match=r"audit must end with status 2, and name what is missing.*Unknown"):
-        start_up.start("audit", is_help=False)
+def test_medians_are_of_each_way(monkeypatch):
+    times = iter([(4.0, 1.0), (9.0, 2.0), (6.0, 1.0), (5.0, 3.0), (5.0, 2.0), (7.0, 1.0)])
+    monkeypatch.setattr(start_up, "start", lambda name, is_help: next(times))
+    (row,) = start_up.command_rows(StartConfig(commands="audit", repeats=3))
+    assert row == {
+        "command": "audit",
+        "--help, s": 5.0,
+        "--help, CPU s": 1.0,
+        "missing input, s": 7.0,
+        "missing input, CPU s": 2.0,
+    }
+
+
+def test_the_command_starts_a_command(tmp_path):
+    (row,) = tables_of("start_up", tmp_path, commands="squad_eval", repeats=1)["commands"]
+    assert row["command"] == "squad_eval" and all(
+        value > 0 for name, value in row.items() if name != "command"
+    )
 
 
 def test_unknown_commands_are_refused():
     with pytest.raises(InputError, match=r"`commands` must be of .*Received: x, y\."):
-        start_up.StartConfig(commands="y,audit,x")
+        config_class(start_up)(commands="y,audit,x")
 
 
 def test_every_command_of_the_package_is_started():
     tree = ast.parse((Path(__file__).parents[2] / "setup.py").read_text())
     assigned = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
     scripts = ast.literal_eval(assigned["SCRIPTS"])
-    assert {module for _, module, *_ in start_up.COMMANDS.values()} == set(scripts)
-    assert {name: module.rpartition(".")[2] for name, (_, module, *_) in start_up.COMMANDS.items()} == {
-        name: name for name in start_up.COMMANDS
-    }
+    assert {module for module, *_ in start_up.COMMANDS.values()} == set(scripts)
+    for name, (module, *_) in start_up.COMMANDS.items():
+        assert module.rpartition(".")[2] == name
 
 
 @pytest.mark.slow
 def test_every_command_tells_of_a_missing_input():
     for name in start_up.COMMANDS:
         start_up.start(name, is_help=False)  # raises, were status or message others'
+
+
+def test_the_packs_are_a_run_s_data(tmp_path):
+    size = start_up.write_packs(StartConfig(of="first_batch", num_packs=103, num_files=4), str(tmp_path))
+    assert size == sum(path.stat().st_size for path in tmp_path.glob("*.tfrecord"))
+    data = read_data(TrainConfig(input_file=f"{tmp_path}/*.tfrecord", output_dir=f"{tmp_path}/run"))
+    assert data.num_packs == 103 and data.train.packing_factor == 2 and data.train.spec.max_seq_length == 16
+    assert sorted({entry["num_records"] for entry in data.inputs["input_file"]}) == [25, 26]
+
+
+@pytest.mark.slow  # a process that imports TensorFlow
+def test_what_is_known_of_files_is_not_read_again(tmp_path):
+    flags = {"num_packs": 64 * 100, "num_files": 2, "repeats": 1, "work_dir": tmp_path}
+    rows = tables_of("start_up", tmp_path, of="first_batch", **flags)["first batch"]
+    assert [row["way"] for row in rows] == [START, AGAIN, UNKNOWN, CONTINUE]
+    for row in rows:
+        assert 0 < row["seconds to know the data"] < row["seconds to the first batch"]
+    read = {row["way"]: row["MiB read"] for row in rows}
+    if read[START] is not None:
+        assert max(read[AGAIN], read[CONTINUE]) < read[START]

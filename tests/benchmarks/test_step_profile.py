@@ -1,18 +1,27 @@
-"""A step's instructions: their time on all threads, their part, kind, operations and bytes."""
+"""A step's instructions, with their work and time, beside the machine's rates and the limits by them."""
 
-import dataclasses
-import json
-import re
+import math
+import types
 
+import numpy as np
 import pytest
+from benchmark_command import is_png, tables_of, write_config
 from tiny import CONFIG
 
-from benchmarks import benchmark_batches, benchmark_engine, instruction_times, step_profile
-from benchmarks.instruction_groups import COPIES, ELEMENTWISE, PRODUCTS, SUMS, group_instructions
-from benchmarks.instruction_times import HandingOut, core_seconds
+from benchmarks import machine_rates, step_instructions, step_profile
+from benchmarks.machine_rates import Rates, least_seconds, rate_rows
+from benchmarks.step_instructions import (
+    COPIES,
+    ELEMENTWISE,
+    PRODUCTS,
+    SUMS,
+    HandingOut,
+    Work,
+    core_seconds,
+    read_work,
+)
 from bert_packed.core.settings import InputError
 from bert_packed.models.flops import bert_flops
-from bert_packed.training import profiling
 
 PROGRAM = """HloModule jit_step
 
@@ -26,7 +35,7 @@ PROGRAM = """HloModule jit_step
   %p = f32[4,3]{1,0} parameter(0)
   %q = f32[3,5]{1,0} parameter(1)
   %dot.1 = f32[4,5]{1,0} dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-  ROOT %negate.1 = f32[4,5]{1,0} negate(%dot.1)
+  ROOT %tanh.1 = f32[4,5]{1,0} tanh(%dot.1)
 }
 
 %body (y: f32[3,5]) -> f32[3,5] {
@@ -46,6 +55,18 @@ ENTRY %main (x: f32[4,3], w: f32[3,5]) -> f32[5] {
   ROOT %total = f32[5]{0} reduce(%wide, %zero), to_apply=%summed, metadata={op_name="lamb/sum"}
 }
 """
+
+
+def test_instructions_have_part_kind_and_work():
+    work = read_work(PROGRAM)
+    assert work["named"] == Work("attention", PRODUCTS, 2 * 4 * 5 * 3, 4 * (12 + 15 + 20), 20)
+    assert work["turned"] == Work("attention", COPIES, 0, 4 * (20 + 20))  # unnamed: as what it takes
+    assert work["wide"] == Work("feed-forward", ELEMENTWISE, 0, 4 * (20 + 20), 20)
+    assert work["batched"] == Work("vocabulary logits", PRODUCTS, 2 * 40 * 12, 4 * (12 + 15 + 40))
+    assert work["total"] == Work("optimizer", SUMS, 0, 4 * (20 + 1 + 5))
+    squared = Work("losses and the rest", PRODUCTS, 7 * 2 * 9 * 5, 7 * 4 * (15 + 15 + 9))
+    assert work["squared"] == squared  # in a loop of seven rounds
+    assert not {"dot.1", "tanh.1", "looped"} & work.keys()
 
 
 def test_time_inside_is_not_counted_outside():
@@ -96,91 +117,123 @@ def test_a_trace_has_calls_and_tasks(tmp_path):
     add(first, record, 2010, _p=4)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "host.xplane.pb").write_bytes(space.SerializeToString())
-    seconds = core_seconds(instruction_times.read_threads(tmp_path, {"dot.1", "exp.2"}))
+    seconds = core_seconds(step_instructions.read_threads(tmp_path, {"dot.1", "exp.2"}))
     assert seconds == pytest.approx({"dot.1": (1000 + 500) / 1e12, "exp.2": (3000 + 300) / 1e12})
+    with pytest.raises(InputError, match="must tell of XLA's instructions"):
+        step_instructions.read_threads(tmp_path, {"dot.2"})
 
 
-def test_instructions_have_part_kind_operations_and_bytes():
-    groups = group_instructions(PROGRAM)
-    assert groups["named"] == ("attention", PRODUCTS, 2 * 4 * 5 * 3, 4 * (12 + 15 + 20))
-    assert groups["turned"] == ("attention", COPIES, 0, 4 * (20 + 20))  # unnamed: as what it takes
-    assert groups["wide"] == ("feed-forward", ELEMENTWISE, 0, 4 * (20 + 20))
-    assert groups["batched"] == ("vocabulary logits", PRODUCTS, 2 * 40 * 12, 4 * (12 + 15 + 40))
-    assert groups["total"] == ("optimizer", SUMS, 0, 4 * (20 + 1 + 5))
-    assert groups["squared"] == ("losses and the rest", PRODUCTS, 7 * 2 * 9 * 5, 7 * 4 * (15 + 15 + 9))
-    assert groups["x"][0] == "losses and the rest"
-    assert not {"dot.1", "negate.1", "looped"} & groups.keys()
-
-
-def test_rows_add_up():
-    groups = {
-        "a": ("attention", PRODUCTS, 3_000_000, 8),
-        "b": ("attention", PRODUCTS, 1_000_000, 8),
-        "c": ("optimizer", SUMS, 0, 6_000_000),
-        "never": ("optimizer", SUMS, 0, 1),
+def test_a_group_is_limited_by_its_longest_bound():
+    rates = Rates({(1, 2, 3): 6e9, (4, 2, 3): 3e9}, memory=4e9, exponentials=2e9)
+    assert rates.products == 6e9
+    assert least_seconds(rates, 3e9, 1e9, 1e9) == {"products": 0.5, "memory": 0.25, "exponentials": 0.5}
+    work = {
+        "a": Work("attention", PRODUCTS, 3_000_000, 1_000),
+        "b": Work("attention", PRODUCTS, 1_000_000, 1_000),
+        "c": Work("optimizer", SUMS, 0, 6_000_000),
+        "d": Work("feed-forward", ELEMENTWISE, 0, 1_000, 4_000_000),
+        "never": Work("optimizer", SUMS, 0, 1),
     }
-    rows = step_profile.profile_rows(groups, {"a": 0.006, "b": 0.002, "c": 0.024}, 2)
-    product = {"what": PRODUCTS, "instructions": 2, "ms": 4.0, "share": 0.25, "GFLOP/s": 1.0, "GB/s": None}
-    total = {"what": SUMS, "instructions": 1, "ms": 12.0, "share": 0.75, "GFLOP/s": None, "GB/s": 0.5}
-    whole = {"what": "", "instructions": 3, "ms": 16.0, "share": 1.0, "GFLOP/s": 0.25, "GB/s": None}
-    expected = [
-        {"part": "optimizer", **total},
-        {"part": "attention", **product},
-        {"part": "all", **total},
-        {"part": "all", **product},
-        {"part": "all", **whole},
-    ]
-    assert rows == [pytest.approx(row) for row in expected]
+    rows = step_profile.profile_rows(work, {"a": 0.006, "b": 0.002, "c": 0.024, "d": 0.008}, 2, rates)
+    optimizer, *products, whole = [row for row in rows if row["part"] in ("attention", "optimizer", "all")]
+    assert (optimizer["what"], optimizer["ms"], optimizer["limited by"]) == (
+        SUMS,
+        pytest.approx(12),
+        "memory",
+    )
+    assert optimizer["least ms"] == pytest.approx(1.5) and optimizer["reached"] == pytest.approx(0.125)
+    assert optimizer["GB/s"] == pytest.approx(0.5) and optimizer["GFLOP/s"] is None
+    attention = products[0]
+    assert (attention["instructions"], attention["ms"]) == (2, pytest.approx(4))
+    assert (attention["GFLOP/s"], attention["limited by"]) == (pytest.approx(1), "products")
+    assert attention["operations a byte"] == 2000 and attention["share"] == pytest.approx(0.2)
+    (wide,) = [row for row in rows if row["part"] == "feed-forward"]
+    assert (wide["limited by"], wide["least ms"]) == ("exponentials", pytest.approx(2))
+    assert (whole["what"], whole["ms"], whole["share"]) == ("", pytest.approx(20), 1.0)
+
+
+@pytest.fixture
+def small_rates(monkeypatch):
+    for name, value in (("NUM_MOVED", 1 << 10), ("NUM_EXPONENTIALS", 1 << 10), ("SQUARE", 4), ("PAUSE", 0)):
+        monkeypatch.setattr(machine_rates, name, value)
+
+
+def test_rates_are_work_over_time(small_rates, monkeypatch):
+    """Eight products of 2 x 8 x 2 x 16 operations in half a second; torch takes a quarter of it."""
+
+    def timed(ways, num_repeats):
+        for way in ways.values():
+            way(0)
+        return {name: [0.25, 0.5, 4.0] if "torch" not in name else [0.125, 0.125, 1.0] for name in ways}
+
+    multiplied = []
+    torch = types.SimpleNamespace(randn=lambda *of: of, mm=lambda *of: multiplied.append(of))
+    monkeypatch.setattr(machine_rates, "time_interleaved", timed)
+    monkeypatch.setattr("benchmarks.peers.transformers_models.import_torch", lambda: (torch, None))
+    rates = machine_rates.measure_rates({(8, 2, 16)}, 3, with_torch=True)
+    assert rates.by_shape == {(4, 4, 4): 8 * 128 / 0.5, (8, 2, 16): 8 * 512 / 0.5}
+    assert rates.memory == 3 * 4096 / 0.5 and rates.exponentials == 8 * 1024 / 0.5
+    assert rates.torch == {(4, 4, 4): 8 * 128 / 0.125, (8, 2, 16): 8 * 512 / 0.125}
+    assert rates.of_torch[8, 2, 16] == {"of torch's": 0.25, "from": None, "to": None}
+    assert multiplied == [((4, 4), (4, 4))] * 8 + [((8, 2), (2, 16))] * 8
+    rows = {row["what"]: row for row in rate_rows(rates)}
+    assert rows["product 8 x 2 x 16"]["here"] == 8 * 512 / 0.5 / 1e9
+    assert rows["product 8 x 2 x 16"]["of torch's"] == 0.25 and rows["exponentials"]["torch"] is None
 
 
 @pytest.mark.both_backends
-def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, capsys):
-    made = {}
+@pytest.mark.parametrize("shape", [(4, 3, 8), (8, 3, 4)])
+def test_a_chain_of_products_is_computed(monkeypatch, shape):
+    kept = []
+    monkeypatch.setattr(machine_rates.ops, "convert_to_numpy", lambda value: kept.append(float(value)))
+    machine_rates.product_program(*shape)(0)
+    rows, depth, columns = shape
+    rng = np.random.default_rng(0)
+    left, right = rng.normal(size=(rows, depth)), rng.normal(size=(depth, columns))
+    total = 0.0
+    for _ in range(8):
+        corner = (left @ right)[0, 0]
+        total += corner
+        left, right = (left + corner, right) if rows < columns else (left, right + corner)
+    assert kept == [pytest.approx(total, rel=1e-3)]
 
-    def noting(module, name):
-        function = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *of, **more: made.setdefault(name, (of, more)) and function(*of, **more)
-        )
 
-    noting(benchmark_engine, "build_engine")
-    noting(benchmark_batches, "make_batches")
-    noting(profiling, "Profile")
+@pytest.mark.both_backends
+def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, small_rates):
     monkeypatch.setattr(step_profile, "num_cores", lambda: 1000)
-    model = dataclasses.replace(CONFIG, max_position_embeddings=32, vocab_size=30522)
-    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(model)))
-    step_profile.main(
-        step_profile.ProfileConfig(
-            bert_config_file=str(tmp_path / "config.json"), batch_size=4, micro_batch_size=2,
-            max_seq_length=32, max_sequences_per_pack=2, steps=2, json=str(tmp_path / "profile.json"),
-        )
-    )  # fmt: skip
-    assert made["build_engine"][1] == {"micro_batch_size": 2}
-    assert made["Profile"][0][1] == range(2)
-    assert made["make_batches"][0][2:6] == (32, 2, 4, 1)
-    rows = json.loads((tmp_path / "profile.json").read_text())
-    parts = [row for row in rows if row["part"] != "all"]
+    config = write_config(tmp_path / "config.json", max_position_embeddings=32, hidden_dropout_prob=0.1)
+    sizes = {"batch_size": 4, "micro_batch_size": 2, "max_seq_length": 32, "repeats": 2}
+    picture = tmp_path / "profile.png"
+    tables = tables_of("step_profile", tmp_path, bert_config_file=config, picture=picture, **sizes)
+    assert is_png(picture) and "product 64 x 16 x 16" in {row["what"] for row in tables["rates"]}
+    parts = [row for row in tables["step"] if row["part"] != "all"]
     assert {"attention", "feed-forward", "embeddings", "optimizer"} <= {row["part"] for row in parts}
-    assert rows[-1]["ms"] == pytest.approx(sum(row["ms"] for row in parts))
-    blocks = [
-        row for row in parts if row["what"] == PRODUCTS and row["part"] in ("attention", "feed-forward")
-    ]
+    whole = tables["step"][-1]
+    assert whole["ms"] == pytest.approx(math.fsum(row["ms"] for row in parts))
+    blocks = [row for row in parts if row["GFLOP/s"] and row["part"] in ("attention", "feed-forward")]
     counts = {"num_tokens": 4 * 32, "num_pairs": 4 * 32 * 32, "num_predictions": 0, "num_sequences": 0}
-    # milliseconds at 1e9 a second; every turn of the loop over micro-batches counts
+    # milliseconds at 1e9 a second; every round of the loop over micro-batches counts
     found = 1e6 * sum(row["ms"] * row["GFLOP/s"] for row in blocks)
-    assert found == pytest.approx(bert_flops(model, counts))
-    printed = capsys.readouterr().out
-    assert "steps without a trace" in printed
-    traced, busy = re.search(r"traced steps: ([\d.]+) ms, cores at instructions: (\d+) %", printed).groups()
-    assert "1000 cores" in printed and busy == "0"  # of a thousand cores, fewer than five at work
-    assert 0 < rows[-1]["ms"] < 0.005 * float(traced)
+    assert found == pytest.approx(bert_flops(CONFIG, counts))
 
 
-def test_a_trace_without_instructions_is_one_line(tmp_path):
-    with pytest.raises(InputError, match="must tell of XLA's instructions"):
-        instruction_times.read_threads(tmp_path, {"dot.1"})
+@pytest.mark.both_backends
+def test_temporaries_of_a_step(tmp_path):
+    config = write_config(tmp_path / "config.json", num_hidden_layers=1, max_position_embeddings=32)
+    flags = {"bert_config_file": config, "batch_size": 4, "micro_batch_size": 2, "lengths": "16,32"}
+    short, long = tables_of("step_memory", tmp_path, **flags)["memory"]
+    assert (short["tokens"], long["tokens"], long["process, MiB"]) == (16, 32, None)
+    if long["temporaries, MiB"] is not None:
+        assert long["temporaries, MiB"] > short["temporaries, MiB"]
+        assert long["KiB a token"] == pytest.approx(long["temporaries, MiB"] * 1024 / (2 * 32))
 
 
-def test_micro_batches_must_divide_the_step():
-    with pytest.raises(InputError, match="`micro_batch_size` must"):
-        step_profile.ProfileConfig(batch_size=3, micro_batch_size=2)
+@pytest.mark.slow
+@pytest.mark.both_backends
+def test_memory_of_a_mamba_grows_as_the_length_does(tmp_path):
+    """Compiled, at full optimisation: states are kept at the borders of chunks alone."""
+    flags = {"bert_config_file": "mamba-tiny", "vocab_size": 64, "batch_size": 1, "lengths": "256,1024"}
+    first, last = tables_of("step_memory", tmp_path, **flags)["memory"]
+    if first["temporaries, MiB"] is None:
+        pytest.skip("this TensorFlow does not tell what a program holds")
+    assert last["temporaries, MiB"] / first["temporaries, MiB"] < 4.4

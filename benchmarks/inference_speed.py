@@ -1,0 +1,226 @@
+"""Vectors of texts per second, packed, against padded batches of ours and of transformers on torch.
+
+python -m benchmarks.inference_speed --init_checkpoint=FOLDER --vocab_file=FOLDER/vocab.txt --reference
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import statistics
+import sys
+from pathlib import Path
+
+from benchmarks.results import Settings, show
+from bert_packed.core.command_line import run
+from bert_packed.core.settings import InputError, setting
+from bert_packed.training.engines import choose_backend
+
+GIGA = 1e9
+FORWARD = 1 / 3  # of the operations of `bert_flops`, which are those of a forward and a backward pass
+VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
+DESCRIPTION = """
+Interleaved passes over all texts, tokenizing included: packed, and one text a row
+(bert_packed.evaluation.inference); with --reference also by transformers on torch, in batches padded to
+max_seq_length, to the longest text of each batch, and that with the texts sorted by length first. It runs
+in a process as its users have it, and in another whose C library keeps freed memory, as our commands let
+theirs ("memory kept"; left out where the environment has MALLOC_... or GLIBC_TUNABLES, which then hold for
+all). The vectors must agree.
+
+"GFLOP a text" are the matrix products of a way, padding and masked pairs included: what packing and sorting
+save. "GFLOP/s" is the rate at which its program does them. "Packed is faster by" is the median of the
+ratios of neighbouring passes; `from` and `to` are its interval of 95 %.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceConfig(Settings):
+    """Every flag of the command; checks itself, raises `InputError`."""
+
+    init_checkpoint: str = setting("", "Hugging Face folder of a BERT, its tokenizer included", required=True)
+    vocab_file: str = setting("", "its WordPieces, one a line", required=True)
+    text_file: str = setting("", "texts, one a line; empty = the embedded sample corpus, a text a document")
+    num_texts: int = setting(512, "texts to take, the first ones", minimum=1)
+    max_seq_length: int = setting(512, "tokens per pack; longer texts are cut", minimum=16)
+    batch_size: int = setting(0, "packs, or rows, in a batch of ours; 0 = as load_encoder", minimum=0)
+    reference_batch_size: int = setting(8, "rows of a batch of transformers", minimum=1)
+    repeats: int = setting(7, "timed passes of each way over the texts", minimum=1)
+    reference: bool = setting(False, "also measure transformers on torch (extra `reference`)")
+
+
+def main(config):
+    """Measure, print and write."""
+    choose_backend()
+    # TensorFlow and Keras: not for --help
+    from bert_packed.evaluation import inference
+    from bert_packed.runs.interleaved_timing import time_interleaved
+
+    texts = read_texts(config)
+    encoder = inference.load_encoder(
+        config.init_checkpoint,
+        config.vocab_file,
+        max_seq_length=config.max_seq_length,
+        batch_size=config.batch_size or None,
+    )
+    ways = {
+        "packed": functools.partial(inference.encode, encoder, texts),
+        "padded": functools.partial(inference.encode, encoder, texts, max_sequences_per_pack=1),
+    }
+    shapes = our_shapes(config, encoder, texts)
+    with contextlib.ExitStack() as stack:
+        if config.reference:
+            ways |= peer_ways(config, texts, stack)
+            shapes |= peer_shapes(config, inference.count_tokens(encoder, texts), texts, list(ways)[2:])
+        check_agreement(ways)
+        seconds = time_interleaved(
+            {name: lambda _, way=way: way() for name, way in ways.items()}, config.repeats
+        )
+    factor = inference.packing_factor(encoder, texts)
+    flops = {name: forward_flops(config.init_checkpoint, of_way) for name, of_way in shapes.items()}
+    note = f"{len(texts):,} texts, packing factor {factor:.3f}"
+    show("inference_speed", config, {"texts": speed_rows(seconds, flops, len(texts), factor)}, [note])
+
+
+def read_texts(config):
+    """The texts to encode: list of str; raises `InputError` where there is none."""
+    if config.text_file:
+        from data_gen.text.corpus import read_lines
+
+        lines = (line for _, line in read_lines(config.text_file) if line)
+        texts = list(itertools.islice(lines, config.num_texts))
+    else:
+        from data_gen.text.sample_corpus import read_sample_documents
+
+        documents = itertools.islice(read_sample_documents(), config.num_texts)
+        texts = [" ".join(sentences) for sentences in documents]
+    if not texts:
+        raise InputError(f"`text_file` must hold a text. Received: none in {config.text_file}.")
+    return texts
+
+
+def peer_ways(config, texts, stack):
+    """Passes over the texts by transformers, by name, until the stack ends."""
+    from benchmarks.peers.process import PeerProcess, torch_processes
+    from benchmarks.peers.transformers_models import Encoder
+
+    if not Path(config.init_checkpoint, "config.json").is_file():
+        raise InputError(
+            "`init_checkpoint` must be a Hugging Face folder with --reference, as bert_packed.export writes. "
+            f"Received: {config.init_checkpoint}."
+        )
+    ways = {}
+    for name, keeps_memory in torch_processes().items():
+        arguments = config.init_checkpoint, config.max_seq_length, config.reference_batch_size
+        peer = stack.enter_context(PeerProcess(Encoder, *arguments, keeps_memory=keeps_memory))
+        encode = functools.partial(peer.call, "encode", texts)
+        ways |= {
+            f"{name}, padded to {config.max_seq_length}": functools.partial(encode, "max_length"),
+            f"{name}, padded to the longest": functools.partial(encode, "longest"),
+            f"{name}, sorted by length": functools.partial(encode, "longest", sorts=True),
+        }
+    return ways
+
+
+def check_agreement(ways):
+    """Raise `InputError` where a way gives other vectors than the first."""
+    packed, *others = [way() for way in ways.values()]
+    for name, vectors in zip(list(ways)[1:], others, strict=True):
+        difference = abs(packed - vectors).max() / abs(vectors).max()
+        if not difference < VECTOR_TOLERANCE:
+            raise InputError(
+                f"`reference` must give our vectors, to {VECTOR_TOLERANCE} of the largest. Received: "
+                f"{difference:.2g}, {name}."
+            )
+
+
+def speed_rows(seconds, flops, num_texts, factor):
+    """Rows of the table.
+
+    Args:
+        seconds: Dict from way to seconds of passes over all texts.
+        flops: Dict from way to operations of a pass.
+        num_texts: Texts of a pass.
+        factor: Packing factor.
+    """
+    from benchmarks.timing import median_row, ratios
+
+    rows = []
+    for name, times in seconds.items():
+        gains = ratios(times, seconds["packed"])
+        rows.append(
+            {
+                "way": name,
+                "texts/s": num_texts / statistics.median(times),
+                "GFLOP a text": flops[name] / GIGA / num_texts,
+                "GFLOP/s": flops[name] / GIGA / statistics.median(times),
+                **median_row("packed is faster by", gains),
+                "of the packing factor": statistics.median(gains) / factor,
+            }
+        )
+    return rows
+
+
+def our_shapes(config, encoder, texts):
+    """Batches of both of our ways: dict from name to a list of (rows, tokens a row)."""
+    from bert_packed.evaluation import inference
+
+    num_rows = {"packed": inference.count_packs(encoder, texts), "padded": len(texts)}
+    return {
+        name: [(encoder.batch_size, config.max_seq_length)] * -(-number // encoder.batch_size)
+        for name, number in num_rows.items()
+    }
+
+
+def peer_shapes(config, lengths, texts, names):
+    """Batches of the ways of transformers, as of `our_shapes`.
+
+    Args:
+        config: `InferenceConfig`.
+        lengths: Tokens of each text.
+        texts: List of str.
+        names: The ways, in the order of `peer_ways`.
+    """
+    from benchmarks.peers.transformers_models import longest_first
+
+    ordered = [lengths[index] for index in longest_first(texts)]
+    rows = config.reference_batch_size
+    of_process = [
+        padded_batches(lengths, rows, config.max_seq_length),
+        padded_batches(lengths, rows),
+        padded_batches(ordered, rows),
+    ]
+    return dict(zip(names, of_process * (len(names) // 3), strict=True))
+
+
+def padded_batches(lengths, batch_size, length=None):
+    """Shapes of batches whose last has the rows that are left.
+
+    lengths [3 7 2], 2 at once   ->   [(2, 7), (1, 2)]
+
+    Args:
+        lengths: Tokens of each text, in the order in which they are computed.
+        batch_size: Rows of a batch.
+        length: Tokens of every row; None for those of each batch's longest text.
+    """
+    parts = [lengths[first : first + batch_size] for first in range(0, len(lengths), batch_size)]
+    return [(len(part), int(max(part)) if length is None else length) for part in parts]
+
+
+def forward_flops(init_checkpoint, shapes):
+    """Operations of an encoder on batches: of every token, and every pair of a row, padding too.
+
+    Args:
+        init_checkpoint: With the model's config.
+        shapes: List of (rows, tokens a row), one a batch.
+    """
+    from bert_packed.checkpoints import starting_weights
+    from bert_packed.models.flops import bert_flops
+
+    num_tokens = sum(rows * length for rows, length in shapes)
+    num_pairs = sum(rows * length**2 for rows, length in shapes)
+    sums = {"num_tokens": num_tokens, "num_pairs": num_pairs}
+    return FORWARD * bert_flops(starting_weights.read_config(init_checkpoint), sums)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, InferenceConfig, DESCRIPTION))

@@ -1,0 +1,169 @@
+"""Training steps and vectors of texts by transformers on torch, as its users have them.
+
+Rows padded to one length, its own attention and losses, fused AdamW. torch and transformers come with the
+extra `reference`. Nothing here imports Keras: a `PeerProcess` holds torch alone.
+
+Legend: B rows per batch, S row length, n texts, D model width.
+"""
+
+import numpy as np
+
+from bert_packed.core.settings import InputError
+from data_gen.jobs.runners import num_cores
+
+IGNORED_LABEL = -100  # no loss is computed there
+
+
+def import_torch():
+    """Import torch, on all cores, and transformers; raises `InputError` where they are missing."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise InputError(
+            f"`reference` needs torch and transformers: pip install -e '.[reference]'. Received: {error}."
+        ) from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(num_cores())
+    return torch, transformers
+
+
+def bert_arguments(batch):
+    """Arguments of `BertForPreTraining` for a batch dict of one sequence a row: dict of arrays.
+
+    prediction_positions [[1 3 0]], prediction_sequences [[1 1 0]], prediction_ids [[7 9 0]]
+    ->   labels [[-100 7 -100 9]]
+    """
+    labels = np.full(batch["token_ids"].shape, IGNORED_LABEL)
+    rows, columns = np.nonzero(batch["prediction_sequences"])
+    labels[rows, batch["prediction_positions"][rows, columns]] = batch["prediction_ids"][rows, columns]
+    return {
+        "input_ids": batch["token_ids"],
+        "attention_mask": batch["sequence_ids"],
+        "token_type_ids": batch["token_type_ids"],
+        "labels": labels,
+        "next_sentence_label": batch["nsp_labels"][:, 0],
+    }
+
+
+def mamba_arguments(batch):
+    """Arguments of `MambaForCausalLM` for a batch dict of one sequence a row: dict of arrays.
+
+    Cut behind the longest sequence. It shifts the labels itself.
+
+        token_ids [[7 9 0 0]], sequence_ids [[1 1 0 0]]   ->   input_ids [[7 9]], labels [[7 9]]
+    """
+    is_token = batch["sequence_ids"] > 0
+    longest = int(is_token.sum(axis=1).max())
+    tokens = batch["token_ids"][:, :longest]
+    return {"input_ids": tokens, "labels": np.where(is_token[:, :longest], tokens, IGNORED_LABEL)}
+
+
+class Training:
+    """Training steps of a model, on batches that it holds.
+
+    Args:
+        folder: Hugging Face folder.
+        name: Class of the model.
+        batches: Dict from name to a list of the model's arguments, dicts of arrays.
+        learning_rate, weight_decay, max_grad_norm: Of AdamW and of the clipping.
+    """
+
+    def __init__(self, folder, name, batches, learning_rate, weight_decay, max_grad_norm):
+        self._torch, transformers = import_torch()
+        self._model = getattr(transformers, name).from_pretrained(folder).train()
+        self._max_grad_norm = max_grad_norm
+        self._optimizer = self._torch.optim.AdamW(
+            self._model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
+        )
+        self._batches = {name: [*map(self._tensors, some)] for name, some in batches.items()}
+
+    def loss(self, name):
+        """Loss of the first batch of a name, without dropout."""
+        self._model.eval()
+        with self._torch.inference_mode():
+            value = self._model(**self._batches[name][0]).loss.item()
+        self._model.train()
+        return value
+
+    def step(self, name, repeat):
+        """Step on one of the batches of a name, the next with each repeat; returns its loss."""
+        batches = self._batches[name]
+        return self._step(batches[repeat % len(batches)])
+
+    def count_products(self, name, num_tokens):
+        """Count the products of batches of matrices (`bmm`) in a step on the first tokens of each row.
+
+        Forward and backward, of the first batch of a name, whose arguments must all be `[B, S]` or wider.
+        """
+        torch = self._torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Watch(TorchDispatchMode):
+            num_products = 0
+
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                self.num_products += function is torch.ops.aten.bmm.default
+                return function(*args, **(kwargs or {}))
+
+        few = {key: values[:, :num_tokens] for key, values in self._batches[name][0].items()}
+        with Watch() as watch:
+            self._step(few)
+        return watch.num_products
+
+    def _tensors(self, arguments):
+        return {name: self._torch.tensor(values).long() for name, values in arguments.items()}
+
+    def _step(self, inputs):
+        self._optimizer.zero_grad()
+        loss = self._model(**inputs).loss
+        loss.backward()
+        self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+        self._optimizer.step()
+        return loss.item()
+
+
+class Encoder:
+    """Mean vectors of texts by `BertModel`, on padded batches.
+
+    Args:
+        folder: Hugging Face folder with model and tokenizer.
+        max_seq_length: S; longer texts are cut.
+        batch_size: B.
+    """
+
+    def __init__(self, folder, max_seq_length, batch_size):
+        self._torch, transformers = import_torch()
+        self._model = transformers.BertModel.from_pretrained(folder).eval()
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self._arguments = {"max_length": max_seq_length, "truncation": True}
+        self._batch_size = batch_size
+
+    def encode(self, texts, padding, sorts=False):
+        """Means over each text's tokens: float32 `[n, D]`.
+
+        Args:
+            texts: List of str.
+            padding: "max_length" for rows of S tokens, "longest" for as many as the batch's longest text has.
+            sorts: Whether texts of like length share a batch, the longest first: by characters, as
+                sentence-transformers does.
+        """
+        if sorts:
+            order = longest_first(texts)
+            vectors = self.encode([texts[index] for index in order], padding)
+            return vectors[np.argsort(order)]
+        vectors = []
+        with self._torch.inference_mode():
+            for first in range(0, len(texts), self._batch_size):
+                some = texts[first : first + self._batch_size]
+                inputs = self._tokenizer(some, return_tensors="pt", padding=padding, **self._arguments)
+                hidden_BSD = self._model(**inputs).last_hidden_state
+                mask_BS1 = inputs["attention_mask"][:, :, None].to(hidden_BSD.dtype)
+                vectors.append(((hidden_BSD * mask_BS1).sum(1) / mask_BS1.sum(1)).numpy())
+        return np.concatenate(vectors)
+
+
+def longest_first(texts):
+    """The order of sorted texts, by characters: int64 `[n]`."""
+    return np.argsort([-len(text) for text in texts], kind="stable")

@@ -1,0 +1,73 @@
+"""Pictures of benchmarks: grouped bars, lines with bands, and PNG files that appear whole."""
+
+from pathlib import Path
+
+from bert_packed.core.storage import make_folder, write_whole
+
+BAR = 0.8  # of the room of a group of bars
+# The same in every picture
+COLORS = {"packed": "C0", "unpacked": "C1", "optimus2d": "C0", "megatron1d": "C1"}
+
+
+def new_figure(columns, rows=1, size=(4.2, 3.2)):
+    """A figure with a grid of axes of a size in inches each: the figure, and a list of rows of axes."""
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def save_picture(figure, path, dpi=90):
+    """Write a PNG that appears under its name only when complete, and the folders that it lacks.
+
+    Args:
+        figure: matplotlib's `Figure`.
+        path: PNG is written whatever it ends in.
+        dpi: Dots per inch.
+    """
+    make_folder(Path(path).absolute().parent)
+    with write_whole(str(path)) as partial:
+        figure.savefig(partial, dpi=dpi, format="png")
+
+
+def draw_bars(axes, rows, label, columns, horizontal=True):
+    """Draw a group of bars for each row, a bar for each column; None is no bar.
+
+    Args:
+        axes: Of matplotlib.
+        rows: Dicts.
+        label: Name of the column with the label of a group.
+        columns: Dict from the name of a column to its label in the legend.
+        horizontal: Whether bars lie, the first row on top.
+    """
+    width = BAR / len(columns)
+    for number, (column, title) in enumerate(columns.items()):
+        places = [place + (number + 0.5) * width - BAR / 2 for place in range(len(rows))]
+        values = [row[column] or 0 for row in rows]
+        (axes.barh if horizontal else axes.bar)(places, values, width, label=title, color=COLORS.get(title))
+    labels = [str(row[label]) for row in rows]
+    if horizontal:
+        axes.set_yticks(range(len(rows)), labels)
+        axes.invert_yaxis()
+    else:
+        axes.set_xticks(range(len(rows)), labels)
+    if len(columns) > 1:
+        axes.legend(fontsize="small")
+
+
+def draw_curves(axes, curves):
+    """Draw lines with bands.
+
+    Args:
+        axes: Of matplotlib.
+        curves: Dict from a label to a list of (x, y, least, most), or of (x, y) without a band.
+    """
+    others = [label for label in curves if label not in COLORS]
+    colors = COLORS | {label: f"C{number}" for number, label in enumerate(others, 2)}
+    for label, points in curves.items():
+        x, y, *band = zip(*points, strict=True)
+        axes.plot(x, y, color=colors[label], linewidth=1, label=label)
+        if band:
+            axes.fill_between(x, *band, color=colors[label], alpha=0.2, linewidth=0)
+    if curves:
+        axes.legend(fontsize="small")

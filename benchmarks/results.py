@@ -1,0 +1,78 @@
+"""Results of a benchmark: tables on standard output, and JSON that says where and how they were measured.
+
+Every benchmark writes the same JSON, so that the tables of the documentation can be made from committed
+files:
+
+    {"benchmark": "packing_tables", "machine": {"cpu": ...}, "settings": {...}, "tables": {"packing": [...]}}
+"""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import platform
+import sys
+
+from bert_packed.core.command_line import print_table
+from bert_packed.core.settings import check_settings, setting
+from bert_packed.core.storage import write_json
+from data_gen.jobs.runners import num_cores
+
+PACKAGES = ("numpy", "scipy", "highspy", "tensorflow", "jax", "keras", "torch", "transformers", "keras-hub")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Base of the flags of all benchmarks; checks itself, raises `InputError`."""
+
+    json: str = setting("", "also write all tables to this file, with the machine and the flags")
+
+    def __post_init__(self):
+        check_settings(self)
+
+
+def show(benchmark, config, tables, notes=()):
+    """Print tables under their names and lines behind them, and write all to `config.json`.
+
+    Args:
+        benchmark: Name of the command.
+        config: A `Settings`.
+        tables: Dict from name to rows, dicts with equal keys.
+        notes: Lines of text.
+    """
+    machine = describe_machine()
+    print(f"CPU: {machine['cpu']}, {machine['cores']} cores{machine['backend'] and ', '}{machine['backend']}")
+    for name, rows in tables.items():
+        print(f"\n{name}")
+        print_table(rows)
+    for note in notes:
+        print(f"\n{note}")
+    if config.json:
+        content = {"benchmark": benchmark, "machine": machine, "settings": dataclasses.asdict(config)}
+        write_json(config.json, {**content, "tables": tables, "notes": list(notes)})
+
+
+def describe_machine():
+    """CPU, cores, backend and versions of the packages that are installed: dict for JSON."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # an extra
+    return {
+        "cpu": cpu_name(),
+        "cores": num_cores(),
+        "backend": sys.modules["keras"].backend.backend() if "keras" in sys.modules else "",
+        "versions": versions,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def cpu_name(path="/proc/cpuinfo"):
+    """Model of this machine's CPU; "unknown" where Linux does not say."""
+    try:
+        with open(path) as file:
+            lines = [line.partition(":") for line in file]
+    except OSError:
+        return "unknown"
+    return next((value.strip() for name, _, value in lines if name.strip() == "model name"), "unknown")

@@ -1,0 +1,231 @@
+"""Instructions of a compiled training step: the part of the model of each, its work, and its time in a trace.
+
+XLA calls an instruction on one thread, which may hand out parts of it, tasks, to others; what does not
+depend on it is called meanwhile. A trace has the name on the first thread alone. Of a task it has where it
+was handed out, and from when to when a thread ran it.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+from bert_packed.core.settings import InputError
+from bert_packed.training.hlo import executions, read_module
+
+# Part of the name of an operation -> part of the step; the first that fits. Layers give the names
+PARTS = {
+    "lamb": "optimizer",
+    "predictions": "vocabulary logits",
+    "next_sentence": "next sentence",
+    "feed_forward": "feed-forward",
+    "attention": "attention",
+    "embeddings": "embeddings",
+}
+OTHER_PART = "losses and the rest"
+PRODUCTS, SUMS, COPIES, ELEMENTWISE = KINDS = ("products", "sums", "copies", "element by element")
+RUNS_OTHERS = {"while", "conditional", "call"}
+MOVING = {"parameter", "constant", "copy", "transpose", "bitcast", "reshape", "broadcast", "slice", "tuple"}
+EXPONENTIALS = {
+    "exponential",
+    "exponential-minus-one",
+    "log",
+    "log-plus-one",
+    "logistic",
+    "tanh",
+    "erf",
+    "power",
+}
+# Events of XLA's thread pool, and the keys of a task's number in the first two
+HANDED_OUT, TASK_STARTS, TASK_STOPS = (
+    f"ThreadpoolListener::{name}" for name in ("Record", "StartRegion", "StopRegion")
+)
+HANDED_OUT_NUMBER, TASK_NUMBER = "_p", "_c"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Work of an instruction in a run of its program, all rounds of its loops counted.
+
+    Attributes:
+        part: Part of the step, by the names of the model's layers.
+        kind: One of `KINDS`.
+        flops: Operations of its matrix products.
+        num_bytes: Bytes that it reads and writes.
+        exponentials: Exponentials, logarithms, error functions and their like.
+    """
+
+    part: str
+    kind: str
+    flops: int = 0
+    num_bytes: int = 0
+    exponentials: int = 0
+
+
+def read_work(text):
+    """The instructions of a program, but those inside a fusion and those that only run others, as loops do.
+
+    Args:
+        text: The program, as of `StepProgram`.
+
+    Returns:
+        Dict from an instruction's name to `Work`.
+    """
+    module = read_module(text)
+    computations = module.computations.values()
+    inside = {one.attribute("calls") for of in computations for one in of.instructions.values()}
+    found = {}
+    for execution in executions(module):
+        computation, instruction = execution.computation, execution.instruction
+        if computation.name in inside or instruction.opcode in RUNS_OTHERS:
+            continue
+        called = module.computations.get(instruction.attribute("calls"))
+        work = called.instructions.values() if called else [instruction]
+        shapes = [*computation.operand_shapes(instruction), instruction.shapes]
+        before = found.get(instruction.name) or Work(
+            _part(computation, instruction), _kind(instruction, work)
+        )
+        flops = sum(_product_flops(called or computation, one) for one in work)
+        exponentials = sum(math.prod(one.shapes[0].sizes) for one in work if one.opcode in EXPONENTIALS)
+        found[instruction.name] = dataclasses.replace(
+            before,
+            flops=before.flops + execution.times * flops,
+            num_bytes=before.num_bytes + execution.times * sum(s.num_bytes for of in shapes for s in of),
+            exponentials=before.exponentials + execution.times * exponentials,
+        )
+    return found
+
+
+def _part(computation, instruction):
+    """The part of the step by the instruction's name in the model; without one, by that of what it takes."""
+    while instruction is not None:
+        name = instruction.attribute("op_name")
+        if name:
+            return next((part for key, part in PARTS.items() if key in name), OTHER_PART)
+        operands = instruction.operands
+        instruction = computation.instructions.get(operands[0]) if operands else None
+    return OTHER_PART
+
+
+def _kind(instruction, work):
+    opcodes = {one.opcode for one in work}
+    if opcodes & {"dot", "convolution"} or "matmul" in instruction.attribute("custom_call_target"):
+        return PRODUCTS
+    if opcodes & {"reduce", "reduce-window"}:
+        return SUMS
+    return COPIES if opcodes <= MOVING else ELEMENTWISE
+
+
+def _product_flops(computation, instruction):
+    if instruction.opcode != "dot":
+        return 0
+    left = computation.operand_shapes(instruction)[0][0].sizes
+    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)[1]
+    depth = math.prod(left[int(axis)] for axis in summed.split(",") if axis)
+    return 2 * math.prod(instruction.shapes[0].sizes) * depth
+
+
+@dataclasses.dataclass(frozen=True)
+class HandingOut:
+    """The handing out of the task of this number."""
+
+    task: int
+
+
+def read_threads(folder, names):
+    """Activity of threads, by a trace of `training.profiling.Profile`.
+
+    Args:
+        folder: Of the trace.
+        names: Of the instructions, a set; other events are left out.
+
+    Returns:
+        As `core_seconds` takes it, times in seconds.
+
+    Raises:
+        InputError: no instruction of these is in the trace, as on devices that trace kernels.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    threads = []
+    for path in Path(folder).rglob("*.xplane.pb"):
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+        threads += [_read_thread(plane, line, names) for plane in space.planes for line in plane.lines]
+    if not any(isinstance(what, str) for spans in threads for _, _, what in spans):
+        raise InputError("a trace must tell of XLA's instructions. Received: none; only CPUs are known to.")
+    return threads
+
+
+def _read_thread(plane, line, names):
+    titles = {number: event.name for number, event in plane.event_metadata.items()}
+    keys = {number: stat.name for number, stat in plane.stat_metadata.items()}
+    spans, started = [], []
+    for event in sorted(line.events, key=lambda event: event.offset_ps):
+        title = titles.get(event.metadata_id)
+        start, end = event.offset_ps / 1e12, (event.offset_ps + event.duration_ps) / 1e12
+        if title in names:
+            spans.append((start, end, title))
+        elif title == HANDED_OUT:
+            spans.append((start, end, HandingOut(_number(event, keys, HANDED_OUT_NUMBER))))
+        elif title == TASK_STARTS:
+            started.append((start, _number(event, keys, TASK_NUMBER)))
+        elif title == TASK_STOPS and started:  # a trace may begin inside a task
+            begin, task = started.pop()
+            spans.append((begin, end, task))
+    return spans
+
+
+def _number(event, keys, name):
+    """The whole number that an event has under this name."""
+    return next(
+        stat.int64_value or stat.uint64_value for stat in event.stats if keys[stat.metadata_id] == name
+    )
+
+
+def core_seconds(threads):
+    """Time of all threads together at each instruction, the tasks that it handed out included.
+
+        thread 1   calls a 0..10, and in it: hands out task 7 at 1, calls b 4..6
+        thread 2   runs task 7 2..9, and in it: calls b 5..6
+        ->   a 8 + 6, b 2 + 1
+
+    A task counts for the instruction that handed it out, or whose task did; one that none did, such as
+    running the program, counts for nothing.
+
+    Args:
+        threads: List of lists of (start, end, what), of which two overlap only where one holds the other;
+            `what` is the name of an instruction that is called, the number of a task, or a `HandingOut`. Each
+            number is of one task.
+
+    Returns:
+        Dict from name to the sum over its calls and tasks.
+    """
+    seconds, origins = collections.Counter(), {}
+    for spans in threads:
+        for (start, end, what), holder in _with_holders(spans):
+            if isinstance(what, HandingOut):
+                origins[what.task] = holder
+                continue
+            seconds[what] += end - start
+            if holder is not None:
+                seconds[holder] -= end - start
+    of_instructions = collections.Counter()
+    for what, own in seconds.items():
+        while isinstance(what, int):
+            what = origins.get(what)
+        if what is not None:
+            of_instructions[what] += own
+    return dict(of_instructions)
+
+
+def _with_holders(spans):
+    """Each span, and what the innermost around it is, or None: an instruction or task."""
+    around = []  # (end, what), from the outermost to the innermost
+    for span in sorted(spans, key=lambda span: (span[0], -span[1])):
+        start, end, what = span
+        while around and around[-1][0] <= start:
+            around.pop()
+        yield span, around[-1][1] if around else None
+        if not isinstance(what, HandingOut):
+            around.append((end, what))

@@ -1,0 +1,48 @@
+"""Training steps to time: engines with the default recipe, and functions that wait for the device."""
+
+from bert_packed.config import MambaConfig
+from bert_packed.objectives.next_tokens import next_token_objective
+from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.training.engines import make_engine
+from bert_packed.training.optimization import build_optimizer
+
+RECIPE = TrainConfig(input_file="-", output_dir="-")  # the defaults of a run: losses and LAMB
+
+
+def build_engine(model_config, micro_batch_size=0, remat=False, optimizer=None):
+    """An engine of the running backend for pre-training, with fresh weights.
+
+    Args:
+        model_config: `ModelConfig` or `MambaConfig`.
+        micro_batch_size: Packs that are computed at once; 0 for all of a step's.
+        remat: Whether blocks are computed again for the gradient.
+        optimizer: Keras optimizer; None for LAMB of the default recipe.
+    """
+    if isinstance(model_config, MambaConfig):
+        objective = next_token_objective("per_token")
+    else:
+        objective = pretraining_objective(RECIPE.mlm_loss)
+    model = objective.build_model(model_config, seed=0, remat=remat)
+    return make_engine(model, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
+
+
+def stepping(engine, batches):
+    """A function of the repeat for `time_interleaved`: a step on one of the batches."""
+
+    def step(repeat):
+        batch = batches[repeat % len(batches)]
+        float(engine.train_step(batch)["num_sequences"])  # wait for the device
+
+    return step
+
+
+def stepping_through(engine, batches):
+    """A function of the repeat for `time_interleaved`: a step on each of the batches."""
+
+    def steps(_):
+        for batch in batches:
+            sums = engine.train_step(batch)
+        float(sums["num_sequences"])  # wait for the device
+
+    return steps

@@ -1,0 +1,117 @@
+"""The comparison of fine-tuning runs: its arithmetic, and runs that do not compare."""
+
+import json
+import shutil
+
+import pytest
+from benchmark_command import run_benchmark, tables_of
+
+from benchmarks.finetuning import DEPTH, SPEED
+
+
+def write_run(folder, speeds, f1, checksum="a", **flags):
+    folder.mkdir(parents=True)
+    record = {
+        "flags": {"output_dir": str(folder), "overwrite": False, **flags},
+        "inputs": {"train_file": [{"path": "squad.json", "sha256": checksum}]},
+        "segments": [{"first_step": 0, "backend": "tensorflow"}],
+        "packing_factor": 1.0 if flags[DEPTH] == 1 else 1.5 + flags["random_seed"] ** 2 / 8,
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "eval_results.json").write_text(json.dumps({"exact_match": f1 / 2, "f1": f1}))
+    rows = [f"{step},{speed}\n" for step, speed in enumerate(speeds, 1)]
+    (folder / "metrics.csv").write_text("step,sequences_per_second\n" + "".join(rows))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed, f1 in ((1, 60.0), (2, 62.0), (3, 67.0)):
+        flags = {"random_seed": seed, "learning_rate": 1e-4}
+        write_run(tmp_path / f"packed-{seed}", [5, 8, 8], f1, max_sequences_per_pack="max", **flags)
+        write_run(tmp_path / f"single-{seed}", [1, 4, 4], f1 + 1, max_sequences_per_pack=1, **flags)
+    return tmp_path
+
+
+def rewrite(folder, **changes):
+    flags = json.loads((folder / "run.json").read_text())["flags"]
+    shutil.rmtree(folder)
+    write_run(folder, [4], 50, **{**flags, **changes})
+
+
+def compare(runs, **flags):
+    return run_benchmark(
+        "finetuning", **{"packed": runs / "packed-*", "unpacked": runs / "single-*", **flags}
+    )
+
+
+def test_scores_and_speed(runs):
+    patterns = {"packed": runs / "packed-*", "unpacked": runs / "single-*"}
+    tables = tables_of("finetuning", runs, **patterns)
+    exact, f1 = tables["scores"]
+    assert (exact["score"], exact["packed"]) == ("exact_match", 31.5)
+    assert [f1[name] for name in ("packed", "packed, least", "packed, most")] == [63, 60, 67]
+    assert [f1[name] for name in ("unpacked", "unpacked, least", "unpacked, most")] == [64, 61, 68]
+    (speed,) = tables["speed"]
+    assert speed["seeds"] == 3 and speed["packing factor"] == pytest.approx((1.625 + 2 + 2.625) / 3)
+    # medians of all rows
+    assert (speed["packed, sequences/s"], speed["unpacked, sequences/s"]) == (8, 4)
+    assert speed["time of a step, packed / unpacked"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda runs: (runs / "packed-1" / "eval_results.json").unlink(),
+            "eval_results.json must be JSON. Received: no such file",
+        ),
+        (lambda runs: (runs / "single-2" / "run.json").write_text("{"), "run.json must be JSON"),
+        (
+            lambda runs: (runs / "single-2" / "metrics.csv").unlink(),
+            "metrics.csv without sequences_per_second",
+        ),
+        (lambda runs: (runs / "single-2" / "run.json").write_text("[]"), "run.json must hold a JSON object"),
+        (lambda runs: (runs / "single-2" / "run.json").write_text("{}"), "single-2, KeyError"),
+        (
+            lambda runs: (runs / "single-2" / "metrics.csv").write_text(f"step,{SPEED}\n1,fast\n"),
+            "line 2: a row must have",
+        ),
+        (lambda runs: rewrite(runs / "single-2", learning_rate=2e-4), "`learning_rate` must be that of"),
+        (lambda runs: rewrite(runs / "packed-3", learning_rate=2e-4), "`learning_rate` must be that of"),
+        (lambda runs: rewrite(runs / "single-2", checksum="b"), "`inputs` must be that of"),
+        (
+            lambda runs: rewrite(runs / "packed-2", max_sequences_per_pack=1),
+            "`packed` must match runs whose max_sequences_per_pack is more than 1",
+        ),
+        (
+            lambda runs: rewrite(runs / "single-2", max_sequences_per_pack="max"),
+            "`unpacked` must match runs whose max_sequences_per_pack is 1",
+        ),
+        (
+            lambda runs: shutil.rmtree(runs / "single-2"),
+            "random_seed of `packed`, [1, 2, 3]. Received: [1, 3]",
+        ),
+        (
+            lambda runs: (runs / "single-2" / "eval_results.json").write_text('{"accuracy": 1}'),
+            "`scores` must be that of",
+        ),
+    ],
+)
+def test_runs_that_do_not_compare(runs, capsys, spoil, message):
+    spoil(runs)
+    assert compare(runs) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.strip().splitlines()) == 1
+
+
+def test_flags_that_change_nothing_may_differ(runs):
+    rewrite(runs / "single-2", overwrite=True)
+    assert compare(runs) == 0
+
+
+def test_a_pattern_without_a_run(runs, capsys):
+    assert compare(runs, packed=runs / "nothing-*") == 2
+    assert "`packed` must match output directories" in capsys.readouterr().err
+    assert compare(runs, packed="") == 2
+    assert "`packed` must be given" in capsys.readouterr().err

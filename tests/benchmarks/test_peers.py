@@ -1,0 +1,328 @@
+"""Peers compute our loss from our weights, in the process and with the memory of their users."""
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from concurrent import futures
+
+import numpy as np
+import pytest
+from encoder_files import TEXTS
+from next_tokens import CONFIG as MAMBA
+from next_tokens import VOCAB_SIZE as NUM_TOKENS
+from packs import batch_of, packed_and_unpacked, random_sequence
+from reference import import_reference, minilm_folder
+from tiny import CONFIG, make_engine
+
+from benchmarks.peers import keras_hub_model, plain_bert, training, transformers_models
+from benchmarks.peers.process import PeerProcess, torch_processes
+from benchmarks.synthetic_data import token_batch
+from bert_packed.core.settings import InputError
+from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
+from bert_packed.training.engines.variables import named_weights
+
+NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
+
+
+class Peer:
+    def __init__(self, name):
+        if name == "refused":
+            raise InputError("`name` must be another.")
+        self._name, self._calls = name, 0
+
+    def tell(self, what, times=1):
+        self._calls += 1
+        return f"{self._name} {self._calls}: {what * times}", os.getpid()
+
+    def least_faults(self):
+        """Pages that the system brought in for an array that was freed and is taken again."""
+        faults = []
+        for _ in range(5):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            np.ones(NUM_BYTES, np.uint8)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return min(faults)
+
+    def end(self):
+        os._exit(3)
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+    def imported(self):
+        """Backends' packages in the process, after the module of transformers."""
+        importlib.import_module("benchmarks.peers.transformers_models")
+        return sorted({"keras", "tensorflow", "jax"} & set(sys.modules))
+
+
+def test_an_object_stays_in_another_process_until_the_block_ends():
+    with PeerProcess(Peer, "peer") as peer:
+        said, process = peer.call("tell", "x")
+        assert said == "peer 1: x" and process != os.getpid()
+        assert peer.call("tell", "x", times=2) == ("peer 2: xx", process)
+        with pytest.raises(AttributeError, match="shout"):
+            peer.call("shout")
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_what_goes_wrong_there_is_raised_here():
+    with pytest.raises(InputError, match="`name` must be another"), PeerProcess(Peer, "refused"):
+        pass
+    with pytest.raises(OSError, match="ended without a word"), PeerProcess(Peer, "peer") as peer:
+        peer.call("end")
+
+
+def test_an_exception_in_the_block_does_not_wait_for_what_is_computed():
+    with futures.ThreadPoolExecutor(1) as thread:
+        with pytest.raises(KeyError), PeerProcess(Peer, "peer") as peer:
+            sleeps = thread.submit(peer.call, "sleep", 60)
+            raise KeyError
+        assert isinstance(sleeps.exception(), OSError)  # ended before it could return
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = TESTS
+from test_peers import Peer
+from benchmarks.peers.process import PeerProcess
+
+if __name__ == "__main__":
+    for keeps_memory in (False, True):
+        with PeerProcess(Peer, "peer", keeps_memory=keeps_memory) as peer:
+            print(peer.call("least_faults"), peer.call("imported"))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_is_kept_where_asked_and_no_keras_is_there(tmp_path):
+    """Processes begun as a user's are, from a program that is none of pytest's."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    # The class alone: this file imports Keras
+    lines = "import importlib, os, resource, sys, time\nimport numpy as np\nNUM_BYTES = 48 << 20\n"
+    import inspect
+
+    (folder / "test_peers.py").write_text(lines + inspect.getsource(Peer))
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("TESTS", repr([str(folder), os.path.abspath(".")])))
+    tuned = "GLIBC_TUNABLES", "MALLOC_"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}
+    command = [sys.executable, str(program)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    (given_back, *_), (kept, *_) = lines = [line.split(maxsplit=1) for line in found.splitlines()]
+    assert [imported for _, imported in lines] == ["[]", "[]"]
+    # NumPy asks for large pages where the system gives them: 512 times fewer
+    assert int(given_back) >= NUM_BYTES / resource.getpagesize() / 512 and int(kept) < 10
+
+
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_where_the_environment_tunes_memory_there_is_one_process(monkeypatch, name):
+    for tuned in list(os.environ):
+        if tuned.startswith(("MALLOC_", "GLIBC_TUNABLES")):
+            monkeypatch.delenv(tuned)
+    both = {"transformers": False, "transformers, memory kept": True}
+    assert torch_processes() == (both if platform.libc_ver()[0] == "glibc" else {"transformers": False})
+    monkeypatch.setenv(name, "1")
+    assert torch_processes() == {"transformers": False}
+
+
+def test_plain_bert_is_our_bert_on_single_sequences():
+    rng = np.random.default_rng(0)
+    rows = [[random_sequence(rng, length)] for length in (24, 9, 17)]
+    batch = batch_of(rows, 24, num_slots=1, num_predictions=8)
+    model = make_engine().model
+    plain = plain_bert.build_plain_model(CONFIG)
+    ours = named_weights(model)
+    names = {
+        "embeddings": "bert/embeddings",
+        "layer": "bert/layer",
+        "pooler": "next_sentence/pooler",
+        "classifier": "next_sentence/classifier",
+    }
+    for name, weight in named_weights(plain).items():
+        head = next((head for head in names if name.startswith(head)), "")
+        weight.assign(ours.pop(names.get(head, "") + name.removeprefix(head)))
+    assert not ours
+    outputs, expected = plain(batch), model(batch)
+    np.testing.assert_allclose(outputs["nsp_logits"], expected["nsp_logits"][:, 0], atol=1e-5)
+    used = batch["prediction_sequences"] > 0
+    got, want = np.asarray(outputs["mlm_logits"])[used], np.asarray(expected["mlm_logits"])[used]
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+    theirs, ours = plain_bert.plain_objective(), pretraining_objective("per_token")
+    got, want = theirs.sums(outputs, batch), ours.sums(expected, batch)
+    assert set(theirs.sum_names) == set(got) and theirs.losses == ours.losses
+    for name in got:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, err_msg=name)
+
+
+def test_bert_arguments_say_of_each_token_what_is_to_be_predicted():
+    _, batch = packed_and_unpacked()
+    arguments = transformers_models.bert_arguments(batch)
+    expected = np.full(batch["token_ids"].shape, -100)
+    for row, positions in enumerate(batch["prediction_positions"]):
+        for place, position in enumerate(positions):
+            if batch["prediction_sequences"][row, place]:
+                expected[row, position] = batch["prediction_ids"][row, place]
+    # position 0 is no prediction because unused slots hold 0
+    assert np.sum(expected[:, 0] == -100) > 3 and (expected != -100).sum() > 11
+    np.testing.assert_array_equal(arguments.pop("labels"), expected)
+    assert set(batch["nsp_labels"][:, 0]) == {0, 1}
+    for name, ours in (
+        ("input_ids", batch["token_ids"]),
+        ("attention_mask", (batch["token_ids"] > 0).astype(int)),
+        ("token_type_ids", batch["token_type_ids"]),
+        ("next_sentence_label", batch["nsp_labels"].reshape(-1)),
+    ):
+        np.testing.assert_array_equal(arguments.pop(name), ours)
+    assert not arguments
+
+
+def test_mamba_arguments_are_cut_behind_the_longest():
+    batch = token_batch([(4,), (6,)], 9, NUM_TOKENS, np.random.default_rng(0))
+    arguments = transformers_models.mamba_arguments(batch)
+    assert arguments["input_ids"].shape == (2, 6)
+    assert ((arguments["labels"] != -100).sum(axis=1) == [4, 6]).all()
+    assert (arguments["labels"][1] == batch["token_ids"][1, :6]).all()
+
+
+@contextlib.contextmanager
+def standing_in(monkeypatch, loss):
+    """In the place of `PeerProcess`, without torch: computes a loss, and tells what it was asked for."""
+    asked = []
+
+    class Peer(contextlib.nullcontext):
+        def __init__(self, make, folder, name, batches, *recipe, keeps_memory):
+            super().__init__(self)
+            asked.append((make, name, recipe, keeps_memory, batches))
+
+        def call(self, method, *of):
+            return loss() if method == "loss" else (method, *of)
+
+    monkeypatch.setattr(training, "PeerProcess", Peer)
+    yield asked
+
+
+def test_a_peer_with_another_loss_is_refused(monkeypatch):
+    """What stands in for it computes our loss, by a plain loop, or one that is a little off."""
+    _, rows = packed_and_unpacked()
+    factor = 1.0
+    model = pretraining_objective("per_token").build_model(CONFIG, seed=0)
+    with standing_in(monkeypatch, lambda: factor * plain_loss(model, rows)) as asked:
+        with training.transformers_training(CONFIG, {"torch": [rows]}, True) as peer:
+            assert peer.call("step", "torch", 3) == ("step", "torch", 3)
+        (make, name, recipe, keeps_memory, batches), *_ = asked
+        assert (make, name, recipe) == (transformers_models.Training, "BertForPreTraining", (1e-4, 0.01, 1.0))
+        assert keeps_memory and (batches["torch"][0]["input_ids"] == rows["token_ids"]).all()
+        factor = 1.0003
+        refused = pytest.raises(InputError, match="`reference`, torch, must compute our loss")
+        with refused, training.transformers_training(CONFIG, {"torch": [rows]}):
+            pass
+
+
+def plain_loss(model, rows):
+    """Masked-LM loss per token and next-sentence loss per row, as transformers has it, by a loop."""
+    outputs = {name: np.asarray(values, np.float64) for name, values in model(rows, training=False).items()}
+
+    def nll(logits, label):
+        return np.log(np.exp(logits).sum()) - logits[label]
+
+    used = np.argwhere(rows["prediction_sequences"] > 0)
+    mlm = [nll(outputs["mlm_logits"][row, p], rows["prediction_ids"][row, p]) for row, p in used]
+    pairs = zip(outputs["nsp_logits"], rows["nsp_labels"], strict=True)
+    return float(np.mean(mlm) + np.mean([nll(logits[0], label[0]) for logits, label in pairs]))
+
+
+@pytest.mark.slow  # imports torch and transformers
+def test_transformers_compute_our_losses_and_train():
+    import_reference()
+    _, rows = packed_and_unpacked()
+    with training.transformers_training(CONFIG, {"torch": [rows]}) as peer:
+        losses = [peer.call("step", "torch", repeat) for repeat in range(5)]
+    assert losses[-1] < losses[0]
+    batch = token_batch([(4,), (6,)], 9, NUM_TOKENS, np.random.default_rng(0))
+    with training.transformers_training(MAMBA, {"rows": [batch]}) as peer:
+        # forward and backward a product of each state with C, for every token of every block
+        assert peer.call("count_products", "rows", 5) == 3 * 5 * MAMBA.num_hidden_layers
+        losses = [peer.call("step", "rows", repeat) for repeat in range(2)]
+        assert losses[1] < losses[0]
+
+
+def test_vectors_are_means_over_each_texts_own_tokens(monkeypatch):
+    folder = minilm_folder()
+    torch, _ = import_reference()
+    encoder = transformers_models.Encoder(folder, 24, 4)
+    widths, tokenize = [], encoder._tokenizer
+
+    def watched(some, **more):
+        given = tokenize(some, **more)
+        widths.append((given["input_ids"].shape[1], [*map(len, some)]))
+        return given
+
+    monkeypatch.setattr(encoder, "_tokenizer", watched)
+    found = [encoder.encode(TEXTS, padding) for padding in ("max_length", "longest")]
+    half = len(widths) // 2
+    assert {width for width, _ in widths[:half]} == {24} and len({width for width, _ in widths[half:]}) > 1
+    np.testing.assert_allclose(*found, atol=1e-5)
+    widths.clear()  # of like length together, and back in their order
+    np.testing.assert_allclose(encoder.encode(TEXTS, "longest", sorts=True), found[0], atol=1e-5)
+    assert [one for _, some in widths for one in some] == sorted(map(len, TEXTS), reverse=True)
+    for text, vector in list(zip(TEXTS, found[0], strict=True))[:3]:
+        ids = tokenize(text)["input_ids"][:24]
+        with torch.inference_mode():
+            states = encoder._model(torch.tensor([ids])).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(vector, states.mean(axis=0), atol=1e-5)
+
+
+def test_keras_hub_arguments_say_what_is_to_be_predicted_and_what_counts():
+    _, batch = packed_and_unpacked()
+    inputs, labels, weights = keras_hub_model.arguments_of(batch)
+    np.testing.assert_array_equal(inputs["token_ids"], batch["token_ids"])
+    np.testing.assert_array_equal(inputs["segment_ids"], batch["token_type_ids"])
+    np.testing.assert_array_equal(inputs["padding_mask"], (batch["token_ids"] > 0).astype(int))
+    np.testing.assert_array_equal(inputs["mask_positions"], batch["prediction_positions"])
+    np.testing.assert_array_equal(labels, batch["prediction_ids"])
+    np.testing.assert_array_equal(weights, (batch["prediction_ids"] > 0).astype(np.float32))
+    assert len(inputs) == 4 and 0 < weights.mean() < 1
+
+
+def test_every_tensor_of_keras_hub_has_a_name_here():
+    attention = "transformer_layer_1/self_attention_layer/attention_output/kernel"
+    for theirs, ours in {
+        attention: "bert/layer_1/attention/output/kernel",
+        "transformer_layer_0/feedforward_layer_norm/beta": "bert/layer_0/feed_forward/LayerNorm/beta",
+        "position_embedding/embeddings": "bert/embeddings/position_embeddings",
+        "mlm_head/output_bias": "predictions/output_bias",
+    }.items():
+        assert keras_hub_model.our_name(theirs) == ours
+
+
+def test_keras_hub_computes_our_states_and_loss_and_a_step_lowers_it():
+    pytest.importorskip("keras_hub")
+    objective = masked_lm_objective("per_token")
+    config = dataclasses.replace(CONFIG, hidden_act="gelu_new", hidden_dropout_prob=0.0)
+    model = objective.build_model(config, seed=3)
+    rng = np.random.default_rng(0)
+    for weight in named_weights(model).values():  # biases and norms too: no two tensors alike
+        weight.assign(rng.normal(0.2, 0.4, weight.shape))
+    theirs = keras_hub_model.copy_model(config, named_weights(model))
+    _, batch = packed_and_unpacked()
+    inputs, _, _ = keras_hub_model.arguments_of(batch)
+    inputs.pop("mask_positions")
+    states = np.array(theirs.backbone(inputs)["sequence_output"])
+    is_token = batch["sequence_ids"] > 0
+    np.testing.assert_allclose(states[is_token], np.array(model.encode(batch))[is_token], atol=1e-4)
+    one = keras_hub_model.Training(theirs, 0.01, 0.0, 1.0)
+    found = one.loss(batch)
+    training.check_loss("keras-hub", objective, model, batch, found, 1e-3)
+    with pytest.raises(InputError, match="`reference`, keras-hub, must compute our loss"):
+        training.check_loss("keras-hub", objective, model, batch, 1.01 * found, 1e-3)
+    losses = [one.step(batch) for _ in range(8)]
+    assert losses[0] == pytest.approx(found, rel=1e-4) and losses[-1] < 0.9 * losses[0]
+    assert training.keras_hub_training(CONFIG, batch).step(batch) < 2 * np.log(CONFIG.vocab_size)

@@ -1,0 +1,53 @@
+"""Results are printed and written with their machine; every benchmark explains itself."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+from benchmark_command import config_class
+
+from benchmarks import results
+from bert_packed.core.command_line import run
+from bert_packed.core.storage import read_json
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+COMMANDS = [path.stem for path in sorted(FOLDER.glob("*.py")) if "__main__" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_benchmark_explains_itself(name, capsys):
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert run(module.main, config_class(module), module.DESCRIPTION, [name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert module.DESCRIPTION.strip()[:200] in printed and "--json" in printed
+
+
+def test_the_index_names_every_benchmark():
+    text = ast.get_docstring(ast.parse((FOLDER / "__init__.py").read_text()))
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("    ")] == sorted(
+        COMMANDS, key=lambda name: text.index(f"    {name} ")
+    )
+
+
+def test_a_cpu_is_known_by_its_own_words(tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nmodel name\t: One CPU @ 2: GHz\n\nmodel name : two\n")
+    assert results.cpu_name(path) == "One CPU @ 2: GHz"
+    assert results.cpu_name(tmp_path / "none") == "unknown"
+
+
+def test_tables_are_printed_and_written(tmp_path, capsys):
+    config = results.Settings(json=str(tmp_path / "a.json"))
+    results.show("name", config, {"one": [{"of": "a", "s": 1.23456789}], "two": []}, ["a note"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("CPU: ") and "\none\n" in printed and "1.23457" in printed
+    assert printed.endswith("\na note\n")
+    written = read_json(tmp_path / "a.json")
+    assert written["tables"] == {"one": [{"of": "a", "s": 1.23456789}], "two": []} and written["notes"] == [
+        "a note"
+    ]
+    assert (
+        written["settings"] == {"json": str(tmp_path / "a.json")}
+        and "python" in written["machine"]["versions"]
+    )

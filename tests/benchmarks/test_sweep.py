@@ -1,0 +1,307 @@
+"""Sets of runs: their flags, one after another, stopped and continued; what they come to in tables."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmark_command import is_png, run_benchmark, tables_of, write_config
+from safetensors.numpy import load_file
+from squad_files import QUESTIONS, write
+from test_run_curves import write_run
+from tiny import CONFIG
+
+from benchmarks import full_pretraining, learning_curves, sweep
+from benchmarks.sweep import Run, packs_of, read_packing_factor, steps_for, take_runs
+from benchmarks.synthetic_data import VOCAB_SIZE, write_sequences
+from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json, write_json
+from bert_packed.text import tokenization
+from data_gen.pack_config import PackConfig
+from data_gen.pack_job import pack
+
+ROOT = Path(__file__).resolve().parents[2]
+CURVES = learning_curves.CurvesConfig("", "p", "u", "e", "o", num_sequences=800, sequences_per_step=8)
+FULL = full_pretraining.FullConfig("", "p1", "u1", "e1", "p2", "u2", "e2", "t", "d", "v", "o")
+
+
+def write_pair(folder, length, **changes):
+    """Pack the same sequences at full depth and at depth 1; their patterns by name."""
+    paths = write_sequences(folder / "sequences", 60, length, num_files=1, **changes)
+    found = {}
+    for name, depth in (("packed", "max"), ("unpacked", 1)):
+        sizes = {"max_seq_length": length, "max_sequences_per_pack": depth, "num_shards": 1}
+        pack(PackConfig(input_file=paths[0], output_dir=str(folder / name), **sizes))
+        found[name] = f"{folder / name}/*.tfrecord"
+    return found
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Flags of learning curves: records and a model for them."""
+    folder = tmp_path_factory.mktemp("curves")
+    files = write_pair(folder, 32)
+    sizes = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 1, "max_position_embeddings": 32}
+    config = write_config(folder / "config.json", hidden_dropout_prob=0.1, **sizes)
+    return {
+        "packed_file": files["packed"],
+        "unpacked_file": files["unpacked"],
+        "eval_file": files["unpacked"],
+        "bert_config_file": config,
+    }
+
+
+def test_variants_differ_as_the_paper_has_it():
+    config = dataclasses.replace(CURVES, sets="same_sequences,same_batch,ablations", seeds="1,2")
+    runs = {run.name: run.flags for run in learning_curves.make_runs(config, 2.0)}
+    assert len(runs) == 2 * 10 and list(runs)[10] == "unpacked-seed2"
+    packed, unpacked = runs["packed-seed1"], runs["unpacked-seed1"]
+    assert (packed["input_file"], packed["train_batch_size"], packed["num_train_steps"]) == ("p", 4, 100)
+    assert (unpacked["input_file"], unpacked["train_batch_size"], unpacked["num_train_steps"]) == (
+        "u",
+        8,
+        100,
+    )
+    same = runs["packed_same_batch-seed1"]
+    assert (same["train_batch_size"], same["num_train_steps"], same["packing_correction"]) == (8, 50, "none")
+    assert runs["packed_betas-seed1"]["packing_correction"] == "betas"
+    assert runs["packed_learning_rate-seed1"]["learning_rate"] == 2 * packed["learning_rate"]
+    twice = runs["unpacked_twice-seed1"]
+    assert (twice["input_file"], twice["train_batch_size"], twice["num_train_steps"]) == ("u", 16, 50)
+    assert (twice["beta_1"], twice["beta_2"]) == (0.9**2, 0.999**2)
+    ablated = runs["no_attention_mask-seed2"]
+    assert (
+        ablated == {**runs["packed-seed2"], "ablation": "no_attention_mask"} and ablated["random_seed"] == 2
+    )
+    assert {flags["eval_input_file"] for flags in runs.values()} == {"e"}
+
+
+def test_phases_and_fine_tunings_start_from_one_another():
+    runs = full_pretraining.make_runs(dataclasses.replace(FULL, seeds="1,2"), {"phase1": 2.0, "phase2": 4.0})
+    flags = {run.name: run.flags for run in runs}
+    assert list(flags)[:4] == [
+        "phase1-packed-seed1",
+        "phase2-packed-seed1",
+        "squad-packed1-seed1",
+        "squad-packed1-seed2",
+    ]
+    assert list(flags)[-2:] == ["squad-random-seed1", "squad-random-seed2"] and len(flags) == 10
+    first, second = flags["phase1-packed-seed1"], flags["phase2-packed-seed1"]
+    assert first["init_checkpoint"] == "" and first["train_batch_size"] == 32
+    assert second["init_checkpoint"] == str(Path("o/phase1-packed-seed1").resolve())
+    assert (second["input_file"], second["train_batch_size"]) == ("p2", 8)
+    assert (
+        flags["phase2-unpacked-seed1"]["input_file"],
+        flags["phase2-unpacked-seed1"]["train_batch_size"],
+    ) == ("u2", 32)
+    tuned, random = flags["squad-packed1-seed2"], flags["squad-random-seed1"]
+    assert tuned["init_checkpoint"].endswith("phase2-packed-seed1") and tuned["random_seed"] == 2
+    assert (tuned["bert_config_file"], random["init_checkpoint"]) == ("", "")
+    assert random["bert_config_file"] == "bert-mini"
+
+
+def test_updates_on_packs_see_about_as_many_sequences():
+    assert packs_of(26, 2.165, "b") == 12 and packs_of(1, 1.02, "b") == 1
+    with pytest.raises(InputError, match=r"`b` must let an update on packs see within 5% .*3 packs of 2.9"):
+        packs_of(8, 2.9, "b")
+    flags = steps_for(1000, 26.0, 10)
+    assert (flags["num_train_steps"], flags["num_warmup_steps"], flags["eval_steps"]) == (38, 4, 4)
+
+
+def test_data_that_are_not_the_same_are_refused(records, tmp_path):
+    def read(**changes):
+        return read_packing_factor(dataclasses.replace(CURVES, **changes), "packed_file", "unpacked_file")
+
+    files = {name: records[name] for name in ("packed_file", "unpacked_file")}
+    manifest = read_json(Path(files["packed_file"]).parent / "manifest.json")
+    assert read(**files) == 60 / manifest["num_packs"] > 1.2
+    with pytest.raises(
+        InputError, match=r"`unpacked_file` must hold the 60 sequences of packed_file at depth 1"
+    ):
+        read(**files | {"unpacked_file": files["packed_file"]})
+    others = write_pair(tmp_path / "others", 32, seed=99)
+    with pytest.raises(InputError, match=r"Received: 60 in 60 rows, \d+ of \d+ tokens"):
+        read(**files | {"unpacked_file": others["unpacked"]})
+    (tmp_path / "lonely.tfrecord").write_bytes(b"record")
+    with pytest.raises(InputError, match=r"`packed_file` must have manifest.json beside it"):
+        read(**files | {"packed_file": f"{tmp_path}/lonely.tfrecord"})
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A command in the place of a training: notes its seed, and ends with the status in FOLDER/status."""
+    monkeypatch.setattr(sweep, "TOP", tmp_path)
+    (tmp_path / "run_pretraining.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "flags = dict(a[2:].split('=', 1) for a in sys.argv[1:])\n"
+        "folder = pathlib.Path(__file__).parent\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "(folder / 'seen').open('a').write(flags['random_seed'] + ' ')\n"
+        "print('seed', flags['random_seed'])\n"
+        "status = folder / 'status'\n"
+        "if status.exists() and flags['random_seed'] == '2':\n"
+        "    time.sleep(60) if status.read_text() == 'wait' else sys.exit(int(status.read_text()))\n"
+    )
+    return tmp_path
+
+
+def some_runs(*seeds):
+    return [Run(f"a-seed{seed}", {"random_seed": seed, "input_file": ""}) for seed in seeds]
+
+
+def test_runs_are_taken_in_order_until_one_fails(script, tmp_path, capsys):
+    assert take_runs(some_runs(1, 2, 3), tmp_path / "all") == 0
+    assert (script / "seen").read_text() == "1 2 3 "
+    assert (tmp_path / "all" / "a-seed2.log").read_text() == "seed 2\n"
+    (script / "status").write_text("2")
+    with pytest.raises(InputError, match=r"status 2 of a-seed2; .*a-seed2.log ends with: seed 2"):
+        take_runs(some_runs(1, 2, 3), tmp_path / "all")
+    assert (script / "seen").read_text() == "1 2 3 1 2 "
+    (script / "status").write_text("143")
+    assert take_runs(some_runs(2, 3), tmp_path / "all") == 143
+    assert "the same command continues" in capsys.readouterr().err
+
+
+def test_a_signal_is_handed_on(script, tmp_path):
+    (script / "status").write_text("wait")
+    program = (
+        "import sys, pathlib; from benchmarks import sweep; sweep.TOP = pathlib.Path(sys.argv[1])\n"
+        "runs = [sweep.Run(f'a-seed{n}', {'random_seed': n}) for n in (1, 2, 3)]\n"
+        "sys.exit(sweep.take_runs(runs, sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, str(script), str(tmp_path / "all")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while "2" not in ((script / "seen").read_text() if (script / "seen").exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143 and (script / "seen").read_text() == "1 2 "
+
+
+def test_a_run_from_weights_that_were_replaced_is_refused(script, tmp_path):
+    folder = tmp_path / "all"
+    weights = folder / "first" / "checkpoint-2" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    run = Run("a-seed1", {"random_seed": 1, "init_checkpoint": str(folder / "first")})
+    assert take_runs([run], folder) == 0  # not begun
+    (folder / "a-seed1").mkdir()
+    began = folder / "a-seed1" / "resolved.flags"
+    began.touch()
+    for age, is_refused in ((-10, False), (10, True)):
+        os.utime(weights, (began.stat().st_mtime + age,) * 2)
+        if not is_refused:
+            assert take_runs([run], folder) == 0
+            continue
+        with pytest.raises(InputError, match=r"a-seed1 must be from the newest checkpoint of .*first"):
+            take_runs([run], folder)
+
+
+def finish(run, folder):
+    """Leave what a run leaves that came to its end; 0, as `_take`."""
+    path, last = Path(folder) / run.name, run.flags.get("num_train_steps", 2)
+    if "squad" in run.name:
+        write_json(path / "eval_results.json", {"exact_match": 12.5, "f1": 25.0 + run.flags["random_seed"]})
+    else:
+        rows = [(last // 2, 8.0, 0.1, 5), (last, 7.0, 0.2, 5)]
+        write_run(path, rows, rows, last, run.flags["train_batch_size"], 1.0)
+    return 0
+
+
+def test_learning_curves_in_tables_and_pictures(records, monkeypatch, tmp_path, capsys):
+    """Without training: logs as runs leave them."""
+    taken = []
+    monkeypatch.setattr(
+        sweep, "_take", lambda run, folder: taken.append(run.more_flags) or finish(run, folder)
+    )
+    flags = {
+        **records,
+        "output_dir": tmp_path / "all",
+        "num_sequences": 80,
+        "sequences_per_step": 10,
+        "seeds": "1,2",
+    }
+    flags["run_flags"] = "--dtype=float32"
+    assert run_benchmark("learning_curves", print_commands="true", **flags) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 4 and all("run_pretraining.py" in line for line in printed) and not taken
+    rows = tables_of("learning_curves", tmp_path, **flags)["runs"]
+    assert taken == ["--dtype=float32"] * 4
+    assert [(row["variant"], row["complete"]) for row in rows] == [("unpacked", 2), ("packed", 2)]
+    assert rows[0]["sequences to target"] == pytest.approx(40 + 40 * 0.9)  # of 0.95 x 0.2
+    assert is_png(tmp_path / "all" / "same_sequences.png")
+
+
+def full_flags(folder):
+    """Flags of a tiny pre-training in two phases."""
+    given = {"num_points": 1, "seeds": "1", "phase1_batch_size": 16, "phase2_batch_size": 16}
+    for phase, length in (("phase1", 24), ("phase2", 48)):
+        files = write_pair(folder / phase, length)
+        given |= {f"{phase}_{name}": pattern for name, pattern in files.items()}
+        given |= {f"{phase}_eval": files["unpacked"], f"{phase}_sequences": 32}
+    words = tokenization.train_vocab([["a b c who wrote the first program"]], 60, do_lower_case=True).tokens
+    rest = [f"[unused{number}]" for number in range(VOCAB_SIZE - len(words))]
+    (folder / "vocab.txt").write_text("\n".join([*words, *rest]) + "\n")
+    questions = write(folder / "questions.json", *QUESTIONS)
+    sizes = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 1, "max_position_embeddings": 48}
+    return given | {
+        "train_file": questions,
+        "predict_file": questions,
+        "vocab_file": folder / "vocab.txt",
+        "bert_config_file": write_config(folder / "config.json", CONFIG, **sizes),
+        "output_dir": folder / "all",
+        "finetuning_flags": "--max_seq_length=48 --doc_stride=8 --max_query_length=16 --train_batch_size=4 "
+        "--num_train_epochs=1 --learning_rate=1e-12",
+    }
+
+
+def test_full_pretraining_in_a_table(monkeypatch, tmp_path, capsys):
+    """Without training, and mistakes in the last run's flags before the first."""
+    monkeypatch.setattr(sweep, "_take", finish)
+    flags = full_flags(tmp_path)
+    for changes, message in (
+        ({"finetuning_flags": "--learning_rate=fast"}, "learning_rate"),
+        ({"finetuning_flags": "--vocab_file=x"}, "vocab_file"),
+        (
+            {"pretraining_flags": "--num_train_steps=1"},
+            "must leave num_train_steps of phase1-packed-seed1 as it is",
+        ),
+        ({"phase2_unpacked": flags["phase1_unpacked"]}, "`phase2_unpacked` must hold the 60 sequences"),
+    ):
+        assert run_benchmark("full_pretraining", **flags | changes) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "all").exists()
+    rows = tables_of("full_pretraining", tmp_path, **flags | {"seeds": "1,2,4"})["pre-trainings"]
+    packed, unpacked, random = rows
+    assert (packed["F1, median"], packed["F1, least"], packed["F1, most"]) == (27.0, 26.0, 29.0)
+    assert packed["exact match, median"] == 12.5 and packed["fine-tunings"] == 3
+    assert packed["phase2 mlm_accuracy"] == unpacked["phase1 mlm_accuracy"] == 0.2
+    assert random["phase1 sequences"] is None and random["phase1 hours"] is None
+
+
+@pytest.mark.slow
+def test_phase_2_starts_from_phase_1_and_answers_come_from_phase_2(tmp_path):
+    """Real runs, whose second phase and fine-tuning learn nothing: their encoders are those of phase 1."""
+    flags = full_flags(tmp_path) | {"phase2_learning_rate": 0, "seeds": "2"}
+    rows = tables_of("full_pretraining", tmp_path, **flags)["pre-trainings"]
+    names = "phase1-packed-seed1", "phase2-packed-seed1", "squad-packed1-seed2", "squad-random-seed2"
+    files = [sorted((tmp_path / "all" / name).glob("checkpoint-*/model.safetensors"))[-1] for name in names]
+    first, second, answers, random = map(load_file, files)
+    assert all(np.array_equal(second[name], first[name]) for name in first)
+    encoder = [name for name in first if name in answers and name.startswith("bert/")]
+    assert len(encoder) > 10
+    for name in encoder:
+        np.testing.assert_allclose(answers[name], first[name], rtol=0, atol=1e-9)
+    kernels = [name for name in encoder if name.endswith("kernel")]
+    assert kernels and all(np.abs(random[name] - first[name]).max() > 0.1 for name in kernels)
+    for row, name in ((rows[0], names[2]), (rows[2], names[3])):
+        assert row["F1, median"] == read_json(tmp_path / "all" / name / "eval_results.json")["f1"]
+    # complete: the same command takes no step, and no run is from older weights than its start's
+    logs = {path: path.read_bytes() for path in (tmp_path / "all").glob("*/metrics.csv")}
+    assert tables_of("full_pretraining", tmp_path, **flags)["pre-trainings"] == rows
+    assert {path: path.read_bytes() for path in logs} == logs

@@ -1,0 +1,151 @@
+"""Synthetic sequences have the lengths asked for, as packed and unpacked records hold them."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from next_tokens import VOCAB_SIZE as NUM_TOKENS
+from tiny import CONFIG
+
+from benchmarks.synthetic_data import (
+    bert_batch,
+    best_shapes,
+    check_positions,
+    count_predictions,
+    draw_lengths,
+    plan_corpus,
+    row_spec,
+    token_batch,
+    wikipedia_corpus,
+    wikipedia_histogram,
+    write_sequences,
+)
+from bert_packed.core.settings import InputError
+from bert_packed.objectives.next_tokens import next_token_objective
+from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.packing.histogram import load_known_histogram
+from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.schema import PackSpec
+
+PACKS = [(5, 9, 10), (24,), (3, 4)]
+
+
+def make_batch():
+    return bert_batch(PACKS, PackSpec(24, 3, 5), 24, CONFIG.vocab_size, np.random.default_rng(0))
+
+
+def test_sequences_have_their_lengths_places_and_predictions():
+    batch = make_batch()
+    for row, pack in enumerate(PACKS):
+        slots = np.repeat(np.arange(1, len(pack) + 1), pack)
+        padding = np.zeros(24 - len(slots), int)
+        np.testing.assert_array_equal(batch["sequence_ids"][row], [*slots, *padding])
+        positions = np.concatenate([np.arange(length) for length in pack])
+        np.testing.assert_array_equal(batch["position_ids"][row], [*positions, *padding])
+        owners = batch["prediction_sequences"][row].astype(int)
+        used = owners > 0
+        np.testing.assert_array_equal(np.bincount(owners[used])[1:], count_predictions(pack, 24))
+        places = batch["prediction_positions"][row][used]
+        np.testing.assert_array_equal(batch["sequence_ids"][row][places], owners[used])
+        assert len(set(places.tolist())) == used.sum()
+        assert batch["slot_weights"][row].tolist() == [1.0] * len(pack) + [0.0] * (3 - len(pack))
+    assert count_predictions([3, 20, 24, 512], 512).tolist() == [1, 3, 4, 76]
+
+
+def test_ids_fit_the_model_and_it_computes_a_finite_loss():
+    batch = make_batch()
+    objective = pretraining_objective("per_sequence")
+    model = objective.build_model(dataclasses.replace(CONFIG, num_hidden_layers=1), seed=0)
+    assert max(batch[name].max() for name in ("token_ids", "prediction_ids")) < CONFIG.vocab_size
+    sums = objective.sums(model(batch, training=False), batch)
+    assert np.isfinite(float(sums["mlm_loss"])) and float(sums["num_sequences"]) == 6
+    assert set(batch) == {feature.name for feature in objective.features}
+
+
+def test_rows_have_room_for_the_predictions_of_every_sequence_that_fits():
+    """At 384 tokens the most that data of that length have, 56, are too few for data of length 512."""
+    assert row_spec(384, 512) == PackSpec(384, 1, 58) and row_spec(384, 384) == PackSpec(384, 1, 56)
+    rng = np.random.default_rng(0)
+    for length in (377, 384):
+        batch = bert_batch([(length,)], row_spec(384, 512), 512, CONFIG.vocab_size, rng)
+        assert (batch["prediction_sequences"] > 0).sum() == round(0.15 * length)
+
+
+def test_every_token_but_a_sequence_s_last_predicts_the_next():
+    batch = token_batch(PACKS, 24, NUM_TOKENS, np.random.default_rng(0))
+    assert set(batch) == {feature.name for feature in next_token_objective("per_token").features}
+    for row, pack in enumerate(PACKS):
+        start = 0
+        for slot, length in enumerate(pack, start=1):
+            here = slice(start, start + length)
+            tokens = batch["token_ids"][row, here].tolist()
+            assert batch["sequence_ids"][row, here].tolist() == [slot] * length
+            assert batch["position_ids"][row, here].tolist() == list(range(length))
+            assert batch["label_ids"][row, here].tolist() == [*tokens[1:], 0]
+            assert batch["label_sequences"][row, here].tolist() == [slot] * (length - 1) + [0]
+            start += length
+        assert batch["sequence_bytes"][row].tolist() == [*pack] + [0] * (3 - len(pack))
+        assert not batch["token_ids"][row, start:].any() and not batch["label_ids"][row, start:].any()
+
+
+def test_a_corpus_draws_as_its_plan_and_its_histogram():
+    histogram = np.zeros(24, np.int64)
+    histogram[[4, 11, 23]] = 60, 30, 10
+    corpus, rng = plan_corpus(histogram, 3), np.random.default_rng(0)
+    packs = corpus.draw_packs(4000, rng)
+    assert np.mean([len(pack) for pack in packs]) == pytest.approx(corpus.plan.packing_factor, rel=0.03)
+    assert set(packs) == set(corpus.plan.strategies)
+    lengths = draw_lengths(histogram, 4000, rng)
+    assert np.bincount(lengths)[[5, 12, 24]] / 4000 == pytest.approx([0.6, 0.3, 0.1], abs=0.03)
+    batch = corpus.packed_batch(50, 31, rng)  # all fit
+    assert batch["slot_weights"].shape == (50, corpus.plan.depth)
+    assert corpus.unpacked_batch(50, 31, rng)["slot_weights"].tolist() == [[1.0]] * 50
+    assert wikipedia_corpus(512).plan.packing_factor == pytest.approx(1.999, abs=0.001)
+
+
+def test_lengths_are_wikipedias_in_proportion():
+    counts = load_known_histogram("wikipedia_512")
+    whole, short = wikipedia_histogram(512), wikipedia_histogram(64)
+    assert (whole[12:] == counts[12:]).all() and whole[11] == counts[:12].sum() and not whole[:11].any()
+    assert short[63] == counts[504:].sum() and short[20] == counts[160:168].sum()
+    assert short.sum() == counts.sum() and short[11] == counts[:96].sum()
+    assert wikipedia_histogram(8).nonzero()[0].tolist() == [7]
+
+
+def test_files_hold_the_number_of_records_asked_for_and_sound_ones(tmp_path):
+    def read(paths):
+        return [batch for path in paths for batch in read_unpacked(path)]
+
+    paths = write_sequences(tmp_path / "a", 10, 64, num_files=3, seed=1)
+    batches = read(paths)  # checks every record
+    assert [len(batch) for batch in batches] == [3, 3, 4]
+    lengths = np.concatenate([batch["lengths"] for batch in batches])
+    predictions = np.concatenate([batch["num_predictions"] for batch in batches])
+    assert predictions.tolist() == count_predictions(lengths, 64).tolist() and lengths.max() <= 64
+    again, other = (read(write_sequences(tmp_path / f"b{seed}", 10, 64, 3, seed)) for seed in (1, 2))
+    tokens = [
+        np.concatenate([batch["tokens"] for batch in some]).tolist() for some in (batches, again, other)
+    ]
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+@pytest.mark.parametrize("num_shapes", [1, 2, 3, 9])
+def test_the_best_shapes_are_those_of_all_choices(num_shapes):
+    lengths = np.random.default_rng(num_shapes).integers(1, 30, 12)
+    values = np.unique(lengths)
+    costs = [
+        sum(min(shape for shape in shapes if shape >= length) for length in lengths)
+        for count in range(1, min(num_shapes, len(values)) + 1)
+        for shapes in itertools.combinations(values, count)
+        if max(shapes) == max(values)
+    ]
+    shapes = best_shapes(lengths, num_shapes)
+    assert len(shapes) <= num_shapes and shapes[-1] == max(lengths)
+    assert sum(shapes[np.searchsorted(shapes, lengths)]) == min(costs)
+
+
+def test_rows_longer_than_the_model_are_refused():
+    check_positions(24, CONFIG)
+    with pytest.raises(InputError, match=r"at most max_position_embeddings=24\. Received: 25"):
+        check_positions(25, CONFIG)

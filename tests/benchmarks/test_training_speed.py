@@ -1,0 +1,210 @@
+"""Training speed: the whole data's factor, ratios of neighbours, utilisation, honest baselines."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from benchmark_command import run_benchmark, tables_of, write_config
+from tiny import CONFIG
+
+from benchmarks import training_speed
+from benchmarks.synthetic_data import plan_corpus, write_sequences
+from benchmarks.training_speed import (
+    PACKED,
+    PLAIN,
+    PLAIN_ON_PACKS,
+    UNPACKED,
+    SpeedConfig,
+    count_row,
+    describe,
+    make_batches,
+    make_engines,
+    sorted_lengths,
+    speed_up_rows,
+    step_rows,
+    sums_of_a_row,
+)
+from bert_packed.core.settings import InputError
+from bert_packed.models.flops import bert_flops
+
+HISTOGRAM = np.bincount([4, 9, 16], [600, 300, 100])[1:].astype(np.int64)
+TOY = {"max_seq_length": 16, "max_sequences_per_pack": 4, "batch_size": 3, "repeats": 7}
+SECONDS = {
+    PLAIN_ON_PACKS: [2, 2, 4, 2, 2, 2, 2],
+    PACKED: [2.02, 2.04, 4.12, 2.08, 2.1, 2.12, 2.14],  # 1 %, 2 %, ... 7 % longer
+    PLAIN: [2.02, 2.04, 4.12, 2.08, 2.1, 2.12, 1.07],  # but for the last as long as packed
+    UNPACKED: [4.04, 4.08, 8.24, 4.16, 4.2, 4.24, 4.28],
+    "transformers, sorted by length": [2.02 * 3, 2.04, 4.12 * 2, 2.08, 2.1, 2.12, 2.14],
+}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return plan_corpus(HISTOGRAM, 4)
+
+
+def test_batches_are_of_the_plan_and_of_single_sequences(corpus):
+    described = describe(corpus)
+    assert described["sequences"] == 1000 and described["packing factor"] == 1000 / described["packs"]
+    batches = make_batches(corpus, SpeedConfig(reference=True, **TOY), CONFIG.vocab_size)
+    for batch in batches[PACKED]:
+        for row in batch["sequence_ids"]:
+            pack = tuple(sorted(np.bincount(row[row > 0])[1:].tolist()))
+            assert pack in corpus.plan.strategies
+    for batch in (*batches[UNPACKED], *batches["sorted by length"]):
+        assert batch["slot_weights"].tolist() == [[1.0]] * 3
+    for batch in batches["sorted by length"]:  # as long as their longest
+        assert ((batch["sequence_ids"] > 0).sum(axis=1) == batch["token_ids"].shape[1]).all()
+    assert len(batches["sorted by length"]) == TOY["repeats"]
+
+
+def test_sorted_batches_are_the_data_in_order():
+    histogram = np.array([4, 0, 2, 0, 2])
+    assert sorted(sorted_lengths(histogram, 4, np.random.default_rng(0)).tolist()) == [1, 1, 3, 5]
+
+
+def test_a_row_holds_the_mean_of_the_data(corpus):
+    rows = sums_of_a_row(corpus, is_packed=False)
+    assert rows == {
+        "num_tokens": pytest.approx(0.6 * 4 + 0.3 * 9 + 0.1 * 16),
+        "num_pairs": pytest.approx(0.6 * 16 + 0.3 * 81 + 0.1 * 256),
+        "num_predictions": pytest.approx(0.6 * 1 + 0.3 * 1 + 0.1 * 2),
+        "num_sequences": 1,
+    }
+    packs = sums_of_a_row(corpus, is_packed=True)
+    for name, value in rows.items():
+        assert packs[name] == pytest.approx(value * corpus.plan.packing_factor)
+
+
+def test_speeds_and_utilisation_are_of_the_data(corpus):
+    rows = {row.pop("way"): row for row in step_rows(SECONDS, corpus, CONFIG, 3, peak=1e6)}
+    assert rows[PLAIN_ON_PACKS]["sequences/s"] is None
+    for name, median in ((PACKED, 2.1), (UNPACKED, 4.2)):
+        row, sums = rows[name], sums_of_a_row(corpus, name == PACKED)
+        assert row["s/step"] == median
+        assert row["sequences/s"] == pytest.approx(3 * sums["num_sequences"] / median)
+        assert row["real tokens/s"] == pytest.approx(3 * sums["num_tokens"] / median)
+        utilisation = 100 * 3 * bert_flops(CONFIG, sums) / median / 1e6
+        assert row["model-FLOP utilisation, %"] == pytest.approx(utilisation)
+    mean = np.mean(SECONDS["transformers, sorted by length"])
+    assert rows["transformers, sorted by length"]["s/step"] == pytest.approx(mean)
+
+
+def test_ratios_are_of_neighbours_times_the_factor():
+    rows = {row.pop("figure"): row for row in speed_up_rows(SECONDS, 2.0, is_printed=True)}
+    overhead = rows["overhead of packing, % of the step"]
+    assert [overhead[name] for name in ("median", "from", "to")] == pytest.approx([4, 1, 7])
+    assert overhead["print"] == 4.287
+    assert rows["speed-up over plain"]["median"] == pytest.approx(2.0)
+    assert rows["speed-up over plain"]["from"] == pytest.approx(1.0)  # the last took half of packed
+    assert rows["speed-up over plain"]["print"] == 1.913 and rows["speed-up over plain"]["at least"] is None
+    share = rows["share of the packing factor, over plain"]
+    assert (share["median"], share["at least"]) == (1.0, 0.98) and share["print"] == pytest.approx(
+        0.958, abs=1e-3
+    )
+    assert rows["speed-up over unpacked"]["median"] == pytest.approx(4.0)
+    assert rows["speed-up over unpacked"]["print"] is None
+    by_length = rows["speed-up over transformers, sorted by length"]
+    assert by_length["median"] == pytest.approx(2.0 * 10 / 7) and by_length["from"] is None
+    assert {row["print"] for row in speed_up_rows(SECONDS, 2.0, is_printed=False)} == {None}
+
+
+def test_print_is_of_the_papers_data_alone():
+    assert SpeedConfig().is_printed and SpeedConfig(histogram="wikipedia_512").is_printed
+    others = {"histogram": "glue_cola"}, {"input_file": "x"}, {"max_seq_length": 384}
+    for change in (*others, {"max_sequences_per_pack": "max"}):
+        assert not SpeedConfig(**change).is_printed
+
+
+def test_xla_s_counts_are_compared():
+    plain, packed = {"flops": 400.0, "bytes accessed": 1000.0}, {"flops": 402.0, "bytes accessed": 950.0}
+    added = count_row(plain, packed)
+    assert list(added.values()) == [pytest.approx(0.5), pytest.approx(-5)] and "operations" in next(
+        iter(added)
+    )
+
+
+def test_the_engines_are_what_they_are_called():
+    engines = make_engines(CONFIG, 3)
+    names = [type(engine.model).__name__ for engine in engines.values()]
+    assert list(engines) == [PLAIN, PACKED, UNPACKED]
+    assert names == ["PlainBert", "PackedBertForPretraining", "PackedBertForPretraining"]
+
+
+def test_the_command(tmp_path, monkeypatch, uncompiled):
+    paths = write_sequences(tmp_path / "records", 40, 32, num_files=1)
+    monkeypatch.setattr("bert_packed.runs.step_cost.measured_flops_per_second", lambda: 1e9)
+    config = write_config(tmp_path / "config.json", num_hidden_layers=1, max_position_embeddings=32)
+    flags = {**TOY, "max_seq_length": 24, "repeats": 1, "bert_config_file": config}
+    tables = tables_of("training_speed", tmp_path, input_file=paths[0], **flags)
+    assert [row["way"] for row in tables["steps"]] == [PLAIN_ON_PACKS, PACKED, PLAIN, UNPACKED]
+    (data,) = tables["data"]
+    assert data["sequences"] == 40 and len(tables["speed-ups"]) == 5
+    packed, unpacked = (row for row in tables["steps"] if row["way"] in (PACKED, UNPACKED))
+    tokens = [row["real tokens/s"] * row["s/step"] for row in (packed, unpacked)]
+    assert tokens[0] / tokens[1] == pytest.approx(data["packing factor"])
+
+
+@pytest.mark.slow
+@pytest.mark.both_backends
+def test_a_measurement(tmp_path):
+    """Nothing replaced: engines and clock."""
+    lengths = tmp_path / "lengths.json"
+    lengths.write_text(json.dumps({"lengths": [4, 9, 16], "counts": [600, 300, 100]}))
+    config = write_config(tmp_path / "config.json")
+    flags = {**TOY, "histogram": lengths, "bert_config_file": config, "batch_size": 2, "micro_batch_size": 1}
+    tables = tables_of("training_speed", tmp_path, **flags)
+    assert all(row["s/step"] > 0 for row in tables["steps"])
+    assert ("XLA's count" in tables) == (keras.backend.backend() == "jax")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"histogram": "a", "input_file": "b"},
+            "`histogram` must be left out with input_file=b. Received: a",
+        ),
+        ({"batch_size": 4, "micro_batch_size": 3}, "`micro_batch_size` must divide `batch_size`"),
+        ({"max_sequences_per_pack": 17, "max_seq_length": 16}, "`max_sequences_per_pack` must be at most"),
+    ],
+)
+def test_mistakes_in_flags(flags, message):
+    with pytest.raises(InputError, match=message):
+        SpeedConfig(**flags)
+
+
+def test_peers_are_asked_for_their_rows(monkeypatch):
+    """Without torch: each process steps on its own batches."""
+    import contextlib
+
+    from benchmarks.peers import keras_hub_model, process, training
+
+    called = []
+
+    class Peer:
+        def __init__(self, keeps_memory):
+            self.keeps_memory = keeps_memory
+
+        def call(self, *arguments):
+            called.append((self.keeps_memory, *arguments))
+
+    @contextlib.contextmanager
+    def transformers_training(model_config, rows, keeps_memory):
+        assert rows == {"padded": ["a", "b"], "sorted by length": ["c"]}
+        yield Peer(keeps_memory)
+
+    monkeypatch.setattr(keras_hub_model, "is_installed", lambda: False)
+    monkeypatch.setattr(process, "torch_processes", lambda: {"transformers": False, "kept": True})
+    monkeypatch.setattr(training, "transformers_training", transformers_training)
+    batches = {UNPACKED: ["a", "b"], "sorted by length": ["c"]}
+    with contextlib.ExitStack() as stack:
+        ways = training_speed.peer_ways(CONFIG, batches, stack)
+        for way in ways.values():
+            way(5)
+    assert list(ways) == [
+        f"{who}, {rows}" for who in ("transformers", "kept") for rows in ("padded", "sorted by length")
+    ]
+    assert called[0] == (False, "step", "padded", 5) and called[3] == (True, "step", "sorted by length", 5)
+    assert run_benchmark("training_speed", bert_config_file="none") == 2
