@@ -12,6 +12,7 @@ from bert_packed.packing import bounds, column_generation, diving, integer_progr
 from bert_packed.packing.column_generation import pack_cghp
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import fold, load_known_histogram
+from bert_packed.packing.integer_programs import fewest_packs
 from bert_packed.packing.plan import from_json, validate_plan
 from bert_packed.packing.relaxation import Effort
 
@@ -174,6 +175,15 @@ def test_the_integer_program_saves_a_pack_and_says_when_it_gives_up(monkeypatch)
     plan = pack_cghp(histogram, 10, 5)
     assert plan.num_packs == 16
     assert plan.notes == ("The integer program was stopped before it had proven its optimum.",)
+
+
+def test_the_program_over_all_strategies_says_whether_its_nodes_ran_out():
+    for size, expected in ((14, (False, True)), (100, (True, True))):  # of 100 the strategies are too many
+        histogram = np.random.default_rng(0).integers(0, 30, size)
+        search = relaxation.Relaxation(histogram, 5, Effort())
+        solved = [fewest_packs(search.demand, search.row_of_slot, 5, nodes) for nodes in (0, 1000)]
+        assert tuple(ended for _, ended in solved) == expected
+        assert [packs is None for packs, _ in solved] == [True, size == 100]
 
 
 def cut_packs(rng, size, depth, num_packs):

@@ -142,6 +142,12 @@ def test_wrong_settings_are_named(setting, message):
         pack_nnlshp([1, 2, 3], 3, 2, **setting)
 
 
-def test_too_many_strategies_are_refused_before_they_are_listed():
+def test_too_many_strategies_are_refused_before_they_are_listed(monkeypatch):
+    monkeypatch.setattr(nnlshp, "MAX_STRATEGIES", len(SMALL))
+    assert pack_nnlshp(SMALL_COUNTS, 6, 2).num_packs > 0
+    monkeypatch.setattr(nnlshp, "MAX_STRATEGIES", len(SMALL) - 1)
+    with pytest.raises(ValueError, match="which must be at most 3; use cghp"):
+        pack_nnlshp(SMALL_COUNTS, 6, 2)
+    monkeypatch.undo()
     with pytest.raises(ValueError, match=r"use cghp for such depths\. Received: max_seq_length=512, depth=8"):
         pack_nnlshp(np.ones(512, np.int64), 512, 8)

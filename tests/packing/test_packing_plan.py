@@ -48,6 +48,8 @@ def test_json_round_trip_keeps_the_proof():
 def test_values_that_prove_nothing_more_are_not_kept():
     plan = pack_cghp(HISTOGRAM, 8, 3)
     assert (plan.certificate.lower_bound, plan.certificate.tight, plan.dual_values) == (3, "material", ())
+    priced = pack_cghp([3, 4, 3, 5, 2, 2, 2, 0, 5, 0, 4], 11, 3, integer_programs=False)
+    assert (priced.certificate.lower_bound, priced.certificate.gap, priced.dual_values) == (15, 1 / 15, ())
 
 
 @pytest.mark.parametrize(
