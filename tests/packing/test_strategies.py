@@ -38,4 +38,5 @@ def test_counting_ends_at_its_limit():
     assert exact == 966_467  # partitions of 60
     assert 1000 < count_strategies(60, 60, limit=1000) < exact
     assert count_strategies(60, 60, limit=exact) == exact
+    assert count_strategies(8, 3, limit=5) == 10  # at depth 2 there are 5, no more than the limit
     assert 10**6 < count_strategies(8192, 8192, limit=10**6) < 10**8
