@@ -5,8 +5,8 @@ import sys
 
 from bert_packed.config import ablate, load_model_config, override_dropout
 from bert_packed.core.command_line import print_table, run
-from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_json
 from bert_packed.parallel import cluster
 from bert_packed.records.inputs import find_files
 from bert_packed.runs.pretraining_config import TrainConfig

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 from bert_packed.core.command_line import print_table, run
-from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import read_json
+from bert_packed.core.storage import read_json, write_json
 from bert_packed.runs.finetuning_config import ALL_TASKS, GlueConfig
 from bert_packed.tasks.glue import TASKS, make_glue_sequences, read_glue
 from bert_packed.training.engines import choose_backend

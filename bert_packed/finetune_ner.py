@@ -5,8 +5,8 @@ import sys
 import numpy as np
 
 from bert_packed.core.command_line import run
-from bert_packed.core.files import write_text
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_text
 from bert_packed.records.sequences import without_predictions
 from bert_packed.runs.finetuning_config import NerConfig
 from bert_packed.tasks.conll import find_tags, make_tag_sequences, number_tags, read_conll

@@ -31,7 +31,7 @@ class SourcesConfig:
 
 def main(config):
     """Look the pack up, and print a row for each of its sequences."""
-    from bert_packed.core.files import printable
+    from bert_packed.core.storage import printable
     from bert_packed.records.provenance import find_documents, find_sources  # NumPy: not for --help
 
     sources = find_sources(config.packed_file, config.record_number)

@@ -3,7 +3,7 @@
 import sys
 
 from bert_packed.core.command_line import print_table, run
-from bert_packed.core.output_files import write_json
+from bert_packed.core.storage import write_json
 from data_gen.pack_config import PackConfig
 
 DESCRIPTION = """

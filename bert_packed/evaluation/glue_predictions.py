@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_packed.core.files import write_text
+from bert_packed.core.storage import write_text
 from bert_packed.evaluation.glue_metrics import METRICS
 from bert_packed.records.sequences import concatenate
 from bert_packed.runs import finetuning

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_packed.core.output_files import write_json
+from bert_packed.core.storage import write_json
 
 ANSWERS_FILE, NBEST_FILE, NULL_ODDS_FILE = "predictions.json", "nbest_predictions.json", "null_odds.json"
 FILES = (ANSWERS_FILE, NBEST_FILE, NULL_ODDS_FILE)

@@ -7,9 +7,8 @@ import numpy as np
 from bert_packed import schema
 from bert_packed.config import ablate, load_model_config, override_dropout
 from bert_packed.core.command_line import print_table
-from bert_packed.core.files import write_text
-from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_json, write_text
 from bert_packed.core.versions import versions
 from bert_packed.runs.pretraining import build_engine
 from bert_packed.runs.pretraining_data import check_fits, read_shapes

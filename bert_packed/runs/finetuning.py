@@ -11,9 +11,8 @@ from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.architecture import check_is_bert
 from bert_packed.config import ablations, load_model_config, override_dropout
 from bert_packed.core.command_line import print_table, to_flagfile
-from bert_packed.core.files import file_sha256, write_text
-from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import file_sha256, write_json, write_text
 from bert_packed.data.finetuning_batches import predict, train_batches
 from bert_packed.models.cpu_forms import without_gradients
 from bert_packed.runs import run_directory

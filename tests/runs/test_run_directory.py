@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny import write_data
 
-from bert_packed.core.output_files import write_json
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_json
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import (
     agree,

@@ -6,8 +6,8 @@ import json
 import pytest
 from tiny import CONFIG
 
-from bert_packed.core.files import file_sha256
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import file_sha256
 from bert_packed.runs import vocabulary
 from bert_packed.runs.finetuning_config import FinetuneConfig
 
