@@ -204,9 +204,8 @@ def _pack_by_commands(input_file, output, config, num_commands, num_workers):
         if process.returncode:
             raise InputError(error.strip().rpartition("\n")[2].partition("error: ")[2] or error)
     (report,) = read_json(reports[0], list)
-    phases = {phase["phase"]: phase["end"] - phase["begin"] for phase in report["phases"]}
     rate = num_commands * report["sequences"] / seconds
-    return PackingRun(rate, watch.largest_growth, watch.total_growth, phases)
+    return PackingRun(rate, watch.largest_growth, watch.total_growth, report["phases"])
 
 
 def _pack_plainly(path, output, config):

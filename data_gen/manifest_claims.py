@@ -19,6 +19,7 @@ from bert_packed.packing.histogram import is_whole, to_json
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import MANIFEST_NAME, read_manifest
 from bert_packed.records.provenance import real_name, resolve_path
+from bert_packed.records.sequences import id_columns
 from bert_packed.schema import FORMS, MLM_NSP, PackSpec
 
 
@@ -43,21 +44,16 @@ class FileFacts:
     planned: frozenset | None = None
     num_others: int = 0
 
-    def add_packs(self, sequences, label_ids):
-        """Add the packs of a batch.
-
-        Args:
-            sequences: `Sequences`, of which those of a pack share their record's number.
-            label_ids: Int array, their labels.
-        """
+    def add_packs(self, sequences):
+        """Add the packs of a batch: `Sequences`, of which those of a pack share their record's number."""
         for strategy, count in count_strategies(sequences["lengths"], sequences["record_numbers"]).items():
             if self.planned is None or strategy in self.planned:
                 self.strategies[strategy] += count
             else:
                 self.num_others += count
             self.num_records += count
-        for ids in (sequences["tokens"], label_ids):
-            self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
+        for name in id_columns(sequences):
+            self.largest_id = max(self.largest_id, int(sequences[name].max(initial=0)))
 
 
 def count_strategies(lengths, packs):

@@ -3,7 +3,6 @@
 import dataclasses
 
 from bert_packed.assembly.feature_spec import parse_features
-from bert_packed.assembly.overlong import OVERLONG_CHOICES
 from bert_packed.core.settings import (
     InputError,
     check_depth_fits,
@@ -16,6 +15,7 @@ from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from bert_packed.schema import CAUSAL_LM, MASKED_LM_WEIGHTS_KINDS, MLM_NSP, SEQUENCE
 from data_gen.jobs.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 
+OVERLONG_CHOICES = ("error", "truncate", "drop")
 # What only BERT's records have
 BERT_SETTINGS = ("max_seq_length", "max_predictions_per_pack")
 # What records for causal language modelling do not have

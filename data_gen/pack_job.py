@@ -1,52 +1,50 @@
-"""How files of sequences become files of packs: the steps of `pack_steps.py`, in order, and the manifest."""
+"""Files of sequences become files of packs: the steps of `pack_steps.py`, in order, and the manifest."""
 
+import collections
 import dataclasses
+import itertools
 import logging
-import os
 import time
 
 import numpy as np
 
-from bert_packed.assembly.bert_data import BertData
-from bert_packed.assembly.causal_data import CausalData
-from bert_packed.assembly.feature_data import FeatureData
+from bert_packed.assembly.bert_packs import BertKind
+from bert_packed.assembly.causal_packs import CausalKind
+from bert_packed.assembly.feature_packs import FeatureKind
 from bert_packed.assembly.feature_spec import parse_features
+from bert_packed.assembly.rows import plan_rows
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.core.versions import code_sha256, versions
 from bert_packed.packing import plan as plans
 from bert_packed.records.first_records import find_common_objective
 from bert_packed.records.inputs import find_files, read_input_manifests, stamp_files
-from bert_packed.records.provenance import provenance_path
+from bert_packed.records.provenance import describe_path, provenance_path
 from bert_packed.schema import CAUSAL_LM, MLM_NSP
+from data_gen.assignments import CutRows, PlannedPacks, lay_row
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
-from data_gen.jobs.timeline import Timeline
-from data_gen.pack_inputs import (
-    count_lengths,
-    cut_shards,
-    describe_inputs,
-    read_inputs,
-    release_run,
-    write_ranks,
-)
 from data_gen.pack_steps import (
     PackWork,
+    Part,
+    ReadWork,
     ShardWork,
     SortWork,
     choose_run_bytes,
+    histogram_path,
     measure_part,
+    pack_bytes,
+    read_file,
     sort_run,
-    sorted_run_path,
     write_shard,
 )
-from data_gen.row_job import pack_rows, rows_metrics
-from data_gen.run_files import write_array
+from data_gen.run_files import read_array, write_array
 
 logger = logging.getLogger(__name__)
 
 
-def pack(config, timeline=None):
+def pack(config, seconds=None):
     """Pack the records of `config.input_file` into `config.output_dir`.
 
     The directory receives `packed-00000-of-0000N.tfrecord`, ... and `manifest.json`, all or none. A run that
@@ -54,7 +52,7 @@ def pack(config, timeline=None):
 
     Args:
         config: `PackConfig` with `input_file` and `output_dir`.
-        timeline: `Timeline` that receives the phases; None where nobody asks.
+        seconds: Dict that receives the time of each phase; None where nobody asks.
 
     Returns:
         The manifest, a dict.
@@ -62,9 +60,7 @@ def pack(config, timeline=None):
     Raises:
         InputError: an input cannot be used, or the output directory is in use.
     """
-    start = time.monotonic()
-    timeline = timeline or Timeline(age=0.0)  # the process may have run for days
-    timeline.enter("check inputs")
+    start, seconds = time.monotonic(), {} if seconds is None else seconds
     check_runner(config.runner, config.num_workers)
     paths = find_files(config.input_file, "input_file")
     refuse_own_input(paths, config.output_dir)
@@ -80,29 +76,34 @@ def pack(config, timeline=None):
     }
     num_workers = choose_num_workers(config.num_workers, sum(size for _, size, _ in stamps))
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
-        if output.manifest is None:
-            with Job(output.work_folder, num_workers, config.runner, timeline) as job:
-                if config.split_sequences:
-                    manifest = pack_rows(config, stamps, promises, output, job)
-                else:
-                    manifest = _pack_inputs(config, objective, stamps, promises, output, job)
+        manifest = output.manifest
+        if manifest is None:
+            with Job(output.work_folder, num_workers, config.runner, seconds) as job:
+                manifest = _pack_inputs(config, objective, stamps, promises, output, job)
             output.write_manifest(manifest)
-        else:
-            manifest = output.manifest
-    timeline.finish("publish")
     logger.info(
         "packed %d sequences of %d files into %d packs of %d files in %.1f s%s",
         *(manifest["num_sequences"], len(paths), manifest["num_packs"], len(manifest["files"])),
         time.monotonic() - start,
-        f" ({phases})" if (phases := timeline.describe()) else "",
+        f" ({', '.join(f'{phase} {taken:.1f}' for phase, taken in seconds.items())})" if seconds else "",
     )
     return manifest
 
 
 def metrics_row(manifest):
     """The papers' metrics of a packed data set, as one row of a table: dict from column to value."""
+    efficiency = {"efficiency %": 100 * manifest["efficiency"], "packing factor": manifest["packing_factor"]}
     if manifest.get("split_sequences"):
-        return rows_metrics(manifest)
+        return {
+            "rows": manifest["num_rows"],
+            "sequences": manifest["num_sequences"],
+            "parts": manifest["num_parts"],
+            "packs": manifest["num_packs"],
+            "depth": manifest["depth"],
+            "tokens": manifest["num_tokens"],
+            "padding": manifest["num_packs"] * manifest["spec"]["max_seq_length"] - manifest["num_tokens"],
+            **efficiency,
+        }
     packed = manifest["plan"]
     row = {
         "algorithm": packed["algorithm"],
@@ -116,80 +117,168 @@ def metrics_row(manifest):
     }
     if "max_seq_length" in packed:  # of one length
         plan = plans.from_json(packed)
-        tight = packed["certificate"]["tight"]  # computed anew, it takes seconds for long packs
+        tight = packed["certificate"]["tight"]  # to compute it again takes seconds for long packs
         row |= {"tight bound": tight, "tokens": plan.num_tokens, "padding": plan.num_padding}
-    efficiency, factor = manifest["efficiency"], manifest["packing_factor"]
-    return {**row, "efficiency %": 100 * efficiency, "packing factor": factor}
+    return row | efficiency
 
 
-def make_plan(arguments):
-    """The step that plans: (data, histogram, algorithm, depth asked for) -> JSON for the manifest."""
-    data, *rest = arguments
-    return data.make_plan(*rest)
-
-
-def make_data(config, objective, vocab_size):
-    """What the records are, by the settings and the objective: `BertData`, `CausalData` or `FeatureData`."""
+def make_kind(config, objective, vocab_size):
+    """What the records are, by the settings and the objective: a `RecordKind`."""
     if config.features:
-        return FeatureData(parse_features(config.features), config.overlong)
+        return FeatureKind(parse_features(config.features), config.overlong)
+    common = (config.max_seq_length, config.overlong, vocab_size)
     if objective == CAUSAL_LM:
-        return CausalData(config.max_seq_length, config.overlong, vocab_size)
-    return BertData(
-        config.max_seq_length,
-        config.overlong,
-        vocab_size,
-        config.max_predictions_per_pack,
-        config.masked_lm_weights,
-    )
+        return CausalKind(*common, config.split_sequences)
+    return BertKind(*common, config.max_predictions_per_pack, config.masked_lm_weights)
 
 
 def _pack_inputs(config, objective, stamps, promises, output, job):
     """All steps; returns the manifest."""
     vocabulary, promised = promises
-    data = make_data(config, objective, vocabulary.get("vocab_size"))
+    kind, folder = make_kind(config, objective, vocabulary.get("vocab_size")), output.work_folder
     run_bytes = choose_run_bytes(sum(size for _, size, _ in stamps))
-    read, runs = read_inputs(data, stamps, promised, run_bytes, output, job)
-    totals = count_lengths(runs, data.num_lengths)
-    if not totals.sum():
-        raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
-    arguments = (data, totals.tolist(), config.algorithm, config.max_sequences_per_pack)
-    (planned,) = job.run([Step("plan", make_plan, arguments)], "plan")
-    strategies = {tuple(strategy): count for strategy, count in planned["plan"]["strategies"]}
+    steps = []
+    for index, stamp in enumerate(stamps):
+        path, size, _ = stamp
+        work = ReadWork(kind, stamp, index, promised.get(path, {}), folder, run_bytes)
+        steps.append(Step(f"read-{index:06d}", read_file, work, size))
+    read = job.run(steps, "read sequences", "B")
+    runs = [run for result in read for run in result["runs"]]
+    totals = _count_lengths(runs, kind.num_lengths)
 
-    packs_per_part = max(1, run_bytes // data.pack_bytes(planned["packing_factor"]))
-    shards = cut_shards(planned["num_packs"], config.num_shards, packs_per_part)
+    assign = _assign_to_rows if config.split_sequences else _assign_to_plan
+    assignment, planned = assign(config, kind, totals, folder, job)
+    shards = cut_shards(
+        planned["num_packs"],
+        config.num_shards,
+        run_bytes // pack_bytes(kind, planned["packing_factor"]),
+        config.num_rows or 1,
+    )
     parts = [part for shard in shards for part in shard]
-    _sort_runs(data, runs, totals, strategies, parts, config.random_seed, output, job)
-    work = PackWork(data, strategies, output.work_folder, len(runs), config.random_seed)
+    work = PackWork(assignment, folder, len(runs))
+    _sort_runs(work, runs, totals, parts, job)
     steps = [Step(f"measure-{p.index:06d}", measure_part, (work, p), p.last - p.first) for p in parts]
+    depths, num_pieces, measured = zip(*job.run(steps, "measure packs", "packs"), strict=True)
+    planned["depth"] = max(depths)
+    if config.split_sequences:
+        planned["num_parts"] = sum(num_pieces)
     is_limited = config.max_sequences_per_pack != "max"
-    depth = config.max_sequences_per_pack if is_limited else planned["depth"]
-    spec = data.make_spec(depth, max(job.run(steps, "measure packs", "packs")))
+    spec = kind.make_spec(config.max_sequences_per_pack if is_limited else max(depths), max(measured))
+    num_overlong = collections.Counter()
+    for result in read:
+        num_overlong.update(result["num_overlong"])
+    inputs = [describe_path(r["entry"]["path"], config.output_dir) | r["entry"] for r in read]
     return {
         "kind": "packed",
         **({"objective": objective} if objective == CAUSAL_LM else {}),
+        **({"split_sequences": True, "num_rows": config.num_rows} if config.split_sequences else {}),
         "settings": config.resolved(objective),
         "versions": versions(),
-        "histogram": data.describe_lengths(totals),
+        "histogram": kind.describe_lengths(totals),
         **planned,
         "spec": dataclasses.asdict(spec),
         **vocabulary,
-        **describe_inputs(read, config.output_dir),
+        "num_records": sum(entry["num_records"] for entry in inputs),
+        "num_overlong": dict(num_overlong),
+        "inputs": inputs,
         "files": _write_shards(config, work, shards, spec, output, job),
     }
 
 
-def _sort_runs(data, runs, totals, strategies, parts, seed, output, job):
-    """Sort all runs by part, each to its `sorted_run_path`."""
-    part_ends = os.path.join(output.work_folder, "part-ends.npy")
-    write_array(part_ends, np.array([part.last for part in parts], np.int64))
-    steps = []
-    ranks = write_ranks(runs, totals, output.work_folder)
+def _count_lengths(runs, num_lengths):
+    """Sequences of each length in all runs: int64 `[num_lengths]`, or as many as occur where that is 0."""
+    totals = np.zeros(num_lengths, np.int64)
+    for path, _ in runs:
+        lengths, counts = read_array(histogram_path(path))
+        totals = np.pad(totals, (0, max(0, int(lengths.max()) + 1 - len(totals))))
+        totals[lengths] += counts
+    return totals
+
+
+def make_plan(arguments):
+    """Step that plans: (kind, histogram, algorithm, depth asked for) -> JSON for the manifest."""
+    kind, *rest = arguments
+    return kind.make_plan(*rest)
+
+
+def _assign_to_plan(config, kind, totals, folder, job):
+    """`PlannedPacks`, and what the manifest says of the plan."""
+    if not totals.sum():
+        raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
+    arguments = (kind, totals.tolist(), config.algorithm, config.max_sequences_per_pack)
+    (planned,) = job.run([Step("plan", make_plan, arguments)], "plan")
+    strategies = {tuple(strategy): count for strategy, count in planned["plan"]["strategies"]}
+    return PlannedPacks(kind, strategies, config.random_seed), planned
+
+
+def _assign_to_rows(config, kind, totals, folder, job):
+    """`CutRows`, and what the manifest says of them, as far as it is known before the rows are cut."""
+    num_rows, num_sequences = config.num_rows, int(totals.sum())
+    if num_sequences < num_rows:
+        raise InputError(
+            f"`num_rows` must be at most the number of sequences, {num_sequences}. Received: {num_rows}."
+        )
+    lengths = np.flatnonzero(totals)
+    plan = plan_rows(lengths, totals[lengths], num_rows)
+    rows = CutRows(kind, num_rows, config.random_seed, folder)
+    rows.save_plan(plan)
+    counts = enumerate(plan.row_counts.tolist())
+    job.run([Step(f"row-{r:06d}", lay_row, (rows, r), count) for r, count in counts], "lay rows", "sequences")
+    num_packs = num_rows * -(-int(plan.row_tokens.max()) // config.max_seq_length)
+    num_tokens = int(plan.row_tokens.sum())
+    return rows, {
+        "num_sequences": num_sequences,
+        "num_parts": None,
+        "num_packs": num_packs,
+        "num_tokens": num_tokens,
+        "efficiency": num_tokens / (num_packs * config.max_seq_length),
+        "packing_factor": num_sequences / num_packs,
+        "depth": None,
+    }
+
+
+def cut_shards(num_packs, num_shards, packs_per_part, num_rows=1):
+    """Cut packs into shards, about equally large and none empty, and these into parts.
+
+    Args:
+        num_packs: Packs, a multiple of `num_rows`.
+        num_shards: Most shards.
+        packs_per_part: About as many.
+        num_rows: Shards and parts are of multiples.
+
+    Returns:
+        List of tuples of `Part`.
+    """
+    num_steps = num_packs // num_rows
+    num_shards = min(num_shards, num_steps)
+    limits = [num_steps * shard // num_shards * num_rows for shard in range(num_shards + 1)]
+    size = max(1, packs_per_part // num_rows) * num_rows
+    shards, index = [], 0
+    for first, last in itertools.pairwise(limits):
+        starts = range(first, last, size)
+        shards.append(
+            tuple(Part(index + i, start, min(start + size, last)) for i, start in enumerate(starts))
+        )
+        index += len(starts)
+    return shards
+
+
+def _sort_runs(work, runs, totals, parts, job):
+    """Sort all runs by part; each is removed once it is sorted."""
+    write_array(work.part_ends_path, np.array([part.last for part in parts], np.int64))
+    # On the disk, since one array a run in memory would grow with lengths times sequences
+    steps, before = [], np.zeros_like(totals)
     for number, (path, num_sequences) in enumerate(runs):
-        target = sorted_run_path(output.work_folder, number)
-        work = SortWork(data, path, target, ranks[number], strategies, part_ends, seed)
-        steps.append(Step(f"sort-{number:06d}", sort_run, work, num_sequences))
-    job.run(steps, "sort sequences", "sequences", release_run)
+        lengths, counts = read_array(histogram_path(path))
+        write_array(work.ranks_path(number), np.stack([lengths, before[lengths], totals[lengths]]))
+        before[lengths] += counts
+        steps.append(Step(f"sort-{number:06d}", sort_run, SortWork(work, number, path), num_sequences))
+    job.run(steps, "sort sequences", "sequences", _remove_run)
+
+
+def _remove_run(step):
+    if storage.exists(step.argument.run):
+        storage.remove(step.argument.run)
 
 
 def _write_shards(config, work, shards, spec, output, job):
@@ -198,7 +287,7 @@ def _write_shards(config, work, shards, spec, output, job):
     for shard, parts in enumerate(shards):
         path = output.path(f"packed-{shard:05d}-of-{len(shards):05d}.tfrecord")
         index_path = provenance_path(path) if config.provenance else ""
-        shard_work = ShardWork(work, parts, path, spec, index_path)
         num_packs = parts[-1].last - parts[0].first
-        steps.append(Step(f"write-{shard:06d}", write_shard, shard_work, num_packs))
+        step = ShardWork(work, parts, path, spec, index_path)
+        steps.append(Step(f"write-{shard:06d}", write_shard, step, num_packs))
     return job.run(steps, "write packs", "packs")

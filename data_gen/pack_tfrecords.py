@@ -1,5 +1,6 @@
 """Command line: pack pre-training records, several sequences to a pack, without padding between them."""
 
+import collections
 import sys
 
 from bert_packed.core.command_line import print_table, run
@@ -11,9 +12,8 @@ Packs pre-training records, BERT's or those for causal language modelling: sever
 fixed length, next to no padding.
 
 Without --input_file it packs the embedded sample corpus. With it, OUTPUT_DIR receives
-packed-*.tfrecord and manifest.json. --json receives the table and, under `phases`, when each phase began and
-ended. With --dry_run it says what packing would give: of your records, or of
---histogram=FILE.
+packed-*.tfrecord and manifest.json. --json receives the table and, under `phases`, the seconds that each
+phase took. With --dry_run it says what packing would give: of your records, or of --histogram=FILE.
 """
 
 
@@ -35,23 +35,21 @@ def main(config):
         )
         return
     from bert_packed.core.freed_memory import keep_freed_memory
-    from data_gen.jobs.timeline import Timeline
     from data_gen.pack_job import metrics_row, pack  # SciPy and HiGHS: not for --help
 
     keep_freed_memory()
+    seconds = collections.defaultdict(dict)
     if config.input_file:
-        timelines = [Timeline()]
-        rows = [metrics_row(pack(config, *timelines))]
+        rows = [metrics_row(pack(config, seconds[""]))]
     else:
         from data_gen.sample_data import pack_sample_corpus  # the tokenizer: only where text is read
 
-        timelines = []
-        manifests = pack_sample_corpus(config, timelines)
+        manifests = pack_sample_corpus(config, seconds)
         rows = [{"data": split, **metrics_row(manifest)} for split, manifest in manifests.items()]
     print_table(rows)
     if config.json:
-        pairs = zip(rows, timelines, strict=True)
-        write_json(config.json, [{**row, "phases": timeline.to_json()} for row, timeline in pairs])
+        pairs = zip(rows, seconds.values(), strict=True)
+        write_json(config.json, [{**row, "phases": phases} for row, phases in pairs])
 
 
 def command():

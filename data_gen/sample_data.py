@@ -4,7 +4,6 @@ import dataclasses
 import os
 
 from bert_packed.records.manifests import read_manifest
-from data_gen.jobs.timeline import Timeline
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.text.create_config import CreateConfig
@@ -16,7 +15,7 @@ EVAL_FRACTION = 0.05
 DUPE_FACTOR = 1  # not the usual 10: to try the software, not to wait for it
 
 
-def pack_sample_corpus(config, timelines=None):
+def pack_sample_corpus(config, seconds=None):
     """Pack both splits of the sample corpus, whose instances are created where they are missing.
 
     Instances are in `sample_data/instances_LENGTH`, packs in `train` and `eval` of the output directory,
@@ -24,8 +23,7 @@ def pack_sample_corpus(config, timelines=None):
 
     Args:
         config: `PackConfig` without an `input_file`.
-        timelines: List that receives a `Timeline` for each split, whose first phase is all before it; None
-            where nobody asks.
+        seconds: `defaultdict(dict)` that receives, by split, the time of each phase; None where nobody asks.
 
     Returns:
         Dict from split to the manifest of its packs.
@@ -51,10 +49,7 @@ def pack_sample_corpus(config, timelines=None):
             input_file=os.path.join(instances, f"{split}-*.tfrecord"),
             output_dir=os.path.join(output_dir, split),
         )
-        timeline = None if timelines is None else Timeline()
-        manifests[split] = pack(split_config, timeline)
-        if timeline:
-            timelines.append(timeline)
+        manifests[split] = pack(split_config, None if seconds is None else seconds[split])
     return manifests
 
 

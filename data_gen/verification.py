@@ -3,53 +3,28 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import numpy as np
 from tqdm import tqdm
 
+from bert_packed.assembly.bert_packs import BertKind
+from bert_packed.assembly.causal_packs import CausalKind
 from bert_packed.assembly.feature_spec import ADDED_SUFFIXES
-from bert_packed.assembly.overlong import OVERLONG_CHOICES, drop_overlong, fit_lengths
 from bert_packed.core.settings import InputError
 from bert_packed.records.examples import feature_names
 from bert_packed.records.first_records import find_common_objective, read_pack_spec
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import read_manifest
-from bert_packed.records.read_causal import read_causal, read_packed_causal
-from bert_packed.records.read_packed import LayoutError, read_packed
-from bert_packed.records.read_unpacked import read_unpacked
-from bert_packed.records.sequences import BERT_LAYOUT, CAUSAL_LAYOUT, Column, content_digests, rank_in_groups
+from bert_packed.records.read_packed import LayoutError
+from bert_packed.records.sequences import content_digests, rank_in_groups
 from bert_packed.records.split_sequences import find_num_rows, read_joined
 from bert_packed.records.tfrecords import first_record
-from bert_packed.schema import CAUSAL_LM, MLM_NSP
+from bert_packed.schema import CAUSAL_LM
 from data_gen.manifest_claims import FileFacts, find_false_claims, planned_strategies
 from data_gen.multiset import BucketSums, group_buckets, hold
+from data_gen.pack_config import OVERLONG_CHOICES
 
 NUM_SHOWN = 5  # differences in words, of each kind
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """How the records of one objective are read and compared.
-
-    Attributes:
-        read_inputs, read_packs: Functions from a path to batches of sequences.
-        fit: Function of (batch, max_seq_length, overlong): what packing left of it, and what it counted.
-        label_ids: Name of the column of labels.
-        layout: Columns that packing must conserve, beside the origins.
-    """
-
-    read_inputs: Callable
-    read_packs: Callable
-    fit: Callable
-    label_ids: str
-    layout: dict[str, Column]
-
-
-KINDS = {
-    MLM_NSP: Kind(read_unpacked, read_packed, fit_lengths, "prediction_ids", BERT_LAYOUT),
-    CAUSAL_LM: Kind(read_causal, read_packed_causal, drop_overlong, "labels", CAUSAL_LAYOUT),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +79,8 @@ def compare_files(input_files, packed_files, overlong):
     """
     _refuse_other_features(packed_files)
     objective = find_common_objective([*packed_files, *input_files])
-    spec, kind = read_pack_spec(packed_files), KINDS[objective]
+    spec = read_pack_spec(packed_files)
+    kind = (CausalKind if objective == CAUSAL_LM else BertKind)(spec.max_seq_length, overlong)
 
     facts = [{path: FileFacts() for path in paths} for paths in (input_files, packed_files)]
 
@@ -114,11 +90,11 @@ def compare_files(input_files, packed_files, overlong):
     def read_inputs():
         for number, path in enumerate(input_files):
             facts[0][path] = its_facts = FileFacts()  # anew, where the file is read again
-            for batch in kind.read_inputs(path):
+            for batch in kind.read_unpacked(path):
                 its_facts.num_records += len(batch)
                 # Under "error" packing would have refused them: here they count as missing.
                 if overlong != "error" and not num_rows:
-                    batch, num_overlong = kind.fit(batch, spec.max_seq_length, overlong)
+                    batch, num_overlong = kind.fit(batch)
                     its_facts.num_overlong.update(num_overlong)
                 yield number, batch
 
@@ -127,8 +103,8 @@ def compare_files(input_files, packed_files, overlong):
     def read_packs():
         for number, path in enumerate(packed_files):
             facts[1][path] = its_facts = FileFacts(planned=planned[folder_of(path)])
-            for batch in kind.read_packs(path):
-                its_facts.add_packs(batch, batch[kind.label_ids])
+            for batch in kind.read_packed(path):
+                its_facts.add_packs(batch)
                 yield number, batch
 
     def read_rows():

@@ -3,9 +3,9 @@
 import dataclasses
 import sys
 
-from bert_packed.assembly.overlong import OVERLONG_CHOICES
 from bert_packed.core.command_line import print_table, run
 from bert_packed.core.settings import InputError, check_settings, setting
+from data_gen.pack_config import OVERLONG_CHOICES
 
 DESCRIPTION = """
 Proves that packs hold every sequence of their inputs exactly once: tokens, sentence A/B, mask positions

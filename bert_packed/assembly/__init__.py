@@ -1,6 +1,6 @@
-"""Plan and sequences become packs: which sequence goes into which slot of which pack, and the packs' arrays.
+"""Plan and sequences become packs, in memory.
 
-Read `length_plan.py`, `assignment.py`, `assemble.py`; then `pack_config.py`, `pack_data.py` (what packing
-asks of records), `pack_steps.py` and `pack_job.py`, the command's work on files of any size. Where sequences
-may be cut across packs, it is `rows.py`, `row_steps.py` and `row_job.py`.
+Read `assignment.py` (which sequence goes to which slot of which pack) and `packs.py`; then `record_kind.py` and
+the kinds of records: `bert_packs.py`, `causal_packs.py`, `feature_packs.py`. `rows.py` cuts sequences across
+packs. `data_gen/pack_steps.py` does the same with files of any size.
 """

@@ -16,37 +16,13 @@ So the assignment depends on plan, order of the input, and seed, and on nothing 
 or processes. "Length" is the plan's word; any whole number that tells kinds of sequences apart will do.
 """
 
-import dataclasses
-
 import numpy as np
 
+from bert_packed.assembly.packs import Packs
 from bert_packed.records.sequences import range_indices, rank_in_groups, to_offsets
 from bert_packed.records.shuffle import find_items, shuffle_places
 
 SHUFFLE_PACKS, SHUFFLE_SEQUENCES = 1, 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Packs:
-    """Which sequences each pack holds, in columns.
-
-        packs {4, 0}, {2}   ->   members [4 0 2], offsets [0 2 3]
-
-    Attributes:
-        members: int64 `[n]`, indices of sequences, pack after pack and slot after slot.
-        offsets: int64 `[num_packs + 1]`, where each pack starts in `members`; n last.
-    """
-
-    members: np.ndarray
-    offsets: np.ndarray
-
-    def __len__(self):
-        return len(self.offsets) - 1
-
-    def between(self, start, stop):
-        """The packs `start` to `stop`, the latter excluded, as `Packs`."""
-        first, last = self.offsets[start], self.offsets[min(stop, len(self))]
-        return Packs(self.members[first:last], self.offsets[start : stop + 1] - first)
 
 
 class PackOrder:

@@ -15,7 +15,8 @@ MAX_CLASSES = 2**14  # combinations of lengths that a plan tells apart; more are
 MAX_CAPACITIES = 14  # so that each of them is told from none
 
 EACH = "each"
-ADDED_SUFFIXES = ("_sequence_ids", "_position_ids")  # what packs receive for each feature with a capacity
+# What packs receive for each feature with a capacity
+ADDED_SUFFIXES = SEQUENCE_IDS, POSITION_IDS = "_sequence_ids", "_position_ids"
 RESERVED_NAMES = {"slots", "file_indices", "record_numbers"}  # columns of ours beside those of the features
 _ENTRY = re.compile(
     r"(?P<name>[^:,=]+):(?P<type>int|float)(\*(?P<width>[1-9]\d*))?:(?P<size>each|[1-9]\d*|=.+)"
@@ -39,6 +40,11 @@ class FeatureSpec:
     width: int
     leader: str
     capacity: int
+
+    @property
+    def is_leader(self):
+        """Whether it has a capacity of its own."""
+        return self.leader == self.name
 
 
 def parse_features(text):

@@ -4,8 +4,6 @@ import contextlib
 import glob
 import os
 
-import numpy as np
-
 from bert_packed.core import files
 from bert_packed.core.settings import InputError, is_utf8
 from bert_packed.records.manifests import read_manifest
@@ -200,28 +198,6 @@ def check_promises(promised, path, num_records, sha256):
             raise InputError(
                 f"{path} must {rule.format(wanted)}, as the manifest.json beside it says. "
                 f"Received: {received}."
-            )
-
-
-def check_vocabulary(sequences, vocab_size):
-    """Raise `InputError` where a token or label is outside a vocabulary.
-
-    Args:
-        sequences: `Sequences` of one batch.
-        vocab_size: Number of ids, from 0; None where it is not known, and then nothing is checked.
-    """
-    if vocab_size is None:
-        return
-    for ids, offsets in (
-        (sequences["tokens"], sequences.offsets("tokens")),
-        (sequences["prediction_ids"], sequences.offsets("prediction_ids")),
-    ):
-        if ids.max(initial=0) >= vocab_size:
-            place = int(np.argmax(ids >= vocab_size))
-            owner = int(np.searchsorted(offsets, place, side="right")) - 1
-            raise InputError(
-                f"{sequences.origin(owner)}: token ids must be below the vocab_size={vocab_size} that the "
-                f"manifest.json beside it names. Received: {ids[place]}."
             )
 
 

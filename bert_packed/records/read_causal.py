@@ -80,25 +80,6 @@ def read_parts(path, is_split=True):
         yield _unpack(examples.parse_examples(batch, lengths), batch, is_split), len(batch)
 
 
-def check_causal_vocabulary(sequences, vocab_size):
-    """Raise `InputError` where a token or label of `Sequences` is outside a vocabulary.
-
-    Args:
-        sequences: `Sequences` of one batch.
-        vocab_size: Number of ids, from 0; None where it is not known, and then nothing is checked.
-    """
-    if vocab_size is None:
-        return
-    for ids in (sequences["tokens"], sequences["labels"]):
-        if ids.max(initial=0) >= vocab_size:
-            place = int(np.argmax(ids >= vocab_size))
-            owner = int(np.searchsorted(sequences.offsets("tokens"), place, side="right")) - 1
-            raise InputError(
-                f"{sequences.origin(owner)}: token ids must be below the vocab_size={vocab_size} that the "
-                f"manifest.json beside it names. Received: {ids[place]}."
-            )
-
-
 def _to_sequences(features, batch):
     tokens, lengths = features[schema.INPUT_IDS]
     owners = np.repeat(np.arange(len(lengths)), lengths)

@@ -29,6 +29,8 @@ import hashlib
 
 import numpy as np
 
+from bert_packed.core.settings import InputError
+
 INT32_MAX = np.iinfo(np.int32).max
 TAKEN_AT_ONCE = 2**20  # entries; their indices take several times the room of the values
 DIGEST_BYTES = 16  # chance of one collision among 10^9 sequences: 10^-21
@@ -139,6 +141,31 @@ def make_sequences(layout, path, **columns):
     return Sequences(layout, made, (path,))
 
 
+def id_columns(sequences):
+    """Names of the columns of token ids, labels included."""
+    return [name for name in ("tokens", "labels", "prediction_ids") if name in sequences.layout]
+
+
+def check_vocabulary(sequences, vocab_size):
+    """Raise `InputError` where a token or label is outside a vocabulary.
+
+    Args:
+        sequences: `Sequences` of one batch.
+        vocab_size: Number of ids, from 0; None where it is not known, and then nothing is checked.
+    """
+    if vocab_size is None:
+        return
+    for name in id_columns(sequences):
+        ids = sequences[name]
+        if ids.max(initial=0) >= vocab_size:
+            place = int(np.argmax(ids >= vocab_size))
+            owner = int(np.searchsorted(sequences.offsets(name), place, side="right")) - 1
+            raise InputError(
+                f"{sequences.origin(owner)}: token ids must be below the vocab_size={vocab_size} that the "
+                f"manifest.json beside it names. Received: {ids[place]}."
+            )
+
+
 def without_predictions(sequences):
     """`Sequences` of `BERT_LAYOUT` without anything to predict."""
     nothing = np.zeros(0, np.int32)
@@ -198,9 +225,9 @@ def content_digests(sequences, layout):
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
-def row_bytes(layout):
-    """Bytes of a sequence in the columns that have one entry of it."""
-    columns = (column for column in layout.values() if not column.sizes)
+def entry_bytes(layout, sizes=""):
+    """Bytes of an entry in all columns that `sizes` counts the entries of; "" for those of one a sequence."""
+    columns = (column for column in layout.values() if column.sizes == sizes)
     return sum(np.dtype(column.dtype).itemsize * column.width for column in columns)
 
 

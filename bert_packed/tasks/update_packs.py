@@ -18,8 +18,9 @@ import dataclasses
 
 import numpy as np
 
-from bert_packed.assembly.assemble import assemble_packs, count_predictions
-from bert_packed.assembly.assignment import Packs, assign_sequences
+from bert_packed.assembly.assignment import assign_sequences
+from bert_packed.assembly.bert_packs import assemble_packs
+from bert_packed.assembly.packs import Packs
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import count_lengths
@@ -98,13 +99,13 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
             anew = _pack_anew(pack, members, lengths, max_seq_length, depth, seed)
             groups = anew if is_too_deep or len(anew) < len(groups) else groups
         updates.append(Packs(np.concatenate(groups), to_offsets([len(group) for group in groups])))
-    deepest = max(int(np.diff(packs.offsets).max()) for packs in updates)
+    deepest = max(int(packs.depths.max()) for packs in updates)
     return Updates(updates, PackSpec(max_seq_length, deepest, 0), max(map(len, updates)))
 
 
 def fit_predictions(updates, num_predictions):
     """`Updates` whose packs have room for their sequences' predictions: int64 `[n]`, of every sequence."""
-    most = max(int(count_predictions(packs, num_predictions).max()) for packs in updates.packs)
+    most = max(int(packs.totals(num_predictions).max()) for packs in updates.packs)
     return dataclasses.replace(updates, spec=dataclasses.replace(updates.spec, max_predictions_per_pack=most))
 
 
@@ -133,11 +134,8 @@ def by_slot(values, packs, num_slots, num_packs):
     Returns:
         Array `[num_packs, num_slots]`, 0 in slots without sequence.
     """
-    depths = np.diff(packs.offsets)
-    rows = np.repeat(np.arange(len(packs)), depths)
-    slots = np.arange(len(packs.members)) - np.repeat(packs.offsets[:-1], depths)
     found = np.zeros((num_packs, num_slots), values.dtype)
-    found[rows, slots] = values[packs.members]
+    found[packs.owners, packs.slots] = values[packs.members]
     return found
 
 

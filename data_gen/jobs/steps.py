@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from bert_packed.core import progress, storage
 from data_gen.jobs.runners import LOCAL, start_workers, telling_lost_workers
-from data_gen.jobs.timeline import Timeline
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at what the workers have done
 
@@ -52,14 +51,14 @@ class Job:
         work_folder: Folder for the notes; of one job only, and shared by all machines that work on it.
         num_workers: Local processes; 1 = this one.
         runner: One of `runners.RUNNERS`.
-        timeline: `Timeline`, in which each call of `run` becomes a phase; None for none.
+        seconds: Dict that receives the time of each call of `run`, under its title; None where nobody asks.
     """
 
-    def __init__(self, work_folder, num_workers=1, runner=LOCAL, timeline=None):
+    def __init__(self, work_folder, num_workers=1, runner=LOCAL, seconds=None):
         self._work_folder = work_folder
         self._num_workers = num_workers
         self._runner = runner
-        self._timeline = timeline or Timeline()
+        self._seconds = {} if seconds is None else seconds
         self._pool = None
         self._counter = None
 
@@ -91,7 +90,7 @@ class Job:
         Raises:
             What a step raises.
         """
-        release = release or (lambda step: None)
+        start, release = time.monotonic(), release or (lambda step: None)
         results, left = {}, []
         for step in steps:
             note = self._read_note(step)
@@ -100,10 +99,7 @@ class Job:
             else:
                 results[step.name] = note["result"]
         total = sum(step.size for step in steps)
-        with (
-            self._timeline.during(title),
-            tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as bar,
-        ):
+        with tqdm(desc=title, unit=f" {unit}", unit_scale=True, total=total, disable=None) as bar:
             for step in steps:
                 if step.name in results:
                     release(step)
@@ -111,6 +107,7 @@ class Job:
             for step, result in self._do(left, bar):
                 results[step.name] = result
                 release(step)
+        self._seconds[title] = time.monotonic() - start
         return [results[step.name] for step in steps]
 
     def _do(self, steps, bar):
@@ -118,7 +115,6 @@ class Job:
         if self._runner != LOCAL and steps:
             from data_gen.jobs.beam_runner import run_pipeline  # an extra; its import takes seconds
 
-            self._timeline.leave_to_others()
             work = [(step, self._work_folder) for step in steps]
             run_pipeline(self._runner, do_step, work, self._work_folder)
             for step in steps:
@@ -134,18 +130,15 @@ class Job:
         if min(self._num_workers, len(steps)) <= 1:
             with progress.following(bar.update):
                 for step in steps:
-                    self._timeline.add_step(time.monotonic())
                     yield step, do_step((step, self._work_folder))
             return
         if self._pool is None:
             self._counter = multiprocessing.get_context("spawn").Value("q", 0)
             self._pool = start_workers(self._num_workers, _count_into, self._counter)
         with telling_lost_workers(), _shown(self._counter, bar):
-            running = {self._pool.submit(_do_timed, (step, self._work_folder)): step for step in steps}
+            running = {self._pool.submit(do_step, (step, self._work_folder)): step for step in steps}
             for future in futures.as_completed(running):
-                result, began, worker, busy = future.result()
-                self._timeline.add_step(began, worker, busy)
-                yield running[future], result
+                yield running[future], future.result()
 
     def _read_note(self, step):
         return storage.read_json(_note_path(self._work_folder, step), default=None)
@@ -158,12 +151,6 @@ def do_step(work):
         note = json.dumps({"result": step.function(step.argument)})
     storage.write_text(_note_path(work_folder, step), note)
     return json.loads(note)["result"]
-
-
-def _do_timed(work):
-    """`do_step` by a worker: the result, and the arguments of `Timeline.add_step`."""
-    began = time.monotonic()
-    return do_step(work), began, os.getpid(), time.process_time()
 
 
 def _note_path(work_folder, step):

@@ -9,9 +9,9 @@ from causal_files import write_causal
 from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
 
 from bert_packed import schema
-from bert_packed.assembly.assemble import assemble_packs, count_predictions
 from bert_packed.assembly.assignment import assign_sequences
-from bert_packed.assembly.overlong import drop_overlong, fit_lengths
+from bert_packed.assembly.bert_packs import BertKind, assemble_packs
+from bert_packed.assembly.causal_packs import CausalKind
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS
 from bert_packed.packing.histogram import count_lengths
@@ -35,7 +35,7 @@ def test_every_sequence_is_in_one_pack_unchanged(tmp_path, algorithm, depth):
     features, sequences, plan = make_case(tmp_path, depth=depth, algorithm=algorithm)
     packs = assign_sequences(plan, sequences["lengths"], seed=7)
     assert sorted(packs.members) == list(range(60))
-    num_predictions = count_predictions(packs, sequences["num_predictions"])
+    num_predictions = packs.totals(sequences["num_predictions"])
     spec = schema.PackSpec(S, plan.depth, int(num_predictions.max()))
     arrays = assemble_packs(sequences, packs, spec)
     assert Counter(list_packed(arrays)) == Counter(list_unpacked(features))
@@ -105,7 +105,7 @@ def test_plan_for_other_lengths_is_refused():
 def test_part_is_a_run_of_packs(tmp_path):
     _, sequences, plan = make_case(tmp_path)
     packs = assign_sequences(plan, sequences["lengths"], seed=0)
-    spec = schema.PackSpec(S, plan.depth, int(count_predictions(packs, sequences["num_predictions"]).max()))
+    spec = schema.PackSpec(S, plan.depth, int(packs.totals(sequences["num_predictions"]).max()))
     whole = assemble_packs(sequences, packs, spec)
     halves = [assemble_packs(sequences, packs.between(*ends), spec) for ends in ((0, 5), (5, len(packs)))]
     for name, values in whole.items():
@@ -144,12 +144,12 @@ def overlong_case(tmp_path):
 
 def test_truncation_keeps_the_start_and_the_closing_token(tmp_path):
     features, sequences = overlong_case(tmp_path)
-    short, counts = fit_lengths(sequences, 5, "truncate")
+    short, counts = BertKind(5, "truncate").fit(sequences)
     assert counts == {"truncated": 1, "dropped": 0}
     assert short["lengths"].tolist() == [3, 5, 5]
     assert short["tokens"][3:8].tolist() == [2, 7, 4, 6, 3]
     assert short["token_type_ids"][3:8].tolist() == [0, 0, 0, 0, 1]
-    shorter, counts = fit_lengths(sequences, 4, "truncate")
+    shorter, counts = BertKind(4, "truncate").fit(sequences)
     assert counts == {"truncated": 2, "dropped": 0}
     assert shorter["tokens"][3:7].tolist() == [2, 7, 4, 3]
     assert shorter["token_type_ids"][3:7].tolist() == [0, 0, 0, 1]  # the [SEP] stays sentence B's
@@ -164,25 +164,25 @@ def test_truncation_keeps_the_start_and_the_closing_token(tmp_path):
 
 def test_dropping_and_refusing(tmp_path):
     _, sequences = overlong_case(tmp_path)
-    kept, counts = fit_lengths(sequences, 5, "drop")
+    kept, counts = BertKind(5, "drop").fit(sequences)
     assert counts == {"truncated": 0, "dropped": 1}
     assert kept["record_numbers"].tolist() == [1, 3]
-    same, counts = fit_lengths(sequences, 6, "error")
+    same, counts = BertKind(6, "error").fit(sequences)
     assert same is sequences and counts == {"truncated": 0, "dropped": 0}
     with pytest.raises(InputError, match=r"record 2: .*max_seq_length=5 .*Received: 6 tokens"):
-        fit_lengths(sequences, 5, "error")
+        BertKind(5, "error").fit(sequences)
     # of several the first, not the longest
     with pytest.raises(InputError, match=r"record 1: .*max_seq_length=2 .*Received: 3 tokens"):
-        fit_lengths(sequences, 2, "error")
+        BertKind(2, "error").fit(sequences)
 
 
 def test_causal_sequences_are_dropped_or_refused_and_never_truncated(tmp_path):
     """Bytes of lost labels cannot be told from those that are left."""
     write_causal(tmp_path / "in.tfrecord", [3, 5, 6])
     (sequences,) = read_causal(str(tmp_path / "in.tfrecord"))
-    kept, counts = drop_overlong(sequences, 5, "drop")
+    kept, counts = CausalKind(5, "drop").fit(sequences)
     assert kept["record_numbers"].tolist() == [1, 2] and counts == {"truncated": 0, "dropped": 1}
     for overlong in ("error", "truncate"):
-        assert drop_overlong(sequences, 6, overlong) == (sequences, {"truncated": 0, "dropped": 0})
+        assert CausalKind(6, overlong).fit(sequences) == (sequences, {"truncated": 0, "dropped": 0})
         with pytest.raises(InputError, match=r"record 2: .*max_seq_length=4 .*Received: 5 tokens"):
-            drop_overlong(sequences, 4, overlong)
+            CausalKind(4, overlong).fit(sequences)

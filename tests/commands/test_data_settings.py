@@ -76,7 +76,7 @@ def run(module, config_class, steps, output_dir, **flags):
     seen = types.SimpleNamespace(jobs=[], shards=[], folder=output_dir, given=flags)
 
     class WatchedJob(Job):
-        def __init__(self, work_folder, num_workers, runner, timeline=None):
+        def __init__(self, work_folder, num_workers, runner, seconds=None):
             seen.jobs.append((num_workers, runner))
             super().__init__(work_folder)
 

@@ -9,8 +9,8 @@ import pytest
 from unpacked_records import load, make_features, write_features
 
 from bert_packed import schema
-from bert_packed.assembly.assemble import assemble_packs, count_predictions
 from bert_packed.assembly.assignment import assign_sequences
+from bert_packed.assembly.bert_packs import assemble_packs
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.packing.descending import pack_lpfhp
@@ -43,7 +43,7 @@ def packed(input_file):
     sequences = load(input_file)
     plan = pack_lpfhp(count_lengths(LENGTHS, S), S, 3)
     packs = assign_sequences(plan, sequences["lengths"], seed=0)
-    spec = schema.PackSpec(S, 3, int(count_predictions(packs, sequences["num_predictions"]).max()))
+    spec = schema.PackSpec(S, 3, int(packs.totals(sequences["num_predictions"]).max()))
     arrays = assemble_packs(sequences, packs, spec)
     assert np.mean(arrays[schema.INPUT_MASK].max(axis=1) > 1) > 0.8
     return arrays

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from unpacked_records import make_features, write_features
 
-from bert_packed.assembly.length_plan import plan_lengths
-from bert_packed.assembly.overlong import fit_lengths
+from bert_packed.assembly.bert_packs import BertKind
+from bert_packed.assembly.record_kind import plan_lengths
 from bert_packed.core.command_line import run
 from bert_packed.packing import plan as plans
 from bert_packed.records.first_records import read_pack_spec
@@ -56,10 +56,10 @@ def facts(made):
     for path in sorted((made / "packs").glob("*.tfrecord")):
         packed[path.name] = FileFacts()
         for part in read_packed(str(path)):
-            packed[path.name].add_packs(part, part["prediction_ids"])
+            packed[path.name].add_packs(part)
     for part in read_unpacked(f"{made}/in.tfrecord"):
         inputs.num_records += len(part)
-        inputs.num_overlong.update(fit_lengths(part, S, "truncate")[1])
+        inputs.num_overlong.update(BertKind(S, "truncate").fit(part)[1])
     assert inputs.num_records == 60 and inputs.num_overlong["truncated"] > 3
     return packed, {f"{made}/in.tfrecord": inputs}, read_pack_spec([path])
 
@@ -259,7 +259,7 @@ def test_strategies_that_no_plan_of_ours_has_are_one_number(packs, facts, find):
     few = FileFacts(planned=frozenset())
     for path in sorted(packs.glob("*.tfrecord")):
         for part in read_packed(str(path)):
-            few.add_packs(part, part["prediction_ids"])
+            few.add_packs(part)
     assert (few.num_records, few.num_others) == (sum(its.num_records for its in packed.values()),) * 2
     assert not few.strategies
     change(packs, lambda manifest: manifest["plan"]["strategies"].pop())

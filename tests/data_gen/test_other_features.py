@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_packed.assembly.feature_data import FeatureData
+from bert_packed.assembly.feature_packs import FeatureKind
 from bert_packed.assembly.feature_spec import parse_features
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
@@ -142,7 +142,7 @@ def test_no_name_of_a_feature_is_taken_for_a_column_of_ours(tmp_path):
     packs = read_packs(tmp_path / "out", list(sequences[0]), [("audio", 1), (None, 1), (None, 1)])
     assert Counter(s for found, _ in packs for s in found) == as_tuples(sequences)
     # a SPEC cannot name the columns that packing adds
-    data = FeatureData(parse_features(spec), "error")
+    data = FeatureKind(parse_features(spec), "error")
     for name in data.layout.keys() - {"audio", "audio length", "audio_length"}:
         with pytest.raises(ValueError, match=r"NAME:int|names that packing does not use"):
             parse_features(f"{name}:int:4")
@@ -269,8 +269,8 @@ def make_labelled(rng, count=100):
 
 def test_features_of_one_a_sequence_count_as_data(tmp_path, monkeypatch):
     """Their bytes cut runs and parts: else long vectors beside short texts would be held as a whole."""
-    data = FeatureData(parse_features("ids:int:64,vector:float*5000:each"), "error")
-    assert data.pack_bytes(10) - data.pack_bytes(0) == 10 * (20_000 + 8 + 4 + 8)
+    kind = FeatureKind(parse_features("ids:int:64,vector:float*5000:each"), "error")
+    assert pack_steps.pack_bytes(kind, 10) - pack_steps.pack_bytes(kind, 0) == 10 * (20_000 + 8 + 4 + 8)
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 2**18)
     sequences = make_labelled(np.random.default_rng(0))
     path = write(tmp_path / "in.tfrecord", sequences)
@@ -301,7 +301,7 @@ def test_nothing_grows_with_capacities_times_sequences(tmp_path, monkeypatch):
         write(tmp_path / f"in-{number}.tfrecord", make_pairs(np.random.default_rng(number), 40))
     sizes = watch_steps(monkeypatch)
     spec = "inputs:int:4000,targets:int:4000"
-    assert FeatureData(parse_features(spec), "error").num_lengths == 15_876
+    assert FeatureKind(parse_features(spec), "error").num_lengths == 15_876
     path = f"{tmp_path}/in-*.tfrecord"
     pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), features=spec, num_workers=1))
     sorting = [size for name, size in sizes.items() if name.startswith("sort-")]
@@ -362,7 +362,7 @@ def test_no_vector_bound_is_false():
 
 def test_the_bound_in_the_manifest_holds_for_lengths_rounded_up():
     """Capacities over 127 are told apart in steps: bounds take the least of a step, packs the most."""
-    data = FeatureData(parse_features("a:int:1000,b:int:300"), "error")
+    data = FeatureKind(parse_features("a:int:1000,b:int:300"), "error")
     columns = {"a:length": np.array([497, 503, 497, 503]), "b:length": np.array([1, 2, 1, 2])}
     histogram = np.bincount(data.lengths(columns), minlength=data.num_lengths)
     planned = data.make_plan(histogram, "", "max")
@@ -374,7 +374,7 @@ def test_the_bound_in_the_manifest_holds_for_lengths_rounded_up():
 @pytest.mark.parametrize("num", [2, 7, 13, 14])
 def test_many_capacities(num):
     spec = ",".join(f"f{index}:int:{4 + index}" for index in range(num))
-    data = FeatureData(parse_features(spec), "error")
+    data = FeatureKind(parse_features(spec), "error")
     assert data.num_lengths <= 2**14
     rng = np.random.default_rng(0)
     columns = {f"f{index}:length": rng.integers(1, 5 + index, 30) for index in range(num)}

@@ -12,13 +12,13 @@ import pytest
 from crash import all_bytes
 from unpacked_records import make_features, write_features
 
-from bert_packed.assembly.bert_data import BertData
+from bert_packed.assembly.bert_packs import BertKind
 from bert_packed.core import files
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.inputs import stamp_files
 from bert_packed.records.sequences import ORIGINS, make_sequences
-from data_gen import pack_inputs, pack_job, pack_steps
+from data_gen import assignments, pack_job, pack_steps
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.run_files import read_array, read_run
@@ -30,7 +30,7 @@ S = 16
 def groups(monkeypatch):
     """Runs and parts of some packs; dict that is filled with how many of them there were."""
     found = {"runs of a file": [], "parts": [], "runs of a part": []}
-    read, sort, measure = pack_inputs.read_file, pack_job.sort_run, pack_job.measure_part
+    read, sort, measure = pack_job.read_file, pack_job.sort_run, pack_job.measure_part
 
     def count_runs(work):
         result = read(work)
@@ -39,19 +39,19 @@ def groups(monkeypatch):
 
     def count_parts(work):
         sort(work)
-        found["parts"].append(len(read_array(work.part_ends)))
+        found["parts"].append(len(read_array(work.pack_work.part_ends_path)))
 
     def count_owners(work_and_part):
         work, part = work_and_part
-        layout = {**work.data.layout, **pack_steps.SLOTS}
-        pieces = [read_run(path, layout, part.index) for path in work.sorted_runs]
-        found["runs of a part"].append(sum(len(piece["slots"]) > 0 for piece in pieces))
+        paths = map(work.sorted_run_path, range(work.num_runs))
+        pieces = [read_run(path, work.assignment.layout, part.index) for path in paths]
+        found["runs of a part"].append(sum(len(piece) > 0 for piece in pieces))
         return measure(work_and_part)
 
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 80 * S)
     monkeypatch.setattr(tfrecords, "READ_BATCH", 16)  # a run is of whole batches
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 7)
-    monkeypatch.setattr(pack_inputs, "read_file", count_runs)
+    monkeypatch.setattr(pack_job, "read_file", count_runs)
     monkeypatch.setattr(pack_job, "sort_run", count_parts)
     monkeypatch.setattr(pack_job, "measure_part", count_owners)
     return found
@@ -85,13 +85,13 @@ def test_runs_and_parts_grow_with_the_input_so_that_their_product_does_not(tmp_p
     size = sum((tmp_path / f"{name}.tfrecord").stat().st_size for name in "ab")
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
     monkeypatch.setattr(pack_steps, "NUM_RUNS", 8)
-    works, read = [], pack_inputs.read_file
+    works, read = [], pack_job.read_file
 
     def watch(work):
         works.append(work)
         return read(work)
 
-    monkeypatch.setattr(pack_inputs, "read_file", watch)
+    monkeypatch.setattr(pack_job, "read_file", watch)
     settings = {"input_file": f"{tmp_path}/?.tfrecord", "output_dir": str(tmp_path / "out")}
     pack(PackConfig(max_seq_length=S, num_workers=1, **settings))
     assert [work.run_bytes for work in works] == [size // 8] * 2  # of all files together
@@ -104,27 +104,26 @@ def test_a_run_ends_once_it_is_full_and_counts_add_up_over_batches(tmp_path):
     def read(_):
         for first in range(1, 26, 5):
             numbers = np.arange(first, first + 4)
-            yield make_sequences(ORIGINS, path, record_numbers=numbers), 5, {"dropped": 1}
+            yield make_sequences(ORIGINS, path, record_numbers=numbers), {"dropped": 1}, 5
 
-    data = types.SimpleNamespace(
+    kind = types.SimpleNamespace(
         layout=ORIGINS,
         lengths=lambda columns: np.ones(len(columns), np.int64),
         read=read,
     )
-    result = pack_steps.read_file(pack_steps.ReadWork(data, stamp_files([path])[0], 3, {}, str(tmp_path), 90))
+    result = pack_steps.read_file(pack_steps.ReadWork(kind, stamp_files([path])[0], 3, {}, str(tmp_path), 90))
     assert [num_sequences for _, num_sequences in result["runs"]] == [8, 8, 4]
     assert result["entry"]["num_records"] == 25 and result["num_overlong"] == {"dropped": 5}
-    runs = [read_run(run, data.layout) for run, _ in result["runs"]]
+    runs = [read_run(run, kind.layout) for run, _ in result["runs"]]
     numbers = np.concatenate([run["record_numbers"] for run in runs])
     assert numbers.tolist() == [number for number in range(1, 26) if number % 5]
     assert all((run["file_indices"] == 3).all() for run in runs)
 
 
 def test_what_a_part_is_sent_does_not_grow_with_the_number_of_runs():
-    works = [pack_steps.PackWork(None, {}, "work", num_runs, 1) for num_runs in (2, 1000)]
+    works = [pack_steps.PackWork(None, "work", num_runs) for num_runs in (2, 1000)]
     small, large = (len(pickle.dumps(work)) for work in works)
     assert large - small < 10
-    assert works[1].sorted_runs[999] == pack_steps.sorted_run_path("work", 999)
 
 
 @pytest.fixture
@@ -135,7 +134,7 @@ def packing(tmp_path):
 
 
 def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
-    seeds, choose_slots, order = [], pack_steps.choose_slots, pack_steps.PackOrder
+    seeds, choose_slots, order = [], pack_steps.choose_slots, assignments.PackOrder
 
     def choose(lengths, first_ranks, totals, seed):
         seeds.append(("slots", seed))
@@ -146,21 +145,21 @@ def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
         return order(strategies, seed)
 
     monkeypatch.setattr(pack_steps, "choose_slots", choose)
-    monkeypatch.setattr(pack_steps, "PackOrder", make_order)
+    monkeypatch.setattr(assignments, "PackOrder", make_order)
     pack(packing)
     assert set(seeds) == {("slots", 77), ("packs", 77)}
 
 
 def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch):
     """What goes into memory together is bounded by bytes: records may be large."""
-    sizes, assemble = [], BertData.assemble
+    sizes, assemble = [], BertKind.assemble
 
     def watch(data, columns, packs, spec):
         sizes.append(len(packs))
         return assemble(data, columns, packs, spec)
 
-    monkeypatch.setattr(BertData, "pack_bytes", lambda data, depth: 1000)
-    monkeypatch.setattr(BertData, "assemble", watch)
+    monkeypatch.setattr(pack_steps, "pack_bytes", lambda kind, depth: 1000)
+    monkeypatch.setattr(BertKind, "assemble", watch)
     monkeypatch.setattr(pack_steps, "ASSEMBLED_BYTES", 2999)
     pack(dataclasses.replace(packing, max_sequences_per_pack=2, num_shards=1))
     assert sizes == [2, 1]

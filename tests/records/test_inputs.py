@@ -13,13 +13,13 @@ from bert_packed.core import files
 from bert_packed.core.settings import InputError
 from bert_packed.records.inputs import (
     check_promises,
-    check_vocabulary,
     find_files,
     folder_of,
     stamp_files,
     unchanged,
 )
 from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.sequences import check_vocabulary
 from data_gen import pack_job
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack

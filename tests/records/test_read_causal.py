@@ -10,13 +10,13 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.read_causal import (
-    check_causal_vocabulary,
     read_causal,
     read_packed_causal,
     read_parts,
 )
 from bert_packed.records.read_lengths import read_histogram
 from bert_packed.records.read_packed import LayoutError
+from bert_packed.records.sequences import check_vocabulary
 
 UNPACKED = {
     schema.INPUT_IDS: [0, 7, 4, 8],
@@ -92,10 +92,10 @@ def test_what_is_no_unpacked_record(tmp_path):
 
 def test_ids_outside_the_vocabulary(tmp_path):
     (found,) = read_causal(write_sequences(tmp_path / "a.tfrecord", [UNPACKED, UNPACKED]))
-    check_causal_vocabulary(found, 9)
-    check_causal_vocabulary(found, None)
+    check_vocabulary(found, 9)
+    check_vocabulary(found, None)
     with pytest.raises(InputError, match=r"record 1: token ids must be below the vocab_size=8.* Received: 8"):
-        check_causal_vocabulary(found, 8)
+        check_vocabulary(found, 8)
 
 
 def test_lengths_of_records_are_counted(tmp_path):

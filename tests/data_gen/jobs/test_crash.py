@@ -16,7 +16,7 @@ from unpacked_records import make_features, write_features
 
 from bert_packed.records.manifests import read_manifest
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from data_gen import pack_inputs, pack_job, pack_steps
+from data_gen import pack_job, pack_steps
 from data_gen.jobs.output import INCOMPLETE_NAME
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -174,8 +174,7 @@ def test_finished_steps_are_not_done_again(tmp_path, jobs, monkeypatch):
         return count
 
     for name in ("read_file", "sort_run", "measure_part", "write_shard"):
-        user = pack_inputs if name == "read_file" else pack_job
-        monkeypatch.setattr(user, name, counted(getattr(pack_steps, name)))
+        monkeypatch.setattr(pack_job, name, counted(getattr(pack_steps, name)))
     pack(config)
     assert calls == ["write_shard"]
     assert all_bytes(tmp_path / "out") == expected

@@ -16,11 +16,11 @@ import pytest
 from crash import all_bytes, find_workers
 from unpacked_records import make_features, write_features
 
-from bert_packed.assembly.bert_data import BertData
+from bert_packed.assembly.bert_packs import BertKind
 from bert_packed.core import command_line, files, versions
 from bert_packed.core.settings import InputError
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from data_gen import pack_inputs, pack_job, pack_steps
+from data_gen import pack_job, pack_steps
 from data_gen.jobs.output import INCOMPLETE_NAME
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -36,7 +36,7 @@ COMMANDS = {
     "create": (ROOT / "create_pretraining_data.py", create, CreateConfig),
 }
 STEPS = {
-    "pack": ((pack_job, pack_inputs), pack_steps, ("read_file", "sort_run", "measure_part", "write_shard")),
+    "pack": ((pack_job,), pack_steps, ("read_file", "sort_run", "measure_part", "write_shard")),
     "create": ((create_job,), create_steps, ("train_vocabulary", "tokenize", "join", "write_shard")),
 }
 
@@ -291,7 +291,7 @@ def replace(path):
 @pytest.mark.parametrize("name", ["pack", "create"])
 def test_an_input_that_changes_while_it_is_read_is_named(tmp_path, settings, name, change, monkeypatch):
     path = tmp_path / ("b.tfrecord" if name == "pack" else "b.txt")
-    reader, method = (BertData, "read") if name == "pack" else (TextDocuments, "__iter__")
+    reader, method = (BertKind, "read") if name == "pack" else (TextDocuments, "__iter__")
     read = getattr(reader, method)
 
     def changing(self, *arguments):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_packed.assembly import length_plan
+from bert_packed.assembly import record_kind
 from bert_packed.core.settings import InputError
 from bert_packed.packing.plan import make_plan
 
@@ -13,8 +13,8 @@ def made(monkeypatch):
 
     def plan(strategies):
         algorithms = {"fixed": lambda histogram, size, depth: make_plan("fixed", size, depth, strategies)}
-        monkeypatch.setattr(length_plan, "ALGORITHMS", algorithms)
-        return length_plan.plan_lengths([0, 1, 2, 1, 0, 0, 0, 0], "fixed", 8, 3)
+        monkeypatch.setattr(record_kind, "ALGORITHMS", algorithms)
+        return record_kind.plan_lengths([0, 1, 2, 1, 0, 0, 0, 0], "fixed", 8, 3)
 
     return plan
 
@@ -47,9 +47,9 @@ def test_a_plan_of_other_sequences_is_refused(made, strategies):
 def test_a_pack_is_as_deep_as_asked_for(depth, num_packs):
     """Four sequences of two tokens, of which a pack of eight has room for all."""
     histogram = [0, 4, 0, 0, 0, 0, 0, 0]
-    assert length_plan.plan_lengths(histogram, "lpfhp", 8, depth)["num_packs"] == num_packs
+    assert record_kind.plan_lengths(histogram, "lpfhp", 8, depth)["num_packs"] == num_packs
 
 
 def test_an_algorithm_that_cannot_is_named():
     with pytest.raises(InputError, match="`algorithm` nnlshp cannot pack these lengths: "):
-        length_plan.plan_lengths([1] * 384, "nnlshp", 384, 20)
+        record_kind.plan_lengths([1] * 384, "nnlshp", 384, 20)

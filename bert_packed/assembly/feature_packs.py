@@ -1,4 +1,4 @@
-"""What packing must know of records that are not BERT's: features as `--features` describes them.
+"""Records of any features, as `--features` describes them, and their packs.
 
 Two sequences of `inputs:int:8,label:int:each` in a pack with K=3:
 
@@ -13,22 +13,15 @@ import math
 
 import numpy as np
 
-from bert_packed.assembly.feature_spec import MAX_CLASSES, FeatureSpec
-from bert_packed.assembly.length_plan import plan_lengths
+from bert_packed.assembly.feature_spec import MAX_CLASSES, POSITION_IDS, SEQUENCE_IDS, FeatureSpec
+from bert_packed.assembly.packs import find_places
+from bert_packed.assembly.record_kind import plan_lengths
 from bert_packed.core import progress
 from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
 from bert_packed.packing.vector_packing import NAME, lower_bound, pack_vectors
 from bert_packed.records import examples, tfrecords
-from bert_packed.records.sequences import (
-    ORIGINS,
-    Column,
-    make_sequences,
-    range_indices,
-    row_bytes,
-    take,
-    to_offsets,
-)
+from bert_packed.records.sequences import ORIGINS, Column, make_sequences, range_indices, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +38,10 @@ class FeatureShapes:
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureData:
-    """Records of any features; `pack_data.PackData` says what each member is for.
+class FeatureKind:
+    """Records of any features, with the members of `RecordKind`.
+
+    A sequence may have several lengths. Then plans are made for classes of lengths.
 
     Attributes:
         features: Tuple of `FeatureSpec`.
@@ -59,7 +54,7 @@ class FeatureData:
     @property
     def leaders(self):
         """The features with a capacity of their own."""
-        return [spec for spec in self.features if spec.leader == spec.name]
+        return [spec for spec in self.features if spec.is_leader]
 
     @property
     def layout(self):
@@ -81,16 +76,13 @@ class FeatureData:
         """Classes are below it."""
         return math.prod(self._steps)
 
-    def pack_bytes(self, depth):
-        """How many bytes the columns of a full pack take, which holds `depth` sequences."""
-        layout = self.layout
-        sized = (
-            spec.capacity * spec.width * np.dtype(layout[spec.name].dtype).itemsize for spec in self.features
-        )
-        return sum(sized) + math.ceil(depth * row_bytes(layout))
+    @property
+    def capacities(self):
+        """See `RecordKind`."""
+        return {_size_name(spec.name): spec.capacity for spec in self.leaders}
 
     def read(self, path):
-        """Read and check one file; yields as `BertData.read`."""
+        """See `RecordKind`."""
         names = examples.feature_names(tfrecords.first_record(path), path, 1)
         missing = [spec.name for spec in self.features if spec.name not in names]
         if missing:
@@ -105,7 +97,7 @@ class FeatureData:
             is_overlong = self._find_overlong(columns, path, batch.number)
             if is_overlong.any():
                 columns = take(columns, ~is_overlong)
-            yield columns, len(batch), {"dropped": int(is_overlong.sum())}
+            yield columns, {"dropped": int(is_overlong.sum())}, len(batch)
             progress.advance(batch.num_bytes)
 
     def lengths(self, columns):
@@ -146,7 +138,7 @@ class FeatureData:
         return FeatureShapes(depth, {spec.name: spec.capacity for spec in self.leaders})
 
     def make_plan(self, histogram, algorithm, depth):
-        """Plan the packs: dict of plain JSON, as `length_plan.plan_lengths` returns it.
+        """Plan the packs: dict of plain JSON, as `plan_lengths` returns it.
 
         With several lengths the efficiency is the mean of theirs, as far as the classes tell lengths apart,
         and the algorithm is `vector_packing.py`, whatever the settings name.
@@ -179,33 +171,27 @@ class FeatureData:
 
     def assemble(self, columns, packs, spec):
         """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
-        arrays, depths = {}, np.diff(packs.offsets)
-        owners = np.repeat(np.arange(len(packs)), depths)
-        slots = range_indices(np.zeros(len(packs)), depths)
+        arrays = {}
         for feature in self.features:
-            kind = np.float32 if feature.is_float else np.int64
             size = feature.capacity or spec.max_sequences_per_pack
-            out = np.zeros((len(packs), size, feature.width), kind)
+            kind = np.float32 if feature.is_float else np.int64
+            out = np.zeros((len(packs) * size, feature.width), kind)
             values = columns[feature.name].reshape(-1, feature.width)
-            if not feature.leader:
-                out[owners, slots] = values[packs.members]
+            if feature.leader:
+                source, target, _ = find_places(columns, packs, feature.name, size)
+                out[target] = values[source]
             else:
-                lengths = columns[_size_name(feature.leader)][packs.members]
-                ends = to_offsets(lengths)
-                starts = ends[:-1] - np.repeat(ends[packs.offsets[:-1]], depths)
-                target = range_indices(owners * size + starts, lengths)
-                out.reshape(-1, feature.width)[target] = values[
-                    range_indices(columns.offsets(feature.name)[packs.members], lengths)
-                ]
-                if feature.leader == feature.name:
-                    for name, numbers in (
-                        ("sequence_ids", np.repeat(slots + 1, lengths)),
-                        ("position_ids", range_indices(np.zeros(len(lengths)), lengths)),
-                    ):
-                        extra = np.zeros(len(packs) * size, np.int64)
-                        extra[target] = numbers
-                        arrays[f"{feature.name}_{name}"] = extra.reshape(len(packs), size)
+                out[packs.owners * size + packs.slots] = values[packs.members]
             arrays[feature.name] = out.reshape(len(packs), -1)
+            if feature.is_leader:
+                lengths = columns[_size_name(feature.name)][packs.members]
+                for suffix, numbers in (
+                    (SEQUENCE_IDS, np.repeat(packs.slots + 1, lengths)),
+                    (POSITION_IDS, range_indices(np.zeros(len(lengths)), lengths)),
+                ):
+                    extra = np.zeros(len(packs) * size, np.int64)
+                    extra[target] = numbers
+                    arrays[feature.name + suffix] = extra.reshape(len(packs), size)
         return arrays
 
     @property

@@ -1,0 +1,144 @@
+"""BERT's records and their packs: overlong sequences cut, room for predictions, the arrays of `schema.py`."""
+
+import dataclasses
+
+import numpy as np
+
+from bert_packed import schema
+from bert_packed.assembly.packs import empty_arrays, find_places
+from bert_packed.assembly.record_kind import RecordKind
+from bert_packed.core.settings import InputError
+from bert_packed.records.read_packed import read_packed
+from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.sequences import BERT_LAYOUT, range_indices, sum_ranges
+
+
+@dataclasses.dataclass(frozen=True)
+class BertKind(RecordKind):
+    """BERT's records.
+
+    Attributes:
+        max_predictions_per_pack: P asked for; 0 = as many as the fullest pack needs.
+        masked_lm_weights: One of `schema.MASKED_LM_WEIGHTS_KINDS`.
+    """
+
+    max_predictions_per_pack: int = 0
+    masked_lm_weights: str = schema.SEQUENCE
+
+    layout = BERT_LAYOUT
+    measured_columns = ("lengths", "num_predictions")
+    advice = "--overlong=truncate or drop"
+    read_unpacked = staticmethod(read_unpacked)
+    read_packed = staticmethod(read_packed)
+
+    @property
+    def capacities(self):
+        """See `RecordKind`; of predictions about as many."""
+        return super().capacities | {"num_predictions": schema.default_predictions(self.max_seq_length)}
+
+    def fit(self, sequences):
+        """See `RecordKind`; sequences may also be truncated."""
+        num_overlong = int(np.count_nonzero(sequences["lengths"] > self.max_seq_length))
+        if self.overlong == "truncate" and num_overlong:
+            return truncate(sequences, self.max_seq_length), {"truncated": num_overlong, "dropped": 0}
+        return super().fit(sequences)
+
+    def measure(self, sequences, packs):
+        """The most predictions in any of some packs."""
+        return int(packs.totals(sequences["num_predictions"]).max(initial=0))
+
+    def make_spec(self, depth, measured):
+        """The shapes of the packed record.
+
+        Args:
+            depth: K.
+            measured: The largest number of all that `measure` found.
+
+        Raises:
+            InputError: there is less room for predictions than they need.
+        """
+        # a feature of length 0 cannot be told from a missing one: data without predictions has room for one
+        needed = max(measured, 1)
+        if self.max_predictions_per_pack and self.max_predictions_per_pack < needed:
+            raise InputError(
+                f"`max_predictions_per_pack` must be at least {needed}, which the fullest pack needs, or 0. "
+                f"Received: {self.max_predictions_per_pack}."
+            )
+        return schema.PackSpec(self.max_seq_length, depth, self.max_predictions_per_pack or needed)
+
+    def assemble(self, sequences, packs, spec):
+        """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
+        arrays = assemble_packs(sequences, packs, spec)
+        if self.masked_lm_weights == schema.BINARY:
+            arrays[schema.MASKED_LM_WEIGHTS] = np.minimum(arrays[schema.MASKED_LM_WEIGHTS], 1)
+        return arrays
+
+
+def truncate(sequences, max_seq_length):
+    """Shorten sequences over `max_seq_length`: keep the first tokens, and the last one as the closing [SEP].
+
+        2 7 4 6 9 3  with 4   ->   2 7 4 3
+
+    The predictions of dropped tokens are dropped. Where sentence A alone fills the length, nothing is left
+    of sentence B but its [SEP].
+
+    Returns:
+        `Sequences`; those that fit are unchanged.
+    """
+    lengths = sequences["lengths"]
+    token_position = range_indices(np.zeros(len(sequences), np.int64), lengths)
+    from_end = np.repeat(lengths, lengths) - token_position
+    keep_token = (token_position < max_seq_length - 1) | (from_end == 1)
+    position = sequences["prediction_positions"]
+    last = np.repeat(lengths, sequences["num_predictions"]) - 1
+    keep_prediction = (position < max_seq_length - 1) | (position == last)
+    return sequences.replace(
+        lengths=np.minimum(lengths, max_seq_length),
+        tokens=sequences["tokens"][keep_token],
+        token_type_ids=sequences["token_type_ids"][keep_token],
+        num_predictions=sum_ranges(keep_prediction, sequences["num_predictions"]),
+        # the last token moves to the last place that is left
+        prediction_positions=np.minimum(position, max_seq_length - 1)[keep_prediction],
+        prediction_ids=sequences["prediction_ids"][keep_prediction],
+    )
+
+
+def assemble_packs(sequences, packs, spec):
+    """Gather sequences into the arrays of the packed record; `schema.py` shows a pack.
+
+    Args:
+        sequences: `Sequences` of `BERT_LAYOUT`.
+        packs: `Packs`, n of them, whose members index `sequences`.
+        spec: `schema.PackSpec` that no pack exceeds.
+
+    Returns:
+        Dict from feature name to array: `[n, S]`, `[n, P]` or `[n, K]`; int32, weights float32.
+
+    Raises:
+        ValueError: a pack exceeds the spec.
+    """
+    members, numbers = packs.members, packs.slots + 1
+    lengths, num_predictions = sequences["lengths"][members], sequences["num_predictions"][members]
+    arrays = empty_arrays(schema.PACKED_LENGTHS, packs, spec, np.int32)
+
+    def put(name, indices, values):
+        arrays[name].reshape(-1)[indices] = values
+
+    source, target, starts = find_places(sequences, packs, "tokens", spec.max_seq_length)
+    put(schema.INPUT_IDS, target, sequences["tokens"][source])
+    put(schema.INPUT_MASK, target, np.repeat(numbers, lengths))
+    put(schema.SEGMENT_IDS, target, sequences["token_type_ids"][source])
+    put(schema.POSITION_IDS, target, range_indices(np.zeros(len(members)), lengths))
+
+    room = spec.max_predictions_per_pack
+    source, target, _ = find_places(sequences, packs, "prediction_ids", room)
+    shifts = np.repeat(starts, num_predictions)
+    put(schema.MASKED_LM_POSITIONS, target, sequences["prediction_positions"][source] + shifts)
+    put(schema.MASKED_LM_IDS, target, sequences["prediction_ids"][source])
+    put(schema.MASKED_LM_WEIGHTS, target, np.repeat(numbers, num_predictions))
+
+    target = packs.owners * spec.max_sequences_per_pack + packs.slots
+    put(schema.NEXT_SENTENCE_POSITIONS, target, starts)
+    put(schema.NEXT_SENTENCE_LABELS, target, sequences["next_sentence_labels"][members])
+    put(schema.NEXT_SENTENCE_WEIGHTS, target, 1)
+    return arrays

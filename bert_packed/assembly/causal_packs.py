@@ -1,0 +1,119 @@
+"""Records for causal language modelling and their packs; `schema.py` shows one.
+
+A sequence is packed as a whole or, in rows (`rows.py`), cut where packs end. Then the bytes of each label are
+needed: a part counts those of its own labels.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from bert_packed import schema
+from bert_packed.assembly.packs import empty_arrays, find_places
+from bert_packed.assembly.record_kind import RecordKind
+from bert_packed.records.read_causal import read_causal, read_packed_causal
+from bert_packed.records.sequences import (
+    CAUSAL_LAYOUT,
+    LABEL_BYTES,
+    Sequences,
+    range_indices,
+    to_offsets,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalKind(RecordKind):
+    """Records for causal language modelling.
+
+    Attributes:
+        is_split: Whether sequences of any length may be cut across packs.
+    """
+
+    is_split: bool = False
+
+    measured_columns = ("lengths",)
+    advice = "--overlong=drop or --split_sequences"
+    read_unpacked = staticmethod(read_causal)
+    read_packed = staticmethod(read_packed_causal)
+
+    @property
+    def layout(self):
+        """See `RecordKind`."""
+        return CAUSAL_LAYOUT | (LABEL_BYTES if self.is_split else {})
+
+    @property
+    def num_lengths(self):
+        """See `RecordKind`; 0 for any length."""
+        return 0 if self.is_split else super().num_lengths
+
+    def fit(self, sequences):
+        """See `RecordKind`. Bytes of dropped labels could not be told from the others: no truncation."""
+        if not self.is_split:
+            return super().fit(sequences)
+        if "label_bytes" in sequences.layout:
+            return sequences, {}
+        columns = {**sequences.columns, "label_bytes": share_bytes(sequences)}
+        return Sequences(self.layout, columns, sequences.files), {}
+
+    def make_spec(self, depth, measured):
+        """The shapes of the packed record: no P."""
+        return schema.PackSpec(self.max_seq_length, depth, 0)
+
+    def assemble(self, sequences, packs, spec):
+        """The arrays of packed records: see `assemble_causal`."""
+        return assemble_causal(sequences, packs, spec)
+
+
+def share_bytes(sequences):
+    """Bytes for each label of records that have only their sums: as equal as whole numbers can be.
+
+        num_bytes 8, label_mask [1 1 1 0]   ->   [2 3 3 0]
+
+    Args:
+        sequences: `Sequences` of `CAUSAL_LAYOUT`.
+
+    Returns:
+        int32 `[T]`.
+    """
+    lengths, offsets = sequences["lengths"], sequences.offsets("tokens")
+    labels = to_offsets(sequences["label_mask"])
+    ranks = labels[1:] - np.repeat(labels[offsets[:-1]], lengths)  # from 1, of a label
+    totals = np.maximum(np.repeat(np.diff(labels[offsets]), lengths), 1)
+    num_bytes = np.repeat(sequences["num_bytes"], lengths)
+    shares = num_bytes * ranks // totals - num_bytes * (ranks - 1) // totals
+    return np.where(sequences["label_mask"] == 1, shares, 0).astype(np.int32)
+
+
+def assemble_causal(sequences, packs, spec):
+    """Gather sequences, or parts of them, into the arrays of the packed record.
+
+    Args:
+        sequences: `Sequences` of `CAUSAL_LAYOUT`; parts have `FIRST_POSITIONS` too.
+        packs: `Packs`, n of them, whose members index `sequences`.
+        spec: `schema.PackSpec` that no pack exceeds.
+
+    Returns:
+        Dict from feature name to array `[n, S]` or `[n, K]`, int64, weights float32.
+
+    Raises:
+        ValueError: a pack exceeds the spec.
+    """
+    members, lengths = packs.members, sequences["lengths"][packs.members]
+    arrays = empty_arrays(schema.CAUSAL_LENGTHS, packs, spec)
+    is_cut = "first_positions" in sequences.layout
+    first_positions = sequences["first_positions"][members] if is_cut else np.zeros(len(members))
+
+    def put(name, indices, values):
+        arrays[name].reshape(-1)[indices] = values
+
+    source, target, _ = find_places(sequences, packs, "tokens", spec.max_seq_length)
+    numbers = np.repeat(packs.slots + 1, lengths)
+    put(schema.INPUT_IDS, target, sequences["tokens"][source])
+    put(schema.INPUT_MASK, target, numbers)
+    put(schema.POSITION_IDS, target, range_indices(first_positions, lengths))
+    put(schema.LABEL_IDS, target, sequences["labels"][source])
+    put(schema.LABEL_MASK, target, numbers * sequences["label_mask"][source])
+    target = packs.owners * spec.max_sequences_per_pack + packs.slots
+    put(schema.SEQUENCE_WEIGHTS, target, 1)
+    put(schema.SEQUENCE_BYTES, target, sequences["num_bytes"][members])
+    return arrays

@@ -1,0 +1,97 @@
+"""Packs as indices of sequences, and the places of their entries in arrays of one row a pack."""
+
+import dataclasses
+
+import numpy as np
+
+from bert_packed import schema
+from bert_packed.records.sequences import range_indices, sum_ranges, to_offsets
+
+
+@dataclasses.dataclass(frozen=True)
+class Packs:
+    """Which sequences each pack holds, in columns.
+
+        packs {4, 0}, {2}   ->   members [4 0 2], offsets [0 2 3], owners [0 0 1], slots [0 1 0]
+
+    Attributes:
+        members: int64 `[n]`, indices of sequences, pack after pack and slot after slot.
+        offsets: int64 `[num_packs + 1]`, where each pack starts in `members`; n last.
+    """
+
+    members: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self):
+        return len(self.offsets) - 1
+
+    @property
+    def depths(self):
+        """Sequences in each pack: int64 `[num_packs]`."""
+        return np.diff(self.offsets)
+
+    @property
+    def owners(self):
+        """The pack of each member: int64 `[n]`."""
+        return np.repeat(np.arange(len(self)), self.depths)
+
+    @property
+    def slots(self):
+        """The slot of each member in its pack, from 0: int64 `[n]`."""
+        return range_indices(np.zeros(len(self)), self.depths)
+
+    def totals(self, sizes):
+        """Sum over each pack of an int array with a number for every sequence: int64 `[num_packs]`."""
+        return sum_ranges(sizes[self.members], self.depths)
+
+    def between(self, start, stop):
+        """The packs `start` to `stop`, the latter excluded, as `Packs`."""
+        first, last = self.offsets[start], self.offsets[min(stop, len(self))]
+        return Packs(self.members[first:last], self.offsets[start : stop + 1] - first)
+
+
+def find_places(sequences, packs, name, size):
+    """Where the entries of a column are, and where they go in packs.
+
+        packs {1, 0}, lengths [2 3], size 6   ->   source [2 3 4 0 1], target [0 1 2 3 4], starts [0 3]
+
+    Args:
+        sequences: `Sequences`.
+        packs: `Packs`, n of them, whose members index `sequences`.
+        name: Column of any number of entries a sequence.
+        size: Entries that a pack has room for.
+
+    Returns:
+        Three int64 arrays, member after member: the index in the column of each entry, its index in an array
+        `[n * size]`, and where each member starts in its pack.
+
+    Raises:
+        ValueError: a pack has more than `size`.
+    """
+    sizes = sequences[sequences.layout[name].sizes][packs.members]
+    offsets = to_offsets(sizes)
+    starts = offsets[:-1] - np.repeat(offsets[packs.offsets[:-1]], packs.depths)
+    needed = int((starts + sizes).max(initial=0))
+    if needed > size:  # otherwise it would go on in the row of its neighbour
+        raise ValueError(f"packs must fit `spec`. Received: {needed} {name} in a pack with room for {size}.")
+    source = range_indices(sequences.offsets(name)[packs.members], sizes)
+    return source, range_indices(packs.owners * size + starts, sizes), starts
+
+
+def empty_arrays(names, packs, spec, whole_type=np.int64):
+    """Arrays of zeros for some features of packs: dict from name to `[n, S]`, `[n, P]` or `[n, K]`.
+
+    Args:
+        names: Of the features.
+        packs: `Packs`, n of them.
+        spec: `schema.PackSpec`.
+        whole_type: Type of whole numbers; others are float32.
+
+    Raises:
+        ValueError: a pack has more sequences than the spec has slots.
+    """
+    depth = int(packs.depths.max(initial=0))
+    if depth > spec.max_sequences_per_pack:
+        raise ValueError(f"packs must fit `spec`. Received: {depth} sequences in a pack, {spec}.")
+    types = {name: np.float32 if name in schema.FLOAT_FEATURES else whole_type for name in names}
+    return {name: np.zeros((len(packs), *spec.shape(name)), kind) for name, kind in types.items()}

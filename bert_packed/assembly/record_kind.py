@@ -1,0 +1,131 @@
+"""The common part of the kinds of records that are packed: reading, lengths and plans.
+
+`bert_packs.py`, `causal_packs.py` and `feature_packs.py` add how packs are shaped and assembled.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from bert_packed.core.settings import InputError
+from bert_packed.packing import histogram as histograms
+from bert_packed.packing import plan as plans
+from bert_packed.packing.algorithms import ALGORITHMS
+from bert_packed.records.sequences import Column, check_vocabulary, take
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordKind:
+    """Records of one objective, whose sequences have one length each.
+
+    Attributes:
+        max_seq_length: S.
+        overlong: What happens to longer sequences: "error", "truncate" or "drop".
+        vocab_size: Ids are below it; None where nobody says.
+        layout: Columns of a sequence that packing conserves, and its origin.
+        measured_columns: Those that `lengths` and `measure` need.
+        advice: Settings that let longer sequences pass, for messages.
+    """
+
+    max_seq_length: int
+    overlong: str = "error"
+    vocab_size: int | None = None
+
+    layout: ClassVar[dict[str, Column]]
+    measured_columns: ClassVar[tuple[str, ...]]
+    advice: ClassVar[str]
+
+    @property
+    def num_lengths(self):
+        """Lengths are below it."""
+        return self.max_seq_length + 1
+
+    @property
+    def capacities(self):
+        """Entries that a pack has room for, by the column that counts a sequence's."""
+        return {"lengths": self.max_seq_length}
+
+    def read(self, path):
+        """Read, check and fit one file.
+
+        Yields:
+            `Sequences` of a batch that are to be packed; its number of records; dict of how many sequences
+            were "truncated" and "dropped".
+
+        Raises:
+            InputError: a record cannot be used.
+        """
+        for batch in self.read_unpacked(path):
+            check_vocabulary(batch, self.vocab_size)
+            yield *self.fit(batch), len(batch)
+
+    def fit(self, sequences):
+        """Drop or refuse sequences that are too long.
+
+        Returns:
+            `Sequences`, and a dict with the numbers of sequences "truncated" and "dropped".
+
+        Raises:
+            InputError: naming file and record of the first that is too long.
+        """
+        is_overlong = sequences["lengths"] > self.max_seq_length
+        if is_overlong.any() and self.overlong != "drop":
+            first = int(np.argmax(is_overlong))
+            raise InputError(
+                f"{sequences.origin(first)}: a sequence must have at most max_seq_length="
+                f"{self.max_seq_length} tokens, unless {self.advice}. "
+                f"Received: {sequences['lengths'][first]} tokens."
+            )
+        counts = {"truncated": 0, "dropped": int(is_overlong.sum())}
+        return (take(sequences, ~is_overlong) if is_overlong.any() else sequences), counts
+
+    def lengths(self, sequences):
+        """What a plan is made for: int64 `[n]`, each from 1 and below `num_lengths`."""
+        return sequences["lengths"]
+
+    def describe_lengths(self, histogram):
+        """What a manifest says of a histogram, int64 `[num_lengths]`: plain JSON."""
+        return histograms.to_json(histogram[1:])
+
+    def make_plan(self, histogram, algorithm, depth):
+        """Plan the packs for a histogram, `[num_lengths]`: see `plan_lengths`."""
+        return plan_lengths(histogram[1:], algorithm, self.max_seq_length, depth)
+
+    def measure(self, sequences, packs):
+        """What the fullest of some packs needs that the plan does not know: predictions, of BERT's."""
+        return 0
+
+
+def plan_lengths(histogram, algorithm, max_seq_length, depth):
+    """Run a packing algorithm, and check what it made.
+
+    Args:
+        histogram: Int array `[S]`.
+        algorithm: Name.
+        max_seq_length: S.
+        depth: Most sequences per pack, or "max".
+
+    Returns:
+        Dict of plain JSON for a manifest: `plan`, `num_sequences`, `num_packs`, `efficiency`,
+        `packing_factor`, `depth`, `lower_bound`, `gap` ((packs - lower_bound) / lower_bound).
+
+    Raises:
+        InputError: the algorithm does not scale to this length, depth or number of sequences.
+    """
+    histogram = np.asarray(histogram, np.int64)
+    try:
+        plan = ALGORITHMS[algorithm](histogram, max_seq_length, depth)
+    except ValueError as error:
+        raise InputError(f"`algorithm` {algorithm} cannot pack these lengths: {error}") from error
+    plans.validate_plan(plan, histogram)
+    return {
+        "plan": plan.to_json(),
+        "num_sequences": plan.num_sequences,
+        "num_packs": plan.num_packs,
+        "efficiency": plan.efficiency,
+        "packing_factor": plan.packing_factor,
+        "depth": plan.depth,
+        "lower_bound": plan.certificate.lower_bound,
+        "gap": plan.certificate.gap,
+    }

@@ -1,0 +1,165 @@
+"""Two assignments of sequences to packs, each found for any part of the data alone: by a plan, and by rows.
+
+`PlannedPacks` puts whole sequences into the packs of a plan (`assembly/assignment.py`). `CutRows` lays
+sequences end to end into rows and cuts these where packs end (`assembly/rows.py`). Row r's t-th pack is
+number t * R + r of all packs: reading R packs a step gives each row its next pack, whose first sequence may
+continue the last one of the row's pack before.
+"""
+
+import dataclasses
+import itertools
+import os
+
+import numpy as np
+
+from bert_packed.assembly.assignment import PackOrder, fill_packs
+from bert_packed.assembly.causal_packs import CausalKind
+from bert_packed.assembly.packs import Packs
+from bert_packed.assembly.record_kind import RecordKind
+from bert_packed.assembly.rows import RowPlan, cut_sequences, find_rows, lengths_in_row
+from bert_packed.core import progress, storage
+from bert_packed.records.sequences import (
+    CAUSAL_LAYOUT,
+    FIRST_POSITIONS,
+    Column,
+    Sequences,
+    make_sequences,
+    sum_ranges,
+    to_offsets,
+)
+from data_gen.run_files import read_array, write_array
+
+SLOTS = {"slots": Column("<i8")}
+# Parts of sequences: the row of each, and where in it the part starts, in tokens
+PIECES = CAUSAL_LAYOUT | FIRST_POSITIONS | {"rows": Column("<i4"), "row_starts": Column("<i8")}
+PLACES_AT_ONCE = 2**16  # of a row
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedPacks:
+    """Whole sequences in the packs of a plan.
+
+    Attributes:
+        kind: `RecordKind`.
+        strategies: Of the plan, with counts.
+        seed: Of the order.
+    """
+
+    kind: RecordKind
+    strategies: dict
+    seed: int
+
+    @property
+    def layout(self):
+        """Columns of what is packed."""
+        return self.kind.layout | SLOTS
+
+    @property
+    def key_columns(self):
+        """The columns that `find_packs` and `RecordKind.measure` need: no others are read for them."""
+        return {*SLOTS, *self.kind.measured_columns}
+
+    def place(self, sequences, slots):
+        """What is packed of sequences with these slots (see `choose_slots`): `Sequences`, and their packs."""
+        packs = PackOrder(self.strategies, self.seed).find_packs(self.kind.lengths(sequences), slots)
+        return Sequences(self.layout, {**sequences.columns, "slots": slots}), packs
+
+    def find_packs(self, sequences, first, last):
+        """The packs `first` to `last`, the latter excluded, of all that belongs into them: `Packs`."""
+        wanted = PackOrder(self.strategies, self.seed).slots(first, last)
+        return fill_packs(*wanted, self.kind.lengths(sequences), sequences["slots"])
+
+
+@dataclasses.dataclass(frozen=True)
+class CutRows:
+    """Pieces of sequences in rows without padding between, with the methods of `PlannedPacks`.
+
+    Attributes:
+        kind: `CausalKind` of split sequences.
+        num_rows: R.
+        seed: Of the order.
+        folder: Work folder, for the plan and the starts of all sequences in their rows.
+    """
+
+    kind: CausalKind
+    num_rows: int
+    seed: int
+    folder: str
+
+    layout = PIECES
+    key_columns = frozenset({"rows", "row_starts"})
+
+    def save_plan(self, plan):
+        """Write a `RowPlan` for the steps, which would be sent it one by one otherwise."""
+        write_array(self._path("rows.npy"), np.stack([plan.lengths, plan.counts]))
+        write_array(self._path("extras.npy"), plan.has_extra)
+
+    def load_plan(self):
+        """Read what `save_plan` wrote."""
+        return RowPlan(*read_array(self._path("rows.npy")), read_array(self._path("extras.npy")))
+
+    def starts_path(self, row):
+        """Where the start, in tokens, of each sequence of a row is: int64, without a header."""
+        return self._path(f"row-{row:06d}.int64")
+
+    def place(self, sequences, slots):
+        """See `PlannedPacks`."""
+        length, plan = self.kind.max_seq_length, self.load_plan()
+        rows, places = find_rows(plan, sequences["lengths"], slots, self.seed)
+        starts = self._read_starts(rows, places)
+        owners, firsts, sizes = cut_sequences(starts, sequences["lengths"], length)
+        # the pieces of a sequence follow one another, so that its tokens stay where they are
+        pieces = make_sequences(
+            PIECES,
+            "",
+            lengths=sizes,
+            first_positions=firsts,
+            rows=rows[owners],
+            row_starts=starts[owners] + firsts,
+            num_bytes=sum_ranges(sequences["label_bytes"], sizes),
+            **{name: sequences[name][owners] for name in ("file_indices", "record_numbers")},
+            **{name: sequences[name] for name in ("tokens", "labels", "label_mask")},
+        )
+        return pieces, self._number_packs(pieces)
+
+    def find_packs(self, pieces, first, last):
+        """See `PlannedPacks`."""
+        packs = self._number_packs(pieces) - first
+        order = np.lexsort((pieces["row_starts"], packs))
+        return Packs(order, to_offsets(np.bincount(packs, minlength=last - first)))
+
+    def _number_packs(self, pieces):
+        return pieces["row_starts"] // self.kind.max_seq_length * self.num_rows + pieces["rows"]
+
+    def _read_starts(self, rows, places):
+        """Where sequences start in their rows: int64 `[n]`, from what `lay_row` wrote."""
+        starts = np.empty(len(places), np.int64)
+        for row in np.unique(rows):
+            order = np.flatnonzero(rows == row)
+            order = order[np.argsort(places[order])]
+            chunks = places[order] // PLACES_AT_ONCE
+            limits = np.append(np.flatnonzero(np.diff(chunks, prepend=-1)), len(order))
+            with storage.open_file(self.starts_path(row)) as file:
+                for first, last in itertools.pairwise(limits):
+                    some, chunk = order[first:last], int(chunks[first]) * PLACES_AT_ONCE
+                    file.seek(8 * chunk)
+                    held = np.frombuffer(file.read(8 * PLACES_AT_ONCE), "<i8")
+                    starts[some] = held[places[some] - chunk]
+        return starts
+
+    def _path(self, name):
+        return os.path.join(self.folder, name)
+
+
+def lay_row(work):
+    """Note where each sequence of a row, (`CutRows`, its number), starts, in the order of the places."""
+    rows, row = work
+    plan = rows.load_plan()
+    num_sequences, end = int(plan.row_counts[row]), 0
+    with storage.write_whole(rows.starts_path(row)) as partial, storage.open_file(partial, "wb") as file:
+        for first in range(0, num_sequences, PLACES_AT_ONCE):
+            last = min(first + PLACES_AT_ONCE, num_sequences)
+            offsets = end + to_offsets(lengths_in_row(plan, row, first, last, rows.seed))
+            file.write(offsets[:-1].astype("<i8").tobytes())
+            end = int(offsets[-1])
+            progress.advance(last - first)
