@@ -19,7 +19,7 @@ from data_gen import pack_tfrecords
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    input_file: str = setting("", "where from")
+    input_file: str = setting("", "where from", changeable=True)
     num_shards: int = setting(8, "number of output files", minimum=1)
     rate: float = setting(0.5, "share", minimum=0)
     algorithm: str = setting("lpfhp", "how to pack", choices=("spfhp", "lpfhp"))

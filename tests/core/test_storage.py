@@ -135,7 +135,7 @@ def test_damaged_json_is_one_line(tmp_path, content, kind, message):
 
 def test_json_and_text_come_back(tmp_path):
     path = tmp_path / "new" / "a.json"
-    assert storage.read_json(path, default=None) is None
+    assert storage.read_json(path, default=None) is None and storage.read_json(path, default={}) == {}
     storage.write_json(path, {"a": [1]})
     assert storage.read_json(path) == {"a": [1]}
     assert path.read_text() == '{\n "a": [\n  1\n ]\n}\n' and storage.list_names(path.parent) == ["a.json"]
