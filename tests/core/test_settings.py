@@ -7,6 +7,7 @@ import pytest
 
 from bert_packed.core.settings import (
     InputError,
+    check_depth_fits,
     check_settings,
     parse_depth,
     result_settings,
@@ -142,6 +143,13 @@ def test_manifests_keep_the_settings_that_the_result_depends_on(config, others, 
     names = {field.name for field in dataclasses.fields(config)}
     assert set(config.resolved()) == names - others - unsaid
     assert others - {"vocab_size"} == names - set(result_settings(config))
+
+
+def test_a_pack_has_room_for_as_many_sequences_as_tokens():
+    check_depth_fits(8, 8)
+    check_depth_fits("max", 8)
+    with pytest.raises(InputError, match=r"`max_sequences_per_pack`.* at most size.*per_pack=9, size=8"):
+        check_depth_fits(9, 8, "size")
 
 
 def test_parse_depth():
