@@ -9,7 +9,7 @@ import os
 import signal
 from pathlib import Path
 
-from bert_packed.core import files
+from bert_packed.core import storage
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["data_gen.pack_job", "data_gen.text.create_job", "crash"])
@@ -95,4 +95,4 @@ def _die_at(fatal_change, fatal_name):
         return change_or_die
 
     for name in ("replace", "remove", "remove_folder", "make_folder"):
-        setattr(files, name, counted(getattr(files, name)))
+        setattr(storage, name, counted(getattr(storage, name)))

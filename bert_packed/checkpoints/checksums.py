@@ -7,7 +7,7 @@ b5bb9d8014a0f9b1d61e21e796d78dccdf1352f23cd32812f4850b878ae4944c  model.safetens
 import re
 from pathlib import Path
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 
 CHECKSUMS = "SHA256SUMS"
@@ -17,7 +17,7 @@ LINE = re.compile(r"([0-9a-f]{64})  ([^/\n]+)\n")
 def write_checksums(folder):
     """Write down the checksums of all files of a folder, in the folder."""
     paths = sorted(Path(folder).iterdir())
-    lines = [f"{files.file_sha256(path)}  {path.name}\n" for path in paths]
+    lines = [f"{storage.file_sha256(path)}  {path.name}\n" for path in paths]
     (Path(folder) / CHECKSUMS).write_text("".join(lines))
 
 
@@ -47,7 +47,7 @@ def check_checksums(folder, names, others=True):
         if not others and match[2] not in names:
             continue
         try:
-            received = files.file_sha256(Path(folder) / match[2])
+            received = storage.file_sha256(Path(folder) / match[2])
         except FileNotFoundError:
             received = "no such file"
         if received != match[1]:

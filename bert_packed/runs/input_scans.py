@@ -1,6 +1,6 @@
 """What a run's input files are, found by reading every byte of them once in their life, by one process."""
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records.file_scans import (
@@ -41,7 +41,7 @@ def scan_inputs(paths, store, processes=ALONE):
         read = _scan([path for path in paths if path not in found and path not in new])
         found |= new | read
         if new or read:
-            files.make_folder(folder_of(store))
+            storage.make_folder(folder_of(store))
             write_scans(store, found)
         if read:
             write_scans_beside(read)

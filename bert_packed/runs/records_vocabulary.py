@@ -1,6 +1,6 @@
 """The vocabulary that packed records were made with: who masks them anew must know its WordPieces."""
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.records.inputs import folder_of
@@ -27,7 +27,7 @@ def make_masking(config, train):
     if config.masking == "static":
         return None, None
     path = config.vocab_file or _find_vocab(train)
-    vocabulary, checksum = load_vocab(path), files.file_sha256(path)
+    vocabulary, checksum = load_vocab(path), storage.file_sha256(path)
     if train.vocabularies and checksum not in train.vocabularies:
         raise InputError(
             f"`vocab_file` must be the one that the records of `input_file` were made with, of SHA-256 "
@@ -47,10 +47,10 @@ def _find_vocab(train):
                 folders[folder_of(resolve_path(entry, folder))] = None
     for folder in folders:
         path = f"{folder}/{VOCAB_FILE}"
-        if not files.is_file(path):
+        if not storage.is_file(path):
             continue
         # One of another checksum may lie there by chance
-        if not train.vocabularies or files.file_sha256(path) in train.vocabularies:
+        if not train.vocabularies or storage.file_sha256(path) in train.vocabularies:
             return path
     raise InputError(
         f"`vocab_file` must be given with masking=dynamic where no {VOCAB_FILE} is beside the records of "

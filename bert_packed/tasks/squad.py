@@ -10,7 +10,7 @@ import dataclasses
 import re
 from unicodedata import category
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 
@@ -111,7 +111,7 @@ def check_files(config, names):
     """
     for name in names:
         path = getattr(config, name)
-        if path and not files.is_file(path):
+        if path and not storage.is_file(path):
             raise InputError(f"`{name}` must be an existing file. Received: {path}.")
 
 

@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.text import tokenization
 
@@ -54,7 +54,7 @@ def load(path):
         OSError: it cannot be read.
     """
     try:
-        content = files.read_text(path)
+        content = storage.read_text(path)
         json.loads(content)  # whose message names the place
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # `tokenizers` raises Exception itself
@@ -111,5 +111,5 @@ def train(texts, vocab_size):
 
 def save(tokenizer, path):
     """Write a tokenizer as `load`, and Hugging Face's `PreTrainedTokenizerFast`, read it."""
-    with files.open_file(path, "wb") as file:
+    with storage.open_file(path, "wb") as file:
         file.write(tokenizer.to_str(pretty=True).encode())

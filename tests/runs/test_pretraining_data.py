@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import CONFIG, write_data
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, train_batches
 from bert_packed.records.tfrecords import scan_file
@@ -23,7 +23,7 @@ def root(request, tmp_path):
     """A folder of this machine, or of TensorFlow's file system in memory."""
     folder = str(tmp_path / "data") if request.param == "local" else f"{request.param}-{tmp_path.name}"
     yield folder
-    files.remove_folder(folder)
+    storage.remove_folder(folder)
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def place(root, tmp_path):
         made = tmp_path / "made" / name
         made.mkdir(parents=True)
         folder = f"{root}/{name}"
-        files.make_folder(folder)
+        storage.make_folder(folder)
         listed = []
         for path, count in zip(write_data(made), COUNTS, strict=True):
             target = f"{folder}/{os.path.basename(path)}"
-            with open(path, "rb") as source, files.open_file(target, "wb") as copy:
+            with open(path, "rb") as source, storage.open_file(target, "wb") as copy:
                 copy.write(source.read())
             sha256 = scan_file(path).sha256
             listed.append({"name": os.path.basename(path), "num_records": count, "sha256": sha256})
@@ -51,7 +51,7 @@ def place(root, tmp_path):
             "histogram": {"lengths": [3, 6], "counts": [30, 6]},
             "files": listed,
         } | changes
-        files.write_text(f"{folder}/manifest.json", json.dumps(manifest))
+        storage.write_text(f"{folder}/manifest.json", json.dumps(manifest))
         return f"{folder}/*.tfrecord"
 
     return put
@@ -107,7 +107,7 @@ def test_the_packing_factor_is_that_of_all_folders(place):
 def test_a_folder_without_manifest_of_packs_leaves_the_packing_factor_unknown(place, root, kind):
     names = ",".join([place("a"), place("b", kind=kind)])
     if kind == "none":
-        files.remove(f"{root}/b/manifest.json")
+        storage.remove(f"{root}/b/manifest.json")
     assert read_data(config(input_file=names)).train.packing_factor is None
     with pytest.raises(InputError, match="`packing_correction` must be none where no manifest"):
         read_data(config(input_file=names, packing_correction="betas"))
@@ -146,16 +146,16 @@ def test_held_out_records_are_checked_by_their_manifest_too(place, changes, rule
 def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, entry):
     pattern = place("a")
     path = f"{root}/a/manifest.json"
-    manifest = json.loads(files.read_text(path))
+    manifest = json.loads(storage.read_text(path))
     manifest["files"][0] |= entry
-    files.write_text(path, json.dumps(manifest))
+    storage.write_text(path, json.dumps(manifest))
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must .*, as the manifest\.json beside it says"):
         read_data(config(input_file=pattern))
 
 
 def test_the_packing_factor_is_asked_for(place, root):
     pattern = place("a")
-    files.remove(f"{root}/a/manifest.json")
+    storage.remove(f"{root}/a/manifest.json")
     assert read_data(config(input_file=pattern)).train.packing_factor is None
     with pytest.raises(InputError, match="`packing_correction` must be none where no manifest"):
         read_data(config(input_file=pattern, packing_correction="betas"))

@@ -7,7 +7,7 @@ import pytest
 from tiny import write_data
 
 from bert_packed.config import ModelConfig
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import describe_path
 from bert_packed.runs.pretraining_config import TrainConfig
@@ -28,7 +28,7 @@ def packed(tmp_path, monkeypatch):
         "num_packs": 15,
         "num_sequences": 36,
         "histogram": {"lengths": [3, 6], "counts": [30, 6]},
-        "vocab_sha256": files.file_sha256("vocab.txt"),
+        "vocab_sha256": storage.file_sha256("vocab.txt"),
         "inputs": [describe_path("instances/train-0.tfrecord", "packed")],
         "files": [],
     }
@@ -48,7 +48,7 @@ def test_the_vocabulary_of_the_records_is_found(packed, folder):
     data = read()
     assert data.masking._vocabulary.tokens == (*SPECIAL_TOKENS, "a", "##b")
     # by which a run that continues with another one is refused
-    assert data.facts["masking_vocabulary"] == files.file_sha256(f"{folder}/vocab.txt")
+    assert data.facts["masking_vocabulary"] == storage.file_sha256(f"{folder}/vocab.txt")
 
 
 def test_another_one_that_lies_nearer_is_passed_over(packed):

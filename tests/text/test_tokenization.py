@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.text import tokenization
 from data_gen.text import columns, token_corpus
@@ -76,9 +76,9 @@ def test_unusable_vocabulary(tmp_path, content, message):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_a_vocabulary_with_any_line_ends_on_any_disk(end):
-    files.make_folder("ram://vocabularies")
+    storage.make_folder("ram://vocabularies")
     path = f"ram://vocabularies/{len(end)}{end == chr(10)}.txt"
-    with files.open_file(path, "wb") as file:
+    with storage.open_file(path, "wb") as file:
         file.write(("\ufeff" + end.join([*SPECIAL, "\u2028", "a"]) + end).encode())
     assert tokenization.load_vocab(path).tokens == (*SPECIAL, "\u2028", "a")
     tokenization.save_vocab(VOCABULARY, f"{path}.saved")
@@ -169,7 +169,7 @@ def test_a_corpus_behind_a_url_is_copied_once_and_anew_where_it_changed(monkeypa
     folders = []
     monkeypatch.setattr(tempfile, "mkdtemp", folders.append)  # no folder that outlives the process
     tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    files.make_folder("ram://corpus")
+    storage.make_folder("ram://corpus")
     for text in ("wanted", "mask mask mask"):
         corpus = token_corpus.encode_documents([(1, text)], tokenizer, "ram://corpus")
         want = [VOCABULARY.tokens[index] for index in corpus.token_ids]

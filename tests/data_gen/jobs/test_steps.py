@@ -9,7 +9,7 @@ import pytest
 from crash import all_bytes
 from unpacked_records import make_features, write_features
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.text.tokenization import SPECIAL_TOKENS
@@ -163,13 +163,13 @@ def test_remote_paths_go_through_tensorflow(packing):
     folder = Path(settings["input_file"]).parent
     for name in ("a", "b", "c"):
         content = (folder / f"{name}.tfrecord").read_bytes()
-        files.make_folder("ram://in")
-        with files.open_file(f"ram://in/{name}.tfrecord", "wb") as file:
+        storage.make_folder("ram://in")
+        with storage.open_file(f"ram://in/{name}.tfrecord", "wb") as file:
             file.write(content)
     remote = {**settings, "input_file": "ram://in/*.tfrecord", "output_dir": "ram://out", "num_workers": 1}
     manifest = pack(PackConfig(**remote))
     names = {entry["name"] for entry in manifest["files"]}
-    assert set(files.list_names("ram://out")) == {*names, "manifest.json"}
+    assert set(storage.list_names("ram://out")) == {*names, "manifest.json"}
     for name in names:
-        with files.open_file(f"ram://out/{name}") as file:
+        with storage.open_file(f"ram://out/{name}") as file:
             assert file.read() == expected[name]
