@@ -23,10 +23,8 @@ def keep_freed_memory(settings=LARGE_ARRAYS):
     """Let the C library keep what this process frees, for what it allocates next.
 
     Blocks of some megabytes otherwise come from the system each time, page by page and each page filled with
-    zeros. Packing 480 MB of records took 492,000 pages, and takes 24,000. XLA on a CPU allocates the memory
-    of every step again, under JAX in worker threads: 250,000 to 300,000 pages for a step of bert-mini on 8
-    packs of 512, a fifth to a quarter of its time. The process then holds as much as its largest step did,
-    and under JAX up to a third more, where blocks of other sizes left gaps.
+    zeros: 492,000 pages in packing 480 MB of records, now 24,000, and a fifth of a step of bert-mini under
+    JAX. The process holds as much as its largest step did, under JAX up to a third more.
 
     Args:
         settings: `LARGE_ARRAYS`, or `ALL_BLOCKS` for XLA, before JAX or TensorFlow is imported.

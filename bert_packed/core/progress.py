@@ -16,19 +16,12 @@ SECONDS_BETWEEN = 0.2  # a report costs a lock, and a bar redrawn
 
 @dataclasses.dataclass
 class _Now:
-    """The step of this process.
+    """The step of this process."""
 
-    Attributes:
-        report: Function of the progress since the last report; None where nobody follows.
-        left: Part of the step's size that is not yet reported.
-        held: Progress since the last report.
-        next_time: Of the next report at the earliest, on `time.monotonic`.
-    """
-
-    report: Callable[[int], object] | None = None
-    left: int = 0
-    held: int = 0
-    next_time: float = 0.0
+    report: Callable[[int], object] | None = None  # of the progress since the last report
+    left: int = 0  # of the step's size, not yet reported
+    held: int = 0  # progress since the last report
+    next_time: float = 0.0  # of the next report at the earliest, on `time.monotonic`
 
 
 _now = _Now()

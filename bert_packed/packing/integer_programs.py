@@ -36,15 +36,11 @@ MAX_COPIES = 8  # of equal packs in a round
 
 
 def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
-    """Solve the packing program over all strategies, with at most `max_nodes` of branch and bound.
-
-    Args:
-        demand, row_of_slot: As of `Relaxation`.
-        depth: Slots per pack.
+    """Solve the packing program over all strategies; `demand` and `row_of_slot` are those of `Relaxation`.
 
     Returns:
         List of `(ascending tuple of rows, count)` that can hold the demand, or None where the case is too
-        large or the nodes ran out; and whether they did not run out.
+        large or the nodes of branch and bound ran out; and whether they did not run out.
     """
     max_seq_length = len(row_of_slot) - 1
     num_strategies = count_strategies(max_seq_length, depth, limit=MAX_STRATEGIES)
@@ -66,15 +62,8 @@ def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
 def repack(packs, lengths, max_seq_length, depth, bound):
     """Save packs until there are `bound`, or no round is left. Equal input gives equal output.
 
-    Args:
-        packs: List of `(ascending tuple of rows, count)`, the rows of sequences.
-        lengths: List of whole numbers by row, ascending.
-        max_seq_length: S.
-        depth: Most sequences per pack.
-        bound: A number of packs that no plan is below.
-
-    Returns:
-        `packs` again, the same sequences in no more of them.
+    Packs are `(ascending tuple of rows, count)`, rows are those of `lengths`; the sequences of the result are
+    the same.
     """
     plan = Counter()
     for pack, count in packs:
@@ -105,10 +94,8 @@ def repack(packs, lengths, max_seq_length, depth, bound):
 
 
 def _choose(plan, lengths, max_seq_length, depth, num_sequences, draw):
-    """Packs for one round: those with most free tokens until these are a pack, then others by chance.
-
-    Returns:
-        List of packs, and the tokens that are free in them.
+    """Packs for one round, those with most free tokens until these are a pack, then others by chance; and
+    the tokens that are free in them.
     """
     free_tokens = {pack: max_seq_length - sum(lengths[row] for row in pack) for pack in plan}
     chosen, free, placed = [], 0, 0
@@ -135,16 +122,8 @@ def _choose(plan, lengths, max_seq_length, depth, num_sequences, draw):
 def list_packs(demand, lengths, max_seq_length, depth, spare, most, draw):
     """List packs that leave at most `spare` tokens free: all there are, or about `most` by chance.
 
-    Args:
-        demand: Dict from row to number of sequences.
-        lengths: By row, ascending.
-        max_seq_length, depth: Of a pack.
-        spare: Tokens that may stay free, below S.
-        most: Number of packs.
-        draw: `random.Random`.
-
     Returns:
-        Sorted list of ascending tuples of rows, none with more of a row than `demand`.
+        Sorted list of ascending tuples of rows, none with more of a row than `demand`, a dict from rows.
     """
     rows = sorted(demand, reverse=True)
     sums = [0] * (len(rows) + 1)  # bit t of entry i: rows[i:] can be added up to t tokens

@@ -238,14 +238,7 @@ def pack_items(items, packer, length_of=len, waiting=()):
 
 
 def check_waiting(packer, waiting):
-    """Check that `waiting` has an entry for each sequence that waits in a packer.
-
-    Returns:
-        int64 `[n]`, the arrival numbers of the entries.
-
-    Raises:
-        ValueError: it has more or fewer.
-    """
+    """Check that `waiting` has an entry a sequence that waits in a packer: their numbers, int64 `[n]`."""
     numbers = packer.waiting
     if len(waiting) != len(numbers):
         raise ValueError(

@@ -112,15 +112,14 @@ def make_plan(
 def merge_packs(packs):
     """Add up equal packs, and drop empty ones and counts of 0.
 
-    The papers count strategies as their listings list them, equal ones not added up; SPFHP and LPFHP make no
-    equal ones, so the two numbers agree.
-
     Args:
         packs: Iterable of `(lengths in any order, count)`.
 
     Returns:
         Dict from ascending tuple to count, in ascending order: equal plans are equal bytes.
     """
+    # The papers count strategies as their listings list them, equal ones not added up; SPFHP and LPFHP make
+    # no equal ones, so the two numbers agree
     total = Counter()
     for lengths, count in packs:
         if count and len(lengths):

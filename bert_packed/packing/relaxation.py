@@ -24,15 +24,9 @@ STEPS_OF_PRICING = 5_000
 
 
 class Effort:
-    """Counts steps of a search, about a nanosecond each on two cores of 2024, up to a limit.
+    """Counts steps of a search, about a nanosecond each on two cores of 2024, up to a limit that may move."""
 
-    A clock in their place would end a search elsewhere on a slower machine, and plans would differ.
-
-    Attributes:
-        steps: Taken so far, a whole number.
-        limit: Where to stop; math.inf for never. May be moved.
-    """
-
+    # A clock in their place would end a search elsewhere on a slower machine, and plans would differ
     def __init__(self, limit=math.inf):
         self.steps = 0
         self.limit = limit

@@ -51,14 +51,9 @@ def place(pack, demand):
 
 
 def fill_slots(packs, demand):
-    """Turn packs of slots into packs of sequences.
+    """Turn packs of slots, `(ascending tuple of rows, count)`, into packs of sequences.
 
-    Args:
-        packs: List of `(ascending tuple of rows, count)`.
-        demand: Whole numbers by row.
-
-    Returns:
-        List of `(rows of the sequences, count)`; slots left empty are gone, and a pack may be empty.
+    Slots left empty are gone, and a pack may be empty.
 
     Raises:
         ValueError: the slots cannot hold the demand.
