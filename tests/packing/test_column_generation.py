@@ -298,3 +298,23 @@ def test_packs_anew_may_leave_what_is_free_beyond_a_pack():
     better = integer_programs.repack(packs, [2, 3, 4, 5], 8, 3, 2)
     assert len(better) == 2 and all(count == 1 for _, count in better)
     assert sorted(row for pack, _ in better for row in pack) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("limit", ["MAX_ROUNDS", "MAX_WORK", "MOST_SEQUENCES"])
+def test_repacking_gives_up_at_its_limits(monkeypatch, limit):
+    packs = [((0, 2), 1), ((1,), 1), ((3,), 1)]
+    monkeypatch.setattr(integer_programs, limit, 0)
+    assert integer_programs.repack(packs, [2, 3, 4, 5], 8, 3, 2) == packs
+
+
+def test_of_many_packs_each_row_gets_its_share():
+    lengths, demand = list(range(1, 30)), {row: 9 for row in range(29)}
+    listed = integer_programs.list_packs(demand, lengths, 40, 4, 10, 58, random.Random(0))
+    assert 29 <= len(listed) <= 58 and {row for pack in listed for row in pack} == {*demand}
+
+
+def test_lengths_beyond_the_coarse_classes_add_nothing(monkeypatch):
+    monkeypatch.setattr(relaxation, "COARSE_CLASSES", 8)
+    search = relaxation.Relaxation(np.bincount([17] * 3, minlength=18)[1:], 4, Effort())
+    search.add_coarse_packs()
+    assert search.master.packs == [(0,)]

@@ -110,6 +110,11 @@ def test_the_order_of_arrival_is_of_the_seed():
     assert sorted(orders[2]) == [length for length in range(1, 21) for _ in range(length - 1)]
 
 
+def test_a_buffer_without_room_is_refused():
+    with pytest.raises(ValueError, match=r"`buffer_size` must be at least 1\. Received: 0"):
+        pack_local_greedy([1, 2], 2, 1, buffer_size=0)
+
+
 def test_too_many_sequences_for_arrival_order_are_refused():
     with pytest.raises(ValueError, match="at most 100,000,000; use an algorithm on the histogram"):
         pack_greedy([2**40, 0], 2, 1)

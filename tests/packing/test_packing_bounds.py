@@ -68,6 +68,11 @@ def test_wrong_dual_values_are_refused(values):
         bounds.dual_bound([1, 1, 1], 3, 2, values)
 
 
+def test_values_of_nothing_prove_nothing():
+    assert bounds.dual_bound([0, 0], 2, 2, [1, 1]) == 0
+    assert bounds.lower_bound([0, 0], 2, 2) == 0
+
+
 def test_values_of_long_packs_are_summed_to_the_depth_that_lengths_allow():
     histogram = np.zeros(4096, int)
     histogram[2047] = 4
