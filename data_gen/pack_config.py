@@ -1,4 +1,4 @@
-"""What packing can be told: the settings of `pack_tfrecords.py`."""
+"""The settings of `pack_tfrecords.py`."""
 
 import dataclasses
 
@@ -10,19 +10,20 @@ from bert_packed.core.settings import (
     parse_depth,
     result_settings,
     setting,
+    unmet_settings,
 )
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from bert_packed.schema import CAUSAL_LM, MASKED_LM_WEIGHTS_KINDS, MLM_NSP, SEQUENCE
 from data_gen.jobs.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 
 OVERLONG_CHOICES = ("error", "truncate", "drop")
-# What only BERT's records have
-BERT_SETTINGS = ("max_seq_length", "max_predictions_per_pack")
-# What records for causal language modelling do not have
-NOT_CAUSAL_SETTINGS = ("max_predictions_per_pack", "masked_lm_weights")
-# What rows decide by themselves
-NOT_SPLIT_SETTINGS = ("features", "algorithm", "max_sequences_per_pack", "overlong", "dry_run")
-SPLIT_SETTINGS = ("split_sequences", "num_rows")
+LEFT_OUT = "be left out with {}, which cannot follow it"
+NOT_FEATURES = {"features=": LEFT_OUT.format("--features")}
+NOT_SPLIT = {"split_sequences=false": LEFT_OUT.format("--split_sequences")}
+NOT_DRY_RUN = {"dry_run=false": LEFT_OUT.format("--dry_run")}
+# Of records for one objective only, which the files tell
+BERT_SETTINGS = ("max_predictions_per_pack", "masked_lm_weights")
+CAUSAL_SETTINGS = ("split_sequences", "num_rows")
 
 
 def _parse_features(text):
@@ -51,19 +52,34 @@ class PackConfig:
         "features of records that are not BERT's, such as inputs:int:512,targets:int:114, which say how long "
         "packs are; see docs/other_features.md; empty = BERT's",
         parse=_parse_features,
+        only_with=NOT_SPLIT | NOT_DRY_RUN,
     )
-    max_seq_length: int = setting(512, "tokens per pack", minimum=3)  # [CLS], a token, [SEP]
-    algorithm: str = setting(DEFAULT_ALGORITHM, "packing algorithm", choices=ALGORITHM_NAMES)
+    max_seq_length: int = setting(
+        512,
+        "tokens per pack",
+        minimum=3,  # [CLS], a token, [SEP]
+        only_with=NOT_FEATURES,
+    )
+    algorithm: str = setting(
+        DEFAULT_ALGORITHM, "packing algorithm", choices=ALGORITHM_NAMES, only_with=NOT_SPLIT
+    )
     max_sequences_per_pack: int | str = setting(
-        "max", "most sequences in a pack; 1 = unpacked, max = no limit", parse=parse_depth
+        "max",
+        "most sequences in a pack; 1 = unpacked, max = no limit",
+        parse=parse_depth,
+        only_with=NOT_SPLIT,
     )
     max_predictions_per_pack: int = setting(
-        0, "masked-LM predictions a pack has room for; 0 = as many as the fullest pack needs", minimum=0
+        0,
+        "masked-LM predictions a pack has room for; 0 = as many as the fullest pack needs",
+        minimum=0,
+        only_with=NOT_FEATURES | NOT_DRY_RUN,
     )
     overlong: str = setting(
         "error",
         "what to do with sequences over max_seq_length; counted in the manifest",
         choices=OVERLONG_CHOICES,
+        only_with=NOT_SPLIT | NOT_DRY_RUN,
     )
     split_sequences: bool = setting(
         False,
@@ -71,7 +87,10 @@ class PackConfig:
         "padding, and state is carried from pack to pack; see docs/causal_records.md",
     )
     num_rows: int = setting(
-        0, "with --split_sequences: rows, which is packs in a step of training", minimum=0
+        0,
+        "with --split_sequences: rows, which is packs in a step of training",
+        minimum=0,
+        only_with="split_sequences",
     )
     num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
     random_seed: int = setting(
@@ -95,123 +114,84 @@ class PackConfig:
         False,
         "write no packs: print what lengths and depths would give, recommend one, and draw both as PNG into "
         "output_dir (default: packing_report)",
+        only_with=NOT_SPLIT,
         transient=True,
     )
     histogram: str = setting(
         "",
         "with --dry_run, in place of input_file: JSON with `lengths` and `counts`, or the name of one that "
         "comes with the package, as wikipedia_512",
+        only_with="dry_run",
         transient=True,
     )
     json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
 
     def __post_init__(self):
         check_settings(self)
-        if self.histogram and not self.dry_run:
-            raise InputError(f"`histogram` must be given with --dry_run only. Received: {self.histogram!r}.")
         if self.dry_run and bool(self.histogram) == bool(self.input_file):
             raise InputError("`dry_run` needs either `input_file` or `histogram`. Received: both or none.")
-        if self.dry_run:
-            self._check_dry_run()
         if self.input_file and not self.output_dir and not self.dry_run:
             raise InputError("`output_dir` must be given with --input_file. Received: ''.")
-        self._check_rows()
-        if self.features:
-            self._check_other_features()
-            # a sequence has one position or more of the first feature with a capacity
-            first = next(spec for spec in parse_features(self.features) if spec.leader == spec.name)
-            check_depth_fits(self.max_sequences_per_pack, first.capacity, f"the capacity of {first.name}")
-        else:
-            check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
-
-    def check_given(self, names):
-        """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
-        if self.features:
-            self._refuse_unused(name for name in self._unused_with_features() if name in names)
-        if self.split_sequences:
-            self._refuse_for(name for name in NOT_SPLIT_SETTINGS if name in names)
-
-    def check_objective(self, objective):
-        """Refuse what records of an objective, one of `schema.OBJECTIVES`, cannot follow."""
-        is_causal = objective == CAUSAL_LM
-        names = NOT_CAUSAL_SETTINGS if is_causal else SPLIT_SETTINGS
-        self._refuse_for(self._changed(names), f"records for {objective}")
-        if not is_causal:
-            return
-        if self.overlong == "truncate":
-            raise InputError(
-                f"`overlong` must be error or drop with records for {CAUSAL_LM}, which would lose the bytes "
-                "of their labels; cut them with create_pretraining_data.py --max_seq_length. "
-                f"Received: {self.overlong!r}."
-            )
-
-    def _unused_with_features(self):
-        """The settings that mean nothing with `features`; several capacities have one packer of their own."""
-        capacities = [spec for spec in parse_features(self.features) if spec.leader == spec.name]
-        return (*BERT_SETTINGS, "algorithm") if len(capacities) > 1 else BERT_SETTINGS
-
-    def _refuse_unused(self, names):
-        for name in names:
-            why = " of several capacities" if name == "algorithm" else ""
-            raise InputError(
-                f"`{name}` must be left out with --features{why}, which cannot follow it. "
-                f"Received: {getattr(self, name)!r}."
-            )
-
-    def _changed(self, names):
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return [name for name in names if getattr(self, name) != defaults[name]]
-
-    def _refuse_for(self, names, what="--split_sequences"):
-        for name in names:
-            raise InputError(
-                f"`{name}` must be left out with {what}, which cannot follow it. "
-                f"Received: {getattr(self, name)!r}."
-            )
-
-    def _check_rows(self):
-        if not self.split_sequences:
-            if self.num_rows:
-                raise InputError(
-                    f"`num_rows` must be given with --split_sequences only. Received: {self.num_rows}."
-                )
-            return
-        self._refuse_for(self._changed(NOT_SPLIT_SETTINGS))
-        if not self.num_rows:
+        for name in ("split_sequences", "features"):
+            if getattr(self, name) and not self.input_file:
+                raise InputError(f"`input_file` must be given with --{name}. Received: ''.")
+        if self.split_sequences and not self.num_rows:
             raise InputError("`num_rows` must be at least 1 with --split_sequences. Received: 0.")
-        if not self.input_file:
-            raise InputError("`input_file` must be given with --split_sequences. Received: ''.")
-
-    def _check_other_features(self):
-        if not self.input_file:
-            raise InputError("`input_file` must be given with --features. Received: ''.")
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        unused = self._unused_with_features()
-        self._refuse_unused(name for name in unused if getattr(self, name) != defaults[name])
+        if not self.features:
+            check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
+            return
+        self._refuse(self._changed(self._unused()), "--features of several capacities")
         for name, allowed in (("overlong", ("error", "drop")), ("masked_lm_weights", (SEQUENCE,))):
             if getattr(self, name) not in allowed:
                 raise InputError(
                     f"`{name}` must be {' or '.join(allowed)} with --features. "
                     f"Received: {getattr(self, name)!r}."
                 )
+        # a sequence has one position or more of the first feature with a capacity
+        first = next(spec for spec in parse_features(self.features) if spec.is_leader)
+        check_depth_fits(self.max_sequences_per_pack, first.capacity, f"the capacity of {first.name}")
 
-    def _check_dry_run(self):
-        # Those of how packs are written may stand: a dry run is the same command with one flag more. These
-        # would change the answer, and a dry run does not follow them.
-        for name, only in (("features", ""), ("overlong", "error"), ("max_predictions_per_pack", 0)):
-            if getattr(self, name) != only:
-                raise InputError(
-                    f"`{name}` must be left out with --dry_run, which cannot follow it. "
-                    f"Received: {getattr(self, name)!r}."
-                )
+    def check_given(self, names):
+        """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
+        # Beside --dry_run they may be: it is the same command with one flag more
+        if self.features or self.split_sequences:
+            check_settings(self, names)
+            self._refuse(
+                [name for name in self._unused() if name in names], "--features of several capacities"
+            )
+
+    def check_objective(self, objective):
+        """Refuse what records of an objective, one of `schema.OBJECTIVES`, cannot follow."""
+        is_causal = objective == CAUSAL_LM
+        names = BERT_SETTINGS if is_causal else CAUSAL_SETTINGS
+        self._refuse(self._changed(names), f"records for {objective}")
+        if is_causal and self.overlong == "truncate":
+            raise InputError(
+                f"`overlong` must be error or drop with records for {CAUSAL_LM}, which would lose the bytes "
+                "of their labels; cut them with create_pretraining_data.py --max_seq_length. "
+                f"Received: {self.overlong!r}."
+            )
 
     def resolved(self, objective=MLM_NSP):
         """The settings that the result depends on for records of an objective, as a dict."""
-        unused = self._unused_with_features() if self.features else ()
+        unused = {*unmet_settings(self), *self._unused()}
         if objective == CAUSAL_LM:
-            unused = NOT_CAUSAL_SETTINGS
-        if self.split_sequences:
-            unused += NOT_SPLIT_SETTINGS
-        else:
-            unused += SPLIT_SETTINGS
+            unused.update(BERT_SETTINGS)
+        if not self.split_sequences:
+            unused.update(CAUSAL_SETTINGS)
         return {name: value for name, value in result_settings(self).items() if name not in unused}
+
+    def _unused(self):
+        """Features with several capacities have one packer."""
+        capacities = (
+            [spec for spec in parse_features(self.features) if spec.is_leader] if self.features else []
+        )
+        return ("algorithm",) if len(capacities) > 1 else ()
+
+    def _changed(self, names):
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [name for name in names if getattr(self, name) != defaults[name]]
+
+    def _refuse(self, names, what):
+        for name in names:
+            raise InputError(f"`{name}` must {LEFT_OUT.format(what)}. Received: {getattr(self, name)!r}.")

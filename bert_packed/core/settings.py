@@ -125,6 +125,12 @@ def check_settings(config, given=()):
                 )
 
 
+def unmet_settings(config):
+    """Names of the settings whose `only_with` is not met: the result does not depend on them."""
+    fields = dataclasses.fields(config)
+    return {f.name for f in fields if not all(_is_met(config, each) for each in f.metadata["only_with"])}
+
+
 def _is_met(config, condition):
     name, has_values, values = condition.partition("=")
     return as_text(getattr(config, name)) in values.split(",") if has_values else bool(getattr(config, name))
