@@ -21,6 +21,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
 from bert_packed.packing.vector_packing import NAME, lower_bound, pack_vectors
 from bert_packed.records import examples, tfrecords
+from bert_packed.records.read_unpacked import refuse
 from bert_packed.records.sequences import ORIGINS, Column, make_sequences, range_indices, take
 
 
@@ -53,33 +54,31 @@ class FeatureKind:
 
     @property
     def leaders(self):
-        """The features with a capacity of their own."""
+        """The features with a capacity."""
         return [spec for spec in self.features if spec.is_leader]
 
     @property
     def layout(self):
-        """Columns of a sequence on the disk."""
-        layout = ORIGINS | {_size_name(spec.name): Column("<i8") for spec in self.leaders}
+        """See `RecordKind`."""
+        layout = ORIGINS | {spec.sizes: Column("<i8") for spec in self.leaders}
         for spec in self.features:
-            dtype = "<f4" if spec.is_float else "<i8"
-            sizes = _size_name(spec.leader) if spec.leader else ""
-            layout[spec.name] = Column(dtype, sizes, spec.width)
+            layout[spec.name] = Column("<f4" if spec.is_float else "<i8", spec.sizes, spec.width)
         return layout
-
-    @property
-    def measured_columns(self):
-        """The columns that `lengths` and `measure` need."""
-        return tuple(_size_name(spec.name) for spec in self.leaders)
-
-    @property
-    def num_lengths(self):
-        """Classes are below it."""
-        return math.prod(self._steps)
 
     @property
     def capacities(self):
         """See `RecordKind`."""
-        return {_size_name(spec.name): spec.capacity for spec in self.leaders}
+        return {spec.sizes: spec.capacity for spec in self.leaders}
+
+    @property
+    def measured_columns(self):
+        """See `RecordKind`."""
+        return tuple(self.capacities)
+
+    @property
+    def num_lengths(self):
+        """See `RecordKind`; of classes."""
+        return math.prod(self._steps)
 
     def read(self, path):
         """See `RecordKind`."""
@@ -92,19 +91,25 @@ class FeatureKind:
             )
         kinds = {spec.name: "float32" if spec.is_float else "int64" for spec in self.features}
         for batch in tfrecords.read_batches(path):
-            values = examples.parse_ragged(batch, kinds)
-            columns = make_sequences(self.layout, path, **self._to_columns(values, path, batch.number))
-            is_overlong = self._find_overlong(columns, path, batch.number)
+            columns = self._check(examples.parse_ragged(batch, kinds), batch)
+            sequences = make_sequences(self.layout, path, **columns)
+            is_overlong = np.zeros(len(batch), bool)
+            for spec in self.leaders:
+                lengths = sequences[spec.sizes]
+                is_overlong |= lengths > spec.capacity
+                if self.overlong == "error":
+                    rule = f"have at most {spec.capacity} positions, unless --overlong=drop"
+                    refuse(is_overlong, lengths, f"{spec.name} must {rule}", batch)
             if is_overlong.any():
-                columns = take(columns, ~is_overlong)
-            yield columns, {"dropped": int(is_overlong.sum())}, len(batch)
+                sequences = take(sequences, ~is_overlong)
+            yield sequences, {"dropped": int(is_overlong.sum())}, len(batch)
             progress.advance(batch.num_bytes)
 
-    def lengths(self, columns):
-        """The class of each sequence, which is its length where it has but one: int `[n]`."""
+    def lengths(self, sequences):
+        """The class of each sequence, which is its length where it has but one: int64 `[n]`."""
         classes = 0
         for spec, grain, steps in zip(self.leaders, self._grains, self._steps, strict=True):
-            classes = classes * steps + -(-columns[_size_name(spec.name)] // grain)
+            classes = classes * steps + -(-sequences[spec.sizes] // grain)
         return classes
 
     def describe_lengths(self, histogram):
@@ -129,8 +134,8 @@ class FeatureKind:
             "counts": np.asarray(histogram)[classes].tolist(),
         }
 
-    def measure(self, columns, packs):
-        """Nothing beyond what the plan knows."""
+    def measure(self, sequences, packs):
+        """See `RecordKind`."""
         return 0
 
     def make_spec(self, depth, measured):
@@ -169,22 +174,21 @@ class FeatureKind:
             "gap": (num_packs - bound) / bound,
         }
 
-    def assemble(self, columns, packs, spec):
+    def assemble(self, sequences, packs, spec):
         """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
         arrays = {}
         for feature in self.features:
             size = feature.capacity or spec.max_sequences_per_pack
-            kind = np.float32 if feature.is_float else np.int64
-            out = np.zeros((len(packs) * size, feature.width), kind)
-            values = columns[feature.name].reshape(-1, feature.width)
+            values = sequences[feature.name].reshape(-1, feature.width)
+            out = np.zeros((len(packs) * size, feature.width), values.dtype)
             if feature.leader:
-                source, target, _ = find_places(columns, packs, feature.name, size)
+                source, target, _ = find_places(sequences, packs, feature.name, size)
                 out[target] = values[source]
             else:
                 out[packs.owners * size + packs.slots] = values[packs.members]
             arrays[feature.name] = out.reshape(len(packs), -1)
             if feature.is_leader:
-                lengths = columns[_size_name(feature.name)][packs.members]
+                lengths = sequences[feature.sizes][packs.members]
                 for suffix, numbers in (
                     (SEQUENCE_IDS, np.repeat(packs.slots + 1, lengths)),
                     (POSITION_IDS, range_indices(np.zeros(len(lengths)), lengths)),
@@ -214,52 +218,31 @@ class FeatureKind:
         # a length rounded up may pass its capacity
         return np.minimum(steps * np.array(self._grains), [spec.capacity for spec in self.leaders])
 
-    def _to_columns(self, values, path, number):
-        num_rows = len(next(iter(values.values()))[1])
-        columns = {"record_numbers": np.arange(number, number + num_rows)}
+    def _check(self, values, batch):
+        """Columns of a batch of records, from what `examples.parse_ragged` returns."""
+        columns = {"record_numbers": np.arange(batch.number, batch.number + len(batch))}
         for spec in self.features:
             flat, num_values = values[spec.name]
-            lengths = num_values // spec.width
-            wanted = columns[_size_name(spec.leader)] if spec.leader not in ("", spec.name) else lengths
-            rule = f"have {spec.width} values at each position"
-            wrong = num_values % spec.width != 0
+            columns[spec.name] = flat
             if not spec.leader:
                 wrong, rule = num_values != spec.width, f"have {spec.width} values"
-            elif spec.leader != spec.name:
-                wrong, rule = num_values != wanted * spec.width, f"be as long as {spec.leader}"
-            elif spec is self.leaders[0]:
-                wrong, rule = wrong | (num_values == 0), rule + ", and one position or more"
+            elif not spec.is_leader:
+                wrong, rule = num_values != columns[spec.sizes] * spec.width, f"be as long as {spec.leader}"
+            else:
+                wrong, rule = num_values % spec.width != 0, f"have {spec.width} values at each position"
+                if spec is self.leaders[0]:
+                    wrong, rule = wrong | (num_values == 0), rule + ", and one position or more"
+                columns[spec.sizes] = num_values // spec.width
             if wrong.any():
                 row = int(np.argmax(wrong))
                 raise InputError(
-                    f"{path}, record {number + row}: {spec.name} must {rule}. "
+                    f"{batch.path}, record {batch.number + row}: {spec.name} must {rule}. "
                     f"Received: {num_values[row]} values."
                 )
-            columns[spec.name] = flat
-            if spec.leader == spec.name:
-                columns[_size_name(spec.name)] = lengths
             if not spec.is_float and flat.size and flat.min() < 0:
                 row = int(np.searchsorted(np.cumsum(num_values), int(np.argmin(flat)), side="right"))
                 raise InputError(
-                    f"{path}, record {number + row}: {spec.name} must not be negative. "
+                    f"{batch.path}, record {batch.number + row}: {spec.name} must not be negative. "
                     f"Received: {flat.min()}."
                 )
         return columns
-
-    def _find_overlong(self, columns, path, number):
-        is_overlong = np.zeros(len(columns), bool)
-        for spec in self.leaders:
-            lengths = columns[_size_name(spec.name)]
-            is_over = lengths > spec.capacity
-            if is_over.any() and self.overlong == "error":
-                row = int(np.argmax(is_over))
-                raise InputError(
-                    f"{path}, record {number + row}: {spec.name} must have at most {spec.capacity} "
-                    f"positions, unless --overlong=drop. Received: {lengths[row]}."
-                )
-            is_overlong |= is_over
-        return is_overlong
-
-
-def _size_name(name):
-    return f"{name}:length"  # of the lengths' column; the colon keeps it apart from any name in a SPEC

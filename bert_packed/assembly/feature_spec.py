@@ -42,6 +42,11 @@ class FeatureSpec:
     capacity: int
 
     @property
+    def sizes(self):
+        """Name of the column that counts its positions; "" for one. No name in a SPEC has a colon."""
+        return f"{self.leader}:length" if self.leader else ""
+
+    @property
     def is_leader(self):
         """Whether it has a capacity of its own."""
         return self.leader == self.name
