@@ -1,4 +1,4 @@
-"""How long the sequences are and what depth buys, as pictures."""
+"""Pictures of the dry run: a histogram of lengths, and efficiency by depth."""
 
 import math
 
@@ -8,13 +8,7 @@ from bert_packed.core.storage import write_whole
 
 
 def draw_histogram(histogram, max_seq_length, path):
-    """Draw the lengths with the share of padding that packing would remove.
-
-    Args:
-        histogram: int64 `[L]`.
-        max_seq_length: S, drawn as a line.
-        path: PNG to write.
-    """
+    """Draw the lengths, int64 `[L]`, and the share of padding that packing would remove, as a PNG."""
     figure, axes = _new_figure()
     num_sequences = sum(histogram.tolist())
     clipped = np.minimum(np.arange(1.0, len(histogram) + 1), max_seq_length)
@@ -27,12 +21,7 @@ def draw_histogram(histogram, max_seq_length, path):
 
 
 def draw_efficiency(rows, path):
-    """Draw efficiency by depth, a line for each length.
-
-    Args:
-        rows: As `dry_run.try_choices` returns them.
-        path: PNG to write.
-    """
+    """Draw efficiency by depth of rows from `dry_run.try_choices`, a line for each length, as a PNG."""
     figure, axes = _new_figure()
     points = {}
     for row in rows:
@@ -40,15 +29,8 @@ def draw_efficiency(rows, path):
         points.setdefault(label, {})[row["max_sequences_per_pack"]] = row["efficiency"]
     positions = plot_efficiency(axes, points)
     for recommended in (row for row in rows if row["recommended"]):  # one, or none
-        axes.plot(
-            positions[recommended["max_sequences_per_pack"]],
-            100 * recommended["efficiency"],
-            "o",
-            markersize=14,
-            fillstyle="none",
-            color="black",
-            label="recommended",
-        )
+        x, y = positions[recommended["max_sequences_per_pack"]], 100 * recommended["efficiency"]
+        axes.plot(x, y, "o", markersize=14, fillstyle="none", color="black", label="recommended")
     axes.set(title=f"Efficiency by depth, {rows[0]['algorithm']}")
     axes.legend(loc="lower right")
     _save(figure, path)
@@ -71,7 +53,7 @@ def plot_efficiency(axes, points):
             0..1; a line may lack depths.
 
     Returns:
-        Dict from depth to where it stands on the x axis.
+        Dict from depth to its place on the x axis.
     """
     depths = {depth for line in points.values() for depth in line}
     ordered = sorted(depths, key=lambda depth: math.inf if depth == "max" else depth)

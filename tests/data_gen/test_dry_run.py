@@ -13,7 +13,7 @@ from bert_packed.packing import nnlshp
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import fold, load_known_histogram
 from data_gen import dry_run, pack_tfrecords
-from data_gen.dry_run import DEPTHS, try_choices
+from data_gen.dry_run import DEPTHS, recommend, try_choices
 from data_gen.pack_config import PackConfig
 from data_gen.pictures import draw_histogram, plot_lengths
 
@@ -57,6 +57,34 @@ def test_every_length_and_depth_has_a_row():
     for length, tokens in cut.items():
         assert tokens == sum(max(0, n - length) * count for n, count in enumerate(histogram, start=1))
     assert [row["max_seq_length"] for row in rows if row["speed_up"] is None] == [3] * 9 + [4] * 9
+    for row in rows[18:]:
+        cost = row["packs"] * row["max_seq_length"] * (6 * 768 + row["max_seq_length"])
+        assert row["speed_up"] == pytest.approx(26 * 8 * (6 * 768 + 8) / cost)
+
+
+def choice(length, packs, tokens_cut=0):
+    return {"max_seq_length": length, "packs": packs, "tokens_cut": tokens_cut}
+
+
+@pytest.mark.parametrize(
+    ("rows", "place"),
+    [
+        # the cheaper length, not the one of fewer packs or less padding
+        ([choice(8, 100), choice(16, 60)], 0),
+        ([choice(8, 100), choice(16, 45)], 1),
+        ([choice(512, 100), choice(1024, 50)], 0),  # as many tokens, of which attention takes more
+        # the smallest depth within half a percent of the best
+        ([choice(8, 1006), choice(8, 1004), choice(8, 1000)], 1),
+        ([choice(8, 1000), choice(8, 1000)], 0),
+        ([choice(8, 1004), choice(16, 400), choice(16, 399)], 1),
+        # never one that cuts text
+        ([choice(8, 100, 1), choice(16, 900), choice(32, 900)], 1),
+        ([choice(8, 100, 1), choice(16, 90, 2)], None),
+    ],
+)
+def test_the_recommendation_is_the_cheapest_without_loss(rows, place):
+    found = recommend(rows)
+    assert found is (None if place is None else rows[place])
 
 
 def test_a_length_that_loses_text_is_never_recommended():
@@ -175,7 +203,19 @@ def test_command(tmp_path, capsys):
     assert (at_eight["packs"], at_eight["lower_bound"], at_eight["truncated"]) == (6, 6, 2)
     for name in ("length_histogram.png", "efficiency_by_depth.png"):
         assert (tmp_path / "pictures" / name).read_bytes().startswith(b"\x89PNG")
-    assert "recommended: --max_seq_length=" in capsys.readouterr().out
+    (best,) = (row for row in rows if row["recommended"])
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed == (
+        f"recommended: --max_seq_length={best['max_seq_length']} --max_sequences_per_pack=2, "
+        f"{best['speed_up']:.2f} times as fast as unpacked data of length 8; pictures in {tmp_path}/pictures"
+    )
+    # of lengths 3 to 12 all cut the long one
+    histogram.write_text(json.dumps({"lengths": [3, 5, 20], "counts": [4, 4, 2]}))
+    flags = ("--max_seq_length=6", "--max_sequences_per_pack=2", f"--output_dir={tmp_path / 'pictures'}")
+    assert run(f"--histogram={histogram}", *flags) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"none is recommended: every length tried cuts text; pictures in {tmp_path}/pictures"
+    )
 
 
 @pytest.mark.parametrize(
