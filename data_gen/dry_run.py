@@ -58,7 +58,7 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
         histogram: int64 `[L]`, of all lengths that occur, also over `max_seq_length`.
         algorithm: Name in `ALGORITHMS`.
         max_seq_length: S; a quarter, half and the double of it are tried as well.
-        max_sequences_per_pack: Depth; "max" stands for 1 to 8 and max.
+        max_sequences_per_pack: Depth; "max" for 1 to 8 and max.
 
     Returns:
         List of dicts, the rows of the table in ascending length and depth, without those that the algorithm

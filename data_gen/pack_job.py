@@ -196,7 +196,7 @@ def _count_lengths(runs, num_lengths):
 
 
 def make_plan(arguments):
-    """Step that plans: (kind, histogram, algorithm, depth asked for) -> JSON for the manifest."""
+    """Step that plans: (kind, histogram, algorithm, largest depth) -> JSON for the manifest."""
     kind, *rest = arguments
     return kind.make_plan(*rest)
 

@@ -1,19 +1,17 @@
-"""Which pack each sequence goes to, found for any part of the data alone.
+"""Assignment of sequences to the packs of a plan, found for any part of the data alone.
 
-A plan says how often each strategy is used, a shuffle (`shuffle.py`) in which order the packs stand. The
-slots for sequences of one length are numbered strategy by strategy, before the packs are shuffled, and all
-sequences of that length in the order of the input; a second shuffle puts the one into the other:
+The plan gives how often each strategy is used, a shuffle (`shuffle.py`) the order of the packs. The slots for
+sequences of one length are numbered strategy by strategy, before the packs are shuffled, and all sequences of
+that length in the order of the input. A second shuffle puts these into those:
 
     packs of the plan     (3 5) (3 5) (3)        plan {(3 5): 2, (3): 1}
     slots of 3             0     1     2         sequences of length 3: the first gets slot 2, ...
     slots of 5               0     1
     places in the output   2     0     1         shuffled
 
-Both shuffles can be undone for any few numbers. So the pack of a slot, and the slots of a pack, are found
-from the plan alone, without a table that grows with the data.
-
-So the assignment depends on plan, order of the input, and seed, and on nothing else: not on shards, passes
-or processes. "Length" is the plan's word; any whole number that tells kinds of sequences apart will do.
+Both shuffles can be undone for any few numbers. So the pack of a slot, and the slots of a pack, follow from
+plan, order of the input and seed, not from shards or processes, and no table grows with the data. A "length"
+may be any whole number that separates kinds of sequences.
 """
 
 import numpy as np
@@ -60,9 +58,8 @@ class PackOrder:
         """The slots of the packs `first` to `last`, the latter excluded.
 
         Returns:
-            int64 `[num_slots]`: the length that each slot is for, pack after pack, ascending within each;
-            int64 `[num_slots]`: its number among those for its length;
-            and int64 `[last - first]`: slots of each pack.
+            Two int64 arrays `[num_slots]`, pack after pack: the length that each slot is for, ascending in
+            a pack, and its number among those for its length; int64 `[last - first]`, slots of each pack.
         """
         places = shuffle_places(np.arange(first, last), self.num_packs, (self._seed, SHUFFLE_PACKS))
         strategies = np.searchsorted(self._ends, places, side="right")
@@ -74,10 +71,10 @@ class PackOrder:
         return self._lengths[chosen], numbers, depths
 
     def find_packs(self, lengths, slots):
-        """The packs that some slots belong to: `slots` undone.
+        """The packs of some slots: `slots` undone.
 
         Args:
-            lengths, slots: Int arrays `[n]`: what each slot is for, and its number among those.
+            lengths, slots: Int arrays `[n]`: the length that each slot is for, and its number among those.
 
         Returns:
             int64 `[n]`, places in the shuffled order.
@@ -95,8 +92,7 @@ def choose_slots(lengths, first_ranks, totals, seed):
 
     Args:
         lengths: Int array `[n]`.
-        first_ranks: Int array `[num_lengths]`: sequences of each length that stand before these.
-        totals: Int array `[num_lengths]`: sequences of each length in all.
+        first_ranks, totals: Int arrays `[num_lengths]`: sequences of each length before these, and in all.
         seed: Whole number.
 
     Returns:
@@ -138,8 +134,7 @@ def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
 def assign_sequences(plan, lengths, seed):
     """Fill all packs of a plan at once, where everything fits into memory.
 
-    Packs are shuffled, so that equal strategies do not stand side by side; sequences of one length are
-    interchangeable and shuffled too. In a pack, sequences stand in ascending length.
+    Packs are shuffled, and so are sequences of one length. In a pack, lengths ascend.
 
         lengths [3 5 3], plan {(3, 5): 1, (3,): 1}   ->   packs {2}, {0, 1}
 

@@ -18,7 +18,7 @@ class BertKind(RecordKind):
     """BERT's records.
 
     Attributes:
-        max_predictions_per_pack: P asked for; 0 = as many as the fullest pack needs.
+        max_predictions_per_pack: P; 0 = as many as the fullest pack needs.
         masked_lm_weights: One of `schema.MASKED_LM_WEIGHTS_KINDS`.
     """
 

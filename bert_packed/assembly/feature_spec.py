@@ -1,4 +1,4 @@
-"""How `--features=SPEC` is written: which features a record has, and how much of each a pack holds.
+"""The format of `--features=SPEC`: features of a record, and how much of each a pack holds.
 
     inputs:int:512,targets:int:114                              T5 pairs: a sequence has two lengths
     audio:float*80:3000,text:int:400                            frames of 80 values, and their transcript
@@ -11,7 +11,7 @@ a pack, or =NAME for a feature that is as long as another in every sequence, or 
 import dataclasses
 import re
 
-MAX_CLASSES = 2**14  # combinations of lengths that a plan tells apart; more are rounded up
+MAX_CLASSES = 2**14  # combinations of lengths in a plan; more are rounded up
 MAX_CAPACITIES = 14  # so that each of them is told from none
 
 EACH = "each"
@@ -48,7 +48,7 @@ class FeatureSpec:
 
     @property
     def is_leader(self):
-        """Whether it has a capacity of its own."""
+        """Whether it has a capacity itself."""
         return self.leader == self.name
 
 

@@ -1,4 +1,4 @@
-"""How a stream of sequences becomes packs while it is read: the online packer's choices, gathered."""
+"""Packs of a stream of sequences, assembled while it is read."""
 
 import numpy as np
 
@@ -18,11 +18,10 @@ def pack_stream(batches, packer, spec, waiting=None):
         batches: Iterable of `Sequences`, batch after batch; it may never end.
         packer: `online.OnlinePacker` for the spec's S and K.
         spec: `schema.PackSpec`.
-        waiting: For a packer that goes on, the `Sequences` that wait in it, in the order of `packer.waiting`.
+        waiting: `Sequences` that wait in a packer that was continued, in the order of `packer.waiting`.
 
     Yields:
-        Dicts from packed feature name to array `[n, S]`, `[n, P]` or `[n, K]`, as `assemble_packs` returns
-        them; at the end of `batches` also what waits.
+        Dicts of arrays from `assemble_packs`; at the end of `batches` also of what waits.
 
     Raises:
         InputError: a sequence is longer than S or has more predictions than P; it names the record.
@@ -64,28 +63,18 @@ def split_by_predictions(num_predictions, sizes, limit):
     Returns:
         int64 `[at least packs]`, the sizes of what is left.
     """
-    totals = np.add.reduceat(num_predictions, to_offsets(sizes)[:-1])
-    if (totals <= limit).all():
+    first_of_pack = to_offsets(sizes)[:-1]
+    if (np.add.reduceat(num_predictions, first_of_pack) <= limit).all():
         return sizes
-    found, start = [], 0
-    for size, total in zip(sizes.tolist(), totals.tolist(), strict=True):
-        if total <= limit:
-            found.append(size)
-        else:
-            found.extend(_split_one(num_predictions[start : start + size].tolist(), limit))
-        start += size
-    return np.array(found, np.int64)
-
-
-def _split_one(num_predictions, limit):
-    sizes, room = [], -1
-    for number in num_predictions:
-        if number > room:
-            sizes.append(0)
+    is_first = np.isin(np.arange(len(num_predictions)), first_of_pack)
+    found, room = [], 0
+    for number, is_first_of_pack in zip(num_predictions.tolist(), is_first.tolist(), strict=True):
+        if is_first_of_pack or number > room:
+            found.append(0)
             room = limit
-        sizes[-1] += 1
+        found[-1] += 1
         room -= number
-    return sizes
+    return np.array(found, np.int64)
 
 
 def _check_fits(batch, spec):

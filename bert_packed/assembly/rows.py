@@ -1,14 +1,13 @@
-"""Which row each sequence is laid into, and at which place: for rows of equal length without padding between.
+"""Rows of equal length without padding between sequences, and their cuts into packs.
 
-A row is as long as many packs; sequences stand in it end to end, and it is cut into packs afterwards:
+A row is as long as many packs, and sequences lie in it end to end:
 
     lengths          5 5 5 3 2 2     2 rows
-    row 0            5 3 2           each length is dealt out evenly; what is left over goes, the longest
-    row 1            5 5 2           first, to the row that is shortest by then
+    row 0            5 3 2           each length is dealt out evenly; the rest goes, the longest first,
+    row 1            5 5 2           to the row that is shortest by then
     places           shuffled        in each row, by the seed
 
-Row and place of a sequence follow from the histogram, the order of the input, and the seed, so that they are
-found for any sequences alone, as in `assignment.py`.
+Row and place of a sequence follow from histogram, order of the input and seed, as in `assignment.py`.
 """
 
 import dataclasses
@@ -58,7 +57,7 @@ class RowPlan:
 
 
 def plan_rows(lengths, counts, num_rows):
-    """Deal sequences out to rows, so that these are about equally long.
+    """Deal sequences out to rows, so that these differ by at most the longest sequence.
 
     Args:
         lengths: Int array `[L]`, ascending.
@@ -66,8 +65,7 @@ def plan_rows(lengths, counts, num_rows):
         num_rows: R.
 
     Returns:
-        `RowPlan`. The rows differ by at most the longest sequence, and by next to nothing where there are
-        short ones: their number is all that matters.
+        `RowPlan`.
     """
     lengths, counts = np.asarray(lengths, np.int64), np.asarray(counts, np.int64)
     has_extra = np.zeros((len(lengths), num_rows), bool)
@@ -84,19 +82,19 @@ def find_rows(plan, lengths, slots, seed):
 
     Args:
         plan: `RowPlan`.
-        lengths, slots: Int arrays `[n]`: of each, and its number among those of its length, as
-            `assignment.choose_slots` gives it.
+        lengths, slots: Int arrays `[n]`: of each, and its number among those of its length, from
+            `assignment.choose_slots`.
         seed: Whole number.
 
     Returns:
         Two int64 arrays `[n]`: the row, and the place in the row from 0.
     """
     kinds = np.searchsorted(plan.lengths, lengths)
-    turns, rows = np.divmod(slots, plan.num_rows)
-    is_extra = turns == plan.counts[kinds] // plan.num_rows
+    rounds, rows = np.divmod(slots, plan.num_rows)
+    is_extra = rounds == plan.counts[kinds] // plan.num_rows
     extra_rows, first_extras = np.nonzero(plan.has_extra)[1], to_offsets(plan.has_extra.sum(axis=1))
     rows[is_extra] = extra_rows[first_extras[kinds[is_extra]] + rows[is_extra]]
-    items = plan.starts[kinds, rows] + turns
+    items = plan.starts[kinds, rows] + rounds
     return rows, shuffle_places(items, plan.row_counts[rows], (seed, SHUFFLE_ROWS, rows))
 
 
@@ -115,7 +113,7 @@ def cut_sequences(starts, lengths, max_seq_length):
                                                        lengths [3 1 4 1]
 
     Args:
-        starts, lengths: Int arrays `[n]`: where each sequence stands in its row, and its tokens.
+        starts, lengths: Int arrays `[n]`: the place of each first token in its row, and tokens.
         max_seq_length: S.
 
     Returns:

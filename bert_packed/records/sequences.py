@@ -19,7 +19,7 @@ another sequence, and one of 3:
     tokens        [0 7 4 8 0 5 0]
     labels        [7 4 8 9 5 0 0]     the token that follows in the document; 0 where none
     label_mask    [1 1 1 1 1 1 0]     1 where something is predicted
-    label_bytes   [4 3 3 4 3 0 0]     UTF-8 bytes of the text that the label stands for; optional
+    label_bytes   [4 3 3 4 3 0 0]     UTF-8 bytes of the label's text; optional
     num_bytes     [14 3]              their sum
 """
 
@@ -42,8 +42,7 @@ class Column:
 
     Attributes:
         dtype: NumPy's name, with byte order.
-        sizes: Name of the column that says how many entries each row has, which stands before it in the
-            layout; "" for one.
+        sizes: Name of the column that counts the entries of each row, before it in the layout; "" for one.
         width: Values of an entry.
     """
 
