@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import sys
 
+from bert_packed.core import storage
 from bert_packed.core.command_line import print_table, run
 from bert_packed.core.settings import InputError, check_settings, setting
 
@@ -31,18 +32,17 @@ class SourcesConfig:
 
 def main(config):
     """Look the pack up, and print a row for each of its sequences."""
-    from bert_packed.core.storage import printable
     from bert_packed.records.provenance import find_documents, find_sources  # NumPy: not for --help
 
     sources = find_sources(config.packed_file, config.record_number)
     rows = [
-        {"slot": slot, "input file": printable(path), "record": number}
+        {"slot": slot, "input file": storage.printable(path), "record": number}
         for slot, (path, number) in enumerate(sources, 1)
     ]
     documents = find_documents(sources, config.packed_file)
     if any(documents):
         for row, document in zip(rows, documents, strict=True):
-            row["text file"] = printable(document.path) if document else ""
+            row["text file"] = storage.printable(document.path) if document else ""
             row["document"] = document.number if document else ""
             row["line"] = (find_line_of(document) if document else None) or ""
     print_table(rows, config.json)
@@ -51,19 +51,16 @@ def main(config):
 @functools.cache
 def find_line_of(document):
     """The line where a `Document` begins; None where its text is not here, or not as it was."""
-    from bert_packed.core import files
     from data_gen.text import corpus
 
-    if not files.is_file(document.path) or _sha256(document.path) != document.sha256:
+    if not storage.is_file(document.path) or _sha256(document.path) != document.sha256:
         return None
     return corpus.find_line(document.path, document.number)
 
 
 @functools.cache
 def _sha256(path):
-    from bert_packed.core import files
-
-    return files.file_sha256(path)
+    return storage.file_sha256(path)
 
 
 def command():

@@ -11,19 +11,19 @@ import json
 
 import numpy as np
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.records.sequences import Sequences, to_offsets
 
 
 def write_array(path, array):
     """Write one array to a file that appears when complete."""
-    with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
+    with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
         np.save(file, array)
 
 
 def read_array(path):
     """Read what `write_array` wrote."""
-    with files.open_file(path) as file:
+    with storage.open_file(path) as file:
         return np.load(file)
 
 
@@ -43,7 +43,7 @@ def write_run(path, sequences, group_sizes):
     names = sorted(starts)
     totals = [int(starts[name][-1]) for name in names]
     header = json.dumps([names, totals, len(group_sizes)]).encode()
-    with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
+    with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
         file.write(len(header).to_bytes(8, "little"))
         file.write(header)
         file.write(np.stack([starts[name] for name in names], axis=1).astype("<i8").tobytes())
@@ -65,7 +65,7 @@ def read_run(path, layout, group=None, names=None):
     """
     wanted = {name: column for name, column in layout.items() if names is None or name in names}
     columns = {}
-    with files.open_file(path) as file:
+    with storage.open_file(path) as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         sizes_names, totals, num_groups = json.loads(file.read(header_bytes))
         place, line_bytes = 8 + header_bytes, 8 * len(sizes_names)

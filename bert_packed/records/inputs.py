@@ -4,7 +4,7 @@ import contextlib
 import glob
 import os
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError, is_utf8
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.provenance import SUFFIX
@@ -59,7 +59,7 @@ def find_parts(pattern, argument, match=None):
         InputError: a part matches no file.
     """
     match = match or match_files
-    parts = [pattern] if files.is_file(pattern.strip()) else pattern.split(",")
+    parts = [pattern] if storage.is_file(pattern.strip()) else pattern.split(",")
     while parts:
         for count in range(1, len(parts) + 1):
             part = ",".join(parts[:count]).strip()
@@ -77,16 +77,16 @@ def match_files(part):
     Raises:
         InputError: it matches a link that leads nowhere, as into a disk that is not mounted.
     """
-    if files.is_file(part):
+    if storage.is_file(part):
         return [part]
     _refuse_lost_links(part)
-    return [path for path in files.match(part) if files.is_file(path) and not path.endswith(SUFFIX)]
+    return [path for path in storage.match(part) if storage.is_file(path) and not path.endswith(SUFFIX)]
 
 
 def _refuse_lost_links(pattern):
     # The folders of a glob may be links as well: files/*/a.txt drops those that are lost without a word
-    while pattern and not files.is_remote(pattern):
-        for path in files.match(pattern):
+    while pattern and not storage.is_remote(pattern):
+        for path in storage.match(pattern):
             if os.path.islink(path) and not os.path.exists(path):
                 raise InputError(f"{path} must lead to a file. Received: a link to {os.readlink(path)}.")
         folder = os.path.dirname(pattern)
@@ -101,14 +101,14 @@ def check_found(paths, argument):
             raise InputError(f"`{argument}` must match names in UTF-8. Received: {path!r}.")
     found = _once_each(found, argument)
     for path in found:
-        if files.size_and_time(path)[0] == 0:
+        if storage.size_and_time(path)[0] == 0:
             raise InputError(f"`{argument}` must match files with content. Received: {path}, which is empty.")
     return found
 
 
 def stamp_files(paths):
     """What files are now: list of [path, bytes, time of the last change in nanoseconds], plain JSON."""
-    return [[path, *files.size_and_time(path)] for path in paths]
+    return [[path, *storage.size_and_time(path)] for path in paths]
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def unchanged(stamps):
         InputError: a file has changed since it was stamped, or was replaced or changed during the block. It
             comes in place of an `InputError` of the block, which half-changed files may cause.
     """
-    inodes = {path: files.inode(path) for path, _, _ in stamps}
+    inodes = {path: storage.inode(path) for path, _, _ in stamps}
     _check_stamps(stamps, inodes)
     try:
         yield
@@ -137,8 +137,8 @@ def unchanged(stamps):
 
 def _check_stamps(stamps, inodes):
     for path, size, time in stamps:
-        now_size, now_time = files.size_and_time(path)
-        if (now_size, now_time, files.inode(path)) != (size, time, inodes[path]):
+        now_size, now_time = storage.size_and_time(path)
+        if (now_size, now_time, storage.inode(path)) != (size, time, inodes[path]):
             received = f"{now_size} bytes, before {size}" if now_size != size else "a change, or another file"
             raise InputError(f"{path} must stay as it is while it is read. Received: {received}.")
 
@@ -216,7 +216,7 @@ def _once_each(paths, argument):
     """Leave out other spellings of a path that is there already; `InputError` for other names of a file."""
     kept = {}
     for path in paths:
-        if files.is_remote(path):
+        if storage.is_remote(path):
             # In an object store ./a is another object than a, so that neither may be left out in silence
             scheme, _, rest = path.partition("://")
             identity, spelling = f"{scheme}://{os.path.normpath(rest)}", path

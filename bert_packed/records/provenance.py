@@ -27,7 +27,7 @@ import zlib
 
 import numpy as np
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.manifests import read_manifest
 
@@ -66,14 +66,14 @@ def describe_path(path, output_dir):
     A relative path holds in the folder where the command ran. `relative_path`, for such paths only, leads
     from the manifest to the file, wherever one stands and whereto the two are moved together.
     """
-    if os.path.isabs(path) or files.is_remote(path) or files.is_remote(output_dir):
+    if os.path.isabs(path) or storage.is_remote(path) or storage.is_remote(output_dir):
         return {"path": path}
     return {"path": path, "relative_path": os.path.relpath(real_name(path), os.path.realpath(output_dir))}
 
 
 def real_name(path):
     """A path whose folder has no links, but its own name, beside which its index is; a URL as it is."""
-    if files.is_remote(path):
+    if storage.is_remote(path):
         return path
     folder, name = os.path.split(path)
     return os.path.join(os.path.realpath(folder), name)
@@ -95,7 +95,7 @@ def open_index(path, names):
         Dict from name to `_Column`, whose `add` takes the next values.
     """
     # Which type is the smallest is known at the end only: until then the numbers wait in unnamed files
-    folder = None if files.is_remote(path) else os.path.dirname(path) or "."
+    folder = None if storage.is_remote(path) else os.path.dirname(path) or "."
     with contextlib.ExitStack() as stack:
         columns = {name: _Column(stack.enter_context(tempfile.TemporaryFile(dir=folder))) for name in names}
         yield columns
@@ -103,7 +103,7 @@ def open_index(path, names):
         archive = stack.enter_context(tempfile.TemporaryFile(dir=folder))
         _write_npz(archive, {name: column.close() for name, column in columns.items()})
         archive.seek(0)
-        with files.write_whole(path) as partial, files.open_file(partial, "wb") as file:
+        with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
             shutil.copyfileobj(archive, file)
 
 
@@ -202,9 +202,9 @@ def find_sources(path, record_number):
         OSError: the shard cannot be read.
     """
     index_path = provenance_path(path)
-    if not files.exists(index_path):
+    if not storage.exists(index_path):
         raise InputError(f"{path} must be packed with --provenance. Received: no {index_path}.")
-    checksum = files.file_sha256(path)
+    checksum = storage.file_sha256(path)
     inputs, promised = _read_manifest_of(index_path, path)
     if promised.get("sha256") != checksum:
         raise InputError(
@@ -242,14 +242,14 @@ def find_documents(sources, packed_file=""):
     checksums = {entry["path"]: entry.get("sha256") for entry in packed}
     for path in dict.fromkeys(path for path, _ in sources):
         index_path = provenance_path(path)
-        if not files.exists(index_path):
-            if not files.exists(path):
+        if not storage.exists(index_path):
+            if not storage.exists(path):
                 message = "%s is not there, so that its documents are not known"
-                logger.warning(message, files.printable(path))
+                logger.warning(message, storage.printable(path))
             continue
         numbers = sorted({number for other, number in sources if other == path})
         inputs, promised = _read_manifest_of(index_path, path)
-        checksum = checksums.get(path) or (files.file_sha256(path) if files.exists(path) else None)
+        checksum = checksums.get(path) or (storage.file_sha256(path) if storage.exists(path) else None)
         with _open_archive(index_path) as archive:
             if checksum:
                 size = promised.get("num_records")
@@ -274,7 +274,7 @@ def find_documents(sources, packed_file=""):
 def _open_archive(index_path):
     """Open an index; raises `InputError` where it is none, or is damaged."""
     try:
-        with files.open_file(index_path) as file, zipfile.ZipFile(file) as archive:
+        with storage.open_file(index_path) as file, zipfile.ZipFile(file) as archive:
             yield archive
     except InputError:
         raise
@@ -323,7 +323,7 @@ def _dicts(values):
 def resolve_path(entry, folder):
     """Where the input of a manifest in `folder` is from here: the inverse of `describe_path`."""
     relative = entry.get("relative_path")
-    if not isinstance(relative, str) or files.is_remote(folder):
+    if not isinstance(relative, str) or storage.is_remote(folder):
         return entry["path"]
     path = os.path.normpath(os.path.join(os.path.realpath(folder), relative))
     from_here = os.path.relpath(path, os.path.realpath("."))

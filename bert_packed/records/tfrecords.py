@@ -14,7 +14,7 @@ import struct
 import google_crc32c
 import numpy as np
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 
 LENGTH = struct.Struct("<Q")
@@ -113,11 +113,11 @@ def read_batches(path, max_bytes=READ_BYTES, offset=0, num_bytes=None, number=1)
         OSError: it cannot be opened or read; the message names it.
     """
     path = os.fspath(path)
-    size, _ = files.size_and_time(path)
+    size, _ = storage.size_and_time(path)
     if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
     left = size - offset if num_bytes is None else min(num_bytes, size - offset)
-    with files.open_file(path) as file:
+    with storage.open_file(path) as file:
         file.seek(offset)
         for content, places in _frames(path, file.read, left, max_bytes, number):
             places = np.array(places, np.int64)
@@ -153,8 +153,8 @@ def scan_file(path):
     The checksums around the records are left to whoever reads them.
     """
     digest, offsets, before = hashlib.sha256(), [np.zeros(1, np.int64)], 0
-    size, _ = files.size_and_time(path)
-    with files.open_file(path) as file:
+    size, _ = storage.size_and_time(path)
+    with storage.open_file(path) as file:
 
         def read(num_bytes):
             content = file.read(num_bytes)
@@ -188,7 +188,7 @@ def write_records(path, serialized):
     """
     path = os.fspath(path)
     num_records, digest = 0, hashlib.sha256()
-    with files.naming_file(path), files.open_file(path, "wb") as file:
+    with storage.naming_file(path), storage.open_file(path, "wb") as file:
         for batch in _write_batches(serialized):
             content = _frame(batch)
             file.write(content)
@@ -199,7 +199,7 @@ def write_records(path, serialized):
 
 def write_file(path, serialized):
     """`write_records` to a file that appears under its name only when complete."""
-    with files.write_whole(path) as partial:
+    with storage.write_whole(path) as partial:
         entry = write_records(partial, serialized)
     return dataclasses.replace(entry, name=os.path.basename(path))
 
@@ -242,7 +242,7 @@ def _frames(path, read, left, most, number):
     """
     held, wanted = b"", HEADER.size
     while left > 0:
-        with files.naming_file(path):
+        with storage.naming_file(path):
             more = read(min(max(wanted, most) - len(held), left))
         left -= len(more)
         held += more

@@ -9,7 +9,7 @@ import tempfile
 
 import numpy as np
 
-from bert_packed.core import files
+from bert_packed.core import storage
 
 COPY_VALUES = 2**20  # joined at once
 MOST_FETCHED = 8  # columns behind URLs that a process holds: of one corpus, with its origins
@@ -25,8 +25,8 @@ def open_for_writing(folder, names):
     with contextlib.ExitStack() as stack:
         columns = {}
         for name in names:
-            partial = stack.enter_context(files.write_whole(os.path.join(folder, name)))
-            columns[name] = stack.enter_context(files.open_file(partial, "wb"))
+            partial = stack.enter_context(storage.write_whole(os.path.join(folder, name)))
+            columns[name] = stack.enter_context(storage.open_file(partial, "wb"))
         yield columns
 
 
@@ -35,8 +35,8 @@ def open_columns(folder, dtypes):
     columns = []
     for name, dtype in dtypes.items():
         path = os.path.join(folder, name)
-        if files.is_remote(path):
-            columns.append(_fetch(path, dtype, files.size_and_time(path)))
+        if storage.is_remote(path):
+            columns.append(_fetch(path, dtype, storage.size_and_time(path)))
         else:
             columns.append(_map_path(path, dtype))
     return columns
@@ -44,7 +44,7 @@ def open_columns(folder, dtypes):
 
 def map_bytes(path):
     """Memory-map any file: uint8 array. Of a file behind a URL a copy, which goes with the array."""
-    return _map_copy(path, np.uint8) if files.is_remote(path) else _map_path(path, np.uint8)
+    return _map_copy(path, np.uint8) if storage.is_remote(path) else _map_path(path, np.uint8)
 
 
 def _map_path(path, dtype):
@@ -66,14 +66,14 @@ def _fetch(path, dtype, stamp):
 
     Args:
         path, dtype: As of the column.
-        stamp: What `files.size_and_time` says of it now: a run that starts over writes another one there.
+        stamp: What `storage.size_and_time` says of it now: a run that starts over writes another one there.
     """
     return _map_copy(path, dtype)
 
 
 def _map_copy(path, dtype):
     """Memory-map a copy of a file behind a URL, in a file without a name."""
-    with files.open_file(path) as source, tempfile.TemporaryFile() as target:
+    with storage.open_file(path) as source, tempfile.TemporaryFile() as target:
         shutil.copyfileobj(source, target)
         target.flush()
         return _map(target, dtype)

@@ -18,7 +18,7 @@ import zlib
 
 import sentencex
 
-from bert_packed.core import files, progress
+from bert_packed.core import progress, storage
 from bert_packed.core.settings import InputError
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
@@ -181,7 +181,10 @@ def read_lines(path, is_verbatim=False):
     number = 0
     is_gzip = str(path).lower().endswith(".gz")
     try:
-        with files.open_file(path) as raw, gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file:
+        with (
+            storage.open_file(path) as raw,
+            gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file,
+        ):
             # Decoding line by line, rather than through the file object, tells which line is at fault.
             for number, line in enumerate(_split_lines(_read_pieces(file, raw)), 1):
                 # utf-8-sig: Windows editors open a file with a byte order mark

@@ -10,7 +10,7 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.core.versions import code_sha256, versions
 from bert_packed.packing import histogram as histograms
@@ -255,7 +255,7 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
         "settings": config.resolved(),
         "versions": versions(),
         "vocab_size": described.pop("vocab_size"),
-        "vocab_sha256": files.file_sha256(vocab_path),
+        "vocab_sha256": storage.file_sha256(vocab_path),
         **described,
         "inputs": described_inputs,
         "sources": _describe_sources(sources, sources_of, passes),
@@ -298,9 +298,9 @@ def _make_vocabulary(records, vocab_stamps, inputs, output, job):
     if vocab_stamps:
         with (
             unchanged(vocab_stamps),
-            files.open_file(vocab_stamps[0][0]) as source,
-            files.write_whole(path) as partial,
-            files.open_file(partial, "wb") as target,
+            storage.open_file(vocab_stamps[0][0]) as source,
+            storage.write_whole(path) as partial,
+            storage.open_file(partial, "wb") as target,
         ):
             shutil.copyfileobj(source, target)
     else:
@@ -326,7 +326,7 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
 
     def release(step):
         for part in parts:
-            files.remove_folder(part)
+            storage.remove_folder(part)
 
     job.run([Step("join", join, (records, parts, corpus_dir))], "join", release=release)
     described = [

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from bert_packed.core import files, progress
+from bert_packed.core import progress, storage
 from bert_packed.packing import histogram as histograms
 from bert_packed.records import tfrecords
 from bert_packed.records.inputs import unchanged
@@ -93,7 +93,7 @@ class _Texts:
 def train_vocabulary(work):
     """Train a vocabulary, (`VocabularyKind`, documents, stamps of their files, path), and write it."""
     vocabulary, documents, stamps, path = work
-    with files.write_whole(path) as partial, unchanged(stamps):
+    with storage.write_whole(path) as partial, unchanged(stamps):
         vocabulary.train(_Texts(documents), partial)
 
 
@@ -106,18 +106,18 @@ def tokenize(work):
     Raises:
         InputError: the text cannot be used, or the file changes meanwhile.
     """
-    files.make_folder(work.folder)
+    storage.make_folder(work.folder)
     with unchanged(work.stamps):
         num_documents = work.records.tokenize(work.documents, work.vocab_path, work.folder)
         # with the block's promise: of what was read
-        checksums = [files.file_sha256(path) for path, _, _ in work.stamps]
+        checksums = [storage.file_sha256(path) for path, _, _ in work.stamps]
     return {"num_documents": num_documents, "sha256": checksums[0] if checksums else None}
 
 
 def join(work):
     """Join tokenized folders, (`TextRecords`, list of folders, folder), into one."""
     records, parts, folder = work
-    files.make_folder(folder)
+    storage.make_folder(folder)
     records.join(parts, folder)
 
 

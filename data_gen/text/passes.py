@@ -15,7 +15,7 @@ import os
 
 import numpy as np
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.records.shuffle import shuffle_places
 
 # Fifth numbers of random keys, as in `create_steps.py`
@@ -94,7 +94,7 @@ def save_passes(corpus_dir, split, passes):
     Returns:
         List of [number of passes, number of documents], plain JSON, with which `load_passes` finds them.
     """
-    with files.write_whole(_path(corpus_dir, split)) as partial, files.open_file(partial, "wb") as file:
+    with storage.write_whole(_path(corpus_dir, split)) as partial, storage.open_file(partial, "wb") as file:
         for some in passes:
             file.write(some.documents.astype(np.int64).tobytes())
     return [[some.num_passes, len(some.documents)] for some in passes]
@@ -102,7 +102,7 @@ def save_passes(corpus_dir, split, passes):
 
 def load_passes(corpus_dir, split, sizes):
     """What `save_passes` noted: list of `Passes`."""
-    with files.open_file(_path(corpus_dir, split)) as file:
+    with storage.open_file(_path(corpus_dir, split)) as file:
         documents = np.frombuffer(file.read(), np.int64)
     passes, first, start = [], 0, 0
     for num_passes, num_documents in sizes:

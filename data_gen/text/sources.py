@@ -17,7 +17,7 @@ import importlib.util
 import os
 import re
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.inputs import check_found, find_parts, match_files
 from data_gen.text.corpus import is_table
@@ -65,7 +65,7 @@ def find_text_sources(pattern):
     """
     found = []
     for part, paths in find_parts(pattern, "input_file", _match_texts):
-        name, weight = (part, 1.0) if files.is_file(part) else _split_weight(part)
+        name, weight = (part, 1.0) if storage.is_file(part) else _split_weight(part)
         if not 0 < weight <= LARGEST_WEIGHT:  # which nan is not either
             raise InputError(
                 f"`input_file` must have weights above 0 and up to {LARGEST_WEIGHT}. Received: {part!r}."
@@ -96,38 +96,38 @@ def _split_weight(part):
 
 def _match_texts(part):
     """The files that a part names, with those of the data sets whose folders it names."""
-    if files.is_file(part):
+    if storage.is_file(part):
         return [part]
     pattern, _ = _split_weight(part)
-    folders = [pattern] if files.is_folder(pattern) else filter(files.is_folder, files.match(pattern))
+    folders = [pattern] if storage.is_folder(pattern) else filter(storage.is_folder, storage.match(pattern))
     return [*match_files(pattern), *(path for folder in folders for path in _files_of_dataset(folder))]
 
 
 def _files_of_dataset(folder):
     """The data files in a folder that `datasets` saved; none in any other."""
-    if files.is_file(os.path.join(folder, SPLITS_OF_DATASET)):
-        names = [name for name in files.list_names(folder) if files.is_folder(os.path.join(folder, name))]
+    if storage.is_file(os.path.join(folder, SPLITS_OF_DATASET)):
+        names = [name for name in storage.list_names(folder) if storage.is_folder(os.path.join(folder, name))]
         raise InputError(
             "`input_file` must name one split of a saved data set. "
             f"Received: {folder}, which has {', '.join(names)}."
         )
     state = os.path.join(folder, DATASET_STATE)
-    if not files.is_file(state):
+    if not storage.is_file(state):
         return []
     try:
-        names = [entry["filename"] for entry in files.read_json(state)["_data_files"]]
+        names = [entry["filename"] for entry in storage.read_json(state)["_data_files"]]
         paths = [os.path.join(folder, name) for name in names]
     except (ValueError, LookupError, TypeError) as error:
         raise InputError(f"{state} must list the data set's files. Received: {error!r}.") from error
     for path in paths:
-        if not files.is_file(path):
+        if not storage.is_file(path):
             raise InputError(f"{path} must be there, as {state} lists it. Received: no such file.")
     return paths
 
 
 def _place(path):
     """One spelling of a path, for all that name the same."""
-    return path if files.is_remote(path) else os.path.abspath(path)
+    return path if storage.is_remote(path) else os.path.abspath(path)
 
 
 def _check_readers(paths):

@@ -14,7 +14,7 @@ from interrupts import interruptible
 from text_files import NUM_DOCUMENTS, make_config, read_all_bytes, read_split, write_text
 
 from bert_packed import schema
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import find_documents, find_sources
@@ -56,24 +56,24 @@ def test_a_document_a_line_is_told(text, tmp_path, capsys, between, label, cause
 def test_urls_give_the_same_bytes(text, tmp_path):
     """In and out, the vocabulary as well; `ram://` is TensorFlow's own file system in memory."""
     settings = {"provenance": True, "eval_fraction": 0.2}
-    files.make_folder("ram://create")
+    storage.make_folder("ram://create")
     contents = {"text.txt": text[0].read_bytes(), "words.txt": text[1].read_bytes(), "one.txt": b"doc0 doc1"}
     for name, content in contents.items():
-        with files.open_file(f"ram://create/{name}", "wb") as file:
+        with storage.open_file(f"ram://create/{name}", "wb") as file:
             file.write(content)
     with pytest.raises(InputError, match="eval_fraction"):
         create_job.create(
             make_config(("ram://create/one.txt", text[1]), "ram://create/none", eval_fraction=0.2)
         )
-    assert not files.exists("ram://create/none")
+    assert not storage.exists("ram://create/none")
     create_job.create(make_config(text, tmp_path / "out", **settings))
     expected = read_all_bytes(tmp_path / "out")
     remote = ("ram://create/text.txt", "ram://create/words.txt")
     manifest = create_job.create(make_config(remote, "ram://create/out", **settings))
     assert manifest["inputs"][0]["path"] == "ram://create/text.txt"
     found = {}
-    for name in files.list_names("ram://create/out"):
-        with files.open_file(f"ram://create/out/{name}") as file:
+    for name in storage.list_names("ram://create/out"):
+        with storage.open_file(f"ram://create/out/{name}") as file:
             found[name] = file.read()
     assert found.keys() == expected.keys()
     assert {name for name in found if found[name] != expected[name]} == {"manifest.json"}
@@ -93,7 +93,7 @@ def test_urls_give_the_same_bytes(text, tmp_path):
         create_job.create(make_config(remote, "ram://create/out"))
     again = make_config((remote[0], ""), "ram://create/out", vocab_size=60, overwrite=True)
     assert create_job.create(again)["vocab_size"] <= 60  # trained there
-    assert "train-00000-of-00003.provenance.npz" not in files.list_names("ram://create/out")
+    assert "train-00000-of-00003.provenance.npz" not in storage.list_names("ram://create/out")
 
 
 def test_a_run_behind_a_url_that_failed_goes_on(text, tmp_path, monkeypatch):
@@ -112,10 +112,10 @@ def test_a_run_behind_a_url_that_failed_goes_on(text, tmp_path, monkeypatch):
     assert error.value.__notes__ == [
         "the same command continues with what is in ram://failed/out/.incomplete"
     ]
-    assert files.list_names("ram://failed/out") == [".incomplete"]
+    assert storage.list_names("ram://failed/out") == [".incomplete"]
     manifest = create_job.create(config)
     assert len(calls) == 2 + 2  # the first shard was noted
-    assert ".incomplete" not in files.list_names("ram://failed/out")
+    assert ".incomplete" not in storage.list_names("ram://failed/out")
     local = create_job.create(make_config(text, tmp_path / "out"))
     assert manifest["splits"] == local["splits"]
 

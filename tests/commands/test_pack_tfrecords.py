@@ -9,7 +9,7 @@ import pytest
 from unpacked_records import list_packed, list_unpacked, make_features, write_features
 
 from bert_packed import schema
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
@@ -95,9 +95,9 @@ def test_manifest_describes_the_packs(tmp_path, input_file):
     ]
     for entry in manifest["files"]:
         assert entry["num_records"] == tfrecords.count_records(out / entry["name"])
-        assert entry["sha256"] == files.file_sha256(out / entry["name"])
+        assert entry["sha256"] == storage.file_sha256(out / entry["name"])
     assert manifest["inputs"] == [
-        {"path": input_file, "num_records": 80, "sha256": files.file_sha256(input_file)}
+        {"path": input_file, "num_records": 80, "sha256": storage.file_sha256(input_file)}
     ]
     assert manifest["num_packs"] == 45  # pinned
 
@@ -243,9 +243,9 @@ def test_the_manifest_goes_first_and_comes_last(tmp_path, monkeypatch):
     for name in ("a.tfrecord", "z.tfrecord", "manifest.json", "vocab.txt"):
         (tmp_path / name).write_text("old")
     moves = []
-    remove, replace = files.remove, files.replace
-    monkeypatch.setattr(files, "remove", lambda path: moves.append(Path(path)) or remove(path))
-    monkeypatch.setattr(files, "replace", lambda *of: moves.append(Path(of[1])) or replace(*of))
+    remove, replace = storage.remove, storage.replace
+    monkeypatch.setattr(storage, "remove", lambda path: moves.append(Path(path)) or remove(path))
+    monkeypatch.setattr(storage, "replace", lambda *of: moves.append(Path(of[1])) or replace(*of))
     with open_output_dir(tmp_path, True, {}) as output:
         Path(output.path("z.tfrecord")).write_text("new")
         output.write_manifest({"kind": "packed"})
@@ -380,7 +380,7 @@ def test_an_error_while_files_move_loses_nothing(tmp_path, input_file, monkeypat
     """Interrupted between two renames: another command is refused and removes nothing, the same ends it."""
     out = tmp_path / "out"
     pack(config(input_file, out, num_shards=3))
-    replace, moved = files.replace, []
+    replace, moved = storage.replace, []
 
     def interrupted(source, target):
         if Path(target).parent == out and Path(target).suffix == ".tfrecord":
@@ -401,4 +401,4 @@ def test_an_error_while_files_move_loses_nothing(tmp_path, input_file, monkeypat
     finished = pack(config(input_file, out, num_shards=3, random_seed=5))
     expected = pack(config(input_file, tmp_path / "other", num_shards=3, random_seed=5))
     assert finished["files"] == expected["files"] == read_manifest(out)["files"]
-    assert all(files.file_sha256(out / entry["name"]) == entry["sha256"] for entry in finished["files"])
+    assert all(storage.file_sha256(out / entry["name"]) == entry["sha256"] for entry in finished["files"])

@@ -13,7 +13,7 @@ from crash import all_bytes
 from unpacked_records import make_features, write_features
 
 from bert_packed.assembly.bert_packs import BertKind
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.inputs import stamp_files
@@ -180,13 +180,13 @@ def test_measuring_reads_no_tokens(packing, monkeypatch):
 
 def test_a_file_that_changes_until_its_checksum_is_taken_is_refused(packing, monkeypatch):
     """The manifest would vouch for what was not read."""
-    file_sha256 = files.file_sha256
+    file_sha256 = storage.file_sha256
 
     def change(path):
         os.utime(path, (1, 1))
         return file_sha256(path)
 
-    monkeypatch.setattr(files, "file_sha256", change)
+    monkeypatch.setattr(storage, "file_sha256", change)
     with pytest.raises(InputError, match=r"in\.tfrecord must stay as it is while it is read"):
         pack(packing)
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.records.sequences import Column, Sequences, concatenate
 from data_gen.run_files import read_run, write_run
 
@@ -39,10 +39,10 @@ def assert_equal(one, other):
 @pytest.mark.parametrize("folder", ["", "ram://runs"])
 def test_groups_and_whole_come_back(tmp_path, folder):
     folder = folder or str(tmp_path)
-    files.make_folder(folder)
+    storage.make_folder(folder)
     sequences = make_sequences()
     write_run(f"{folder}/x.run", sequences, [2, 0, 4, 3])
-    assert files.list_names(folder) == ["x.run"]
+    assert storage.list_names(folder) == ["x.run"]
     assert_equal(read_run(f"{folder}/x.run", layout), sequences)
     parts = [read_run(f"{folder}/x.run", layout, group) for group in range(4)]
     assert [len(part) for part in parts] == [2, 0, 4, 3]
@@ -81,12 +81,12 @@ def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
             return self._file.read(size)
 
     sequences = make_sequences(num_rows=2000)
-    open_file = files.open_file
-    monkeypatch.setattr(files, "open_file", lambda path, mode="rb": Counting(open_file(path, mode)))
+    open_file = storage.open_file
+    monkeypatch.setattr(storage, "open_file", lambda path, mode="rb": Counting(open_file(path, mode)))
     sums = []
     for num_groups in (2000, 4):
         with monkeypatch.context() as plainly:
-            plainly.setattr(files, "open_file", open_file)
+            plainly.setattr(storage, "open_file", open_file)
             write_run(tmp_path / "x.run", sequences, [2000 // num_groups] * num_groups)
         num_read.clear()
         read_run(tmp_path / "x.run", layout, 3, {"sizes"})
@@ -98,29 +98,29 @@ def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
 @pytest.mark.parametrize("folder", ["", "ram://files"])
 def test_a_file_appears_when_complete_or_not_at_all(tmp_path, folder):
     folder = folder or str(tmp_path)
-    files.make_folder(folder)
-    with files.write_whole(f"{folder}/a") as partial, files.open_file(partial, "wb") as file:
+    storage.make_folder(folder)
+    with storage.write_whole(f"{folder}/a") as partial, storage.open_file(partial, "wb") as file:
         file.write(b"content")
-        assert "a" not in files.list_names(folder)
-    assert files.read_text(f"{folder}/a") == "content"
-    with pytest.raises(KeyError), files.write_whole(f"{folder}/a") as partial:
-        with files.open_file(partial, "wb") as file:
+        assert "a" not in storage.list_names(folder)
+    assert storage.read_text(f"{folder}/a") == "content"
+    with pytest.raises(KeyError), storage.write_whole(f"{folder}/a") as partial:
+        with storage.open_file(partial, "wb") as file:
             file.write(b"half")
         raise KeyError
-    assert files.list_names(folder) == ["a"] and files.read_text(f"{folder}/a") == "content"
-    assert files.size_and_time(f"{folder}/a")[0] == 7
-    assert files.match(f"{folder}/*") == [f"{folder}/a"]
-    files.remove_folder(folder)
-    assert not files.exists(f"{folder}/a")
+    assert storage.list_names(folder) == ["a"] and storage.read_text(f"{folder}/a") == "content"
+    assert storage.size_and_time(f"{folder}/a")[0] == 7
+    assert storage.match(f"{folder}/*") == [f"{folder}/a"]
+    storage.remove_folder(folder)
+    assert not storage.exists(f"{folder}/a")
     with pytest.raises(OSError):
-        files.read_text(f"{folder}/a")
+        storage.read_text(f"{folder}/a")
 
 
 def test_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
     def fail(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    monkeypatch.setattr(files, "flush_to_disk", fail)
+    monkeypatch.setattr(storage, "flush_to_disk", fail)
     with pytest.raises(OSError, match=r"No space left on device: .*x\.run"):
         write_run(tmp_path / "x.run", make_sequences(), [9])
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from unpacked_records import make_features, write_features
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.read_packed import read_packed
@@ -125,7 +125,7 @@ class Original:
         entry = {
             "name": "in.tfrecord",
             "num_records": NUM_RECORDS,
-            "sha256": files.file_sha256(self.path),
+            "sha256": storage.file_sha256(self.path),
         }
         with open(self.path.replace("in.tfrecord", "manifest.json"), "w") as file:
             json.dump({"files": [entry]}, file)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import write_data
 
-from bert_packed.core import files as file_places
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import file_scans
 from bert_packed.records.file_scans import (
@@ -171,11 +171,11 @@ def test_a_store_that_is_somebody_elses_holds_nothing_and_stops_nobody(files, mo
         raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(file_places, "open_file", refuse)
+        patched.setattr(storage, "open_file", refuse)
         assert read_scans_beside(files) == {}
         write_scans_beside(scans)
     with monkeypatch.context() as patched:
-        patched.setattr(file_places, "list_names", refuse)
+        patched.setattr(storage, "list_names", refuse)
         write_scans_beside(scans)
     assert list(read_scans_beside(files)) == files
 
@@ -229,7 +229,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(files, monkeypatch):
 
 def test_a_place_that_tells_no_time_has_no_stamps(tmp_path, files, monkeypatch):
     """Some stores behind URLs tell none: a change would not be seen, so nothing is kept."""
-    monkeypatch.setattr(file_places, "size_and_time", lambda path: (os.path.getsize(path), 0))
+    monkeypatch.setattr(storage, "size_and_time", lambda path: (os.path.getsize(path), 0))
     store = str(tmp_path / "store")
     write_scans(store, {file: scan_unchanged(file) for file in files})
     assert read_scans(store, files) == {}

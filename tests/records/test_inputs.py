@@ -9,7 +9,7 @@ import pytest
 from unpacked_records import make_features, write_features
 
 from bert_packed import schema
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.inputs import (
     check_promises,
@@ -261,9 +261,9 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, pattern, name):
 
 
 def test_an_object_under_two_spellings_is_refused(monkeypatch):
-    files.write_text("ram://twice/a.txt", "x")
+    storage.write_text("ram://twice/a.txt", "x")
     assert find_files("ram://twice/*.txt,ram://twice/a.txt", "input_file") == ["ram://twice/a.txt"]
-    monkeypatch.setattr(files, "is_file", lambda path: "," not in path)  # as hdfs:// would say
+    monkeypatch.setattr(storage, "is_file", lambda path: "," not in path)  # as hdfs:// would say
     with pytest.raises(InputError, match=r"ram://twice/\./a\.txt and ram://twice/a\.txt, which"):
         find_files("ram://twice/./a.txt,ram://twice/a.txt", "input_file")
 

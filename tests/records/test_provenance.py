@@ -14,7 +14,7 @@ import tensorflow as tf
 from unpacked_records import list_packed, list_unpacked, make_features, write_features
 
 from bert_packed import schema
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.records import examples, first_records, provenance, tfrecords
@@ -117,14 +117,14 @@ def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
     }
     monkeypatch.setattr(provenance, "VALUES_AT_ONCE", 2)
     for folder in (tmp_path, "ram://provenance"):
-        files.make_folder(str(folder))
+        storage.make_folder(str(folder))
         path = f"{folder}/y.provenance.npz"
         with open_provenance(path) as index:
             index.add(
                 np.array([2, 1, 1, 3]), np.array([0, 1, 0, 1, 1, 0, 0]), np.array([7, 300, 9, 1, 2, 3, 4])
             )
             index.add_checksum(hashlib.sha256(b"four packs").hexdigest())
-        with files.open_file(path) as file, np.load(io.BytesIO(file.read())) as index:
+        with storage.open_file(path) as file, np.load(io.BytesIO(file.read())) as index:
             assert {name: (index[name].dtype, index[name].tolist()) for name in index.files} == found
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npz", ".npz", ".tfrecord"]
     assert (tmp_path / "y.provenance.npz").read_bytes() == Path(provenance_path(shard)).read_bytes()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.tfrecords import FRAME_BYTES, masked_checksums, read_batches, scan_file
@@ -71,7 +71,7 @@ def test_files_are_those_that_tensorflow_writes(tmp_path, path, sizes):
     entry = tfrecords.write_records(path, iter(records))
     expected = write_by_tensorflow(str(tmp_path / "expected"), records)
     assert read_whole(path) == expected
-    assert entry == tfrecords.FileEntry("x.tfrecord", len(sizes), files.file_sha256(path))
+    assert entry == tfrecords.FileEntry("x.tfrecord", len(sizes), storage.file_sha256(path))
     assert list(tfrecords.read_records(path)) == records
     assert tfrecords.count_records(path) == len(sizes)
     scan = scan_file(path)
@@ -82,7 +82,7 @@ def test_files_are_those_that_tensorflow_writes(tmp_path, path, sizes):
 
 def test_a_file_written_whole_has_its_own_name(tmp_path, path):
     entry = tfrecords.write_file(path, [b"one", b"two"])
-    assert entry == tfrecords.FileEntry("x.tfrecord", 2, files.file_sha256(path))
+    assert entry == tfrecords.FileEntry("x.tfrecord", 2, storage.file_sha256(path))
     assert [path.name for path in tmp_path.iterdir()] == ["x.tfrecord"]
 
 
@@ -156,7 +156,7 @@ def test_an_error_of_the_disk_names_the_file(path, monkeypatch):
             raise OSError(5, "Input/output error")
 
     tfrecords.write_records(path, [b"x"])
-    monkeypatch.setattr(files, "open_file", lambda path: Failing())
+    monkeypatch.setattr(storage, "open_file", lambda path: Failing())
     for read in (list_batches, scan_file):
         with pytest.raises(OSError, match=r"x\.tfrecord: .*Input/output error") as found:
             read(path)
@@ -203,7 +203,7 @@ def test_a_scan_of_a_damaged_file_has_its_checksum_alone(path, monkeypatch):
             overwrite(path, content)
             scan = scan_file(path)
             assert scan.num_records is None and len(scan.offsets) == 0
-            assert scan.sha256 == files.file_sha256(path)
+            assert scan.sha256 == storage.file_sha256(path)
 
 
 @pytest.mark.parametrize("length", [5000, 2**62])
@@ -219,7 +219,7 @@ def test_a_damaged_length_is_not_followed(path, monkeypatch, length):
             return super().read(size)
 
     damaged = length.to_bytes(8, "little") + content[8:]
-    monkeypatch.setattr(files, "open_file", lambda path: Counting(damaged))
+    monkeypatch.setattr(storage, "open_file", lambda path: Counting(damaged))
     with pytest.raises(InputError, match="is not a TFRecord file"):
         list_batches(path, 64)
     assert num_read == 64

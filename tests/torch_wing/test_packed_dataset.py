@@ -14,7 +14,7 @@ from packs import random_packs, write_packs
 from reference import import_reference
 from tiny import MAX_SEQ_LENGTH, write_data
 
-from bert_packed.core import files as job_files
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.manifests import MANIFEST_NAME
 from bert_packed.records.read_packed import read_packed
@@ -91,7 +91,7 @@ def test_ranks_and_workers_share_an_epoch(packs, as_worker, world_size, num_work
 
 def test_items_are_what_the_records_hold(packs):
     """Against the reader that `verify_tfrecords.py` trusts, and the layout's own rules."""
-    paths = sorted(job_files.match(packs))
+    paths = sorted(storage.match(packs))
     wanted = [sequence for path in paths for sequence in sequences_of(path)]
     found = []
     for item in PackedDataset(packs, shuffle_buffer_size=1):

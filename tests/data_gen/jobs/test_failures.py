@@ -17,7 +17,7 @@ from crash import all_bytes, find_workers
 from unpacked_records import make_features, write_features
 
 from bert_packed.assembly.bert_packs import BertKind
-from bert_packed.core import command_line, files, versions
+from bert_packed.core import command_line, storage, versions
 from bert_packed.core.settings import InputError
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen import pack_job, pack_steps
@@ -158,16 +158,16 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     tmp_path, settings, name, num_good, monkeypatch, capsys
 ):
     settings, out = settings[name], tmp_path / "out"
-    flush, num_flushed = files.flush_to_disk, 0
+    flush, num_flushed = storage.flush_to_disk, 0
 
     def fail(path):
         nonlocal num_flushed
-        num_flushed += path.endswith(files.PARTIAL_SUFFIX)
+        num_flushed += path.endswith(storage.PARTIAL_SUFFIX)
         if num_flushed > num_good:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         flush(path)
 
-    monkeypatch.setattr(files, "flush_to_disk", fail)
+    monkeypatch.setattr(storage, "flush_to_disk", fail)
     monkeypatch.setattr(command_line, "_show_log", lambda: None)  # it would stay for other tests
     main = COMMANDS[name][1]
     assert command_line.run(main, COMMANDS[name][2], "", arguments(name, out, settings)) == 2
@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     assert "No space left on device" in error and error.count("\n") == 1
     assert f"the same command continues with what is in {out / INCOMPLETE_NAME}" in error
     monkeypatch.undo()
-    assert not list(out.rglob(f"*{files.PARTIAL_SUFFIX}"))
+    assert not list(out.rglob(f"*{storage.PARTIAL_SUFFIX}"))
     assert continue_and_count(name, out, settings, monkeypatch) == complete(
         name, tmp_path / "whole", settings
     )
@@ -207,7 +207,7 @@ def test_a_full_disk_before_the_first_note_leaves_nothing(tmp_path, settings, mo
     def fail(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    monkeypatch.setattr(files, "flush_to_disk", fail)
+    monkeypatch.setattr(storage, "flush_to_disk", fail)
     with pytest.raises(OSError, match="No space left"):
         complete("pack", tmp_path / "out", settings["pack"])
     assert not (tmp_path / "out").exists()
@@ -365,7 +365,7 @@ def test_a_note_is_written_after_what_it_tells_of_is_on_the_disk(tmp_path, setti
             waiting = {name for name in waiting if os.path.dirname(name) != path}
         else:
             (target,) = target
-            if path.endswith(files.PARTIAL_SUFFIX):
+            if path.endswith(storage.PARTIAL_SUFFIX):
                 assert path in on_disk
             if target.endswith((".done", "manifest.json")):
                 assert not waiting, target
@@ -384,7 +384,7 @@ def test_a_note_is_written_after_what_it_tells_of_is_on_the_disk(tmp_path, setti
 
 def test_partial_files_of_two_machines_never_meet(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 7)
-    with files.write_whole(tmp_path / "a") as one, files.write_whole(tmp_path / "a") as other:
+    with storage.write_whole(tmp_path / "a") as one, storage.write_whole(tmp_path / "a") as other:
         assert one != other
         for partial in (one, other):
             Path(partial).write_text(partial)
