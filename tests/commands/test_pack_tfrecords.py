@@ -210,6 +210,20 @@ def test_error_leaves_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_mistake_leaves_files_that_are_on_their_way_to_their_names(tmp_path):
+    plan = tmp_path / ".incomplete" / "work" / "publish.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text('["packed.tfrecord"]')
+    (plan.parent / "identity.json").write_text("{}")
+    (tmp_path / ".incomplete" / "packed.tfrecord").write_text("whole")
+    with pytest.raises(InputError), open_output_dir(tmp_path, False, {}):
+        raise InputError
+    assert plan.exists()
+    with open_output_dir(tmp_path, False, {}):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["packed.tfrecord"]
+
+
 def test_files_become_visible_together(tmp_path):
     out = tmp_path / "out"
     with open_output_dir(out, False, {}) as output:
