@@ -1,19 +1,19 @@
-"""Where two collections of sequences too large for memory differ: sums of digests, then digests of the rest.
+"""Comparison of two collections of digests too large for memory: sums of all, then the digests of the rest.
 
-Each sequence has a digest of 128 bits, which chooses one of 65,536 buckets. A first reading adds up, for each
-bucket and side, the digests and their number:
+Each digest of 128 bits chooses one of 65,536 buckets. A first reading adds up, for each bucket and side, the
+digests and their number:
 
     left {a b c}, right {c a a}     ->   sums a + b + c and c + a + a, 3 and 3: they differ
-    left {a b c}, right {c a b}     ->   equal sums: the same sequences, in whatever order
+    left {a b c}, right {c a b}     ->   equal sums: the same digests, in whatever order
 
 Sums of digests are equal by chance once in 2^128 (Clarke and others, "Incremental multiset hash functions",
-2003, MSet-Add). So buckets of equal sums hold the same sequences and are done with. Where others are left,
-the files are read again, and only digests in these buckets are held: as many buckets at a time as fit.
+2003, MSet-Add), so buckets of equal sums are done with. Where others are left, the digests are read again,
+and only those in these buckets are held: as many buckets at a time as fit.
 """
 
-import dataclasses
-
 import numpy as np
+
+from bert_packed.records.sequences import rank_in_groups
 
 NUM_BUCKETS = 2**16
 MOST_HELD = 2**21  # digests of both sides at once: 40 bytes each, and as much again three times to sort them
@@ -39,63 +39,80 @@ class BucketSums:
         return np.flatnonzero(differs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """Sequences of one side whose digests are held.
-
-    Attributes:
-        digests: uint64 `[n, 2]`.
-        origins: Int array `[n, 3]`: number of the file, record in it, tokens.
-    """
-
-    digests: np.ndarray
-    origins: np.ndarray
-
-
 def find_buckets(digests):
     """The bucket of each digest: int64 `[n]`, from uint64 `[n, 2]`."""
     return (digests[:, 0] % np.uint64(NUM_BUCKETS)).astype(np.int64)
 
 
-def hold(batches, buckets):
-    """Keep the sequences of some buckets.
+def find_unmatched(sums, readers):
+    """Find what one side has and the other has not, or not as often.
 
     Args:
-        batches: Iterable of (digests, origins), as in `Held`.
-        buckets: Int array.
+        sums: Two `BucketSums`, of all digests of each side.
+        readers: For each side a function that reads it again: to an iterable of pairs of digests, uint64
+            `[n, 2]`, and of where they are from, int array `[n, 3]`.
 
-    Returns:
-        `Held`, in the order of `batches`.
+    Yields:
+        For each group of buckets, the origins of either side that have no partner: two int arrays `[m, 3]`.
     """
-    is_wanted = np.zeros(NUM_BUCKETS, bool)
-    is_wanted[buckets] = True
-    digests, origins = [np.zeros((0, 2), np.uint64)], [np.zeros((0, 3), np.int64)]
-    for some, their_origins in batches:
-        wanted = is_wanted[find_buckets(some)]
-        digests.append(some[wanted])
-        origins.append(their_origins[wanted])
-    return Held(np.concatenate(digests), np.concatenate(origins))
+    for group in group_buckets(sums[0].find_different(sums[1]), sums[0].counts + sums[1].counts):
+        sides = [hold(read(), group) for read in readers]
+        rows = unmatched(*(digests for digests, _ in sides))
+        yield tuple(origins[some] for some, (_, origins) in zip(rows, sides, strict=True))
 
 
-def group_buckets(buckets, counts, most_held=None):
+def group_buckets(buckets, counts):
     """Cut buckets into groups whose digests can be held together.
 
-        counts [3 4 2 9] with most_held=7   ->   buckets {0 1}, {2}, {3}
+        counts [3 4 2 9] with MOST_HELD = 7   ->   buckets {0 1}, {2}, {3}
 
     Args:
         buckets: Ascending int array.
         counts: Int array `[NUM_BUCKETS]`: digests in each bucket, of both sides.
-        most_held: Digests of a group that has several buckets; None for `MOST_HELD`.
 
     Returns:
         List of int arrays.
     """
-    most_held = MOST_HELD if most_held is None else most_held
-    groups, size = [], most_held
+    groups, size = [], MOST_HELD
     for bucket in buckets.tolist():
         size += counts[bucket]
-        if size > most_held or not groups:
+        if size > MOST_HELD or not groups:
             groups.append([])
             size = counts[bucket]
         groups[-1].append(bucket)
     return [np.array(group) for group in groups]
+
+
+def hold(batches, buckets):
+    """Those of (digests, origins) in some buckets, in their order: two arrays, `[m, 2]` and `[m, 3]`."""
+    is_wanted = np.zeros(NUM_BUCKETS, bool)
+    is_wanted[buckets] = True
+    held = [(np.zeros((0, 2), np.uint64), np.zeros((0, 3), np.int64))]
+    for digests, origins in batches:
+        wanted = is_wanted[find_buckets(digests)]
+        held.append((digests[wanted], origins[wanted]))
+    return tuple(np.concatenate(arrays) for arrays in zip(*held, strict=True))
+
+
+def unmatched(left, right):
+    """Which entries of two multisets have no partner in the other.
+
+        left [a b a], right [a c]   ->   left [1 2], right [1]
+
+    Args:
+        left, right: uint64 `[n, 2]` and `[m, 2]`, digests.
+
+    Returns:
+        Two int64 arrays: ascending indices into `left` and into `right`.
+    """
+    both = np.concatenate([left, right])
+    order = np.lexsort(both.T)
+    is_new = np.any(both[order][1:] != both[order][:-1], axis=1)
+    groups = np.zeros(len(both), np.int64)
+    groups[order[1:]] = np.cumsum(is_new)
+    sides = groups[: len(left)], groups[len(left) :]
+    counts = [np.bincount(side, minlength=len(both)) for side in sides]
+    return tuple(
+        np.flatnonzero(rank_in_groups(side) >= others[side])
+        for side, others in zip(sides, reversed(counts), strict=True)
+    )

@@ -1,12 +1,12 @@
-"""How a batch of serialized `tf.train.Example` records becomes arrays, all records side by side.
+"""Decoding of `tf.train.Example` records, a batch at once.
 
-What stands in a record, where n is a varint of what follows, to the end of the value or of the record:
+The bytes of a record, where n is a varint of what follows, to the end of the value or of the record:
 
     0A n  { 0A n  { 0A n  name   12 n  { 1A n  { 0A n  varints } } } ... }       whole numbers
                                          12 n  { 0A n  floats  }                 numbers with a fraction
 
-Only this is read, features in one order in all records of the batch, as programs write them; the format
-allows more, and who calls then asks TensorFlow, which takes several times as long.
+Only this is read, with features in one order in all records of the batch, as programs write them. The format
+allows more, for which callers need TensorFlow, which takes several times as long.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import itertools
 import numpy as np
 
 EXAMPLE_FEATURES, FEATURES_FEATURE, ENTRY_KEY, ENTRY_VALUE, LIST_VALUE = 0x0A, 0x0A, 0x0A, 0x12, 0x0A
-KINDS = {0x1A: "int64", 0x12: "float32"}
+KINDS = {"int64": 0x1A, "float32": 0x12}
 MORE = 0x80  # of a varint's byte: another follows
 MAX_SIZE_BYTES = 4  # of a varint that says a size: records of 256 MiB and more are left to TensorFlow
 MAX_VARINT_BYTES = 10
@@ -22,7 +22,7 @@ MAX_NARROW_BYTES = 4  # of varints whose numbers fit into 32 bits
 BYTES_AT_ONCE = 2**16  # decoded together, in a core's cache
 
 
-class _OtherFormError(Exception):
+class OtherFormError(Exception):
     """A record has another form than the one that is read here."""
 
 
@@ -39,11 +39,9 @@ def decode_columns(records, dtypes):
         integer type that holds them all most tightly of uint8, uint32 and int64.
     """
     try:
-        return {
-            name: _decode(records.content, starts, ends, dtypes[name])
-            for name, (starts, ends) in _find_values(records, dtypes).items()
-        }
-    except _OtherFormError:
+        found = _find_values(records, dtypes)
+        return {name: _decode(records.content, *found[name], dtype) for name, dtype in dtypes.items()}
+    except OtherFormError:
         return None
 
 
@@ -57,20 +55,22 @@ def decode_varints(content, ends):
         ends: Int array `[n]`: where each row ends in it.
 
     Returns:
-        Values, uint8, uint32 or int64 `[...]`, and how many each row has, int64 `[n]`; None where a varint
-        does not end in its row, or has more bytes than any.
+        Values, uint8, uint32 or int64 `[...]`, and how many each row has, int64 `[n]`.
+
+    Raises:
+        OtherFormError: a varint does not end in its row, or has more bytes than any.
     """
     is_last = content < MORE
     row_ends = ends[ends > 0]
     if not is_last[row_ends - 1].all():
-        return None
+        raise OtherFormError
     if is_last.all():
         return content, np.diff(ends, prepend=0)
     values = _join_bytes(content, np.uint32, MAX_NARROW_BYTES)
     if values is None:
         values = _join_bytes(content, np.uint64, MAX_VARINT_BYTES)
         if values is None:
-            return None
+            raise OtherFormError
         values = values.view(np.int64)
     limits = itertools.pairwise([0, *ends.tolist()])
     return values, np.array([np.count_nonzero(is_last[start:end]) for start, end in limits])
@@ -79,8 +79,8 @@ def decode_varints(content, ends):
 def _join_bytes(content, dtype, most):
     """The numbers of varints that follow one another, uint8 `[m]`; None where one has over `most` bytes.
 
-    As if a varint began at every byte, since that is the same for all and gathers nothing; then those that
-    do.
+    As if a varint began at every byte, since that is the same for all and gathers nothing; then the others
+    are left out.
     """
     lower, goes_on = content & 0x7F, content >= MORE
     begins = np.concatenate([[True], ~goes_on[:-1]])
@@ -88,24 +88,25 @@ def _join_bytes(content, dtype, most):
     for start in range(0, len(content), BYTES_AT_ONCE):
         end = start + BYTES_AT_ONCE
         values, follows = lower[start:end].astype(dtype), goes_on[start:end] & begins[start:end]
-        for turn in range(1, most + 1):
+        for number in range(1, most + 1):
             if not follows.any():
                 break
-            if turn == most:
+            if number == most:
                 return None
-            part = lower[start + turn : end + turn].astype(dtype)
-            part <<= dtype(7 * turn)
+            part = lower[start + number : end + number].astype(dtype)
+            part <<= dtype(7 * number)
             part *= follows[: len(part)]
             values[: len(part)] |= part
-            more = goes_on[start + turn : end + turn]
+            more = goes_on[start + number : end + number]
             follows = follows[: len(more)] & more
         # compress, because indexing with a mask takes twice as long where it alternates
         found.append(np.compress(begins[start:end], values))
     return np.concatenate(found)
 
 
-def _find_values(records, names):
-    """Where the packed values of named features are: dict from name to starts and ends, int64 `[n]`."""
+def _find_values(records, dtypes):
+    """Where the packed values of features are: dict from name to starts and ends, int64 `[n]`."""
+    names = {name.encode(): name for name in dtypes}
     reader = _Reader(records)
     reader.expect(EXAMPLE_FEATURES)
     reader.expect_size(records.ends)
@@ -117,18 +118,18 @@ def _find_values(records, names):
         reader.expect(ENTRY_VALUE)
         reader.expect_size(ends)
         if name in names:
-            if name in found:
-                raise _OtherFormError
-            reader.expect(next(kind for kind, dtype in KINDS.items() if dtype == names[name]))
+            if names[name] in found:
+                raise OtherFormError
+            reader.expect(KINDS[dtypes[names[name]]])
             reader.expect_size(ends)
             if (reader.place < ends).any():  # else none has a value
                 reader.expect(LIST_VALUE)
                 reader.expect_size(ends)
-            found[name] = reader.place, ends
+            found[names[name]] = reader.place, ends
         reader.go_to(ends)
-    if (reader.place != records.ends).any() or found.keys() != set(names):
-        raise _OtherFormError
-    return {name: found[name] for name in names}
+    if (reader.place != records.ends).any() or found.keys() != dtypes.keys():
+        raise OtherFormError
+    return found
 
 
 def _decode(content, starts, ends, dtype):
@@ -137,16 +138,13 @@ def _decode(content, starts, ends, dtype):
     sizes = ends - starts
     if dtype == "float32":
         if (sizes % 4).any():
-            raise _OtherFormError
+            raise OtherFormError
         return values.view("<f4"), sizes // 4
-    decoded = decode_varints(values, np.cumsum(sizes))
-    if decoded is None:
-        raise _OtherFormError
-    return decoded
+    return decode_varints(values, np.cumsum(sizes))
 
 
 class _Reader:
-    """Reads the same field of all records of a batch at once; `_OtherFormError` where they are not alike.
+    """Reads the same field of all records of a batch at once; `OtherFormError` where they are not alike.
 
     Attributes:
         place: int64 `[n]`: where it is in each record.
@@ -161,61 +159,44 @@ class _Reader:
     def go_to(self, place):
         """Go on at `place`, which no record may end before."""
         if (place > self._ends).any() or (place < self.place).any():
-            raise _OtherFormError
+            raise OtherFormError
         self.place = place
 
     def expect(self, tag):
         """Pass over a tag of one byte."""
-        if (self._next() != tag).any():
-            raise _OtherFormError
+        if (self._peek() != tag).any():
+            raise OtherFormError
+        self.go_to(self.place + 1)
 
     def expect_size(self, ends):
         """Pass over a size that must lead to `ends`."""
         if (self.read_size() + self.place != ends).any():
-            raise _OtherFormError
+            raise OtherFormError
 
     def read_size(self):
         """A varint: int64 `[n]`."""
-        byte = self._next()
-        size = byte & np.int64(MORE - 1)
-        for turn in range(1, MAX_SIZE_BYTES + 1):
+        sizes, goes_on = np.zeros(len(self.place), np.int64), np.ones(len(self.place), bool)
+        for number in range(MAX_SIZE_BYTES):
+            byte = np.where(goes_on, self._peek(), 0)
+            self.go_to(self.place + goes_on)
+            sizes |= (byte & (MORE - 1)).astype(np.int64) << 7 * number
             goes_on = byte >= MORE
             if not goes_on.any():
-                return size
-            if turn == MAX_SIZE_BYTES:
-                break
-            if goes_on.all():
-                byte = self._next()
-            else:
-                byte = np.where(goes_on, self._peek(), 0)
-                self.place = self.place + goes_on
-            size |= (byte & (MORE - 1)).astype(np.int64) << 7 * turn
-        raise _OtherFormError
+                return sizes
+        raise OtherFormError
 
     def read_name(self):
-        """The key of an entry, which must be the same in all: str."""
+        """The key of an entry, which must be the same in all: `bytes`."""
         self.expect(ENTRY_KEY)
         sizes = self.read_size()
-        size = int(sizes[0])
-        start = int(self.place[0])
-        key = self._content[start : start + size]
+        size, start = int(sizes[0]), int(self.place[0])
         self.go_to(self.place + sizes)
+        key = self._content[start : start + size]
         if (sizes != size).any():
-            raise _OtherFormError
-        found = self._bytes[self.place[:, None] + np.arange(-size, 0)]
-        if (found != np.frombuffer(key, np.uint8)).any():
-            raise _OtherFormError
-        try:
-            return key.decode()
-        except UnicodeDecodeError as error:
-            raise _OtherFormError from error
+            raise OtherFormError
+        if (self._bytes[self.place[:, None] + np.arange(-size, 0)] != np.frombuffer(key, np.uint8)).any():
+            raise OtherFormError
+        return key
 
     def _peek(self):
         return self._bytes[np.minimum(self.place, len(self._bytes) - 1)]
-
-    def _next(self):
-        if (self.place >= self._ends).any():
-            raise _OtherFormError
-        byte = self._bytes[self.place]
-        self.place = self.place + 1
-        return byte

@@ -1,14 +1,13 @@
-"""What the one reading of whole files found, kept with a stamp of each: who starts again need not read them.
+"""Scans of whole files, kept with a stamp of each, so that later starts need not read them again.
 
-A stamp is a file's size, the time of its last change, the number of its place on the disk (inode) and, of a
-local file, the time at which anything of it last changed, rights and names included, which no program sets
-back. So it sees a file that was written again with as many bytes, one that was replaced, and one whose time
-was set back (`touch -r`, `cp -p`, `rsync -t`). It does not see
+A stamp is a file's size, the time of its last change, its inode and, of a local file, the time at which
+anything of it last changed, which no program sets back. So it sees a file that was written again with as many
+bytes, one that was replaced, and one whose time was set back (`touch -r`, `cp -p`, `rsync -t`). It does not
+see
 
 - bytes that change below the file system, on a failing disk: the checksum within each record sees them when
   the record is read;
-- a change within the same tick of the file system's clock, some milliseconds, a second or two on old ones, as
-  the change before;
+- a second change within one tick of the file system's clock: some milliseconds, on old ones a second or two;
 - of a URL: a change to which the store gives the same size and time. A store that gives no time has no
   stamps, and its files are read each time.
 """
@@ -55,9 +54,8 @@ def write_scans(store, scans):
     """
     scans = {path: (scan, stamp) for path, (scan, stamp) in scans.items() if stamp[1]}
     facts = [[path, stamp, scan.sha256, scan.num_records] for path, (scan, stamp) in scans.items()]
-    # Sizes instead of places: two bytes a record, most often, instead of eight
-    sizes = [np.diff(scan.offsets) for scan, _ in scans.values()]
-    sizes = np.concatenate([np.zeros(0, np.int64), *sizes])
+    # Sizes instead of offsets: two bytes a record, most often, instead of eight
+    sizes = np.concatenate([np.zeros(0, np.int64), *(np.diff(scan.offsets) for scan, _ in scans.values())])
     header = json.dumps({"format": FORMAT, "files": facts}).encode()
     with files.write_whole(store) as partial, files.open_file(partial, "wb") as file:
         np.savez(
@@ -93,7 +91,7 @@ def write_scans_beside(scans):
     """Keep scans in the folders of their files, for all runs that read them; where we may write there.
 
     Args:
-        scans: As of `write_scans`.
+        scans: As for `write_scans`.
     """
     for folder in {folder_of(path) for path in scans}:
         if files.is_remote(folder):  # a stranger's file in a store would cost every listing of it

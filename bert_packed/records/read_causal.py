@@ -65,9 +65,8 @@ def read_parts(path, is_split=True):
             any position, and a pack may be empty.
 
     Yields:
-        `Sequences` of one batch of packs, in the order of the file and of the slots, without
-        `label_bytes`, and the number of packs. `record_numbers` is the pack's, so the sequences of one pack
-        share it.
+        `Sequences` of one batch of packs, in the order of the file and of the slots, without `label_bytes`;
+        and the `Records` that the packs are. The sequences of one pack share its `record_numbers`.
 
     Raises:
         LayoutError: naming file and record, where a pack breaks a rule of the layout.
@@ -77,7 +76,7 @@ def read_parts(path, is_split=True):
     spec = first_records.read_pack_spec([path], kinds=schema.CAUSAL_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.CAUSAL_LENGTHS.items()}
     for batch in tfrecords.read_batches(path):
-        yield _unpack(examples.parse_examples(batch, lengths), batch, is_split), len(batch)
+        yield _unpack(examples.parse_examples(batch, lengths), batch, is_split), batch
 
 
 def _to_sequences(features, batch):

@@ -94,18 +94,17 @@ class FileEntry:
         return dataclasses.asdict(self)
 
 
-def read_batches(path, max_bytes=READ_BYTES, offset=0, num_bytes=None, number=1):
-    """Read the records of a file, or of a part of it, in batches.
+def read_batches(path, max_bytes=READ_BYTES, spans=None):
+    """Read the records of a file, or of parts of it, in batches.
 
     Args:
         path: TFRecord file.
         max_bytes: Most bytes of a batch, unless it is one record.
-        offset, num_bytes: Which part of the file: where its first record starts, and its size; None reads to
-            the end.
-        number: Of that record, from 1.
+        spans: Parts of the file, each by the byte at which its first record starts, its bytes, and the number
+            of that record, from 1; None reads all.
 
     Yields:
-        `Records`, from one to `READ_BATCH`, in the order of the file.
+        `Records`, from one to `READ_BATCH` that follow one another, in the order of the file or the spans.
 
     Raises:
         InputError: the file is empty, is no TFRecord file, or has a corrupt or truncated record. What is
@@ -116,19 +115,20 @@ def read_batches(path, max_bytes=READ_BYTES, offset=0, num_bytes=None, number=1)
     size, _ = storage.size_and_time(path)
     if size == 0:
         raise InputError(f"every TFRecord file must hold a record. Received: {path}, which is empty.")
-    left = size - offset if num_bytes is None else min(num_bytes, size - offset)
     with storage.open_file(path) as file:
-        file.seek(offset)
-        for content, places in _frames(path, file.read, left, max_bytes, number):
-            places = np.array(places, np.int64)
-            starts, ends = places[:-1] + HEADER.size, places[1:] - CHECKSUM.size
-            num_good = _count_good(content, starts, ends)
-            for first in range(0, num_good, READ_BATCH):
-                some = slice(first, min(first + READ_BATCH, num_good))
-                yield Records(content, starts[some], ends[some], path, number + first)
-            number += num_good
-            if num_good < len(starts):
-                raise _damage(path, number)
+        for offset, num_bytes, number in [(0, size, 1)] if spans is None else spans:
+            file.seek(offset)
+            left = min(num_bytes, size - offset)
+            for content, places in _frames(path, file.read, left, max_bytes, number):
+                places = np.array(places, np.int64)
+                starts, ends = places[:-1] + HEADER.size, places[1:] - CHECKSUM.size
+                num_good = _count_good(content, starts, ends)
+                for first in range(0, num_good, READ_BATCH):
+                    some = slice(first, min(first + READ_BATCH, num_good))
+                    yield Records(content, starts[some], ends[some], path, number + first)
+                number += num_good
+                if num_good < len(starts):
+                    raise _damage(path, number)
 
 
 def read_records(path):

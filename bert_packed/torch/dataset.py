@@ -171,14 +171,15 @@ class PackedDataset(torch.utils.data.IterableDataset):
         on_disk = np.sort(packs)
         spans = find_spans(self._index, on_disk)
         records = []
-        columns = (spans.files, spans.offsets, spans.num_bytes, spans.counts, spans.numbers)
-        for file, offset, size, count, first in zip(*(values.tolist() for values in columns), strict=True):
-            path = self._index.files[file]
-            batches = read_batches(path, offset=offset, num_bytes=size, number=first)
-            found = [record for batch in batches for record in batch.to_list()]
-            if len(found) < count:
+        parts = np.stack([spans.offsets, spans.num_bytes, spans.numbers], axis=1)
+        for file in np.unique(spans.files):
+            path, of_file = self._index.files[file], spans.files == file
+            batches = read_batches(path, spans=parts[of_file].tolist())
+            numbered = (enumerate(batch.to_list(), batch.number) for batch in batches)
+            found = [(record, path, number) for pairs in numbered for number, record in pairs]
+            if len(found) < spans.counts[of_file].sum():
                 raise InputError(f"{path} must stay as it is while it is read. Received: a shorter file.")
-            records += [(record, path, number) for number, record in enumerate(found, first)]
+            records += found
         lengths = {name: self.spec.size(kind) for name, kind in self.spec.lengths.items()}
         for place in np.searchsorted(on_disk, packs):
             yield parse_example(*records[place], lengths)

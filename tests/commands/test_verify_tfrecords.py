@@ -20,7 +20,7 @@ from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.sequences import BERT_LAYOUT, content_digests
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
-from data_gen.verification import compare_files, unmatched
+from data_gen.verification import compare_files
 from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
 
 S = 16
@@ -184,12 +184,6 @@ def test_equal_sequences_are_counted(tmp_path):
     assert (result.num_missing, result.num_unexpected) == (1, 0)
     assert result.differences[0].endswith("in.tfrecord, record 3 (5 tokens)")
     assert compare_files([other], packs, "error").is_equal
-
-
-def test_unmatched_is_the_difference_of_multisets():
-    a, b, c = [1, 1], [1, 2], [0, 9]
-    left, right = np.array([a, b, a], np.uint64), np.array([a, c], np.uint64)
-    assert [indices.tolist() for indices in unmatched(left, right)] == [[1, 2], [1]]
 
 
 def test_digest_depends_on_every_part_and_on_nothing_else(tmp_path, input_file):

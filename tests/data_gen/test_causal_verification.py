@@ -288,38 +288,57 @@ def test_the_command_says_equal_or_what_is_not(made, tmp_path, capsys, kind):
     assert status == 1 and f"({LENGTHS[-1]} tokens)" in printed
 
 
-CLAIMS = {
-    "num_packs": lambda value: value + 1,
-    "num_sequences": lambda value: value - 1,
-    "efficiency": lambda value: value * 1.01,
-    "packing_factor": lambda value: value * 1.01,
-    "depth": lambda value: value + 1,
-    "num_records": lambda value: value + 1,
-    "objective": lambda value: "mlm_nsp",
-    "spec": lambda value: {**value, "max_sequences_per_pack": 99},
-    "histogram": lambda value: {**value, "counts": [*value["counts"][:-1], value["counts"][-1] + 1]},
-    "files": lambda value: [{**value[0], "sha256": "0" * 64}, *value[1:]],
-    "inputs": lambda value: [{**value[0], "num_records": 1}],
-    "vocab_size": lambda value: 5,
+@pytest.fixture
+def find_false(made, tmp_path):
+    """Function that changes the manifest beside packs: sentences that name what is false."""
+
+    def change_and_compare(kind, change):
+        folder = tmp_path / kind
+        shutil.copytree(made / kind, folder, dirs_exist_ok=True)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        change(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        result = compare_files([f"{made}/in.tfrecord"], files_of(folder), "error")
+        assert result.is_equal
+        return result.false_claims
+
+    return change_and_compare
+
+
+SHARES = ("efficiency", "packing_factor")
+NUMBERS = ("num_packs", "num_sequences", "num_parts", "num_tokens", "num_records", "depth")
+LIES = {
+    **{f"`{name}` {more:+}": (name, more) for name in NUMBERS for more in (1, -1)},
+    **{
+        f"`{name}` {more:+}": (name, more)
+        for name in ("efficiency", "packing_factor")
+        for more in (1e-6, -1e-6)
+    },
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *(("whole", name) for name in CLAIMS),
-        *(("rows", name) for name in (*CLAIMS, "num_parts", "num_tokens")),
-    ],
-)
-def test_false_claims_are_found(made, tmp_path, kind, name):
-    folder = Path(shutil.copytree(made / kind, tmp_path / kind))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    change = CLAIMS.get(name, lambda value: value + 1)
-    (folder / "manifest.json").write_text(json.dumps({**manifest, name: change(manifest.get(name))}))
-    result = compare_files([f"{made}/in.tfrecord"], files_of(folder), "error")
-    assert result.is_equal and result.false_claims
-    word = {"files": "sha256", "inputs": "num_records"}.get(name, name)
-    assert any(word in sentence for sentence in result.false_claims)
+@pytest.mark.parametrize("lie", LIES)
+def test_false_numbers_of_rows_are_found(find_false, lie):
+    name, more = LIES[lie]
+    (sentence,) = find_false("rows", lambda manifest: manifest.update({name: manifest[name] + more}))
+    assert f"`{name}` must be " in sentence
+
+
+@pytest.mark.parametrize("kind", ["whole", "rows"])
+def test_false_claims_are_found(find_false, kind):
+    """Those that have no number of their own, or that packs of both kinds share with BERT's."""
+    largest = max(max(s[schema.INPUT_IDS] + s[schema.LABEL_IDS]) for s in SEQUENCES)
+    assert find_false(kind, lambda manifest: manifest.update(vocab_size=largest + 1)) == ()
+    for word, change in {
+        "`vocab_size` must be above": lambda manifest: manifest.update(vocab_size=largest),
+        "`objective`": lambda manifest: manifest.update(objective="mlm_nsp"),
+        "`spec`": lambda manifest: manifest["spec"].update(max_sequences_per_pack=99),
+        "`histogram`": lambda manifest: manifest["histogram"]["counts"].append(1),
+        "`sha256 of packed-": lambda manifest: manifest["files"][0].update(sha256="0" * 64),
+        "`num_records of ": lambda manifest: manifest["inputs"][0].update(num_records=1),
+    }.items():
+        (sentence,) = find_false(kind, change)
+        assert word in sentence
 
 
 def test_rows_of_another_number(made, tmp_path):

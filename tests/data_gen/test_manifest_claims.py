@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,12 @@ from bert_packed.assembly.bert_packs import BertKind
 from bert_packed.assembly.record_kind import plan_lengths
 from bert_packed.core.command_line import run
 from bert_packed.packing import plan as plans
+from bert_packed.packing.histogram import to_json
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.read_packed import read_packed
 from bert_packed.records.read_unpacked import read_unpacked
-from data_gen.manifest_claims import (
-    FileFacts,
-    _check_bounds,
-    _Claims,
-    count_strategies,
-    find_false_claims,
-    planned_strategies,
-)
+from bert_packed.schema import PackSpec
+from data_gen.manifest_claims import FileFacts, count_strategies, find_false_claims, planned_strategies
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
@@ -49,19 +45,25 @@ def packs(made, tmp_path):
     return Path(shutil.copytree(made / "packs", tmp_path / "packs"))
 
 
+def facts_of(path):
+    """What a file of packs holds."""
+    found = FileFacts()
+    for part in read_packed(str(path)):
+        found.add_packs(part, len(set(part["record_numbers"].tolist())))
+        found.add_lengths(part["lengths"])
+    return found
+
+
 @pytest.fixture(scope="module")
 def facts(made):
     """What the files hold, read once."""
-    packed, inputs = {}, FileFacts()
-    for path in sorted((made / "packs").glob("*.tfrecord")):
-        packed[path.name] = FileFacts()
-        for part in read_packed(str(path)):
-            packed[path.name].add_packs(part)
+    paths, inputs = sorted((made / "packs").glob("*.tfrecord")), FileFacts()
     for part in read_unpacked(f"{made}/in.tfrecord"):
         inputs.num_records += len(part)
         inputs.num_overlong.update(BertKind(S, "truncate").fit(part)[1])
     assert inputs.num_records == 60 and inputs.num_overlong["truncated"] > 3
-    return packed, {f"{made}/in.tfrecord": inputs}, read_pack_spec([path])
+    packed = {path.name: facts_of(path) for path in paths}
+    return packed, {f"{made}/in.tfrecord": inputs}, read_pack_spec([str(paths[0])])
 
 
 @pytest.fixture
@@ -135,78 +137,108 @@ def one_fewer(strategies):
     return strategies
 
 
-LIES = {
-    "sha256 of packed-00001": put("files", 1, "sha256", value=lambda sha: "0" + sha[1:]),
-    "num_records of packed-00000": put("files", 0, "num_records", value=add(1)),
-    "num_packs`": put("num_packs", value=add(-1)),
-    "num_sequences`": put("num_sequences", value=add(1)),
-    "histogram`": put("histogram", value=swap_lengths),
-    "strategies of the plan": put("plan", "strategies", value=one_fewer),
-    "max_seq_length of the plan": put("plan", "max_seq_length", value=add(1)),
-    "max_sequences_per_pack` of the plan": put("plan", "max_sequences_per_pack", value=1),
-    "efficiency`": put("efficiency", value=add(1e-3)),
-    "packing_factor`": put("packing_factor", value=add(1e-3)),
-    "depth`": put("depth", value=add(1)),
-    "spec`": put("spec", "max_predictions_per_pack", value=add(1)),
-    "vocab_size`": put("vocab_size", value=200),
-    "lower_bound` must be at most": put("lower_bound", value=add(1)),
-    "bound material` must be at most": put("plan", "certificate", "bounds", "material", value=add(30)),
-    "lower_bound of the certificate": put("plan", "certificate", "lower_bound", value=add(-1)),
-    "gap`": put("gap", value=add(1e-3)),
-    "gap of the certificate": put("plan", "certificate", "gap", value=add(1e-3)),
-    "num_records`": put("num_records", value=add(1)),
-    "num_overlong truncated": put("num_overlong", "truncated", value=add(1)),
-    "num_overlong dropped": put("num_overlong", "dropped", value=add(1)),
-    "num_records of /": put("inputs", 0, "num_records", value=add(1)),
-    "sha256 of /": put("inputs", 0, "sha256", value="0" * 64),
+# Where each number of a manifest is, and how it is called where it is one more or one less than it should be
+NUMBERS = {
+    ("files", 0, "num_records"): "num_records of packed-00000",
+    ("num_packs",): "num_packs`",
+    ("num_sequences",): "num_sequences`",
+    ("depth",): "depth`",
+    ("spec", "max_seq_length"): "spec`",
+    ("spec", "max_sequences_per_pack"): "spec`",
+    ("spec", "max_predictions_per_pack"): "spec`",
+    ("histogram", "counts", 0): "histogram`",
+    ("histogram", "lengths", 0): "histogram`",
+    ("plan", "max_seq_length"): "max_seq_length of the plan",
+    ("plan", "certificate", "lower_bound"): "lower_bound of the certificate",
+    ("num_records",): "num_records`",
+    ("num_overlong", "truncated"): "num_overlong truncated",
+    ("num_overlong", "dropped"): "num_overlong dropped",
+    ("inputs", 0, "num_records"): "num_records of /",
 }
+SHARES = {
+    ("efficiency",): "efficiency`",
+    ("packing_factor",): "packing_factor`",
+    ("gap",): "gap`",
+    ("plan", "certificate", "gap"): "gap of the certificate",
+}
+LIES = [
+    *((word, put(*keys, value=add(more))) for keys, word in NUMBERS.items() for more in (1, -1)),
+    *((word, put(*keys, value=add(more))) for keys, word in SHARES.items() for more in (1e-6, -1e-6)),
+    ("sha256 of packed-00001", put("files", 1, "sha256", value=lambda sha: "0" + sha[1:])),
+    ("sha256 of /", put("inputs", 0, "sha256", value="0" * 64)),
+    ("histogram`", put("histogram", value=swap_lengths)),
+    ("strategies of the plan", put("plan", "strategies", value=one_fewer)),
+    ("objective`", put("objective", value="causal_lm")),
+]
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_every_lie_is_named(packs, find, lie):
-    change(packs, LIES[lie])
+@pytest.mark.parametrize(("word", "edit"), LIES, ids=[f"{word}-{i}" for i, (word, _) in enumerate(LIES)])
+def test_every_lie_is_named(packs, find, word, edit):
+    change(packs, edit)
     sentences = find()
-    assert any(lie in sentence and "Received: " in sentence for sentence in sentences), sentences
+    assert any(word in sentence and "Received: " in sentence for sentence in sentences), sentences
     assert all(sentence.startswith(f"{packs}/manifest.json: ") for sentence in sentences)
 
 
-def test_a_bound_without_its_proof_is_false(tmp_path):
-    """Where the dual values alone prove the bound, it falls with them."""
-    lengths = np.array(
-        [7] * 30 + [6] * 30
-    )  # S=16 holds two of either: 30 packs, where the cheap bounds say 25
-    manifest = {"kind": "packed", "files": [], "inputs": [], "num_records": 60, "num_overlong": {}}
-    manifest |= plan_lengths(np.bincount(lengths, minlength=S + 1)[1:], "cghp", S, "max")
+def test_limits_are_true_up_to_the_last_number(packs, facts, find):
+    text = (packs / "manifest.json").read_text()
+    manifest = json.loads(text)
+    largest = max(its.largest_id for its in facts[0].values())
+    bounds = manifest["plan"]["certificate"]["bounds"]
+    limits = {
+        "`vocab_size` must be above": (("vocab_size",), largest + 1, largest),
+        "`max_sequences_per_pack` of the plan": (("plan", "max_sequences_per_pack"), manifest["depth"], 2),
+        "`lower_bound` must be at most": (("lower_bound",), max(bounds.values()), max(bounds.values()) + 1),
+    }
+    for kind, bound in bounds.items():
+        limits[f"`bound {kind}` must be at most"] = ("plan", "certificate", "bounds", kind), bound, bound + 1
+    assert manifest["depth"] == 3 and len(limits) >= 6
+    for word, (keys, last, beyond) in limits.items():
+        for value, is_false in ((last, False), (beyond, True)):
+            (packs / "manifest.json").write_text(text)
+            change(packs, put(*keys, value=value))
+            assert any(word in sentence for sentence in find()) == is_false, (word, value)
+
+
+def find_false_bounds(folder, real, said, lower_bound, bounds=None):
+    """What is false of the bounds in a manifest that has the plan `said`, beside packs of the plan `real`."""
+    (folder / "x.tfrecord").write_bytes(b"packs")
+    plan = said.to_json()
+    plan["certificate"]["bounds"].update(bounds or {})
+    manifest = {"kind": "packed", "inputs": [], "num_records": 0, "num_overlong": {}, "plan": plan}
+    manifest |= {name: getattr(real, name) for name in ("num_packs", "num_sequences", "efficiency", "depth")}
+    manifest |= {"packing_factor": real.packing_factor, "histogram": to_json(real.histogram())}
+    manifest |= {"lower_bound": lower_bound, "gap": (real.num_packs - lower_bound) / lower_bound}
     manifest["spec"] = {"max_seq_length": S, "max_sequences_per_pack": 2, "max_predictions_per_pack": 1}
-    plan = plans.from_json(manifest["plan"])
-    assert (
-        manifest["lower_bound"]
-        == 30
-        > max(bound for name, bound in plan.certificate.bounds.items() if name != "LP")
-    )
-    claims = [[], []]
-    for found, duals in zip(claims, (plan.dual_values, ()), strict=True):
-        collected = _Claims("manifest.json")
-        _check_bounds(collected, manifest, dataclasses.replace(plan, dual_values=duals), plan)
-        found += collected.false
-    assert claims[0] == [] and "`lower_bound` must be at most 2" in claims[1][0]
+    manifest["files"] = [{"name": "x.tfrecord", "num_records": real.num_packs, "sha256": ""}]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    facts = FileFacts(real.num_packs, depth=real.depth, strategies=Counter(real.strategies))
+    facts.add_lengths(np.repeat(np.arange(1, S + 1), real.histogram()))
+    found = find_false_claims({str(folder / "x.tfrecord"): facts}, {}, PackSpec(**manifest["spec"]))
+    assert "sha256" in found[0]
+    return [sentence for sentence in found if "must be at most" in sentence]
+
+
+def test_a_bound_without_its_proof_is_false(tmp_path):
+    """S=16 holds two of length 6 or 7: 30 packs, where the cheap bounds say 25. The dual values prove it."""
+    plan = plans.from_json(plan_lengths([0] * 5 + [30, 30] + [0] * 9, "cghp", S, "max")["plan"])
+    cheap = [bound for name, bound in plan.certificate.bounds.items() if name != "LP"]
+    assert plan.num_packs == plan.certificate.lower_bound == 30 > max(cheap) == 25
+    assert find_false_bounds(tmp_path, plan, plan, 30) == []
+    without = dataclasses.replace(plan, dual_values=())
+    (sentence,) = find_false_bounds(tmp_path, plan, without, 30)
+    assert "`lower_bound` must be at most 25," in sentence
     # Nor does it hold of more packs than there are, whatever the plan beside it says
     twice = dataclasses.replace(plan, strategies={key: 2 * count for key, count in plan.strategies.items()})
-    collected = _Claims("manifest.json")
-    _check_bounds(collected, manifest | {"lower_bound": 60}, twice, plan)
-    assert "`lower_bound` must be at most 30, " in collected.false[0]
+    assert "`lower_bound` must be at most 30, " in find_false_bounds(tmp_path, plan, twice, 60)[0]
 
 
 @pytest.mark.parametrize("claimed, is_true", [(30, True), (31, False)])
-def test_dual_values_prove_their_bound_where_another_is_as_good(claimed, is_true):
+def test_dual_values_prove_their_bound_where_another_is_as_good(tmp_path, claimed, is_true):
     """Thirty of length 9 in S = 16 are thirty packs, says L2 as well; manifests may state both."""
     plan = plans.make_plan("cghp", S, "max", [((9,), 30)], (), [0] * 8 + [1] + [0] * 7)
     assert "LP" not in plan.certificate.bounds and plan.certificate.lower_bound == 30
-    manifest = {"lower_bound": 30, "gap": 0.0, "plan": plan.to_json()}
-    manifest["plan"]["certificate"]["bounds"]["LP"] = claimed
-    claims = _Claims("manifest.json")
-    _check_bounds(claims, manifest, plan, plan)
-    assert (claims.false == []) == is_true, claims.false
+    assert (find_false_bounds(tmp_path, plan, plan, 30, {"LP": claimed}) == []) == is_true
 
 
 @pytest.mark.parametrize(
@@ -259,7 +291,7 @@ def test_strategies_that_no_plan_of_ours_has_are_one_number(packs, facts, find):
     few = FileFacts(planned=frozenset())
     for path in sorted(packs.glob("*.tfrecord")):
         for part in read_packed(str(path)):
-            few.add_packs(part)
+            few.add_packs(part, len(set(part["record_numbers"].tolist())))
     assert (few.num_records, few.num_others) == (sum(its.num_records for its in packed.values()),) * 2
     assert not few.strategies
     change(packs, lambda manifest: manifest["plan"]["strategies"].pop())

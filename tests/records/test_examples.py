@@ -10,7 +10,7 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import examples
 from bert_packed.records.example_bytes import encode_varints, serialize_examples, serialize_ragged
-from bert_packed.records.example_columns import decode_columns, decode_varints
+from bert_packed.records.example_columns import OtherFormError, decode_columns, decode_varints
 from bert_packed.records.examples import parse_examples, parse_ragged
 from bert_packed.records.tfrecords import join_records
 
@@ -130,7 +130,18 @@ def test_features_without_a_value_in_any_record_are_read():
     assert found["weights"][1].tolist() == [0, 0]
 
 
-GOOD = to_example(weights=[1.5], words=[1, 300])
+WEIGHTS = bytes([10, 7, *b"weights", 18, 8, 18, 6, 10, 4, *b"\0\0\xc0\x3f"])
+WORDS = bytes([10, 5, *b"words", 18, 7, 26, 5, 10, 3, 1, 172, 2])
+
+
+def to_entries(*entries):
+    """A record of the bytes of a map's entries, in this order."""
+    content = b"".join(bytes([10, len(entry), *entry]) for entry in entries)
+    return bytes([10, len(content), *content])
+
+
+GOOD = to_entries(WEIGHTS, WORDS)
+assert to_example(weights=[1.5], words=[1, 300]) == GOOD
 OTHERS = {
     "lacks a feature": to_example(weights=[1.5]),
     "has no value": to_example(weights=[1.5], words=[]),
@@ -139,10 +150,14 @@ OTHERS = {
     "is followed by something": GOOD + b"\x12\x00",
     # a list of numbers one by one, as the format allows
     "is not packed": bytes([10, 15, 10, 13, 10, 5, *b"words", 18, 4, 26, 2, 8, 7]),
+    "has another order": to_entries(WORDS, WEIGHTS),
+    "has a feature twice": to_entries(WEIGHTS, WORDS, WORDS),
+    "has names of other sizes": to_entries(WEIGHTS, bytes([10, 4, *b"word", 18, 0]), WORDS),
 }
 WRONG = {
     "has another type": (to_example(weights=[1], words=[1]), "weights must hold float32.* a int64_list"),
     "is none": (b"\xff\xff\xff", r"must be a tf\.train\.Example"),
+    "has half a number": (to_entries(WEIGHTS[:9] + bytes([6, 18, 4, 10, 2, 0, 0]), WORDS), r"must be a tf\."),
     "is cut": (GOOD[:-1], r"must be a tf\.train\.Example"),
     "has a varint that goes on": (GOOD[:-1] + b"\xff", ""),
 }
@@ -226,7 +241,8 @@ def test_varints():
     ],
 )
 def test_varints_that_are_none(content, ends):
-    assert decode_varints(np.frombuffer(content, np.uint8), np.array(ends)) is None
+    with pytest.raises(OtherFormError):
+        decode_varints(np.frombuffer(content, np.uint8), np.array(ends))
 
 
 def test_rows_without_varints():

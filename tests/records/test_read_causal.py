@@ -153,8 +153,8 @@ def test_parts_may_go_on_where_a_pack_begins_and_nowhere_else(tmp_path):
     goes_on = {**PACK, schema.POSITION_IDS: [5, 6, 7, 8, 0, 1, 2, 0]}
     empty = {name: [0] * len(values) for name, values in PACK.items()}
     path = write_sequences(tmp_path / "p.tfrecord", [goes_on, empty, PACK])
-    ((found, num_packs),) = read_parts(path)
-    assert num_packs == 3 and found["first_positions"].tolist() == [5, 0, 0, 0]
+    ((found, records),) = read_parts(path)
+    assert len(records) == 3 and found["first_positions"].tolist() == [5, 0, 0, 0]
     assert found["record_numbers"].tolist() == [1, 1, 3, 3]
     for rows, wrong in (([goes_on], "restart at 0"), ([empty], "begin with sequence 1")):
         with pytest.raises(LayoutError, match=wrong):

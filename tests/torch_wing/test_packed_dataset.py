@@ -16,6 +16,7 @@ from tiny import MAX_SEQ_LENGTH, write_data
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
+from bert_packed.records import file_scans
 from bert_packed.records.manifests import MANIFEST_NAME
 from bert_packed.records.read_packed import read_packed
 
@@ -193,8 +194,6 @@ def test_a_state_of_other_workers_is_refused(packs, as_worker):
 
 
 def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
-    from bert_packed.records import file_scans
-
     index_file = str(tmp_path / "packs.index")
     whole = tokens_of(PackedDataset(packs, index_file=index_file))
     monkeypatch.setattr(file_scans, "scan_file", lambda path: pytest.fail(f"{path} is read again"))
@@ -202,8 +201,6 @@ def test_files_are_read_whole_once(packs, tmp_path, monkeypatch):
 
 
 def test_files_whose_scans_lie_beside_them_are_not_read_whole(tmp_path, monkeypatch):
-    from bert_packed.records import file_scans
-
     files = write_data(tmp_path)
     pattern = str(tmp_path / "packed-*.tfrecord")
     whole = tokens_of(PackedDataset(pattern))
@@ -212,6 +209,16 @@ def test_files_whose_scans_lie_beside_them_are_not_read_whole(tmp_path, monkeypa
     assert tokens_of(PackedDataset(pattern)) == whole and len(whole) == NUM_PACKS
     index_file = tmp_path / "packs.index"
     assert tokens_of(PackedDataset(pattern, index_file=str(index_file))) == whole and index_file.exists()
+
+
+@pytest.mark.parametrize(("cut", "message"), [(0, "must stay as it is .* a shorter file"), (1, "truncated")])
+def test_a_file_that_becomes_shorter_is_named(tmp_path, cut, message):
+    files = write_data(tmp_path)
+    dataset = PackedDataset(",".join(files))
+    with open(files[1], "r+b") as file:
+        file.truncate(file_scans.scan_file(files[1]).offsets[-2] - cut)
+    with pytest.raises(InputError, match=rf"{files[1]}.* {message}"):
+        list(dataset)
 
 
 def test_mistakes(packs, tmp_path):
