@@ -65,14 +65,7 @@ def factor(layout, transport, side):
 
 
 def formula(name, layout, transport, side, shape):
-    """Scalars that a device sends in a pass of all blocks, by Table 1: `Fraction`.
-
-    Args:
-        name: Key of `PASSES`.
-        layout, transport: Key of `OF_PRODUCTS`.
-        side: q.
-        shape: `EncoderShape`.
-    """
+    """Scalars that a device sends in a pass of all blocks, by Table 1: `Fraction`; names are of `PASSES`."""
     _, megatron, (hidden, kernels) = PASSES[name]
     if layout == "megatron1d":
         volume = megatron * shape.bsh
@@ -82,14 +75,10 @@ def formula(name, layout, transport, side, shape):
 
 
 def count_sent(text, kinds):
-    """What a device sends in a run of a program: `Sent`.
-
-    Args:
-        text: Optimised HLO of a program in float32.
-        kinds: Collectives that products of weights go by.
+    """What a device sends in a run of a program, its optimised HLO in float32: `Sent`.
 
     Raises:
-        ValueError: a loop has an unknown length, and so it is not known how often something is sent.
+        ValueError: a loop has an unknown length.
     """
     products, others = fractions.Fraction(), fractions.Fraction()
     for one in find_collectives(read_module(text)):
@@ -104,11 +93,7 @@ def count_sent(text, kinds):
 
 
 def count_passes(layout, transport, side, shape, names=tuple(PASSES)):
-    """What a device sends in each pass, of compiled programs.
-
-    Returns:
-        Dict from name, of `PASSES`, to `Sent`; a backward pass is its program's less the forward one's.
-    """
+    """What a device sends in each pass, by its program: `Sent`, a backward pass less the forward one."""
     kinds = OF_PRODUCTS[layout, transport]
     found = {}
     for name in ("forward", *(name for name in names if name != "forward")):

@@ -87,12 +87,7 @@ def encoding_rows(config):
 
 
 def packs_per_second(arguments):
-    """Packs per second that this process encodes and writes to a file; starts when all processes are ready.
-
-    Args:
-        arguments: Way, rounds of `PACKS_AT_ONCE` packs, S, sequences of a pack, and a barrier of all
-        processes.
-    """
+    """Packs per second that this process encodes and writes to a file, when all processes are ready."""
     name, num_rounds, max_seq_length, depth, barrier = arguments
     from bert_packed.records import tfrecords
 
@@ -118,7 +113,7 @@ def make_packs(num_packs, max_seq_length, depth):
 
     corpus, rng = wikipedia_corpus(max_seq_length, depth), np.random.default_rng(0)
     spec = spec_of(corpus.plan.strategies, max_seq_length)
-    return random_packs(corpus.draw_packs(num_packs, rng), spec, max_seq_length, VOCAB_SIZE, rng)
+    return random_packs(corpus.draw_packs(num_packs, rng), spec, VOCAB_SIZE, rng)
 
 
 def batched_records(arrays, num_rounds):
@@ -139,13 +134,10 @@ def plain_records(arrays):
 
 @dataclasses.dataclass(frozen=True)
 class PackingRun:
-    """A measurement of a way to pack.
+    """A measurement of a way to pack: sequences per second, memory and seconds of phases.
 
-    Attributes:
-        rate: Sequences per second.
-        largest, total: Bytes above the imports, of the process that takes most and of all; None where the
-            system does not say.
-        phases: Dict from phase to seconds; {} where there are none.
+    `largest` and `total` are bytes above the imports, of the process that takes most and of all; None where
+    the system does not say.
     """
 
     rate: float

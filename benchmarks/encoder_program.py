@@ -34,14 +34,9 @@ OPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class EncoderShape:
-    """Sizes in which the paper's formulas are written.
+    """Sizes in the paper's formulas: b packs of s tokens, h width, n heads, N blocks.
 
-    Attributes:
-        batch: b, packs.
-        length: s, tokens of a pack.
-        width: h, of the model; the feed-forward network is four times as wide.
-        num_heads: n, of attention.
-        num_layers: N, encoder blocks.
+    The feed-forward network is four times as wide as the model.
     """
 
     batch: int
@@ -66,19 +61,18 @@ class WholeBlock(TransformerBlock):
 def compile_encoder(
     shape, layout="none", side=1, transport="gather", remat=False, backward=True, block=TransformerBlock
 ):
-    """Compile the blocks, forward, or forward with the gradients of weights and inputs.
+    """Compile the blocks, forward, or forward with the gradients of weights and inputs: `StepProgram`.
+
+    Arguments of the program are the weights, the inputs, the ids, and the gradient of what comes out.
 
     Args:
         shape: `EncoderShape`.
         layout: "none" for one device, "megatron1d" or "optimus2d".
         side: q, rows and columns of the mesh.
         transport: Of `Optimus2D`.
-        remat: Compute blocks again for the gradient.
+        remat: Whether blocks are computed again for the gradient.
         backward: Whether gradients are computed.
         block: Class of the blocks.
-
-    Returns:
-        `StepProgram`. Arguments are the weights, the inputs, the ids, and the gradient of what comes out.
     """
     replicas = None if layout == "none" else make_layout_replicas(layout, (1, side, side), transport)
     encoder = _unfilled_encoder(shape, side, remat, block, replicas.layout if replicas else ONE_DEVICE)

@@ -45,11 +45,8 @@ class FinishedRun:
     """What a run left in its output directory.
 
     Attributes:
-        folder: Output directory.
-        flags: Dict of its flags.
         origin: Dict from `inputs` and `backends` to what the run read and ran on.
         packing_factor: Mean sequences per pack; None where the run does not say.
-        scores: Dict from score to float.
         speeds: Sequences per second, one a row of the training log.
     """
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.results import Settings, show
-from benchmarks.run_curves import read_run
+from benchmarks.run_curves import read_run, summary_rows
 from benchmarks.sweep import (
     SQUAD,
     Run,
@@ -96,23 +96,18 @@ def main(config):
     if config.print_commands:
         return print_commands(runs, config.output_dir)
     status = take_runs(runs, config.output_dir)
-    if not status:
-        show("full_pretraining", config, {"pre-trainings": summary_rows(runs, Path(config.output_dir))})
-    return status
+    if status:
+        return status
+    folder = Path(config.output_dir)
+    logged = [read_run(folder / one.name, FIGURES) for one in runs if one.program != SQUAD]
+    tables = {"pre-trainings": summary_rows(logged, FIGURES), "fine-tunings": score_rows(runs, folder)}
+    return show("full_pretraining", config, tables)
 
 
 def make_runs(config, packing_factors):
     """The runs of a config, each after the one that it starts from.
 
-    Args:
-        config: `FullConfig`.
-        packing_factors: Dict from phase to p of its packed data.
-
-    Returns:
-        List of `Run`. Paths to start from are absolute, however `output_dir` is given.
-
-    Raises:
-        InputError: no batch of packs holds about as many sequences.
+    Paths to start from are absolute, however `output_dir` is given.
     """
     runs = []
     for kind in (PACKED, UNPACKED):
@@ -163,43 +158,21 @@ def _finetuning_runs(config, name, start):
     ]
 
 
-def summary_rows(runs, folder):
-    """A row of a table for each kind of pre-training: its last held-out figures, hours, and scores.
-
-    Args:
-        runs: Of `make_runs`, complete.
-        folder: Path of their output directories.
-    """
-    from bert_packed.runs.run_directory import SCORES_FILE
+def score_rows(runs, folder):
+    """Scores of the fine-tunings from each kind of pre-training: rows of a table; `runs` are complete."""
+    from bert_packed.runs.run_directory import SCORES_FILE  # Keras: only now
 
     rows = []
     for kind in KINDS:
-        row = {"pre-training": kind}
-        for phase in PHASES:
-            of_phase = [one for one in runs if one.name.startswith(f"{phase}-{kind}-")]
-            logged = [read_run(folder / one.name, FIGURES) for one in of_phase]
-            last = [one.points["held out"][-1] for one in logged]
-            row |= {
-                f"{phase} {name}": _mean([point[name] for point in last]) for name in ("sequences", *FIGURES)
-            }
-            hours = [one.points["training"][-1]["hours"] for one in logged]
-            row[f"{phase} hours"] = _mean([value for value in hours if value is not None])
-        tuned = [one.name for one in runs if one.name.startswith(f"squad-{kind}")]
-        scores = [read_json(folder / name / SCORES_FILE) for name in tuned]
-        row["fine-tunings"] = len(scores)
+        names = [one.name for one in runs if one.name.startswith(f"squad-{kind}")]
+        scores = [read_json(folder / name / SCORES_FILE) for name in names]
+        row = {"pre-training": kind, "fine-tunings": len(scores)}
         for title, key in SCORES.items():
             values = [one[key] for one in scores]
-            row |= {
-                f"{title}, median": statistics.median(values),
-                f"{title}, least": min(values),
-                f"{title}, most": max(values),
-            }
+            row[f"{title}, median"] = statistics.median(values)
+            row |= {f"{title}, least": min(values), f"{title}, most": max(values)}
         rows.append(row)
     return rows
-
-
-def _mean(values):
-    return statistics.fmean(values) if values else None
 
 
 if __name__ == "__main__":

@@ -53,10 +53,6 @@ def of_one_device(group, num_devices):
     The least of n Gumbel values is no Gumbel value itself, so one device is fitted at two points, as in the
     paper: the median and the mode of the group. Both are linear in alpha and beta, and are solved for them;
     the paper's listing minimises the squares of their errors.
-
-    Args:
-        group: `Gumbel` of the least.
-        num_devices: Of the group.
     """
     points = []  # of the group: speed-up, and the share of groups below it
     for share in (0.5, math.exp(-1)):
@@ -71,10 +67,6 @@ def expected_least(one, num_devices):
     """The speed-up to expect on n devices, of which the slowest counts: float.
 
     With u = (1 - P_1)^n, uniform on 0..1, the mean of the inverse of P_1 at 1 - u^(1/n).
-
-    Args:
-        one: `Gumbel` of one device.
-        num_devices: n.
     """
 
     def speed_up(share):
@@ -89,10 +81,6 @@ def expected_least_of_values(values, num_devices):
     Of values in ascending order the i-th of N is the least where all n draws are at or above it and not all
     are above, so with probability ((N - i + 1) / N)^n - ((N - i) / N)^n. Nothing is assumed of their
     distribution; but no device is ever slower than the slowest batch seen.
-
-    Args:
-        values: List of float.
-        num_devices: n.
     """
     upto = (np.arange(len(values), -1, -1) / len(values)) ** num_devices
     return float(np.sort(values) @ -np.diff(upto))

@@ -11,10 +11,17 @@ import statistics
 import sys
 from pathlib import Path
 
+from benchmarks.peers.process import PeerProcess, torch_processes
+from benchmarks.peers.transformers_models import Encoder, longest_first
 from benchmarks.results import Settings, show
+from benchmarks.timing import median_row, ratios
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
+from bert_packed.models.flops import bert_flops
+from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
+from data_gen.text import sample_corpus
+from data_gen.text.corpus import read_lines
 
 GIGA = 1e9
 FORWARD = 1 / 3  # of the operations of `bert_flops`, which are those of a forward and a backward pass
@@ -51,9 +58,7 @@ class InferenceConfig(Settings):
 def main(config):
     """Measure, print and write."""
     choose_backend()
-    # TensorFlow and Keras: not for --help
-    from bert_packed.evaluation import inference
-    from bert_packed.runs.interleaved_timing import time_interleaved
+    from bert_packed.evaluation import inference  # Keras: only now
 
     texts = read_texts(config)
     encoder = inference.load_encoder(
@@ -84,14 +89,10 @@ def main(config):
 def read_texts(config):
     """The texts to encode: list of str; raises `InputError` where there is none."""
     if config.text_file:
-        from data_gen.text.corpus import read_lines
-
         lines = (line for _, line in read_lines(config.text_file) if line)
         texts = list(itertools.islice(lines, config.num_texts))
     else:
-        from data_gen.text.sample_corpus import read_sample_documents
-
-        documents = itertools.islice(read_sample_documents(), config.num_texts)
+        documents = itertools.islice(sample_corpus.read_sample_documents(), config.num_texts)
         texts = [" ".join(sentences) for sentences in documents]
     if not texts:
         raise InputError(f"`text_file` must hold a text. Received: none in {config.text_file}.")
@@ -100,9 +101,6 @@ def read_texts(config):
 
 def peer_ways(config, texts, stack):
     """Passes over the texts by transformers, by name, until the stack ends."""
-    from benchmarks.peers.process import PeerProcess, torch_processes
-    from benchmarks.peers.transformers_models import Encoder
-
     if not Path(config.init_checkpoint, "config.json").is_file():
         raise InputError(
             "`init_checkpoint` must be a Hugging Face folder with --reference, as bert_packed.export writes. "
@@ -137,13 +135,10 @@ def speed_rows(seconds, flops, num_texts, factor):
     """Rows of the table.
 
     Args:
-        seconds: Dict from way to seconds of passes over all texts.
-        flops: Dict from way to operations of a pass.
+        seconds, flops: Dicts from way to seconds of passes over all texts, and to operations of a pass.
         num_texts: Texts of a pass.
         factor: Packing factor.
     """
-    from benchmarks.timing import median_row, ratios
-
     rows = []
     for name, times in seconds.items():
         gains = ratios(times, seconds["packed"])
@@ -172,16 +167,7 @@ def our_shapes(config, encoder, texts):
 
 
 def peer_shapes(config, lengths, texts, names):
-    """Batches of the ways of transformers, as of `our_shapes`.
-
-    Args:
-        config: `InferenceConfig`.
-        lengths: Tokens of each text.
-        texts: List of str.
-        names: The ways, in the order of `peer_ways`.
-    """
-    from benchmarks.peers.transformers_models import longest_first
-
+    """Batches of the ways of transformers, as of `our_shapes`, for texts with these numbers of tokens."""
     ordered = [lengths[index] for index in longest_first(texts)]
     rows = config.reference_batch_size
     of_process = [
@@ -193,28 +179,17 @@ def peer_shapes(config, lengths, texts, names):
 
 
 def padded_batches(lengths, batch_size, length=None):
-    """Shapes of batches whose last has the rows that are left.
+    """Shapes of batches whose last has the rows that are left; `length` of None is each batch's longest.
 
     lengths [3 7 2], 2 at once   ->   [(2, 7), (1, 2)]
-
-    Args:
-        lengths: Tokens of each text, in the order in which they are computed.
-        batch_size: Rows of a batch.
-        length: Tokens of every row; None for those of each batch's longest text.
     """
     parts = [lengths[first : first + batch_size] for first in range(0, len(lengths), batch_size)]
     return [(len(part), int(max(part)) if length is None else length) for part in parts]
 
 
 def forward_flops(init_checkpoint, shapes):
-    """Operations of an encoder on batches: of every token, and every pair of a row, padding too.
-
-    Args:
-        init_checkpoint: With the model's config.
-        shapes: List of (rows, tokens a row), one a batch.
-    """
+    """Operations of an encoder on batches, (rows, tokens a row): of every token and pair, padding too."""
     from bert_packed.checkpoints import starting_weights
-    from bert_packed.models.flops import bert_flops
 
     num_tokens = sum(rows * length for rows, length in shapes)
     num_pairs = sum(rows * length**2 for rows, length in shapes)

@@ -33,11 +33,7 @@ def table2_shape(side, layers, batch=None):
 
 
 def weight_rows(sides):
-    """Share of a whole model's weights on a device, from the shardings of its training step.
-
-    Returns:
-        List of dicts for a table; `copies` is how often a weight is there, on all devices together.
-    """
+    """Share of a model's weights on a device, by its step's shardings; `copies` are of all devices."""
     rows = []
     for side in sides:
         for layout in ("megatron1d", "optimus2d"):
@@ -58,11 +54,10 @@ def weight_rows(sides):
 
 
 def weights_on_a_device(layout, side):
-    """Bytes of the weights of a small model, and of them on one device, as its training step takes them.
+    """Bytes of a small model's weights and LAMB's moments, as its training step takes them.
 
     Returns:
-        Dict from kind, of weights and LAMB's moments, to (bytes of all, with what is added for the layout to
-        divide, bytes on a device).
+        Dict from kind to (bytes of all, with what is added for the layout to divide, bytes on a device).
     """
     replicas = make_layout_replicas(layout, (1, side, side))
     config = ModelConfig(
@@ -101,15 +96,9 @@ def _kind(kind, num_axes):
 
 
 def memory_rows(sides, layers, compile_program=compile_encoder):
-    """Memory of a device for a stem and its gradients with `--remat`, at Table 2's weak scaling.
+    """Memory of a device, MiB, for N blocks and their gradients with `--remat`, at Table 2's weak scaling.
 
-    Args:
-        sides: q of each mesh.
-        layers: N; the paper has 24.
-        compile_program: As `compile_encoder`.
-
-    Returns:
-        List of dicts for a table, MiB of one device; kernels are arguments, their gradients results.
+    Kernels are among the arguments, their gradients among the results.
     """
     rows = []
     for side in sides:
@@ -139,17 +128,10 @@ def kernel_bytes(shape):
 
 
 def batch_rows(sides, layers, budget, compile_program=compile_encoder):
-    """The largest batch of which a stem and its gradients fit a device, Figure 9.
+    """The largest batch of which N blocks and their gradients fit a device, Figure 9.
 
     `megatron1d, inputs spread` is arithmetic from `megatron1d`: there every device keeps the inputs of all
     blocks, where Megatron keeps 1/p of them (Section 3.1.1).
-
-    Args:
-        sides, layers, compile_program: As of `memory_rows`.
-        budget: Bytes of a device.
-
-    Returns:
-        List of dicts for a table.
     """
     rows = []
     for side in sides:
@@ -191,13 +173,9 @@ def batch_rows(sides, layers, budget, compile_program=compile_encoder):
 
 
 def largest_batch(memory, budget, step, first):
-    """The largest multiple of a step whose `memory` is at most the budget: int; 0 where a step is too much.
+    """The largest multiple of a step whose `memory`, which never falls, is at most the budget: int, or 0.
 
-    Args:
-        memory: Function from a batch to bytes; it never falls, and from one batch on it is above the budget.
-        budget: Bytes.
-        step: Divides every batch.
-        first: Batch to begin with, a multiple of the step.
+    The search begins with `first`, a multiple of the step.
     """
     fitting, too_large = 0, first // step
     while memory(too_large * step) <= budget:

@@ -105,18 +105,7 @@ def main(config):
 
 
 def make_runs(config, packing_factor):
-    """The runs of a config, seed after seed: the first curves are whole before the second begin.
-
-    Args:
-        config: `CurvesConfig`.
-        packing_factor: p of its packed data.
-
-    Returns:
-        List of `Run`.
-
-    Raises:
-        InputError: no batch of packs holds about as many sequences.
-    """
+    """The runs of a config, seed after seed: the first curves are whole before the second begin."""
     variants = dict.fromkeys(variant for name in config.sets.split(",") for variant in SETS[name])
     return [
         _make_run(config, variant, int(seed), packing_factor)

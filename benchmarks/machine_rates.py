@@ -18,9 +18,7 @@ GIGA = 1e9
 SQUARE = 2048  # rows and columns of the largest product: more are no faster
 NUM_MOVED = 1 << 26  # numbers of 4 bytes: more than any cache holds
 NUM_EXPONENTIALS = 1 << 20
-PAUSE = (
-    0.02  # seconds; threads of torch's OpenMP spin for some milliseconds, and take a core from what is next
-)
+PAUSE = 0.02  # seconds; threads of torch's OpenMP spin for some milliseconds, and take a core from the next
 CHAIN_LENGTH = 8  # products, or exponentials, one after another in a program
 PRODUCTS, MEMORY, EXPONENTIALS = "products", "memory", "exponentials"
 
@@ -31,9 +29,9 @@ class Rates:
 
     Attributes:
         by_shape: Dict from the shape of a product, `(R, D, C)`, to operations. memory: Bytes read and
-        written. exponentials: Exponentials of float32 numbers in the cache, as the backend's compiler
-        writes them, which
-            decides more than the processor does (1.3e9 by TensorFlow, 3.2e9 by JAX on one CPU).
+        written. exponentials: Of float32 numbers in the cache, as the backend's compiler writes them, which
+        decides more
+            than the processor does (1.3e9 by TensorFlow, 3.2e9 by JAX on one CPU).
         torch: Dict from shape to torch's operations; {} where it was not measured.
         of_torch: Dict from shape to our rate as a share of torch's, as of `timing.median_row`.
     """
@@ -49,43 +47,42 @@ class Rates:
         """Operations of the fastest product."""
         return max(self.by_shape.values())
 
+    def least_seconds(self, flops, num_bytes, exponentials):
+        """The least time for some work, by each of what it needs: dict from the name of a rate."""
+        return {
+            PRODUCTS: flops / self.products,
+            MEMORY: num_bytes / self.memory,
+            EXPONENTIALS: exponentials / self.exponentials,
+        }
+
 
 def measure_rates(shapes, num_repeats, with_torch=False):
-    """Interleave products, a pass over memory, and exponentials.
-
-    Args:
-        shapes: Set of `(R, D, C)`: products of `[R, D]` and `[D, C]` that a step has.
-        num_repeats: Timed calls of each.
-        with_torch: Whether torch computes each product beside ours.
-
-    Returns:
-        `Rates`, by the medians.
-    """
+    """Interleave products of some shapes, a pass over memory, and exponentials: `Rates`, by the medians."""
     shapes = sorted({*shapes, (SQUARE, SQUARE, SQUARE)})
     ways = {("here", shape): product_program(*shape) for shape in shapes}
     if with_torch:
         ways |= {("torch", shape): torch_product(*shape) for shape in shapes}
     ways |= {MEMORY: memory_program(), EXPONENTIALS: exponential_program()}
-    # A pause behind each: a way of its own, whose time nobody reads
+    # A pause behind each: a way by itself, whose time nobody reads
     paced = {key: way for name, way in ways.items() for key, way in ((name, way), (("pause", name), _pause))}
     times = time_interleaved(paced, num_repeats)
 
     def rate(way, work):
         return work / statistics.median(times[way])
 
-    rates = {
-        who: {shape: rate((who, shape), CHAIN_LENGTH * product_flops(*shape)) for shape in shapes}
-        for who in (("here", "torch") if with_torch else ("here",))
+    by_shape = {
+        key: rate(key, CHAIN_LENGTH * product_flops(*key[1])) for key in ways if key[0] in ("here", "torch")
     }
     of_torch = {
         shape: median_row("of torch's", ratios(times["torch", shape], times["here", shape]))
-        for shape in rates.get("torch", ())
+        for who, shape in by_shape
+        if who == "torch"
     }
     return Rates(
-        rates["here"],
+        {shape: found for (who, shape), found in by_shape.items() if who == "here"},
         rate(MEMORY, 3 * 4 * NUM_MOVED),
         rate(EXPONENTIALS, CHAIN_LENGTH * NUM_EXPONENTIALS),
-        rates.get("torch", {}),
+        {shape: found for (who, shape), found in by_shape.items() if who == "torch"},
         of_torch,
     )
 
@@ -93,28 +90,14 @@ def measure_rates(shapes, num_repeats, with_torch=False):
 def rate_rows(rates):
     """Rates as rows of a table; the last four columns are None where they were not measured."""
     unmeasured = {"torch": None, "of torch's": None, "from": None, "to": None}
-    rows = []
-    for shape, rate in rates.by_shape.items():
-        row = {"what": f"product {' x '.join(map(str, shape))}", "here": rate / GIGA, "unit": "GFLOP/s"}
-        row |= unmeasured
-        if shape in rates.torch:
-            row |= {"torch": rates.torch[shape] / GIGA, **rates.of_torch[shape]}
-        rows.append(row)
-    for what, here, unit in (
-        ("memory, two arrays read and one written", rates.memory, "GB/s"),
-        ("exponentials", rates.exponentials, "1e9/s"),
-    ):
-        rows.append({"what": what, "here": here / GIGA, "unit": unit, **unmeasured})
-    return rows
-
-
-def least_seconds(rates, flops=0.0, num_bytes=0.0, exponentials=0.0):
-    """The least time for some work, by what it needs: dict from the name of a rate to seconds."""
-    return {
-        PRODUCTS: flops / rates.products,
-        MEMORY: num_bytes / rates.memory,
-        EXPONENTIALS: exponentials / rates.exponentials,
-    }
+    rows = [
+        {"what": f"product {' x '.join(map(str, shape))}", "here": rate / GIGA, "unit": "GFLOP/s"}
+        | ({"torch": rates.torch[shape] / GIGA, **rates.of_torch[shape]} if rates.torch else unmeasured)
+        for shape, rate in rates.by_shape.items()
+    ]
+    moved = {"what": "memory, two arrays read and one written", "here": rates.memory / GIGA, "unit": "GB/s"}
+    exponentials = {"what": EXPONENTIALS, "here": rates.exponentials / GIGA, "unit": "1e9/s"}
+    return [*rows, moved | unmeasured, exponentials | unmeasured]
 
 
 def product_flops(rows, depth, columns):
@@ -123,17 +106,15 @@ def product_flops(rows, depth, columns):
 
 
 def product_program(rows, depth, columns):
-    """A function that runs a program of products, none of which can be left out.
-
-    A factor holds a little of the last result: the smaller one, as a pass over the larger one would be a
-    tenth of the time of some shapes.
-    """
+    """A function that runs a program of products."""
 
     def chain(left, right):
         total = ops.zeros(())
         for _ in range(CHAIN_LENGTH):
             found = ops.matmul(left, right)
             total = total + found[0, 0]
+            # None can be left out: a factor holds a little of the last result. The smaller one, as a pass
+            # over the larger would be a tenth of the time of some shapes
             if rows < columns:
                 left = left + found[:1, :1]
             else:

@@ -15,9 +15,14 @@ import tempfile
 import numpy as np
 
 from benchmarks.results import Settings, show
+from benchmarks.synthetic_data import token_batch, wikipedia_corpus
 from benchmarks.timing import added_row
+from benchmarks.training_steps import build_engine, stepping
+from bert_packed.config import MambaConfig, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_divides, setting
+from bert_packed.runs.interleaved_timing import time_interleaved
+from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines import choose_backend
 
 PARTS = ATTENTION_MASK, FRESH_MASKS, RESTARTS = "attention_mask", "fresh_masks", "restarts"
@@ -73,9 +78,6 @@ class OverheadConfig(Settings):
 def main(config):
     """Measure, print and write."""
     choose_backend()
-    from bert_packed.config import MambaConfig, load_model_config  # Keras: not for --help
-    from bert_packed.runs.interleaved_timing import time_interleaved
-
     with tempfile.TemporaryDirectory() as folder:
         if config.of == FRESH_MASKS:
             pairs = fresh_mask_pairs(config, folder)
@@ -94,12 +96,7 @@ def main(config):
 
 
 def overhead_row(name, seconds):
-    """A row of the table.
-
-    Args:
-        name: Of the work.
-        seconds: Dict from `WITH` and `WITHOUT` to lists of seconds.
-    """
+    """A row of the table, of seconds: a dict from `WITH` and `WITHOUT` to a list."""
     return {
         "of": name,
         **{f"{way}, s": statistics.median(seconds[way]) for way in (WITH, WITHOUT)},
@@ -178,18 +175,8 @@ def fresh_mask_pairs(config, folder):
 
 
 def masked_batches(config, folder):
-    """A compiled step, and the batches of a run with and without fresh masks.
-
-    Args:
-        config: `OverheadConfig`.
-        folder: For what a run keeps about its files.
-
-    Returns:
-        Engine, and dict from `WITH` and `WITHOUT` to endless batches.
-    """
-    from bert_packed.config import load_model_config
+    """A run's engine, and its endless batches: dict from `WITH` and `WITHOUT` fresh masks."""
     from bert_packed.runs import pretraining, pretraining_data
-    from bert_packed.runs.pretraining_config import TrainConfig
 
     static = TrainConfig(
         input_file=config.input_file,
@@ -213,8 +200,6 @@ def masked_batches(config, folder):
 def restart_pairs(model_config, batch_size, length):
     """Training steps and operators of a Mamba, as of `attention_mask_pairs`."""
     from benchmarks import mamba_operators
-    from benchmarks.synthetic_data import token_batch, wikipedia_corpus
-    from benchmarks.training_steps import build_engine, stepping
 
     rng = np.random.default_rng(0)
     packs = wikipedia_corpus(length, DEPTH).draw_packs(batch_size, rng)

@@ -1,4 +1,4 @@
-"""What the papers print about packing: every deterministic figure of their packing tables.
+"""Figures as printed in the papers: every deterministic one of their packing tables.
 
 Figures are text, so that they carry their precision. "Packing" is Packing: Towards 2x NLP BERT Acceleration,
 "Efficient" is Efficient Sequence Packing without Cross-contamination. Overheads and realised speed-ups are
@@ -13,12 +13,10 @@ class Printed:
     """One row of a table in a paper.
 
     Attributes:
-        table: Our name of the table.
-        histogram: Name of the histogram, as in `bert_packed/packing/histograms`.
-        max_seq_length: S.
+        table, histogram: Our name of the table, and the name of a histogram that the package has.
+        max_seq_length, depth: S, and most sequences per pack, or "max".
         algorithm: As in `bert_packed.packing.algorithms`, or "none", "greedy" and "sort" by counts alone, or
             "nnlshp residuals", the rounded mix before its repair.
-        depth: Most sequences per pack, or "max".
         figures: Name to text: `packs`, `packs_millions`, `depth`, `strategies`, `padding`, `efficiency` in
             percent, `packing_factor`, `theoretical_speed_up` (S over the mean length), and of the mix before
             its repair `unpacked` and `residual_<length>`, sequences less slots.
@@ -36,13 +34,9 @@ class Printed:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """A figure that differs from print, and why.
+    """A figure that differs from print, and why; `ours` in the digits that count, any other is new.
 
-    Attributes:
-        reason: Why.
-        ours: Our figure, in the digits that count; any other is a new difference.
-        within: How far ours may be from it, where it depends on rounding error or on a shuffle; 0 for equal
-            in every digit.
+    `within` is how far ours may be from it, where it depends on rounding error or on a shuffle.
     """
 
     reason: str
@@ -57,6 +51,9 @@ GLUE = "GLUE 128 (Packing, supplement)"
 WEIGHTS = "NNLSHP weights, Wikipedia 512 (Efficient, Section F.5)"
 RESIDUALS = "NNLSHP before repair, Wikipedia 512 (Efficient, Section F.4.4)"
 SQUAD_WEIGHTS = "NNLSHP weights, SQuAD 1.1 (Efficient, Section F.5)"
+
+
+GLUE_NAMES = ("packs", "depth", "strategies", "padding", "efficiency", "packing_factor")
 
 
 def _rows(table, histogram, max_seq_length, names, rows):
@@ -124,20 +121,7 @@ PRINTED = [
         ],
     ),
     *[
-        Printed(
-            GLUE,
-            f"glue_{task}",
-            128,
-            "spfhp",
-            "max",
-            dict(
-                zip(
-                    ("packs", "depth", "strategies", "padding", "efficiency", "packing_factor"),
-                    figures,
-                    strict=True,
-                )
-            ),
-        )
+        row
         for task, *figures in [
             ("cola", "913", "13", "29", "20005", "82.882", "9.366"),
             ("sst2", "7691", "15", "64", "87409", "91.121", "8.757"),
@@ -148,6 +132,7 @@ PRINTED = [
             ("rte", "1330", "4", "108", "4500", "97.357", "1.872"),
             ("wnli", "192", "6", "63", "1037", "95.780", "3.307"),
         ]
+        for row in _rows(GLUE, f"glue_{task}", 128, GLUE_NAMES, [("spfhp", "max", *figures)])
     ],
     *[
         Printed(

@@ -13,15 +13,20 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.packing_figures import KNOWN_DIFFERENCES, PRINTED
+from benchmarks.pictures import new_figure, save_picture
 from benchmarks.results import Settings, show
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import make_folder, write_text
 from bert_packed.packing.algorithms import ALGORITHMS
 from bert_packed.packing.baselines import cost_of_sorted_batching, greedy_starts, shuffled_lengths
-from bert_packed.packing.histogram import known_histogram_names, load_known_histogram
+from bert_packed.packing.histogram import count_lengths, known_histogram_names, load_known_histogram
 from bert_packed.packing.nnlshp import first_mix, mix_nnlshp, packing_matrix
 from bert_packed.packing.plan import validate_plan
+from bert_packed.tasks.glue import TASKS, read_columns
+from bert_packed.text.tokenization import encode_sentences, load_vocab, make_tokenizer
+from data_gen.dry_run import DEPTHS
+from data_gen.pictures import plot_efficiency, plot_lengths
 
 SORTED_BATCH = 32
 # Extra rows: (histogram, S, depths)
@@ -77,10 +82,6 @@ def exit_status(rows):
 
 def compare_with_print(printed_rows, measured=None):
     """Compute each printed row and compare each figure to its printed digits.
-
-    Args:
-        printed_rows: List of `Printed`.
-        measured: Dict of histograms by name, used instead of those that come with the package.
 
     Returns:
         List of dicts for the table, and the list of reasons that they refer to by number.
@@ -211,11 +212,11 @@ def write_markdown(path, rows, reasons, picture=""):
 
 
 def measure_glue(glue_dir, vocab_file, max_seq_length):
-    """Count the lengths of the training sequences of every GLUE task that is there, by our own tokenizer.
+    """Lengths of the training sequences of every GLUE task that is there, by our own tokenizer, lower-cased.
 
     Args:
         glue_dir: Folder with `CoLA/train.tsv`, `SST-2/train.tsv`, ...
-        vocab_file: WordPieces, one a line; text is lower-cased.
+        vocab_file: WordPieces, one a line.
         max_seq_length: S; longer sequences count as S, truncated.
 
     Returns:
@@ -224,10 +225,6 @@ def measure_glue(glue_dir, vocab_file, max_seq_length):
     Raises:
         InputError: no task is there, or a file lacks its columns.
     """
-    from bert_packed.packing.histogram import count_lengths
-    from bert_packed.tasks.glue import TASKS, read_columns
-    from bert_packed.text.tokenization import encode_sentences, load_vocab, make_tokenizer
-
     tokenizer = make_tokenizer(load_vocab(vocab_file), do_lower_case=True)
     histograms = {}
     for task in TASKS.values():
@@ -244,26 +241,14 @@ def measure_glue(glue_dir, vocab_file, max_seq_length):
     return histograms
 
 
-def draw(histogram, max_seq_length, path, depths=None, algorithms=DRAWN):
-    """Draw a histogram, and beside it efficiency by depth for some algorithms, as PNG.
-
-    Args:
-        histogram: int64 `[S]`, entry i counts the sequences of length i + 1.
-        max_seq_length: S.
-        path: Of the PNG.
-        depths: Sequences per pack, or "max"; None for those of the dry run.
-        algorithms: Names as in `bert_packed.packing.algorithms`.
-    """
-    from benchmarks.pictures import new_figure, save_picture
-    from data_gen.dry_run import DEPTHS
-    from data_gen.pictures import plot_efficiency, plot_lengths
-
+def draw(histogram, max_seq_length, path, depths=DEPTHS, algorithms=DRAWN):
+    """Draw a histogram, and beside it efficiency by depth for some algorithms, as PNG."""
     figure, ((left, right),) = new_figure(2, size=(5.5, 4))
     plot_lengths(left, histogram)
     left.set(title="Lengths", yscale="log")
     points = {}
     for name in algorithms:
-        plans = {depth: ALGORITHMS[name](histogram, max_seq_length, depth) for depth in depths or DEPTHS}
+        plans = {depth: ALGORITHMS[name](histogram, max_seq_length, depth) for depth in depths}
         points[name] = {depth: plan.efficiency for depth, plan in plans.items()}
     plot_efficiency(right, points)
     right.set(title="Efficiency by depth")

@@ -11,12 +11,18 @@ import sys
 import numpy as np
 
 from benchmarks.padding_rates import LONGEST, draw_lengths, padding_rows
+from benchmarks.pictures import draw_bars, new_figure, save_picture
 from benchmarks.results import Settings, show
+from benchmarks.synthetic_data import best_shapes, token_batch
 from benchmarks.timing import median_row, ratios
+from benchmarks.training_steps import build_engine, stepping_through
+from bert_packed.config import MambaConfig, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from bert_packed.packing.histogram import count_lengths
+from bert_packed.records.read_lengths import read_histogram
+from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
 PARTS = PADDING, TRAINING, OPERATORS, VARIANTS = "padding", "training", "operators", "variants"
@@ -29,7 +35,6 @@ SINGLE_GAIN, PADDED_SHARE, REFERENCE_GAIN = 3.06, 0.95, 3.0
 VOCAB_SIZE = 1024  # of a model named by its size
 NUM_SHAPES = 3  # row lengths of sequences one at a time, each a compiled program
 REFERENCE_ROWS, REFERENCE_REPEATS = 2, 2
-WATCHED_TOKENS = 16  # of each row of transformers: its backward pass grows with their square
 MICRO = 1e6
 DESCRIPTION = """
 The figures of "PackMamba: Efficient Processing of Variable-Length Sequences in Mamba Training", here.
@@ -95,9 +100,6 @@ class PackMambaConfig(Settings):
 def main(config):
     """Measure, print, write and draw."""
     choose_backend()
-    # TensorFlow and Keras: not for --help
-    from bert_packed.config import MambaConfig, load_model_config
-
     model_config = load_model_config(config.bert_config_file, VOCAB_SIZE)
     if not isinstance(model_config, MambaConfig):
         raise InputError(f"`bert_config_file` must be a Mamba. Received: {config.bert_config_file!r}.")
@@ -130,8 +132,6 @@ def read_lengths(config):
     """
     if not config.input_file:
         return np.maximum(1, draw_lengths(NUM_LENGTHS, 0) * config.max_seq_length // LONGEST)
-    from bert_packed.records.read_lengths import read_histogram
-
     counts = read_histogram("", config.input_file)
     if len(counts) > config.max_seq_length:
         raise InputError(
@@ -142,12 +142,7 @@ def read_lengths(config):
 
 
 def make_batches(config, lengths, vocab_size):
-    """The same sequences in three ways: dict from `SINGLE`, `PADDED` and `PACKED` to a list of batch dicts.
-
-    A batch of padded rows has as many tokens as one of packs.
-    """
-    from benchmarks.synthetic_data import best_shapes, token_batch
-
+    """The same sequences in three ways: dict from way to batch dicts, padded and packed of as many tokens."""
     rng = np.random.default_rng(0)
     pack_length, row_length = config.pack_length // config.shrink, config.max_seq_length // config.shrink
     packs = choose_packs(np.maximum(1, lengths // config.shrink), pack_length, config.batch_size)
@@ -173,11 +168,6 @@ def choose_packs(lengths, pack_length, num_packs):
     """Choose as many sequences as fill some packs, with the spread of all lengths.
 
         lengths 1 1 2 2 2 2 3 5, two packs of 5   ->   1 2 2 5, in packs 1 2 2 | 5
-
-    Args:
-        lengths: Int `[n]`, each at most S.
-        pack_length: S.
-        num_packs: Most packs.
 
     Returns:
         List of tuples of lengths: the plan of the default algorithm for them.
@@ -210,9 +200,6 @@ def count_tokens(batches):
 
 def training_tables(model_config, batches, num_repeats):
     """Interleave training on all sequences in each way, with an optimizer step a batch: two tables."""
-    from benchmarks.training_steps import build_engine, stepping_through
-    from bert_packed.runs.interleaved_timing import time_interleaved
-
     engine = build_engine(model_config)
     ways = {way: stepping_through(engine, some) for way, some in batches.items()}
     counts = {way: count_tokens(some) for way, some in batches.items()}
@@ -225,58 +212,31 @@ def training_tables(model_config, batches, num_repeats):
 
 
 def measure_reference(model_config, batches, num_repeats):
-    """Interleave training with transformers on the first padded rows with training on all packs.
+    """Interleave training with transformers on a few padded rows with training on the packs: two rows.
 
-    Returns:
-        A row with the path that transformers took and its speed, and one as of `comparison`.
+    On a CPU transformers loops over the tokens in Python, and its backward pass grows with their square.
     """
     from benchmarks.peers.training import transformers_training
-    from benchmarks.training_steps import build_engine, stepping_through
-    from bert_packed.runs.interleaved_timing import time_interleaved
 
     rows = {name: values[:REFERENCE_ROWS] for name, values in batches[PADDED][0].items()}
-    longest = int((rows["sequence_ids"] > 0).sum(axis=1).max())
-    watched = min(longest, WATCHED_TOKENS)
     with transformers_training(model_config, {PADDED: [rows]}) as peer:
-        num_products = peer.call("count_products", PADDED, watched)
         ways = {
             PACKED: stepping_through(build_engine(model_config), batches[PACKED]),
             REFERENCE: functools.partial(peer.call, "step", PADDED),
         }
         seconds = time_interleaved(ways, min(num_repeats, REFERENCE_REPEATS))
-    num_tokens = int((rows["sequence_ids"] > 0).sum())
     by_token = seconds_a_token(seconds, {PACKED: batches[PACKED], REFERENCE: [rows]})
     row = {
-        **path_row(watched, model_config.num_hidden_layers, num_products),
         "rows": REFERENCE_ROWS,
-        "padding, %": 100 * (1 - num_tokens / (REFERENCE_ROWS * longest)),
         "s": statistics.median(seconds[REFERENCE]),
         "real tokens/s": 1 / statistics.median(by_token[REFERENCE]),
     }
     return row, comparison(by_token, REFERENCE, REFERENCE_GAIN)
 
 
-def path_row(num_tokens, num_blocks, num_products):
-    """Which of its two paths transformers took: a step that loops over tokens multiplies for each, in every
-    block.
-
-    Args:
-        num_tokens: Of a row of the step that was watched.
-        num_blocks: Blocks of the model.
-        num_products: Products of batches of matrices in it, forward and backward.
-    """
-    is_slow = num_products >= num_tokens * num_blocks
-    return {
-        "path": "slow: token by token in Python" if is_slow else "not token by token",
-        "watched tokens": num_tokens,
-        "bmm calls": num_products,
-    }
-
-
 def operator_rows(model_config, batches, num_repeats):
     """Interleave each operator on the shapes of all ways: rows of a table."""
-    from benchmarks import mamba_operators
-    from bert_packed.runs.interleaved_timing import time_interleaved
+    from benchmarks import mamba_operators  # Keras: only now
 
     rows = []
     for operator in mamba_operators.OPERATORS:
@@ -295,22 +255,14 @@ def operator_rows(model_config, batches, num_repeats):
 
 def variant_rows(model_config, batches, num_repeats):
     """Interleave the ways to compute the scan on packs: rows of a table."""
-    from benchmarks.mamba_operators import (
-        BOTH,
-        PASSES,
-        SCAN,
-        operator_inputs,
-        operator_program,
-        running,
-        scan_variants,
-    )
-    from bert_packed.runs.interleaved_timing import time_interleaved
+    from benchmarks import mamba_operators
+    from benchmarks.mamba_operators import BOTH, PASSES, SCAN
 
-    given = operator_inputs(SCAN, model_config, batches)
+    given = mamba_operators.operator_inputs(SCAN, model_config, batches)
     num_tokens = sum(batch["position_ids"].size for batch in batches)
-    variants = scan_variants()
+    variants = mamba_operators.scan_variants()
     ways = {
-        (name, which): running(operator_program(SCAN, which, variant), given)
+        (name, which): mamba_operators.running(mamba_operators.operator_program(SCAN, which, variant), given)
         for name, variant in variants.items()
         for which in PASSES
     }
@@ -354,8 +306,6 @@ def comparison(by_token, way, at_least):
 
 def draw(tables, path):
     """Draw padding rates beside print, and real tokens/s of steps and operators, as PNG."""
-    from benchmarks.pictures import draw_bars, new_figure, save_picture
-
     drawn = [name for name in (PADDING, TRAINING, OPERATORS) if name in tables] or [PADDING]
     figure, (row,) = new_figure(len(drawn))
     for name, axes in zip(drawn, row, strict=True):

@@ -67,11 +67,7 @@ class MemoryWatch:
 
 
 def read_memory(process, field):
-    """A memory field of a process, in bytes: "VmRSS", resident now, or "VmHWM", the most so far.
-
-    Returns:
-        int; None where the process has ended or the system has no such file.
-    """
+    """A memory field of a process in bytes, "VmRSS", resident, or "VmHWM", the most; None if unknown."""
     try:
         with open(f"{PROCESSES}/{process}/status") as file:
             lines = dict(line.split(":", 1) for line in file)

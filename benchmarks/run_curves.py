@@ -71,13 +71,9 @@ class LoggedRun:
 
 
 def read_run(folder, figures):
-    """Read the logs of a run: `LoggedRun`.
+    """Read the logs of a run: `LoggedRun`, with `ACCURACY` where it is there.
 
     `sequences` is the expected number: single packs hold more or fewer.
-
-    Args:
-        folder: Path of the output directory.
-        figures: Columns of the logs; `ACCURACY` is read too, where it is there.
 
     Raises:
         InputError: the folder is no run's, its log of training has no row, or a log lacks a figure.
@@ -135,19 +131,16 @@ def _hours(rows, sequences_per_step):
 
 
 def summary_rows(runs, figures, target=0.0):
-    """Last figures of the complete runs of each variant: rows of a table.
-
-    Args:
-        runs: List of `LoggedRun`.
-        figures: Names of figures.
-        target: Held-out accuracy; 0 for none.
-    """
+    """Last figures of the complete runs of each variant, and the cost of a target: rows of a table."""
     rows = []
     for variant in dict.fromkeys(one.variant for one in runs):
         of_variant = [one for one in runs if one.variant == variant]
         complete = [one for one in of_variant if one.is_complete]
         row = {"variant": variant, "runs": len(of_variant), "complete": len(complete)}
         row["step"] = max(one.points["training"][-1]["step"] for one in of_variant)
+        for name in ("sequences", "hours"):
+            last = [one.points["training"][-1][name] for one in complete]
+            row[name] = statistics.fmean(last) if last and None not in last else None
         for name in figures:
             for data in LOGS:
                 last = [one.points[data][-1][name] for one in complete if one.points[data]]
@@ -180,7 +173,7 @@ def _target_row(complete, target):
 def reached(points, target, over):
     """Sequences, or hours, until held-out accuracy first was at a target: float.
 
-    Between two evaluations the accuracy is taken to rise evenly; None where it has not come to it, or was
+    Between two evaluations the accuracy is taken to rise evenly. None where it has not come to it, or was
     there at the first evaluation already.
     """
     before = None
@@ -203,15 +196,8 @@ def common_target(runs):
 def bands(runs, data, over, figure):
     """Curves with their bands: the seeds of a variant share their steps.
 
-    Args:
-        runs: List of `LoggedRun`.
-        data: Key of `LOGS`.
-        over: One of `OVER`.
-        figure: Name of a figure.
-
     Returns:
-        Dict from variant to a list of (x, mean, least, most) over the seeds that have come to a step, x their
-        mean.
+        Dict from variant to a list of (x, mean, least, most) over the seeds that have come to a step.
     """
     found = {}
     for one in runs:
@@ -227,14 +213,7 @@ def bands(runs, data, over, figure):
 
 
 def draw(runs, figures, panels, path):
-    """Draw a row of panels for each figure, as PNG.
-
-    Args:
-        runs: List of `LoggedRun`.
-        figures: Names of figures.
-        panels: List of (key of `LOGS`, one of `OVER`).
-        path: Of the PNG.
-    """
+    """Draw a row of panels, (key of `LOGS`, one of `OVER`), for each figure, as PNG."""
     from benchmarks.pictures import draw_curves, new_figure, save_picture
 
     figure, grid = new_figure(len(panels), len(figures), size=(4.0, 2.8))

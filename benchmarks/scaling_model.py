@@ -56,12 +56,7 @@ FITTED_TO, _ = TABLE_2[-1]  # Megatron on 64
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine in the model.
-
-    Attributes:
-        rate: Multiplications, each with its addition, that a device does in a second.
-        seconds_per_scalar: beta, from one device to another.
-    """
+    """A machine in the model: multiplications, each with its addition, a second; seconds to send a scalar."""
 
     rate: float
     seconds_per_scalar: float
@@ -92,14 +87,7 @@ def fit_machine(row=FITTED_TO):
 
 
 def seconds_a_sequence(scheme, shape, devices, machine):
-    """Seconds forward and backward of one sequence under a scheme, with checkpointing.
-
-    Args:
-        scheme: Key of `SCHEMES`.
-        shape: `EncoderShape`.
-        devices: p.
-        machine: `Machine`.
-    """
+    """Seconds forward and backward of one sequence under a scheme, of `SCHEMES`, with checkpointing."""
     work, side = multiplications(shape) / devices, math.isqrt(devices)
     times = []
     for name, rounds in (("forward", 1), (AGAIN, 3)):
@@ -170,14 +158,9 @@ def scaling_tables(machine):
 def isoefficiency_rows(all_devices, machine, wanted):
     """Sizes of problems that keep their devices busy: list of dicts for a table.
 
-    As Section 3.1.2 has it, b grows with h, here as in Table 2, and s and N stay. `W` is the
-    multiplications of a step; it grows from one row to the next as an isoefficiency function: p^3 for 1D,
-    (sqrt(p) log p)^3 for the tree.
-
-    Args:
-        all_devices: Squares, ascending.
-        machine: `Machine`.
-        wanted: Efficiency, between 0 and 1.
+    As Section 3.1.2 has it, b grows with h, here as in Table 2, and s and N stay. `W` is the multiplications
+    of a step; it grows from one row to the next as an isoefficiency function: p^3 for 1D, (sqrt(p) log p)^3
+    for the tree.
     """
     rows = []
     for devices in all_devices:

@@ -121,14 +121,7 @@ def command_rows(config):
 
 
 def start(name, is_help):
-    """Start a command once.
-
-    Args:
-        name: Of `COMMANDS`.
-        is_help: Whether with `--help`; else with inputs that do not exist.
-
-    Returns:
-        Seconds by the clock, and of processors.
+    """Start a command once; returns its seconds by the clock, and of processors.
 
     Raises:
         InputError: it did not end as it must.
@@ -159,7 +152,7 @@ def write_packs(config, folder):
 
     packs, length = [(8,) * DEPTH] * NUM_DISTINCT, 8 * DEPTH
     rng = np.random.default_rng(0)
-    records = serialize_examples(random_packs(packs, spec_of(packs, length), length, VOCAB_SIZE, rng))
+    records = serialize_examples(random_packs(packs, spec_of(packs, length), VOCAB_SIZE, rng))
     made, entries = {}, []  # files of equally many packs are copies of one
     for index in range(config.num_files):
         count = config.num_packs * (index + 1) // config.num_files

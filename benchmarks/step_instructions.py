@@ -46,15 +46,7 @@ HANDED_OUT_NUMBER, TASK_NUMBER = "_p", "_c"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Work of an instruction in a run of its program, all rounds of its loops counted.
-
-    Attributes:
-        part: Part of the step, by the names of the model's layers.
-        kind: One of `KINDS`.
-        flops: Operations of its matrix products.
-        num_bytes: Bytes that it reads and writes.
-        exponentials: Exponentials, logarithms, error functions and their like.
-    """
+    """Work of an instruction in a run of its program, loops with all rounds; `kind` is of `KINDS`."""
 
     part: str
     kind: str
@@ -64,14 +56,7 @@ class Work:
 
 
 def read_work(text):
-    """The instructions of a program, but those inside a fusion and those that only run others, as loops do.
-
-    Args:
-        text: The program, as of `StepProgram`.
-
-    Returns:
-        Dict from an instruction's name to `Work`.
-    """
+    """Work of each instruction but those inside a fusion, and those that only run others: dict by name."""
     module = read_module(text)
     computations = module.computations.values()
     inside = {one.attribute("calls") for of in computations for one in of.instructions.values()}
@@ -134,17 +119,10 @@ class HandingOut:
 
 
 def read_threads(folder, names):
-    """Activity of threads, by a trace of `training.profiling.Profile`.
-
-    Args:
-        folder: Of the trace.
-        names: Of the instructions, a set; other events are left out.
-
-    Returns:
-        As `core_seconds` takes it, times in seconds.
+    """Activity of threads by a trace of `training.profiling.Profile`, as `core_seconds` takes it.
 
     Raises:
-        InputError: no instruction of these is in the trace, as on devices that trace kernels.
+        InputError: no instruction of these `names` is in the trace, as on devices that trace kernels.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -184,22 +162,17 @@ def _number(event, keys, name):
 
 
 def core_seconds(threads):
-    """Time of all threads together at each instruction, the tasks that it handed out included.
+    """Time of all threads together at each instruction, with the tasks that it handed out: dict by name.
 
         thread 1   calls a 0..10, and in it: hands out task 7 at 1, calls b 4..6
         thread 2   runs task 7 2..9, and in it: calls b 5..6
         ->   a 8 + 6, b 2 + 1
 
-    A task counts for the instruction that handed it out, or whose task did; one that none did, such as
-    running the program, counts for nothing.
+    A task that no instruction handed out, such as running the program, counts for nothing.
 
     Args:
         threads: List of lists of (start, end, what), of which two overlap only where one holds the other;
-            `what` is the name of an instruction that is called, the number of a task, or a `HandingOut`. Each
-            number is of one task.
-
-    Returns:
-        Dict from name to the sum over its calls and tasks.
+            `what` is the name of an instruction, the number of a task, or a `HandingOut`.
     """
     seconds, origins = collections.Counter(), {}
     for spans in threads:

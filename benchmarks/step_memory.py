@@ -6,8 +6,13 @@ python -m benchmarks.step_memory --bert_config_file=bert-mini --batch_size=8 --r
 import dataclasses
 import sys
 
+import numpy as np
+
 from benchmarks.peak_memory import MemoryWatch
 from benchmarks.results import Settings, show
+from benchmarks.synthetic_data import check_positions, token_batch, wikipedia_corpus
+from benchmarks.training_steps import build_engine, stepping
+from bert_packed.config import MambaConfig, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_divides, setting
 from bert_packed.training.engines import choose_backend
@@ -47,11 +52,6 @@ class MemoryConfig(Settings):
 def main(config):
     """Measure, print and write."""
     choose_backend()
-    # TensorFlow and Keras: not for --help
-    from benchmarks.synthetic_data import check_positions
-    from benchmarks.training_steps import build_engine, stepping
-    from bert_packed.config import load_model_config
-
     model_config = load_model_config(config.bert_config_file, config.vocab_size or None)
     rows = []
     for length in map(int, config.lengths.split(",")):
@@ -71,11 +71,6 @@ def main(config):
 
 def make_batch(model_config, batch_size, length):
     """A batch dict of packs of Wikipedia's lengths, for a BERT or a Mamba."""
-    import numpy as np
-
-    from benchmarks.synthetic_data import token_batch, wikipedia_corpus
-    from bert_packed.config import MambaConfig
-
     rng, corpus = np.random.default_rng(0), wikipedia_corpus(length, DEPTH)
     if isinstance(model_config, MambaConfig):
         return token_batch(corpus.draw_packs(batch_size, rng), length, model_config.vocab_size, rng)

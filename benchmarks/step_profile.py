@@ -10,9 +10,17 @@ import sys
 import tempfile
 import time
 
+import numpy as np
+
+from benchmarks.pictures import draw_bars, new_figure, save_picture
 from benchmarks.results import Settings, show
+from benchmarks.step_instructions import core_seconds, read_threads, read_work
+from benchmarks.synthetic_data import check_positions, wikipedia_corpus
+from benchmarks.training_steps import build_engine, stepping
+from bert_packed.config import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import check_divides, setting
+from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 from data_gen.jobs.runners import num_cores
 
@@ -56,13 +64,7 @@ class ProfileConfig(Settings):
 def main(config):
     """Measure, print, write and draw."""
     choose_backend()
-    # TensorFlow and Keras: not for --help
-    import numpy as np
-
-    from benchmarks.machine_rates import measure_rates, rate_rows
-    from benchmarks.synthetic_data import check_positions, wikipedia_corpus
-    from benchmarks.training_steps import build_engine
-    from bert_packed.config import load_model_config
+    from benchmarks.machine_rates import measure_rates, rate_rows  # Keras: only now
 
     model_config = load_model_config(config.bert_config_file)
     check_positions(config.max_seq_length, model_config)
@@ -100,12 +102,9 @@ def trace_steps(engine, batch, num_steps):
     """Take steps without a trace, then with one.
 
     Returns:
-        Seconds of steps without, and of those with; dict from an instruction to its `Work`; dict from an
-        instruction to its seconds in all steps with, divided by the number of cores.
+        Seconds of both; dict from an instruction to its `Work` in a step; dict from an instruction to its
+        seconds in all traced steps, of all threads, divided by the number of cores.
     """
-    from benchmarks.step_instructions import core_seconds, read_threads, read_work
-    from benchmarks.training_steps import stepping
-    from bert_packed.runs.interleaved_timing import time_interleaved
     from bert_packed.training.profiling import Profile
 
     step, traced = stepping(engine, [batch]), []
@@ -127,18 +126,10 @@ def profile_rows(work, seconds, num_steps, rates):
     """Rows of the table, the longest first, then the sums of each kind and of all.
 
     Args:
-        work: Dict from an instruction to its `Work` in a step.
-        seconds: Dict from an instruction to its seconds in all steps.
+        work, seconds: Dicts from an instruction to its `Work` in a step, and to its seconds in all steps.
         num_steps: Traced steps.
         rates: `machine_rates.Rates`.
-
-    Returns:
-        List of dicts: `part`, `what`, `instructions`, `ms` of a step, `share` of all, `GFLOP/s` of products,
-        `GB/s` of all else (None otherwise), `least ms` by what it is `limited by`, and that over `ms`,
-        `reached`.
     """
-    from benchmarks.machine_rates import least_seconds
-
     groups = collections.defaultdict(list)
     for name in seconds:
         for key in ((work[name].part, work[name].kind), (ALL, work[name].kind), (ALL, "")):
@@ -151,7 +142,7 @@ def profile_rows(work, seconds, num_steps, rates):
             sum(getattr(work[name], what) for name in names)
             for what in ("flops", "num_bytes", "exponentials")
         )
-        limits = least_seconds(rates, flops, num_bytes, exponentials)
+        limits = rates.least_seconds(flops, num_bytes, exponentials)
         limit = max(limits, key=limits.get)
         rows.append(
             {
@@ -173,8 +164,6 @@ def profile_rows(work, seconds, num_steps, rates):
 
 def draw(rows, rates, path):
     """Draw milliseconds of each group beside the least, and the roofline of those with products, as PNG."""
-    from benchmarks.pictures import draw_bars, new_figure, save_picture
-
     parts = [{**row, "label": f"{row['part']}: {row['what']}"} for row in rows if row["part"] != ALL]
     figure, ((times, roofline),) = new_figure(2, size=(5.5, 4.2))
     draw_bars(times, parts, "label", {"ms": "measured", "least ms": "by the machine's rates"})

@@ -62,14 +62,11 @@ def parse_seeds(text):
 
 
 def read_packing_factor(config, packed, unpacked):
-    """Packing factor of the packed records of a pair, by their manifests: float.
-
-    Args:
-        config: With both patterns.
-        packed, unpacked: Names of the flags.
+    """Packing factor of the records of flag `packed`, by their manifests: float.
 
     Raises:
-        InputError: no manifest is beside them, or the unpacked ones are not the same sequences at depth 1.
+        InputError: no manifest is beside them, or those of flag `unpacked` are not the same sequences at
+        depth 1.
     """
     found = {}
     for name in (packed, unpacked):
@@ -108,13 +105,8 @@ def _difference(one, other):
 def packs_of(num_sequences, packing_factor, name):
     """Packs that hold about as many sequences, for one update: int.
 
-    Args:
-        num_sequences: Sequences of an update.
-        packing_factor: Mean sequences of a pack.
-        name: Of the flag.
-
     Raises:
-        InputError: the nearest number of packs holds over 5 % more or fewer.
+        InputError: the nearest number of packs holds over 5 % more or fewer, by the flag `name`.
     """
     num_packs = max(1, round(num_sequences / packing_factor))
     seen = num_packs * packing_factor
@@ -170,11 +162,7 @@ def print_commands(runs, folder):
 
 
 def take_runs(runs, folder):
-    """Take all runs in order, until one is stopped.
-
-    Args:
-        runs: List of `Run`, each after the one that it starts from.
-        folder: DIR.
+    """Take all runs, each after the one that it starts from, until one is stopped.
 
     Returns:
         0, or 128 and the number of the signal that stopped a run or this command.

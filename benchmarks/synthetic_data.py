@@ -31,20 +31,10 @@ RECORDS_AT_ONCE = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Lengths of a data set, and the plan that packs all of it.
-
-    Attributes:
-        histogram: int64 `[S]`, entry i counts the sequences of i + 1 tokens.
-        plan: `PackingPlan` for it.
-    """
+    """Lengths of a data set, int64 `[S]`, entry i for i + 1 tokens, and the plan that packs all of it."""
 
     histogram: np.ndarray
     plan: PackingPlan
-
-    @property
-    def max_seq_length(self):
-        """S."""
-        return len(self.histogram)
 
     def draw_packs(self, num_packs, rng):
         """Packs, each as often as the plan has it: list of tuples of lengths."""
@@ -54,14 +44,12 @@ class Corpus:
 
     def packed_batch(self, num_packs, vocab_size, rng):
         """A batch dict of packs for pre-training a BERT, P and K as large as the fullest pack needs."""
-        spec = spec_of(self.plan.strategies, self.max_seq_length)
-        return bert_batch(self.draw_packs(num_packs, rng), spec, self.max_seq_length, vocab_size, rng)
+        spec = spec_of(self.plan.strategies, len(self.histogram))
+        return bert_batch(self.draw_packs(num_packs, rng), spec, vocab_size, rng)
 
     def unpacked_batch(self, num_rows, vocab_size, rng):
         """A batch dict of rows of S tokens that hold one sequence each."""
-        spec = row_spec(self.max_seq_length, self.max_seq_length)
-        packs = [(length,) for length in draw_lengths(self.histogram, num_rows, rng)]
-        return bert_batch(packs, spec, self.max_seq_length, vocab_size, rng)
+        return row_batch(draw_lengths(self.histogram, num_rows, rng), len(self.histogram), vocab_size, rng)
 
 
 def plan_corpus(histogram, depth):
@@ -99,44 +87,34 @@ def check_positions(length, model_config):
 def count_predictions(lengths, max_seq_length):
     """Predictions of sequences, as google-research/bert chooses their number: int64 `[n]`.
 
-        lengths 3 20 512, S = 512   ->   1 3 76
-
-    Args:
-        lengths: Int `[n]`.
-        max_seq_length: S, by which their number is limited.
+    lengths 3 20 512, S = 512   ->   1 3 76
     """
     wanted = np.round(np.asarray(lengths) * MASKED_LM_PROB).astype(np.int64)
     return np.clip(wanted, 1, schema.default_predictions(max_seq_length))
 
 
-def spec_of(packs, length, limit=None):
-    """The least shapes that hold packs, tuples of lengths, of S tokens: `PackSpec`."""
-    needed = max(int(count_predictions(pack, limit or length).sum()) for pack in packs)
-    return schema.PackSpec(int(length), max(map(len, packs)), needed)
+def spec_of(packs, max_seq_length):
+    """The least shapes that hold packs, tuples of lengths: `PackSpec`."""
+    needed = max(int(count_predictions(pack, max_seq_length).sum()) for pack in packs)
+    return schema.PackSpec(max_seq_length, max(map(len, packs)), needed)
 
 
-def row_spec(length, limit):
-    """The shapes of rows of `length` tokens for one sequence each: `PackSpec`.
-
-    Args:
-        length: S of the rows.
-        limit: Length of the longest sequence of the data, which limits the predictions of all.
-    """
-    return spec_of([(one,) for one in range(1, length + 1)], length, limit)
+def row_spec(max_seq_length):
+    """The shapes of rows that hold one sequence each: `PackSpec`."""
+    return schema.PackSpec(max_seq_length, 1, schema.default_predictions(max_seq_length))
 
 
-def random_packs(packs, spec, limit, vocab_size, rng):
+def random_packs(packs, spec, vocab_size, rng):
     """The arrays of packed records: dict from feature to int32 `[B, ...]`, weights float32.
 
     Args:
         packs: List of tuples of lengths; `[(5,), (7,)]` are two rows of one sequence each.
         spec: `PackSpec` that no pack exceeds.
-        limit: Length that limits the predictions of a sequence (`count_predictions`).
         vocab_size: Ids are below it.
         rng: NumPy generator.
     """
     lengths = np.array([length for pack in packs for length in pack])
-    num_predictions = count_predictions(lengths, limit)
+    num_predictions = count_predictions(lengths, spec.max_seq_length)
     offsets, num_tokens = to_offsets(lengths), int(lengths.sum())
     first_id = min(FIRST_WORD, vocab_size - 1)
     is_b = np.arange(num_tokens) >= np.repeat(offsets[:-1] + lengths // 2, lengths)
@@ -159,31 +137,27 @@ def random_packs(packs, spec, limit, vocab_size, rng):
     return assemble_packs(sequences, members, spec)
 
 
-def bert_batch(packs, spec, limit, vocab_size, rng):
+def row_batch(lengths, max_seq_length, vocab_size, rng):
+    """The batch dict of pre-training a BERT on rows of S tokens that hold one sequence each."""
+    return bert_batch([(int(one),) for one in lengths], row_spec(max_seq_length), vocab_size, rng)
+
+
+def bert_batch(packs, spec, vocab_size, rng):
     """The batch dict of pre-training a BERT on packs; arguments as of `random_packs`."""
     from bert_packed.objectives.features import BATCH_NAMES
 
-    arrays = random_packs(packs, spec, limit, vocab_size, rng)
+    arrays = random_packs(packs, spec, vocab_size, rng)
     return {name: arrays[record_name] for record_name, name in BATCH_NAMES.items()}
 
 
-def token_batch(packs, length, vocab_size, rng, num_slots=None):
-    """The batch dict of next-token prediction on packs of S tokens; every token but the last predicts.
-
-    Args:
-        packs: List of tuples of lengths.
-        length: S.
-        vocab_size: Ids are below it.
-        rng: NumPy generator.
-        num_slots: K; None for the most sequences of a pack.
-    """
-    num_slots = num_slots or max(map(len, packs))
-    spec = dataclasses.replace(spec_of(packs, length), max_sequences_per_pack=num_slots)
-    arrays = random_packs(packs, spec, length, vocab_size, rng)
+def token_batch(packs, length, vocab_size, rng):
+    """The batch dict of next-token prediction on packs, tuples of lengths; all but the last token predict."""
+    spec = spec_of(packs, length)
+    arrays = random_packs(packs, spec, vocab_size, rng)
     tokens_BS, ids_BS = arrays[schema.INPUT_IDS], arrays[schema.INPUT_MASK]
     next_ids_BS, next_tokens_BS = (np.pad(values[:, 1:], ((0, 0), (0, 1))) for values in (ids_BS, tokens_BS))
     goes_on_BS = (next_ids_BS == ids_BS) & (ids_BS > 0)
-    slots_K = np.arange(1, num_slots + 1)
+    slots_K = np.arange(1, spec.max_sequences_per_pack + 1)
     return {
         "token_ids": tokens_BS,
         "sequence_ids": ids_BS,
@@ -196,16 +170,9 @@ def token_batch(packs, length, vocab_size, rng, num_slots=None):
 
 
 def best_shapes(lengths, num_shapes):
-    """The few row lengths that sequences are filled up to with the least padding in all.
+    """The few row lengths that sequences are filled up to with the least padding in all: int64, ascending.
 
-        lengths [2 3 9 10 10], two shapes   ->   [3 10]
-
-    Args:
-        lengths: Int `[n]`.
-        num_shapes: Most row lengths.
-
-    Returns:
-        int64 array, ascending; the last is the longest length.
+    lengths [2 3 9 10 10], two shapes   ->   [3 10]
     """
     values, counts = np.unique(lengths, return_counts=True)
     upto = np.concatenate([[0], np.cumsum(counts)])
@@ -226,15 +193,7 @@ def best_shapes(lengths, num_shapes):
 
 
 def write_sequences(folder, num_sequences, max_seq_length, num_files=4, seed=0):
-    """Write unpacked records with Wikipedia's lengths in proportion to S; returns the paths.
-
-    Args:
-        folder: Made where it is missing.
-        num_sequences: Records of all files.
-        max_seq_length: S.
-        num_files: Files to spread them over.
-        seed: Whole number.
-    """
+    """Write unpacked records with Wikipedia's lengths in proportion to S into a folder; returns the paths."""
     os.makedirs(folder, exist_ok=True)
     paths = []
     for index in range(num_files):
@@ -246,11 +205,10 @@ def write_sequences(folder, num_sequences, max_seq_length, num_files=4, seed=0):
 
 
 def _unpacked_records(rng, num_sequences, max_seq_length):
-    # A pack of one sequence has the arrays of an unpacked record, and three more
-    spec = schema.PackSpec(max_seq_length, 1, schema.default_predictions(max_seq_length))
     histogram = wikipedia_histogram(max_seq_length)
     for start in range(0, num_sequences, RECORDS_AT_ONCE):
         size = min(RECORDS_AT_ONCE, num_sequences - start)
         packs = [(length,) for length in draw_lengths(histogram, size, rng)]
-        arrays = random_packs(packs, spec, max_seq_length, VOCAB_SIZE, rng)
+        arrays = random_packs(packs, row_spec(max_seq_length), VOCAB_SIZE, rng)
+        # A pack of one sequence has the arrays of an unpacked record, and three more
         yield from serialize_examples({name: arrays[name] for name in schema.UNPACKED_LENGTHS})

@@ -11,9 +11,19 @@ import functools
 import statistics
 import sys
 
+import numpy as np
+
 from benchmarks.results import Settings, show
+from benchmarks.synthetic_data import WIKIPEDIA, check_positions, count_predictions, plan_corpus, row_batch
+from benchmarks.timing import added_row, median_row, ratios
+from benchmarks.training_steps import build_engine, stepping
+from bert_packed.config import load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_depth_fits, check_divides, parse_depth, setting
+from bert_packed.models.flops import bert_flops
+from bert_packed.packing.histogram import fold
+from bert_packed.records.read_lengths import read_histogram
+from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 
 DESCRIPTION = """
@@ -29,10 +39,9 @@ speed-up is the median of the ratios of neighbouring steps, in sequences a secon
 interval of 95 %. Utilisation is of a float32 matrix product measured in the same run. Under
 KERAS_BACKEND=jax a table has what packing adds to XLA's count of a step, which no noise changes.
 """
-HISTOGRAM = "wikipedia_512"
-NUM_BATCHES = 2  # of each way, in turn
+NUM_BATCHES = 2  # of each way
 # Table 1 of the paper, of NNLSHP at depth 3 on Wikipedia's lengths at 512, on an IPU
-PRINTED = {"overhead": 4.287, "realised": 1.913, "share": 1.913 / 1.996}
+PRINTED = {"overhead": 4.287, "speed-up": 1.913, "share": 1.913 / 1.996}
 LEAST_SHARE = 0.98  # of the packing factor, wanted over a plain BERT
 PLAIN_ON_PACKS, PLAIN, PACKED, UNPACKED = "plain, on packs", "plain", "packed", "unpacked"
 KERAS_HUB = "keras-hub, padded"
@@ -44,20 +53,14 @@ class SpeedConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
-    histogram: str = setting(
-        "", f"lengths of the sequences: a name that the package has, or a JSON file; empty = {HISTOGRAM}"
-    )
+    histogram: str = setting("", f"lengths: a name, or a JSON file; empty = {WIKIPEDIA}")
     input_file: str = setting("", "unpacked TFRecords to take the lengths from instead; paths or globs")
     max_seq_length: int = setting(512, "tokens of a pack and of a row; longer sequences are cut", minimum=16)
     max_sequences_per_pack: int | str = setting(3, 'most sequences in a pack, or "max"', parse=parse_depth)
     batch_size: int = setting(8, "packs, or rows, a step", minimum=1)
-    micro_batch_size: int = setting(
-        0, "packs, or rows, that ours computes at once; 0 = all of the step's", minimum=0
-    )
+    micro_batch_size: int = setting(0, "packs that ours computes at once; 0 = all of the step's", minimum=0)
     repeats: int = setting(21, "timed steps of each way", minimum=1)
-    reference: bool = setting(
-        False, "also measure transformers on torch (extra `reference`), and KerasHub where it is installed"
-    )
+    reference: bool = setting(False, "also measure transformers (extra `reference`) and KerasHub")
 
     def __post_init__(self):
         super().__post_init__()
@@ -69,32 +72,35 @@ class SpeedConfig(Settings):
         check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
 
     @property
+    def lengths(self):
+        """Name of the histogram, or "" for records."""
+        return self.histogram or ("" if self.input_file else WIKIPEDIA)
+
+    @property
     def is_printed(self):
         """Whether the paper prints figures of such data at this depth."""
-        lengths = self.histogram or ("" if self.input_file else HISTOGRAM)
-        return (lengths, self.max_seq_length, self.max_sequences_per_pack) == (HISTOGRAM, 512, 3)
+        return (self.lengths, self.max_seq_length, self.max_sequences_per_pack) == (WIKIPEDIA, 512, 3)
 
 
 def main(config):
     """Measure, print and write."""
     backend = choose_backend()
-    # TensorFlow and Keras: not for --help
-    from benchmarks.synthetic_data import check_positions, plan_corpus
-    from bert_packed.config import load_model_config
-    from bert_packed.packing.histogram import fold
-    from bert_packed.records.read_lengths import read_histogram
-    from bert_packed.runs.interleaved_timing import time_interleaved
-    from bert_packed.runs.step_cost import measured_flops_per_second
+    from bert_packed.runs.step_cost import measured_flops_per_second  # Keras: only now
 
     model_config = load_model_config(config.bert_config_file)
     check_positions(config.max_seq_length, model_config)
-    histogram = read_histogram("" if config.input_file else config.histogram or HISTOGRAM, config.input_file)
-    corpus = plan_corpus(fold(histogram, config.max_seq_length), config.max_sequences_per_pack)
+    histogram = fold(read_histogram(config.lengths, config.input_file), config.max_seq_length)
+    corpus = plan_corpus(histogram, config.max_sequences_per_pack)
     batches = make_batches(corpus, config, model_config.vocab_size)
     engines = make_engines(model_config, config.micro_batch_size)
     peak = measured_flops_per_second()  # and again after the steps: a busy moment halves it
     with contextlib.ExitStack() as stack:
-        ways = our_ways(engines, batches)
+        ways = {
+            PLAIN_ON_PACKS: stepping(engines[PLAIN], batches[PACKED]),
+            PACKED: stepping(engines[PACKED], batches[PACKED]),
+            PLAIN: stepping(engines[PLAIN], batches[UNPACKED]),
+            UNPACKED: stepping(engines[UNPACKED], batches[UNPACKED]),
+        }
         if config.reference:
             ways |= peer_ways(model_config, batches, stack)
         seconds = time_interleaved(ways, config.repeats)
@@ -111,44 +117,26 @@ def main(config):
 
 
 def make_batches(corpus, config, vocab_size):
-    """Batch dicts of the corpus.
-
-    Args:
-        corpus: `synthetic_data.Corpus`.
-        config: `SpeedConfig`.
-        vocab_size: Ids are below it.
-
-    Returns:
-        Dict from `PACKED`, `UNPACKED` and, for a reference, `SORTED` to a list of batch dicts: B packs, B
-        rows of one sequence, and B sequences of like length in rows as long as the longest needs.
-    """
-    import numpy as np
-
-    from benchmarks.synthetic_data import bert_batch, row_spec
-
-    rng, size, length = np.random.default_rng(0), config.batch_size, corpus.max_seq_length
+    """Batch dicts of a corpus: dict from `PACKED`, `UNPACKED` and, for a reference, `SORTED` to a list."""
+    rng, size = np.random.default_rng(0), config.batch_size
     batches = {
         PACKED: [corpus.packed_batch(size, vocab_size, rng) for _ in range(NUM_BATCHES)],
         UNPACKED: [corpus.unpacked_batch(size, vocab_size, rng) for _ in range(NUM_BATCHES)],
     }
     if config.reference:
-        batches[SORTED] = [
-            bert_batch([(one,)] * size, row_spec(one, length), length, vocab_size, rng)
-            for one in sorted_lengths(corpus.histogram, config.repeats, rng)
-        ]
+        lengths = sorted_lengths(corpus.histogram, config.repeats, rng)
+        batches[SORTED] = [row_batch([one] * size, int(one), vocab_size, rng) for one in lengths]
     return batches
 
 
 def sorted_lengths(histogram, num_batches, rng):
-    """Lengths of the batches that a sorted data set is cut into, in random order: int64 `[num_batches]`.
+    """Lengths of the batches of sorted data, in random order: int64 `[num_batches]`.
 
-    Neighbours in sorted data are of one length. A batch stands for each of `num_batches` equal parts of the
-    data, with the length in the middle of that part.
+    Neighbours in sorted data are of one length. A batch is for each of `num_batches` equal parts of the data,
+    with the length in the middle of that part.
 
         histogram of 1 1 1 1 3 3 5 5, four batches   ->   1 1 3 5
     """
-    import numpy as np
-
     upto = np.cumsum(histogram)
     places = (np.arange(num_batches) + 0.5) / num_batches * upto[-1]
     return rng.permutation(1 + np.searchsorted(upto, places, side="right"))
@@ -157,26 +145,11 @@ def sorted_lengths(histogram, num_batches, rng):
 def make_engines(model_config, micro_batch_size):
     """Engines by name: `PLAIN`, a BERT that knows nothing of packs, and ours for packs and for rows."""
     from benchmarks.peers.plain_bert import plain_objective
-    from benchmarks.training_steps import RECIPE, build_engine
-    from bert_packed.training.engines import make_engine
-    from bert_packed.training.optimization import build_optimizer
 
-    objective = plain_objective()
-    model, optimizer = objective.build_model(model_config), build_optimizer(RECIPE)
-    plain = make_engine(model, objective, optimizer, micro_batch_size or None)
-    ours = {name: build_engine(model_config, micro_batch_size) for name in (PACKED, UNPACKED)}
-    return {PLAIN: plain, **ours}
-
-
-def our_ways(engines, batches):
-    """Functions of the repeat that take a step, by name; arguments of `make_engines`, `make_batches`."""
-    from benchmarks.training_steps import stepping
-
+    plain = build_engine(model_config, micro_batch_size, objective=plain_objective())
     return {
-        PLAIN_ON_PACKS: stepping(engines[PLAIN], batches[PACKED]),
-        PACKED: stepping(engines[PACKED], batches[PACKED]),
-        PLAIN: stepping(engines[PLAIN], batches[UNPACKED]),
-        UNPACKED: stepping(engines[UNPACKED], batches[UNPACKED]),
+        PLAIN: plain,
+        **{name: build_engine(model_config, micro_batch_size) for name in (PACKED, UNPACKED)},
     }
 
 
@@ -189,12 +162,10 @@ def peer_ways(model_config, batches, stack):
     if keras_hub_model.is_installed():
         training = keras_hub_training(model_config, padded[0])
         ways[KERAS_HUB] = lambda repeat: training.step(padded[repeat % len(padded)])
+    rows = {PADDED: padded, SORTED: batches[SORTED]}
     for name, keeps_memory in process.torch_processes().items():
-        rows = {PADDED: padded, SORTED: batches[SORTED]}
         peer = stack.enter_context(transformers_training(model_config, rows, keeps_memory))
-        ways |= {
-            f"{name}, {rows_name}": functools.partial(peer.call, "step", rows_name) for rows_name in rows
-        }
+        ways |= {f"{name}, {one}": functools.partial(peer.call, "step", one) for one in rows}
     return ways
 
 
@@ -211,19 +182,12 @@ def describe(corpus):
 
 
 def sums_of_a_row(corpus, is_packed):
-    """Means of a row of the data, for `bert_flops`: dict of floats.
-
-    Of all the data: the few batches timed would say too much or too little.
-    """
-    import numpy as np
-
-    from benchmarks.synthetic_data import count_predictions
-
-    lengths = np.arange(1, corpus.max_seq_length + 1)
+    """Means of a row of all the data, for `bert_flops`; those of the few batches timed would differ."""
+    lengths = np.arange(1, len(corpus.histogram) + 1)
     values = {
         "num_tokens": lengths,
         "num_pairs": lengths**2,
-        "num_predictions": count_predictions(lengths, corpus.max_seq_length),
+        "num_predictions": count_predictions(lengths, len(lengths)),
         "num_sequences": np.ones(len(lengths)),
     }
     num_rows = corpus.plan.num_packs if is_packed else corpus.plan.num_sequences
@@ -233,8 +197,6 @@ def sums_of_a_row(corpus, is_packed):
 def step_rows(seconds, corpus, model_config, batch_size, peak):
     """Speeds of all ways: rows of a table.
 
-    Of sorted batches, which are of all lengths, the mean counts; of the others the median.
-
     Args:
         seconds: Dict from way to list of seconds.
         corpus: `synthetic_data.Corpus`.
@@ -242,11 +204,10 @@ def step_rows(seconds, corpus, model_config, batch_size, peak):
         batch_size: B.
         peak: Operations a second that utilisation is a share of.
     """
-    from bert_packed.models.flops import bert_flops
-
     rows = []
     for name, times in seconds.items():
         sums = sums_of_a_row(corpus, name == PACKED)
+        # Sorted batches are of all lengths
         per_step = (statistics.mean if name.endswith(SORTED) else statistics.median)(times)
         # The plain model takes packs for single sequences: these steps are only there to be timed
         rate = None if name == PLAIN_ON_PACKS else batch_size / per_step
@@ -270,41 +231,28 @@ def speed_up_rows(seconds, factor, is_printed):
         factor: Packing factor.
         is_printed: Whether the paper prints such figures.
     """
-    from benchmarks.timing import added_row, median_row, ratios
 
-    overhead = added_row(seconds[PACKED], seconds[PLAIN_ON_PACKS])
-    figures = {"overhead of packing, % of the step": [overhead.pop("added, %"), *overhead.values()]}
+    def row(figure, values, printed=None, at_least=None):
+        columns = dict(zip(("median", "from", "to"), values, strict=True))
+        return {"figure": figure, **columns, "print": printed if is_printed else None, "at least": at_least}
+
+    overhead = added_row(seconds[PACKED], seconds[PLAIN_ON_PACKS]).values()
+    rows = [row("overhead of packing, % of the step", overhead, PRINTED["overhead"])]
     for name in [name for name in seconds if name not in (PLAIN_ON_PACKS, PACKED)]:
         gains = ratios(seconds[name], seconds[PACKED])
+        shares = list(median_row("", gains).values())
         if name.endswith(SORTED):  # steps of all lengths: their mean counts, and has no such interval
-            row = [statistics.mean(gains), None, None]
-        else:
-            row = list(median_row("", gains).values())
-        figures[f"speed-up over {name}"] = [value and factor * value for value in row]
-        figures[f"share of the packing factor, over {name}"] = row
-    printed = {
-        "overhead of packing, % of the step": PRINTED["overhead"],
-        f"speed-up over {PLAIN}": PRINTED["realised"],  # the paper's baseline
-        f"share of the packing factor, over {PLAIN}": PRINTED["share"],
-    }
-    wanted = {f"share of the packing factor, over {PLAIN}": LEAST_SHARE}
-    return [
-        {
-            "figure": name,
-            **dict(zip(("median", "from", "to"), row, strict=True)),
-            "print": printed.get(name) if is_printed else None,
-            "at least": wanted.get(name),
-        }
-        for name, row in figures.items()
-    ]
+            shares = [statistics.mean(gains), None, None]
+        is_its = name == PLAIN  # the paper's baseline
+        speed_ups = [value and factor * value for value in shares]
+        rows.append(row(f"speed-up over {name}", speed_ups, PRINTED["speed-up"] if is_its else None))
+        printed, at_least = (PRINTED["share"], LEAST_SHARE) if is_its else (None, None)
+        rows.append(row(f"share of the packing factor, over {name}", shares, printed, at_least))
+    return rows
 
 
 def count_row(plain, packed):
-    """What packing adds to XLA's counts of a step, in percent: a row of a table.
-
-    Args:
-        plain, packed: Of `count_train_step`, on the same packs.
-    """
+    """What packing adds to XLA's counts of a step, of `count_train_step`, in percent: a row of a table."""
     return {
         f"packing adds, % of the {title}": 100 * (packed[name] / plain[name] - 1)
         for title, name in (("operations", "flops"), ("bytes moved", "bytes accessed"))

@@ -6,13 +6,30 @@ Legend: B sequences per batch, G sequences per group, S length of a padded row a
 """
 
 import dataclasses
-import itertools
 import logging
 import sys
 
+import numpy as np
+
+from benchmarks import gumbel
 from benchmarks.results import Settings, show
+from benchmarks.synthetic_data import (
+    WIKIPEDIA,
+    best_shapes,
+    check_positions,
+    draw_lengths,
+    plan_corpus,
+    row_batch,
+)
+from benchmarks.timing import ratios
+from benchmarks.training_steps import build_engine, stepping_through
+from bert_packed.config import load_model_config
 from bert_packed.core.command_line import run
-from bert_packed.core.settings import check_depth_fits, check_divides, parse_depth, setting
+from bert_packed.core.settings import InputError, setting
+from bert_packed.packing.histogram import fold
+from bert_packed.records.read_lengths import read_histogram
+from bert_packed.runs.interleaved_timing import time_interleaved
+from bert_packed.training.engines import choose_backend
 
 DESCRIPTION = """
 Figures 5 and 6 and Section E of "Efficient Sequence Packing without Cross-contamination": without padding
@@ -24,8 +41,9 @@ to expect at any number of devices. Packs take the same time everywhere.
 the sequences of a batch run group by group, longest first, each group in rows as long as it needs, of a few
 compiled shapes.
 """
-DEVICES = ",".join(str(2**power) for power in range(13))
-MOST_DEVICES = 10**9
+DEVICES = tuple(2**power for power in range(13))
+DEPTH = 3  # sequences in a pack, as in the papers
+GROUP_SIZE, NUM_SHAPES = 4, 8  # without padding: sequences at once, row lengths that are compiled
 WAYS = PADDED, UNPADDED, PACKED = "padded", "unpadded", "packed"
 NUM_QUANTILES = 1000  # lengths that the shapes are chosen for
 LEAST_VALUES = 10  # of which a distribution can be fitted
@@ -41,182 +59,87 @@ BESIDE_PRINT, BY_PAPER, OUR_DEVICE, BY_OURS = (
 )
 
 
-def _parse_devices(text):
-    numbers = text.split(",")
-    if not all(number.isdecimal() and 0 < int(number) <= MOST_DEVICES for number in numbers) or any(
-        int(one) >= int(next_one) for one, next_one in itertools.pairwise(numbers)
-    ):
-        raise ValueError(f"whole numbers from 1 to {MOST_DEVICES:,}, ascending, separated by commas")
-    return text
-
-
 @dataclasses.dataclass(frozen=True)
 class UnpaddingConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
-    devices: str = setting(DEVICES, "numbers of devices, comma-separated, ascending", parse=_parse_devices)
     measure: bool = setting(False, "also measure batches of this machine")
-    bert_config_file: str = setting(
-        "bert-tiny", "size, or bert_config.json, of the model", only_with="measure"
-    )
-    histogram: str = setting(
-        "wikipedia_512",
-        "lengths of the sequences, a name that the package has or a JSON file",
-        only_with="measure",
-    )
-    max_seq_length: int = setting(
-        512, "tokens of a padded row and of a pack", minimum=16, only_with="measure"
-    )
-    max_sequences_per_pack: int | str = setting(
-        3, 'most sequences in a pack, or "max"', parse=parse_depth, only_with="measure"
-    )
-    batch_size: int = setting(32, "sequences, or packs, in a device's batch", minimum=1, only_with="measure")
-    group_size: int = setting(4, "sequences that run at once without padding", minimum=1, only_with="measure")
-    num_shapes: int = setting(
-        8, "row lengths without padding, each one program", minimum=1, only_with="measure"
-    )
+    bert_config_file: str = setting("bert-tiny", "size, or config file, of the model", only_with="measure")
+    histogram: str = setting(WIKIPEDIA, "lengths: a name, or a JSON file", only_with="measure")
+    max_seq_length: int = setting(512, "tokens of a row and of a pack", minimum=16, only_with="measure")
+    batch_size: int = setting(32, "sequences, or packs, in a batch", minimum=GROUP_SIZE, only_with="measure")
     repeats: int = setting(40, "timed batches of each way", minimum=LEAST_VALUES, only_with="measure")
     picture: str = setting("", "also draw Figures 5 and 6 into this PNG")
 
     def __post_init__(self):
         super().__post_init__()
-        check_divides(self, "group_size", "batch_size")
-        check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
+        if self.batch_size % GROUP_SIZE:
+            raise InputError(f"`batch_size` must be a multiple of {GROUP_SIZE}. Received: {self.batch_size}.")
 
 
 def main(config):
     """Estimate, measure with `--measure`, print, write and draw."""
-    from benchmarks import gumbel  # SciPy: not for --help
-
     one = gumbel.of_one_device(gumbel.PRINTED_8, 8)
-    devices = [int(number) for number in config.devices.split(",")]
-    tables = {BESIDE_PRINT: beside_print(one), BY_PAPER: printed_scaling(one, devices)}
-    times, own, notes = None, None, []
+    tables = {BESIDE_PRINT: beside_print(one), BY_PAPER: printed_scaling(one)}
+    measured, notes = None, []
     if config.measure:
-        times, padding = measure_times(config)
-        notes = [f"{padding:.1%} of the rows without padding is padding"]
-        own = gumbel.fit(times.speed_ups)
-        tables |= {
-            OUR_DEVICE: [describe_times(times, own)],
-            BY_OURS: measured_scaling(times, own, devices),
-        }
+        seconds, factor, padding = measure_times(config)
+        speed_ups = ratios(seconds[PADDED], seconds[UNPADDED])
+        own = gumbel.fit(speed_ups)
+        of_packs = [factor * ratio for ratio in ratios(seconds[PADDED], seconds[PACKED])]
+        tables[OUR_DEVICE] = [describe(seconds, factor, speed_ups, own)]
+        tables[BY_OURS] = measured_scaling(speed_ups, of_packs, own)
+        measured, notes = (speed_ups, own), [f"{padding:.1%} of the rows without padding is padding"]
     show("unpadding", config, tables, notes)
     if config.picture:
-        draw(tables, one, times and (times.speed_ups, own), config.picture)
-
-
-@dataclasses.dataclass(frozen=True)
-class Times:
-    """Seconds of batches, the n-th of each way taken next to the n-th of the others.
-
-    Attributes:
-        padded: Of B rows of S.
-        unpadded: Of B sequences without padding.
-        packed: Of B packs of S.
-        packing_factor: Mean sequences per pack of all the data.
-    """
-
-    padded: list[float]
-    unpadded: list[float]
-    packed: list[float]
-    packing_factor: float
-
-    @property
-    def speed_ups(self):
-        """Of each batch without padding, over its padded neighbour: list of float."""
-        from benchmarks.timing import ratios
-
-        return ratios(self.padded, self.unpadded)
-
-    @property
-    def packing_speed_ups(self):
-        """Of each batch of packs, over its padded neighbour, in sequences a second: list of float."""
-        from benchmarks.timing import ratios
-
-        return [self.packing_factor * ratio for ratio in ratios(self.padded, self.packed)]
+        draw(tables, one, measured, config.picture)
 
 
 def measure_times(config):
-    """Interleave batches of all ways, forward and backward with one cheap update a call.
+    """Interleave batches of all ways.
 
     Returns:
-        `Times`, and the share of padding that is left in the rows of groups, 0..1.
+        Seconds, a dict from way to a list; the packing factor; the share of padding in the rows of groups.
     """
-    from bert_packed.training.engines import choose_backend
-
     choose_backend()
-    # TensorFlow and Keras: not for --help
-    import keras
-    import numpy as np
-
-    from benchmarks.synthetic_data import (
-        bert_batch,
-        best_shapes,
-        check_positions,
-        draw_lengths,
-        plan_corpus,
-        row_spec,
-    )
-    from benchmarks.training_steps import build_engine, stepping_through
-    from bert_packed.config import load_model_config
-    from bert_packed.packing.histogram import fold
-    from bert_packed.records.read_lengths import read_histogram
-    from bert_packed.runs.interleaved_timing import time_interleaved
+    import keras  # only now
 
     model_config, length = load_model_config(config.bert_config_file), config.max_seq_length
     check_positions(length, model_config)
-    histogram = fold(read_histogram(config.histogram, ""), length)
-    corpus = plan_corpus(histogram, config.max_sequences_per_pack)
+    corpus = plan_corpus(fold(read_histogram(config.histogram, ""), length), DEPTH)
     # TensorFlow warns of a function that is traced for many shapes, which is meant here
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    # A batch without padding is several calls: an update that costs next to nothing
     engine = build_engine(model_config, optimizer=keras.optimizers.SGD(0.0))
     rng, vocab_size = np.random.default_rng(0), model_config.vocab_size
-    shapes = best_shapes(quantiles(corpus.histogram), config.num_shapes)
-
-    def rows(lengths, row_length):
-        packs = [(int(one),) for one in lengths]
-        return bert_batch(packs, row_spec(row_length, length), length, vocab_size, rng)
-
-    drawn = [draw_lengths(histogram, config.batch_size, rng) for _ in range(config.repeats)]
-    groups = [split_into_groups(lengths, config.group_size, shapes) for lengths in drawn]
-    of_groups = [[rows(*group) for group in of_batch] for of_batch in groups]
+    shapes = best_shapes(quantiles(corpus.histogram), NUM_SHAPES)
+    drawn = [draw_lengths(corpus.histogram, config.batch_size, rng) for _ in range(config.repeats)]
+    groups = [split_into_groups(lengths, shapes) for lengths in drawn]
+    of_groups = [[row_batch(*group, vocab_size, rng) for group in of_batch] for of_batch in groups]
     for shape in shapes:  # compile all, whichever the first batch has
-        stepping_through(engine, [rows([shape] * config.group_size, int(shape))])(0)
+        stepping_through(engine, [row_batch([shape] * GROUP_SIZE, int(shape), vocab_size, rng)])(0)
     ways = {
         # their content does not change their time: one batch each
         PADDED: stepping_through(engine, [corpus.unpacked_batch(config.batch_size, vocab_size, rng)]),
         UNPADDED: lambda repeat: stepping_through(engine, of_groups[repeat])(repeat),
         PACKED: stepping_through(engine, [corpus.packed_batch(config.batch_size, vocab_size, rng)]),
     }
-    seconds = time_interleaved(ways, config.repeats)
     positions = sum(len(lengths) * shape for of_batch in groups for lengths, shape in of_batch)
     padding = 1 - sum(int(lengths.sum()) for lengths in drawn) / positions
-    return Times(**seconds, packing_factor=corpus.plan.packing_factor), float(padding)
+    return time_interleaved(ways, config.repeats), corpus.plan.packing_factor, padding
 
 
-def split_into_groups(lengths, group_size, shapes):
-    """Split a batch's sequences, longest first, into groups with the row length of each.
+def split_into_groups(lengths, shapes, group_size=GROUP_SIZE):
+    """Split a batch's sequences, longest first, into groups of G with the row length of each.
 
-        lengths [3 9 5 2], groups of 2, shapes [4 10]   ->   ([9 5], 10) ([3 2], 4)
-
-    Args:
-        lengths: Int `[B]`.
-        group_size: G, divides B.
-        shapes: Row lengths, ascending, the last at least the longest length.
-
-    Returns:
-        List of (int array `[G]`, row length).
+    lengths [3 9 5 2], groups of 2, shapes [4 10]   ->   ([9 5], 10) ([3 2], 4)
     """
-    import numpy as np
-
     ordered = np.sort(lengths)[::-1].reshape(-1, group_size)
     return [(group, int(shapes[np.searchsorted(shapes, group[0])])) for group in ordered]
 
 
 def quantiles(histogram):
     """Lengths with the spread of a histogram, its longest among them: int64 `[NUM_QUANTILES + 1]`."""
-    import numpy as np
-
     upto = np.cumsum(histogram)
     wanted = np.linspace(0, 1, NUM_QUANTILES + 1) * upto[-1]
     return 1 + np.searchsorted(upto, np.maximum(wanted, 1))
@@ -224,7 +147,6 @@ def quantiles(histogram):
 
 def beside_print(one):
     """The paper's estimate as printed, and as it follows from its own equations: rows of a table."""
-    from benchmarks import gumbel
 
     def gains(of):
         return {
@@ -240,64 +162,43 @@ def beside_print(one):
     ]
 
 
-def printed_scaling(one, devices):
+def printed_scaling(one):
     """Speed-ups over padding with the paper's constants: a row of a table for each number of devices."""
-    from benchmarks import gumbel
-
     rows = []
-    for number in devices:
+    for number in DEVICES:
         expected = gumbel.expected_least(one, number)
         row = {"devices": number, "un-padding": expected, "packing": PRINTED_SPEED_UP}
         rows.append({**row, "packing / un-padding": PRINTED_SPEED_UP / expected})
     return rows
 
 
-def measured_scaling(times, own, devices):
-    """Speed-ups over padding with our own batch times: a row of a table for each number of devices.
+def measured_scaling(speed_ups, of_packs, own, devices=DEVICES):
+    """Speed-ups over padding by batches of this machine: a row of a table for each number of devices.
 
     As in the paper un-padding follows its Gumbel distribution and packs take their median time everywhere.
     `seen` has both as the mean of the least of n of the batches seen: the clock's noise weighs on both alike.
 
     Args:
-        times: `Times`.
-        own: `Gumbel` fitted to its speed-ups.
-        devices: Numbers of devices.
+        speed_ups, of_packs: Of each batch without padding, and of packs, in sequences a second: lists of
+        float. own: `Gumbel` fitted to the former. devices: Numbers of devices.
     """
-    import numpy as np
-
-    from benchmarks import gumbel
-
-    packing = float(np.median(times.packing_speed_ups))
+    packing = float(np.median(of_packs))
     rows = []
     for number in devices:
         expected = gumbel.expected_least(own, number)
-        seen, packing_seen = (
-            gumbel.expected_least_of_values(values, number)
-            for values in (times.speed_ups, times.packing_speed_ups)
-        )
-        rows.append(
-            {
-                "devices": number,
-                "un-padding": expected,
-                "packing": packing,
-                "packing / un-padding": packing / expected,
-                "un-padding, seen": seen,
-                "packing, seen": packing_seen,
-                "packing / un-padding, seen": packing_seen / seen,
-            }
-        )
+        seen, packing_seen = (gumbel.expected_least_of_values(one, number) for one in (speed_ups, of_packs))
+        row = {"devices": number, "un-padding": expected, "packing": packing}
+        row |= {"packing / un-padding": packing / expected, "un-padding, seen": seen}
+        rows.append({**row, "packing, seen": packing_seen, "packing / un-padding, seen": packing_seen / seen})
     return rows
 
 
-def describe_times(times, own):
-    """Times of one device, and their distribution: a row of a table."""
-    import numpy as np
-
-    speed_ups = times.speed_ups
+def describe(seconds, factor, speed_ups, own):
+    """One device of this machine: a row of a table."""
     return {
         "batches": len(speed_ups),
-        **{f"{way}, s": float(np.median(getattr(times, way))) for way in WAYS},
-        "packing factor": times.packing_factor,
+        **{f"{way}, s": float(np.median(seconds[way])) for way in WAYS},
+        "packing factor": factor,
         "alpha": own.alpha,
         "beta": own.beta,
         "least": min(speed_ups),
@@ -307,16 +208,7 @@ def describe_times(times, own):
 
 
 def draw(tables, one, measured, path):
-    """Draw speed-ups by devices, and densities of the speed-ups of 8 devices and of one, as PNG.
-
-    Args:
-        tables: As printed.
-        one: `Gumbel` of one of the paper's devices.
-        measured: List of our own speed-ups and the `Gumbel` fitted to them; None for none.
-        path: Of the PNG.
-    """
-    import numpy as np
-
+    """Draw speed-ups by devices, and densities of those of 8 devices and of one, as PNG."""
     from benchmarks.gumbel import PRINTED_8
     from benchmarks.pictures import new_figure, save_picture
 

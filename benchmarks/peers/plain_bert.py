@@ -1,4 +1,4 @@
-"""What a BERT computes that knows nothing of packs: the baseline that packing's overhead is measured against.
+"""A BERT that knows nothing of packs: the baseline of packing's overhead.
 
 Legend: B rows per batch, S row length, D model width, P predictions per row, V vocabulary.
 """
@@ -15,11 +15,7 @@ from bert_packed.objectives.objective import Objective
 
 
 class PaddingContext:
-    """What a BERT's blocks know of rows that are each one sequence: where padding is.
-
-    Attributes:
-        mask_B11S: bool `[B, 1, 1, S]`, False where a key is padding.
-    """
+    """Padding of rows that are each one sequence: bool `mask_B11S`, False where a key is padding."""
 
     def __init__(self, sequence_ids_BS):
         self.mask_B11S = sequence_ids_BS[:, None, None, :] > 0
@@ -44,14 +40,11 @@ class PlainEmbeddings(PackedEmbeddings):
 
 
 class PlainBert(keras.Model):
-    """BERT for pre-training on rows that are each one sequence.
+    """BERT for pre-training on rows that are each one sequence, as google-research/bert computes it.
 
-    The padding mask is `[B, 1, 1, S]`, positions are 0 to S - 1, [CLS] is the first token: what
-    google-research/bert computes, in our layers. Of the batches of `PackedBertForPretraining` it reads
-    `token_ids`, `sequence_ids` (> 0 is no padding), `token_type_ids` and `prediction_positions`.
-
-    Args:
-        config: `ModelConfig`.
+    The padding mask is `[B, 1, 1, S]`, positions are 0 to S - 1, [CLS] is the first token. Of the batches of
+    `PackedBertForPretraining` it reads `token_ids`, `sequence_ids` (> 0 is no padding), `token_type_ids` and
+    `prediction_positions`.
     """
 
     def __init__(self, config, name="plain", **kwargs):
@@ -100,24 +93,16 @@ def plain_objective():
     )
 
 
-def build_plain_model(config):
-    """`PlainBert` with all its variables."""
+def build_plain_model(config, seed=0):
+    """`PlainBert` with all its variables, which are random."""
+    keras.utils.set_random_seed(seed)
     model = PlainBert(config)
     model.build()
     return model
 
 
 def plain_sums(outputs, batch):
-    """Sums of losses and accuracies where a row is a sequence.
-
-    Args:
-        outputs: Of `PlainBert`.
-        batch: Dict with `prediction_ids` and `prediction_sequences` `[B, P]` (> 0 is used), and `nsp_labels`
-            `[B, K]`, whose first column counts.
-
-    Returns:
-        Dict of float32 scalars, as of `plain_objective`.
-    """
+    """Sums of losses and accuracies where a row is a sequence, as of `plain_objective`."""
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
     nsp_nll_B, nsp_right_B = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"][:, 0])

@@ -32,12 +32,8 @@ class PeerProcess:
             peer.call("encode", texts, "longest")   # Encoder(folder, 512, 8).encode(texts, "longest")
 
     The process ends with the block, at once where that ends by an exception, or with this process. An
-    exception there is raised here.
-
-    Args:
-        make: Function, or class, that makes the object; called with `arguments`. Like these, what methods
-            take and return can be pickled.
-        keeps_memory: Whether the C library keeps there what is freed, as in our commands.
+    exception there is raised here. All that goes between can be pickled; `keeps_memory` is as of
+    `torch_processes`.
     """
 
     def __init__(self, make, *arguments, keeps_memory=False):

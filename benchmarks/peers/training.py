@@ -62,17 +62,9 @@ def _start(stack, model_config, rows, keeps_memory):
 
 
 def keras_hub_training(model_config, batch):
-    """KerasHub's model on the running backend, in this process, with its kept memory.
+    """KerasHub's model on the running backend, in this process, checked on a batch dict at depth 1.
 
-    Args:
-        model_config: `ModelConfig`.
-        batch: Batch dict at depth 1 for the check.
-
-    Returns:
-        `keras_hub_model.Training`. Every row length is another program: give rows of one.
-
-    Raises:
-        InputError: it computes another loss.
+    Every row length is another program: give rows of one.
     """
     from benchmarks.peers import keras_hub_model
     from bert_packed.objectives.pretraining import masked_lm_objective
@@ -88,15 +80,7 @@ def keras_hub_training(model_config, batch):
 
 
 def check_loss(peer, objective, model, batch, theirs, tolerance=LOSS_TOLERANCE):
-    """Raise `InputError` where a peer computes another loss than we do.
-
-    Args:
-        peer: Its name.
-        objective, model: Ours, with the same weights; computed here once, not compiled.
-        batch: Batch dict that both are given.
-        theirs: Its loss.
-        tolerance: Of the loss.
-    """
+    """Raise `InputError` where a peer computes another loss than we do for a batch dict, not compiled."""
     sums = objective.sums(model(batch, training=False), batch)
     ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
     if not abs(ours - theirs) <= tolerance * abs(theirs):

@@ -89,39 +89,16 @@ class Training:
 
     def step(self, name, repeat):
         """Step on one of the batches of a name, the next with each repeat; returns its loss."""
-        batches = self._batches[name]
-        return self._step(batches[repeat % len(batches)])
-
-    def count_products(self, name, num_tokens):
-        """Count the products of batches of matrices (`bmm`) in a step on the first tokens of each row.
-
-        Forward and backward, of the first batch of a name, whose arguments must all be `[B, S]` or wider.
-        """
-        torch = self._torch
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        class Watch(TorchDispatchMode):
-            num_products = 0
-
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                self.num_products += function is torch.ops.aten.bmm.default
-                return function(*args, **(kwargs or {}))
-
-        few = {key: values[:, :num_tokens] for key, values in self._batches[name][0].items()}
-        with Watch() as watch:
-            self._step(few)
-        return watch.num_products
-
-    def _tensors(self, arguments):
-        return {name: self._torch.tensor(values).long() for name, values in arguments.items()}
-
-    def _step(self, inputs):
+        inputs = self._batches[name][repeat % len(self._batches[name])]
         self._optimizer.zero_grad()
         loss = self._model(**inputs).loss
         loss.backward()
         self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
         self._optimizer.step()
         return loss.item()
+
+    def _tensors(self, arguments):
+        return {name: self._torch.tensor(values).long() for name, values in arguments.items()}
 
 
 class Encoder:

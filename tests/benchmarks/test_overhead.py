@@ -106,9 +106,7 @@ def test_both_sides_of_fresh_masks_have_the_same_packs_and_other_masks(tmp_path,
 def test_without_restarts_nothing_is_selected(monkeypatch, uncompiled_programs, uncompiled):
     """And with them the model and the operators are as they are."""
     calls, made = [], []
-    monkeypatch.setattr(
-        "benchmarks.training_steps.build_engine", lambda config: made.append(config) or config
-    )
+    monkeypatch.setattr("benchmarks.overhead.build_engine", lambda config: made.append(config) or config)
     where = mamba_operators.ops.where
     monkeypatch.setattr(mamba_operators.ops, "where", lambda *of: calls.append(1) or where(*of))
     pairs = overhead.restart_pairs(MAMBA, 2, 16)

@@ -117,11 +117,6 @@ def test_gains_are_by_token_and_over_the_other_way():
     assert row["times the tokens/s"] == pytest.approx(2.0) and row["at least"] == 2.5
 
 
-def test_a_path_is_known_by_its_products():
-    assert packmamba.path_row(5, 2, 9)["path"] == "not token by token"
-    assert packmamba.path_row(5, 2, 10)["path"] == "slow: token by token in Python"
-
-
 @pytest.mark.both_backends
 def test_operators_run_forward_and_backward(monkeypatch, uncompiled):
     monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)

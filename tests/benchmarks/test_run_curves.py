@@ -99,6 +99,7 @@ def test_the_table_has_the_spread_of_complete_runs_and_the_cost_of_the_target():
     assert packed["held out mlm_accuracy, most"] == 0.6 and packed["training mlm_loss"] == 1.0
     assert unpacked["sequences to target"] == pytest.approx(25) and packed["sequences to target"] == 12.5
     assert packed["hours to target"] == pytest.approx(0.0125) and packed["runs at target"] == 1
+    assert (packed["sequences"], packed["hours"], packed["step"]) == (30, 0.03, 3)
     (nothing,) = summary_rows([logged("a", [0.3], False)], FIGURES, 0.25)
     assert nothing["held out mlm_loss"] is None and nothing["sequences to target"] is None
 

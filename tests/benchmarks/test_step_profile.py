@@ -9,7 +9,7 @@ from benchmark_command import is_png, tables_of, write_config
 from tiny import CONFIG
 
 from benchmarks import machine_rates, step_instructions, step_profile
-from benchmarks.machine_rates import Rates, least_seconds, rate_rows
+from benchmarks.machine_rates import Rates, rate_rows
 from benchmarks.step_instructions import (
     COPIES,
     ELEMENTWISE,
@@ -126,7 +126,7 @@ def test_a_trace_has_calls_and_tasks(tmp_path):
 def test_a_group_is_limited_by_its_longest_bound():
     rates = Rates({(1, 2, 3): 6e9, (4, 2, 3): 3e9}, memory=4e9, exponentials=2e9)
     assert rates.products == 6e9
-    assert least_seconds(rates, 3e9, 1e9, 1e9) == {"products": 0.5, "memory": 0.25, "exponentials": 0.5}
+    assert rates.least_seconds(3e9, 1e9, 1e9) == {"products": 0.5, "memory": 0.25, "exponentials": 0.5}
     work = {
         "a": Work("attention", PRODUCTS, 3_000_000, 1_000),
         "b": Work("attention", PRODUCTS, 1_000_000, 1_000),

@@ -276,19 +276,23 @@ def test_full_pretraining_in_a_table(monkeypatch, tmp_path, capsys):
     ):
         assert run_benchmark("full_pretraining", **flags | changes) == 2
         assert message in capsys.readouterr().err and not (tmp_path / "all").exists()
-    rows = tables_of("full_pretraining", tmp_path, **flags | {"seeds": "1,2,4"})["pre-trainings"]
-    packed, unpacked, random = rows
+    tables = tables_of("full_pretraining", tmp_path, **flags | {"seeds": "1,2,4"})
+    packed, _, random = tables["fine-tunings"]
     assert (packed["F1, median"], packed["F1, least"], packed["F1, most"]) == (27.0, 26.0, 29.0)
     assert packed["exact match, median"] == 12.5 and packed["fine-tunings"] == 3
-    assert packed["phase2 mlm_accuracy"] == unpacked["phase1 mlm_accuracy"] == 0.2
-    assert random["phase1 sequences"] is None and random["phase1 hours"] is None
+    assert random["F1, most"] == 29.0
+    phases = {row["variant"]: row for row in tables["pre-trainings"]}
+    assert list(phases) == ["phase1-packed", "phase2-packed", "phase1-unpacked", "phase2-unpacked"]
+    assert (
+        phases["phase2-packed"]["held out mlm_accuracy"] == 0.2 and phases["phase1-packed"]["complete"] == 1
+    )
 
 
 @pytest.mark.slow
 def test_phase_2_starts_from_phase_1_and_answers_come_from_phase_2(tmp_path):
     """Real runs, whose second phase and fine-tuning learn nothing: their encoders are those of phase 1."""
     flags = full_flags(tmp_path) | {"phase2_learning_rate": 0, "seeds": "2"}
-    rows = tables_of("full_pretraining", tmp_path, **flags)["pre-trainings"]
+    rows = tables_of("full_pretraining", tmp_path, **flags)["fine-tunings"]
     names = "phase1-packed-seed1", "phase2-packed-seed1", "squad-packed1-seed2", "squad-random-seed2"
     files = [sorted((tmp_path / "all" / name).glob("checkpoint-*/model.safetensors"))[-1] for name in names]
     first, second, answers, random = map(load_file, files)
@@ -303,5 +307,5 @@ def test_phase_2_starts_from_phase_1_and_answers_come_from_phase_2(tmp_path):
         assert row["F1, median"] == read_json(tmp_path / "all" / name / "eval_results.json")["f1"]
     # complete: the same command takes no step, and no run is from older weights than its start's
     logs = {path: path.read_bytes() for path in (tmp_path / "all").glob("*/metrics.csv")}
-    assert tables_of("full_pretraining", tmp_path, **flags)["pre-trainings"] == rows
+    assert tables_of("full_pretraining", tmp_path, **flags)["fine-tunings"] == rows
     assert {path: path.read_bytes() for path in logs} == logs

@@ -15,7 +15,6 @@ from benchmarks.synthetic_data import (
     count_predictions,
     draw_lengths,
     plan_corpus,
-    row_spec,
     token_batch,
     wikipedia_corpus,
     wikipedia_histogram,
@@ -32,7 +31,7 @@ PACKS = [(5, 9, 10), (24,), (3, 4)]
 
 
 def make_batch():
-    return bert_batch(PACKS, PackSpec(24, 3, 5), 24, CONFIG.vocab_size, np.random.default_rng(0))
+    return bert_batch(PACKS, PackSpec(24, 3, 5), CONFIG.vocab_size, np.random.default_rng(0))
 
 
 def test_sequences_have_their_lengths_places_and_predictions():
@@ -61,15 +60,6 @@ def test_ids_fit_the_model_and_it_computes_a_finite_loss():
     sums = objective.sums(model(batch, training=False), batch)
     assert np.isfinite(float(sums["mlm_loss"])) and float(sums["num_sequences"]) == 6
     assert set(batch) == {feature.name for feature in objective.features}
-
-
-def test_rows_have_room_for_the_predictions_of_every_sequence_that_fits():
-    """At 384 tokens the most that data of that length have, 56, are too few for data of length 512."""
-    assert row_spec(384, 512) == PackSpec(384, 1, 58) and row_spec(384, 384) == PackSpec(384, 1, 56)
-    rng = np.random.default_rng(0)
-    for length in (377, 384):
-        batch = bert_batch([(length,)], row_spec(384, 512), 512, CONFIG.vocab_size, rng)
-        assert (batch["prediction_sequences"] > 0).sum() == round(0.15 * length)
 
 
 def test_every_token_but_a_sequence_s_last_predicts_the_next():
