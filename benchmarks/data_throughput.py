@@ -11,13 +11,17 @@ import sys
 import tempfile
 import time
 from concurrent import futures
-from pathlib import Path
+
+import numpy as np
 
 from benchmarks.peak_memory import MemoryWatch
 from benchmarks.results import Settings, show
+from benchmarks.synthetic_data import VOCAB_SIZE, random_packs, spec_of, wikipedia_corpus, write_sequences
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.core.storage import read_json
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
 
 DESCRIPTION = """
 Packs your records, or synthetic ones as long as Wikipedia's, by the command pack_tfrecords.py with one
@@ -31,8 +35,7 @@ the peaks of all, the largest of all repeats (empty but on Linux); and the secon
 process and with several. Commands at once are the limit of your machine: cores that share a cache, the
 memory or a clock do less together than each does alone.
 """
-TOP = Path(__file__).resolve().parents[1]
-COMMAND = TOP / "data_gen" / "pack_tfrecords.py"
+COMMAND = "data_gen.pack_tfrecords"
 PLAIN, BATCHED = "one Example at a time", "batched"
 PACK, AT_ONCE = "pack_tfrecords", "commands at once"
 NUM_FILES = 8  # of synthetic records
@@ -89,47 +92,25 @@ def encoding_rows(config):
 def packs_per_second(arguments):
     """Packs per second that this process encodes and writes to a file, when all processes are ready."""
     name, num_rounds, max_seq_length, depth, barrier = arguments
-    from bert_packed.records import tfrecords
-
+    encode, num_packs = serialize_examples, num_rounds * PACKS_AT_ONCE
     if name == PLAIN:
-        num_packs = max(1, num_rounds * PACKS_AT_ONCE // PLAIN_SHARE)
-        records = plain_records(make_packs(num_packs, max_seq_length, depth))
-    else:
-        num_packs = num_rounds * PACKS_AT_ONCE
-        records = batched_records(make_packs(PACKS_AT_ONCE, max_seq_length, depth), num_rounds)
+        from benchmarks.plain_packing import serialize_one_by_one as encode  # TensorFlow
+
+        num_rounds, num_packs = 1, max(1, num_packs // PLAIN_SHARE)
+    arrays = make_packs(num_packs // num_rounds, max_seq_length, depth)
     with tempfile.NamedTemporaryFile(suffix=".tfrecord") as file:
         tfrecords.write_records(file.name, [b"warm"])
         barrier.wait()
         start = time.perf_counter()
-        tfrecords.write_records(file.name, records)
+        tfrecords.write_records(file.name, (one for _ in range(num_rounds) for one in encode(arrays)))
         return num_packs / (time.perf_counter() - start)
 
 
 def make_packs(num_packs, max_seq_length, depth):
     """The arrays of packed records with Wikipedia's lengths: dict from feature to `[num_packs, ...]`."""
-    import numpy as np
-
-    from benchmarks.synthetic_data import VOCAB_SIZE, random_packs, spec_of, wikipedia_corpus
-
     corpus, rng = wikipedia_corpus(max_seq_length, depth), np.random.default_rng(0)
     spec = spec_of(corpus.plan.strategies, max_seq_length)
     return random_packs(corpus.draw_packs(num_packs, rng), spec, VOCAB_SIZE, rng)
-
-
-def batched_records(arrays, num_rounds):
-    """Encode all packs at once, again and again: yields records."""
-    from bert_packed.records.example_bytes import serialize_examples
-
-    for _ in range(num_rounds):
-        yield from serialize_examples(arrays)
-
-
-def plain_records(arrays):
-    """Encode each pack as a `tf.train.Example`: yields records."""
-    from benchmarks.plain_packing import serialize
-
-    for row in range(len(next(iter(arrays.values())))):
-        yield serialize({name: values[row].tolist() for name, values in arrays.items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +134,6 @@ def measure_packing(config, folder):
     paths = [config.input_file]
     ways = [(PACK, 1), (PACK, config.num_workers), (AT_ONCE, config.num_workers)]
     if not config.input_file:
-        from benchmarks.synthetic_data import write_sequences
-
         sizes = config.num_sequences, config.max_seq_length, NUM_FILES
         paths = write_sequences(os.path.join(folder, "input"), *sizes)
         if config.plain:
@@ -173,23 +152,18 @@ def measure_packing(config, folder):
 
 def _pack_by_commands(input_file, output, config, num_commands, num_workers):
     """Run commands at the same time, each of which packs the whole input: `PackingRun`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOP), os.environ.get("PYTHONPATH", "")])}
-    processes, reports = [], []
+    reports = [os.path.join(output, f"{number}.json") for number in range(num_commands)]
+    flags = {
+        "input_file": input_file,
+        "max_seq_length": config.max_seq_length,
+        "max_sequences_per_pack": config.max_sequences_per_pack,
+        "num_workers": num_workers,
+    }
     start = time.perf_counter()
     with MemoryWatch() as watch:
-        for number in range(num_commands):
-            reports.append(Path(output, f"report-{number}.json"))
-            flags = {
-                "input_file": input_file,
-                "output_dir": os.path.join(output, f"packs-{number}"),
-                "max_seq_length": config.max_seq_length,
-                "max_sequences_per_pack": config.max_sequences_per_pack,
-                "num_workers": num_workers,
-                "json": reports[-1],
-            }
-            command = [sys.executable, str(COMMAND), *(f"--{name}={value}" for name, value in flags.items())]
-            pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-            processes.append(subprocess.Popen(command, env=environment, **pipes))
+        processes = [
+            _start(**flags, output_dir=report.removesuffix(".json"), json=report) for report in reports
+        ]
         errors = [process.communicate()[1] for process in processes]
     seconds = time.perf_counter() - start
     for process, error in zip(processes, errors, strict=True):
@@ -198,6 +172,11 @@ def _pack_by_commands(input_file, output, config, num_commands, num_workers):
     (report,) = read_json(reports[0], list)
     rate = num_commands * report["sequences"] / seconds
     return PackingRun(rate, watch.largest_growth, watch.total_growth, report["phases"])
+
+
+def _start(**flags):
+    command = [sys.executable, "-m", COMMAND, *(f"--{name}={value}" for name, value in flags.items())]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def _pack_plainly(path, output, config):

@@ -16,9 +16,15 @@ import tempfile
 import time
 from concurrent import futures
 
+import numpy as np
+
 from benchmarks.results import Settings, show
+from benchmarks.synthetic_data import VOCAB_SIZE, random_packs, spec_of
 from bert_packed.core.command_line import run
-from bert_packed.core.settings import InputError, setting
+from bert_packed.core.settings import InputError, check_divides, setting
+from bert_packed.core.storage import file_sha256, write_json
+from bert_packed.records import tfrecords
+from bert_packed.records.example_bytes import serialize_examples
 
 PARTS = COMMANDS_PART, FIRST_BATCH = "commands", "first_batch"
 DESCRIPTION = """
@@ -53,7 +59,7 @@ COMMANDS = {
     "squad_eval": ("bert_packed.squad_eval", "--data_file", "--prediction_file"),
 }
 NUM_DISTINCT = 2048  # packs; the others repeat them
-DEPTH = 2
+LENGTH, DEPTH = 8, 2  # tokens of a sequence, sequences of a pack
 START, AGAIN, UNKNOWN, CONTINUE = (
     *("start", "start again", "continue at half an epoch, files unknown", "continue at half an epoch"),
 )
@@ -77,6 +83,7 @@ class StartConfig(Settings):
 
     def __post_init__(self):
         super().__post_init__()
+        check_divides(self, "num_files", "num_packs")
         unknown = set(self.names) - set(COMMANDS)
         if unknown:
             raise InputError(
@@ -143,35 +150,24 @@ def start(name, is_help):
 
 def write_packs(config, folder):
     """Write the files, and a manifest that vouches for them; returns their bytes."""
-    import numpy as np
-
-    from benchmarks.synthetic_data import VOCAB_SIZE, random_packs, spec_of
-    from bert_packed.core.storage import file_sha256, write_json
-    from bert_packed.records import tfrecords
-    from bert_packed.records.example_bytes import serialize_examples
-
-    packs, length = [(8,) * DEPTH] * NUM_DISTINCT, 8 * DEPTH
-    rng = np.random.default_rng(0)
-    records = serialize_examples(random_packs(packs, spec_of(packs, length), VOCAB_SIZE, rng))
-    made, entries = {}, []  # files of equally many packs are copies of one
-    for index in range(config.num_files):
-        count = config.num_packs * (index + 1) // config.num_files
-        count -= config.num_packs * index // config.num_files
-        name = f"packed-{index:05d}-of-{config.num_files:05d}.tfrecord"
-        path = os.path.join(folder, name)
-        if count in made:
-            shutil.copyfile(made[count], path)
-        else:
-            tfrecords.write_records(path, (records[number % NUM_DISTINCT] for number in range(count)))
-            made[count] = path
-        entries.append({"name": name, "num_records": count, "sha256": file_sha256(path)})
-    lengths = {"lengths": [8], "counts": [DEPTH * config.num_packs]}
-    counts = {"num_packs": config.num_packs, "num_sequences": DEPTH * config.num_packs}
-    write_json(
-        os.path.join(folder, "manifest.json"),
-        {"kind": "packed", "files": entries, "histogram": lengths, **counts},
-    )
-    return sum(os.path.getsize(os.path.join(folder, entry["name"])) for entry in entries)
+    packs, length = [(LENGTH,) * DEPTH] * NUM_DISTINCT, LENGTH * DEPTH
+    arrays = random_packs(packs, spec_of(packs, length), VOCAB_SIZE, np.random.default_rng(0))
+    records, per_file = serialize_examples(arrays), config.num_packs // config.num_files
+    names = [f"packed-{i:05d}-of-{config.num_files:05d}.tfrecord" for i in range(config.num_files)]
+    first, *others = (os.path.join(folder, name) for name in names)
+    tfrecords.write_records(first, (records[number % NUM_DISTINCT] for number in range(per_file)))
+    for path in others:  # one file again and again: their number and their bytes count
+        shutil.copyfile(first, path)
+    num_packs, sha256 = per_file * config.num_files, file_sha256(first)
+    manifest = {
+        "kind": "packed",
+        "files": [{"name": name, "num_records": per_file, "sha256": sha256} for name in names],
+        "histogram": {"lengths": [LENGTH], "counts": [DEPTH * num_packs]},
+        "num_packs": num_packs,
+        "num_sequences": DEPTH * num_packs,
+    }
+    write_json(os.path.join(folder, "manifest.json"), manifest)
+    return config.num_files * os.path.getsize(first)
 
 
 def first_batch_rows(config, folder):
