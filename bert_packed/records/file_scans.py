@@ -18,7 +18,7 @@ import os
 
 import numpy as np
 
-from bert_packed.core import files
+from bert_packed.core import storage
 from bert_packed.records.inputs import folder_of, unchanged
 from bert_packed.records.manifests import SCANS_NAME, is_of_scans
 from bert_packed.records.tfrecords import FileScan, scan_file
@@ -42,7 +42,7 @@ def scan_unchanged(path):
 
 def stamp_of(path):
     """What a file is now: [bytes, time of the last change, inode, time of any change], in nanoseconds."""
-    return [*files.size_and_time(path), files.inode(path), files.change_time(path)]
+    return [*storage.size_and_time(path), storage.inode(path), storage.change_time(path)]
 
 
 def write_scans(store, scans):
@@ -57,7 +57,7 @@ def write_scans(store, scans):
     # Sizes instead of offsets: two bytes a record, most often, instead of eight
     sizes = np.concatenate([np.zeros(0, np.int64), *(np.diff(scan.offsets) for scan, _ in scans.values())])
     header = json.dumps({"format": FORMAT, "files": facts}).encode()
-    with files.write_whole(store) as partial, files.open_file(partial, "wb") as file:
+    with storage.write_whole(store) as partial, storage.open_file(partial, "wb") as file:
         np.savez(
             file,
             header=np.frombuffer(header, np.uint8),
@@ -94,17 +94,17 @@ def write_scans_beside(scans):
         scans: As for `write_scans`.
     """
     for folder in {folder_of(path) for path in scans}:
-        if files.is_remote(folder):  # a stranger's file in a store would cost every listing of it
+        if storage.is_remote(folder):  # a stranger's file in a store would cost every listing of it
             continue
         new = {os.path.basename(path): scan for path, scan in scans.items() if folder_of(path) == folder}
         store = os.path.join(folder, SCANS_NAME)
         with contextlib.suppress(OSError):  # as in a folder of somebody else's
-            names = set(files.list_names(folder))
+            names = set(storage.list_names(folder))
             # Of a killed run; of a living one, too: then that keeps nothing, as where it may not write
             for name in names - {SCANS_NAME}:
                 if is_of_scans(name):
                     with contextlib.suppress(OSError):
-                        files.remove(os.path.join(folder, name))
+                        storage.remove(os.path.join(folder, name))
             kept = {name: scan for name, scan in _read(store).items() if name in names}
             write_scans(store, {**kept, **new})
 
@@ -116,7 +116,7 @@ def read_checksums(store):
 
 def _read(store):
     try:
-        with files.open_file(store) as file, np.load(file, allow_pickle=False) as arrays:
+        with storage.open_file(store) as file, np.load(file, allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             if header["format"] != FORMAT:
                 return {}
