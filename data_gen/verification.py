@@ -15,7 +15,7 @@ from bert_packed.records.examples import feature_names
 from bert_packed.records.first_records import find_common_objective, read_pack_spec
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import read_manifest
-from bert_packed.records.read_packed import LayoutError
+from bert_packed.records.record_rules import LayoutError
 from bert_packed.records.sequences import content_digests
 from bert_packed.records.split_sequences import find_num_rows, read_joined
 from bert_packed.records.tfrecords import first_record

@@ -21,7 +21,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.packing import histogram as histograms
 from bert_packed.packing.vector_packing import NAME, lower_bound, pack_vectors
 from bert_packed.records import examples, tfrecords
-from bert_packed.records.read_unpacked import refuse
+from bert_packed.records.record_rules import make_check
 from bert_packed.records.sequences import ORIGINS, Column, make_sequences, range_indices, take
 
 
@@ -83,12 +83,7 @@ class FeatureKind:
     def read(self, path):
         """See `RecordKind`."""
         names = examples.feature_names(tfrecords.first_record(path), path, 1)
-        missing = [spec.name for spec in self.features if spec.name not in names]
-        if missing:
-            raise InputError(
-                f"{path}, record 1: features {', '.join(missing)} are missing. "
-                f"Received: {', '.join(sorted(names)) or 'no feature'}."
-            )
+        examples.check_names(names, [spec.name for spec in self.features], path, 1)
         kinds = {spec.name: "float32" if spec.is_float else "int64" for spec in self.features}
         for batch in tfrecords.read_batches(path):
             columns = self._check(examples.parse_ragged(batch, kinds), batch)
@@ -99,7 +94,7 @@ class FeatureKind:
                 is_overlong |= lengths > spec.capacity
                 if self.overlong == "error":
                     rule = f"have at most {spec.capacity} positions, unless --overlong=drop"
-                    refuse(is_overlong, lengths, f"{spec.name} must {rule}", batch)
+                    make_check(batch)(~is_overlong, lengths, f"{spec.name} must {rule}")
             if is_overlong.any():
                 sequences = take(sequences, ~is_overlong)
             yield sequences, {"dropped": int(is_overlong.sum())}, len(batch)

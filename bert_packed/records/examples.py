@@ -82,6 +82,21 @@ def feature_lengths(record, path, number, names):
     return _lengths(_features(record, path, number), path, number, names)
 
 
+def check_names(found, names, path, number):
+    """Raise `InputError` where some names are not among those `found` in a record."""
+    missing = [name for name in names if name not in found]
+    if missing and GRAPHCORE_FEATURE in found:
+        raise InputError(
+            f"{path} must be packed again: its layout is no longer read. Received: Graphcore's layout "
+            "(--output_format=graphcore), which bert_packed 0.1.0 read up to commit fcee3e1."
+        )
+    if missing:
+        raise InputError(
+            f"{path}, record {number}: features {', '.join(missing)} are missing. "
+            f"Received: {', '.join(sorted(found)) or 'no feature'}."
+        )
+
+
 def parse_example(record, path, number, lengths):
     """The values of the named features of one record.
 
@@ -211,17 +226,7 @@ def _features(record, path, number):
 
 
 def _lengths(found, path, number, names):
-    missing = [name for name in names if name not in found]
-    if missing and GRAPHCORE_FEATURE in found:
-        raise InputError(
-            f"{path} must be packed again: its layout is no longer read. Received: Graphcore's layout "
-            "(--output_format=graphcore), which bert_packed 0.1.0 read up to commit fcee3e1."
-        )
-    if missing:
-        raise InputError(
-            f"{path}, record {number}: features {', '.join(missing)} are missing. "
-            f"Received: {', '.join(sorted(found)) or 'no feature'}."
-        )
+    check_names(found, names, path, number)
     lengths = {}
     for name in names:
         kind, wanted = found[name].WhichOneof("kind"), LISTS[schema.dtype(name)]

@@ -1,16 +1,11 @@
-"""How packed records become sequences again, with every rule of the packed layout checked."""
+"""Reading of BERT's packs as sequences, with every rule of the layout checked."""
 
 import numpy as np
 
 from bert_packed import schema
-from bert_packed.core.settings import InputError
 from bert_packed.records import examples, first_records, tfrecords
-from bert_packed.records.read_unpacked import follows, refuse
-from bert_packed.records.sequences import BERT_LAYOUT, INT32_MAX, make_sequences
-
-
-class LayoutError(InputError):
-    """A packed record breaks a rule of `schema.py`'s layout."""
+from bert_packed.records.record_rules import LayoutError, check_int32, check_slots, follows, make_check
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 
 
 def read_packed(path):
@@ -35,17 +30,18 @@ def read_packed(path):
 
 
 def _to_sequences(features, batch):
-    def check(good, values, rule):
-        refuse(~good, values, rule, batch, LayoutError)
-
-    sequence_ids = features[schema.INPUT_MASK]
-    is_start = _check_tokens(features, check)
-    _check_next_sentence(features, is_start, check)
-    _check_predictions(features, check)
+    check = make_check(batch, LayoutError)
+    sequence_ids, token_types = features[schema.INPUT_MASK], features[schema.SEGMENT_IDS]
     is_real = sequence_ids > 0
+    starts, lengths = check_slots(check, features, depth=features[schema.NEXT_SENTENCE_LABELS].shape[1])
+    check_int32(check, schema.INPUT_IDS, features[schema.INPUT_IDS])
+    check((token_types == 0) | (token_types == 1), token_types, f"{schema.SEGMENT_IDS} must be 0 or 1")
+    for name in (schema.INPUT_IDS, schema.SEGMENT_IDS):
+        check((features[name] == 0) | is_real, features[name], f"{name} must be 0 in padding")
+    _check_next_sentence(features, starts, check)
+    _check_predictions(features, check)
     num_sequences = sequence_ids.max(axis=1)
     first_sequence = np.cumsum(num_sequences) - num_sequences
-    starts = np.flatnonzero(is_start[is_real])
     is_used = features[schema.MASKED_LM_WEIGHTS] != 0
     packs, _ = np.nonzero(is_used)
     positions = features[schema.MASKED_LM_POSITIONS][is_used]
@@ -54,11 +50,11 @@ def _to_sequences(features, batch):
         BERT_LAYOUT,
         batch.path,
         tokens=features[schema.INPUT_IDS][is_real],
-        token_type_ids=features[schema.SEGMENT_IDS][is_real],
-        lengths=np.diff(starts, append=is_real.sum()),
+        token_type_ids=token_types[is_real],
+        lengths=lengths,
         prediction_positions=features[schema.POSITION_IDS][packs, positions],
         prediction_ids=features[schema.MASKED_LM_IDS][is_used],
-        num_predictions=np.bincount(owners, minlength=len(starts)),
+        num_predictions=np.bincount(owners, minlength=len(lengths)),
         next_sentence_labels=features[schema.NEXT_SENTENCE_LABELS][
             features[schema.NEXT_SENTENCE_WEIGHTS] > 0
         ],
@@ -66,43 +62,14 @@ def _to_sequences(features, batch):
     )
 
 
-def _check_tokens(features, check):
-    """Check the features of length S; returns where sequences start, bool `[n, S]`."""
-    tokens, sequence_ids = features[schema.INPUT_IDS], features[schema.INPUT_MASK]
-    token_types, positions = features[schema.SEGMENT_IDS], features[schema.POSITION_IDS]
-    depth = features[schema.NEXT_SENTENCE_LABELS].shape[1]
-    check(sequence_ids[:, 0] == 1, sequence_ids[:, 0], f"{schema.INPUT_MASK} must begin with sequence 1")
-    before, after = sequence_ids[:, :-1], sequence_ids[:, 1:]
-    goes_on = (after == before) | ((before > 0) & ((after == before + 1) | (after == 0)))
-    check(
-        follows(goes_on),
-        sequence_ids,
-        f"{schema.INPUT_MASK} must count sequences 1, 2, ... and end in padding 0",
-    )
-    check(sequence_ids <= depth, sequence_ids, f"{schema.INPUT_MASK} must be at most K={depth}")
-
-    is_start = np.ones(sequence_ids.shape, bool)
-    is_start[:, 1:] = (after != before) & (after > 0)
-    columns = np.arange(sequence_ids.shape[1])
-    start_of = np.maximum.accumulate(np.where(is_start, columns, 0), axis=1)
-    is_padding = sequence_ids == 0
-    expected = np.where(is_padding, 0, columns - start_of)
-    check(positions == expected, positions, f"{schema.POSITION_IDS} must restart at 0 in every sequence")
-    check((tokens >= 0) & (tokens <= INT32_MAX), tokens, f"{schema.INPUT_IDS} must be in 0..{INT32_MAX}")
-    check((token_types == 0) | (token_types == 1), token_types, f"{schema.SEGMENT_IDS} must be 0 or 1")
-    for name, values in ((schema.INPUT_IDS, tokens), (schema.SEGMENT_IDS, token_types)):
-        check((values == 0) | ~is_padding, values, f"{name} must be 0 in padding")
-    return is_start
-
-
-def _check_next_sentence(features, is_start, check):
+def _check_next_sentence(features, starts, check):
     """Check the features of length K."""
     sequence_ids = features[schema.INPUT_MASK]
     positions, labels = features[schema.NEXT_SENTENCE_POSITIONS], features[schema.NEXT_SENTENCE_LABELS]
     weights = features[schema.NEXT_SENTENCE_WEIGHTS]
     is_slot_used = np.arange(labels.shape[1]) < sequence_ids.max(axis=1)[:, None]
     expected = np.zeros_like(positions)
-    packs, columns = np.nonzero(is_start)
+    packs, columns = np.divmod(starts, sequence_ids.shape[1])
     expected[packs, sequence_ids[packs, columns] - 1] = columns
     check(weights == is_slot_used, weights, f"{schema.NEXT_SENTENCE_WEIGHTS} must be 1 per sequence, else 0")
     check(positions == expected, positions, f"{schema.NEXT_SENTENCE_POSITIONS} must be the sequence's [CLS]")
@@ -126,6 +93,6 @@ def _check_predictions(features, check):
     check(rising, positions, f"{schema.MASKED_LM_POSITIONS} must ascend")
     ends = follows(is_used[:, 1:] <= is_used[:, :-1])
     check(ends, weights, f"{schema.MASKED_LM_WEIGHTS} must end in zeros")
-    check((ids >= 0) & (ids <= INT32_MAX), ids, f"{schema.MASKED_LM_IDS} must be in 0..{INT32_MAX}")
+    check_int32(check, schema.MASKED_LM_IDS, ids)
     for name, values in ((schema.MASKED_LM_POSITIONS, positions), (schema.MASKED_LM_IDS, ids)):
         check((values == 0) | is_used, values, f"{name} must be 0 where unused")

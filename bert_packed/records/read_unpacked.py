@@ -1,4 +1,4 @@
-"""How google-research/bert's pre-training records become sequences, checked record by record."""
+"""Reading of google-research/bert's pre-training records, with every rule checked."""
 
 import numpy as np
 
@@ -6,7 +6,8 @@ from bert_packed import schema
 from bert_packed.core import progress
 from bert_packed.core.settings import InputError
 from bert_packed.records import examples, first_records, tfrecords
-from bert_packed.records.sequences import BERT_LAYOUT, INT32_MAX, make_sequences
+from bert_packed.records.record_rules import INT32_MAX, check_int32, follows, make_check
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 
 # The features of length S are compared and gathered only, which is faster in small numbers
 NARROW = (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS)
@@ -15,7 +16,7 @@ NARROW = (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS)
 def read_unpacked(path):
     """Read one file of unpacked records, ours or anybody's.
 
-    S and P are those of the file's first record. Predictions may stand in any order and become ascending.
+    S and P are those of the file's first record. Predictions may be in any order and become ascending.
 
     Args:
         path: TFRecord file with the features of `schema.UNPACKED_LENGTHS`.
@@ -35,29 +36,6 @@ def read_unpacked(path):
         progress.advance(batch.num_bytes)
 
 
-def refuse(bad, values, rule, batch, error=InputError):
-    """Raise where an entry of a batch breaks a rule.
-
-    Args:
-        bad: Bool array `[n]` or `[n, length]`, True where the rule is broken.
-        values: Array of the same shape, what was received.
-        rule: The rule in words, with the feature's name.
-        batch: `Records` that they are of.
-        error: Class of the exception.
-    """
-    if not bad.any():
-        return
-    place = np.unravel_index(np.argmax(bad), bad.shape)
-    index = f" at index {place[1]}" if len(place) > 1 else ""
-    where = f"{batch.path}, record {batch.number + place[0]}"
-    raise error(f"{where}: {rule}. Received: {values[place]}{index}.")
-
-
-def follows(good):
-    """What is so of neighbours, bool `[n, length - 1]`, as `[n, length]`: True for the first."""
-    return np.pad(good, ((0, 0), (1, 0)), constant_values=True)
-
-
 def _first_lengths(path):
     """Lengths of the features in the first record of a file."""
     record = tfrecords.first_record(path)
@@ -74,14 +52,12 @@ def _to_sequences(features, batch):
     token_types = features[schema.SEGMENT_IDS]
     labels = features[schema.NEXT_SENTENCE_LABELS][:, 0]
 
-    def check(good, values, rule):
-        refuse(~good, values, rule, batch)
-
+    check = make_check(batch)
     check((mask == 0) | (mask == 1), mask, f"{schema.INPUT_MASK} must be 0 or 1")
     check(mask[:, 0] == 1, mask[:, 0], f"{schema.INPUT_MASK} must begin with 1")
     check(follows(mask[:, 1:] <= mask[:, :-1]), mask, f"{schema.INPUT_MASK} must be ones, then zeros")
     is_real = mask == 1
-    check((tokens >= 0) & (tokens <= INT32_MAX), tokens, f"{schema.INPUT_IDS} must be in 0..{INT32_MAX}")
+    check_int32(check, schema.INPUT_IDS, tokens)
     check((token_types == 0) | (token_types == 1), token_types, f"{schema.SEGMENT_IDS} must be 0 or 1")
     check((labels == 0) | (labels == 1), labels, f"{schema.NEXT_SENTENCE_LABELS} must be 0 or 1")
     lengths = mask.sum(axis=1, dtype=np.int64)
@@ -92,7 +68,7 @@ def _to_sequences(features, batch):
     check(inside | ~is_used, positions, f"{schema.MASKED_LM_POSITIONS} must lie within the sequence")
     once = follows(positions[:, 1:] > positions[:, :-1]) | ~is_used
     check(once, positions, f"{schema.MASKED_LM_POSITIONS} must not name a position twice")
-    check((ids >= 0) & (ids <= INT32_MAX), ids, f"{schema.MASKED_LM_IDS} must be in 0..{INT32_MAX}")
+    check_int32(check, schema.MASKED_LM_IDS, ids)
     return make_sequences(
         BERT_LAYOUT,
         batch.path,

@@ -31,7 +31,6 @@ import numpy as np
 
 from bert_packed.core.settings import InputError
 
-INT32_MAX = np.iinfo(np.int32).max
 TAKEN_AT_ONCE = 2**20  # entries; their indices take several times the room of the values
 DIGEST_BYTES = 16  # chance of one collision among 10^9 sequences: 10^-21
 

@@ -15,7 +15,7 @@ from bert_packed.records.read_causal import (
     read_parts,
 )
 from bert_packed.records.read_lengths import read_histogram
-from bert_packed.records.read_packed import LayoutError
+from bert_packed.records.record_rules import LayoutError
 from bert_packed.records.sequences import check_vocabulary
 
 UNPACKED = {
