@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bert_packed.assembly.assignment import PackOrder, assign_sequences, choose_slots, fill_packs
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
+from bert_packed.packing.plan import make_plan
 from bert_packed.records.shuffle import find_items, shuffle_places
 
 S = 12
@@ -51,16 +52,12 @@ def test_neighbours_are_spread():
     assert abs(np.corrcoef(places, np.arange(20000))[0, 1]) < 0.03
 
 
-def make_plan(lengths):
-    return pack_lpfhp(count_lengths(lengths, S), S, "max")
-
-
 @pytest.mark.parametrize("num_parts", [1, 3, 7])
 @pytest.mark.parametrize("run_length", [1, 13, 1000])
 def test_parts_and_runs_do_not_matter(num_parts, run_length):
     """The bounded-memory way, run by run and part by part, gives the packs of `assign_sequences`."""
     lengths = np.random.default_rng(0).integers(1, S + 1, 200)
-    plan = make_plan(lengths)
+    plan = pack_lpfhp(count_lengths(lengths, S), S, "max")
     expected = assign_sequences(plan, lengths, seed=5)
 
     order = PackOrder(plan.strategies, 5)
@@ -109,12 +106,30 @@ def test_fill_packs_example():
     lengths, slots = np.array([3, 5, 3]), np.array([8, 4, 9])
     packs = fill_packs(np.array([3, 5, 3]), np.array([9, 4, 8]), np.array([2, 1]), lengths, slots)
     assert packs.members.tolist() == [2, 1, 0] and packs.offsets.tolist() == [0, 2, 3]
+    assert packs.owners.tolist() == [0, 0, 1] and packs.slots.tolist() == [0, 1, 0]
+    assert packs.totals(np.array([1, 20, 300])).tolist() == [320, 1]
     with pytest.raises(ValueError, match="must be one for the lengths"):
         fill_packs(np.array([3, 5, 3]), np.array([9, 4, 7]), np.array([2, 1]), lengths, slots)
 
 
-def test_the_seed_chooses_among_sequences_of_one_length():
-    lengths, totals = np.full(50, 3), np.array([0, 0, 0, 50])
-    one, same, other = (choose_slots(lengths, np.zeros(4, int), totals, seed) for seed in (1, 1, 2))
-    assert np.array_equal(one, same) and not np.array_equal(one, other)
-    assert np.array_equal(np.sort(one), np.sort(other))
+def test_the_seed_chooses_packs_and_sequences():
+    plan = make_plan("test", 8, "max", [((8,), 50), ((4, 4), 50)])
+    lengths = np.repeat([8, 4], [50, 100])
+    one, same, other = (assign_sequences(plan, lengths, seed) for seed in (1, 1, 2))
+    assert np.array_equal(one.members, same.members) and np.array_equal(one.offsets, same.offsets)
+    assert not np.array_equal(one.members, other.members) and not np.array_equal(one.offsets, other.offsets)
+    # equal strategies and equal lengths are spread: in order of strategy there would be one change
+    assert np.count_nonzero(np.diff(one.depths)) > 30
+    members_of_8 = one.members[lengths[one.members] == 8]
+    assert not np.array_equal(members_of_8, np.sort(members_of_8))
+    totals = np.array([0, 0, 0, 50])
+    slots = [choose_slots(np.full(50, 3), np.zeros(4, int), totals, seed) for seed in (1, 1, 2)]
+    assert np.array_equal(slots[0], slots[1]) and not np.array_equal(slots[0], slots[2])
+    assert sorted(slots[0]) == sorted(slots[2]) == list(range(50))
+
+
+@pytest.mark.parametrize("lengths", [[3, 4], [3, 5, 5]])
+def test_plan_for_other_lengths_is_refused(lengths):
+    plan = make_plan("test", 8, "max", [((3, 5), 1)])
+    with pytest.raises(ValueError, match="one for the lengths"):
+        assign_sequences(plan, np.array(lengths), seed=0)

@@ -75,6 +75,14 @@ def test_sequences_are_cut_where_packs_end_by_a_plain_loop(lengths, size):
     )
 
 
+def pack_rows(tmp_path, path, size, num_rows):
+    """Lay a file into rows: the manifest, and the packs in order."""
+    given = {"split_sequences": True, "num_shards": 3, "num_workers": 1, "provenance": True}
+    out = str(tmp_path / "out")
+    config = PackConfig(input_file=path, output_dir=out, max_seq_length=size, num_rows=num_rows, **given)
+    return pack_job.pack(config), read_examples((tmp_path / "out").glob("packed-*.tfrecord"))
+
+
 def join_rows(packs, num_rows):
     """The sequences of rows and their parts, by a plain loop: list of (sequence, bytes of its parts)."""
     found = []
@@ -104,19 +112,7 @@ def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeyp
     monkeypatch.setattr(assignments, "PLACES_AT_ONCE", 3)
     sequences = make_sequences([*np.random.default_rng(3).integers(1, 20, 40).tolist(), 100, size, 2 * size])
     path = write_sequences(tmp_path / "in.tfrecord", sequences)
-    config = PackConfig(
-        input_file=path,
-        output_dir=str(tmp_path / "out"),
-        max_seq_length=size,
-        split_sequences=True,
-        num_rows=num_rows,
-        num_shards=3,
-        num_workers=1,
-        provenance=True,
-    )
-    manifest = pack_job.pack(config)
-    paths = sorted((tmp_path / "out").glob("packed-*.tfrecord"))
-    packs = read_examples(paths)
+    manifest, packs = pack_rows(tmp_path, path, size, num_rows)
     found = join_rows(packs, num_rows)
     assert sorted([*whole, [sum(size for _, size in parts)]] for whole, parts in found) == sorted(
         map(content, sequences)
@@ -140,7 +136,9 @@ def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeyp
     assert manifest["depth"] == max(depths) == len(packs[0][schema.SEQUENCE_BYTES])
     assert manifest["efficiency"] == num_tokens / (len(packs) * size)
     number = 0
-    for shard in paths:  # whole steps; and each part's record is known
+    for shard in sorted(
+        (tmp_path / "out").glob("packed-*.tfrecord")
+    ):  # whole steps; and each part's record is known
         held = read_examples([shard])
         assert len(held) % num_rows == 0
         for record, packed in enumerate(held, 1):
@@ -155,18 +153,20 @@ def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeyp
 
 def test_rows_of_equal_tokens_are_full_to_their_last_pack(tmp_path):
     path = write_sequences(tmp_path / "in.tfrecord", make_sequences([10] * 64))
-    settings_of_run = {"max_seq_length": 16, "split_sequences": True, "num_rows": 4, "num_workers": 1}
-    manifest = pack_job.pack(PackConfig(input_file=path, output_dir=str(tmp_path / "out"), **settings_of_run))
-    assert manifest["efficiency"] == 1 and manifest["num_packs"] == 40
+    manifest, packs = pack_rows(tmp_path, path, 16, 4)
+    assert manifest["efficiency"] == 1 and manifest["num_packs"] == len(packs) == 40
+    row = pack_job.metrics_row(manifest)
+    assert list(row.values()) == [4, 64, manifest["num_parts"], 40, manifest["depth"], 640, 0, 100, 64 / 40]
 
 
 def test_bytes_are_shared_out_where_records_do_not_say(tmp_path):
     sequences = make_sequences([5, 9, 3, 17])
     bare = [{name: values for name, values in s.items() if name != schema.LABEL_BYTES} for s in sequences]
-    (batch,) = read_causal(write_sequences(tmp_path / "in.tfrecord", bare))
+    path = write_sequences(tmp_path / "in.tfrecord", bare)
+    (batch,) = read_causal(path)
     shares = share_bytes(batch)
     for index, sequence in enumerate(sequences):
-        its = shares[batch.offsets("tokens")[index] : batch.offsets("tokens")[index + 1]]
+        its = shares[slice(*batch.offsets("tokens")[index : index + 2])]
         mask = np.array(sequence[schema.LABEL_MASK])
         assert its.sum() == sequence[schema.NUM_BYTES][0]
         assert not its[mask == 0].any() and np.ptp(its[mask == 1]) <= 1
@@ -174,12 +174,7 @@ def test_bytes_are_shared_out_where_records_do_not_say(tmp_path):
     by_hand |= {schema.LABEL_MASK: [1, 1, 1, 0], schema.NUM_BYTES: [8]}
     (batch,) = read_causal(write_sequences(tmp_path / "hand.tfrecord", [by_hand]))
     assert share_bytes(batch).tolist() == [2, 3, 3, 0]
-    settings_of_run = {"max_seq_length": 4, "split_sequences": True, "num_rows": 1, "num_workers": 1}
-    config = PackConfig(
-        input_file=f"{tmp_path}/in.tfrecord", output_dir=str(tmp_path / "out"), **settings_of_run
-    )
-    pack_job.pack(config)
-    found = join_rows(read_examples((tmp_path / "out").glob("packed-*.tfrecord")), 1)
-    assert sorted(sum(size for _, size in parts) for _, parts in found) == sorted(
+    _, packs = pack_rows(tmp_path, path, 4, 1)
+    assert sorted(sum(size for _, size in parts) for _, parts in join_rows(packs, 1)) == sorted(
         sequence[schema.NUM_BYTES][0] for sequence in sequences
     )

@@ -1,4 +1,4 @@
-"""Packs for causal language modelling hold every sequence once, told by a plain reading of the records."""
+"""Packs for causal language modelling hold every sequence once, as a plain reading of the records finds."""
 
 import dataclasses
 
@@ -9,17 +9,19 @@ from crash import all_bytes
 from unpacked_records import make_features, write_features
 
 from bert_packed import schema
+from bert_packed.assembly.causal_packs import CausalKind
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
 from bert_packed.records import first_records, tfrecords
 from bert_packed.records.provenance import find_sources
+from bert_packed.records.read_causal import read_causal
 from data_gen import pack_job, pack_steps
-from data_gen.dry_run import report_choices
 from data_gen.pack_config import PackConfig
 from data_gen.verification import compare_files
 
 S = 24
 LENGTHS = np.random.default_rng(1).integers(1, S + 1, 80).tolist()
+SPLIT = {"split_sequences": True, "num_rows": 3}
 
 
 def pack(folder, input_file, **changed):
@@ -47,31 +49,19 @@ def test_every_algorithm_packs_every_sequence_once(tmp_path, algorithm, depth):
         sequence[schema.POSITION_IDS] == list(range(len(sequence[schema.INPUT_IDS]))) for sequence in found
     )
     assert manifest["objective"] == "causal_lm" and manifest["num_packs"] == len(packs) < 80
-    spec = first_records.read_pack_spec([str(path) for path in (tmp_path / "out").glob("*.tfrecord")])
+    paths = sorted(map(str, (tmp_path / "out").glob("*.tfrecord")))
+    spec = first_records.read_pack_spec(paths)
     assert dataclasses.asdict(spec) == manifest["spec"] and spec.objective == "causal_lm"
     assert spec.max_sequences_per_pack == (3 if depth == 3 else manifest["depth"])
-    result = compare_files(
-        [path], [str(path) for path in sorted((tmp_path / "out").glob("*.tfrecord"))], "error"
-    )
+    result = compare_files([path], paths, "error")
     assert result.is_good and result.num_packed_sequences == 80
 
 
 def test_a_pack_looks_like_the_picture(tmp_path):
-    """`schema.py` shows it; sequences stand in ascending length."""
-    pieces = [
-        {
-            schema.INPUT_IDS: [0, 7, 4, 8],
-            schema.LABEL_IDS: [7, 4, 8, 9],
-            schema.LABEL_MASK: [1, 1, 1, 1],
-            schema.NUM_BYTES: [14],
-        },
-        {
-            schema.INPUT_IDS: [0, 5, 0],
-            schema.LABEL_IDS: [5, 0, 0],
-            schema.LABEL_MASK: [1, 1, 0],
-            schema.NUM_BYTES: [3],
-        },
-    ]
+    """`schema.py` shows it; lengths ascend."""
+    names = (schema.INPUT_IDS, schema.LABEL_IDS, schema.LABEL_MASK, schema.NUM_BYTES)
+    pieces = [([0, 7, 4, 8], [7, 4, 8, 9], [1, 1, 1, 1], [14]), ([0, 5, 0], [5, 0, 0], [1, 1, 0], [3])]
+    pieces = [dict(zip(names, piece, strict=True)) for piece in pieces]
     path = write_sequences(tmp_path / "in.tfrecord", pieces)
     (_, (found,)) = pack(tmp_path / "out", path, max_seq_length=8, max_sequences_per_pack=3)
     assert found == {
@@ -85,16 +75,19 @@ def test_a_pack_looks_like_the_picture(tmp_path):
     }
 
 
-@pytest.mark.parametrize("length", [1024, 4096, 5000])
-def test_long_packs(tmp_path, length):
-    lengths = np.random.default_rng(2).integers(1, length + 1, 30).tolist()
-    sequences = make_sequences(lengths)
+@pytest.mark.parametrize("length", [1024, 5000])
+def test_long_packs_and_where_they_come_from(tmp_path, length):
+    sequences = make_sequences(np.random.default_rng(2).integers(1, length + 1, 30).tolist())
     path = write_sequences(tmp_path / "in.tfrecord", sequences)
-    _, packs = pack(tmp_path / "out", path, max_seq_length=length)
+    _, packs = pack(tmp_path / "out", path, max_seq_length=length, provenance=True)
     assert content([sequence for packed in packs for sequence in sequences_of(packed)]) == content(sequences)
+    for shard in sorted((tmp_path / "out").glob("packed-*.tfrecord")):
+        for number, packed in enumerate(read_examples([shard]), 1):
+            wanted = [sequences[record - 1] for _, record in find_sources(str(shard), number)]
+            assert [content([one]) for one in sequences_of(packed)] == [content([one]) for one in wanted]
 
 
-@pytest.mark.parametrize("changed", [{}, {"split_sequences": True, "num_rows": 3}])
+@pytest.mark.parametrize("changed", [{}, SPLIT])
 def test_small_runs_and_parts_give_the_same_bytes(tmp_path, monkeypatch, changed):
     for seed, name in enumerate("ab"):
         write_causal(tmp_path / f"{name}.tfrecord", LENGTHS, seed)
@@ -107,26 +100,19 @@ def test_small_runs_and_parts_give_the_same_bytes(tmp_path, monkeypatch, changed
     assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")
 
 
-def test_provenance_leads_to_the_records(tmp_path):
-    sequences = make_sequences(LENGTHS)
-    path = write_sequences(tmp_path / "in.tfrecord", sequences)
-    pack(tmp_path / "out", path, provenance=True)
-    for shard in sorted((tmp_path / "out").glob("packed-*.tfrecord")):
-        for number, packed in enumerate(read_examples([shard]), 1):
-            sources = find_sources(str(shard), number)
-            wanted = [sequences[record - 1] for _, record in sources]
-            assert [content([one]) for one in sequences_of(packed)] == [content([one]) for one in wanted]
-
-
-def test_overlong_sequences(tmp_path):
+def test_overlong_sequences_are_dropped_or_refused_and_never_truncated(tmp_path):
+    """Bytes of lost labels cannot be told from those that are left."""
     sequences = make_sequences([5, S + 1, 7])
     path = write_sequences(tmp_path / "in.tfrecord", sequences)
-    with pytest.raises(
-        InputError, match=r"in\.tfrecord, record 2: .* at most max_seq_length=24 .* 25 tokens"
-    ):
+    message = rf"in\.tfrecord, record 2: .* at most max_seq_length={S} .* Received: {S + 1} tokens"
+    with pytest.raises(InputError, match=message):
         pack(tmp_path / "out", path)
+    (read,) = read_causal(path)
+    with pytest.raises(InputError, match=message):
+        CausalKind(S, "truncate").fit(read)
+    assert CausalKind(S + 1, "truncate").fit(read) == (read, {"truncated": 0, "dropped": 0})
     manifest, packs = pack(tmp_path / "out", path, overlong="drop")
-    assert manifest["num_overlong"]["dropped"] == 1 and manifest["num_records"] == 3
+    assert manifest["num_overlong"] == {"truncated": 0, "dropped": 1} and manifest["num_records"] == 3
     found = [sequence for packed in packs for sequence in sequences_of(packed)]
     assert content(found) == content([sequences[0], sequences[2]])
     files = [str(path) for path in sorted((tmp_path / "out").glob("*.tfrecord"))]
@@ -134,65 +120,64 @@ def test_overlong_sequences(tmp_path):
     assert not compare_files([path], files, "error").is_good
 
 
+def left_out(name, what="--split_sequences"):
+    return f"`{name}` must be left out with {what}"
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"overlong": "truncate"}, "`overlong` must be error or drop with records for causal_lm"),
+        ({"masked_lm_weights": "binary"}, left_out("masked_lm_weights", "records for causal_lm")),
         (
             {"max_predictions_per_pack": 7},
-            "`max_predictions_per_pack` must be left out with records for causal_lm",
+            left_out("max_predictions_per_pack", "records for causal_lm"),
         ),
         ({"num_rows": 2}, "`num_rows` must be given with --split_sequences only"),
         ({"split_sequences": True}, "`num_rows` must be at least 1"),
         ({"split_sequences": True, "num_rows": 81}, "`num_rows` must be at most the number of sequences, 80"),
+        ({**SPLIT, "overlong": "drop"}, left_out("overlong")),
         (
-            {"split_sequences": True, "num_rows": 1, "overlong": "drop"},
-            "`overlong` must be left out with --split",
+            {**SPLIT, "max_sequences_per_pack": 2},
+            left_out("max_sequences_per_pack"),
         ),
-        (
-            {"split_sequences": True, "num_rows": 1, "max_sequences_per_pack": 2},
-            "`max_sequences_per_pack` must be left out with --split_sequences",
-        ),
-        ({"split_sequences": True, "num_rows": 1, "algorithm": "lpfhp"}, "`algorithm` must be left out"),
+        ({**SPLIT, "algorithm": "lpfhp"}, left_out("algorithm")),
+        ({**SPLIT, "features": "a:int:9"}, left_out("features")),
+        ({**SPLIT, "dry_run": True}, left_out("dry_run")),
     ],
 )
 def test_settings_that_such_records_cannot_follow(tmp_path, changed, message):
     path = write_causal(tmp_path / "in.tfrecord", LENGTHS)
     with pytest.raises(InputError, match=message):
         pack(tmp_path / "out", path, **changed)
-    assert not (tmp_path / "out/manifest.json").exists()
+    assert not (tmp_path / "out").exists()
 
 
-def test_rows_are_not_for_bert(tmp_path):
-    path = write_features(tmp_path / "in.tfrecord", make_features([5, 8], 8))
+def test_settings_without_a_meaning_are_not_recorded_and_not_to_be_given():
+    given = {"input_file": "x", "output_dir": "y"}
+    resolved = PackConfig(**given).resolved(schema.CAUSAL_LM)
+    nothing = {"max_predictions_per_pack", "masked_lm_weights", "split_sequences", "num_rows"}
+    assert not resolved.keys() & nothing and resolved["algorithm"] == "cghp"
+    split = PackConfig(**given, **SPLIT)
+    assert split.resolved(schema.CAUSAL_LM).keys() - resolved.keys() == SPLIT.keys()
+    assert not split.resolved(schema.CAUSAL_LM).keys() & {"algorithm", "overlong", "max_sequences_per_pack"}
+    split.check_given({"num_rows", "max_seq_length"})
+    with pytest.raises(InputError, match=left_out("algorithm")):
+        split.check_given({"algorithm"})
+
+
+def test_records_that_are_not_those_of_one_objective(tmp_path):
+    path = write_features(tmp_path / "a.tfrecord", make_features([5, 8], 8))
     with pytest.raises(InputError, match="`split_sequences` must be left out with records for mlm_nsp"):
         pack(tmp_path / "out", path, split_sequences=True, num_rows=1)
-
-
-def test_records_of_two_objectives(tmp_path):
-    write_features(tmp_path / "a.tfrecord", make_features([5, 8], 8))
     write_causal(tmp_path / "b.tfrecord", LENGTHS)
     with pytest.raises(InputError, match=r"all files must be for one objective\. Received: .*a\.tfrecord"):
         pack(tmp_path / "out", tmp_path / "?.tfrecord")
 
 
-def test_ids_outside_the_vocabulary_of_the_manifest(tmp_path):
+@pytest.mark.parametrize("changed", [{}, SPLIT])
+def test_ids_outside_the_vocabulary_of_the_manifest(tmp_path, changed):
     path = write_causal(tmp_path / "in.tfrecord", LENGTHS)
     (tmp_path / "manifest.json").write_text('{"vocab_size": 7}')
-    for changed in ({}, {"split_sequences": True, "num_rows": 2}):
-        with pytest.raises(InputError, match="below the vocab_size=7"):
-            pack(tmp_path / "out", path, **changed)
-
-
-def test_a_dry_run_counts_their_lengths(tmp_path):
-    path = write_causal(tmp_path / "in.tfrecord", LENGTHS)
-    config = PackConfig(
-        input_file=path,
-        dry_run=True,
-        max_seq_length=S,
-        max_sequences_per_pack=2,
-        output_dir=str(tmp_path / "out"),
-    )
-    rows, _ = report_choices(config)
-    (row,) = [row for row in rows if row["max_seq_length"] == S]
-    assert row["packs"] >= row["lower_bound"] > 0 and row["depth"] <= 2
+    with pytest.raises(InputError, match="below the vocab_size=7"):
+        pack(tmp_path / "out", path, **changed)
