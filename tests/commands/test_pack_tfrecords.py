@@ -110,31 +110,23 @@ def test_same_seed_same_bytes(tmp_path, input_file):
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_depth_asked_for_is_the_number_of_slots(tmp_path, input_file):
-    pack(config(input_file, tmp_path / "out", max_sequences_per_pack=7))
-    assert read_packs(tmp_path / "out")[schema.NEXT_SENTENCE_LABELS].shape[1] == 7
-
-
-def test_room_for_predictions_may_be_raised_but_not_lowered(tmp_path, input_file):
+def test_slots_and_room_for_predictions_may_be_raised_and_room_not_lowered(tmp_path, input_file):
     needed = pack(config(input_file, tmp_path / "a"))["spec"]["max_predictions_per_pack"]
-    spec = pack(config(input_file, tmp_path / "b", max_predictions_per_pack=needed + 3))["spec"]
-    assert spec["max_predictions_per_pack"] == needed + 3
+    more = {"max_sequences_per_pack": 7, "max_predictions_per_pack": needed + 30}
+    assert pack(config(input_file, tmp_path / "b", **more))["spec"] == {"max_seq_length": S, **more}
+    assert read_packs(tmp_path / "b")[schema.NEXT_SENTENCE_LABELS].shape[1] == 7
     with pytest.raises(InputError, match=rf"at least {needed}, .*Received: {needed - 1}"):
         pack(config(input_file, tmp_path / "c", max_predictions_per_pack=needed - 1))
 
 
-def test_no_shard_is_empty(tmp_path):
-    input_file = write_features(tmp_path / "in.tfrecord", make_features([S, S, S], S))
-    manifest = pack(config(input_file, tmp_path / "out", num_shards=8))
-    assert [entry["num_records"] for entry in manifest["files"]] == [1, 1, 1]
-
-
-def test_data_without_predictions_keeps_one_slot(tmp_path):
-    features = make_features([3, 5], S)
+def test_few_packs_make_as_many_shards_and_no_predictions_leave_one_slot(tmp_path):
+    features = make_features([S, S, S], S)
     for name in (schema.MASKED_LM_WEIGHTS, schema.MASKED_LM_IDS, schema.MASKED_LM_POSITIONS):
         features[name][:] = 0
-    pack(config(write_features(tmp_path / "in.tfrecord", features), tmp_path / "out"))
-    assert read_packs(tmp_path / "out")[schema.MASKED_LM_WEIGHTS].tolist() == [[0]]
+    input_file = write_features(tmp_path / "in.tfrecord", features)
+    manifest = pack(config(input_file, tmp_path / "out", num_shards=8))
+    assert [entry["num_records"] for entry in manifest["files"]] == [1, 1, 1]
+    assert read_packs(tmp_path / "out")[schema.MASKED_LM_WEIGHTS].tolist() == [[0]] * 3
 
 
 def test_overlong_sequences(tmp_path, input_file):
@@ -361,6 +353,7 @@ def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypat
         (["--max_seq_length=2"], "`max_seq_length` must be at least 3. Received: 2"),
         (["--overlong=cut"], "`overlong` must be one of error, truncate, drop. Received: 'cut'"),
         (["--num_shards=0"], "`num_shards` must be at least 1"),
+        (["--histogram=wikipedia_512"], "`histogram` must be given with --dry_run only"),
         (["--input_file=none-*.tfrecord"], "`output_dir` must be given with --input_file"),
         (["--input_file=none-*.tfrecord", "--output_dir=out"], "`input_file` must match at least one file"),
     ],

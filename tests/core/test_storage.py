@@ -197,6 +197,22 @@ def test_behind_a_url_mistakes_are_those_of_local_files(tmp_path):
     assert storage.is_file(f"file://{tmp_path}/a") and not storage.is_file(f"file://{tmp_path}/folder")
 
 
+def test_behind_a_url_a_file_appears_when_complete_or_not_at_all():
+    storage.make_folder("ram://files")
+    with storage.write_whole("ram://files/a") as partial, storage.open_file(partial, "wb") as file:
+        file.write(b"content")
+        assert "a" not in storage.list_names("ram://files")
+    with pytest.raises(KeyError), storage.write_whole("ram://files/a") as partial:
+        with storage.open_file(partial, "wb") as file:
+            file.write(b"half")
+        raise KeyError
+    assert storage.match("ram://files/*") == ["ram://files/a"]
+    assert storage.read_text("ram://files/a") == "content" and storage.size_and_time("ram://files/a")[0] == 7
+    storage.remove_folder("ram://files")
+    with pytest.raises(OSError):
+        storage.read_text("ram://files/a")
+
+
 def test_names_of_folders_of_an_object_store_end_as_others_do(monkeypatch):
     store = types.SimpleNamespace(listdir=lambda _: ["b/", "c", "a/"])
     monkeypatch.setattr(storage, "_gfile", lambda: store)

@@ -15,20 +15,7 @@ from bert_packed.packing.histogram import fold, load_known_histogram
 from data_gen import dry_run, pack_tfrecords
 from data_gen.dry_run import DEPTHS, recommend, try_choices
 from data_gen.pack_config import PackConfig
-from data_gen.pictures import draw_histogram, plot_lengths
-
-FIELDS = (
-    "algorithm",
-    "max_sequences_per_pack",
-    "max_seq_length",
-    "packs",
-    "lower_bound",
-    "gap",
-    "efficiency",
-    "packing_factor",
-    "strategies",
-    "seconds",
-)
+from data_gen.pictures import draw_efficiency, draw_histogram
 
 
 def run(*arguments):
@@ -167,14 +154,33 @@ def test_what_an_algorithm_cannot_do_is_left_out_and_told(monkeypatch):
     assert "nnlshp cannot do it: length 16 at depth 3, 4, 5, 6, 7, 8, max. First error: least squares" in note
 
 
-def test_an_outlier_does_not_make_drawing_slow(tmp_path):
+def test_pictures_say_what_they_show(tmp_path, monkeypatch):
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *of, **how: drawn.append(of[0]) or save(*of, **how))
     histogram = np.zeros(50_000, np.int64)
-    histogram[[3, 50, 49_999]] = 2**53  # and their sum passes 64 bits in no place
-    axes = Figure().subplots()
-    plot_lengths(axes, histogram)
+    histogram[[3, 50, 49_999]] = 2**53  # their sum passes 64 bits in no place
+    draw_histogram(histogram, 512, tmp_path / "lengths.png")
+    (axes,) = drawn[0].axes
     assert len(axes.patches) == 1  # a bar for each length took minutes
-    draw_histogram(histogram, 512, tmp_path / "histogram.png")
-    assert (tmp_path / "histogram.png").read_bytes().startswith(b"\x89PNG")
+    share = 1 - (4 + 51 + 512) / (3 * 512)
+    assert (
+        axes.get_title() == f"{3 * 2**53:,} sequences; {share:.1%} of the tokens are padding without packing"
+    )
+    rows, _ = try_choices(np.array([0, 3, 5, 0, 1]), "lpfhp", 4, 2)
+    draw_efficiency(rows, tmp_path / "efficiency.png")
+    (axes,) = drawn[1].axes
+    (best,) = (row for row in rows if row["recommended"])
+    lines = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
+    assert lines == {
+        **{
+            f"{size} tokens, cuts text": [100 * rows[place]["efficiency"]]
+            for place, size in enumerate((3, 4))
+        },
+        "8 tokens": [100 * rows[2]["efficiency"]],
+        "recommended": [100 * best["efficiency"]],
+    }
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_counts_whose_sum_passes_64_bits():
@@ -185,36 +191,29 @@ def test_counts_whose_sum_passes_64_bits():
 
 
 def test_command(tmp_path, capsys):
-    histogram = tmp_path / "lengths.json"
+    histogram, report, pictures = tmp_path / "lengths.json", tmp_path / "report.json", tmp_path / "pictures"
+    flags = [f"--histogram={histogram}", "--max_sequences_per_pack=2", f"--output_dir={pictures}"]
     histogram.write_text(json.dumps({"lengths": [3, 5, 9], "counts": [4, 4, 2]}))
-    report = tmp_path / "report.json"
-    status = run(
-        f"--histogram={histogram}",
-        "--max_seq_length=8",
-        "--max_sequences_per_pack=2",
-        f"--json={report}",
-        f"--output_dir={tmp_path / 'pictures'}",
-    )
-    assert status == 0
+    assert run(*flags, "--max_seq_length=8", f"--json={report}") == 0
     rows = json.loads(report.read_text())
-    assert all(set(FIELDS) <= row.keys() for row in rows)
     at_eight = next(row for row in rows if row["max_seq_length"] == 8)
     # 3 + 5 four times, and two of 9 truncated to 8
     assert (at_eight["packs"], at_eight["lower_bound"], at_eight["truncated"]) == (6, 6, 2)
-    for name in ("length_histogram.png", "efficiency_by_depth.png"):
-        assert (tmp_path / "pictures" / name).read_bytes().startswith(b"\x89PNG")
+    assert (at_eight["gap"], at_eight["strategies"], at_eight["seconds"] > 0) == (0, 2, True)
+    assert sorted(path.name for path in pictures.iterdir()) == [
+        "efficiency_by_depth.png",
+        "length_histogram.png",
+    ]
     (best,) = (row for row in rows if row["recommended"])
-    printed = capsys.readouterr().out.splitlines()[-1]
-    assert printed == (
-        f"recommended: --max_seq_length={best['max_seq_length']} --max_sequences_per_pack=2, "
-        f"{best['speed_up']:.2f} times as fast as unpacked data of length 8; pictures in {tmp_path}/pictures"
-    )
-    # of lengths 3 to 12 all cut the long one
-    histogram.write_text(json.dumps({"lengths": [3, 5, 20], "counts": [4, 4, 2]}))
-    flags = ("--max_seq_length=6", "--max_sequences_per_pack=2", f"--output_dir={tmp_path / 'pictures'}")
-    assert run(f"--histogram={histogram}", *flags) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"none is recommended: every length tried cuts text; pictures in {tmp_path}/pictures"
+        f"recommended: --max_seq_length={best['max_seq_length']} --max_sequences_per_pack=2, "
+        f"{best['speed_up']:.2f} times as fast as unpacked data of length 8; pictures in {pictures}"
+    )
+    # lengths from 3 to 12 all cut the long one
+    histogram.write_text(json.dumps({"lengths": [3, 5, 20], "counts": [4, 4, 2]}))
+    assert run(*flags, "--max_seq_length=6") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"none is recommended: every length tried cuts text; pictures in {pictures}"
     )
 
 
@@ -256,9 +255,3 @@ def test_mistakes(tmp_path, monkeypatch, capsys, arguments, message):
     printed = capsys.readouterr().err
     assert message in printed and printed.count("\n") == 1
     assert not (tmp_path / "packing_report").exists()
-
-
-def test_histogram_without_dry_run(capsys):
-    argv = ["pack_tfrecords.py", "--histogram=wikipedia_512"]
-    assert command_line.run(pack_tfrecords.main, PackConfig, pack_tfrecords.DESCRIPTION, argv) == 2
-    assert "`histogram` must be given with --dry_run only" in capsys.readouterr().err

@@ -1,7 +1,4 @@
-"""Runs come back from the disk, whole or group by group; files appear when complete."""
-
-import errno
-import os
+"""Runs come back from the disk, whole or group by group."""
 
 import numpy as np
 import pytest
@@ -93,34 +90,3 @@ def test_a_group_is_read_without_the_others(tmp_path, monkeypatch):
         sums.append(sum(num_read))
     assert sums[0] < 150  # one row, and where it lies
     assert sums[1] - sums[0] > 499 * 3
-
-
-@pytest.mark.parametrize("folder", ["", "ram://files"])
-def test_a_file_appears_when_complete_or_not_at_all(tmp_path, folder):
-    folder = folder or str(tmp_path)
-    storage.make_folder(folder)
-    with storage.write_whole(f"{folder}/a") as partial, storage.open_file(partial, "wb") as file:
-        file.write(b"content")
-        assert "a" not in storage.list_names(folder)
-    assert storage.read_text(f"{folder}/a") == "content"
-    with pytest.raises(KeyError), storage.write_whole(f"{folder}/a") as partial:
-        with storage.open_file(partial, "wb") as file:
-            file.write(b"half")
-        raise KeyError
-    assert storage.list_names(folder) == ["a"] and storage.read_text(f"{folder}/a") == "content"
-    assert storage.size_and_time(f"{folder}/a")[0] == 7
-    assert storage.match(f"{folder}/*") == [f"{folder}/a"]
-    storage.remove_folder(folder)
-    assert not storage.exists(f"{folder}/a")
-    with pytest.raises(OSError):
-        storage.read_text(f"{folder}/a")
-
-
-def test_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
-    def fail(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-
-    monkeypatch.setattr(storage, "flush_to_disk", fail)
-    with pytest.raises(OSError, match=r"No space left on device: .*x\.run"):
-        write_run(tmp_path / "x.run", make_sequences(), [9])
-    assert list(tmp_path.iterdir()) == []
