@@ -1,5 +1,6 @@
 """Flags from dataclasses: parsing, help, flagfiles, output files, and one line with status 2 for mistakes."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 from interrupts import interruptible
 
 from bert_packed.core import command_line
+from bert_packed.core.quiet_import import import_quietly
 from bert_packed.core.settings import InputError, check_settings, parse_depth, setting
 from data_gen import pack_tfrecords
 
@@ -219,3 +221,16 @@ def test_asking_whether_json_can_be_written_changes_nothing(tmp_path, monkeypatc
         assert report(path) == (0, True)
     assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
     assert (tmp_path / "old.json").read_text() == "content"
+
+
+@pytest.mark.parametrize(("end", "shown"), [("", ""), ("raise ImportError", "chatter")])
+def test_what_compiled_code_prints_on_import_is_shown_only_if_it_fails(
+    tmp_path, monkeypatch, capfd, end, shown
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"noisy{len(end)}"
+    (tmp_path / f"{name}.py").write_text(f"import os\nos.write(2, b'chatter')\n{end}\n")
+    with contextlib.suppress(ImportError):
+        assert import_quietly(name).__name__ == name and not end
+    os.write(2, b" after")
+    assert capfd.readouterr().err == f"{shown} after"

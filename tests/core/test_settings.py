@@ -8,6 +8,7 @@ import pytest
 from bert_packed.core.settings import (
     InputError,
     check_depth_fits,
+    check_divides,
     check_settings,
     parse_depth,
     result_settings,
@@ -150,6 +151,41 @@ def test_a_pack_has_room_for_as_many_sequences_as_tokens():
     check_depth_fits("max", 8)
     with pytest.raises(InputError, match=r"`max_sequences_per_pack`.* at most size.*per_pack=9, size=8"):
         check_depth_fits(9, 8, "size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    micro_batch_size: int = setting(0, "part")
+    train_batch_size: int = setting(8, "whole")
+    name: str = setting("", "text")
+
+    def __post_init__(self):
+        check_settings(self)
+        check_divides(self, "micro_batch_size", "train_batch_size")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"micro_batch_size": 3},
+            "`micro_batch_size` must divide `train_batch_size`. Received: micro_batch_size=3, "
+            "train_batch_size=8.",
+        ),
+        ({"micro_batch_size": 16}, "Received: micro_batch_size=16, train_batch_size=8."),
+        ({"name": 3}, "`name` must be text. Received: 3."),
+        (
+            {"name": "\udcff"},
+            "`name` must be UTF-8, as file names must be for TensorFlow. Received: '\\udcff'.",
+        ),
+    ],
+)
+def test_parts_divide_wholes_and_text_is_utf8(values, message):
+    for good in (0, 1, 4, 8):
+        Batches(good)
+    with pytest.raises(InputError) as caught:
+        Batches(**values)
+    assert str(caught.value).endswith(message)
 
 
 def test_parse_depth():

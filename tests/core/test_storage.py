@@ -145,6 +145,18 @@ def test_json_and_text_come_back(tmp_path):
         storage.read_json(tmp_path, default=None)
 
 
+def test_errors_name_their_file_once():
+    for error in (OSError(errno.EIO, "bad disk"), PermissionError("refused")):
+        with pytest.raises(type(error), match=r"^a\.txt: ") as caught, storage.naming_file("a.txt"):
+            raise error
+        assert caught.value.errno == error.errno
+    named = OSError(errno.EIO, "bad disk", "b.txt")
+    for error in (named, OSError("cannot write a.txt")):
+        with pytest.raises(OSError) as caught, storage.naming_file("a.txt"):
+            raise error
+        assert caught.value is error
+
+
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO, errno.ENOSPC])
 def test_a_folder_that_cannot_be_flushed(tmp_path, monkeypatch, number):
     """Some network file systems have no such call; a bad disk is another matter."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,26 @@ def test_a_mistake_reaches_the_caller(tmp_path, num_workers):
         Job(tmp_path, num_workers) as job,
     ):
         job.run(make_steps([1, -1, 2]), "square")
+
+
+def write_late(path):
+    Path(f"{path}.begun").touch()
+    time.sleep(2)
+    Path(path).touch()
+
+
+def fail_when_begun(path):
+    while not Path(f"{path}.begun").exists():
+        time.sleep(0.01)
+    raise InputError("a mistake")
+
+
+def test_after_a_mistake_no_worker_goes_on(tmp_path):
+    """It would write its step into the folder of the next run."""
+    path = str(tmp_path / "late")
+    with pytest.raises(InputError, match="a mistake"), Job(tmp_path, 2) as job:
+        job.run([Step("late", write_late, path), Step("fail", fail_when_begun, path)], "write")
+    assert not Path(path).exists()
 
 
 @pytest.mark.parametrize("num_bytes, expected", [(1000, 1), (2**31, runners.num_cores())])
