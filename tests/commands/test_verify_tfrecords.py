@@ -159,9 +159,31 @@ def forget_slot(packed):
     packed[schema.NEXT_SENTENCE_WEIGHTS][2, 1] = 0
 
 
+def pad_between(packed):
+    """All that packing conserves is there, one place further from the second sequence on."""
+    masks = packed[schema.INPUT_MASK]
+    row = int(np.argmax((masks.max(axis=1) > 1) & (masks[:, -1] == 0)))  # which has room for it
+    for values in packed.values():
+        values[[2, row]] = values[[row, 2]]
+    first = int(np.argmax(masks[2] == 2))
+    assert first > 0 and masks[2, -1] == 0
+    for name in (schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS, schema.POSITION_IDS):
+        packed[name][2] = np.insert(packed[name][2], first, 0)[:-1]
+    for name in (schema.MASKED_LM_POSITIONS, schema.NEXT_SENTENCE_POSITIONS):
+        packed[name][2] += packed[name][2] >= first
+
+
 @pytest.mark.parametrize(
     "damage",
-    [swap_sequence_ids, shift_positions, move_boundary, move_cls, swap_prediction_owner, forget_slot],
+    [
+        swap_sequence_ids,
+        shift_positions,
+        pad_between,
+        move_boundary,
+        move_cls,
+        swap_prediction_owner,
+        forget_slot,
+    ],
 )
 def test_malformed_pack_is_found(tmp_path, input_file, packed, capsys, damage):
     damage(packed)

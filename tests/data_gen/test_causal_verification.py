@@ -148,6 +148,16 @@ def change_a_token(packs):
     return packs
 
 
+def pad_between_sequences(packs):
+    """In the middle of a row, with all else as it was."""
+    packed = next(p for p in packs if has(p, 2) and p[schema.INPUT_MASK][-1] == 0)
+    place = span(packed, 2)[0]
+    for name in TOKENS:
+        packed[name].insert(place, 0)
+        del packed[name][-1]
+    return packs
+
+
 def repeat_a_pack(packs):
     return [*packs[:-1], packs[0]]
 
@@ -161,6 +171,7 @@ FAULTS = [
     drop_the_last_sequence,
     count_bytes_twice,
     change_a_token,
+    pad_between_sequences,
 ]
 
 

@@ -119,12 +119,32 @@ def change(name, index, value):
     return {name: changed[name]}
 
 
+# Padding between two sequences, and a sequence too many, which nothing else betrays
+PADDED_WITHIN = {
+    schema.INPUT_IDS: [0, 7, 4, 0, 0, 5, 0, 0],
+    schema.INPUT_MASK: [1, 1, 1, 0, 2, 2, 2, 0],
+    schema.POSITION_IDS: [0, 1, 2, 0, 0, 1, 2, 0],
+    schema.LABEL_IDS: [7, 4, 8, 0, 5, 0, 0, 0],
+    schema.LABEL_MASK: [1, 1, 1, 0, 2, 2, 0, 0],
+}
+FOUR_SEQUENCES = {
+    schema.INPUT_MASK: [1, 1, 1, 2, 3, 4, 4, 0],
+    schema.POSITION_IDS: [0, 1, 2, 0, 0, 0, 1, 0],
+    schema.LABEL_IDS: [7, 4, 8, 9, 5, 0, 0, 0],
+    schema.LABEL_MASK: [1, 1, 1, 2, 3, 4, 0, 0],
+    schema.SEQUENCE_WEIGHTS: [1, 1, 1],
+    schema.SEQUENCE_BYTES: [14, 3, 3],
+}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         (change(schema.INPUT_MASK, 0, 2), "input_mask must begin with sequence 1"),
         (change(schema.INPUT_MASK, 2, 3), "input_mask must count sequences"),
         (change(schema.INPUT_MASK, 7, 1), "input_mask must count sequences"),
+        (PADDED_WITHIN, "input_mask must count sequences 1, 2, .* Received: 2 at index 4"),
+        (FOUR_SEQUENCES, "input_mask must be at most K=3. Received: 4 at index 5"),
         (change(schema.POSITION_IDS, 4, 4), "position_ids must restart at 0"),
         (change(schema.POSITION_IDS, 0, 1), "position_ids must restart at 0"),
         (change(schema.POSITION_IDS, 7, 1), "position_ids must restart at 0"),
@@ -145,8 +165,10 @@ def change(name, index, value):
     ],
 )
 def test_broken_packs_are_named(tmp_path, changed, message):
-    with pytest.raises(LayoutError, match=rf"p\.tfrecord, record 2: {message}"):
-        list(read_packed_causal(write(tmp_path / "p.tfrecord", PACK, **changed)))
+    path = write(tmp_path / "p.tfrecord", PACK, **changed)
+    for read in (read_packed_causal, read_parts):
+        with pytest.raises(LayoutError, match=rf"p\.tfrecord, record 2: {message}"):
+            list(read(path))
 
 
 def test_parts_may_go_on_where_a_pack_begins_and_nowhere_else(tmp_path):

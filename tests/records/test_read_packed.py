@@ -38,59 +38,80 @@ def test_pack_is_read_as_its_sequences(tmp_path):
     assert sequences["record_numbers"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("feature", "values"),
-    [
-        (schema.INPUT_MASK, [2, 2, 2, 2, 1, 1, 1, 0]),
-        (schema.INPUT_MASK, [1, 1, 1, 1, 3, 3, 3, 0]),
-        (schema.INPUT_MASK, [1, 1, 1, 0, 2, 2, 2, 0]),
-        (schema.INPUT_MASK, [1, 1, 1, 1, 2, 2, 1, 0]),
-        (schema.INPUT_MASK, [1, 1, 1, 2, 2, 2, 2, 0]),
-        (schema.INPUT_MASK, [0, 0, 0, 0, 0, 0, 0, 0]),
-        (schema.INPUT_MASK, [1, 2, 3, 4, 4, 4, 4, 0]),
-        (schema.INPUT_IDS, [2, 7, 4, 3, 2, 9, 3, 5]),
-        (schema.SEGMENT_IDS, [0, 0, 1, 1, 0, 0, 0, 1]),
-        (schema.SEGMENT_IDS, [0, 0, 1, 1, 2, 2, 2, 0]),
-        (schema.POSITION_IDS, [0, 1, 2, 3, 4, 5, 6, 0]),
-        (schema.POSITION_IDS, [0, 1, 2, 3, 0, 1, 2, 3]),
-        (schema.MASKED_LM_POSITIONS, [5, 2, 0]),
-        (schema.MASKED_LM_POSITIONS, [2, 8, 0]),
-        (schema.MASKED_LM_POSITIONS, [2, 5, 6]),
-        (schema.MASKED_LM_POSITIONS, [2, 2, 0]),
-        (schema.MASKED_LM_IDS, [8, 9, 9]),
-        (schema.MASKED_LM_WEIGHTS, [2, 1, 0]),
-        (schema.MASKED_LM_WEIGHTS, [0, 2, 0]),
-        (schema.MASKED_LM_WEIGHTS, [1, 1.5, 0]),
-        (schema.NEXT_SENTENCE_POSITIONS, [0, 3, 0]),
-        (schema.NEXT_SENTENCE_POSITIONS, [4, 0, 0]),
-        (schema.NEXT_SENTENCE_LABELS, [1, 0, 1]),
-        (schema.NEXT_SENTENCE_LABELS, [1, 3, 0]),
-        (schema.NEXT_SENTENCE_WEIGHTS, [1, 1, 1]),
-        (schema.NEXT_SENTENCE_WEIGHTS, [1, 0, 0]),
-    ],
-)
-def test_broken_layout_is_refused(tmp_path, feature, values):
-    with pytest.raises(LayoutError, match=r"p\.tfrecord, record 1: .* must .*Received: "):
-        list(read_packed(write_pack(tmp_path / "p.tfrecord", **{feature: values})))
+RULES = [
+    ({schema.INPUT_MASK: [2, 2, 2, 2, 1, 1, 1, 0]}, "input_mask must begin with sequence 1. Received: 2"),
+    ({schema.INPUT_MASK: [0] * 8}, "input_mask must begin with sequence 1. Received: 0"),
+    ({schema.INPUT_MASK: [1, 1, 1, 1, 3, 3, 3, 0]}, "and end in padding 0. Received: 3 at index 4"),
+    ({schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 1, 0]}, "and end in padding 0. Received: 1 at index 6"),
+    ({schema.INPUT_MASK: [1, 2, 3, 4, 4, 4, 4, 0]}, "input_mask must be at most K=3. Received: 4 at index 3"),
+    # padding in the middle, which nothing else betrays
+    (
+        {
+            schema.INPUT_IDS: [2, 7, 4, 0, 2, 9, 3, 0],
+            schema.INPUT_MASK: [1, 1, 1, 0, 2, 2, 2, 0],
+            schema.SEGMENT_IDS: [0] * 8,
+            schema.POSITION_IDS: [0, 1, 2, 0, 0, 1, 2, 0],
+        },
+        "and end in padding 0. Received: 2 at index 4",
+    ),
+    (
+        {
+            schema.INPUT_IDS: [2, 7, 4, 3, 0, 9, 3, 0],
+            schema.INPUT_MASK: [1, 1, 1, 1, 0, 1, 1, 0],
+            schema.SEGMENT_IDS: [0] * 8,
+            schema.POSITION_IDS: [0, 1, 2, 3, 0, 0, 1, 0],
+        },
+        "and end in padding 0. Received: 1 at index 5",
+    ),
+    ({schema.INPUT_MASK: [1, 1, 1, 2, 2, 2, 2, 0]}, "position_ids must restart at 0 in every sequence"),
+    ({schema.POSITION_IDS: [0, 1, 2, 3, 4, 5, 6, 0]}, "must restart at 0 in every sequence. Received: 4"),
+    ({schema.POSITION_IDS: [1, 2, 3, 4, 0, 1, 2, 0]}, "must restart at 0 in every sequence. Received: 1"),
+    ({schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 2, 3]}, "must restart at 0 in every sequence. Received: 3"),
+    ({schema.INPUT_IDS: [2, 7, 4, 3, 2, 9, 3, 5]}, "input_ids must be 0 in padding. Received: 5 at index 7"),
+    ({schema.INPUT_IDS: [2, 7, 2**31, 3, 2, 9, 3, 0]}, "input_ids must be in 0..2147483647. Received: 21474"),
+    ({schema.SEGMENT_IDS: [0, 0, 1, 1, 0, 0, 0, 1]}, "segment_ids must be 0 in padding. Received: 1"),
+    ({schema.SEGMENT_IDS: [0, 0, 1, 1, 2, 2, 2, 0]}, "segment_ids must be 0 or 1. Received: 2 at index 4"),
+    ({schema.MASKED_LM_POSITIONS: [2, 8, 0]}, "masked_lm_positions must lie within the pack. Received: 8"),
+    (
+        {schema.MASKED_LM_POSITIONS: [2, 1, 0], schema.MASKED_LM_WEIGHTS: [1, 1, 0]},
+        "masked_lm_positions must ascend. Received: 1 at index 1",
+    ),
+    (
+        {schema.MASKED_LM_POSITIONS: [1, 1, 0], schema.MASKED_LM_WEIGHTS: [1, 1, 0]},
+        "masked_lm_positions must ascend. Received: 1 at index 1",
+    ),
+    ({schema.MASKED_LM_POSITIONS: [2, 5, 6]}, "masked_lm_positions must be 0 where unused. Received: 6"),
+    ({schema.MASKED_LM_POSITIONS: [5, 2, 0]}, "must be the sequence of the prediction's position"),
+    ({schema.MASKED_LM_IDS: [8, 9, 9]}, "masked_lm_ids must be 0 where unused. Received: 9 at index 2"),
+    ({schema.MASKED_LM_IDS: [8, 2**31, 0]}, "masked_lm_ids must be in 0..2147483647. Received: 21474"),
+    ({schema.MASKED_LM_WEIGHTS: [2, 1, 0]}, "of the prediction's position. Received: 2.0 at index 0"),
+    ({schema.MASKED_LM_WEIGHTS: [1, 1.5, 0]}, "of the prediction's position. Received: 1.5 at index 1"),
+    ({schema.MASKED_LM_WEIGHTS: [0, 2, 0]}, "masked_lm_weights must end in zeros. Received: 2.0 at index 1"),
+    ({schema.NEXT_SENTENCE_POSITIONS: [0, 3, 0]}, "must be the sequence's [CLS]. Received: 3 at index 1"),
+    ({schema.NEXT_SENTENCE_POSITIONS: [4, 0, 0]}, "must be the sequence's [CLS]. Received: 4 at index 0"),
+    ({schema.NEXT_SENTENCE_LABELS: [1, 0, 1]}, "must be 0 in an unused slot. Received: 1 at index 2"),
+    ({schema.NEXT_SENTENCE_LABELS: [1, 2, 0]}, "next_sentence_labels must be 0 or 1. Received: 2"),
+    ({schema.NEXT_SENTENCE_WEIGHTS: [1, 1, 1]}, "1 per sequence, else 0. Received: 1.0 at index 2"),
+    ({schema.NEXT_SENTENCE_WEIGHTS: [1, 0, 0]}, "1 per sequence, else 0. Received: 0.0 at index 1"),
+    ({schema.NEXT_SENTENCE_WEIGHTS: [1, 2, 0]}, "1 per sequence, else 0. Received: 2.0 at index 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("feature", "values", "message"),
-    [
-        (schema.INPUT_MASK, [1, 2, 3, 4, 4, 4, 4, 0], "must be at most K=3. Received: 4 at index 3"),
-        (schema.INPUT_MASK, [1, 1, 1, 1, 2, 2, 1, 0], "and end in padding 0. Received: 1 at index 6"),
-        (schema.INPUT_IDS, [2, 7, 2**33, 3, 2, 9, 3, 0], "input_ids must be in 0..2147483647"),
-        (schema.MASKED_LM_IDS, [8, 2**33, 0], "masked_lm_ids must be in 0..2147483647"),
-        (schema.MASKED_LM_POSITIONS, [2, 2, 0], "must be the sequence of the prediction's position"),
-        (schema.MASKED_LM_WEIGHTS, [0, 2, 0], "must end in zeros. Received: 2.0 at index 1"),
-        (schema.MASKED_LM_WEIGHTS, [2, 2, 0], "of the prediction's position. Received: 2.0 at index 0"),
-        (schema.NEXT_SENTENCE_LABELS, [1, 0, 1], "must be 0 in an unused slot. Received: 1 at index 2"),
-        (schema.NEXT_SENTENCE_WEIGHTS, [1, 2, 0], "1 per sequence, else 0. Received: 2.0 at index 1"),
-    ],
-)
-def test_the_rule_that_is_broken_is_named(tmp_path, feature, values, message):
-    with pytest.raises(LayoutError, match=re.escape(message)):
-        list(read_packed(write_pack(tmp_path / "p.tfrecord", **{feature: values})))
+@pytest.mark.parametrize(("changed", "message"), RULES)
+def test_the_rule_that_is_broken_is_named(tmp_path, changed, message):
+    """In the second of two packs."""
+    features = {name: np.array([values, changed.get(name, values)]) for name, values in PACK.items()}
+    path = write_features(tmp_path / "p.tfrecord", features)
+    with pytest.raises(LayoutError, match=rf"p\.tfrecord, record 2: .*{re.escape(message)}"):
+        list(read_packed(path))
+
+
+def test_the_last_slot_may_be_used(tmp_path):
+    changed = {schema.INPUT_MASK: [1, 1, 1, 1, 2, 2, 3, 0], schema.POSITION_IDS: [0, 1, 2, 3, 0, 1, 0, 0]}
+    changed |= {schema.NEXT_SENTENCE_POSITIONS: [0, 4, 6], schema.NEXT_SENTENCE_WEIGHTS: [1, 1, 1]}
+    changed[schema.INPUT_IDS] = [2**31 - 1, 7, 4, 3, 2, 9, 3, 0]
+    (sequences,) = read_packed(write_pack(tmp_path / "p.tfrecord", **changed))
+    assert sequences["lengths"].tolist() == [4, 2, 1] and sequences["tokens"][0] == 2**31 - 1
 
 
 def test_the_sequence_of_a_prediction_is_that_of_its_place(tmp_path):
@@ -102,13 +123,6 @@ def test_the_sequence_of_a_prediction_is_that_of_its_place(tmp_path):
     for name in ("tokens", "num_predictions", "prediction_positions", "prediction_ids"):
         assert one[0][name].tolist() == other[0][name].tolist()
     assert one[0]["num_predictions"].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("positions", [[2, 1, 0], [1, 1, 0]])
-def test_positions_must_ascend(tmp_path, positions):
-    changed = {"masked_lm_positions": positions, "masked_lm_weights": [1, 1, 0]}
-    with pytest.raises(LayoutError, match=r"masked_lm_positions must ascend\. Received: 1 at index 1"):
-        list(read_packed(write_pack(tmp_path / "p.tfrecord", **changed)))
 
 
 def test_packs_of_later_batches_are_numbered_on(tmp_path, monkeypatch):
