@@ -17,10 +17,9 @@ import numpy as np
 from bert_packed.assembly.assignment import choose_slots
 from bert_packed.assembly.record_kind import RecordKind
 from bert_packed.core import progress, storage
-from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.inputs import check_promises, unchanged
-from bert_packed.records.provenance import open_provenance
+from bert_packed.records.provenance import PACK_COLUMNS, write_traced
 from bert_packed.records.sequences import concatenate, entry_bytes, take
 from data_gen.assignments import CutRows, PlannedPacks
 from data_gen.run_files import read_array, read_run, write_array, write_run
@@ -233,20 +232,15 @@ def write_shard(work):
     size = ASSEMBLED_BYTES // pack_bytes(kind, work.spec.max_sequences_per_pack)
     size = min(max(size, 1), PACKS_AT_ONCE)
 
-    def serialize(provenance):
+    def serialize(index):
         for part in work.parts:
             sequences, packs = work.pack_work.read_part(part)
-            if provenance is not None:
+            if index is not None:
                 origins = (sequences[name][packs.members] for name in ("file_indices", "record_numbers"))
-                provenance.add(packs.depths, *origins)
+                index.add_packs(packs.depths, *origins)
             for start in range(0, len(packs), size):
                 some = packs.between(start, min(start + size, len(packs)))
                 yield from serialize_examples(kind.assemble(sequences, some, work.spec))
                 progress.advance(len(some))
 
-    if not work.provenance:
-        return tfrecords.write_file(work.path, serialize(None)).to_json()
-    with open_provenance(work.provenance) as provenance:
-        entry = tfrecords.write_file(work.path, serialize(provenance))
-        provenance.add_checksum(entry.sha256)
-    return entry.to_json()
+    return write_traced(work.path, work.provenance, PACK_COLUMNS, serialize).to_json()

@@ -6,7 +6,7 @@ import os
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError, is_utf8
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.manifests import listed_files, read_manifest
 from bert_packed.records.provenance import SUFFIX
 
 # Keys of a manifest that packs inherit: which vocabulary the token ids are of, and what is learnt from them
@@ -175,7 +175,7 @@ def read_promises(paths):
     """What the manifests beside files promise of them: dict from path to that, as `read_input_manifests`."""
     promised = {}
     for directory, manifest in _manifests_beside(paths):
-        for entry in _listed_files(manifest):
+        for entry in listed_files(manifest):
             promised[os.path.join(directory, entry["name"])] = _known(entry, FILE_KEYS)
     return {path: promised[_key(path)] for path in paths if _key(path) in promised}
 
@@ -246,12 +246,3 @@ def _key(path):
 def _known(content, kinds):
     """What an object says under keys of ours, in the type that we write; the rest is another program's."""
     return {key: content[key] for key, kind in kinds.items() if type(content.get(key)) is kind}
-
-
-def _listed_files(manifest):
-    """The file entries of a manifest, of packs or of splits; any JSON that is none of ours has none."""
-    splits = manifest.get("splits")
-    groups = [manifest, *(splits.values() if isinstance(splits, dict) else [])]
-    lists = [group.get("files") for group in groups if isinstance(group, dict)]
-    entries = [entry for found in lists if isinstance(found, list) for entry in found]
-    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("name"), str)]

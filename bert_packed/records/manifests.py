@@ -26,3 +26,16 @@ def read_manifest(directory, any_json=False):
 def is_of_scans(name):
     """Whether a name in a folder is that of the kept scans, or of what a killed write of them left."""
     return name == SCANS_NAME or (name.startswith(SCANS_NAME) and name.endswith(storage.PARTIAL_SUFFIX))
+
+
+def listed_files(manifest):
+    """The file entries of a manifest, of packs or of splits; any JSON that is none of ours has none."""
+    splits = manifest.get("splits")
+    groups = [manifest, *(dicts_in(list(splits.values())) if isinstance(splits, dict) else [])]
+    entries = [entry for group in groups for entry in dicts_in(group.get("files"))]
+    return [entry for entry in entries if isinstance(entry.get("name"), str)]
+
+
+def dicts_in(values):
+    """The dicts in a list; none where it is no list."""
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []

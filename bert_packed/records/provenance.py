@@ -1,4 +1,4 @@
-"""Where every record comes from: an index beside each file of packs or instances, to trace a bad batch.
+"""Indexes beside files of packs or instances, which name the source of every record.
 
 For a shard of two packs, {record 7 of file 0, record 2 of file 1} and {record 9 of file 0}:
 
@@ -12,8 +12,8 @@ For instances, of which the second and third come from document 4 of the first t
     document_numbers  [9 4 4]   the document's place in that file, from 1
     duplicates        [0 0 3]   which pass over the documents, from 0
 
-Both end in `shard_sha256`, 32 numbers: the SHA-256 of the file that the index is of. An index that was
-copied, or left by an earlier run, would name wrong sources otherwise.
+Both end in `shard_sha256`, 32 numbers: the SHA-256 of the file that the index is of, since an index that was
+copied, or left by an earlier run, would name wrong sources.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ import numpy as np
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.manifests import dicts_in, listed_files, read_manifest
+from bert_packed.records.tfrecords import write_file
 
 SUFFIX = ".provenance.npz"
 CHECKSUM = "shard_sha256"
@@ -79,75 +80,70 @@ def real_name(path):
     return os.path.join(os.path.realpath(folder), name)
 
 
-@contextlib.contextmanager
-def open_index(path, names):
-    """Write arrays of whole numbers piece by piece, never holding more than a piece.
+def write_traced(path, index_path, names, serialize):
+    """Write a file of records, and beside it the index of where they come from.
 
-        with open_index("a.provenance.npz", DOCUMENT_COLUMNS) as index:
-            index["duplicates"].add([0, 0, 3])
-            add_checksum(index, entry.sha256)
+        def serialize(index):
+            for documents, records in batches:
+                if index:
+                    index.add(document_numbers=documents, ...)
+                yield from records
+
+        write_traced("a.tfrecord", provenance_path("a.tfrecord"), DOCUMENT_COLUMNS, serialize)
 
     Args:
-        path: Where to; it appears when the block ends well.
-        names: Of the arrays.
+        path: The file.
+        index_path: Its index, which appears when complete; "" for none.
+        names: `PACK_COLUMNS` or `DOCUMENT_COLUMNS`.
+        serialize: Function from an `_Index`, or None, to an iterable of `bytes`, one a record.
 
-    Yields:
-        Dict from name to `_Column`, whose `add` takes the next values.
+    Returns:
+        `tfrecords.FileEntry`.
     """
-    # Which type is the smallest is known at the end only: until then the numbers wait in unnamed files
+    if not index_path:
+        return write_file(path, serialize(None))
+    with _open_index(index_path, names) as index:
+        entry = write_file(path, serialize(index))
+        index.add(**{CHECKSUM: list(bytes.fromhex(entry.sha256))})
+    return entry
+
+
+@contextlib.contextmanager
+def _open_index(path, names):
+    """Write an index piece by piece: yields `_Index`."""
+    # The smallest type of a column is known at its end only: until then the numbers wait in unnamed files
     folder = None if storage.is_remote(path) else os.path.dirname(path) or "."
     with contextlib.ExitStack() as stack:
         columns = {name: _Column(stack.enter_context(tempfile.TemporaryFile(dir=folder))) for name in names}
-        yield columns
-        # An archive goes back in its file, which a remote one cannot
+        yield _Index(columns)
+        # A zip file is written back and forth, which a remote one cannot be
         archive = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-        _write_npz(archive, {name: column.close() for name, column in columns.items()})
+        _write_npz(archive, columns)
         archive.seek(0)
         with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
             shutil.copyfileobj(archive, file)
 
 
-@contextlib.contextmanager
-def open_provenance(path):
-    """Write the index of a shard of packs, piece by piece.
-
-        with open_provenance("packs/a.provenance.npz") as provenance:
-            provenance.add(depths, file_indices, record_numbers)
-            provenance.add_checksum(entry.sha256)
-
-    Args:
-        path: Where to; it appears when the block ends well.
-
-    Yields:
-        `_Columns`, whose `add` takes int arrays in the order of the packs: sequences of each pack, and the
-        input file and record of each sequence.
-    """
-    with open_index(path, PACK_COLUMNS) as columns:
-        columns["pack_offsets"].add(np.zeros(1, np.int64))
-        yield _Columns(columns)
-
-
-def add_checksum(index, sha256):
-    """Say of which file an index from `open_index` is, by its hexadecimal SHA-256."""
-    index[CHECKSUM].add(list(bytes.fromhex(sha256)))
-
-
-class _Columns:
+class _Index:
     """The columns of an index on their way to the disk."""
 
     def __init__(self, columns):
         self._columns = columns
 
-    def add(self, depths, file_indices, record_numbers):
-        """Add some packs: int arrays `[packs]`, `[sequences]`, `[sequences]`."""
-        offsets = self._columns["pack_offsets"]
-        offsets.add(offsets.largest + np.cumsum(depths))
-        self._columns["file_indices"].add(file_indices)
-        self._columns["record_numbers"].add(record_numbers)
+    def add(self, **values):
+        """Add the next numbers of some columns: int arrays."""
+        for name, some in values.items():
+            self._columns[name].add(some)
 
-    def add_checksum(self, sha256):
-        """Say of which file the index is, by its hexadecimal SHA-256."""
-        add_checksum(self._columns, sha256)
+    def add_packs(self, depths, file_indices, record_numbers):
+        """Add packs: their numbers of sequences, and the input file and record of each sequence."""
+        offsets = self._columns["pack_offsets"]
+        first = np.zeros(int(offsets.size == 0), np.int64)
+        self.add(
+            pack_offsets=np.concatenate([first, offsets.largest + np.cumsum(depths)]),
+            file_indices=file_indices,
+            record_numbers=record_numbers,
+        )
 
 
 class _Column:
@@ -155,34 +151,35 @@ class _Column:
 
     def __init__(self, file):
         self._file = file
-        self._size = 0
-        self.largest = 0
+        self.size = self.largest = 0
 
     def add(self, values):
         self._file.write(np.asarray(values, "<i8").tobytes())
-        self._size += len(values)
+        self.size += len(values)
         self.largest = max(self.largest, int(np.max(values, initial=0)))
 
-    def close(self):
-        """End the column: its type, its size, and its pieces, which are read as they are asked for."""
-        self._file.seek(0)
-        dtype = np.min_scalar_type(self.largest)
-        return dtype, self._size, self._pieces(dtype)
+    @property
+    def dtype(self):
+        """The smallest type for its numbers."""
+        return np.min_scalar_type(self.largest)
 
-    def _pieces(self, dtype):
+    def pieces(self):
+        """Yield its numbers from the first."""
+        self._file.seek(0)
         while content := self._file.read(8 * VALUES_AT_ONCE):
-            yield np.frombuffer(content, "<i8").astype(dtype)
+            yield np.frombuffer(content, "<i8").astype(self.dtype)
 
 
 def _write_npz(file, columns):
-    """Write what `np.savez_compressed` would: dict from name to (dtype, size, pieces)."""
+    """Write what `np.savez_compressed` would, from a dict of `_Column`."""
     # allowZip64 and ZipInfo's own date, 1980, as NumPy has them: equal arrays are equal bytes
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
-        for name, (dtype, size, pieces) in columns.items():
-            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
+        for name, column in columns.items():
+            descr = np.lib.format.dtype_to_descr(column.dtype)
+            header = {"descr": descr, "fortran_order": False, "shape": (column.size,)}
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array_header_1_0(entry, header)
-                for piece in pieces:
+                for piece in column.pieces():
                     entry.write(piece.tobytes())
 
 
@@ -307,17 +304,13 @@ def _read_manifest_of(index_path, path):
     """
     folder = os.path.dirname(index_path) or "."
     manifest = read_manifest(folder) or {}
-    inputs = [entry for entry in _dicts(manifest.get("inputs")) if isinstance(entry.get("path"), str)]
-    inputs = [{**entry, "path": resolve_path(entry, folder)} for entry in inputs]
-    splits = manifest.get("splits")
-    groups = [manifest, *(_dicts(list(splits.values())) if isinstance(splits, dict) else [])]
-    entries = [entry for group in groups for entry in _dicts(group.get("files"))]
-    return inputs, next((e for e in entries if e.get("name") == os.path.basename(path)), {})
-
-
-def _dicts(values):
-    """The dicts in a list; none where it is no list."""
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    inputs = [
+        {**entry, "path": resolve_path(entry, folder)}
+        for entry in dicts_in(manifest.get("inputs"))
+        if isinstance(entry.get("path"), str)
+    ]
+    entries = (entry for entry in listed_files(manifest) if entry["name"] == os.path.basename(path))
+    return inputs, next(entries, {})
 
 
 def resolve_path(entry, folder):

@@ -11,9 +11,8 @@ import numpy as np
 
 from bert_packed.core import progress, storage
 from bert_packed.packing import histogram as histograms
-from bert_packed.records import tfrecords
 from bert_packed.records.inputs import unchanged
-from bert_packed.records.provenance import DOCUMENT_COLUMNS, add_checksum, open_index
+from bert_packed.records.provenance import DOCUMENT_COLUMNS, write_traced
 from bert_packed.text import tokenization
 from data_gen.text.passes import load_passes, shuffled_pairs
 from data_gen.text.text_records import TextRecords
@@ -140,19 +139,16 @@ def write_shard(shard):
             if index is not None:
                 duplicates, documents = np.array(its_origins, np.int64)[order].T
                 text_files, numbers = open_origins(shard.corpus_dir)  # anew: see PAIRS_PER_MAPPING
-                index["file_indices"].add(text_files[documents])
-                index["document_numbers"].add(numbers[documents])
-                index["duplicates"].add(duplicates)
+                index.add(
+                    file_indices=text_files[documents],
+                    document_numbers=numbers[documents],
+                    duplicates=duplicates,
+                )
             histogram[:] += histograms.count_lengths(sequences["lengths"], records.max_seq_length)
             for start in range(0, len(order), WRITE_BATCH):
                 yield from records.serialize(sequences, order[start : start + WRITE_BATCH])
 
-    if shard.provenance:
-        with open_index(shard.provenance, DOCUMENT_COLUMNS) as index:
-            entry = tfrecords.write_file(shard.path, serialize(index))
-            add_checksum(index, entry.sha256)
-    else:
-        entry = tfrecords.write_file(shard.path, serialize(None))
+    entry = write_traced(shard.path, shard.provenance, DOCUMENT_COLUMNS, serialize)
     return {"entry": entry.to_json(), "histogram": histogram.tolist(), "counts": counts}
 
 

@@ -18,7 +18,7 @@ from bert_packed.core import storage
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.records import examples, first_records, provenance, tfrecords
-from bert_packed.records.provenance import find_sources, open_provenance, provenance_path
+from bert_packed.records.provenance import find_sources, provenance_path
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.find_sources import DESCRIPTION, SourcesConfig, main
 from data_gen.pack_config import PackConfig
@@ -87,23 +87,37 @@ def test_a_link_keeps_its_own_name(tmp_path, monkeypatch):
     assert provenance.resolve_path(entry, "packs") == "snap/train.tfrecord"
 
 
+PACKS = (
+    ([2, 1], [0, 1, 0], [7, 300, 9]),
+    ([1, 3], [1, 1, 0, 0], [1, 2, 3, 4]),
+)
+
+
+def write_packs(path, index_path, batches=PACKS):
+    """Two records, and the index of four packs."""
+
+    def serialize(index):
+        for columns in batches:
+            index.add_packs(*map(np.array, columns))
+        yield from (b"four", b"packs")
+
+    return provenance.write_traced(path, index_path, provenance.PACK_COLUMNS, serialize)
+
+
 @pytest.fixture
 def shard(tmp_path):
-    """A file of packs with its index, both with two inputs; the index in pieces of three numbers."""
-    write_shard(tmp_path, "x.tfrecord", b"four packs")
-    with open_provenance(provenance_path(tmp_path / "x.tfrecord")) as index:
-        index.add(np.array([2, 1]), np.array([0, 1, 0]), np.array([7, 300, 9]))
-        index.add(np.array([1, 3]), np.array([1, 1, 0, 0]), np.array([1, 2, 3, 4]))
-        index.add_checksum(hashlib.sha256(b"four packs").hexdigest())
-    return tmp_path / "x.tfrecord"
+    """A file of packs with its index, both with two inputs; the manifest beside them lists it."""
+    path = tmp_path / "x.tfrecord"
+    write_packs(str(path), provenance_path(path))
+    write_manifest(path)
+    return path
 
 
-def write_shard(folder, name, content):
-    """A file that a manifest beside it lists; whatever it holds."""
-    (folder / name).write_bytes(content)
-    entry = {"name": name, "num_records": 4, "sha256": hashlib.sha256(content).hexdigest()}
+def write_manifest(path):
+    """A manifest beside a file that lists it; whatever it holds."""
+    entry = {"name": path.name, "num_records": 4, "sha256": storage.file_sha256(path)}
     manifest = {"inputs": [{"path": "a"}, {"path": "b"}], "files": [entry]}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
@@ -113,20 +127,18 @@ def test_an_index_is_what_numpy_would_write(shard, tmp_path, monkeypatch):
         "pack_offsets": (np.uint8, [0, 2, 3, 4, 7]),
         "file_indices": (np.uint8, [0, 1, 0, 1, 1, 0, 0]),
         "record_numbers": (np.uint16, [7, 300, 9, 1, 2, 3, 4]),
-        "shard_sha256": (np.uint8, list(hashlib.sha256(b"four packs").digest())),
+        "shard_sha256": (np.uint8, list(hashlib.sha256(shard.read_bytes()).digest())),
     }
     monkeypatch.setattr(provenance, "VALUES_AT_ONCE", 2)
+    one_batch = [np.concatenate(columns) for columns in zip(*PACKS, strict=True)]
     for folder in (tmp_path, "ram://provenance"):
         storage.make_folder(str(folder))
         path = f"{folder}/y.provenance.npz"
-        with open_provenance(path) as index:
-            index.add(
-                np.array([2, 1, 1, 3]), np.array([0, 1, 0, 1, 1, 0, 0]), np.array([7, 300, 9, 1, 2, 3, 4])
-            )
-            index.add_checksum(hashlib.sha256(b"four packs").hexdigest())
+        write_packs(f"{folder}/y.tfrecord", path, [one_batch])
         with storage.open_file(path) as file, np.load(io.BytesIO(file.read())) as index:
             assert {name: (index[name].dtype, index[name].tolist()) for name in index.files} == found
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npz", ".npz", ".tfrecord"]
+    names = ["manifest.json", *(f"{name}.{end}" for name in "xy" for end in ("provenance.npz", "tfrecord"))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert (tmp_path / "y.provenance.npz").read_bytes() == Path(provenance_path(shard)).read_bytes()
     assert find_sources(shard, 4) == [("b", 2), ("a", 3), ("a", 4)]
     assert find_sources(shard, 1) == [("a", 7), ("b", 300)]
@@ -186,7 +198,8 @@ def replace_shard(shard):
 
 def copy_index(shard):
     """The index of another shard: of as many packs, so that nothing but a checksum tells."""
-    write_shard(shard.parent, shard.name, b"more packs")
+    shard.write_bytes(b"more packs")
+    write_manifest(shard)
 
 
 def age_index(shard):
