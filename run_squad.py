@@ -24,7 +24,7 @@ def main(config):
     """Train, predict and score; returns an exit status."""
     choose_backend()
     # TensorFlow: not for --help
-    from bert_packed.objectives.answers import answers_objective
+    from bert_packed.objectives.finetuning import answers_objective
     from bert_packed.runs import finetuning, run_directory, vocabulary
     from bert_packed.tasks.squad import read_squad
 
@@ -76,7 +76,7 @@ def main(config):
 
 def _training_data(windows):
     from bert_packed.data.finetuning_batches import LabelledSequences
-    from bert_packed.objectives.answers import ANSWER_SPANS
+    from bert_packed.objectives.finetuning import ANSWER_SPANS
 
     names = tuple(feature.name for feature in ANSWER_SPANS)
     labels = {name: windows.answer_spans[:, column] for column, name in enumerate(names)}

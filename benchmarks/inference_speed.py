@@ -17,14 +17,13 @@ from benchmarks.results import Settings, show
 from benchmarks.timing import median_row, ratios
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
-from bert_packed.models.flops import bert_flops
 from bert_packed.runs.interleaved_timing import time_interleaved
 from bert_packed.training.engines import choose_backend
 from data_gen.text import sample_corpus
 from data_gen.text.corpus import read_lines
 
 GIGA = 1e9
-FORWARD = 1 / 3  # of the operations of `bert_flops`, which are those of a forward and a backward pass
+FORWARD = 1 / 3  # of the operations of `count_flops`, which are those of a forward and a backward pass
 VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
 DESCRIPTION = """
 Interleaved passes over all texts, tokenizing included: packed, and one text a row
@@ -190,11 +189,12 @@ def padded_batches(lengths, batch_size, length=None):
 def forward_flops(init_checkpoint, shapes):
     """Operations of an encoder on batches, (rows, tokens a row): of every token and pair, padding too."""
     from bert_packed.checkpoints import starting_weights
+    from bert_packed.models.heads import count_flops
 
     num_tokens = sum(rows * length for rows, length in shapes)
     num_pairs = sum(rows * length**2 for rows, length in shapes)
     sums = {"num_tokens": num_tokens, "num_pairs": num_pairs}
-    return FORWARD * bert_flops(starting_weights.read_config(init_checkpoint), sums)
+    return FORWARD * count_flops(None, starting_weights.read_config(init_checkpoint), sums)
 
 
 if __name__ == "__main__":

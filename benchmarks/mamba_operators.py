@@ -8,7 +8,7 @@ import functools
 import numpy as np
 from keras import ops
 
-from bert_packed.models.causal_convolution import conv1d_pack
+from bert_packed.models.mamba import conv1d_pack
 from bert_packed.models.selective_scan import CHUNK_LENGTH, ssm_pack
 from bert_packed.training.engines.functional import compiled, gradient
 

@@ -132,9 +132,8 @@ def attention_programs(model_config, has_mask, hidden_BSD, sequence_ids_BS):
     import keras
     from keras import ops
 
-    from bert_packed.models.attention_products import attention_scores, weighted_values
     from bert_packed.models.context import PackContext
-    from bert_packed.models.cpu_forms import gradients_for_cpus
+    from bert_packed.models.cpu_gradients import attention_scores, gradients_for_cpus, weighted_values
     from bert_packed.models.layers import SelfAttention
     from bert_packed.training.engines.functional import compiled, gradient
 

@@ -17,10 +17,9 @@ from benchmarks.results import Settings, show
 from benchmarks.synthetic_data import WIKIPEDIA, check_positions, count_predictions, plan_corpus, row_batch
 from benchmarks.timing import added_row, median_row, ratios
 from benchmarks.training_steps import build_engine, stepping
-from bert_packed.config import load_model_config
+from bert_packed.config import PRETRAINING, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_depth_fits, check_divides, parse_depth, setting
-from bert_packed.models.flops import bert_flops
 from bert_packed.packing.histogram import fold
 from bert_packed.records.read_lengths import read_histogram
 from bert_packed.runs.interleaved_timing import time_interleaved
@@ -182,7 +181,7 @@ def describe(corpus):
 
 
 def sums_of_a_row(corpus, is_packed):
-    """Means of a row of all the data, for `bert_flops`; those of the few batches timed would differ."""
+    """Means of a row of all the data, for `count_flops`; those of the few batches timed would differ."""
     lengths = np.arange(1, len(corpus.histogram) + 1)
     values = {
         "num_tokens": lengths,
@@ -204,6 +203,8 @@ def step_rows(seconds, corpus, model_config, batch_size, peak):
         batch_size: B.
         peak: Operations a second that utilisation is a share of.
     """
+    from bert_packed.models.heads import count_flops
+
     rows = []
     for name, times in seconds.items():
         sums = sums_of_a_row(corpus, name == PACKED)
@@ -217,7 +218,8 @@ def step_rows(seconds, corpus, model_config, batch_size, peak):
                 "s/step": per_step,
                 "sequences/s": rate and rate * sums["num_sequences"],
                 "real tokens/s": rate and rate * sums["num_tokens"],
-                "model-FLOP utilisation, %": rate and 100 * rate * bert_flops(model_config, sums) / peak,
+                "model-FLOP utilisation, %": rate
+                and 100 * rate * count_flops(PRETRAINING, model_config, sums) / peak,
             }
         )
     return rows

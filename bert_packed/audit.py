@@ -3,8 +3,8 @@
 import dataclasses
 import sys
 
-from bert_packed.checkpoints.presence import check_present
-from bert_packed.config import ATTENTIONS, ModelConfig, ablate, ablations, load_model_config
+from bert_packed.checkpoints.starting_weights import check_exists
+from bert_packed.config import ATTENTIONS, MASKED_LM, ablate, ablations, load_model_config, without_dropout
 from bert_packed.core.command_line import print_table, run
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.records.inputs import find_files
@@ -48,14 +48,13 @@ class AuditConfig:
 
 def main(config):
     """Audit and print; returns an exit status."""
-    check_present(config.init_checkpoint)
+    check_exists(config.init_checkpoint)
     choose_backend()
     # TensorFlow and Keras: not for --help
     from bert_packed.checkpoints import starting_weights
     from bert_packed.data import input_pipeline
     from bert_packed.evaluation import contamination
     from bert_packed.models.flash_attention import choose_attention
-    from bert_packed.models.modeling import MASKED_LM
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows
     from bert_packed.runs.objectives import check_losses, choose_objective
@@ -82,10 +81,7 @@ def main(config):
             f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
             f"Received: {num_sequences} sequences in as many packs."
         )
-    without_dropout = model_config
-    if isinstance(model_config, ModelConfig):
-        without_dropout = dataclasses.replace(model_config, attention_probs_dropout_prob=0.0)
-    attention = choose_attention(config.attention, without_dropout, spec.max_seq_length)
+    attention = choose_attention(config.attention, without_dropout(model_config), spec.max_seq_length)
     engine = make_engine(
         objective.build_model(model_config, seed=0, attend=attention.attend),
         objective,

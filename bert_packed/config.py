@@ -1,29 +1,68 @@
-"""The frozen config of a model: its shape, checked once, and what may change of it for a run.
+"""Configs of models, their published sizes and ablations, and the registry of architectures. No Keras here.
 
-Names are google-research/bert's wherever it has one, and of a Mamba those of Hugging Face.
+Fields have the names of google-research/bert where it has one, and Hugging Face's for a Mamba.
 """
 
 import dataclasses
+import importlib
 from pathlib import Path
 
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.core.storage import read_json
+from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP
 
 DTYPES = ("float32", "mixed_bfloat16")
-# Added to what an update is divided by: where a gradient was always 0, as of tokens that no step has seen,
-# nothing else keeps 0 / 0 from being NaN. Smaller numbers are 0 in float32
+# The smallest epsilon of an optimizer: the gradient of a token that no step has seen is 0, and 0 / 0 would be
+# NaN. Smaller numbers are 0 in float32
 LEAST_EPSILON = 1e-30
 ATTENTIONS = ("auto", "dense", "flash")
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 DROPOUT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-SHAPE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-MAMBA = "mamba"  # the `model_type` of its JSON
-MAMBA_SHAPE_FIELDS = ("hidden_size", "num_hidden_layers", "vocab_size")
+# Heads of models: masked tokens and next sentences, masked tokens alone, answer spans, a label for each
+# sequence, a label for each token; and `CAUSAL_LM`, that of every next token
+PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION = (
+    "pretraining",
+    "masked_lm",
+    "question_answering",
+    "classification",
+    "token_classification",
+)
+FINETUNING_HEADS = (QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION)
+OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}  # by `--objective`
+
+
+class BaseConfig:
+    """What other code may read of any model's config; a field of the dataclass overrides it.
+
+    Attributes:
+        shape_fields: Fields that a JSON file must have. Without them any JSON object would be a model.
+        training_fields: Fields that may differ from those of the checkpoint that a model starts from.
+        max_position_embeddings: Longest sequence; None for any length.
+        type_vocab_size: Sentence types; None where they are not read.
+        without_attention: How tokens mix in a model that does not attend, for people; "" where it attends.
+    """
+
+    shape_fields = ("hidden_size", "num_hidden_layers", "vocab_size")
+    training_fields = ("initializer_range",)
+    max_position_embeddings = type_vocab_size = None
+    without_attention = ""
+    ablation_no_attention_mask = ablation_no_position_reset = ablation_no_next_sentence = False
+
+    @classmethod
+    def from_json(cls, path, content):
+        """The config of a JSON object; raises `InputError` for what this model cannot compute."""
+        missing = [name for name in cls.shape_fields if name not in content]
+        if missing:
+            raise InputError(f"{path} must have {', '.join(cls.shape_fields)}. Received: no {missing[0]}.")
+        try:
+            return cls(**{name: value for name, value in content.items() if name in _field_names(cls)})
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The fields of a `bert_config.json`, with BERT-base as default."""
+class ModelConfig(BaseConfig):
+    """The fields of a BERT's `bert_config.json`, with BERT-base as default."""
 
     vocab_size: int = setting(30522, "WordPieces in the vocabulary", minimum=1)
     hidden_size: int = setting(768, "width of every layer", minimum=1)
@@ -42,6 +81,9 @@ class ModelConfig:
     ablation_no_position_reset: bool = setting(False, "positions go on through the pack")
     ablation_no_next_sentence: bool = setting(False, "trained without next-sentence loss")
 
+    shape_fields = (*BaseConfig.shape_fields[:2], "num_attention_heads", "vocab_size")
+    training_fields = (*BaseConfig.training_fields, *DROPOUT_FIELDS)
+
     def __post_init__(self):
         check_settings(self)
         if self.hidden_size % self.num_attention_heads:
@@ -50,13 +92,16 @@ class ModelConfig:
                 f"num_attention_heads={self.num_attention_heads}, hidden_size={self.hidden_size}."
             )
 
+    @classmethod
+    def from_json(cls, path, content):
+        if content.get("position_embedding_type", "absolute") != "absolute" or content.get("is_decoder"):
+            raise InputError(f"{path} must describe an encoder with absolute positions. Received: {content}.")
+        return super().from_json(path, content)
+
 
 @dataclasses.dataclass(frozen=True)
-class MambaConfig:
-    """The fields of the `config.json` of a Mamba, under Hugging Face's names.
-
-    Its sequences have no greatest length, and there is no dropout.
-    """
+class MambaConfig(BaseConfig):
+    """The fields of a Mamba's `config.json`. Sequences may have any length, and there is no dropout."""
 
     vocab_size: int = setting(50280, "tokens in the vocabulary", minimum=1)
     hidden_size: int = setting(768, "width of every layer", minimum=1)
@@ -72,8 +117,14 @@ class MambaConfig:
     time_step_min: float = setting(0.001, "least initial step size", minimum=1e-9)
     time_step_max: float = setting(0.1, "largest initial step size", minimum=1e-9)
     time_step_floor: float = setting(1e-4, "no initial step size is below it", minimum=1e-9)
-    # As in `ModelConfig`
     ablation_no_position_reset: bool = setting(False, "states and convolution go on through the pack")
+
+    without_attention = "states go from token to token"
+    # The rank shows in shapes: 0 and the number that it means are one
+    training_fields = (
+        *BaseConfig.training_fields,
+        *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank"),
+    )
 
     def __post_init__(self):
         check_settings(self)
@@ -93,8 +144,184 @@ class MambaConfig:
         """L, rank of the step sizes."""
         return self.time_step_rank or -(-self.hidden_size // 16)
 
+    @classmethod
+    def from_json(cls, path, content):
+        wanted = {"hidden_act": "silu", "tie_word_embeddings": True, "residual_in_fp32": True}
+        for name, value in wanted.items():
+            if content.get(name, value) != value:
+                raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
+        rank = content.get("time_step_rank", 0)
+        config = super().from_json(path, {**content, "time_step_rank": 0 if rank == "auto" else rank})
+        inner = content.get("intermediate_size")
+        if inner not in (None, config.inner_size):
+            raise InputError(
+                f"{path}: intermediate_size must be expand times hidden_size, {config.inner_size}. "
+                f"Received: {inner}."
+            )
+        return config
 
-# What `--ablation` names -> the fields of `ModelConfig` that it sets
+
+def _bert(num_hidden_layers, hidden_size):
+    """A published size: 64 wide heads, feed-forward four times as wide as the model."""
+    return ModelConfig(
+        num_hidden_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFamily:
+    """One architecture, as all code outside its own files knows it.
+
+    Attributes:
+        name: For people, as in "a BERT".
+        config_class: Subclass of `BaseConfig`, which tells the family of a model.
+        sizes: Dict from published name to config.
+        heads: Heads that its models may have. A checkpoint without any counts as having the first.
+        models: Module that needs Keras: `make_model(head, config, num_outputs, **encoder)` gives a
+            `PackedModel`, `count_flops(head, config, sums)` the operations to learn from sequences.
+        names: Module with `NAMES`, the `CheckpointNames` of its tensors and configs in others' checkpoints.
+    """
+
+    name: str
+    config_class: type
+    sizes: dict[str, BaseConfig]
+    heads: tuple[str, ...]
+    models: str
+    names: str
+
+    def load_models(self):
+        """The module `models`, imported when it is first needed."""
+        return importlib.import_module(self.models)
+
+    def load_names(self):
+        """The `CheckpointNames` of the module `names`."""
+        return importlib.import_module(self.names).NAMES
+
+
+# By the `model_type` of `config.json`
+FAMILIES = {
+    "bert": ModelFamily(
+        "BERT",
+        ModelConfig,
+        {  # Turc et al. 2019, Table 1 (tiny to medium); Devlin et al. 2019, Section 3 (base, large)
+            "bert-tiny": _bert(2, 128),
+            "bert-mini": _bert(4, 256),
+            "bert-small": _bert(4, 512),
+            "bert-medium": _bert(8, 512),
+            "bert-base": _bert(12, 768),
+            "bert-large": _bert(24, 1024),
+        },
+        (PRETRAINING, MASKED_LM, QUESTION_ANSWERING, TOKEN_CLASSIFICATION, CLASSIFICATION),
+        "bert_packed.models.heads",
+        "bert_packed.checkpoints.bert_names",
+    ),
+    "mamba": ModelFamily(
+        "Mamba",
+        MambaConfig,
+        {  # "PackMamba", Section 4; the tiny ones are ours
+            "mamba-tiny": MambaConfig(num_hidden_layers=2, hidden_size=128),
+            "mamba-mini": MambaConfig(num_hidden_layers=4, hidden_size=256),
+            "mamba-110m": MambaConfig(num_hidden_layers=16, hidden_size=1024),
+            "mamba-1.4b": MambaConfig(num_hidden_layers=48, hidden_size=2048),
+            "mamba-2.8b": MambaConfig(num_hidden_layers=64, hidden_size=2560),
+        },
+        (CAUSAL_LM,),
+        "bert_packed.models.mamba",
+        "bert_packed.checkpoints.mamba_names",
+    ),
+}
+DEFAULT_TYPE = "bert"  # of a file without `model_type`, as google-research/bert writes it
+MODEL_SIZES = {name: size for family in FAMILIES.values() for name, size in family.sizes.items()}
+
+
+def family_of(config):
+    """The `ModelFamily` of a model's config."""
+    return FAMILIES[model_type(config)]
+
+
+def model_type(config):
+    """The key of `FAMILIES` of a model's config."""
+    return next(name for name, family in FAMILIES.items() if type(config) is family.config_class)
+
+
+def load_model_config(name_or_path, vocab_size=None):
+    """A model's config by size name or from a JSON file.
+
+    Args:
+        name_or_path: A key of `MODEL_SIZES`, or a path to JSON in google-research/bert's or Hugging Face's
+            form.
+        vocab_size: The data's vocabulary size, used for a size name; a file's own value is kept. None keeps
+            the published one.
+
+    Returns:
+        A config of the family that the file's `model_type` names, `ModelConfig` for a BERT.
+
+    Raises:
+        InputError: no such name or file, no JSON object, or a value that this model cannot honour.
+    """
+    if name_or_path in MODEL_SIZES:
+        config = MODEL_SIZES[name_or_path]
+        return dataclasses.replace(config, vocab_size=vocab_size) if vocab_size else config
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise InputError(
+            f"`bert_config_file` must be one of {', '.join(MODEL_SIZES)} or an existing file. "
+            f"Received: {name_or_path!r}."
+        )
+    content = read_json(path)
+    # RoBERTa's tensors have BERT's names and shapes, but its positions start at 2
+    kind = content.get("model_type", DEFAULT_TYPE)
+    if kind not in FAMILIES:
+        raise InputError(f"{path}: model_type must be {' or '.join(FAMILIES)}. Received: {kind}.")
+    return FAMILIES[kind].config_class.from_json(path, content)
+
+
+def config_json(config):
+    """A model's config as `load_model_config` reads it: dict of plain JSON."""
+    kind = model_type(config)
+    return {**({"model_type": kind} if kind != DEFAULT_TYPE else {}), **dataclasses.asdict(config)}
+
+
+def check_heads(config, heads, given):
+    """Check that a model's family has some heads.
+
+    Args:
+        config: Of the model.
+        heads: Names of them, all of which are needed.
+        given: What the user gave to say so, for the message.
+
+    Raises:
+        InputError: it does not, naming the families that do.
+    """
+    if not {*heads} <= {*family_of(config).heads}:
+        able = [family.name for family in FAMILIES.values() if {*heads} <= {*family.heads}]
+        raise InputError(
+            f"`{given}` must be of a {' or '.join(able)}. Received: model_type {model_type(config)}."
+        )
+
+
+def check_at_most(config, limit_name, what, value, model="the model"):
+    """Check that a vocabulary or a length fits a model's tables.
+
+    Args:
+        config: Of the model.
+        limit_name: Field of it, None where there is no limit.
+        what: What must fit, for the message, as "the vocabulary of `input_file`".
+        value: Its size.
+        model: What the model is called in the message.
+
+    Raises:
+        InputError: it is too large.
+    """
+    limit = getattr(config, limit_name)
+    if limit is not None and value > limit:
+        raise InputError(f"{what} must be at most {limit_name}={limit} of {model}. Received: {value}.")
+
+
+# By the names of `--ablation`: the fields that each sets
 ABLATIONS = {
     "no_attention_mask": ("ablation_no_attention_mask",),
     "no_position_reset": ("ablation_no_position_reset",),
@@ -117,20 +344,21 @@ def ablate(config, names):
     """A model's config with ablations switched on; `names` is the text of `--ablation`.
 
     Raises:
-        InputError: a Mamba has nothing to leave out under one of these names.
+        InputError: this architecture has nothing to leave out under one of these names.
     """
-    fields = ablation_fields(names)
-    for field in fields:
-        if not hasattr(config, field):
-            raise InputError(f"`ablation` must be empty or no_position_reset for a Mamba. Received: {names}.")
+    fields, known = ablation_fields(names), _field_names(config)
+    if not {*fields} <= known:
+        able = [name for name, its_fields in ABLATIONS.items() if {*its_fields} <= known]
+        raise InputError(
+            f"`ablation` must be {' or '.join(['empty', *able])} for a {family_of(config).name}. "
+            f"Received: {names}."
+        )
     return dataclasses.replace(config, **dict.fromkeys(fields, True))
 
 
 def ablations(config):
     """Names, in the table's order, of the single ablations that a model's config has on: list of str."""
-    return [
-        name for name, fields in ABLATIONS.items() if len(fields) == 1 and getattr(config, fields[0], False)
-    ]
+    return [name for name, fields in ABLATIONS.items() if len(fields) == 1 and getattr(config, fields[0])]
 
 
 def parse_ablation(text):
@@ -140,113 +368,23 @@ def parse_ablation(text):
     return text
 
 
-def _size(num_hidden_layers, hidden_size):
-    """One of the published sizes: 64 wide heads, feed-forward four times as wide as the model."""
-    return ModelConfig(
-        num_hidden_layers=num_hidden_layers,
-        hidden_size=hidden_size,
-        num_attention_heads=hidden_size // 64,
-        intermediate_size=4 * hidden_size,
-    )
-
-
-# Turc et al. 2019, Table 1 (tiny to medium); Devlin et al. 2019, Section 3 (base, large)
-MODEL_SIZES = {
-    "bert-tiny": _size(2, 128),
-    "bert-mini": _size(4, 256),
-    "bert-small": _size(4, 512),
-    "bert-medium": _size(8, 512),
-    "bert-base": _size(12, 768),
-    "bert-large": _size(24, 1024),
-    # "PackMamba", Section 4; the tiny ones are ours
-    "mamba-tiny": MambaConfig(num_hidden_layers=2, hidden_size=128),
-    "mamba-mini": MambaConfig(num_hidden_layers=4, hidden_size=256),
-    "mamba-110m": MambaConfig(num_hidden_layers=16, hidden_size=1024),
-    "mamba-1.4b": MambaConfig(num_hidden_layers=48, hidden_size=2048),
-    "mamba-2.8b": MambaConfig(num_hidden_layers=64, hidden_size=2560),
-}
-
-
-def load_model_config(name_or_path, vocab_size=None):
-    """A model's config by size name or from a `bert_config.json`.
-
-    Args:
-        name_or_path: A key of `MODEL_SIZES`, or a path to JSON in google-research/bert's or Hugging Face's
-            form.
-        vocab_size: The data's vocabulary size, used for a size name; a file's own value is kept. None keeps
-            the published one.
-
-    Returns:
-        `ModelConfig`, or `MambaConfig` for a Mamba.
-
-    Raises:
-        InputError: no such name or file, no JSON object, or a value that this model cannot honour.
-    """
-    if name_or_path in MODEL_SIZES:
-        config = MODEL_SIZES[name_or_path]
-        return dataclasses.replace(config, vocab_size=vocab_size) if vocab_size else config
-    path = Path(name_or_path)
-    if not path.is_file():
-        raise InputError(
-            f"`bert_config_file` must be one of {', '.join(MODEL_SIZES)} or an existing file. "
-            f"Received: {name_or_path!r}."
-        )
-    return _from_json(path, read_json(path))
-
-
-def config_json(config):
-    """What is stored of a model's config, as `load_model_config` reads it: dict of plain JSON."""
-    kind = {"model_type": MAMBA} if isinstance(config, MambaConfig) else {}
-    return {**kind, **dataclasses.asdict(config)}
-
-
-def _from_json(path, content):
-    # RoBERTa's tensors have BERT's names and shapes, but its positions start at 2
-    kind = content.get("model_type", "bert")
-    if kind not in ("bert", MAMBA):
-        raise InputError(f"{path}: model_type must be bert or mamba. Received: {kind}.")
-    make, needed = (MambaConfig, MAMBA_SHAPE_FIELDS) if kind == MAMBA else (ModelConfig, SHAPE_FIELDS)
-    if kind == MAMBA:
-        content = _check_mamba(path, content)
-    elif content.get("position_embedding_type", "absolute") != "absolute" or content.get("is_decoder"):
-        raise InputError(f"{path} must describe an encoder with absolute positions. Received: {content}.")
-    missing = [name for name in needed if name not in content]
-    if missing:  # else any JSON object would be a BERT-base
-        raise InputError(f"{path} must have {', '.join(needed)}. Received: no {missing[0]}.")
-    known = {field.name for field in dataclasses.fields(make)}
-    try:
-        config = make(**{name: value for name, value in content.items() if name in known})
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    inner = content.get("intermediate_size")
-    if kind == MAMBA and inner not in (None, config.inner_size):
-        raise InputError(
-            f"{path}: intermediate_size must be expand times hidden_size, {config.inner_size}. "
-            f"Received: {inner}."
-        )
-    return config
-
-
-def _check_mamba(path, content):
-    """The fields of a Mamba's JSON as ours has them; raises `InputError` for what ours does not compute."""
-    wanted = {"hidden_act": "silu", "tie_word_embeddings": True, "residual_in_fp32": True}
-    for name, value in wanted.items():
-        if content.get(name, value) != value:
-            raise InputError(f"{path}: {name} must be {value}. Received: {content[name]}.")
-    rank = content.get("time_step_rank", 0)
-    return {**content, "time_step_rank": 0 if rank == "auto" else rank}
-
-
 def override_dropout(config, overrides):
     """A model's config with the rates of dropout that a run's config, `overrides`, gives; -1 keeps its own.
 
     Raises:
-        InputError: a rate is given for a Mamba, which has no dropout.
+        InputError: a rate is given for a model without dropout.
     """
     rates = {name: getattr(overrides, name) for name in DROPOUT_FIELDS if getattr(overrides, name) >= 0}
     for name, rate in rates.items():
-        if not hasattr(config, name):
-            raise InputError(f"`{name}` must be -1 for a Mamba, which has no dropout. Received: {rate}.")
+        if name not in _field_names(config):
+            kind = family_of(config).name
+            raise InputError(f"`{name}` must be -1 for a {kind}, which has no dropout. Received: {rate}.")
+    return dataclasses.replace(config, **rates)
+
+
+def without_dropout(config):
+    """A model's config with all rates of dropout 0."""
+    rates = {name: 0.0 for name in DROPOUT_FIELDS if name in _field_names(config)}
     return dataclasses.replace(config, **rates)
 
 
@@ -256,3 +394,7 @@ def check_dropout_overrides(overrides):
         value = getattr(overrides, name)
         if value < 0 and value != -1:
             raise InputError(f"`{name}` must be at least 0, or -1. Received: {value}.")
+
+
+def _field_names(config):
+    return {field.name for field in dataclasses.fields(config)}

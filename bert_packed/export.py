@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from bert_packed.checkpoints.presence import check_present
-from bert_packed.config import ablations, load_model_config
+from bert_packed.checkpoints.starting_weights import check_exists
+from bert_packed.config import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_folder
@@ -27,7 +27,7 @@ saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `un
 
 def main(config):
     """Load, write and say what was left out."""
-    check_present(config.init_checkpoint)
+    check_exists(config.init_checkpoint)
     backend = choose_backend()
     if config.format == "saved_model" and backend != "tensorflow":
         raise InputError(
@@ -35,8 +35,7 @@ def main(config):
         )
     # Keras: not for --help
     from bert_packed.checkpoints import export_formats, starting_weights
-    from bert_packed.checkpoints.pretrained_names import architecture_of
-    from bert_packed.models.modeling import TOKEN_CLASSIFICATION
+    from bert_packed.models.packed_model import build_model
     from bert_packed.runs.label_names import stored_labels
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
     from bert_packed.training.engines.variables import named_weights
@@ -50,15 +49,15 @@ def main(config):
         model_config = load_model_config(config.bert_config_file)
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
-    architecture = architecture_of(model_config)
-    _check(config, architecture, model_config)
+    family = family_of(model_config)
+    _check(config, model_config)
     run, step = read_origin(config.init_checkpoint)
     audit = read_audit(config.audit_file) if config.audit_file else None
     head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
-    if head not in architecture.classes:
-        head = architecture.first_head  # loading says what the tensors are of
-    check_shapes(config, architecture, export_formats.signature_letters(head))
-    model = architecture.build_model(head, model_config, num_outputs, seed=0)
+    if head not in family.heads:
+        head = family.heads[0]  # loading says whose tensors they are
+    check_shapes(config, family, export_formats.signature_letters(head))
+    model = build_model(head, model_config, seed=0, num_outputs=num_outputs)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))
     classes = stored_labels(config.init_checkpoint) if head == TOKEN_CLASSIFICATION else ()
@@ -86,18 +85,13 @@ def main(config):
     print(f"wrote {config.format} to {config.output_dir}")
 
 
-def _check(config, architecture, model_config):
+def _check(config, model_config):
     from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 
-    # A Mamba has no greatest length
-    longest = getattr(model_config, "max_position_embeddings", config.max_seq_length)
-    if config.format == "saved_model" and config.max_seq_length > longest:
-        raise InputError(
-            f"`max_seq_length` must be at most the model's max_position_embeddings={longest}. "
-            f"Received: {config.max_seq_length}."
-        )
+    if config.format == "saved_model":
+        check_at_most(model_config, "max_position_embeddings", "`max_seq_length`", config.max_seq_length)
     if config.vocab_file:
-        check_vocabulary(config.vocab_file, architecture, model_config)
+        check_vocabulary(config.vocab_file, model_config)
 
 
 def command():

@@ -84,7 +84,7 @@ def _run_task(config, skips_finished=False):
     """One task; returns an exit status."""
     from bert_packed.data.finetuning_batches import LabelledSequences
     from bert_packed.evaluation.glue_predictions import asked_files, predict_files
-    from bert_packed.objectives.classes import LABELS, classes_objective, numbers_objective
+    from bert_packed.objectives.finetuning import LABELS, classes_objective, numbers_objective
     from bert_packed.runs import finetuning, run_directory, vocabulary
     from bert_packed.runs.run_summary import describe_counts
 

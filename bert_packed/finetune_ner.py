@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 
+from bert_packed.config import TOKEN_CLASSIFICATION
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_text
@@ -30,7 +31,7 @@ def main(config):
     choose_backend()
     # TensorFlow: not for --help
     from bert_packed.data.finetuning_batches import LabelledSequences
-    from bert_packed.objectives.tags import tags_objective
+    from bert_packed.objectives.finetuning import tags_objective
     from bert_packed.runs import finetuning, run_directory, vocabulary
     from bert_packed.runs.run_summary import describe_counts
 
@@ -86,7 +87,6 @@ def main(config):
 def _label_names(config, training):
     """The tags by number: as given, else as the checkpoint has them, else those of the training file."""
     from bert_packed.checkpoints.starting_weights import stored_head
-    from bert_packed.models.modeling import TOKEN_CLASSIFICATION
     from bert_packed.runs.label_names import read_labels, stored_labels
 
     if config.labels_file:

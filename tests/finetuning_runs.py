@@ -15,10 +15,10 @@ from tiny import CONFIG
 import run_squad
 from bert_packed import finetune_glue, finetune_ner
 from bert_packed.checkpoints import checkpoint
+from bert_packed.config import QUESTION_ANSWERING
 from bert_packed.core import command_line
 from bert_packed.evaluation import glue_predictions, squad_predictions
-from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import QUESTION_ANSWERING
+from bert_packed.models.packed_model import build_model
 from bert_packed.runs import finetuning
 from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
 from bert_packed.tasks import squad, squad_windows
@@ -44,7 +44,7 @@ def write_files(folder):
         shape = {"vocab_size": len(lines), "hidden_size": width, "num_hidden_layers": 1}
         config = dataclasses.replace(CONFIG, **shape, **rates, max_position_embeddings=LENGTH)
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
-    model = build_model(QUESTION_ANSWERING, config, 2, seed=7)
+    model = build_model(QUESTION_ANSWERING, config, num_outputs=2, seed=7)
     checkpoint.save_weights(folder / "start", named_weights(model), config)
     for task, header in (("SST-2", "sentence\tlabel"), ("RTE", "index\tsentence1\tsentence2\tlabel")):
         (folder / task).mkdir()

@@ -11,7 +11,7 @@ import run_pretraining
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
-from bert_packed.objectives.metrics import add_sums
+from bert_packed.objectives.objective import add_sums
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import find_files
 from bert_packed.runs.pretraining_config import TrainConfig

@@ -51,7 +51,7 @@ HALVES = ("data_gen", "bert_packed")
 # Model, losses and optimizer are one code for both backends. Besides `parallel`, whose layouts are JAX's
 # alone, and `benchmarks`, these modules import one
 IMPORTS_A_BACKEND = {
-    "bert_packed.models.cpu_forms": {"jax", "tensorflow"},
+    "bert_packed.models.cpu_gradients": {"jax", "tensorflow"},
     "bert_packed.models.flash_attention": {"jax"},
     "bert_packed.models.loops": {"jax", "tensorflow"},
     "bert_packed.data.input_pipeline": {"tensorflow"},

@@ -10,8 +10,7 @@ from bert_packed.models.context import MASKED_SCORE
 from bert_packed.models.layers import MaskedLanguageModelHead, PackedEmbeddings, TransformerBlock
 from bert_packed.models.layout import dense
 from bert_packed.objectives.features import RECORDED
-from bert_packed.objectives.likelihood import nll_and_right
-from bert_packed.objectives.objective import Objective
+from bert_packed.objectives.objective import Objective, nll_and_right
 
 
 class PaddingContext:

@@ -1,4 +1,4 @@
-"""What BERT's tensors are called here, in Hugging Face's files and in Google's: the one table of all three.
+"""Names of BERT's tensors here, in Hugging Face's files and in Google's.
 
     here                                  Hugging Face                                          Google
     bert/layer_0/attention/query/kernel   bert.encoder.layer.0.attention.self.query.weight^T    bert/encoder/layer_0/attention/self/query/kernel
@@ -9,10 +9,8 @@
 
 import dataclasses
 
-from bert_packed.checkpoints.architecture import Architecture, TensorName
-from bert_packed.config import ModelConfig
-from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import (
+from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
+from bert_packed.config import (
     CLASSIFICATION,
     MASKED_LM,
     PRETRAINING,
@@ -22,9 +20,9 @@ from bert_packed.models.modeling import (
 
 
 def tensor_names(num_hidden_layers, head=PRETRAINING):
-    """The table for a number of layers and one of `HEADS`: list of `TensorName`, every tensor once.
+    """The table for a number of layers and a head: list of `TensorName`, every tensor once.
 
-    Of another head, which only an objective knows, the table has nothing: its encoder alone has other names.
+    Of a head that only an objective knows, the tensors have no other names: the table has the encoder alone.
     """
     table = [
         TensorName(f"bert/embeddings/{name}", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
@@ -126,7 +124,7 @@ def _hugging_face_config(model):
     return config
 
 
-# One row for each output, which tells a head apart from those before it
+# One row for each output, by which a head is known
 _OUTPUTS = {
     MASKED_LM: "predictions/output_bias",
     PRETRAINING: "next_sentence/classifier/bias",
@@ -134,20 +132,9 @@ _OUTPUTS = {
     TOKEN_CLASSIFICATION: "token_classification/classifier/bias",
     CLASSIFICATION: "classification/classifier/bias",
 }
-_WORD_EMBEDDINGS, _OUTPUT_BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 
-BERT = Architecture(
-    name="BERT",
-    config_class=ModelConfig,
+NAMES = CheckpointNames(
     tensor_names=lambda config, head: tensor_names(config.num_hidden_layers, head),
-    build_model=build_model,
-    classes={
-        PRETRAINING: "BertForPreTraining",
-        MASKED_LM: "BertForMaskedLM",
-        QUESTION_ANSWERING: "BertForQuestionAnswering",
-        TOKEN_CLASSIFICATION: "BertForTokenClassification",
-        CLASSIFICATION: "BertForSequenceClassification",
-    },
     outputs={
         head: next(row for row in tensor_names(0, head) if row.ours == name)
         for head, name in _OUTPUTS.items()
@@ -157,10 +144,16 @@ BERT = Architecture(
     bare_parts=("embeddings", "encoder", "pooler"),
     spellings=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
     tied=(
-        ("cls.predictions.decoder.weight", _WORD_EMBEDDINGS),
-        ("cls.predictions.decoder.bias", _OUTPUT_BIAS),
+        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
     ),
     shapeless=("num_attention_heads", "hidden_act", "layer_norm_eps"),
+    classes={
+        PRETRAINING: "BertForPreTraining",
+        MASKED_LM: "BertForMaskedLM",
+        QUESTION_ANSWERING: "BertForQuestionAnswering",
+        TOKEN_CLASSIFICATION: "BertForTokenClassification",
+        CLASSIFICATION: "BertForSequenceClassification",
+    },
     hugging_face_config=_hugging_face_config,
-    vocabularies=("vocab.txt",),
 )

@@ -5,7 +5,7 @@ OUTPUT_DIR/checkpoint-200/
     training.safetensors    optimizer and dropout state
     bert_config.json        the model's shape
     state.json              step and unfinished log interval
-    SHA256SUMS              checksums of these files
+    SHA256SUMS              checksums of these files, as `sha256sum --check` reads them
 """
 
 import dataclasses
@@ -19,37 +19,27 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bert_packed.checkpoints.architecture import check_same_architecture
-from bert_packed.checkpoints.checksums import check_checksums, write_checksums
+from bert_packed.checkpoints.tensor_names import check_same_family
 from bert_packed.config import config_json, load_model_config
+from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import PARTIAL_SUFFIX, read_json, write_folder
 from bert_packed.training.finite import NotFiniteError, check_arrays
 
-WEIGHTS, TRAINING, MODEL_CONFIG, STATE = (
+WEIGHTS, TRAINING, MODEL_CONFIG, STATE = FILES = (
     "model.safetensors",
     "training.safetensors",
     "bert_config.json",
     "state.json",
 )
-# What a model may start with otherwise than the checkpoint was trained
-TRAINING_FIELDS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "time_step_min",
-    "time_step_max",
-    "time_step_floor",
-    "time_step_rank",  # which shapes tell; 0 and the number that it stands for are one
-)
+CHECKSUMS = "SHA256SUMS"
 NAME = re.compile(r"checkpoint-(\d+)")
+
 DAMAGED = re.compile(r"checkpoint-(\d+)\.damaged(-\d+)?")  # put aside by `set_aside`
+_CHECKSUM = re.compile(r"([0-9a-f]{64})  ([^/\n]+)\n")  # a line of `CHECKSUMS`
 
 
 def save_checkpoint(output_dir, step, engine, model_config, state):
-    """Write a checkpoint and give it its name when every byte is on disk.
-
-    Only finite tensors are written.
+    """Write a checkpoint of finite tensors, which gets its name when every byte is on the disk.
 
     Args:
         output_dir: Folder of the run.
@@ -66,14 +56,15 @@ def save_checkpoint(output_dir, step, engine, model_config, state):
         OSError: the disk is full.
     """
     final = Path(output_dir) / f"checkpoint-{step}"
-    try:
-        with write_folder(final) as partial:
+    with storage.write_folder(final) as partial:
+        try:
             save_weights(partial, engine.weights(), model_config)
             _save(engine.training_state(), partial / TRAINING)
-            (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
-            write_checksums(partial)
-    except NotFiniteError as error:
-        raise NotFiniteError(f"checkpoint-{step} is not written: {error}") from error
+        except NotFiniteError as error:
+            raise NotFiniteError(f"checkpoint-{step} is not written: {error}") from error
+        (partial / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
+        lines = [f"{storage.file_sha256(path)}  {path.name}\n" for path in sorted(partial.iterdir())]
+        (partial / CHECKSUMS).write_text("".join(lines))
     return final
 
 
@@ -82,7 +73,7 @@ def prune_checkpoints(output_dir, keep):
     found = list_checkpoints(output_dir)
     for old in found[:-keep]:
         # Under another name first: killed in the middle, a half-empty folder must not pass for complete
-        shutil.rmtree(old.rename(old.with_name(old.name + PARTIAL_SUFFIX)))
+        shutil.rmtree(old.rename(old.with_name(old.name + storage.PARTIAL_SUFFIX)))
     for path in list(Path(output_dir).iterdir()):
         damaged = DAMAGED.fullmatch(path.name)
         if damaged and found and int(damaged[1]) <= step_of(found[-1]):
@@ -92,7 +83,7 @@ def prune_checkpoints(output_dir, keep):
 def check_checkpoint(path):
     """Check that a checkpoint is as it was written.
 
-    Its checksums tell any change. One of a version that wrote none is read: that tells a file that is cut
+    Checksums show any change. A checkpoint of a version without them is read: that shows a file that is cut
     short or missing and a number that is not finite, but hardly another flipped bit.
 
     Args:
@@ -103,14 +94,14 @@ def check_checkpoint(path):
         OSError: it cannot be read.
     """
     path = Path(path)
-    if not check_checksums(path, (WEIGHTS, TRAINING, MODEL_CONFIG, STATE)):
+    if not check_checksums(path, FILES):
         for name in (WEIGHTS, TRAINING):
             read_tensors(path / name)
-        read_json(path / STATE)
+        storage.read_json(path / STATE)
 
 
 def check_weights(folder):
-    """Check that weights and shape in a folder are as they were written, where checksums tell.
+    """Check by checksums, where there are any, that weights and shape in a folder are as they were written.
 
     Other files, such as the larger state of the optimizer, are not read.
 
@@ -123,11 +114,48 @@ def check_weights(folder):
     check_checksums(folder, (WEIGHTS, MODEL_CONFIG), others=False)
 
 
+def check_checksums(folder, names, others=True):
+    """Compare every byte of a checkpoint's files with its checksums.
+
+    Args:
+        folder: The checkpoint.
+        names: Files that must be listed.
+        others: Whether the other listed files are compared too.
+
+    Returns:
+        Whether there are checksums.
+
+    Raises:
+        InputError: the list is damaged, or a file is missing or differs.
+    """
+    path = Path(folder) / CHECKSUMS
+    if not path.exists():
+        return False
+    # Any byte is a character of Latin-1: a flipped bit must not be an error of decoding
+    lines = path.read_text("latin-1").splitlines(keepends=True)
+    found = [_CHECKSUM.fullmatch(line) for line in lines]
+    if None in found or not set(names) <= {match[2] for match in found}:
+        raise InputError(f"{path} must list {', '.join(names)}. Received: {len(lines)} lines.")
+    for match in found:
+        if not others and match[2] not in names:
+            continue
+        try:
+            received = storage.file_sha256(Path(folder) / match[2])
+        except FileNotFoundError:
+            received = "no such file"
+        if received != match[1]:
+            raise InputError(
+                f"{Path(folder) / match[2]} must have the SHA-256 {match[1]} of {CHECKSUMS}. "
+                f"Received: {received}."
+            )
+    return True
+
+
 def set_aside(path):
     """Give a damaged checkpoint a name that no run reads, `checkpoint-7.damaged`; its step can come again.
 
     Returns:
-        Its path then.
+        Its new path.
     """
     numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     names = (path.with_name(f"{path.name}.damaged{number}") for number in numbers)
@@ -153,7 +181,7 @@ def save_weights(folder, weights, model_config):
 
 
 def list_checkpoints(output_dir):
-    """Complete checkpoints of a run, oldest first; what a killed save left behind is not among them."""
+    """Complete checkpoints of a run, oldest first; a save that was killed leaves none."""
     if not Path(output_dir).is_dir():
         return []
     found = [path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)]
@@ -170,9 +198,9 @@ def restore_checkpoint(path, engine):
         InputError: a file is missing or damaged, or the tensors are another model's.
     """
     path = Path(path)
-    _assign(path / WEIGHTS, engine.weights())
-    _assign(path / TRAINING, engine.training_state())
-    return read_json(path / STATE)
+    for name, variables in ((WEIGHTS, engine.weights()), (TRAINING, engine.training_state())):
+        assign_tensors(path / name, read_tensors(path / name), variables)
+    return storage.read_json(path / STATE)
 
 
 def load_weights(path, weights, model_config):
@@ -192,7 +220,7 @@ def load_weights(path, weights, model_config):
     """
     folder = find_checkpoint(path)
     check_config(folder, model_config)
-    _assign(folder / WEIGHTS, weights)
+    assign_tensors(folder / WEIGHTS, read_weights(folder), weights)
     return folder
 
 
@@ -204,18 +232,17 @@ def check_config(folder, model_config):
         model_config: Of the model that is to start from all of its tensors.
 
     Raises:
-        InputError: it is, naming the first setting that differs, `TRAINING_FIELDS` apart.
+        InputError: it is, naming the first setting that differs, the config's `training_fields` apart.
     """
     if not (folder / MODEL_CONFIG).is_file():
         return
     theirs = load_model_config(str(folder / MODEL_CONFIG))
-    check_same_architecture(folder, theirs, model_config)
-    names = [field.name for field in dataclasses.fields(theirs) if field.name not in TRAINING_FIELDS]
-    for name in names:
-        if getattr(theirs, name) != getattr(model_config, name):
+    check_same_family(folder, theirs, model_config)
+    for field in dataclasses.fields(theirs):
+        received, wanted = getattr(theirs, field.name), getattr(model_config, field.name)
+        if received != wanted and field.name not in theirs.training_fields:
             raise InputError(
-                f"{folder} holds another model: {name} must be {getattr(model_config, name)}. "
-                f"Received: {getattr(theirs, name)}."
+                f"{folder} holds another model: {field.name} must be {wanted}. Received: {received}."
             )
 
 
@@ -244,7 +271,7 @@ def read_weights(folder):
 
 
 def step_of(path):
-    """The step of a run's checkpoint, which is in its name."""
+    """The step of a run's checkpoint, from its name."""
     return int(NAME.fullmatch(path.name)[1])
 
 
@@ -258,15 +285,11 @@ def read_tensors(path):
     return tensors
 
 
-def _assign(path, variables):
-    assign_tensors(path, read_tensors(path), variables)
-
-
 def assign_tensors(path, tensors, variables):
     """Assign tensors to the variables of their names; both must match exactly.
 
     Args:
-        path: The file that they are of, for the message.
+        path: Their file, for the message.
         tensors, variables: Dicts by name.
 
     Raises:
@@ -288,20 +311,15 @@ def assign_tensors(path, tensors, variables):
 
 def _save(variables, path):
     """Write variables as safetensors; raises `NotFiniteError`, `OSError`."""
-    arrays = _to_numpy(variables)
-    check_arrays(arrays, "after the last step")
-    try:
-        save_file(arrays, path)
-    except SafetensorError as error:  # its own way of saying that the disk is full
-        raise OSError(f"{path} could not be written: {error}") from error
-
-
-def _to_numpy(variables):
-    """Arrays of variables, whole numbers as int64: for step and seeds each backend has a type of its own."""
     arrays = {}
     for name, variable in variables.items():
         values = variable.numpy()
+        # The type of steps and seeds differs between backends
         dtype = np.int64 if values.dtype.kind in "iu" else values.dtype
-        # Not ascontiguousarray, which would turn the scalar step count into an array of one
+        # Not ascontiguousarray, which would make the scalar step count an array of one
         arrays[name] = np.array(values, dtype, order="C")
-    return arrays
+    check_arrays(arrays, "after the last step")
+    try:
+        save_file(arrays, path)
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(f"{path} could not be written: {error}") from error

@@ -1,4 +1,4 @@
-"""How a trained model is written in the forms that others read: Hugging Face, Keras, SavedModel.
+"""Exports of trained models for Hugging Face, Keras and TensorFlow's SavedModel.
 
 Legend: B packs per call, S pack length, P predictions per pack, K sequences per pack, D model width,
 V vocabulary, C classes.
@@ -13,44 +13,29 @@ from safetensors.numpy import save_file
 
 from bert_packed import schema
 from bert_packed.checkpoints.exported_tokenizer import boundary_ids, write_tokenizer
-from bert_packed.checkpoints.pretrained_names import architecture_of
-from bert_packed.models.modeling import (
-    CLASSIFICATION,
-    MASKED_LM,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    TOKEN_CLASSIFICATION,
-)
+from bert_packed.config import CAUSAL_LM, CLASSIFICATION, FINETUNING_HEADS, MASKED_LM, PRETRAINING, family_of
+from bert_packed.core.settings import InputError
 from bert_packed.training.finite import check_arrays
 
 KERAS_FILE = "model.keras"
-
-# What the signatures of a SavedModel take, by the length of each row. Each head's inputs only: TensorFlow
-# drops what nothing reads, and then refuses it
-_PACKED_BERT = dict.fromkeys(("token_ids", "sequence_ids", "token_type_ids", "position_ids"), "S")
-_UNPACKED_BERT = dict.fromkeys((schema.INPUT_IDS, schema.INPUT_MASK, schema.SEGMENT_IDS), "S")
-_SIGNATURES = {
-    PRETRAINING: (
-        {**_PACKED_BERT, "prediction_positions": "P", "cls_positions": "K"},
-        {**_UNPACKED_BERT, "masked_lm_positions": "P"},
-    ),
-    MASKED_LM: (
-        {**_PACKED_BERT, "prediction_positions": "P"},
-        {**_UNPACKED_BERT, "masked_lm_positions": "P"},
-    ),
-    QUESTION_ANSWERING: (_PACKED_BERT, _UNPACKED_BERT),
-    TOKEN_CLASSIFICATION: (_PACKED_BERT, _UNPACKED_BERT),
-    CLASSIFICATION: ({**_PACKED_BERT, "cls_positions": "K"}, _UNPACKED_BERT),
-    schema.CAUSAL_LM: (
-        {"token_ids": "S", "position_ids": "S"},
-        {schema.INPUT_IDS: "S", schema.INPUT_MASK: "S"},
-    ),
+# Inputs of heads besides the encoder's, by the length of their rows. Only what a head reads: TensorFlow drops
+# other inputs, and then refuses them
+_HEAD_INPUTS = {
+    PRETRAINING: {"prediction_positions": "P", "cls_positions": "K"},
+    MASKED_LM: {"prediction_positions": "P"},
+    CLASSIFICATION: {"cls_positions": "K"},
+}
+# google-research/bert's names, of the rows of one sequence
+_UNPACKED_NAMES = {
+    "token_ids": schema.INPUT_IDS,
+    "token_type_ids": schema.SEGMENT_IDS,
+    "prediction_positions": schema.MASKED_LM_POSITIONS,
 }
 
 
 def signature_letters(head):
     """Which of S, K and P are sizes of an input of a head's SavedModel: a set."""
-    return {letter for inputs in _SIGNATURES[head] for letter in inputs.values()}
+    return {"S", *_HEAD_INPUTS.get(head, {}).values()}
 
 
 def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_lower_case=True, classes=()):
@@ -58,38 +43,40 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
 
     Args:
         folder: Existing folder.
-        model: A `PackedModel` with a head that the table of its architecture knows.
-        weights: Dict from our names to what has its values, variables or what an engine holds to save.
-        missing: Our names of tensors to leave out, because they were never trained: transformers then says
-            that they are new.
+        model: `PackedModel`.
+        weights: Dict from our names to Keras variables, or to what an engine holds to save.
+        missing: Our names of tensors to leave out, because they were never trained: transformers then reports
+            them as new.
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
         do_lower_case: Whether a tokenizer of WordPieces removes case and accents.
-        classes: Names of the classes that the model tells apart; () where they have none.
+        classes: Names of the model's classes; () where they have none.
+
+    Raises:
+        InputError: transformers has no class for the head.
+        NotFiniteError: a weight is NaN or infinite.
     """
-    folder = Path(folder)
-    architecture = architecture_of(model.config)
+    folder, family = Path(folder), family_of(model.config)
+    names = family.load_names()
+    if model.head not in names.classes:
+        raise InputError(f"`format` must not be hf for a {family.name}. Received: hf, of head {model.head}.")
     tensors = {}
-    for row in architecture.tensor_names(model.config, model.head):
+    for row in names.tensor_names(model.config, model.head):
         if row.ours not in missing:
             values = weights[row.ours].numpy().astype(np.float32)
             tensors[row.hugging_face] = np.ascontiguousarray(row.to_hugging_face(values))
     check_arrays(tensors, "of the export")
     # Without the format, transformers refuses the file
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        "architectures": [architecture.classes[model.head]],
-        **architecture.hugging_face_config(model),
-    }
+    config = {"architectures": [names.classes[model.head]], **names.hugging_face_config(model)}
     if classes:
         config["id2label"] = {str(number): name for number, name in enumerate(classes)}
         config["label2id"] = {name: number for number, name in enumerate(classes)}
-    if model.head == schema.CAUSAL_LM:
-        # Without them transformers takes token 0 for both, whatever it is
+    if model.head == CAUSAL_LM:
+        # Without them transformers takes token 0 for both
         config |= boundary_ids(vocab_file)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     if vocab_file:
-        longest = getattr(model.config, "max_position_embeddings", None)  # a Mamba has no greatest length
-        write_tokenizer(folder, vocab_file, do_lower_case, longest)
+        write_tokenizer(folder, vocab_file, do_lower_case, model.config.max_position_embeddings)
 
 
 def write_keras(folder, model):
@@ -103,9 +90,7 @@ def write_saved_model(folder, model, spec, batch_size):
     | signature | inputs, int32 |
     |---|---|
     | `packed` | those of the model |
-    | `unpacked`, and `serving_default` | `input_ids`, `input_mask` (1 = token, 0 = padding at the end), of a BERT sentence A/B, `[B, S]`; to predict masked tokens `masked_lm_positions` `[B, P]` |
-
-    A Mamba reads positions alone: it takes no `sequence_ids`.
+    | `unpacked`, and `serving_default` | `input_ids`, `input_mask` (1 = token, 0 = padding at the end), where the model reads it sentence A/B, `[B, S]`; to predict masked tokens `masked_lm_positions` `[B, P]` |
 
     | model | returns, float32; unpacked, K is 1 |
     |---|---|
@@ -119,47 +104,43 @@ def write_saved_model(folder, model, spec, batch_size):
 
     Args:
         folder: Existing folder.
-        model: As of `write_hugging_face`, made under the TensorFlow backend.
+        model: `PackedModel`, made under the TensorFlow backend.
         spec: `schema.PackSpec`: S, K and P.
         batch_size: B.
     """  # noqa: E501  a table row is longer than a line of code
     import tensorflow as tf
 
     def packed(batch):
-        if model.head in (QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION):
+        if model.head in FINETUNING_HEADS:
             return model(batch, training=False)
-        batch = {"sequence_ids": None, **batch}  # which a Mamba does not read
         hidden_BSD = model.encode(batch)
         heads = model.apply_heads(hidden_BSD, batch, training=False)
         return {"hidden_states": tf.cast(hidden_BSD, tf.float32), **heads}
 
     def unpacked(batch):
-        sequence_ids_BS = batch["input_mask"]
-        as_packs = {
-            "token_ids": batch["input_ids"],
-            "sequence_ids": sequence_ids_BS,
-            "token_type_ids": batch.get(schema.SEGMENT_IDS),
-            "position_ids": tf.range(spec.max_seq_length)[None] * sequence_ids_BS,
-            "cls_positions": tf.zeros((batch_size, 1), tf.int32),
-        }
-        if model.head in (PRETRAINING, MASKED_LM):
-            as_packs["prediction_positions"] = batch["masked_lm_positions"]
-        return packed(as_packs)
+        sequence_ids_BS = batch[schema.INPUT_MASK]
+        return packed(
+            {
+                **{ours: batch[theirs] for ours, theirs in _UNPACKED_NAMES.items() if theirs in batch},
+                "sequence_ids": sequence_ids_BS,
+                "position_ids": tf.range(spec.max_seq_length)[None] * sequence_ids_BS,
+                "cls_positions": tf.zeros((batch_size, 1), tf.int32),
+            }
+        )
 
-    lengths = {
-        "S": spec.max_seq_length,
-        "K": spec.max_sequences_per_pack,
-        "P": spec.max_predictions_per_pack,
-    }
-    packed_inputs, unpacked_inputs = (
-        {
-            name: tf.TensorSpec((batch_size, lengths[letter]), tf.int32, name=name)
-            for name, letter in inputs.items()
+    def inputs(letters):
+        return {
+            name: tf.TensorSpec((batch_size, spec.size(letter)), tf.int32, name=name)
+            for name, letter in letters.items()
         }
-        for inputs in _SIGNATURES[model.head]
-    )
+
+    packed_letters = {**dict.fromkeys(model.encoder_inputs, "S"), **_HEAD_INPUTS.get(model.head, {})}
+    named = {
+        theirs: packed_letters[ours] for ours, theirs in _UNPACKED_NAMES.items() if ours in packed_letters
+    }
     archive = keras.export.ExportArchive()
     archive.track(model)
-    archive.add_endpoint("unpacked", unpacked, [unpacked_inputs])  # the first also becomes serving_default
-    archive.add_endpoint("packed", packed, [packed_inputs])
+    # The first also becomes serving_default
+    archive.add_endpoint("unpacked", unpacked, [inputs({**named, schema.INPUT_MASK: "S"})])
+    archive.add_endpoint("packed", packed, [inputs(packed_letters)])
     archive.write_out(str(folder), verbose=False)

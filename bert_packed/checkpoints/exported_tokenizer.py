@@ -1,4 +1,4 @@
-"""The tokenizer beside an exported model: WordPieces, or what a `tokenizer.json` describes."""
+"""The tokenizer of an exported model: WordPieces, or a `tokenizer.json`."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
+from bert_packed.config import check_at_most, family_of
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
 
@@ -14,36 +15,36 @@ WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 
 
 def file_name(vocab_file):
-    """What a vocabulary's file is called in a folder of Hugging Face, told by its ending."""
+    """The name of a vocabulary's file in a folder of Hugging Face, by its ending."""
     return TOKENIZER_JSON if vocab_file.endswith(".json") else WORDPIECES
 
 
-def check_vocabulary(vocab_file, architecture, config, argument="vocab_file"):
-    """Raise `InputError` where a vocabulary is none for a model, has more tokens than it, or lacks some.
+def check_vocabulary(vocab_file, config, argument="vocab_file"):
+    """Check that a vocabulary has a form that a model takes, special tokens, and no more tokens than it.
 
     Args:
         vocab_file: Path.
-        architecture: `Architecture` of the model.
         config: Of the model.
-        argument: The flag that named it, for messages.
+        argument: The flag that named the file, for messages.
+
+    Raises:
+        InputError: it does not.
     """
-    if file_name(vocab_file) not in architecture.vocabularies:
+    family = family_of(config)
+    if file_name(vocab_file) not in family.load_names().vocabularies:
         raise InputError(
-            f"`{argument}` must have one WordPiece a line for a {architecture.name}. Received: {vocab_file}."
+            f"`{argument}` must have one WordPiece a line for a {family.name}. Received: {vocab_file}."
         )
     if file_name(vocab_file) == TOKENIZER_JSON:
-        unit, size = "tokens", byte_bpe.load(vocab_file).vocab_size
+        size = byte_bpe.load(vocab_file).vocab_size
     else:
-        unit, size = "lines", len(Path(vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
-    if size > config.vocab_size:
-        raise InputError(
-            f"`{argument}` must have at most vocab_size={config.vocab_size} {unit}. Received: {size}."
-        )
+        size = len(Path(vocab_file).read_bytes().rstrip(b"\n").split(b"\n"))
+    check_at_most(config, "vocab_size", f"the vocabulary of `{argument}`", size)
     boundary_ids(vocab_file)  # which reads it, before anything is written
 
 
 def boundary_ids(vocab_file):
-    """Under transformers' names, which tokens open and close a document: None each without a vocabulary."""
+    """The tokens that open and close a document, by transformers' names: None each without a vocabulary."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id"))
     if not vocab_file:
         return ids
@@ -55,17 +56,17 @@ def boundary_ids(vocab_file):
 
 
 def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
-    """Write what `transformers.AutoTokenizer.from_pretrained` opens.
+    """Write the files that `transformers.AutoTokenizer.from_pretrained` opens.
 
-    Texts become the ids that they were trained as. One difference is asked for: "[MASK]" in a text is the
+    Texts become the ids that they had in training. One difference is on purpose: "[MASK]" in a text is the
     special token, as every user of `fill-mask` writes it, and here it is punctuation and letters; theirs
     does as ours when called with `split_special_tokens=True`.
 
     Args:
         folder: Existing folder.
         vocab_file: Path; it is copied, WordPieces beside the `tokenizer.json` that is made of them.
-        do_lower_case: Whether a tokenizer of WordPieces removes case and accents; a `tokenizer.json` says so
-            itself.
+        do_lower_case: Whether a tokenizer of WordPieces removes case and accents; a `tokenizer.json` has its
+            own rule.
         max_length: Most tokens that the model takes; None for no limit.
     """
     shutil.copyfile(vocab_file, folder / file_name(vocab_file))
@@ -95,7 +96,7 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
 
 
 def _wordpiece_tokenizer(vocab_file, do_lower_case):
-    """Our tokenizer, and what it leaves to those who make instances: special tokens, A and B, text again."""
+    """Our tokenizer with special tokens, sentences A and B, and a decoder."""
     vocabulary = tokenization.load_vocab(vocab_file)
     tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
     tokenizer.add_special_tokens(list(tokenization.SPECIAL_TOKENS))

@@ -1,4 +1,4 @@
-"""The optimizer's state of an earlier run, with which another begins: `--keep_optimizer_state`.
+"""The optimizer's state of an earlier run as the start of another: `--keep_optimizer_state`.
 
 The moments go over as they are. Their correction for a zero start needs the number of steps behind them, so
 the optimizer counts on, and the learning rate's schedule begins at that step:
@@ -11,10 +11,9 @@ the optimizer counts on, and the learning rate's schedule begins at that step:
 from safetensors import SafetensorError, safe_open
 
 from bert_packed.checkpoints import checkpoint
-from bert_packed.checkpoints.checksums import check_checksums
 from bert_packed.core.settings import InputError
 
-STEP_COUNT = "/iteration"  # what Keras calls it, below the optimizer's name
+STEP_COUNT = "/iteration"  # Keras's name of it, below the optimizer's
 
 
 def steps_before(latest, init_checkpoint):
@@ -22,40 +21,12 @@ def steps_before(latest, init_checkpoint):
 
     Args:
         latest: Checkpoint of the run to continue from, or None for a start.
-        init_checkpoint: What it starts or started from: as in `checkpoint.find_checkpoint`.
+        init_checkpoint: As in `checkpoint.find_checkpoint`, where the run starts or started from.
 
     Raises:
         InputError: there is no checkpoint of ours with an optimizer's state.
     """
-    counted = _read_step_count((latest or checkpoint.find_checkpoint(init_checkpoint)) / checkpoint.TRAINING)
-    return counted - (checkpoint.step_of(latest) if latest else 0)
-
-
-def load(init_checkpoint, engine):
-    """Give an engine the moments of another run's optimizer, and its count of steps.
-
-    Args:
-        init_checkpoint: As in `checkpoint.find_checkpoint`.
-        engine: Whose optimizer is of the same kind.
-
-    Raises:
-        InputError: the file is missing or damaged, or holds another kind's moments or another model's; the
-            engine is then as it was.
-    """
-    folder = checkpoint.find_checkpoint(init_checkpoint)
-    check_checksums(folder, (checkpoint.TRAINING,), others=False)
-    path, kind = folder / checkpoint.TRAINING, engine.optimizer.name
-    stored = checkpoint.read_tensors(path)
-    kinds = sorted(name.removesuffix(STEP_COUNT) for name in stored if name.endswith(STEP_COUNT))
-    if kinds != [kind]:
-        raise InputError(
-            f"{path} must hold the moments of this run's `optimizer`, {kind}. Received: {', '.join(kinds)}."
-        )
-    state = {name: v for name, v in engine.training_state().items() if name.startswith(f"{kind}/")}
-    checkpoint.assign_tensors(path, {n: v for n, v in stored.items() if n.startswith(f"{kind}/")}, state)
-
-
-def _read_step_count(path):
+    path = (latest or checkpoint.find_checkpoint(init_checkpoint)) / checkpoint.TRAINING
     try:
         with safe_open(path, "numpy") as file:
             names = [name for name in file.keys() if name.endswith(STEP_COUNT)]  # noqa: SIM118
@@ -64,4 +35,31 @@ def _read_step_count(path):
         raise InputError(f"{path} must hold an optimizer's state. Received: {error}.") from error
     if len(counts) != 1:
         raise InputError(f"{path} must hold the state of one optimizer. Received: {len(counts)}.")
-    return counts[0]
+    return counts[0] - (checkpoint.step_of(latest) if latest else 0)
+
+
+def load(init_checkpoint, engine):
+    """Give an engine the moments of another run's optimizer, and its count of steps.
+
+    Args:
+        init_checkpoint: As in `checkpoint.find_checkpoint`.
+        engine: Its optimizer is of the same kind.
+
+    Raises:
+        InputError: the file is missing or damaged, or holds another kind's moments or another model's; the
+            engine is then as it was.
+    """
+    folder = checkpoint.find_checkpoint(init_checkpoint)
+    checkpoint.check_checksums(folder, (checkpoint.TRAINING,), others=False)
+    path, kind = folder / checkpoint.TRAINING, engine.optimizer.name
+    stored = checkpoint.read_tensors(path)
+    kinds = sorted(name.removesuffix(STEP_COUNT) for name in stored if name.endswith(STEP_COUNT))
+    if kinds != [kind]:
+        raise InputError(
+            f"{path} must hold the moments of this run's `optimizer`, {kind}. Received: {', '.join(kinds)}."
+        )
+    moments, state = (
+        {name: values for name, values in found.items() if name.startswith(f"{kind}/")}
+        for found in (stored, engine.training_state())
+    )
+    checkpoint.assign_tensors(path, moments, state)

@@ -1,4 +1,4 @@
-"""What Mamba's tensors are called here and in Hugging Face's files: the one table of both.
+"""Names of Mamba's tensors here and in Hugging Face's files.
 
     here                                    Hugging Face
     backbone/layers_0/mixer/in_proj/kernel  backbone.layers.0.mixer.in_proj.weight^T
@@ -8,9 +8,8 @@
 `^T`: stored as outputs × inputs there, as inputs × outputs here. The output matrix is the token embeddings.
 """
 
-from bert_packed.checkpoints.architecture import Architecture, TensorName
-from bert_packed.config import MambaConfig, config_json
-from bert_packed.models.mamba import build_mamba
+from bert_packed.checkpoints.tensor_names import CheckpointNames, TensorName
+from bert_packed.config import config_json
 from bert_packed.schema import CAUSAL_LM
 
 _EMBEDDINGS = TensorName("backbone/embeddings", "backbone.embeddings.weight")
@@ -46,13 +45,8 @@ def _mixer(config, ours, theirs):
     return rows
 
 
-def _build_model(head, config, num_outputs, seed):
-    del head, num_outputs  # it has one head, whose outputs are the vocabulary
-    return build_mamba(config, seed)
-
-
 def _hugging_face_config(model):
-    # All that transformers would otherwise fill in by itself, where ours is fixed too
+    # With all that ours has fixed, so that no default of transformers counts
     return {
         "hidden_act": "silu",
         "pad_token_id": 0,
@@ -64,12 +58,8 @@ def _hugging_face_config(model):
     }
 
 
-MAMBA = Architecture(
-    name="Mamba",
-    config_class=MambaConfig,
+NAMES = CheckpointNames(
     tensor_names=lambda config, head: tensor_names(config),
-    build_model=_build_model,
-    classes={CAUSAL_LM: "MambaForCausalLM"},
     outputs={CAUSAL_LM: _EMBEDDINGS},
     encoder="backbone/",
     prefix="backbone.",
@@ -77,6 +67,7 @@ MAMBA = Architecture(
     spellings=(("backbone.embedding.", "backbone.embeddings."),),
     tied=(("lm_head.weight", _EMBEDDINGS.hugging_face),),
     shapeless=("layer_norm_epsilon", "use_bias", "use_conv_bias"),
+    classes={CAUSAL_LM: "MambaForCausalLM"},
     hugging_face_config=_hugging_face_config,
     vocabularies=("vocab.txt", "tokenizer.json"),
 )

@@ -1,14 +1,18 @@
-"""Which weights a model starts from, whoever wrote the checkpoint: `--init_checkpoint`."""
+"""Initial weights of a model from a checkpoint, whoever wrote it: `--init_checkpoint`."""
 
 import dataclasses
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint, pretrained_files
-from bert_packed.checkpoints.architecture import check_same_architecture
-from bert_packed.checkpoints.pretrained_names import ARCHITECTURES, architecture_of
-from bert_packed.config import ablations, load_model_config
+from bert_packed.checkpoints.pretrained_files import (
+    GoogleCheckpoint,
+    HuggingFaceCheckpoint,
+    StoredTensors,
+    safetensors_shapes,
+)
+from bert_packed.checkpoints.tensor_names import check_same_family
+from bert_packed.config import FAMILIES, MASKED_LM, ablations, family_of, load_model_config
 from bert_packed.core.settings import InputError
-from bert_packed.models.modeling import MASKED_LM
 from bert_packed.training.finite import check_arrays
 
 OPTIMIZER_SLOTS = ("/adam_m", "/adam_v")
@@ -16,7 +20,7 @@ OPTIMIZER_SLOTS = ("/adam_m", "/adam_v")
 
 @dataclasses.dataclass(frozen=True)
 class StartingWeights:
-    """What `load` did.
+    """The report of `load`.
 
     Attributes:
         path: Checkpoint that was read.
@@ -31,7 +35,7 @@ class StartingWeights:
     missing: list[str]
 
     def lines(self):
-        """What to tell the user: list of str, every tensor that was not used or not found by its name."""
+        """Lines for people, with the name of every tensor that was not used or not found: list of str."""
         slots = [name for name in self.unused if name.endswith(OPTIMIZER_SLOTS)]
         others = [name for name in self.unused if name not in slots]
         lines = [f"starts from {self.num_used} tensors of {self.path}"]
@@ -46,21 +50,71 @@ class StartingWeights:
         return lines
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnCheckpoint:
+    """A checkpoint folder of ours, read as those of others are."""
+
+    path: Path
+
+    def config(self):
+        """The config; None where there is none."""
+        path = self.path / checkpoint.MODEL_CONFIG
+        return load_model_config(str(path)) if path.is_file() else None
+
+    def classes(self):
+        return []
+
+    def shapes(self):
+        """Shapes of the tensors by name; none of a damaged file."""
+        return safetensors_shapes(self.path / checkpoint.WEIGHTS)
+
+    def read(self, model_config, head):
+        """The tensors that the stored head and another have in common, under the names of the other."""
+        config = load_model_config(str(self.path / checkpoint.MODEL_CONFIG))
+        check_same_family(self.path, config, model_config)
+        tensor_names = family_of(config).load_names().tensor_names
+        wanted = {row.hugging_face: row.ours for row in tensor_names(config, head)}
+        theirs = tensor_names(config, stored_head(self.path)[0])
+        names = {row.ours: wanted[row.hugging_face] for row in theirs if row.hugging_face in wanted}
+        stored = checkpoint.read_weights(self.path)
+        return StoredTensors(
+            self.path,
+            {ours: stored[name] for name, ours in names.items() if name in stored},
+            sorted(name for name in stored if name not in names),
+            config,
+            {ours: name for name, ours in names.items()},
+        )
+
+
+def check_exists(path):
+    """Raise `InputError` where `--init_checkpoint` names nothing on this disk; needs no Keras.
+
+    Args:
+        path: A folder, or a PREFIX of a TensorFlow checkpoint, which has a PREFIX.index; "" is none.
+    """
+    if path and not Path(path).exists() and not Path(f"{path}.index").is_file():
+        raise InputError(
+            "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint, that exists. "
+            f"Received: {path}."
+        )
+
+
 def check(path, model_config, head):
-    """Refuse, before anything is computed, what `load` refuses by a checkpoint's place or config alone.
+    """Refuse, before anything is computed, a checkpoint that `load` refuses by its place or config alone.
 
     Args:
         path: As in `load`.
         model_config, head: Of the model that is to learn on from it, in pre-training.
 
     Raises:
-        InputError: there is no checkpoint, or it is another model's. What its tensors say, `load` reads.
+        InputError: there is no checkpoint, or it is another model's. `load` reads its tensors.
     """
-    config = _find_config(path)
-    if config and _is_ours(path) and not _may_differ(stored_head(path)[0], head, any_head=False):
-        checkpoint.check_config(checkpoint.find_checkpoint(path), model_config)
+    source = _find(path)
+    config = source.config()
+    if config and isinstance(source, OwnCheckpoint) and not _may_differ(path, head, any_head=False):
+        checkpoint.check_config(source.path, model_config)
     elif config:
-        check_same_architecture(path, config, model_config)
+        check_same_family(path, config, model_config)
         _check_config(path, config, model_config)
 
 
@@ -75,9 +129,9 @@ def load(path, weights, model_config, head=None, any_head=None):
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
         model_config: Of the model; its class tells the architecture.
-        head: Which head the model has; None is that of pre-training.
-        any_head: Whether a checkpoint of ours may have another head. None: to start a fine-tuning it may,
-            pre-training takes its own.
+        head: Of the model; None is the first of its family.
+        any_head: Whether a checkpoint of ours may have another head. None: a fine-tuning may start from one,
+            pre-training may not.
 
     Returns:
         `StartingWeights`.
@@ -87,28 +141,31 @@ def load(path, weights, model_config, head=None, any_head=None):
             or setting that differs), or was trained under an ablation that the model does not have. The model
             is then as it was.
     """
-    architecture = architecture_of(model_config)
-    head = head or architecture.first_head
-    found = _read_foreign(path, model_config, head)
-    if found is None:
+    family = family_of(model_config)
+    names, head = family.load_names(), head or family.heads[0]
+    any_head = head != family.heads[0] if any_head is None else any_head
+    source = _find(path)
+    if isinstance(source, OwnCheckpoint):
         # A flipped bit of a weight is a finite number of the right shape all the same
-        checkpoint.check_weights(checkpoint.find_checkpoint(path))
-    if any_head is None:
-        any_head = head != architecture.first_head
-    is_ours = found is None
-    if is_ours and _may_differ(stored_head(path)[0], head, any_head) and not _holds_just(path, weights):
-        found = _read_ours(path, model_config, head)
-    if found is None:
-        folder = checkpoint.load_weights(path, weights, model_config)
-        return StartingWeights(folder, len(weights), [], [])
-    found = _without_namesake(found, architecture, head, path)
+        checkpoint.check_weights(source.path)
+        # A head that only an objective knows has no table: its tensors are just those of the model
+        if not _may_differ(path, head, any_head) or weights.keys() == source.shapes().keys():
+            folder = checkpoint.load_weights(path, weights, model_config)
+            return StartingWeights(folder, len(weights), [], [])
+    found = _without_namesake(source.read(model_config, head), names, head, path)
     if found.config:
         _check_config(found.path, found.config, model_config)
     missing = [name for name in weights if name not in found.tensors]
     for name in missing:
-        if name.startswith(architecture.encoder):
+        if name.startswith(names.encoder):
             raise InputError(f"{found.path} holds another model: the file has no tensor for {name}.")
-    _check_shapes(found, weights)
+    for name, values in found.tensors.items():
+        want = tuple(weights[name].shape)
+        if values.shape != want:
+            raise InputError(
+                f"{found.path} holds another model: {found.stored_names[name]}, which is {name} here, must "
+                f"have shape {want}. Received: {values.shape}."
+            )
     check_arrays(found.tensors, f"of {found.path}")
     for name, values in found.tensors.items():
         weights[name].assign(values)
@@ -116,142 +173,87 @@ def load(path, weights, model_config, head=None, any_head=None):
 
 
 def read_config(path):
-    """The config that a model was stored with, of its architecture's class; `path` is as in `load`.
+    """The config that a model was stored with; `path` is as in `load`.
 
     Raises:
         InputError: there is no checkpoint, or no config beside it.
     """
-    found = _find_config(path)
-    if found is None:
+    config = _find(path).config()
+    if config is None:
         config_names = f"{checkpoint.MODEL_CONFIG} or {pretrained_files.HUGGING_FACE_CONFIG}"
         raise InputError(f"`init_checkpoint` must hold {config_names}. Received: {path}.")
-    return found
+    return config
 
 
 def stored_ablations(path):
-    """Ablations that a checkpoint was trained under, as its config tells: list of str, [] without a config.
+    """Ablations that a checkpoint was trained under, by its own config: list of str, [] without a config.
 
-    What a config given beside it says is no proof: a plain one fits the tensors as well.
+    A config given beside it is no proof: a plain one fits the tensors as well.
     """
-    found = _find_config(path)
-    return ablations(found) if found else []
-
-
-def _find_config(path):
-    """The config stored with a checkpoint, or None where there is none; raises `InputError`."""
-    if pretrained_files.is_hugging_face(path):
-        return pretrained_files.read_hugging_face_config(path)
-    prefix = pretrained_files.find_google(path)
-    folders = (prefix.parent, prefix.parent.parent) if prefix else (checkpoint.find_checkpoint(path),)
-    for folder in folders:
-        if (folder / checkpoint.MODEL_CONFIG).is_file():
-            return load_model_config(str(folder / checkpoint.MODEL_CONFIG))
-    return None
+    config = _find(path).config()
+    return ablations(config) if config else []
 
 
 def stored_head(path):
-    """Which head a checkpoint has, and how many outputs: `(name, number)`; `path` as in `load`.
+    """The head of a checkpoint, by its tensors, and its number of outputs: `(name, number)`.
 
-    Whose it is, is told by its tensors. A bare BERT counts as of pre-training.
+    A bare BERT counts as of pre-training. `path` is as in `load`.
     """
-    if _is_ours(path):
-        shapes = pretrained_files.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
-    else:
-        shapes = pretrained_files.stored_shapes(path)
-    classes = pretrained_files.stored_classes(path)
-    for architecture in ARCHITECTURES:
-        full_names = {architecture.full_name(name): shape for name, shape in shapes.items()}
+    source = _find(path)
+    shapes, classes = source.shapes(), source.classes()
+    for names in (family.load_names() for family in FAMILIES.values()):
+        full_names = {names.full_name(name): shape for name, shape in shapes.items()}
         found = {
             head: full_names[name][0]
-            for head, row in reversed(architecture.outputs.items())
+            for head, row in reversed(names.outputs.items())
             for name in (row.ours, row.hugging_face, row.google)
             if name in full_names
         }
         if found:
             # Labels of sequences and of tokens have one name there
-            named = [head for head in found if architecture.classes[head] in classes]
+            named = [head for head in found if names.classes.get(head) in classes]
             head = next(iter(named or found))
             return head, found[head]
-    return ARCHITECTURES[0].first_head, 2
+    return next(iter(FAMILIES.values())).heads[0], 2
 
 
-def _is_ours(path):
-    return not (pretrained_files.is_hugging_face(path) or pretrained_files.find_google(path))
+def _find(path):
+    """The checkpoint that `--init_checkpoint` means, by its form; raises `InputError` where there is none."""
+    if pretrained_files.is_hugging_face(path):
+        return HuggingFaceCheckpoint(Path(path))
+    prefix = pretrained_files.find_google(path)
+    return GoogleCheckpoint(prefix) if prefix else OwnCheckpoint(checkpoint.find_checkpoint(path))
 
 
-def _may_differ(stored, head, any_head):
-    """Whether a checkpoint of ours with the head `stored` may start a model with another, `head`."""
-    # What has no next sentences may learn them: as from its export, that head starts anew
+def _may_differ(path, head, any_head):
+    """Whether a checkpoint of ours has another head than `head`, and may start a model nevertheless."""
+    stored = stored_head(path)[0]
+    # A model without next sentences may learn them: as from its export, that head starts at random
     return stored != head and (any_head or stored == MASKED_LM)
 
 
-def _read_foreign(path, model_config, head):
-    if pretrained_files.is_hugging_face(path):
-        return pretrained_files.read_hugging_face(path, model_config, head)
-    prefix = pretrained_files.find_google(path)
-    return pretrained_files.read_google(prefix, model_config, head) if prefix else None
-
-
-def _holds_just(path, weights):
-    """Whether a checkpoint of ours has the tensors of a model and no others, whatever its head is called."""
-    stored = pretrained_files.safetensors_shapes(checkpoint.find_checkpoint(path) / checkpoint.WEIGHTS)
-    return weights.keys() == stored.keys()
-
-
-def _read_ours(path, model_config, head):
-    """A checkpoint of ours with another head, what both have in common under this head's names."""
-    folder = checkpoint.find_checkpoint(path)
-    config = load_model_config(str(folder / checkpoint.MODEL_CONFIG))
-    check_same_architecture(folder, config, model_config)
-    tensor_names = architecture_of(config).tensor_names
-    wanted = {row.hugging_face: row.ours for row in tensor_names(config, head)}
-    theirs = tensor_names(config, stored_head(path)[0])
-    names = {row.ours: wanted[row.hugging_face] for row in theirs if row.hugging_face in wanted}
-    stored = checkpoint.read_weights(folder)
-    return pretrained_files.ForeignCheckpoint(
-        folder,
-        {ours: stored[name] for name, ours in names.items() if name in stored},
-        sorted(name for name in stored if name not in names),
-        config,
-        {ours: name for name, ours in names.items()},
-    )
-
-
-def _without_namesake(found, architecture, head, path):
+def _without_namesake(found, names, head, path):
     """Leave out the last layer of another head, which elsewhere only has the same name as this one's."""
     stored = stored_head(path)[0]
-    own, other = architecture.outputs.get(head), architecture.outputs.get(stored)
+    own, other = names.outputs.get(head), names.outputs.get(stored)
     if stored == head or not own or not other or own.hugging_face != other.hugging_face:
         return found
     layer = own.ours.rpartition("/")[0] + "/"
     tensors = {name: values for name, values in found.tensors.items() if not name.startswith(layer)}
-    dropped = [found.foreign_names[name] for name in found.tensors.keys() - tensors.keys()]
+    dropped = [found.stored_names[name] for name in found.tensors.keys() - tensors.keys()]
     return dataclasses.replace(found, tensors=tensors, unused=sorted([*found.unused, *dropped]))
 
 
 def _check_config(path, config, model_config):
-    for name in ("num_hidden_layers", "hidden_size", *architecture_of(model_config).shapeless):
+    shapeless = family_of(model_config).load_names().shapeless
+    for name in ("num_hidden_layers", "hidden_size", *shapeless):
         theirs, ours = getattr(config, name), getattr(model_config, name)
         if theirs != ours:
             raise InputError(f"{path} holds another model: {name} must be {ours}. Received: {theirs}.")
     # A sound model may start an experiment; what an experiment trained must not pass for sound
-    own = ablations(model_config)
-    if not set(ablations(config)) <= set(own):
+    theirs, ours = ablations(config), ablations(model_config)
+    if not {*theirs} <= {*ours}:
         raise InputError(
-            f"{path} holds another model: ablations must be {_listed(own)}. "
-            f"Received: {_listed(ablations(config))}."
+            f"{path} holds another model: ablations must be {', '.join(ours) or 'none'}. "
+            f"Received: {', '.join(theirs) or 'none'}."
         )
-
-
-def _listed(names):
-    return ", ".join(names) or "none"
-
-
-def _check_shapes(found, weights):
-    for name, values in found.tensors.items():
-        want = tuple(weights[name].shape)
-        if values.shape != want:
-            raise InputError(
-                f"{found.path} holds another model: {found.foreign_names[name]}, which is {name} here, must "
-                f"have shape {want}. Received: {values.shape}."
-            )

@@ -1,4 +1,4 @@
-"""Vectors of texts: packed, run in one compiled shape, and given back in the order of the texts.
+"""Vectors of texts: packed, run in one compiled shape, and returned in the order of the texts.
 
     encoder = load_encoder("my/model", "my/model/vocab.txt")
     vectors = encode(encoder, ["one text", "another"])
@@ -7,7 +7,9 @@ Legend: B packs per batch, S pack length, D model width, n texts.
 """
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +17,11 @@ from keras import ops
 
 from bert_packed.assembly.assignment import assign_sequences
 from bert_packed.checkpoints import starting_weights
-from bert_packed.checkpoints.architecture import check_is_bert
-from bert_packed.config import DTYPES, ablations, load_model_config
+from bert_packed.config import DTYPES, MASKED_LM, ablations, check_at_most, check_heads, load_model_config
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
-from bert_packed.evaluation.side_by_side import side_by_side
-from bert_packed.models.cpu_forms import without_gradients
-from bert_packed.models.devices import computes_on_cpus
-from bert_packed.models.modeling import MASKED_LM, build_masked_lm_model
+from bert_packed.models.cpu_gradients import computes_on_cpus
+from bert_packed.models.packed_model import build_model
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.text import tokenization
@@ -36,9 +35,9 @@ POOLINGS = {
     "none": lambda hidden: hidden.copy(),
 }
 NUM_SPECIAL = 2  # [CLS] and [SEP]
-# Packs in a batch, and batches that threads compute at once, where nobody says
+# Defaults: packs in a batch, and batches that threads compute at once
 CPU_BATCH_SIZE, BATCH_SIZE = 1, 8
-CPU_NUM_BATCHES_AT_ONCE = 2  # elsewhere 1
+CPU_NUM_BATCHES_AT_ONCE, NUM_BATCHES_AT_ONCE = 2, 1
 TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
 
 
@@ -48,7 +47,7 @@ class TextEncoder:
 
     Attributes:
         forward: Compiled function from a batch of packs to hidden states `[B, S, D]`.
-        tokenize: Function from a list of texts to a list of lists of ids, special tokens not among them.
+        tokenize: Function from a list of texts to a list of lists of ids, without special tokens.
         cls_id, sep_id: Of the vocabulary.
         max_seq_length: S; longer texts are cut, [CLS] and [SEP] included in the count.
         batch_size: B.
@@ -82,15 +81,15 @@ def load_encoder(
         init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
         vocab_file: WordPieces, one a line.
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
-        do_lower_case: Whether text loses case and accents; None is as a Hugging Face folder's
-            `tokenizer_config.json` says, else True.
+        do_lower_case: Whether text loses case and accents; None is as in a Hugging Face folder's
+            `tokenizer_config.json`, else True.
         max_seq_length: S; None is the longest that the model has positions for.
         batch_size: B, packs in a batch; None for 1 on a CPU, where more are no faster and leave some of the
             last batch empty, and 8 elsewhere. Memory is needed for as many batches as are computed at once.
         dtype: "float32" or "mixed_bfloat16".
         num_batches_at_once: Batches computed at the same time, by a thread each; None for 2 on a CPU, whose
-            cores wait less for one another then, and 1 elsewhere. 1 where the caller's thread has settings of
-            its own, such as `jax.default_matmul_precision`, which other threads would not see.
+            cores wait less for one another then, and 1 elsewhere. Other threads do not see settings of the
+            caller's own thread, such as `jax.default_matmul_precision`; 1 uses the caller's.
 
     Returns:
         `TextEncoder`.
@@ -101,43 +100,33 @@ def load_encoder(
     """
     stored = bert_config_file and load_model_config(bert_config_file)
     config = stored or starting_weights.read_config(init_checkpoint)
-    check_is_bert(config, "bert_config_file" if stored else "init_checkpoint")
-    length = config.max_position_embeddings if max_seq_length is None else max_seq_length
+    check_heads(config, [MASKED_LM], "bert_config_file" if stored else "init_checkpoint")
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     on_cpus = computes_on_cpus()
     batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
-    at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else 1
+    at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
     num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
-    if not NUM_SPECIAL <= length <= config.max_position_embeddings:
-        raise InputError(
-            f"`max_seq_length` must be from {NUM_SPECIAL} to the model's max_position_embeddings="
-            f"{config.max_position_embeddings}. Received: {length}."
-        )
+    length = config.max_position_embeddings if max_seq_length is None else max_seq_length
+    check_at_most(config, "max_position_embeddings", "`max_seq_length`", length or 0)
+    if length is None or length < NUM_SPECIAL:
+        raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
     if ablations(config):
         raise InputError(
             f"`init_checkpoint` must be of a model that keeps sequences apart. Received: {init_checkpoint}, "
             f"with {', '.join(ablations(config))}."
         )
     vocabulary = tokenization.load_vocab(vocab_file)
-    if len(vocabulary) > config.vocab_size:
-        raise InputError(
-            f"`vocab_file` must have at most vocab_size={config.vocab_size} WordPieces. "
-            f"Received: {len(vocabulary)}."
-        )
+    check_at_most(config, "vocab_size", "the vocabulary of `vocab_file`", len(vocabulary))
     if do_lower_case is None:
-        do_lower_case = _stored_lower_case(Path(init_checkpoint) / TOKENIZER_CONFIG)
+        settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
+        do_lower_case = bool(settings.get("do_lower_case", True))
     tokenizer = tokenization.make_tokenizer(vocabulary, do_lower_case)
-    # No head is asked; this one may be missing in a checkpoint, as any may
-    model = build_masked_lm_model(config, seed=0, dtype=dtype)
+    # The head is not used; any may be missing in a checkpoint
+    model = build_model(MASKED_LM, config, seed=0, dtype=dtype)
     starting_weights.load(init_checkpoint, named_weights(model), config, MASKED_LM)
-
-    def forward(batch):
-        with without_gradients():
-            return ops.cast(model.encode(batch, training=False), "float32")
-
     return TextEncoder(
-        compiled(forward, model),
+        compiled(lambda batch: ops.cast(model.encode(batch, training=False), "float32"), model),
         lambda texts: tokenization.encode_sentences(tokenizer, texts),
         vocabulary.cls_id,
         vocabulary.sep_id,
@@ -172,7 +161,7 @@ def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
     tokens = _tokens(encoder, texts)
     vectors = [None] * len(tokens)
     batches = pack_tokens(tokens, encoder.max_seq_length, encoder.batch_size, max_sequences_per_pack)
-    for (_, places), hidden_BSD in side_by_side(
+    for (_, places), hidden_BSD in map_in_threads(
         lambda item: np.asarray(encoder.forward(item[0])), batches, encoder.num_batches_at_once
     ):
         for text, row, start in places:
@@ -235,17 +224,59 @@ def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"
         yield batch, places
 
 
+def map_in_threads(function, items, num_threads):
+    """Yield each item with the function's result, in order, computed by threads.
+
+        items a b c d e, 2 threads    caller    a, takes a          takes b    takes c
+                                      thread 1              b------>d------------>
+                                      thread 2              c--------------->e------->
+
+    The caller's thread makes the items, a few ahead of the results that are taken, and computes the first: a
+    function that is compiled when it is first called is compiled once.
+
+    Args:
+        function: Of one item; called by several threads.
+        items: Iterable, read by the caller's thread alone.
+        num_threads: 1 for the caller's alone.
+
+    Yields:
+        `(item, result)`. Errors of the function are raised in its item's place, those of the items at once.
+        Then, and where the caller stops, calls that have begun are waited for and no other begins.
+    """
+    items = iter(items)
+    if num_threads == 1:
+        yield from ((item, function(item)) for item in items)
+        return
+    for item in items:
+        yield item, function(item)
+        break
+    begun = deque()
+    threads = ThreadPoolExecutor(num_threads, "map-in-threads")
+    try:
+        for item in items:
+            begun.append((item, threads.submit(function, item)))
+            if len(begun) > num_threads:  # one waits, so that no thread is idle while a result is taken
+                yield _take_first(begun)
+        while begun:
+            yield _take_first(begun)
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _take_first(begun):
+    item, result = begun.popleft()
+    try:
+        return item, result.result()
+    finally:
+        del result  # an error of it would hold this frame, which holds it, and the memory of both
+
+
 def _at_least_one(name, given, default):
     if given is None:
         return default
     if not (isinstance(given, int) and given >= 1):
         raise InputError(f"`{name}` must be a whole number of at least 1. Received: {given!r}.")
     return given
-
-
-def _stored_lower_case(path):
-    """`do_lower_case` of a Hugging Face tokenizer's settings; True where there are none."""
-    return bool(read_json(path, default={}).get("do_lower_case", True))
 
 
 def _tokens(encoder, texts):
@@ -255,7 +286,7 @@ def _tokens(encoder, texts):
 
 
 def _assign(tokens, max_seq_length, max_sequences_per_pack="max"):
-    """Which texts share a pack: longest-pack-first."""
+    """Which texts share a pack, by longest-pack-first."""
     lengths = np.array([len(ids) for ids in tokens], np.int64)
     plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, max_sequences_per_pack)
     return assign_sequences(plan, lengths, seed=0)

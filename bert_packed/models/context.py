@@ -1,21 +1,21 @@
-"""What an encoder block may know of its packs besides the hidden states, and who sees whom by it.
+"""What encoder blocks know of a batch of packs: sequences, positions, and the mask between sequences.
 
 Legend: B packs per batch, S pack length, N heads.
 """
 
 from keras import ops
 
-MASKED_SCORE = -1e9  # exp(MASKED_SCORE - anything a score can be) is exactly 0 in float32 and bfloat16
+MASKED_SCORE = -1e9  # exp(MASKED_SCORE - any score) is exactly 0 in float32 and bfloat16
 
 
 class PackContext:
-    """Which sequence each token of a batch of packs is of, and where in it; one object for all blocks.
+    """Sequence and position of each token of a batch of packs; one object for all blocks.
 
     A block takes what it needs: dense attention the mask, a fused kernel the ids, a recurrence the positions,
-    which tell where to start anew. Made inside the program, for one call of the encoder.
+    at whose zeros it restarts. Made inside the program, for one call of the encoder.
 
     Attributes:
-        sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding.
+        sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding; None for blocks that read positions alone.
         position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence; None where a Mamba is to go on
             through packs as if each were one sequence.
     """
@@ -27,7 +27,7 @@ class PackContext:
 
     @property
     def mask_B1SS(self):  # noqa: N802  named as a variable of its shape is
-        """bool `[B, 1, S, S]`, True where both tokens are of one sequence; made when first asked for."""
+        """bool `[B, 1, S, S]`, True where both tokens are of one sequence; made at its first use."""
         if self._mask_B1SS is None:
             self._mask_B1SS = same_sequence(self.sequence_ids_BS)
         return self._mask_B1SS
@@ -38,16 +38,15 @@ class PackContext:
         return ops.where(self.mask_B1SS, scores_BNSS, MASKED_SCORE)
 
     def apart(self):
-        """The same context without what was made from it.
+        """The same context without the mask, for a program inside the program.
 
-        For a program inside the program, such as a block that is computed again for its gradient: what is
-        made in there must not be used outside.
+        A mask that is made in there, such as for a block that is recomputed, must not be used outside.
         """
         return PackContext(self.sequence_ids_BS, self.position_ids_BS)
 
 
 def same_sequence(sequence_ids_BS):
-    """Which token may attend to which: block-diagonal, by equality.
+    """Attention mask of packs: block-diagonal, by equality of sequence ids.
 
     Section 3.2.2 and Figure 2 of "Efficient Sequence Packing without Cross-contamination".
 

@@ -13,11 +13,12 @@ from keras import ops
 class Dropout(keras.layers.Dropout):
     """Keras's dropout layer with the mask of `keep_mask`.
 
-    While `given_seed` is set, that seed counts: a block that is computed again for its gradient must drop the
-    same units again, and its own generator would have moved on by then.
-
     The random numbers of Keras's layer cost more than a quarter of a bert-mini training step on a CPU, these
-    nothing that could be measured: XLA fuses them into what reads them.
+    nothing measurable: XLA fuses them into the operation that reads them.
+
+    Attributes:
+        given_seed: Seed in the place of the layer's next; None for its own. A block that is recomputed for
+            its gradient must drop the same units again, and its own generator would have moved on.
     """
 
     given_seed = None
@@ -30,21 +31,21 @@ class Dropout(keras.layers.Dropout):
         return ops.where(mask, kept, ops.zeros_like(inputs))
 
     def next_seed(self):
-        """The seed of the next call: the one given, or the next of the layer's own generator."""
+        """The seed of the next call."""
         return self.seed_generator.next() if self.given_seed is None else self.given_seed
 
 
-# The packs that a layer sees, among all that are computed at once: number of the first, and how many all are
+# Of the packs that a layer sees: number of the first among all that are computed at once, and of all
 PLACE = contextvars.ContextVar("place", default=(0, None))
 
 
 @contextlib.contextmanager
 def packs_from(first_pack, num_packs):
-    """While the body runs, layers see a part of the packs, and drop of them what they would drop of all.
+    """Context manager: layers see a part of the packs, and drop of them what they would drop of all.
 
     Args:
-        first_pack: Where the part begins; a number or an int32 scalar.
-        num_packs: How many packs are computed at once, on all devices.
+        first_pack: Number of the first of the part; a number or an int32 scalar.
+        num_packs: Packs that are computed at once, on all devices.
     """
     token = PLACE.set((first_pack, num_packs))
     try:
@@ -54,12 +55,12 @@ def packs_from(first_pack, num_packs):
 
 
 def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
-    """Which units stay.
+    """The units that dropout keeps.
 
-    Unit i stays where `mix32(a * i + b) >= rate * 2**32`; an odd a and a b follow from the seed. For one seed
-    these are distinct 32-bit numbers, mixed; another seed steps through them in another stride, so that masks
-    are not shifted copies of one another, as those of a counter without a stride would be. Rows past 2**32
-    units count from 0 again, with an a and b of their own. Of rows of 3 units, were words of 3 bits:
+    Unit i is kept where `mix32(a * i + b) >= rate * 2**32`; an odd a and a b follow from the seed. For one
+    seed these are distinct 32-bit numbers, mixed. Another seed steps through them in another stride: masks of
+    a counter without a stride would be shifted copies of one another. Rows past 2**32 units count from 0
+    again, with another a and b. For rows of 3 units and words of 3 bits:
 
         row    0  1  2  3  4 ...
         units  0  3  0  3  0
@@ -68,8 +69,8 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
     Args:
         shape: Of the result, `[packs, ..., units]`; fewer than 2**32 rows of units.
         rate: Share that is dropped, at least 0 and below 1.
-        seed: Two whole numbers, as of `keras.random.SeedGenerator.next()`: a seed and a counter.
-        first_pack: Where the first of the packs stands among those that are computed at once; a number or an
+        seed: Two whole numbers, as `keras.random.SeedGenerator.next()` gives: a seed and a counter.
+        first_pack: Number of the first of the packs among those that are computed at once; a number or an
             int32 scalar.
         num_packs: How many those are; None for the packs of the shape.
 
@@ -82,7 +83,7 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
     rows = _row_numbers(shape) + ops.cast(first_pack, "uint32") * ops.cast(rows_per_pack, "uint32")
     num_packs = num_packs or shape[0]
     stride = mix32(seed[0] + mix32(seed[1]))
-    # As in 4,096 packs of BERT-base. Elsewhere the turn is 0; to compute it would cost as much as the mask
+    # As for 4,096 packs of BERT-base. Elsewhere the turn is 0, and would cost as much as the mask
     if not isinstance(num_packs, int) or num_packs * rows_per_pack * width > 2**32:
         rows_per_turn = _word(min(2**32 // width, 2**32 - 1))
         turns = ops.floor_divide(rows, rows_per_turn)
@@ -95,11 +96,9 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
 
 
 def _row_numbers(shape):
-    """Rows counted from 0, uint32 `[*shape[:-1], 1]`.
-
-    As a sum over the axes: rows counted in one axis and reshaped could not be cut along two axes, as heads of
-    attention are that lie on a mesh of devices.
-    """
+    """Rows counted from 0, uint32 `[*shape[:-1], 1]`."""
+    # A sum over the axes: rows counted in one axis and reshaped could not be cut along two axes, as heads of
+    # attention on a mesh of devices are
     numbers, rows_per_place = 0, 1
     for axis in reversed(range(len(shape) - 1)):
         # The first length is a tensor where the batch is of any size
@@ -110,7 +109,7 @@ def _row_numbers(shape):
 
 
 def mix32(words):
-    """A bijection of 32-bit words of which every input bit flips every output bit about half of the time.
+    """A bijection of 32-bit words: every input bit flips every output bit about half of the time.
 
     Chris Wellons's `triple32` ("Prospecting for Hash Functions", 2018; public domain).
 

@@ -1,8 +1,8 @@
-"""Attention by the platform's fused kernel: sequence ids compared tile by tile, and no S x S array.
+"""Attention by the platform's fused kernel: sequence ids compared tile by tile, without an S x S array.
 
-The kernels are JAX's own, written in Pallas: one for GPUs, one for TPUs. Both compute the scores of a tile
-of queries and keys at a time, forward and backward, so memory grows with S where the dense mask and scores
-grow with S x S. Neither skips tiles of which no pair may attend.
+The kernels are JAX's own, in Pallas: one for GPUs, one for TPUs. Both compute the scores of one tile of
+queries and keys at a time, forward and backward, so that memory grows with S; the dense mask and scores grow
+with S x S. Neither skips tiles in which no pair may attend.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
@@ -12,18 +12,19 @@ from collections.abc import Callable
 
 import keras
 
+from bert_packed.config import family_of
 from bert_packed.core.settings import InputError
 
-TILE = 128  # both kernels cut S into tiles of so many tokens
+TILE = 128  # tokens, of both kernels
 
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """How a model attends.
+    """A model's attention.
 
     Attributes:
-        attend: As the argument of `layers.SelfAttention`: None for dense scores, or a function.
-        description: For people, with the reason where a kernel is there and was not taken.
+        attend: As in `layers.SelfAttention`: None for dense scores, or a function.
+        description: For people, with the reason where the platform has a kernel that was not taken.
     """
 
     attend: Callable | None
@@ -31,7 +32,7 @@ class Attention:
 
 
 def choose_attention(attention, model_config, max_seq_length):
-    """What `--attention` comes to on this backend and platform.
+    """Choose between dense scores and the fused kernel of this backend and platform.
 
     | `attention` | |
     |---|---|
@@ -41,7 +42,7 @@ def choose_attention(attention, model_config, max_seq_length):
 
     Args:
         attention: "auto", "dense" or "flash".
-        model_config: `ModelConfig`; the kernels have no attention dropout. Or `MambaConfig`.
+        model_config: Config of any family; the kernels have no attention dropout.
         max_seq_length: S.
 
     Returns:
@@ -50,12 +51,13 @@ def choose_attention(attention, model_config, max_seq_length):
     Raises:
         InputError: "flash" cannot be honoured.
     """
-    if not hasattr(model_config, "num_attention_heads"):
+    if model_config.without_attention:
         if attention == "flash":
+            kind = family_of(model_config).name
             raise InputError(
-                "`attention` must not be flash for a Mamba, which does not attend. Received: flash."
+                f"`attention` must not be flash for a {kind}, which does not attend. Received: flash."
             )
-        return Attention(None, "none: states go from token to token")
+        return Attention(None, f"none: {model_config.without_attention}")
     kernel_name = _kernel_name()
     reason = _obstacle(kernel_name, model_config, max_seq_length)
     if attention == "flash" and reason:
@@ -80,12 +82,12 @@ def attend_on_gpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, interpret=F
     """
     from jax.experimental.pallas.ops.gpu import attention
 
-    # By position: the kernel's word for these ids means sentences A and B in BERT
+    # By position: the kernel's name of these ids means sentences A and B in BERT
     return attention.mha(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, interpret=interpret)
 
 
 def attend_on_tpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-    """Attention inside each sequence by the Mosaic kernel; arguments as of `attend_on_gpu`."""
+    """Attention inside each sequence by the Mosaic kernel; arguments as in `attend_on_gpu`."""
     from jax import numpy as jnp
     from jax.experimental.pallas.ops.tpu import flash_attention
 
@@ -93,7 +95,7 @@ def attend_on_tpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
         jnp.swapaxes(values, 1, 2) for values in (query_BSNH, key_BSNH, value_BSNH)
     )
     ids = flash_attention.SegmentIds(sequence_ids_BS, sequence_ids_BS)
-    # Fourth, no bias: a dense mask again
+    # Fourth, no bias: it would be a dense mask again
     context_BNSH = flash_attention.flash_attention(query_BNSH, key_BNSH, value_BNSH, None, ids)
     return jnp.swapaxes(context_BNSH, 1, 2)
 
@@ -102,7 +104,7 @@ KERNELS = {"gpu": attend_on_gpu, "tpu": attend_on_tpu}  # by JAX's name of the p
 
 
 def _kernel_name():
-    """JAX's name of the platform, or the backend's where it is another."""
+    """JAX's name of the platform, or the name of another backend."""
     if keras.backend.backend() != "jax":
         return keras.backend.backend()
     import jax
@@ -111,7 +113,7 @@ def _kernel_name():
 
 
 def _obstacle(kernel_name, model_config, max_seq_length):
-    """Why the fused kernel cannot be taken, in words, or None."""
+    """The reason why the fused kernel cannot be taken, as text, or None."""
     if kernel_name not in KERNELS:
         return f"the platform is not a GPU or TPU under KERAS_BACKEND=jax. Received: {kernel_name}"
     rate = model_config.attention_probs_dropout_prob

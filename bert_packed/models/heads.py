@@ -1,29 +1,25 @@
 """Packed BERT with a head to fine-tune: answer spans, or labels of the pack's sequences or of its tokens.
 
-Legend: B packs per batch, S pack length, D model width, K sequences per pack, C classes.
+Legend: B packs per batch, S pack length, D model width, K sequences per pack, C classes; of operations:
+L blocks, F feed-forward width, V vocabulary.
 """
 
 import keras
-from keras import ops
 
-from bert_packed.models.layers import Dropout, gather_tokens
-from bert_packed.models.layout import ONE_DEVICE
-from bert_packed.models.modeling import (
+from bert_packed.config import (
     CLASSIFICATION,
-    HEADS,
     MASKED_LM,
     PRETRAINING,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
-    PackedBert,
-    build_masked_lm_model,
-    build_pretraining_model,
-    build_seeded,
 )
+from bert_packed.models.layers import ClassificationHead, Dropout
+from bert_packed.models.layout import ONE_DEVICE
+from bert_packed.models.modeling import PackedBert, PackedBertForMaskedLM, PackedBertForPretraining
 
 
 class AnswerHead(keras.layers.Layer):
-    """How well an answer starts and ends at each token."""
+    """Logits of every token as an answer's start and end."""
 
     def __init__(self, config, name=QUESTION_ANSWERING, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
@@ -37,26 +33,6 @@ class AnswerHead(keras.layers.Layer):
         """Float `[B, S, D]` to two float32 `[B, S]`: logits of starts and of ends."""
         logits_BS2 = self.output_dense(hidden_BSD)
         return logits_BS2[..., 0], logits_BS2[..., 1]
-
-
-class ClassificationHead(keras.layers.Layer):
-    """Pooler and class logits of every [CLS] in the pack; one class is a number to predict."""
-
-    def __init__(self, config, num_classes, name=CLASSIFICATION, layout=ONE_DEVICE, **kwargs):
-        super().__init__(name=name, **kwargs)
-        self.pooler = layout.dense(config.hidden_size, config, "pooler")
-        self.classifier = layout.dense(num_classes, config, "classifier", dtype="float32")
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def build(self, hidden_shape, *_):
-        self.pooler.build(hidden_shape)
-        self.classifier.build(hidden_shape)
-        self.built = True
-
-    def call(self, hidden_BSD, positions_BK, training=None):
-        """Float32 logits `[B, K, C]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
-        pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
-        return self.classifier(self.dropout(pooled_BKD, training=training))
 
 
 class TokenClassificationHead(keras.layers.Layer):
@@ -80,15 +56,15 @@ class TokenClassificationHead(keras.layers.Layer):
 class PackedBertForQuestionAnswering(PackedBert):
     """Packed BERT that finds answers.
 
-    Returns a dict of `start_logits` and `end_logits`, float32 `[B, S]`; which of them compete is told by the
-    batch's `sequence_ids`. Arguments as of `PackedBertForPretraining`.
+    Returns a dict of `start_logits` and `end_logits`, float32 `[B, S]`. Those of one sequence of the batch's
+    `sequence_ids` compete.
     """
 
     head = QUESTION_ANSWERING
 
     def __init__(self, config, name="finetuning", **encoder):
         super().__init__(config, name, **encoder)
-        self.question_answering = AnswerHead(config, layout=encoder.get("layout", ONE_DEVICE))
+        self.question_answering = AnswerHead(config, layout=self.layout)
 
     def build_heads(self, hidden_shape):
         self.question_answering.build(hidden_shape)
@@ -100,23 +76,14 @@ class PackedBertForQuestionAnswering(PackedBert):
 
 @keras.saving.register_keras_serializable(package="bert_packed")
 class PackedBertForClassification(PackedBert):
-    """Packed BERT that gives every sequence a class or a number.
-
-    Returns a dict of `logits`, float32 `[B, K, C]`.
-
-    Args:
-        config: `ModelConfig`.
-        num_classes: C; 1 for a number.
-        encoder: As of `PackedBertForPretraining`.
-    """
+    """Packed BERT that gives every sequence a class or a number: a dict of `logits`, float32 `[B, K, C]`."""
 
     head = CLASSIFICATION
 
     def __init__(self, config, num_classes, name="finetuning", **encoder):
-        super().__init__(config, name, **encoder)
-        self.num_classes = num_classes
-        layout = encoder.get("layout", ONE_DEVICE)
-        self.classification = ClassificationHead(config, num_classes, layout=layout)
+        super().__init__(config, name, num_classes, **encoder)
+        rate = config.hidden_dropout_prob
+        self.classification = ClassificationHead(config, num_classes, CLASSIFICATION, rate, self.layout)
 
     def build_heads(self, hidden_shape):
         self.classification.build(hidden_shape)
@@ -124,25 +91,16 @@ class PackedBertForClassification(PackedBert):
     def apply_heads(self, hidden_BSD, batch, training=None):
         return {"logits": self.classification(hidden_BSD, batch["cls_positions"], training=training)}
 
-    def get_config(self):
-        """As of `PackedModel`."""
-        return {**super().get_config(), "num_classes": self.num_classes}
-
 
 @keras.saving.register_keras_serializable(package="bert_packed")
 class PackedBertForTokenClassification(PackedBert):
-    """Packed BERT that gives every token a class.
-
-    Returns a dict of `logits`, float32 `[B, S, C]`. Arguments as of `PackedBertForClassification`.
-    """
+    """Packed BERT that gives every token a class: a dict of `logits`, float32 `[B, S, C]`."""
 
     head = TOKEN_CLASSIFICATION
 
     def __init__(self, config, num_classes, name="finetuning", **encoder):
-        super().__init__(config, name, **encoder)
-        self.num_classes = num_classes
-        layout = encoder.get("layout", ONE_DEVICE)
-        self.token_classification = TokenClassificationHead(config, num_classes, layout=layout)
+        super().__init__(config, name, num_classes, **encoder)
+        self.token_classification = TokenClassificationHead(config, num_classes, layout=self.layout)
 
     def build_heads(self, hidden_shape):
         self.token_classification.build(hidden_shape)
@@ -150,40 +108,49 @@ class PackedBertForTokenClassification(PackedBert):
     def apply_heads(self, hidden_BSD, batch, training=None):
         return {"logits": self.token_classification(hidden_BSD, training=training)}
 
-    def get_config(self):
-        """As of `PackedModel`."""
-        return {**super().get_config(), "num_classes": self.num_classes}
 
-
-def build_question_answering_model(config, seed, dtype="float32", **encoder):
-    """`PackedBertForQuestionAnswering` with all its variables; arguments as of `build_pretraining_model`."""
-    return build_seeded(lambda: PackedBertForQuestionAnswering(config, **encoder), seed, dtype)
-
-
-def build_classification_model(config, num_classes, seed, dtype="float32", **encoder):
-    """`PackedBertForClassification` with all its variables; arguments as of `build_pretraining_model`."""
-    return build_seeded(lambda: PackedBertForClassification(config, num_classes, **encoder), seed, dtype)
-
-
-def build_token_classification_model(config, num_classes, seed, dtype="float32", **encoder):
-    """`PackedBertForTokenClassification` with all its variables; see `build_classification_model`."""
-    return build_seeded(lambda: PackedBertForTokenClassification(config, num_classes, **encoder), seed, dtype)
-
-
-def build_model(head, config, num_outputs, seed, dtype="float32", **encoder):
-    """The model with one of `modeling.HEADS`; `num_outputs` counts the classes of a classification.
-
-    Raises:
-        ValueError: there is no such head.
-    """
+def make_model(head, config, num_outputs, block=None, remat=False, attend=None, layout=ONE_DEVICE):
+    """A BERT with one of its family's heads, not yet built; arguments as of `packed_model.build_model`."""
+    encoder = {"remat": remat, "attend": attend, "layout": layout, **({"block": block} if block else {})}
     if head == QUESTION_ANSWERING:
-        return build_question_answering_model(config, seed, dtype, **encoder)
+        return PackedBertForQuestionAnswering(config, **encoder)
     if head == CLASSIFICATION:
-        return build_classification_model(config, num_outputs, seed, dtype, **encoder)
-    if head == MASKED_LM:
-        return build_masked_lm_model(config, seed, dtype, **encoder)
+        return PackedBertForClassification(config, num_outputs, **encoder)
     if head == TOKEN_CLASSIFICATION:
-        return build_token_classification_model(config, num_outputs, seed, dtype, **encoder)
-    if head != PRETRAINING:
-        raise ValueError(f"`head` must be one of {', '.join(HEADS)}. Received: {head!r}.")
-    return build_pretraining_model(config, seed, dtype, **encoder)
+        return PackedBertForTokenClassification(config, num_outputs, **encoder)
+    kinds = {PRETRAINING: PackedBertForPretraining, MASKED_LM: PackedBertForMaskedLM}
+    return kinds[head](config, **encoder)
+
+
+def count_flops(head, config, sums):
+    """Operations that a BERT needs to learn from sequences, forward and backward.
+
+    As Appendix B of "PaLM: Scaling Language Modeling with Pathways" (Chowdhery et al. 2022) counts: 6 N a
+    token for N weights, two forward and four backward, and 12 L D T for the attention of a token to T others.
+    What a step computes besides does not count: padding, scores between sequences, which are masked out, and
+    what `--remat` recomputes. The share of the machine's rate reached so is the model-FLOP utilisation.
+
+        6 L (4 D^2 + 2 D F)      per token; L blocks, F feed-forward width
+        12 L D                   per pair of tokens of one sequence, each token with itself too
+        6 (D^2 + D V)            per masked-LM prediction
+        6 (D^2 + 2 D)            per sequence, for its next-sentence prediction
+
+    Embedding look-ups, norms, softmax and the update are no matrix products. The heads of fine-tuning, of few
+    columns, are left out.
+
+    Args:
+        head: Of the model; None for the encoder alone.
+        config: `ModelConfig`.
+        sums: Dict with `num_tokens`, `num_sequences`, `num_pairs` and, in pre-training, `num_predictions`.
+
+    Returns:
+        float.
+    """
+    width, blocks = config.hidden_size, config.num_hidden_layers
+    per_token = 6 * blocks * (4 * width**2 + 2 * width * config.intermediate_size)
+    flops = per_token * sums["num_tokens"] + 12 * blocks * width * sums["num_pairs"]
+    if head in (PRETRAINING, MASKED_LM):
+        flops += 6 * (width**2 + width * config.vocab_size) * sums["num_predictions"]
+    if head == PRETRAINING:
+        flops += 6 * (width**2 + 2 * width) * sums["num_sequences"]
+    return flops

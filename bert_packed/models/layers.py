@@ -1,16 +1,13 @@
-"""The layers of a packed BERT: embeddings by position in the sequence, attention inside the sequence.
+"""Layers of a packed BERT: embeddings by position in the sequence, attention inside the sequence, heads.
 
 Legend: B packs per batch, S pack length, D model width, N heads, H head width, F feed-forward width,
-P predictions per pack, K sequences per pack, Q = P or K positions to gather, V vocabulary.
+P predictions per pack, K sequences per pack, Q = P or K positions to gather, V vocabulary, C classes.
 """
-
-import functools
 
 import keras
 from keras import ops
 
-from bert_packed.models.attention_by_head import attend_by_head, goes_by_head
-from bert_packed.models.attention_products import attended_values, attention_scores
+from bert_packed.models.cpu_gradients import attention_scores, weighted_values
 from bert_packed.models.dropout import Dropout
 from bert_packed.models.layout import ONE_DEVICE
 
@@ -46,10 +43,13 @@ def layer_norm(config):
 
 
 class PackedEmbeddings(keras.layers.Layer):
-    """Token, sentence and position embeddings, the last looked up, not added by index.
+    """Token, sentence and position embeddings; positions are looked up, not added by index.
 
-    Section 3.2.1 of "Efficient Sequence Packing without Cross-contamination". In a pack of two sequences of
-    lengths 2 and 3 the rows looked up are `[0 1 0 1 2]`; BERT's own bias add would give `[0 1 2 3 4]`.
+    Section 3.2.1 of "Efficient Sequence Packing without Cross-contamination". A pack of two sequences of
+    lengths 2 and 3:
+
+        rows looked up          [0 1 0 1 2]
+        BERT's own bias add     [0 1 2 3 4]
     """
 
     def __init__(self, config, name="embeddings", layout=ONE_DEVICE, **kwargs):
@@ -85,9 +85,9 @@ class SelfAttention(keras.layers.Layer):
 
     Args:
         config: `ModelConfig`.
-        attend: None for dense scores, or a fused kernel: function `(query_BSNH, key_BSNH, value_BSNH,
-            sequence_ids_BS)` to float `[B, S, N, H]`, without dropout, from queries that are scaled already.
-        layout: `Layout` of its weights, which makes its linear layers.
+        attend: None for dense scores, or a fused kernel without dropout: function `(query_BSNH, key_BSNH,
+            value_BSNH, sequence_ids_BS)` to float `[B, S, N, H]`; queries are scaled already.
+        layout: `Layout` of the weights, which makes the linear layers.
     """
 
     def __init__(self, config, name="attention", attend=None, layout=ONE_DEVICE, **kwargs):
@@ -130,15 +130,10 @@ class SelfAttention(keras.layers.Layer):
         return self.norm(hidden_BSD + self.dropout(self.output_dense(found_BSD), training=training))
 
     def _attend_densely(self, query_BSNH, key_BSNH, value_BSNH, context, training):
-        if not training and goes_by_head(query_BSNH):
-            return attend_by_head(self._attend_at_once, query_BSNH, key_BSNH, value_BSNH, context)
-        return self._attend_at_once(query_BSNH, key_BSNH, value_BSNH, context, training)
-
-    def _attend_at_once(self, query_BSNH, key_BSNH, value_BSNH, context, training=False):
-        scores_BNSS = attention_scores(query_BSNH, key_BSNH)
-        scores_BNSS = context.hide(ops.cast(scores_BNSS, "float32"))
-        dropout = functools.partial(self.attention_dropout, training=training)
-        return attended_values(scores_BNSS, value_BSNH, dropout)
+        # In float32, scores and softmax: the sum over a row has up to S terms
+        scores_BNSS = context.hide(ops.cast(attention_scores(query_BSNH, key_BSNH), "float32"))
+        probs_BNSS = ops.cast(ops.softmax(scores_BNSS, axis=-1), value_BSNH.dtype)
+        return weighted_values(self.attention_dropout(probs_BNSS, training=training), value_BSNH)
 
     def _split_heads(self, hidden_BSD):
         batch, length = ops.shape(hidden_BSD)[:2]
@@ -173,7 +168,7 @@ class FeedForward(keras.layers.Layer):
         return self.norm(self.add(hidden_BSD, training=training))
 
     def add(self, hidden_BSD, training=None):
-        """What `call` returns, before its norm."""
+        """The result of `call` before its norm."""
         inner_BSF = self.activation(self.intermediate(hidden_BSD))
         return hidden_BSD + self.dropout(self.output_dense(inner_BSF), training=training)
 
@@ -197,19 +192,19 @@ class TransformerBlock(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, context, training=None):
-        """Float `[B, S, D]` and a `PackContext`, by its name, to float `[B, S, D]`."""
+        """Float `[B, S, D]` to the same, given the `PackContext` of the batch."""
         hidden_BSD = self.attention(hidden_BSD, context=context, training=training)
         return self.feed_forward(hidden_BSD, training=training)
 
     @property
     def final_norm(self):
-        """The layer norm that `call` ends with; None of another kind of block, with a `call` of its own."""
+        """The layer norm that `call` ends with; None for a subclass with another `call`."""
         parts = ((self, TransformerBlock), (self.feed_forward, FeedForward))
         is_ours = all(type(part).call is kind.call for part, kind in parts)
         return self.feed_forward.norm if is_ours else None
 
     def call_up_to_norm(self, hidden_BSD, context, training=None):
-        """What `call` returns, before `final_norm`."""
+        """The result of `call` before `final_norm`."""
         hidden_BSD = self.attention(hidden_BSD, context=context, training=training)
         return self.feed_forward.add(hidden_BSD, training=training)
 
@@ -236,26 +231,34 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         """Float32 logits `[B, P, V]` at int32 positions `[B, P]`; unused slots hold position 0."""
         gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
         gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
-        # Widened before the product, not after: its sums would be rounded to bfloat16 in between
+        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
         gathered_BPD, table_VD = (ops.cast(x, "float32") for x in (gathered_BPD, word_embeddings_VD))
         logits_BPV = self.layout.vocabulary_logits(gathered_BPD, table_VD) + self.output_bias_V
         return self.layout.without_padding(logits_BPV, self.config.vocab_size)
 
 
-class NextSentenceHead(keras.layers.Layer):
-    """Pooler and next-sentence logits of every [CLS] in the pack; class 1 is a random next sentence."""
+class ClassificationHead(keras.layers.Layer):
+    """BERT's pooler and class logits of every [CLS] in the pack.
 
-    def __init__(self, config, name="next_sentence", layout=ONE_DEVICE, **kwargs):
+    Args:
+        config: `ModelConfig`.
+        num_classes: C; 2 for next sentences, of which class 1 is a random one; 1 for a number to predict.
+        rate: Of the dropout between pooler and classifier.
+        layout: As in `SelfAttention`.
+    """
+
+    def __init__(self, config, num_classes, name, rate=0.0, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
         self.pooler = layout.dense(config.hidden_size, config, "pooler")
-        self.classifier = layout.dense(2, config, "classifier", dtype="float32")
+        self.classifier = layout.dense(num_classes, config, "classifier", dtype="float32")
+        self.dropout = Dropout(rate)
 
     def build(self, hidden_shape, *_):
         self.pooler.build(hidden_shape)
         self.classifier.build(hidden_shape)
         self.built = True
 
-    def call(self, hidden_BSD, positions_BK):
-        """Float32 logits `[B, K, 2]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
+    def call(self, hidden_BSD, positions_BK, training=None):
+        """Float32 logits `[B, K, C]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
         pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
-        return self.classifier(pooled_BKD)
+        return self.classifier(self.dropout(pooled_BKD, training=training))

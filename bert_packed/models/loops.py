@@ -1,7 +1,6 @@
-"""Loops over the first axis of arrays inside a program, and functions that bring their own gradient.
+"""Loops inside a program and functions with a custom gradient, on both backends.
 
-`keras.ops.scan` and `keras.ops.associative_scan` would be these, but under TensorFlow neither compiles in
-every shape (Keras 3.15). What differs between the backends stands here, and nothing else does.
+Under TensorFlow `keras.ops.scan` and `keras.ops.associative_scan` do not compile in every shape (Keras 3.15).
 
 Legend: T steps of a loop.
 """
@@ -11,34 +10,52 @@ from keras import ops
 
 
 def scan(step, carry, inputs, reverse=False):
-    """Run a step on each of T slices in turn; the loop is one of the program, whatever T is.
+    """Run a step on each of T slices in order, as one loop of the program.
 
         step (c, x) -> (c + x, 10 * c), carry 0, inputs [1 2 3]   ->   6, [0 10 30]
         the same in reverse                                       ->   6, [50 30 0]
 
-    The gradient does not go through it: use it inside `with_gradient`.
+    No gradient goes through it: use it inside `with_gradient`.
 
     Args:
         step: Function `(carry, slices)` to (carry, outputs); dtypes and shapes of the carry stay.
         carry: Tuple of tensors.
         inputs: Tuple of tensors `[T, ...]`, T static.
-        reverse: Whether the last slice comes first. Outputs stand in the place of their slices all the same.
+        reverse: Whether the last slice comes first; outputs keep the order of the slices.
 
     Returns:
         (carry after T steps, tuple of tensors `[T, ...]`).
     """
-    body = {"jax": _scan_jax, "tensorflow": _scan_tensorflow}[keras.backend.backend()]
-    return body(step, carry, inputs, reverse)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.lax.scan(step, carry, inputs, reverse=reverse)
+    import tensorflow as tf
+
+    num_steps = inputs[0].shape[0]
+    places = tf.range(num_steps - 1, -1, -1) if reverse else tf.range(num_steps)
+    # Traced once to learn the shapes of the outputs; the program drops what is not used
+    _, sample = step(carry, tuple(values[0] for values in inputs))
+    arrays = tuple(tf.TensorArray(one.dtype, size=num_steps, element_shape=one.shape) for one in sample)
+
+    def body(turn, carry, arrays):
+        place = places[turn]
+        carry, outputs = step(carry, tuple(values[place] for values in inputs))
+        return turn + 1, carry, tuple(a.write(place, one) for a, one in zip(arrays, outputs, strict=True))
+
+    _, carry, arrays = tf.while_loop(
+        lambda turn, *_: turn < num_steps, body, (0, tuple(carry), arrays), maximum_iterations=num_steps
+    )
+    return carry, tuple(array.stack() for array in arrays)
 
 
 def with_gradient(forward, backward):
-    """A function with a gradient of its own, which automatic differentiation does not look into.
+    """A function with a custom gradient.
 
     Args:
-        forward: Function of tensors to (tuple of outputs, what `backward` needs of this pass, any nest of
-            tensors).
-        backward: Function (what `forward` kept, tuple of gradients of the outputs) to a tuple of gradients,
-            one for each argument of `forward`.
+        forward: Function of tensors to (tuple of outputs, residuals: any nest of tensors for `backward`).
+        backward: Function (residuals, tuple of gradients of the outputs) to a tuple of gradients, one for
+            each argument of `forward`.
 
     Returns:
         Function of the same tensors to the tuple of outputs.
@@ -57,29 +74,3 @@ def with_gradient(forward, backward):
         return outputs, lambda *gradients: backward(kept, gradients)
 
     return lambda *arguments: function(*(ops.convert_to_tensor(argument) for argument in arguments))
-
-
-def _scan_jax(step, carry, inputs, reverse):
-    import jax
-
-    return jax.lax.scan(step, carry, inputs, reverse=reverse)
-
-
-def _scan_tensorflow(step, carry, inputs, reverse):
-    import tensorflow as tf
-
-    num_steps = inputs[0].shape[0]
-    places = tf.range(num_steps - 1, -1, -1) if reverse else tf.range(num_steps)
-    # Traced once to learn the shapes of the outputs; the program drops what is not used
-    _, sample = step(carry, tuple(values[0] for values in inputs))
-    arrays = tuple(tf.TensorArray(one.dtype, size=num_steps, element_shape=one.shape) for one in sample)
-
-    def body(turn, carry, arrays):
-        place = places[turn]
-        carry, outputs = step(carry, tuple(values[place] for values in inputs))
-        return turn + 1, carry, tuple(a.write(place, one) for a, one in zip(arrays, outputs, strict=True))
-
-    _, carry, arrays = tf.while_loop(
-        lambda turn, *_: turn < num_steps, body, (0, tuple(carry), arrays), maximum_iterations=num_steps
-    )
-    return carry, tuple(array.stack() for array in arrays)

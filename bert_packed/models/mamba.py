@@ -1,4 +1,4 @@
-"""Packed Mamba: blocks of convolution and selective scan that start anew with every sequence of a pack.
+"""Packed Mamba: blocks of convolution and selective scan that restart with every sequence of a pack.
 
 Mamba-1, as "PackMamba" trains it and as Hugging Face's `MambaForCausalLM` computes it.
 
@@ -14,18 +14,52 @@ import keras
 import numpy as np
 from keras import ops
 
-from bert_packed.config import MambaConfig
-from bert_packed.models.causal_convolution import conv1d_pack
+from bert_packed.config import CAUSAL_LM, MambaConfig
 from bert_packed.models.context import PackContext
-from bert_packed.models.linear import Linear
-from bert_packed.models.packed_model import PackedModel, build_seeded
+from bert_packed.models.cpu_gradients import Linear
+from bert_packed.models.packed_model import PackedModel
 from bert_packed.models.rematerialisation import rematerialised
 from bert_packed.models.selective_scan import ssm_pack
-from bert_packed.schema import CAUSAL_LM
+
+
+def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
+    """Convolution of each channel over a token and the W - 1 before it in its own sequence.
+
+    Section 3.3 and Algorithm 1 of "PackMamba". For a kernel of W = 3 taps, the last on the token itself:
+
+        position_ids   [ 0     1           2                 0     1         ]
+        output         [ k2 a  k1 a + k2 b k0 a + k1 b + k2 c k2 d  k1 d + k2 e ]
+
+    Args:
+        x_BSE: float `[B, S, E]`.
+        kernel_WE: float `[W, E]`; its last row meets the token itself.
+        bias_E: float `[E]`, or None.
+        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence, and 0 for padding; None where each
+            pack is one sequence.
+        tail_BXE: float `[B, X, E]`, the inputs before a pack whose first position is not 0; None for zeros.
+
+    Returns:
+        float `[B, S, E]`, and the tail for the pack after this one, `[B, X, E]`.
+    """
+    num_taps, length = kernel_WE.shape[0], x_BSE.shape[1]
+    if tail_BXE is None:
+        tail_BXE = ops.zeros_like(x_BSE[:, :1]) * ops.zeros((1, num_taps - 1, 1), x_BSE.dtype)
+    longer = ops.concatenate([ops.cast(tail_BXE, x_BSE.dtype), x_BSE], axis=1)  # [B, W - 1 + S, E]
+    out_BSE = x_BSE * kernel_WE[-1]
+    for back in range(1, num_taps):
+        first = num_taps - 1 - back
+        before_BSE = longer[:, first : first + length]
+        if position_ids_BS is not None:
+            # Not times 0: a neighbour's value may be infinite
+            before_BSE = ops.where((position_ids_BS >= back)[:, :, None], before_BSE, 0.0)
+        out_BSE = out_BSE + before_BSE * kernel_WE[first]
+    if bias_E is not None:
+        out_BSE = out_BSE + bias_E
+    return out_BSE, longer[:, length:]
 
 
 def fan_in(size):
-    """What a linear layer of so many inputs starts from: uniform within 1 / sqrt(inputs), as PyTorch's."""
+    """PyTorch's initial weights of a linear layer by its inputs: uniform within 1 / sqrt(size)."""
     return keras.initializers.RandomUniform(-(size**-0.5), size**-0.5)
 
 
@@ -47,7 +81,7 @@ class RMSNorm(keras.layers.Layer):
 
 
 class StepSizes(keras.initializers.Initializer):
-    """Initial biases of the step sizes: softplus of them is spread evenly over the logarithms of a range.
+    """Initial biases of the step sizes: their softplus is log-uniform in a range.
 
     Section 3.6 of "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (Gu and Dao 2023).
 
@@ -67,7 +101,7 @@ class StepSizes(keras.initializers.Initializer):
 
 
 class MambaMixer(keras.layers.Layer):
-    """What a Mamba block does between its norm and its residual.
+    """The part of a Mamba block between its norm and its residual.
 
     Args:
         config: `MambaConfig`.
@@ -89,7 +123,7 @@ class MambaMixer(keras.layers.Layer):
             kernel_initializer=keras.initializers.RandomUniform(-scaled, scaled),
             bias_initializer=StepSizes(config),
             name="dt_proj",
-            dtype="float32",  # in bfloat16 a bias of -5 is told from its neighbours by steps of 1/32
+            dtype="float32",  # the neighbours of a bias of -5 in bfloat16 are 1/32 away
         )
         # Residuals add up over the blocks, as in GPT-2
         scaled = (inner * config.num_hidden_layers) ** -0.5
@@ -128,12 +162,12 @@ class MambaMixer(keras.layers.Layer):
 
         Args:
             hidden_BSD: float `[B, S, D]`.
-            context: `PackContext`, of which the positions count.
+            context: `PackContext`, of which the positions are read.
             carried: (states float32 `[B, Z, E]`, tail float `[B, X, E]`) of the pack before this one in
                 its row; None for zeros.
 
         Returns:
-            float `[B, S, D]`, and what the pack after this one is handed.
+            float `[B, S, D]`, and `carried` for the pack after this one.
         """
         config = self.config
         states_BZE, tail_BXE = carried or (None, None)
@@ -175,7 +209,7 @@ class MambaBlock(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, context, carried=None, training=None):
-        """float32 `[B, S, D]` to the same, and what the pack after this one is handed."""
+        """float32 `[B, S, D]` to the same, and `carried` for the pack after this one."""
         mixed_BSD, carried = self.mixer(self.norm(hidden_BSD), context=context, carried=carried)
         return hidden_BSD + ops.cast(mixed_BSD, "float32"), carried
 
@@ -185,10 +219,9 @@ class MambaEncoder(keras.layers.Layer):
 
     Args:
         config: `MambaConfig`.
-        remat: Compute each block again in the backward pass instead of keeping its activations.
-        num_rows: R, rows whose packs go on from one to the next (`pack_tfrecords.py --split_sequences`):
-            while it trains, each row's states and tail are handed to its next pack. 0 where every pack stands
-            alone.
+        remat: Recompute each block in the backward pass instead of keeping its activations.
+        num_rows: R, rows whose sequences go on from pack to pack (`pack_tfrecords.py --split_sequences`): in
+            training each row's states and tail are handed to its next pack. 0 for independent packs.
     """
 
     def __init__(self, config, remat=False, num_rows=0, name="backbone", **kwargs):
@@ -228,18 +261,18 @@ class MambaEncoder(keras.layers.Layer):
             ]
         self.built = True
 
-    def call(self, token_ids_BS, sequence_ids_BS, position_ids_BS, training=None):
-        return self.run_blocks(self.embed(token_ids_BS), sequence_ids_BS, position_ids_BS, training=training)
+    def call(self, token_ids_BS, position_ids_BS, training=None):
+        return self.run_blocks(self.embed(token_ids_BS), position_ids_BS, training=training)
 
     def embed(self, token_ids_BS):
-        """What the blocks start from, float32 `[B, S, D]`."""
+        """Input of the first block, float32 `[B, S, D]`."""
         return ops.cast(ops.take(self.embeddings_VD, token_ids_BS, axis=0), "float32")
 
-    def run_blocks(self, hidden_BSD, sequence_ids_BS, position_ids_BS, training=None):
+    def run_blocks(self, hidden_BSD, position_ids_BS, training=None):
         """The encoder after its embeddings."""
         if self.config.ablation_no_position_reset:
             position_ids_BS = None
-        context = PackContext(sequence_ids_BS, position_ids_BS)
+        context = PackContext(None, position_ids_BS)  # positions alone show where a sequence starts
         for number, block in enumerate(self.blocks):
             is_carried = self.num_rows and training
             run = functools.partial(rematerialised, block) if self.remat else block
@@ -250,13 +283,13 @@ class MambaEncoder(keras.layers.Layer):
         return self.norm(hidden_BSD)
 
     def _take(self, number, num_packs):
-        """What the next packs take over: the rows wait in a queue, so that micro-batches find their own."""
+        """`carried` for the next packs; the rows wait in a queue, so that micro-batches find their own."""
         return tuple(ops.convert_to_tensor(queue)[:num_packs] for queue in self.carried[number])
 
     def _put(self, number, after):
         for queue, new in zip(self.carried[number], after, strict=True):
             new = ops.stop_gradient(ops.cast(new, queue.dtype))
-            # A step that is left out because a number is not finite must not spoil those after it
+            # A step that is skipped because a number is not finite must not spoil those after it
             is_finite_B11 = ops.all(ops.isfinite(new), axis=(1, 2), keepdims=True)
             new = ops.where(is_finite_B11, new, 0.0)
             queue.assign(ops.concatenate([ops.convert_to_tensor(queue)[new.shape[0] :], new], axis=0))
@@ -266,7 +299,7 @@ class MambaEncoder(keras.layers.Layer):
 class PackedMamba(PackedModel):
     """Packed Mamba that predicts each next token; the output matrix is the token embeddings.
 
-    Returns a dict of `logits`, float32 `[B, S, V]`.
+    Reads no `sequence_ids`. Returns a dict of `logits`, float32 `[B, S, V]`.
 
     Args:
         config: `MambaConfig`.
@@ -274,6 +307,7 @@ class PackedMamba(PackedModel):
     """
 
     head = CAUSAL_LM
+    encoder_inputs = ("token_ids", "position_ids")
 
     def __init__(self, config, name="mamba", **encoder):
         super().__init__(config, name)
@@ -283,23 +317,19 @@ class PackedMamba(PackedModel):
         self.backbone.build()
 
     def build_heads(self, hidden_shape):
-        """There are none: the embeddings are the output matrix."""
+        """None: the embeddings are the output matrix."""
 
     def encode(self, batch, training=None):
-        return self.backbone(
-            batch["token_ids"], batch["sequence_ids"], batch["position_ids"], training=training
-        )
+        return self.backbone(batch["token_ids"], batch["position_ids"], training=training)
 
     def embed(self, batch):
         return self.backbone.embed(batch["token_ids"])
 
     def encode_embedded(self, hidden_BSD, batch):
-        return self.backbone.run_blocks(
-            hidden_BSD, batch["sequence_ids"], batch["position_ids"], training=False
-        )
+        return self.backbone.run_blocks(hidden_BSD, batch["position_ids"], training=False)
 
     def apply_heads(self, hidden_BSD, batch, training=None):
-        # Widened before the product, not after: its sums would be rounded to bfloat16 in between
+        # Cast before the product, not after: its sums would be rounded to bfloat16 in between
         table_VD = ops.cast(self.backbone.embeddings_VD, "float32")
         _, length, width = hidden_BSD.shape
         logits = ops.matmul(
@@ -308,7 +338,7 @@ class PackedMamba(PackedModel):
         return {"logits": ops.reshape(logits, (-1, length, table_VD.shape[0]))}
 
     def get_config(self):
-        """What a `.keras` file needs to make the model again; states between packs are left out."""
+        """Arguments to make the model again from a `.keras` file, without states between packs."""
         return {"config": dataclasses.asdict(self.config), "name": self.name}
 
     @classmethod
@@ -319,18 +349,37 @@ class PackedMamba(PackedModel):
         return model
 
 
-def build_mamba(config, seed, dtype="float32", attend=None, **encoder):
-    """A `PackedMamba` with all its variables, from a seed.
+def make_model(head, config, num_outputs, remat=False, num_rows=0):
+    """A `PackedMamba`, not yet built; arguments as of `packed_model.build_model`."""
+    del head, num_outputs  # there is one head, whose outputs are the vocabulary
+    return PackedMamba(config, remat=remat, num_rows=num_rows)
+
+
+def count_flops(head, config, sums):
+    """Operations that a Mamba needs to learn from sequences, counted as `heads.count_flops` counts BERT's.
+
+        6 L N                    per token; L blocks, N = 2 D E + E (rank + 2 Z) + rank E + E D weights
+        6 L W E                  per token, for the convolution
+        21 L E Z                 per token, for its states
+        6 D V                    per prediction
+
+    A state takes 7 forward (its exponent, the exponential, the product with the state before, its input, the
+    sum of both, the product with C and its sum) and 14 backward: the gradient of the state 3, a product and a
+    sum for each of step size, A, input, B and C, and a product that the first two share. The compiled program
+    executes nearly twice as many: it recomputes states, and XLA recomputes some products wherever used.
 
     Args:
+        head: Of the model; there is one.
         config: `MambaConfig`.
-        seed, dtype: As in `modeling.build_pretraining_model`; the scan always computes in float32.
-        attend: None; there is no attention.
-        encoder: Arguments of `MambaEncoder` besides `config`.
+        sums: Dict with `num_tokens` and `num_predictions`.
 
-    Raises:
-        ValueError: `attend` is given.
+    Returns:
+        float.
     """
-    if attend is not None:
-        raise ValueError(f"`attend` must be None for a Mamba, which does not attend. Received: {attend}.")
-    return build_seeded(lambda: PackedMamba(config, **encoder), seed, dtype)
+    width, inner, states, rank = config.hidden_size, config.inner_size, config.state_size, config.step_rank
+    weights = 2 * width * inner + inner * (rank + 2 * states) + rank * inner + inner * width
+    per_token = 6 * weights + 6 * config.conv_kernel * inner + 21 * inner * states
+    per_prediction = 6 * width * config.vocab_size
+    return (
+        config.num_hidden_layers * per_token * sums["num_tokens"] + per_prediction * sums["num_predictions"]
+    )

@@ -1,15 +1,20 @@
-"""What every model of packs is called as, trains as and is audited by, whatever computes in it.
+"""Base class of every model of packs, and models by head, config and seed.
 
-Legend: B packs per batch, S pack length, D model width.
+Legend: B packs per batch, S pack length, K sequences per pack, D model width.
 """
+
+import contextlib
+import inspect
+import random
 
 import keras
 
-from bert_packed.models.seeding import seeded
+from bert_packed.config import check_heads, family_of
+from bert_packed.core.settings import InputError
 
 
 class PackedModel(keras.Model):
-    """An encoder of packs with heads on it: what every objective trains, and the audit can look into.
+    """An encoder of packs with heads: what objectives train and the audit looks into.
 
     An architecture has `build_encoder`, `encode`, `embed` and `encode_embedded`. A kind of model gives `head`
     its name, makes its heads in `__init__`, and has `build_heads` and `apply_heads`.
@@ -22,14 +27,19 @@ class PackedModel(keras.Model):
     | `sequence_ids` | `[B, S]` | 1..K, 0 is padding |
     | `position_ids` | `[B, S]` | restarts at 0 in every sequence |
 
-    and what else the architecture and the heads read. Further keys are ignored, so that a whole batch may be
-    passed.
+    and whatever else the architecture and the heads read. Other keys are ignored, so that a whole batch may
+    be passed.
 
     Args:
-        config: Of the architecture, with its `hidden_size` and `vocab_size`.
+        config: Config of the architecture.
+
+    Attributes:
+        head: Name of the heads, one of those in `config.py`.
+        encoder_inputs: Names of the inputs `[B, S]` that the encoder reads.
     """
 
     head = None
+    encoder_inputs = ("token_ids", "sequence_ids", "position_ids")
 
     def __init__(self, config, name):
         super().__init__(name=name)
@@ -56,11 +66,11 @@ class PackedModel(keras.Model):
         raise NotImplementedError
 
     def embed(self, batch):
-        """What the encoder's blocks start from, float `[B, S, D]`, without dropout."""
+        """Input of the encoder's first block, float `[B, S, D]`, without dropout."""
         raise NotImplementedError
 
     def encode_embedded(self, hidden_BSD, batch):
-        """The hidden states of `encode` from those of `embed`, without dropout."""
+        """The hidden states of `encode` from the output of `embed`, without dropout."""
         raise NotImplementedError
 
     def apply_heads(self, hidden_BSD, batch, training=None):
@@ -68,13 +78,41 @@ class PackedModel(keras.Model):
         raise NotImplementedError
 
 
-def build_seeded(make_model, seed, dtype="float32"):
+def build_model(head, config, seed, dtype="float32", num_outputs=None, **encoder):
     """A model with all its variables, from a seed.
 
     Args:
-        make_model: Function to a Keras model, not yet built.
-        seed, dtype: As in `build_pretraining_model`.
+        head: Name of its heads, one that its family has.
+        config: Config; its class tells the architecture.
+        seed: Whole number; initial weights and dropout follow from it.
+        dtype: Keras policy of every layer: "float32", or "mixed_bfloat16", which computes in bfloat16 from
+            float32 weights; softmax, norms' statistics, states and logits stay float32, unrounded.
+        num_outputs: Classes of a classification, 1 for a number; None for other heads.
+        encoder: Options of the architecture's encoder, such as `remat`; None leaves one at its default.
+
+    Returns:
+        `PackedModel`.
+
+    Raises:
+        InputError: the family has no such head, or its encoder no such option.
     """
+    check_heads(config, [head], "bert_config_file")
+    encoder = {name: value for name, value in encoder.items() if value is not None}
+    check_options(config, **encoder)
+    make_model = family_of(config).load_models().make_model
+    return build_seeded(lambda: make_model(head, config, num_outputs, **encoder), seed, dtype)
+
+
+def check_options(config, **encoder):
+    """Raise `InputError` where the encoder of a config's architecture has no such option."""
+    family = family_of(config)
+    known = inspect.signature(family.load_models().make_model).parameters
+    for name in encoder.keys() - known.keys():
+        raise InputError(f"`{name}` must be left out for a {family.name}. Received: {encoder[name]}.")
+
+
+def build_seeded(make_model, seed, dtype="float32"):
+    """The Keras model that a function makes, with all its variables; arguments as in `build_model`."""
     before = keras.config.dtype_policy()
     # The one way to reach every layer, those of other people's blocks too; nothing outside sees it
     keras.config.set_dtype_policy(dtype)
@@ -85,3 +123,19 @@ def build_seeded(make_model, seed, dtype="float32"):
     finally:
         keras.config.set_dtype_policy(before)
     return model
+
+
+@contextlib.contextmanager
+def seeded(seed):
+    """Run the body with Python's `random` seeded, and put its state back afterwards.
+
+    Keras draws the seeds of initializers and of dropout from `random` where none is given, and from nowhere
+    else. `keras.utils.set_random_seed` would set the states of Python, NumPy and TensorFlow for good: a
+    program that loads a model would draw other numbers afterwards.
+    """
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)

@@ -1,4 +1,4 @@
-"""Encoder blocks whose activations are not kept, but computed again for the gradient: memory for time.
+"""Encoder blocks whose activations are recomputed for the gradient instead of kept: memory for time.
 
 Legend: B packs per batch, S pack length, D model width.
 """
@@ -9,12 +9,12 @@ from bert_packed.models.dropout import Dropout
 
 
 def run_rematerialised(blocks, hidden_BSD, context, training=None):
-    """Call encoder blocks one after another, of which only what goes from one to the next is kept.
+    """Call encoder blocks in order, keeping only what goes from one to the next.
 
-    Where a block ends in a layer norm, its sum before the norm is kept, and the norm is computed again with
-    the block after it. So the block's last product is not computed again: nothing needs its value for a
-    gradient (Section 3.2.3, point 3, of "An Efficient 2D Method for Training Super-Large Deep Learning
-    Models"; there the layers end in the sum).
+    Where a block ends in a layer norm, its sum before the norm is kept, and the norm is recomputed with the
+    next block. So the block's last product is not recomputed: no gradient needs its value (Section 3.2.3,
+    point 3, of "An Efficient 2D Method for Training Super-Large Deep Learning Models"; there the layers end
+    in the sum).
 
         blocks       attention, products, + | norm, attention, products, + | norm
         kept                              +                              +
@@ -36,16 +36,16 @@ def run_rematerialised(blocks, hidden_BSD, context, training=None):
 
 
 def rematerialised(block, hidden_BSD, context, training=None, call=None, **given):
-    """Call a block whose activations are not kept, but computed again for the gradient.
+    """Call a block whose activations are recomputed for the gradient.
 
     Args:
-        block: Encoder block; what is random in it are `Dropout` layers.
+        block: Encoder block; only `Dropout` layers in it are random.
         hidden_BSD, context, training: As the block takes them.
-        call: What is called in the place of the block itself.
-        given: What else it takes; no gradient goes to it.
+        call: Function to call instead of the block.
+        given: Its other arguments; no gradient goes to them.
 
     Returns:
-        What `block(hidden_BSD, context=context, training=training, **given)` returns, dropout included.
+        The result of `block(hidden_BSD, context=context, training=training, **given)`, dropout included.
     """
     dropouts = [layer for layer in find_dropouts(block) if training and layer.rate > 0]
 
@@ -67,7 +67,7 @@ def rematerialised(block, hidden_BSD, context, training=None, call=None, **given
 
 
 def _after(norm, call):
-    """`call` on what a norm makes of its input; None for no norm."""
+    """`call` after a norm, or by itself where that is None."""
     if norm is None:
         return call
     return lambda hidden_BSD, **given: call(norm(hidden_BSD), **given)
@@ -77,7 +77,7 @@ def find_dropouts(block):
     """All `Dropout` layers in a built block, in a fixed order.
 
     Raises:
-        ValueError: the block has another variable that a call changes, which would change twice.
+        ValueError: a call would change another variable of the block, twice.
     """
     dropouts = [layer for layer in block._flatten_layers() if isinstance(layer, Dropout)]
     known = {id(layer.seed_generator.state) for layer in dropouts if layer.rate > 0}

@@ -1,11 +1,11 @@
-"""The selective state-space model of packs: a recurrence that starts anew with every sequence.
+"""The selective state-space model of packs: a recurrence that restarts with every sequence.
 
     h[t] = a[t] * h[t-1] + delta[t] * u[t] * B[t]      a[t] = exp(delta[t] * A), 0 at the start of a sequence
     y[t] = sum over states of C[t] * h[t]
 
-Equations 1 and 2 of "PackMamba" (Section 3.4), of which A-bar is as printed and B-bar is `delta * B`, as the
-authors of Mamba compute it. Only states at the borders of chunks are kept; those inside are computed again
-for the gradient, which is the same recurrence backwards:
+Equations 1 and 2 of "PackMamba" (Section 3.4): A-bar as printed, B-bar as the authors of Mamba compute it,
+`delta * B`. Only states at the borders of chunks are kept; the others are recomputed for the gradient, which
+is the same recurrence backwards:
 
     g[t] = dy[t] * C[t] + a[t+1] * g[t+1]              the gradient of h[t]; cut one step before a start
 
@@ -30,14 +30,14 @@ def ssm_pack(
     Computed in float32 whatever comes in: states add up over thousands of tokens.
 
     Args:
-        u_BSE: float `[B, S, E]`, what goes in.
+        u_BSE: float `[B, S, E]`, the inputs.
         delta_BSE: float `[B, S, E]`, above 0, the size of each step.
         a_ZE: float `[Z, E]`, below 0, the decay of each state.
-        b_BSZ, c_BSZ: float `[B, S, Z]`, how inputs go into states and states into outputs.
-        position_ids_BS: int32 `[B, S]`, 0 at the start of a sequence and for padding; None where a pack is
-            one sequence, which nothing cuts.
-        state_BZE: float32 `[B, Z, E]`, the states before the first token, which a pack takes over whose first
-            position is not 0; None for zeros. It is data: no gradient goes back to it.
+        b_BSZ, c_BSZ: float `[B, S, Z]`, from inputs to states and from states to outputs.
+        position_ids_BS: int32 `[B, S]`, 0 at the start of a sequence and for padding; None where each pack
+            is one sequence.
+        state_BZE: float32 `[B, Z, E]`, the states before a pack whose first position is not 0; None for
+            zeros. It is data: no gradient goes back to it.
         chunk_length: T. The last chunk is filled up where it does not divide S.
 
     Returns:
@@ -63,7 +63,7 @@ def ssm_pack(
 
 
 def to_chunks(values, chunk_length, filled=0, value=0.0):
-    """`[B, S, ...]` to `[C, T, B, ...]`, filled up at the end by so many tokens."""
+    """`[B, S, ...]` to `[C, T, B, ...]`, filled up at the end by `filled` tokens of a value."""
     if filled:
         values = ops.pad(
             values, [[0, 0], [0, filled]] + [[0, 0]] * (len(values.shape) - 2), constant_values=value
@@ -74,31 +74,28 @@ def to_chunks(values, chunk_length, filled=0, value=0.0):
 
 
 def _cut(values_BZE, goes_on):
-    """Values, but 0 in packs where a sequence starts; `goes_on` holds `[B]`, or nothing where none does."""
+    """Values, 0 in packs where a sequence starts; `goes_on` holds `[B]`, or nothing where none starts."""
     if not goes_on:
         return values_BZE
-    # Not times 0: what a neighbour left may be infinite
+    # Not times 0: a neighbour's state may be infinite
     return ops.where(goes_on[0][:, None, None] > 0, values_BZE, 0.0)
 
 
 def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on, a_ZE):
-    """What a token leaves of the states, what it adds to them, and their decay: float32 `[B, Z, E]` each."""
+    """States that are left after decay, the addition of a token, and the decay: float32 `[B, Z, E]` each."""
     decay_BZE = ops.exp(delta_BE[:, None, :] * a_ZE)
     kept_BZE = _cut(state_BZE, goes_on) * decay_BZE
     return kept_BZE, (delta_BE * u_BE)[:, None, :] * b_BZ[:, :, None], decay_BZE
 
 
 def _over_states(values_BZE, weights):
-    """Sum over states of values times weights `[B, Z, 1]` or `[1, Z, E]`: `[B, E]`.
-
-    Written out: XLA's CPU compiler hands a sum along an axis to a library, and the call costs as much as the
-    work of ten tokens.
-    """
+    """Sum over states of values times weights `[B, Z, 1]` or `[1, Z, E]`: `[B, E]`."""
+    # Written out: XLA's CPU compiler calls a library for a sum along an axis, at the cost of ten tokens
     return sum(values_BZE[:, state] * weights[:, state] for state in range(values_BZE.shape[1]))
 
 
 def _forward(a_ZE, state_BZE, *inputs):
-    """Inputs: u, delta, b and c, and where sequences may start what goes on, `[C, T, B, ...]` each."""
+    """Inputs, `[C, T, B, ...]` each: u, delta, b and c, and where sequences may start `goes_on`."""
 
     def token(carry, slices):
         u_BE, delta_BE, b_BZ, c_BZ, *goes_on = slices
@@ -134,7 +131,7 @@ def _backward(kept, gradients):
         db_BZ = ops.einsum("bze,be->bz", gradient_BZE, x_BE)
         dc_BZ = ops.einsum("bze,be->bz", kept_BZE + x_BE[:, None, :] * b_BZ[:, :, None], dy_BE)
         da_BZE = da_BZE + exponent_BZE * delta_BE[:, None, :]
-        # The token before a start has no part in what follows
+        # Nothing after a start depends on the token before it
         later_BZE = _cut(gradient_BZE * decay_BZE, goes_on)
         return (later_BZE, da_BZE), (dx_BE * delta_BE, ddelta_BE, db_BZ, dc_BZ)
 
@@ -148,6 +145,6 @@ def _backward(kept, gradients):
     (_, da_BZE), found = scan(
         chunk_back, (nothing_BZE, nothing_BZE), (dy_CTBE, before_CBZE, *inputs), reverse=True
     )
-    # Whether a sequence goes on is data, as the states before it are
+    # `goes_on` is data, as the states before the pack are
     no_gradient = [ops.zeros_like(goes_on_CTB) for goes_on_CTB in inputs[4:]]
     return (ops.sum(da_BZE, axis=0), nothing_BZE, *found, *no_gradient)

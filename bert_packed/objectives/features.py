@@ -1,9 +1,10 @@
-"""What a batch holds: what each array is called here and in a record, its length, the limit of its values.
+"""The arrays of a batch: names here and in a record, lengths, and limits of the values.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from bert_packed import schema
@@ -17,13 +18,13 @@ class Feature:
         name: In model code.
         length: "S", "P" or "K": `[B, S]` has a value for every token, `[B, P]` for every prediction, `[B, K]`
             for every sequence.
-        record_name: In a packed record, one of `schema.PACKED_LENGTHS` or `schema.CAUSAL_LENGTHS`; None for
-            what no record holds.
-        limit_name: What the values, which are whole numbers from 0, must be below, for people; None for no
-            limit.
+        record_name: In a packed record, one of `schema.PACKED_LENGTHS` or `schema.CAUSAL_LENGTHS`; None where
+            records do not hold it.
+        limit_name: Name, for people, of the number that the values, whole numbers from 0, must be below; None
+            for no limit.
         limit: Function `(model_config, spec)` to that number.
         is_position: Whether the values are places in the pack.
-        is_slot: Whether the values tell a sequence of the pack, 1..K, and 0 none.
+        is_slot: Whether the values are sequences of the pack, 1..K, and 0 for none.
         begins_at_0: Whether the first value of each pack must be 0: no pack goes on from another.
     """
 
@@ -55,12 +56,16 @@ def _slot(name, record_name):
 
 
 def _id(name, record_name, field):
-    return _recorded(name, record_name, field, lambda config, _: getattr(config, field))
+    def limit(config, _):
+        size = getattr(config, field)
+        return math.inf if size is None else size  # a model without such a table has no limit
+
+    return _recorded(name, record_name, field, limit)
 
 
-# What every model reads and every objective needs: the tokens, and which sequence each is of
+# Read by every model and objective
 TOKENS = (
-    # The record's name of A/B means two things in the field
+    # The record's name of A/B has two meanings in the field
     _id("token_ids", schema.INPUT_IDS, "vocab_size"),
     _slot("sequence_ids", schema.INPUT_MASK),
     _id("token_type_ids", schema.SEGMENT_IDS, "type_vocab_size"),
@@ -79,9 +84,9 @@ NEXT_SENTENCES = (
     _recorded("nsp_labels", schema.NEXT_SENTENCE_LABELS, "the number of classes", lambda *_: 2),
 )
 SEQUENCES = (*TOKENS, *SLOTS)
-MASKED_TOKENS = (*TOKENS, SLOTS[1], *PREDICTIONS)  # what is read where no sequence is classified
+MASKED_TOKENS = (*TOKENS, SLOTS[1], *PREDICTIONS)  # where no sequence is classified
 RECORDED = (*SEQUENCES, *PREDICTIONS, *NEXT_SENTENCES)  # all that a packed record holds
-# Of packs for next-token prediction; what has no position table has no greatest position
+# Of packs for next-token prediction, whose positions have no limit: they are not looked up
 NEXT_TOKENS = (
     _id("token_ids", schema.INPUT_IDS, "vocab_size"),
     _slot("sequence_ids", schema.INPUT_MASK),
@@ -91,8 +96,8 @@ NEXT_TOKENS = (
     _recorded("slot_weights", schema.SEQUENCE_WEIGHTS),
     _recorded("sequence_bytes", schema.SEQUENCE_BYTES),  # of text that the labels stand for
 )
-# The same where packs go on from one another
+# For packs that go on from one another
 NEXT_TOKENS_OF_ROWS = tuple(dataclasses.replace(feature, begins_at_0=False) for feature in NEXT_TOKENS)
-# Which array tells the sequence, 1..K, of each token and of each prediction; 0 is unused
+# The arrays with the sequence, 1..K, of each token and of each prediction; 0 is unused
 OWNERS = {"S": "sequence_ids", "P": "prediction_sequences"}
 BATCH_NAMES = {feature.record_name: feature.name for feature in RECORDED}

@@ -1,7 +1,7 @@
-"""Next-token losses of packs, as sums that weigh every sequence as if it stood alone.
+"""Next-token losses of packs, as sums that weigh every sequence as if it were alone.
 
-No prediction crosses a boundary: the records say what follows each token in its own sequence, and that
-nothing follows the last. As in `pretraining.py`, nothing here divides by a batch.
+No prediction crosses a boundary: the records have for each token the next one of the same sequence, and none
+for the last. As in `pretraining.py`, nothing here divides by a count of the batch.
 
 Legend: B packs per batch, S pack length, K sequences per pack, V vocabulary.
 """
@@ -10,29 +10,26 @@ import functools
 
 from keras import ops
 
-from bert_packed.models.flops import mamba_flops
-from bert_packed.models.mamba import build_mamba
 from bert_packed.objectives.features import NEXT_TOKENS, NEXT_TOKENS_OF_ROWS
-from bert_packed.objectives.likelihood import nll_and_right
-from bert_packed.objectives.metrics import count_sequences
-from bert_packed.objectives.objective import Objective
+from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
+from bert_packed.schema import CAUSAL_LM
 
 
 def next_token_objective(weighting, goes_on=False):
     """Causal language modelling.
 
     Args:
-        weighting: "per_token" or "per_sequence": what the loss is a mean over. With the latter the
-            predictions of one sequence share a weight of 1.
-        goes_on: Whether sequences may go on from pack to pack, of rows.
+        weighting: "per_token", mean over predictions, or "per_sequence": the predictions of one sequence
+            share a weight of 1.
+        goes_on: Whether sequences may go on from pack to pack in rows.
 
     Returns:
-        `Objective`. `accuracy` is a mean over predictions. `perplexity` is e to the power of the mean loss of
-        a prediction, `sequence_perplexity` of the mean over sequences of theirs, and `byte_perplexity` of the
-        loss a byte of text, by which tokenizers compare.
+        `Objective`. `lm_accuracy` is a mean over predictions. Perplexities are e to the power of a mean loss:
+        over predictions, over sequences of their means, and, `byte_perplexity`, per byte of text, by which
+        tokenizers compare.
     """
     return Objective(
-        build_model=build_mamba,
+        head=CAUSAL_LM,
         features=NEXT_TOKENS_OF_ROWS if goes_on else NEXT_TOKENS,
         outputs={"logits": "S"},
         sums=functools.partial(next_token_sums, weighting=weighting),
@@ -44,12 +41,11 @@ def next_token_objective(weighting, goes_on=False):
             "sequence_perplexity": ("lm_sequence_nll", "num_predicted_sequences"),
             "byte_perplexity": ("lm_nll", "num_bytes"),
         },
-        model_flops=mamba_flops,
     )
 
 
 def prediction_shares(label_sequences_BS, slot_weights_BK):
-    """Which tokens predict, and what share each has of its sequence's predictions.
+    """Tokens that predict, and the share of each in its sequence's predictions.
 
         label_sequences  [1    1    0  2  0  0]      slot_weights [1 1]
         used             [1    1    0  1  0  0]
@@ -60,8 +56,7 @@ def prediction_shares(label_sequences_BS, slot_weights_BK):
         slot_weights_BK: float `[B, K]`, 0 for a sequence that does not count.
 
     Returns:
-        float32 `[B, S]`, `[B, S]`, and `[B, K]`: how many predictions each sequence has, 0 where it does not
-        count.
+        float32 `[B, S]`, `[B, S]`, and `[B, K]`, the predictions of each sequence, 0 where it does not count.
     """
     slots_K = ops.arange(1, slot_weights_BK.shape[1] + 1, dtype="int32")
     belongs_BSK = ops.cast(ops.equal(ops.cast(label_sequences_BS, "int32")[:, :, None], slots_K), "float32")
@@ -80,9 +75,9 @@ def next_token_sums(outputs, batch, weighting):
         weighting: As in `next_token_objective`.
 
     Returns:
-        Dict of float32 scalars: `lm_loss`, what is minimised; `lm_nll` summed over predictions,
-        `lm_sequence_nll` over sequences the mean of theirs, `lm_correct` predictions that are right, and
-        those of `next_token_counts`.
+        Dict of float32 scalars: `lm_loss`, which is minimised; `lm_nll`, summed over predictions;
+        `lm_sequence_nll`, the mean of each sequence's, summed over sequences; `lm_correct`, right
+        predictions; and those of `next_token_counts`.
     """
     nll_BS, right_BS = nll_and_right(outputs["logits"], batch["label_ids"])
     used_BS, share_BS, _ = prediction_shares(batch["label_sequences"], batch["slot_weights"])
@@ -97,11 +92,9 @@ def next_token_sums(outputs, batch, weighting):
 
 
 def next_token_counts(batch):
-    """What of the sums follows from the data alone.
+    """The sums that follow from the data alone: dict of float32 scalars.
 
-    Returns:
-        Dict of float32 scalars: `num_predictions`, `num_predicted_sequences`, `num_bytes`, and those of
-        `metrics.count_sequences`.
+    `num_predictions`, `num_predicted_sequences`, `num_bytes`, and those of `count_sequences`.
     """
     used_BS, _, made_BK = prediction_shares(batch["label_sequences"], batch["slot_weights"])
     bytes_BK = ops.cast(batch["sequence_bytes"], "float32") * batch["slot_weights"]

@@ -1,48 +1,49 @@
-"""What is learnt: one object that engines, loop, runs and audit ask, and that each kind of training fills in.
+"""Base of all that is learnt: one object that engines, loop, runs and audit read, and sums that all share.
 
-Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, C classes.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 from keras import ops
 
-from bert_packed.models.flops import bert_flops
+from bert_packed.config import family_of
+from bert_packed.models import packed_model
 from bert_packed.objectives.features import Feature
-from bert_packed.objectives.metrics import COUNT_NAMES, perplexity, ratio
+
+LARGEST_EXPONENT = 709  # of a float
+COUNT_NAMES = ("num_sequences", "num_tokens", "num_pairs")
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A model with its heads, and the sums that are minimised and watched.
+    """The head of a model, and the sums that are minimised and watched.
 
-    Every loss is a sum over sequences of what each would have alone, divided once, by a count over the whole
-    step. So micro-batches and replicas add up exactly, and packing cannot be seen. For this the sums must
+    Every loss is a sum over sequences of the loss that each would have alone, divided once, by a count over
+    the whole step. So micro-batches and replicas add up exactly, and packing is invisible. For this the sums
     honour two rules: only weights decide what counts (a sequence whose `slot_weights` is 0, or a prediction
-    whose `prediction_sequences` is 0, adds nothing to any sum, whatever else the batch says of it), and
+    whose `prediction_sequences` is 0, adds nothing to any sum, whatever else the batch holds for it), and
     nothing is divided by a count of the batch.
 
     Attributes:
-        build_model: Function `(config, seed, **options)` to a `modeling.PackedModel` with its heads; options
-            as of `build_pretraining_model`.
-        features: What a batch holds, `Feature`s; `sequence_ids` and `slot_weights` are always among them.
-        outputs: Dict from the name of each output of the model to what its rows stand for: "S", tokens, "P",
+        head: Of the model that learns it, as in `config.py`.
+        features: Arrays of a batch; `sequence_ids` and `slot_weights` are always among them.
+        outputs: Dict from the name of each output of the model to the meaning of its rows: "S", tokens, "P",
             predictions, or "K", sequences.
         sums: Function `(outputs, batch)` to a dict of float32 scalars, `sum_names`.
         counts: Function from a batch, of a step or of one micro-batch, to those of the sums that follow from
             the data alone, `COUNT_NAMES` among them.
         losses: Dict from each sum that is minimised to the count that divides it.
-        accuracies: Dict from a figure to a pair of sums: what is divided, and by what.
+        accuracies: Dict from a figure to a pair of sums: the dividend and the divisor.
         perplexities: Dict from a figure to such a pair; the figure is e to the power of their ratio.
-        model_flops: Function `(config, sums)` to the operations of the model, as in `models/flops.py`.
-        skips_empty: Whether micro-batches at the end that hold no sequence are skipped. The program stays
-            one: the number of rounds of its loop follows from the data. Dropout goes on as if none were.
+        num_outputs: Classes of the head, 1 for a number; None where it does not classify.
+        skips_empty: Whether micro-batches at the end that hold no sequence are skipped. There is one program:
+            the number of rounds of its loop follows from the data. Dropout goes on as if none were skipped.
     """
 
-    build_model: Callable[..., Any]
+    head: str
     features: tuple[Feature, ...]
     outputs: dict[str, str]
     sums: Callable[[dict, dict], dict]
@@ -50,8 +51,16 @@ class Objective:
     losses: dict[str, str]
     accuracies: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     perplexities: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    model_flops: Callable[[Any, dict], float] = bert_flops
+    num_outputs: int | None = None
     skips_empty: bool = False
+
+    def build_model(self, config, seed, **options):
+        """A model of any architecture to learn it; arguments as of `packed_model.build_model`."""
+        return packed_model.build_model(self.head, config, seed, num_outputs=self.num_outputs, **options)
+
+    def model_flops(self, config, sums):
+        """Operations that a model needs to learn from sequences, by the sums of `sum_names`: float."""
+        return family_of(config).load_models().count_flops(self.head, config, sums)
 
     @property
     def sum_names(self):
@@ -65,10 +74,9 @@ class Objective:
         return tuple(self.means(dict.fromkeys(self.sum_names, 0.0)))
 
     def denominators(self, counts):
-        """What a step's losses are divided by, known before its first micro-batch from the data alone.
+        """Divisors of a step's losses, which the data alone give before the first micro-batch.
 
-        A division by what each micro-batch, or each device, holds would weigh sequences by the company they
-        keep.
+        Divided by counts of each micro-batch or device, sequences would weigh by their company.
 
         Args:
             counts: Of `counts`, over the whole step.
@@ -79,23 +87,82 @@ class Objective:
         return {name: ops.maximum(counts[count], 1.0) for name, count in self.losses.items()}
 
     def loss(self, sums, denominators):
-        """The scalar that is differentiated, of sums of a step or of one of its micro-batches."""
+        """The scalar that is differentiated, from sums of a step or of one of its micro-batches."""
         return sum(sums[name] / denominator for name, denominator in denominators.items())
 
     def means(self, sums):
-        """The figures that people read.
+        """Figures for people.
 
         Args:
             sums: Dict of floats, summed over any number of batches.
 
         Returns:
-            Dict: `loss`, the parts that it is the sum of, the accuracies and the perplexities. A mean over
-            nothing is 0, and a perplexity of nothing NaN: 1 would be the best.
+            Dict: `loss`, the parts that it is the sum of, accuracies and perplexities. A mean over nothing is
+            0, and a perplexity of nothing NaN: 1 would be the best.
         """
-        parts = {name: ratio(sums[name], sums[count]) for name, count in self.losses.items()}
-        rates = {name: ratio(sums[total], sums[count]) for name, (total, count) in self.accuracies.items()}
+        parts = {name: _ratio(sums[name], sums[count]) for name, count in self.losses.items()}
+        rates = {name: _ratio(sums[total], sums[count]) for name, (total, count) in self.accuracies.items()}
         perplexities = {
-            name: perplexity(sums[total] / sums[count]) if sums[count] else math.nan
+            name: _perplexity(sums[total] / sums[count]) if sums[count] else math.nan
             for name, (total, count) in self.perplexities.items()
         }
         return {"loss": sum(parts.values()), **parts, **rates, **perplexities}
+
+
+def count_sequences(batch):
+    """Counts that every objective has: dict of float32 scalars, `COUNT_NAMES`; padding is no token.
+
+    `num_pairs` counts the work of attention: ordered pairs of tokens of one sequence, each token with itself
+    too.
+
+        sequence_ids [1 1 1 2 2 0]   ->   num_tokens 5, num_pairs 9 + 4
+
+    Args:
+        batch: Dict with `sequence_ids` int32 `[B, S]`, 0 is padding, and `slot_weights` `[B, K]`.
+    """
+    sequence_ids_BS1 = batch["sequence_ids"][:, :, None]
+    slots_K = ops.arange(1, batch["slot_weights"].shape[1] + 1, dtype="int32")
+    lengths_BK = ops.sum(ops.cast(ops.equal(ops.cast(sequence_ids_BS1, "int32"), slots_K), "float32"), axis=1)
+    return {
+        "num_sequences": ops.sum(batch["slot_weights"]),
+        "num_tokens": ops.sum(ops.cast(batch["sequence_ids"] > 0, "float32")),
+        "num_pairs": ops.sum(ops.square(lengths_BK)),
+    }
+
+
+def nll_and_right(logits, labels):
+    """Negative log-likelihood of the labels, and 1 where no logit is larger than the label's.
+
+        logits [[1 3 2]], label [1]   ->   nll [log(e + e^3 + e^2) - 3], right [1]
+
+    Args:
+        logits: float32 `[..., C]`.
+        labels: Whole numbers 0..C-1, of any dtype, `[...]`.
+
+    Returns:
+        Two float32 `[...]`.
+    """
+    # Logits over a vocabulary are the largest array of a step. XLA fuses a comparison into the passes of the
+    # softmax, where `argmax`, a gather and its gradient would be passes of their own
+    classes_C = ops.arange(logits.shape[-1], dtype="int32")
+    is_label = ops.equal(ops.cast(labels, "int32")[..., None], classes_C)
+    label_logits = ops.sum(ops.where(is_label, logits, 0.0), axis=-1)
+    largest = ops.stop_gradient(ops.max(logits, axis=-1))
+    # The label's distance from the largest first: added to the logarithm, a large logit would round it away
+    nll = ops.log(ops.sum(ops.exp(logits - largest[..., None]), axis=-1)) - (label_logits - largest)
+    return nll, ops.cast(label_logits >= largest, "float32")
+
+
+def add_sums(total, sums):
+    """Add one step's sums to a running total (both dicts of floats; an empty total is zero)."""
+    return {name: total.get(name, 0.0) + float(value) for name, value in sums.items()}
+
+
+def _perplexity(nll):
+    """e to the power of a mean negative log-likelihood, or infinity."""
+    return math.exp(nll) if nll < LARGEST_EXPONENT else math.inf
+
+
+def _ratio(total, count):
+    """`total / count`, and 0 for a mean over nothing."""
+    return total / count if count else 0.0

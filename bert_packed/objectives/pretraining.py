@@ -1,7 +1,7 @@
-"""Masked-LM and next-sentence losses of packs, as sums that weigh every sequence as if it stood alone.
+"""Masked-LM and next-sentence losses of packs, as sums that weigh every sequence as if it were alone.
 
-Nothing here divides by a batch: sums and counts leave, and one division ends the step (`objective.py`), so
-that micro-batches and replicas add up exactly.
+Nothing here divides by a count of the batch: one division ends the step (`objective.py`). So micro-batches
+and replicas add up exactly.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, V vocabulary.
 """
@@ -10,12 +10,9 @@ import functools
 
 from keras import ops
 
-from bert_packed.models.flops import bert_flops
-from bert_packed.models.modeling import build_masked_lm_model, build_pretraining_model
+from bert_packed.config import MASKED_LM, PRETRAINING
 from bert_packed.objectives.features import MASKED_TOKENS, RECORDED
-from bert_packed.objectives.likelihood import nll_and_right
-from bert_packed.objectives.metrics import count_sequences
-from bert_packed.objectives.objective import Objective
+from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 
 _DIVIDED_BY = {"per_sequence": "num_sequences", "per_token": "num_predictions"}
 _MLM_ACCURACIES = {
@@ -28,7 +25,7 @@ def pretraining_objective(mlm_loss, next_sentence=True):
     """Masked language model and next-sentence prediction.
 
     Args:
-        mlm_loss: "per_sequence" or "per_token": what the masked-LM loss is a mean over.
+        mlm_loss: "per_sequence" or "per_token", the mean that the masked-LM loss is.
         next_sentence: False for the ablation without that loss, which is then 0.
 
     Returns:
@@ -36,7 +33,7 @@ def pretraining_objective(mlm_loss, next_sentence=True):
         predictions.
     """
     return Objective(
-        build_model=build_pretraining_model,
+        head=PRETRAINING,
         features=RECORDED,
         outputs={"mlm_logits": "P", "nsp_logits": "K"},
         sums=functools.partial(pretraining_sums, mlm_loss=mlm_loss, next_sentence=next_sentence),
@@ -47,21 +44,20 @@ def pretraining_objective(mlm_loss, next_sentence=True):
 
 
 def masked_lm_objective(mlm_loss):
-    """Masked language model alone: `pretraining_objective` without what it says of next sentences."""
+    """Masked language model alone: `pretraining_objective` without next sentences."""
     return Objective(
-        build_model=build_masked_lm_model,
+        head=MASKED_LM,
         features=MASKED_TOKENS,
         outputs={"mlm_logits": "P"},
         sums=functools.partial(masked_lm_sums, mlm_loss=mlm_loss),
         counts=pretraining_counts,
         losses={"mlm_loss": _DIVIDED_BY[mlm_loss]},
         accuracies=_MLM_ACCURACIES,
-        model_flops=functools.partial(bert_flops, next_sentences=False),
     )
 
 
 def prediction_weights(prediction_sequences_BP, num_slots, mlm_loss):
-    """How much each masked-LM prediction counts.
+    """Weight of each masked-LM prediction.
 
     `per_sequence` is Listing 1 of "Packing: Towards 2x NLP BERT Acceleration": the predictions of one
     sequence share a weight of 1. `per_token` (Section 3.2.3 of "Efficient Sequence Packing",
@@ -111,13 +107,12 @@ def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
 
 
 def masked_lm_sums(outputs, batch, mlm_loss):
-    """Those sums that no next sentence is needed for; arguments as of `pretraining_sums`.
+    """The sums without next sentences; arguments as of `pretraining_sums`.
 
     Returns:
-        Dict of float32 scalars:
-        `mlm_loss` weighted negative log-likelihood, `mlm_correct` predictions that are right,
-        `mlm_sequence_accuracy` sum over sequences of their share of right predictions, and those of
-        `pretraining_counts`.
+        Dict of float32 scalars: `mlm_loss`, weighted negative log-likelihood; `mlm_correct`, right
+        predictions; `mlm_sequence_accuracy`, the share of right ones of each sequence, summed over sequences;
+        and those of `pretraining_counts`.
     """
     sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
@@ -133,14 +128,13 @@ def masked_lm_sums(outputs, batch, mlm_loss):
 
 
 def pretraining_counts(batch):
-    """What of the sums follows from the data alone.
+    """The sums that follow from the data alone: dict of float32 scalars.
+
+    `num_predictions`, `num_predicted_sequences` (sequences with a prediction), and those of
+    `count_sequences`.
 
     Args:
         batch: Dict with `prediction_sequences`, `slot_weights` and `sequence_ids`.
-
-    Returns:
-        Dict of float32 scalars: `num_predictions`, `num_predicted_sequences` (sequences with a prediction),
-        `num_sequences`, `num_tokens` (padding not counted).
     """
     sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     return {

@@ -53,13 +53,13 @@ class ExportConfig:
         )
 
 
-def check_shapes(config, architecture, letters):
+def check_shapes(config, family, letters):
     """Raise `InputError` where a size is given that no input of the export has."""
     for name, letter in (("max_sequences_per_pack", "K"), ("max_predictions_per_pack", "P")):
         value, why = getattr(config, name), None
         if config.format != "saved_model":
             why = "unless --format=saved_model"
         elif letter not in letters:
-            why = f"for this {architecture.name}, whose SavedModel has no input of that size"
+            why = f"for this {family.name}, whose SavedModel has no input of that size"
         if value and why:
             raise InputError(f"`{name}` must be left out {why}. Received: {value}.")

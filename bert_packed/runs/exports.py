@@ -5,7 +5,6 @@ OUTPUT_DIR/export-200/     as `python -m bert_packed.export` writes it
 
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
-from bert_packed.checkpoints.pretrained_names import architecture_of
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, read_json, write_folder
 from bert_packed.runs.model_card import write_model_card
@@ -25,7 +24,7 @@ def check_export(config, model_config, data):
     path = config.export_vocab_file
     if not path:
         return
-    check_vocabulary(path, architecture_of(model_config), model_config, "export_vocab_file")
+    check_vocabulary(path, model_config, "export_vocab_file")
     known = data.train.vocabularies
     if known and file_sha256(path) not in known:
         raise InputError(

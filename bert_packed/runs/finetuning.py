@@ -8,13 +8,18 @@ from pathlib import Path
 import keras
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.checkpoints.architecture import check_is_bert
-from bert_packed.config import ablations, load_model_config, override_dropout
+from bert_packed.config import (
+    FINETUNING_HEADS,
+    ablations,
+    check_at_most,
+    check_heads,
+    load_model_config,
+    override_dropout,
+)
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_json, write_text
 from bert_packed.data.finetuning_batches import predict, train_batches
-from bert_packed.models.cpu_forms import without_gradients
 from bert_packed.runs import run_directory
 from bert_packed.runs.label_names import LABELS_FILE
 from bert_packed.runs.run_summary import show_row, tell_skipped
@@ -56,22 +61,14 @@ def read_model_config(config, vocabulary_size=None):
         found = starting_weights.read_config(config.init_checkpoint)
     else:
         raise InputError("`bert_config_file` must be given without `init_checkpoint`. Received: nothing.")
-    check_is_bert(found, "bert_config_file" if config.bert_config_file else "init_checkpoint")
+    check_heads(found, FINETUNING_HEADS, "bert_config_file" if config.bert_config_file else "init_checkpoint")
     if ablations(found):
         raise InputError(
             f"`init_checkpoint` must be of a model that keeps sequences apart. Received: "
             f"{config.init_checkpoint}, with {', '.join(ablations(found))}."
         )
-    limits = (
-        ("max_seq_length", config.max_seq_length, "max_position_embeddings"),
-        ("vocab_file", vocabulary_size or 0, "vocab_size"),
-    )
-    for name, value, limit_name in limits:
-        if value > getattr(found, limit_name):
-            raise InputError(
-                f"`{name}` must have at most the model's {limit_name}={getattr(found, limit_name)}. "
-                f"Received: {value}."
-            )
+    check_at_most(found, "max_position_embeddings", "`max_seq_length`", config.max_seq_length)
+    check_at_most(found, "vocab_size", "the vocabulary of `vocab_file`", vocabulary_size or 0)
     return override_dropout(found, config)
 
 
@@ -268,11 +265,7 @@ def predict_packed(config, model, sequences):
         sequences["lengths"], config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
     )
 
-    def outputs(batch):
-        with without_gradients():
-            return model(batch, training=False)
-
-    forward = compiled(outputs, model)
+    forward = compiled(lambda batch: model(batch, training=False), model)
     with out_of_memory_names("prediction", "predict_batch_size"):
         return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
 

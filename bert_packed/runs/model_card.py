@@ -4,8 +4,15 @@ import dataclasses
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
-from bert_packed.checkpoints.pretrained_names import architecture_of
-from bert_packed.config import ablations
+from bert_packed.config import (
+    CLASSIFICATION,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    ablations,
+    family_of,
+)
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 from bert_packed.records.inputs import folder_of
@@ -13,16 +20,17 @@ from bert_packed.records.manifests import read_manifest
 from bert_packed.records.provenance import resolve_path
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import RUN_FILE
+from bert_packed.schema import CAUSAL_LM
 
 CARD_FILE = "README.md"
-# The task of each class of transformers, as the hub calls it
+# The hub's name of the task of each head
 TASKS = {
-    "BertForPreTraining": "fill-mask",
-    "BertForMaskedLM": "fill-mask",
-    "BertForQuestionAnswering": "question-answering",
-    "BertForSequenceClassification": "text-classification",
-    "BertForTokenClassification": "token-classification",
-    "MambaForCausalLM": "text-generation",
+    PRETRAINING: "fill-mask",
+    MASKED_LM: "fill-mask",
+    QUESTION_ANSWERING: "question-answering",
+    CLASSIFICATION: "text-classification",
+    TOKEN_CLASSIFICATION: "token-classification",
+    CAUSAL_LM: "text-generation",
 }
 NOT_RESULTS = {field.name for field in dataclasses.fields(TrainConfig) if field.metadata["changeable"]}
 
@@ -67,14 +75,14 @@ def write_model_card(folder, model, run=None, step=None, audit=None):
         step: Optimizer steps of the run; None where it is not known.
         audit: Of `read_audit`; None where there was none.
     """
-    architecture = architecture_of(model.config)
-    name = architecture.classes[model.head]
+    family = family_of(model.config)
+    name = family.load_names().classes[model.head]
     front = [
         "---",
         "library_name: transformers",
-        f"pipeline_tag: {TASKS[name]}",
+        f"pipeline_tag: {TASKS[model.head]}",
         "tags:",
-        f"- {architecture.name.lower()}",
+        f"- {family.name.lower()}",
         "- sequence-packing",
         "---",
     ]
@@ -85,7 +93,7 @@ def write_model_card(folder, model, run=None, step=None, audit=None):
         "Audit": _audit(audit),
         "Not known": ["Licence, languages, intended use and limits: add them before you publish."],
     }
-    lines = [*front, "", f"# A packed {architecture.name}", "", f"Opens as `transformers.{name}`.", ""]
+    lines = [*front, "", f"# A packed {family.name}", "", f"Opens as `transformers.{name}`.", ""]
     if ablations(model.config):
         lines += [f"**Packing was broken on purpose: {', '.join(ablations(model.config))}.**", ""]
     for title, content in sections.items():

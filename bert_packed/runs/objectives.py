@@ -2,21 +2,11 @@
 
 import dataclasses
 
-from bert_packed.config import MambaConfig, ModelConfig
+from bert_packed.config import FAMILIES, OBJECTIVE_HEADS, family_of
 from bert_packed.core.settings import InputError
-from bert_packed.models.modeling import MASKED_LM, PRETRAINING
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.schema import CAUSAL_LM, FORMS, MLM, MLM_NSP
-
-# `--objective` -> what the model's config is, and how people call such a model
-MODELS = {
-    MLM_NSP: (ModelConfig, "BERT"),
-    MLM: (ModelConfig, "BERT"),
-    CAUSAL_LM: (MambaConfig, "Mamba"),
-}
-# `--objective` -> the head of the model
-OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}
 
 
 def choose_objective(objective, model_config, config, num_rows=0):
@@ -31,11 +21,12 @@ def choose_objective(objective, model_config, config, num_rows=0):
     Raises:
         InputError: the model is another kind's.
     """
-    kind, name = MODELS[objective]
-    if not isinstance(model_config, kind):
-        theirs = next(name for kind, name in MODELS.values() if isinstance(model_config, kind))
+    family, head = family_of(model_config), OBJECTIVE_HEADS[objective]
+    if head not in family.heads:
+        able = [one.name for one in FAMILIES.values() if head in one.heads]
         raise InputError(
-            f"`bert_config_file` must be a {name} for objective={objective}. Received: a {theirs}."
+            f"`bert_config_file` must be a {' or '.join(able)} for objective={objective}. "
+            f"Received: a {family.name}."
         )
     if objective == CAUSAL_LM:
         return next_token_objective(config.lm_loss, goes_on=num_rows > 0)

@@ -8,6 +8,7 @@ import itertools
 import keras
 
 from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
+from bert_packed.config import OBJECTIVE_HEADS
 from bert_packed.core.settings import InputError
 from bert_packed.data import input_pipeline
 from bert_packed.data.batch_growth import GrowingBatches
@@ -15,11 +16,12 @@ from bert_packed.data.dynamic_masking import MaskedBatches
 from bert_packed.data.read_ahead import ReadAhead
 from bert_packed.data.share import Share
 from bert_packed.models.flash_attention import choose_attention
+from bert_packed.models.packed_model import check_options
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
 from bert_packed.runs import run_directory
 from bert_packed.runs.exports import export_step
-from bert_packed.runs.objectives import OBJECTIVE_HEADS, choose_objective
+from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
@@ -40,7 +42,7 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0):
         steps_before: As in `build_optimizer`.
     """
     replicas = _choose_replicas(config, model_config, data, processes)
-    if model_config.ablation_no_position_reset and hasattr(model_config, "max_position_embeddings"):
+    if model_config.ablation_no_position_reset and model_config.max_position_embeddings:
         _check_positions(model_config, data.train.spec)
     objective = choose_objective(config.objective, model_config, config, data.train.num_rows)
     if config.batch_warmup_steps:
@@ -53,8 +55,8 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0):
             dtype=config.dtype,
             remat=config.remat,
             attend=attention.attend,
-            **({"num_rows": data.train.num_rows} if data.train.num_rows else {}),
-            **({"layout": replicas.layout} if replicas and replicas.layout else {}),
+            num_rows=data.train.num_rows or None,
+            layout=(replicas and replicas.layout) or None,
         )
         optimizer = build_optimizer(config, data.train.packing_factor or 1.0, steps_before)
         return make_engine(model, objective, optimizer, config.packs_at_once, replicas)
@@ -125,6 +127,7 @@ def _choose_replicas(config, model_config, data, processes):
             f"`layout` must be none unless KERAS_BACKEND=jax. Received: {config.layout}, under "
             f"{keras.backend.backend()}."
         )
+    check_options(model_config, layout=config.layout)
     from bert_packed.parallel.layouts import make_layout_replicas  # JAX, which need not be installed
 
     replicas = make_layout_replicas(config.layout, config.mesh_shape, config.summa, config.distribution)

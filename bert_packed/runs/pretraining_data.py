@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 
+from bert_packed.config import check_at_most
 from bert_packed.core.settings import InputError
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
@@ -181,22 +182,15 @@ def check_fits(data, model_config, config):
     Raises:
         InputError: a vocabulary or a sequence is larger than the model's tables.
     """
-    if data.masking and data.masking.vocab_size > model_config.vocab_size:
-        raise InputError(
-            f"`vocab_file` must have at most vocab_size={model_config.vocab_size} of "
-            f"{config.bert_config_file}. Received: {data.masking.vocab_size} WordPieces."
-        )
+    model = config.bert_config_file
+    if data.masking:
+        what = "the vocabulary of `vocab_file`"
+        check_at_most(model_config, "vocab_size", what, data.masking.vocab_size, model)
     for name, found in (("input_file", data.train), ("eval_input_file", data.eval)):
-        for what, limit_name, value in (
-            ("vocabulary", "vocab_size", found.vocab_size or 0),
-            ("longest sequence", "max_position_embeddings", found.longest),
-        ):
-            limit = getattr(model_config, limit_name, None)
-            if limit is not None and value > limit:
-                raise InputError(
-                    f"the {what} of `{name}` must be at most {limit_name}={limit} of "
-                    f"{config.bert_config_file}. Received: {value}."
-                )
+        what = f"the vocabulary of `{name}`"
+        check_at_most(model_config, "vocab_size", what, found.vocab_size or 0, model)
+        what = f"the longest sequence of `{name}`"
+        check_at_most(model_config, "max_position_embeddings", what, found.longest, model)
 
 
 def check_held_out(data, model_config, config, features, share=WHOLE):

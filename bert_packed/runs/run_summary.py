@@ -2,7 +2,7 @@
 
 import sys
 
-from bert_packed.config import MODEL_SIZES, ablations
+from bert_packed.config import ablations, family_of
 from bert_packed.runs.step_cost import count_full_steps, describe, estimate_step_seconds
 from bert_packed.training.metrics_log import read_rows
 
@@ -60,7 +60,7 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
         f"{describe(seconds * count_full_steps(config))} for {config.num_train_steps:,} steps"
     ]
     if seconds > LONG_STEP_SECONDS:
-        sizes = [name for name, size in MODEL_SIZES.items() if type(size) is type(model_config)][:3]
+        sizes = list(family_of(model_config).sizes)[:3]
         lines.append(
             f"           to shrink a step: --bert_config_file={'|'.join(sizes)}, "
             "--train_batch_size; against memory: --micro_batch_size; to shrink the run: --num_train_steps "

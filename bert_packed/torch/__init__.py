@@ -1,4 +1,4 @@
-"""Packed data and the packed loss for people who train with torch: neither Keras nor TensorFlow is imported.
+"""Packed data and the packed loss for training with torch: neither Keras nor TensorFlow is imported.
 
     from bert_packed.torch import PackedBertForPreTraining, PackedDataset, pretraining_loss
 

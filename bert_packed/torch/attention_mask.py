@@ -1,4 +1,4 @@
-"""Who sees whom in a pack, in the form that models of transformers take.
+"""Attention mask of packs, as models of transformers take it.
 
 Legend: S pack length.
 """
@@ -9,9 +9,8 @@ import torch
 def block_attention_mask(sequence_ids, dtype=torch.float32):
     """The 4D `attention_mask` that lets each token see its own sequence alone.
 
-    It is added to the scores of attention: a boolean mask would do for `attn_implementation="sdpa"`, but
-    "eager" adds it too, and then nothing is masked. Padding sees padding, so that no row of the softmax is
-    empty.
+    It is added to the scores: a boolean mask would do for `attn_implementation="sdpa"`, but "eager" adds it
+    too, and then nothing is masked. Padding sees padding, so that no row of the softmax is empty.
 
         sequence_ids   [1 1 2 0]   ->   [  0   0 min min]
                                         [  0   0 min min]

@@ -12,9 +12,12 @@ from bert_packed.data.read_order import find_spans, index_files, read_order
 from bert_packed.records.examples import parse_example
 from bert_packed.records.file_scans import read_scans, read_scans_beside, scan_unchanged, write_scans
 from bert_packed.records.first_records import read_pack_spec
-from bert_packed.records.inputs import check_promises, find_files, read_promises
+from bert_packed.records.inputs import check_promises, find_files, folder_of, read_promises
+from bert_packed.records.manifests import read_manifest
 from bert_packed.records.tfrecords import read_batches
 from bert_packed.torch.attention_mask import block_attention_mask
+
+IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 
 
 class PackedDataset(torch.utils.data.IterableDataset):
@@ -26,8 +29,8 @@ class PackedDataset(torch.utils.data.IterableDataset):
         rank 0, worker 0    0 4        rank 1, worker 0    1 5
         rank 0, worker 1    2 6        rank 1, worker 1    3 .
 
-    So all ranks have equally many batches, none waits for another at the end of an epoch, and no pack is left
-    out or read twice. An item is a dict of int64 tensors, of which the first four are the arguments of
+    So all ranks have equally many batches, none waits for another at the end of an epoch, and every pack is
+    read once. An item is a dict of int64 tensors, of which the first four are the arguments of
     `transformers.BertModel`:
 
     | name | shape | meaning |
@@ -41,33 +44,33 @@ class PackedDataset(torch.utils.data.IterableDataset):
     | `masked_lm_ids` | `[P]` | their labels |
     | `masked_lm_sequences` | `[P]` | the prediction's sequence 1..K; 0 is unused |
     | `cls_positions` | `[K]` | where each sequence's [CLS] stands |
-    | `next_sentence_labels` | `[K]` | 1 = random next |
+    | `next_sentence_labels` | `[K]` | 1 = random next; -100, which torch's losses ignore, in packs whose manifest says that they are for masked LM alone |
     | `next_sentence_weights` | `[K]`, float32 | 1 = the slot holds a sequence |
 
-    `state_dict` and `load_state_dict` are what `torchdata.stateful_dataloader.StatefulDataLoader` asks for,
-    with any number of workers. A `torch.utils.data.DataLoader` may be resumed in the same way as long as it
-    has no workers, whose copies of the dataset it cannot ask.
+    `state_dict` and `load_state_dict` serve `torchdata.stateful_dataloader.StatefulDataLoader`, with any
+    number of workers. A `torch.utils.data.DataLoader` may be resumed in the same way if it has no workers,
+    whose copies of the dataset are out of reach.
 
     Args:
         input_file: Packed TFRecords: comma-separated paths or globs.
         seed: Whole number; with the epoch it gives the order.
         shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
-        rank, world_size: Which of how many processes this is; None asks `torch.distributed`, and without it
-            this is the only one.
+        rank, world_size: Number of this process, and of all; None for those of `torch.distributed`, and
+            without it 0 and 1.
         mask_dtype: Of `attention_mask`; None leaves it out of the items. It is the largest of them by far,
-            and `block_attention_mask` makes it of a whole batch on the device.
-        index_file: Where to keep what reading all files found, so that they are read once and not at every
-            start; None keeps nothing.
+            and `block_attention_mask` makes it from a whole batch on the device.
+        index_file: File to keep where packs are, so that all files are read once and not at every start; None
+            keeps nothing.
 
     Attributes:
         spec: `schema.PackSpec`: S, K and P.
         num_packs: Of all ranks, in an epoch.
 
     Raises:
-        InputError: a file holds no packs for masked tokens and next sentences, is damaged, disagrees with the
-            others or with the manifest beside it.
+        InputError: a file holds no packs for masked tokens and next sentences, is damaged, or disagrees with
+            the others or with the manifest beside it.
         OSError: it cannot be read.
-    """
+    """  # noqa: E501  a table row is longer than a line of code
 
     def __init__(
         self,
@@ -98,25 +101,30 @@ class PackedDataset(torch.utils.data.IterableDataset):
                 f"{self.spec.objective}."
             )
         self._index = _index(paths, index_file)
+        self._mlm_folders = {
+            folder
+            for folder in {folder_of(path) for path in paths}
+            if (read_manifest(folder, any_json=True) or {}).get("objective") == schema.MLM
+        }
         self.num_packs = self._index.num_packs
         self._seed, self._shuffle_buffer_size = seed, shuffle_buffer_size
         self._rank, self._world_size, self._mask_dtype = rank, world_size, mask_dtype
-        # Workers that live longer than an epoch share it: copies of a number would stay as they were
+        # Shared with workers that live longer than an epoch, in which a copied number would stay as it was
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._state = None  # what the next iteration goes on from
+        self._state = None  # for the next iteration to continue from
         self._num_read, self._read_epoch = 0, 0  # of the iteration that began last
 
     def set_epoch(self, epoch):
-        """Choose the order of the iterations to come: call it before each epoch, or all have one order.
+        """Choose the order of later iterations: call it before each epoch, or all have one order.
 
-        Another epoch than that of a state that was loaded begins at its first pack.
+        Another epoch than that of a loaded state begins at its first pack.
         """
         if self._state and self._state["epoch"] != epoch:
             self._state = None
         self._epoch.fill_(epoch)
 
     def state_dict(self):
-        """Where the iteration of this process, or of this worker, is: dict of whole numbers."""
+        """Place of the iteration of this process or worker: dict of whole numbers."""
         if self._state:
             return dict(self._state)
         epoch = int(self._epoch)
@@ -124,17 +132,17 @@ class PackedDataset(torch.utils.data.IterableDataset):
         return {"epoch": epoch, "num_read": num_read, **self._settings()}
 
     def load_state_dict(self, state):
-        """Go on, in the next iteration, behind the packs that had been read when a state was made.
+        """Continue, in the next iteration, after the packs that had been read when a state was made.
 
         Args:
-            state: What `state_dict` returned, in the same worker of a dataset made with the same arguments;
-                any rank's state is right for all, which have read equally many packs.
+            state: From `state_dict`, in the same worker of a dataset with the same arguments; any rank's
+                state is right for all, which have read equally many packs.
         """
         self._epoch.fill_(state["epoch"])
         self._state = dict(state)
 
     def __iter__(self):
-        # At once, not with the first pack: who asks for the state meanwhile gets the one that was loaded
+        # At once, not with the first pack: `state_dict` meanwhile gives the loaded state
         state, self._state = self._state, None
         self._num_read, self._read_epoch = 0, int(self._epoch)
         if state:
@@ -143,7 +151,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         return self._read(self._read_epoch, self._num_read)
 
     def _read(self, epoch, num_read):
-        """Yield the items of an epoch that follow `num_read` of this worker's."""
+        """Yield this worker's items of an epoch after the first `num_read`."""
         worker, num_workers = _find_worker()
         share, num_shares = self._rank + worker * self._world_size, num_workers * self._world_size
         place = min(share + num_read * num_shares, self.num_packs)
@@ -156,7 +164,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             for features in self._read_packs(packs[is_own]):
                 self._num_read += 1
                 yield self._to_item(features)
-        # Every rank has as many as the first one
+        # Every rank has as many as the first
         most_per_rank = -(-self.num_packs // self._world_size)
         for _ in range(self._num_read, len(range(worker, most_per_rank, num_workers))):
             self._num_read += 1
@@ -182,10 +190,15 @@ class PackedDataset(torch.utils.data.IterableDataset):
             records += found
         lengths = {name: self.spec.size(kind) for name, kind in self.spec.lengths.items()}
         for place in np.searchsorted(on_disk, packs):
-            yield parse_example(*records[place], lengths)
+            features = parse_example(*records[place], lengths)
+            if folder_of(records[place][1]) in self._mlm_folders:
+                features[schema.NEXT_SENTENCE_LABELS] = np.full_like(
+                    features[schema.NEXT_SENTENCE_LABELS], IGNORED_LABEL
+                )
+            yield features
 
     def _to_item(self, features):
-        """The features of a pack, under the names that models of transformers have for them."""
+        """The features of a pack under transformers' names."""
         values = {name: torch.from_numpy(array) for name, array in features.items()}
         sequence_ids, positions = values[schema.INPUT_MASK], values[schema.MASKED_LM_POSITIONS]
         item = {
@@ -195,7 +208,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             "sequence_ids": sequence_ids,
             "masked_lm_positions": positions,
             "masked_lm_ids": values[schema.MASKED_LM_IDS],
-            # By their places: in records for other programs the weights are 0 and 1
+            # By position: in records for other programs the weights are 0 and 1
             "masked_lm_sequences": sequence_ids[positions] * (values[schema.MASKED_LM_WEIGHTS] > 0),
             "cls_positions": values[schema.NEXT_SENTENCE_POSITIONS],
             "next_sentence_labels": values[schema.NEXT_SENTENCE_LABELS],
@@ -206,7 +219,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         return item
 
     def _settings(self):
-        """What a state is of: with others, the same number of packs would be other packs."""
+        """The settings of a state: with others, the same number of packs would be other packs."""
         return {
             "seed": self._seed,
             "shuffle_buffer_size": self._shuffle_buffer_size,
@@ -224,20 +237,20 @@ class PackedDataset(torch.utils.data.IterableDataset):
 
 
 def _find_rank():
-    """This process's rank, and how many there are, as `torch.distributed` has them."""
+    """Rank of this process and number of all, by `torch.distributed`."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 
 def _find_worker():
-    """This DataLoader worker's number, and how many there are; outside of any it is the only one."""
+    """Number of this DataLoader worker, and of all; 0 and 1 outside of any."""
     worker = torch.utils.data.get_worker_info()
     return (worker.id, worker.num_workers) if worker else (0, 1)
 
 
 def _index(paths, index_file):
-    """The `PackIndex` of files, each of which is as its manifest says; raises `InputError`."""
+    """The `PackIndex` of files, checked against their manifests; raises `InputError`."""
     kept = read_scans(index_file, paths) if index_file else {}
     scans = {**read_scans_beside([path for path in paths if path not in kept]), **kept}
     scans |= {path: scan_unchanged(path) for path in paths if path not in scans}

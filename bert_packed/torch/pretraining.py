@@ -1,6 +1,6 @@
-"""The pre-training heads of `transformers` on every sequence of a pack, and a loss that packing leaves alone.
+"""The pre-training heads of `transformers` on every sequence of a pack, and a loss independent of packing.
 
-The loss is that of `objectives/pretraining.py`, on torch.
+The loss is that of `objectives/pretraining.py`.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, D model width,
 V vocabulary.
@@ -19,12 +19,12 @@ WEIGHTINGS = ("per_sequence", "per_token")
 class PackedBertForPreTraining(torch.nn.Module):
     """`transformers.BertForPreTraining` that predicts for every sequence of a pack.
 
-    Its own `forward` takes the first token of each row for the [CLS], which is that of the first sequence
-    alone. Here every sequence's goes through the same pooler and the same head. A module and not a function,
-    so that `DistributedDataParallel` can hold it.
+    Its own `forward` takes the first token of each row as [CLS], which is the first sequence's alone. Here
+    every sequence's goes through the same pooler and head. A module, so that `DistributedDataParallel` can
+    hold it.
 
     Args:
-        model: `transformers.BertForPreTraining`, whose parameters stay its own: `model.save_pretrained(...)`
+        model: `transformers.BertForPreTraining`, which keeps its parameters: `model.save_pretrained(...)`
             writes what was trained.
 
     Raises:
@@ -39,15 +39,15 @@ class PackedBertForPreTraining(torch.nn.Module):
         """Logits of a batch of packs.
 
         Args:
-            batch: Dict of tensors, items of `PackedDataset` stacked. Where it has no `attention_mask`, that
-                is made of `sequence_ids`.
+            batch: Dict of tensors, items of `PackedDataset` stacked. A missing `attention_mask` is made from
+                `sequence_ids`.
 
         Returns:
             Dict of `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, K, 2]`.
         """
         bert, heads = self.model.bert, self.model.cls
         attention = self.model.config._attn_implementation
-        if attention not in ATTENTIONS:  # asked here: it may be set at any time
+        if attention not in ATTENTIONS:  # here: it may be set at any time
             raise InputError(
                 f"`attn_implementation` must be one of {', '.join(ATTENTIONS)}. Received: {attention}."
             )
@@ -70,7 +70,7 @@ class PackedBertForPreTraining(torch.nn.Module):
 
 
 def pretraining_counts(batch):
-    """What a loss is divided by: dict of float32 scalars `num_sequences` and `num_predictions`."""
+    """Divisors of the loss: dict of float32 scalars `num_sequences` and `num_predictions`."""
     return {
         "num_sequences": batch["next_sentence_weights"].sum(),
         "num_predictions": (batch["masked_lm_sequences"] > 0).sum().float(),
@@ -78,22 +78,22 @@ def pretraining_counts(batch):
 
 
 def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
-    """Masked-LM and next-sentence loss in which every sequence weighs the same, whoever shares its pack.
+    """Masked-LM and next-sentence loss, computed in float32, in which a pack's sequences weigh as if alone.
 
-    With "per_sequence" the predictions of one sequence share a weight of 1, as where each stands alone in a
-    batch of the same sequences, one by one. With "per_token" (google-research/bert; the loss of transformers
-    on a whole batch) each prediction weighs 1.
+    With "per_sequence" the predictions of one sequence share a weight of 1, as if each were a batch. With
+    "per_token" (google-research/bert; the loss of transformers on a whole batch) each prediction weighs 1.
+    Next-sentence labels of -100 add nothing, and leave the gradient of that head 0.
 
         sequences      [1    1    1    2   0]
         per_sequence   [1/3  1/3  1/3  1   0]   / num_sequences
         per_token      [1    1    1    1   0]   / num_predictions
 
-    The mean of the losses of micro-batches, or of ranks, would weigh sequences by how few stand beside them:
-    pass the counts of the whole step, and add.
+    A mean of the losses of micro-batches or ranks would weigh sequences by their company: pass the counts of
+    the whole step, and add.
 
     Args:
         logits: Of `PackedBertForPreTraining`.
-        batch: What they are of.
+        batch: Its batch.
         mlm_loss: "per_sequence" or "per_token".
         counts: Of `pretraining_counts`, summed over the step's micro-batches and ranks; None where this batch
             is the step. `DistributedDataParallel` averages gradients over ranks: multiply the loss by their
@@ -113,7 +113,7 @@ def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
     if mlm_loss == "per_sequence":
         num_slots = batch["next_sentence_weights"].shape[1]
         made = torch.zeros(len(sequences_BP), num_slots + 1, device=sequences_BP.device)
-        made = made.scatter_add(1, sequences_BP, weights_BP)  # predictions of each sequence; of none at 0
+        made = made.scatter_add(1, sequences_BP, weights_BP)  # predictions of each sequence, unused ones at 0
         weights_BP = weights_BP / made.gather(1, sequences_BP).clamp(min=1)
     mlm = (_nll(logits["mlm_logits"], batch["masked_lm_ids"]) * weights_BP).sum()
     nsp = (_nll(logits["nsp_logits"], batch["next_sentence_labels"]) * batch["next_sentence_weights"]).sum()
@@ -129,11 +129,11 @@ def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
 
 
 def _gather(hidden_BSD, positions):
-    """The rows at places `[B, n]` of `[B, S, D]`: `[B, n, D]`."""
+    """The rows at positions `[B, n]` of `[B, S, D]`: `[B, n, D]`."""
     return hidden_BSD.gather(1, positions[..., None].expand(-1, -1, hidden_BSD.shape[-1]))
 
 
 def _nll(logits, labels):
-    """Negative log-likelihood of labels `[...]` by logits `[..., n]`: float32 `[...]`."""
+    """Negative log-likelihood of labels `[...]` by logits `[..., n]`: float32, 0 for ignored labels."""
     flat = functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
     return flat.unflatten(0, labels.shape)

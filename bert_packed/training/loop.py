@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from tqdm import tqdm
 
-from bert_packed.objectives.metrics import add_sums
+from bert_packed.objectives.objective import add_sums
 from bert_packed.training import watch
 from bert_packed.training.finite import NotFiniteError, SkippedSteps, check_sums
 from bert_packed.training.profiling import Profile

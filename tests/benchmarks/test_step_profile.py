@@ -20,8 +20,9 @@ from benchmarks.step_instructions import (
     core_seconds,
     read_work,
 )
+from bert_packed.config import PRETRAINING
 from bert_packed.core.settings import InputError
-from bert_packed.models.flops import bert_flops
+from bert_packed.models.heads import count_flops
 
 PROGRAM = """HloModule jit_step
 
@@ -214,7 +215,7 @@ def test_a_traced_step_has_the_products_of_the_model(tmp_path, monkeypatch, smal
     counts = {"num_tokens": 4 * 32, "num_pairs": 4 * 32 * 32, "num_predictions": 0, "num_sequences": 0}
     # milliseconds at 1e9 a second; every round of the loop over micro-batches counts
     found = 1e6 * sum(row["ms"] * row["GFLOP/s"] for row in blocks)
-    assert found == pytest.approx(bert_flops(CONFIG, counts))
+    assert found == pytest.approx(count_flops(PRETRAINING, CONFIG, counts))
 
 
 @pytest.mark.both_backends

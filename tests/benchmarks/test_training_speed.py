@@ -25,8 +25,9 @@ from benchmarks.training_speed import (
     step_rows,
     sums_of_a_row,
 )
+from bert_packed.config import PRETRAINING
 from bert_packed.core.settings import InputError
-from bert_packed.models.flops import bert_flops
+from bert_packed.models.heads import count_flops
 
 HISTOGRAM = np.bincount([4, 9, 16], [600, 300, 100])[1:].astype(np.int64)
 TOY = {"max_seq_length": 16, "max_sequences_per_pack": 4, "batch_size": 3, "repeats": 7}
@@ -85,7 +86,7 @@ def test_speeds_and_utilisation_are_of_the_data(corpus):
         assert row["s/step"] == median
         assert row["sequences/s"] == pytest.approx(3 * sums["num_sequences"] / median)
         assert row["real tokens/s"] == pytest.approx(3 * sums["num_tokens"] / median)
-        utilisation = 100 * 3 * bert_flops(CONFIG, sums) / median / 1e6
+        utilisation = 100 * 3 * count_flops(PRETRAINING, CONFIG, sums) / median / 1e6
         assert row["model-FLOP utilisation, %"] == pytest.approx(utilisation)
     mean = np.mean(SECONDS["transformers, sorted by length"])
     assert rows["transformers, sorted by length"]["s/step"] == pytest.approx(mean)

@@ -11,12 +11,11 @@ import run_pretraining
 import run_squad
 from bert_packed import audit, export, finetune_glue
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import ablate
+from bert_packed.config import QUESTION_ANSWERING, ablate
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination, inference
-from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import QUESTION_ANSWERING
+from bert_packed.models.packed_model import build_model
 from bert_packed.runs.finetuning_config import GlueConfig, SquadConfig
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
@@ -93,7 +92,7 @@ def test_texts_are_not_encoded_with_it(files, form):
 def test_a_sound_checkpoint_may_start_an_experiment(files):
     """The other way round nothing is hidden: the run's own checkpoints say what it breaks."""
     config = ablate(CONFIG, "no_attention_mask,no_next_sentence")
-    model = build_model(QUESTION_ANSWERING, config, 2, seed=0)
+    model = build_model(QUESTION_ANSWERING, config, num_outputs=2, seed=0)
     found = starting_weights.load(files / "ours", named_weights(model), config, QUESTION_ANSWERING)
     assert found.num_used
     assert starting_weights.stored_ablations(files / "ours") == ["no_attention_mask"]

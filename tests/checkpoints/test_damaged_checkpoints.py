@@ -11,12 +11,12 @@ from safetensors.numpy import load_file, save_file
 from tiny import CONFIG, make_engine
 
 from bert_packed import export
-from bert_packed.checkpoints import checkpoint, checksums, starting_weights
+from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.checkpoint import check_checkpoint, list_checkpoints, prune_checkpoints
+from bert_packed.config import PRETRAINING, QUESTION_ANSWERING
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
-from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import PRETRAINING, QUESTION_ANSWERING
+from bert_packed.models.packed_model import build_model
 from bert_packed.runs import run_directory
 from bert_packed.runs.run_directory import find_whole_checkpoint
 from bert_packed.training.engines.variables import named_weights
@@ -64,32 +64,32 @@ def content_of(folder):
 def test_checksums_are_those_of_other_programs(folder):
     """Who knows nothing of this project can tell too."""
     path = folder / "checkpoint-6"
-    listed = (path / checksums.CHECKSUMS).read_text()
+    listed = (path / checkpoint.CHECKSUMS).read_text()
     assert sorted(line.split()[1] for line in listed.splitlines()) == sorted(FILES)
-    command = ["sha256sum", "--check", "--strict", "--quiet", checksums.CHECKSUMS]
+    command = ["sha256sum", "--check", "--strict", "--quiet", checkpoint.CHECKSUMS]
     assert subprocess.run(command, cwd=path).returncode == 0
     check_checkpoint(path)
     flip(path / checkpoint.TRAINING)
     assert subprocess.run(command, cwd=path, capture_output=True).returncode == 1
 
 
-@pytest.mark.parametrize("name", [*FILES, checksums.CHECKSUMS])
+@pytest.mark.parametrize("name", [*FILES, checkpoint.CHECKSUMS])
 @pytest.mark.parametrize("damage", [flip, cut, empty, lambda path: path.unlink()])
 def test_any_damage_to_any_file_is_seen(folder, name, damage):
     path = folder / "checkpoint-6" / name
     damage(path)
-    if name == checksums.CHECKSUMS and not path.exists():
+    if name == checkpoint.CHECKSUMS and not path.exists():
         check_checkpoint(path.parent)  # as one of a version that wrote none
         return
     with pytest.raises(InputError) as caught:
         check_checkpoint(path.parent)
-    assert str(path) in str(caught.value) or name == checksums.CHECKSUMS
+    assert str(path) in str(caught.value) or name == checkpoint.CHECKSUMS
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("place", np.linspace(0, 0.999, 12).tolist())
 def test_a_flipped_bit_is_seen_wherever_it_is(folder, place):
-    for name in (checkpoint.WEIGHTS, checksums.CHECKSUMS):
+    for name in (checkpoint.WEIGHTS, checkpoint.CHECKSUMS):
         path = folder / "checkpoint-6" / name
         whole = path.read_bytes()
         flip(path, place)
@@ -100,21 +100,21 @@ def test_a_flipped_bit_is_seen_wherever_it_is(folder, place):
 
 
 def test_a_list_without_a_file_with_one_elsewhere_or_no_text_is_refused(folder):
-    path = folder / "checkpoint-6" / checksums.CHECKSUMS
+    path = folder / "checkpoint-6" / checkpoint.CHECKSUMS
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     shorter = [b"".join(lines[:place] + lines[place + 1 :]) for place in range(len(FILES))]
-    other = f"{checksums.files.file_sha256(folder / 'checkpoint-4' / checkpoint.STATE)}  ../checkpoint-4/"
+    other = f"{checkpoint.storage.file_sha256(folder / 'checkpoint-4' / checkpoint.STATE)}  ../checkpoint-4/"
     elsewhere = whole + other.encode() + checkpoint.STATE.encode() + b"\n"
     # The eighth bit, which no byte of the list has: flipped, it is no UTF-8
     no_text = [bytes([*whole[:place], whole[place] ^ 128, *whole[place + 1 :]]) for place in (0, 40, 68)]
     assert len(lines) == len(FILES)
     for content in (*shorter, elsewhere, *no_text):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=f"{checksums.CHECKSUMS} must list "):
-            checksums.check_checksums(path.parent, FILES)
+        with pytest.raises(InputError, match=f"{checkpoint.CHECKSUMS} must list "):
+            checkpoint.check_checksums(path.parent, FILES)
     path.write_bytes(whole)
-    assert checksums.check_checksums(path.parent, FILES)
+    assert checkpoint.check_checksums(path.parent, FILES)
 
 
 @pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.MODEL_CONFIG])
@@ -125,7 +125,7 @@ def test_nothing_starts_from_a_damaged_one(folder, tmp_path, capsys, engine, nam
         flip(path, 0.99)
     else:
         path.write_text(path.read_text().replace('"hidden_dropout_prob": 0.0', '"hidden_dropout_prob": 0.1'))
-    other = build_model(QUESTION_ANSWERING, CONFIG, 2, seed=0)
+    other = build_model(QUESTION_ANSWERING, CONFIG, num_outputs=2, seed=0)
     for weights, head in ((engine.weights(), PRETRAINING), (named_weights(other), QUESTION_ANSWERING)):
         before = {name: variable.numpy() for name, variable in weights.items()}
         for given in (path.parent, folder):
@@ -148,7 +148,7 @@ def test_a_start_reads_no_state_of_an_optimizer(folder, engine):
 def test_without_checksums_what_can_be_seen_is_seen(folder):
     """Checkpoints of earlier versions: files that are cut or missing, and numbers that are not finite."""
     path = folder / "checkpoint-6"
-    (path / checksums.CHECKSUMS).unlink()
+    (path / checkpoint.CHECKSUMS).unlink()
     check_checkpoint(path)
     for name in (checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.STATE):
         for damage in (cut, empty):
@@ -203,21 +203,21 @@ def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_damaged(folder, monk
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(checksums.files, "file_sha256", refuse)
+    monkeypatch.setattr(checkpoint.storage, "file_sha256", refuse)
     with pytest.raises(PermissionError):
         find_whole_checkpoint(folder, print)
     assert len(list_checkpoints(folder)) == 3
 
 
 def test_a_bad_disk_is_damage(folder, monkeypatch):
-    sha256 = checksums.files.file_sha256
+    sha256 = checkpoint.storage.file_sha256
 
     def fail(path):
         if path.parent.name == "checkpoint-6":
             raise OSError(5, "Input/output error", str(path))
         return sha256(path)
 
-    monkeypatch.setattr(checksums.files, "file_sha256", fail)
+    monkeypatch.setattr(checkpoint.storage, "file_sha256", fail)
     lines = []
     assert find_whole_checkpoint(folder, lines.append) == folder / "checkpoint-4"
     assert "Input/output error" in lines[0]

@@ -15,15 +15,15 @@ from tiny import CONFIG
 
 from bert_packed.checkpoints import checkpoint, export_formats, starting_weights
 from bert_packed.checkpoints.bert_names import tensor_names
-from bert_packed.core.settings import InputError
-from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import (
+from bert_packed.config import (
     CLASSIFICATION,
-    HEADS,
+    FAMILIES,
     PRETRAINING,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
 )
+from bert_packed.core.settings import InputError
+from bert_packed.models.packed_model import build_model
 from bert_packed.runs import label_names
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.finite import NotFiniteError
@@ -50,7 +50,7 @@ OUTPUTS = {
 
 def make_model(head, seed=1):
     """A model all of whose tensors are random, those that start at 0 or 1 too."""
-    model = build_model(head, CONFIG, NUM_CLASSES, seed)
+    model = build_model(head, CONFIG, num_outputs=NUM_CLASSES, seed=seed)
     rng = np.random.default_rng(seed)
     for weight in model.weights:
         weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.1))
@@ -68,7 +68,7 @@ def assert_same_weights(one, other, names=None):
         np.testing.assert_array_equal(one[name].numpy(), other[name].numpy(), err_msg=name)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", FAMILIES["bert"].heads)
 def test_the_table_names_every_tensor_of_each_model_once(head):
     rows = [row.ours for row in tensor_names(CONFIG.num_hidden_layers, head)]
     assert sorted(rows) == sorted(named_weights(make_model(head)))
@@ -82,7 +82,7 @@ def test_round_trip_is_exact(head, tmp_path):
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["architectures"] == [CLASSES[head]]
     assert starting_weights.stored_head(tmp_path / "hf")[0] == head
-    again = build_model(head, CONFIG, NUM_CLASSES, seed=2)
+    again = build_model(head, CONFIG, num_outputs=NUM_CLASSES, seed=2)
     found = starting_weights.load(tmp_path / "hf", named_weights(again), CONFIG, head)
     assert not found.missing and not found.unused
     assert_same_weights(model, again)
@@ -154,7 +154,7 @@ def test_google_names(head, tmp_path):
     assert tensors[name].shape == (num_outputs, CONFIG.hidden_size)
     prefix = write_google(tmp_path / "google", tensors, CONFIG)
     assert starting_weights.stored_head(prefix)[0] == head
-    again = build_model(head, CONFIG, NUM_CLASSES, seed=2)
+    again = build_model(head, CONFIG, num_outputs=NUM_CLASSES, seed=2)
     found = starting_weights.load(prefix, named_weights(again), CONFIG, head)
     assert not found.missing and not found.unused
     assert_same_weights(model, again)
@@ -205,7 +205,7 @@ def test_a_head_of_transformers_is_read(tmp_path):
     )
     reference = transformers.BertForQuestionAnswering(config).eval()
     reference.save_pretrained(tmp_path)
-    model = build_model(QUESTION_ANSWERING, CONFIG, 2, seed=1)
+    model = build_model(QUESTION_ANSWERING, CONFIG, num_outputs=2, seed=1)
     found = starting_weights.load(tmp_path, named_weights(model), CONFIG, QUESTION_ANSWERING)
     assert not found.missing and not found.unused
     _, unpacked = packed_and_unpacked()
@@ -222,7 +222,7 @@ def test_a_head_of_transformers_is_read(tmp_path):
 def test_a_pretrained_encoder_of_ours_starts_a_fine_tuning(head, tmp_path):
     pretrained = make_model(PRETRAINING)
     save(tmp_path / "ours", pretrained)
-    model = build_model(head, CONFIG, NUM_CLASSES, seed=2)
+    model = build_model(head, CONFIG, num_outputs=NUM_CLASSES, seed=2)
     found = starting_weights.load(tmp_path / "ours", named_weights(model), CONFIG, head)
     encoder = [name for name in named_weights(model) if name.startswith("bert/")]
     assert_same_weights(pretrained, model, encoder)
@@ -247,7 +247,7 @@ def test_a_bare_encoder_of_hugging_face_starts_a_fine_tuning(tmp_path):
         if row.hugging_face.startswith("bert.")
     }
     write_hugging_face(tmp_path / "hf", tensors, CONFIG)
-    model = build_model(QUESTION_ANSWERING, CONFIG, 2, seed=2)
+    model = build_model(QUESTION_ANSWERING, CONFIG, num_outputs=2, seed=2)
     found = starting_weights.load(tmp_path / "hf", named_weights(model), CONFIG, QUESTION_ANSWERING)
     assert found.unused == ["pooler.dense.bias", "pooler.dense.weight"]
     np.testing.assert_array_equal(
@@ -266,7 +266,7 @@ def test_labels_of_sequences_are_not_taken_for_those_of_tokens(stored, wanted, f
     save(tmp_path / "ours", model)
     assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
     assert starting_weights.stored_head(tmp_path / form) == (stored, NUM_CLASSES)
-    other = build_model(wanted, CONFIG, NUM_CLASSES, seed=2)
+    other = build_model(wanted, CONFIG, num_outputs=NUM_CLASSES, seed=2)
     before = np.array(named_weights(other)[f"{OUTPUTS[wanted]}/kernel"])
     found = starting_weights.load(tmp_path / form, named_weights(other), CONFIG, wanted)
     assert {f"{OUTPUTS[wanted]}/kernel", f"{OUTPUTS[wanted]}/bias"} <= set(found.missing)
@@ -320,10 +320,10 @@ def test_pretraining_does_not_start_from_a_fine_tuned_model_unasked(tmp_path):
 def test_mistakes(tmp_path):
     model = make_model(CLASSIFICATION)
     save(tmp_path / "ours", model)
-    two = build_model(CLASSIFICATION, CONFIG, 2, seed=2)
+    two = build_model(CLASSIFICATION, CONFIG, num_outputs=2, seed=2)
     with pytest.raises(InputError, match=r"classification/classifier/.* must have shape"):
         starting_weights.load(tmp_path / "ours", named_weights(two), CONFIG, CLASSIFICATION)
     deeper = dataclasses.replace(CONFIG, num_hidden_layers=3)
-    answers = build_model(QUESTION_ANSWERING, deeper, 2, seed=2)
+    answers = build_model(QUESTION_ANSWERING, deeper, num_outputs=2, seed=2)
     with pytest.raises(InputError, match=r"num_hidden_layers must be 3. Received: 2"):
         starting_weights.load(tmp_path / "ours", named_weights(answers), deeper, QUESTION_ANSWERING)

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.checkpoints.mamba_names import tensor_names
 from bert_packed.core.settings import InputError
-from bert_packed.models.mamba import build_mamba
+from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.variables import named_weights
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.both_backends
 
 @pytest.fixture(scope="module")
 def shared_weights():
-    return named_weights(build_mamba(CONFIG, seed=1))
+    return named_weights(build_model(CAUSAL_LM, CONFIG, seed=1))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_weights_in_several_files(tmp_path, weights):
 
 
 def test_a_checkpoint_of_ours(tmp_path, weights):
-    other = named_weights(build_mamba(CONFIG, seed=2))
+    other = named_weights(build_model(CAUSAL_LM, CONFIG, seed=2))
     checkpoint.save_weights(tmp_path / "run" / "checkpoint-3", other, CONFIG)
     assert starting_weights.read_config(tmp_path / "run") == CONFIG
     assert starting_weights.stored_head(tmp_path / "run") == (CAUSAL_LM, 31)
@@ -114,8 +114,8 @@ def test_a_checkpoint_of_ours(tmp_path, weights):
 
 def test_a_rank_may_be_given_or_left_to_the_width(tmp_path):
     given, left = (dataclasses.replace(CONFIG, time_step_rank=rank) for rank in (1, 0))
-    checkpoint.save_weights(tmp_path, named_weights(build_mamba(given, seed=1)), given)
-    weights = named_weights(build_mamba(left, seed=2))
+    checkpoint.save_weights(tmp_path, named_weights(build_model(CAUSAL_LM, given, seed=1)), given)
+    weights = named_weights(build_model(CAUSAL_LM, left, seed=2))
     assert starting_weights.load(tmp_path, weights, left).num_used == len(weights)
 
 
@@ -124,7 +124,7 @@ def test_a_rank_may_be_given_or_left_to_the_width(tmp_path):
 def test_the_table_names_every_tensor_of_each_model_once(use_bias, use_conv_bias):
     config = dataclasses.replace(CONFIG, use_bias=use_bias, use_conv_bias=use_conv_bias)
     rows = [row.ours for row in tensor_names(config)]
-    assert sorted(rows) == sorted(named_weights(build_mamba(config, seed=1)))
+    assert sorted(rows) == sorted(named_weights(build_model(CAUSAL_LM, config, seed=1)))
 
 
 @pytest.mark.parametrize(

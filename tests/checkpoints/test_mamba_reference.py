@@ -12,8 +12,9 @@ from foreign_mamba import CONFIG, LENGTHS, MAX_SEQ_LENGTH, draw_sequences, make_
 from reference import import_reference
 
 from bert_packed.checkpoints import starting_weights
-from bert_packed.models.mamba import build_mamba
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.next_tokens import next_token_objective
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.training import engines
 from bert_packed.training.engines.functional import compiled
 from bert_packed.training.engines.variables import named_weights
@@ -43,7 +44,7 @@ def load_ours(folder, reference):
     """Our model with the weights of the folder that transformers writes."""
     reference.save_pretrained(folder)
     config = starting_weights.read_config(folder)
-    model = build_mamba(config, seed=1)
+    model = build_model(CAUSAL_LM, config, seed=1)
     found = starting_weights.load(folder, named_weights(model), config)
     assert (found.missing, found.unused) == ([], [])
     assert found.num_used == len(list(reference.parameters()))

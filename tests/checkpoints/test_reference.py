@@ -8,7 +8,8 @@ from packs import batch_of, random_sequence
 from reference import bleurt_folder, import_reference, minilm_folder, reference_minilm
 
 from bert_packed.checkpoints import pretrained_files, starting_weights
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.config import PRETRAINING
+from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.variables import named_weights
 
 LENGTHS = [[17, 40, 7], [64], [3, 30, 20, 10]]
@@ -45,7 +46,7 @@ def load_both(name):
     folder = find_folder()
     reference = make_reference(folder)
     config = starting_weights.read_config(folder)
-    model = build_pretraining_model(config, seed=1)
+    model = build_model(PRETRAINING, config, seed=1)
     found = starting_weights.load(folder, named_weights(model), config)
     return model, reference, found
 

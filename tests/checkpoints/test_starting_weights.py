@@ -11,9 +11,9 @@ from tiny import make_engine, write_data
 
 import run_pretraining
 from bert_packed.checkpoints import checkpoint, pretrained_files, starting_weights
+from bert_packed.config import PRETRAINING
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
-from bert_packed.models.modeling import PRETRAINING
 from bert_packed.runs.pretraining_config import TrainConfig
 
 
@@ -88,7 +88,7 @@ def test_bare_encoder_of_the_oldest_form(tmp_path, weights):
         if name.startswith("bert.")
     }
     folder = write_hugging_face(tmp_path, bare)
-    read = pretrained_files.read_hugging_face(folder, ONE_LAYER, PRETRAINING)
+    read = pretrained_files.HuggingFaceCheckpoint(folder).read(ONE_LAYER, PRETRAINING)
     assert {values.dtype.name for values in read.tensors.values()} == {"float32"}
     found = starting_weights.load(folder, weights, ONE_LAYER)
     heads = [name for name in weights if name.startswith(("predictions/", "next_sentence/classifier/"))]
@@ -116,7 +116,8 @@ def test_google(tmp_path, weights, form):
     assert found.unused == ["bert/pooler/dense/bias/adam_m", "global_step"]
     assert starting_weights.read_config(path) == ONE_LAYER
     # What the tensors are checked by, one folder up for a SavedModel
-    read = pretrained_files.read_google(pretrained_files.find_google(path), ONE_LAYER, PRETRAINING)
+    google = pretrained_files.GoogleCheckpoint(pretrained_files.find_google(path))
+    read = google.read(ONE_LAYER, PRETRAINING)
     assert read.config == ONE_LAYER
 
 

@@ -12,13 +12,13 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, replace_sums, write_data
 
 from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
-from bert_packed.config import ablate
+from bert_packed.config import QUESTION_ANSWERING, ablate
 from bert_packed.core.command_line import run
 from bert_packed.data.unpacking import unpack
 from bert_packed.evaluation import contamination
 from bert_packed.models import context
 from bert_packed.models.context import PackContext
-from bert_packed.models.heads import build_question_answering_model
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.training.engines.variables import named_weights
 
@@ -201,7 +201,7 @@ def test_flags_arrive(on_disk, capsys, monkeypatch):
 def test_a_fine_tuned_checkpoint_passes(on_disk, tmp_path, capsys, monkeypatch):
     uncompiled = functools.partial(contamination.audit, compile=lambda function, _: function)
     monkeypatch.setattr(contamination, "audit", uncompiled)
-    model = build_question_answering_model(CONFIG, seed=3)
+    model = build_model(QUESTION_ANSWERING, CONFIG, seed=3)
     checkpoint.save_weights(tmp_path / "model", named_weights(model), CONFIG)
     assert run_audit(on_disk, init_checkpoint=tmp_path / "model") == 0
     printed = capsys.readouterr().out

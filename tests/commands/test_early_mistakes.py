@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import run_pretraining
-from bert_packed.checkpoints.presence import check_present
+from bert_packed.checkpoints.starting_weights import check_exists
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
 from bert_packed.runs.pretraining_config import TrainConfig
@@ -77,6 +77,6 @@ def test_a_missing_folder_of_glue_is_told_without_tensorflow(tmp_path):
 def test_a_prefix_and_a_folder_are_there(tmp_path):
     (tmp_path / "bert_model.ckpt.index").touch()
     for path in (tmp_path, tmp_path / "bert_model.ckpt", ""):
-        check_present(str(path))
+        check_exists(str(path))
     with pytest.raises(InputError, match=r"Received: .*bert_model"):
-        check_present(str(tmp_path / "bert_model"))
+        check_exists(str(tmp_path / "bert_model"))

@@ -14,8 +14,8 @@ from reference import import_reference
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import ablate
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.config import PRETRAINING, ablate
+from bert_packed.models.packed_model import build_model
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.variables import named_weights
 from bert_packed.training.optimization import Lamb
@@ -84,7 +84,7 @@ def test_round_trip_is_exact(trained, tmp_path):
     model, folder = trained
     assert run_export(init_checkpoint=folder, output_dir=tmp_path / "hf") == 0
     assert starting_weights.read_config(tmp_path / "hf") == CONFIG
-    other = build_pretraining_model(CONFIG, seed=9)
+    other = build_model(PRETRAINING, CONFIG, seed=9)
     found = starting_weights.load(tmp_path / "hf", named_weights(other), CONFIG)
     assert (found.unused, found.missing) == ([], [])
     for name, variable in named_weights(model).items():
@@ -97,7 +97,7 @@ def test_what_was_never_trained_is_not_exported(tmp_path):
     folder = write_hugging_face(tmp_path / "bare", tensors, one_layer)
     assert run_export(init_checkpoint=folder, output_dir=tmp_path / "hf") == 0
     found = starting_weights.load(
-        tmp_path / "hf", named_weights(build_pretraining_model(one_layer, seed=1)), one_layer
+        tmp_path / "hf", named_weights(build_model(PRETRAINING, one_layer, seed=1)), one_layer
     )
     assert (found.num_used, len(found.missing)) == (len(tensors), 7)
 

@@ -18,7 +18,8 @@ from reference import import_reference
 from safetensors.numpy import load_file
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.models.mamba import build_mamba
+from bert_packed.models.packed_model import build_model
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.functional import compiled
@@ -41,7 +42,7 @@ def run_folder(tmp_path_factory):
 
 
 def make_model(config=CONFIG):
-    model, rng = build_mamba(config, seed=1), np.random.default_rng(1)
+    model, rng = build_model(CAUSAL_LM, config, seed=1), np.random.default_rng(1)
     for weight in model.weights:
         weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.3))
     return model
@@ -86,7 +87,7 @@ def test_transformers_reads_our_config_as_it_writes_it(tmp_path):
 def test_round_trip_is_exact(run_folder, tmp_path):
     assert run_export(init_checkpoint=run_folder, output_dir=tmp_path / "hf") == 0
     assert starting_weights.read_config(tmp_path / "hf") == CONFIG
-    again = named_weights(build_mamba(CONFIG, seed=9))
+    again = named_weights(build_model(CAUSAL_LM, CONFIG, seed=9))
     found = starting_weights.load(tmp_path / "hf", again, CONFIG)
     assert (found.unused, found.missing) == ([], [])
     for name, variable in named_weights(make_model()).items():

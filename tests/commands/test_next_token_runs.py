@@ -17,7 +17,8 @@ from bert_packed import audit, schema
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import config_json
 from bert_packed.core import command_line
-from bert_packed.models.mamba import build_mamba
+from bert_packed.models.packed_model import build_model
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.watch import TIMED_FIGURES
 from data_gen import pack_job
 from data_gen.pack_config import PackConfig
@@ -134,7 +135,7 @@ def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
     )
     alone = {"token_ids": tokens, "sequence_ids": np.ones_like(tokens)}
     alone["position_ids"] = np.zeros_like(tokens) + np.arange(20, dtype=np.int32)
-    logits = np.asarray(build_mamba(config, 12345)(alone)["logits"]).astype(float)
+    logits = np.asarray(build_model(CAUSAL_LM, config, 12345)(alone)["logits"]).astype(float)
     chosen = np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     total = np.sum((np.log(np.exp(logits).sum(axis=-1)) - chosen)[used > 0])
     steps = rows_of(tmp_path / "run" / "metrics.csv")

@@ -17,8 +17,7 @@ from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import inference
-from bert_packed.models import attention_by_head, layers
-from bert_packed.models.cpu_forms import has_no_gradients
+from bert_packed.models import layers
 
 pytestmark = pytest.mark.both_backends
 
@@ -28,17 +27,9 @@ def model_folder(tmp_path_factory):
     return write_encoder(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=[1, attention_by_head.SCORES_AT_ONCE], ids=["by head", "at once"])
-def encoder(model_folder, request):
-    """Compiled with attention of one head after another, as for long packs, and of all heads."""
-    encoder = inference.load_encoder(model_folder, model_folder / "vocab.txt", batch_size=2)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attention_by_head, "SCORES_AT_ONCE", request.param)
-        turns, scan = [], attention_by_head.scan
-        patched.setattr(attention_by_head, "scan", lambda *of: turns.append(1) or scan(*of))
-        inference.encode(encoder, TEXTS)
-    assert len(turns) == (CONFIG.num_hidden_layers if request.param == 1 else 0)
-    return encoder
+@pytest.fixture(scope="module")
+def encoder(model_folder):
+    return inference.load_encoder(model_folder, model_folder / "vocab.txt", batch_size=2)
 
 
 def test_loading_leaves_the_random_numbers_of_the_caller_alone(model_folder):
@@ -94,19 +85,6 @@ def test_poolings_are_of_the_tokens(encoder):
         )
 
 
-def test_no_gradients_are_made_ready_for(model_folder, monkeypatch):
-    forms = []
-    attend = layers.attended_values
-    monkeypatch.setattr(
-        layers,
-        "attended_values",
-        lambda *of: forms.append(has_no_gradients()) or attend(*of),
-    )
-    inference.encode(inference.load_encoder(model_folder, model_folder / "vocab.txt"), TEXTS)
-    assert forms == CONFIG.num_hidden_layers * [True]
-    assert not has_no_gradients()
-
-
 @pytest.mark.parametrize("pooling", inference.POOLINGS)
 def test_batches_at_once_give_what_one_at_a_time_gives(encoder, pooling):
     """And they are at once: each but the first waits for another."""
@@ -155,8 +133,8 @@ def test_vectors_hold_no_batch_in_memory(encoder):
 
 def test_one_compilation(model_folder, monkeypatch):
     traced = []
-    attend = layers.attended_values
-    monkeypatch.setattr(layers, "attended_values", lambda *of: traced.append(1) or attend(*of))
+    scores = layers.attention_scores
+    monkeypatch.setattr(layers, "attention_scores", lambda *of: traced.append(1) or scores(*of))
     encoder = inference.load_encoder(model_folder, model_folder / "vocab.txt", num_batches_at_once=2)
     assert inference.count_packs(encoder, 9 * TEXTS) > 4
     traced.clear()
@@ -209,14 +187,14 @@ def test_wrong_settings_are_named(model_folder, name, value):
 
 def test_mistakes(model_folder, encoder, tmp_path):
     vocab = model_folder / "vocab.txt"
-    with pytest.raises(InputError, match=r"`max_seq_length` must be from 2 to .*=24\. Received: 25"):
+    with pytest.raises(InputError, match=r"`max_seq_length` must be at most .*=24 of .*: 25"):
         inference.load_encoder(model_folder, vocab, max_seq_length=25)
     with pytest.raises(ValueError, match="`pooling` must be one of mean, cls, none"):
         inference.encode(encoder, TEXTS, "max")
     with pytest.raises(ValueError, match=r"`texts` must be a list of str\. Received: 'w1 w2'"):
         inference.encode(encoder, "w1 w2")
     (tmp_path / "vocab.txt").write_text(vocab.read_text() + "one more\n")
-    with pytest.raises(InputError, match=r"at most vocab_size=31 WordPieces\. Received: 32"):
+    with pytest.raises(InputError, match=r"vocabulary of `vocab_file` must be at most .*=31 of .*: 32"):
         inference.load_encoder(model_folder, tmp_path / "vocab.txt")
     config = ablate(dataclasses.replace(CONFIG), "no_attention_mask")
     checkpoint.save_weights(tmp_path, make_engine(config=config).weights(), config)

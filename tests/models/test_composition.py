@@ -9,14 +9,13 @@ from keras import ops
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed.config import ablate
+from bert_packed.config import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING, ablate
 from bert_packed.models import context
 from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import Dropout
-from bert_packed.models.heads import build_classification_model, build_question_answering_model
 from bert_packed.models.layers import TransformerBlock, layer_norm
 from bert_packed.models.layout import Layout, dense
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.models.packed_model import build_model
 
 pytestmark = pytest.mark.both_backends
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
@@ -111,10 +110,10 @@ def test_attend_goes_with_remat_and_with_a_block_that_takes_it(block, remat):
 
 def test_what_a_block_cannot_honour_is_refused():
     with pytest.raises(ValueError, match="`attend` must not be given for a block without it"):
-        build_pretraining_model(CONFIG, 1, block=RunningMeanBlock, attend=plain_attend)
+        build_model(PRETRAINING, CONFIG, 1, block=RunningMeanBlock, attend=plain_attend)
     with pytest.raises(ValueError, match="`layout` must not be given for a block without it"):
-        build_pretraining_model(CONFIG, 1, block=SandwichBlock, layout=Layout())
-    model = build_pretraining_model(CONFIG, 1, block=CountingBlock, remat=True)
+        build_model(PRETRAINING, CONFIG, 1, block=SandwichBlock, layout=Layout())
+    model = build_model(PRETRAINING, CONFIG, 1, block=CountingBlock, remat=True)
     with pytest.raises(ValueError, match=r"`remat` must be False for a block with state .*layer_0/calls"):
         model(packed_and_unpacked()[0])
 
@@ -127,7 +126,7 @@ def test_the_mask_is_made_once_where_somebody_asks(monkeypatch, options, num_mas
     made = []
     same_sequence = context.same_sequence
     monkeypatch.setattr(context, "same_sequence", lambda ids: made.append(ids) or same_sequence(ids))
-    build_pretraining_model(CONFIG, 1, **options).encode(packed_and_unpacked()[0])
+    build_model(PRETRAINING, CONFIG, 1, **options).encode(packed_and_unpacked()[0])
     assert len(made) == num_masks
 
 
@@ -145,7 +144,7 @@ class WitnessBlock(RunningMeanBlock):
 
 def test_blocks_share_one_context_of_ids_positions_and_mask():
     packed, _ = packed_and_unpacked()
-    model = build_pretraining_model(CONFIG, 1, block=WitnessBlock)
+    model = build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock)
     model.encode(packed)
     (one,), (other,) = (block.seen for block in model.bert.blocks)
     assert one is other
@@ -157,7 +156,7 @@ def test_blocks_share_one_context_of_ids_positions_and_mask():
 
 def test_blocks_after_the_embeddings_know_the_same_of_their_packs():
     packed, _ = packed_and_unpacked()
-    model = build_pretraining_model(CONFIG, 1, block=WitnessBlock)
+    model = build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock)
     model.encode_embedded(model.embed(packed), packed)
     (seen,) = model.bert.blocks[0].seen
     np.testing.assert_array_equal(seen.sequence_ids_BS, packed["sequence_ids"])
@@ -165,15 +164,15 @@ def test_blocks_after_the_embeddings_know_the_same_of_their_packs():
 
 
 def test_a_model_of_other_blocks_is_not_saved_as_one_of_bert():
-    model = build_pretraining_model(CONFIG, 1, block=WitnessBlock)
+    model = build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock)
     with pytest.raises(ValueError, match="`block` must be TransformerBlock to be saved"):
         model.get_config()
-    assert build_pretraining_model(CONFIG, 1).get_config()["name"] == "pretraining"
+    assert build_model(PRETRAINING, CONFIG, 1).get_config()["name"] == "pretraining"
 
 
 def test_the_context_is_as_an_ablation_has_it():
     packed, _ = packed_and_unpacked()
-    model = build_pretraining_model(ablate(CONFIG, "separator_only"), 1, block=WitnessBlock)
+    model = build_model(PRETRAINING, ablate(CONFIG, "separator_only"), 1, block=WitnessBlock)
     model.encode(packed)
     found = model.bert.blocks[0].seen[0]
     np.testing.assert_array_equal(found.sequence_ids_BS, packed["sequence_ids"] > 0)
@@ -190,17 +189,14 @@ def test_hidden_scores_are_out_of_every_softmax():
 
 
 @pytest.mark.parametrize(
-    ("build", "heads"),
+    ("head", "layers"),
     [
-        (build_pretraining_model, ["transform", "pooler", "classifier"]),
-        (build_question_answering_model, ["output"]),
-        (
-            lambda config, seed, **more: build_classification_model(config, 3, seed, **more),
-            ["pooler", "classifier"],
-        ),
+        (PRETRAINING, ["transform", "pooler", "classifier"]),
+        (QUESTION_ANSWERING, ["output"]),
+        (CLASSIFICATION, ["pooler", "classifier"]),
     ],
 )
-def test_all_linear_layers_come_from_the_layout(build, heads):
+def test_all_linear_layers_come_from_the_layout(head, layers):
     made = []
 
     class Witness(Layout):
@@ -208,8 +204,8 @@ def test_all_linear_layers_come_from_the_layout(build, heads):
             made.append((name, super().dense(width, config, name, dtype)))
             return made[-1][1]
 
-    model = build(CONFIG, seed=1, layout=Witness())
+    model = build_model(head, CONFIG, seed=1, num_outputs=3, layout=Witness())
     per_block = ["query", "key", "value", "output", "intermediate", "output"]
-    assert [name for name, _ in made] == [*per_block * CONFIG.num_hidden_layers, *heads]
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)]
-    assert {id(layer) for layer in layers} == {id(layer) for _, layer in made}
+    assert [name for name, _ in made] == [*per_block * CONFIG.num_hidden_layers, *layers]
+    dense_layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)]
+    assert {id(layer) for layer in dense_layers} == {id(layer) for _, layer in made}

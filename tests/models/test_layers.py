@@ -8,9 +8,10 @@ from packs import packed_and_unpacked
 from scipy.special import erf
 from tiny import CONFIG
 
+from bert_packed.config import PRETRAINING
 from bert_packed.models.context import same_sequence
 from bert_packed.models.layers import activation, gather_tokens
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.models.packed_model import build_model
 
 pytestmark = pytest.mark.both_backends
 
@@ -45,14 +46,14 @@ def test_activations(name):
 def test_a_pack_of_padding_has_no_nan():
     packed, _ = packed_and_unpacked()
     empty = {name: np.zeros_like(values) for name, values in packed.items()}
-    model = build_pretraining_model(CONFIG, seed=0)
+    model = build_model(PRETRAINING, CONFIG, seed=0)
     assert all(np.isfinite(np.array(output)).all() for output in model(empty).values())
 
 
 def test_dropout_is_used_in_training_only():
     packed, _ = packed_and_unpacked()
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
-    model = build_pretraining_model(config, seed=0)
+    model = build_model(PRETRAINING, config, seed=0)
     first, second = (np.array(model(packed, training=False)["nsp_logits"]) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     noisy = [np.array(model(packed, training=True)["nsp_logits"]) for _ in range(2)]
@@ -62,7 +63,7 @@ def test_dropout_is_used_in_training_only():
 def test_positions_are_looked_up():
     """Positions that run on through the pack give other outputs: the look-up is really used."""
     packed, _ = packed_and_unpacked()
-    model = build_pretraining_model(CONFIG, seed=0)
+    model = build_model(PRETRAINING, CONFIG, seed=0)
     running = np.broadcast_to(np.arange(24, dtype=np.int32), packed["position_ids"].shape)
     changed = np.array(model.encode({**packed, "position_ids": running}))
     kept = np.array(model.encode(packed))

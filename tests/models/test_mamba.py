@@ -4,7 +4,6 @@ Legend: B packs per batch, S pack length, E inner width.
 """
 
 import dataclasses
-import functools
 
 import keras
 import next_tokens
@@ -13,9 +12,11 @@ import pytest
 from keras import ops
 from next_tokens import CONFIG, batch_of, packed_and_unpacked, random_packs
 
+from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination
 from bert_packed.models import mamba, selective_scan
-from bert_packed.models.mamba import build_mamba
+from bert_packed.models.packed_model import build_model
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.functional import gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
@@ -38,7 +39,7 @@ def test_padding_may_stand_anywhere():
     order = np.array([8, 9, 0, 1, 2, 3, 4, 10, 5, 6, 7, 11])  # padding first, between and last
     for name in ("token_ids", "sequence_ids", "position_ids", "label_ids", "label_sequences"):
         moved[name][0] = batch[name][0, order]
-    model = build_mamba(ONE_BLOCK, 1)
+    model = build_model(CAUSAL_LM, ONE_BLOCK, 1)
     logits = [np.asarray(model(one)["logits"]) for one in (batch, moved)]
     np.testing.assert_allclose(logits[1][0][2:11][[0, 1, 2, 3, 4, 6, 7, 8]], logits[0][0][:8], atol=1e-6)
     junk = {**batch, "token_ids": np.where(batch["sequence_ids"] > 0, batch["token_ids"], 9)}
@@ -83,7 +84,7 @@ def look(config=ONE_BLOCK):
         and whether their gradient reaches the neighbour's embeddings.
     """
     packed, alone = packed_and_unpacked([[3, 4]], max_seq_length=8)
-    model, mine = build_mamba(config, 1), packed["sequence_ids"][0] == 2
+    model, mine = build_model(CAUSAL_LM, config, 1), packed["sequence_ids"][0] == 2
     logits = np.asarray(model(packed)["logits"])[0, mine]
     neighbours = np.where(packed["sequence_ids"] == 1, packed["token_ids"] % 30 + 1, packed["token_ids"])
     moved = np.asarray(model({**packed, "token_ids": neighbours})["logits"])[0, mine]
@@ -146,7 +147,8 @@ def test_bfloat16_computes_states_and_logits_in_float32(monkeypatch):
     scan = mamba.ssm_pack
     monkeypatch.setattr(mamba, "ssm_pack", note)
     batch = packed_and_unpacked()[0]
-    wide, narrow = (build_mamba(CONFIG, 1, dtype)(batch)["logits"] for dtype in ("float32", "mixed_bfloat16"))
+    dtypes = ("float32", "mixed_bfloat16")
+    wide, narrow = (build_model(CAUSAL_LM, CONFIG, 1, dtype)(batch)["logits"] for dtype in dtypes)
     assert "float32" in str(seen["delta"])
     assert "bfloat16" in str(seen["u"]) and "float32" in str(seen["y"]) and "float32" in str(narrow.dtype)
     wide, narrow = np.asarray(wide), np.asarray(narrow)
@@ -156,7 +158,7 @@ def test_bfloat16_computes_states_and_logits_in_float32(monkeypatch):
 def test_initial_step_sizes_are_spread_over_their_range():
     """Section 3.6 of the Mamba paper: softplus of the biases is log-uniform in [0.001, 0.1]."""
     config = dataclasses.replace(CONFIG, hidden_size=512, num_hidden_layers=1, time_step_rank=0)
-    mixer = build_mamba(config, 3).backbone.blocks[0].mixer
+    mixer = build_model(CAUSAL_LM, config, 3).backbone.blocks[0].mixer
     bias = np.asarray(mixer.dt_proj.bias.value, np.float64)
     sizes = np.log10(np.log1p(np.exp(bias)))
     assert sizes.min() >= -3.001 and sizes.max() <= -0.999
@@ -171,8 +173,8 @@ def test_rows_go_on_from_pack_to_pack():
     """Cut every 6 tokens, states handed on: the logits of whole sequences, in each micro-batch."""
     lengths = [[9, 3, 6], [18], [2, 16], [7, 11]]
     whole = batch_of(random_packs(lengths), 18, 3)
-    want = np.asarray(build_mamba(CONFIG, 1)(whole)["logits"])
-    model = build_mamba(CONFIG, 1, num_rows=4)
+    want = np.asarray(build_model(CAUSAL_LM, CONFIG, 1)(whole)["logits"])
+    model = build_model(CAUSAL_LM, CONFIG, 1, num_rows=4)
     found = np.zeros_like(want)
     names = ("token_ids", "sequence_ids", "position_ids")
     for _ in range(2):  # the second time the rows start with what the first has left, which must not count
@@ -191,7 +193,7 @@ def test_rows_are_handed_on_in_training_alone():
         if values.shape[1] == 12
     }
     later = {**part, "position_ids": part["position_ids"] + 6}
-    model = build_mamba(ONE_BLOCK, 1, num_rows=1)
+    model = build_model(CAUSAL_LM, ONE_BLOCK, 1, num_rows=1)
     first = np.asarray(model(later, training=False)["logits"])
     model(part, training=True)
     carried = [np.asarray(queue.value) for queue in model.backbone.carried[0]]
@@ -204,17 +206,15 @@ def test_rows_are_handed_on_in_training_alone():
 
 def test_no_gradient_crosses_a_cut():
     """States handed on are numbers: no loss moves the weights by way of an earlier pack."""
-    model = build_mamba(ONE_BLOCK, 1, num_rows=1)
+    model = build_model(CAUSAL_LM, ONE_BLOCK, 1, num_rows=1)
     whole = batch_of(random_packs([[12]]), 12, 1)
     first, second = (
         {n: v[:, at] for n, v in whole.items() if v.shape[1] == 12} for at in (slice(6), slice(6, 12))
     )
 
     def target(hidden_BSD):
-        model.backbone.run_blocks(hidden_BSD, first["sequence_ids"], first["position_ids"], training=True)
-        after = model.backbone.run_blocks(
-            model.embed(second), second["sequence_ids"], second["position_ids"], training=True
-        )
+        model.backbone.run_blocks(hidden_BSD, first["position_ids"], training=True)
+        after = model.backbone.run_blocks(model.embed(second), second["position_ids"], training=True)
         return ops.sum(ops.square(after))
 
     if keras.backend.backend() == "jax":
@@ -230,6 +230,8 @@ def test_no_gradient_crosses_a_cut():
     assert np.all(np.asarray(found) == 0)
 
 
-def test_a_mamba_does_not_attend():
-    with pytest.raises(ValueError, match="`attend` must be None for a Mamba"):
-        build_mamba(CONFIG, 1, attend=functools.partial)
+@pytest.mark.parametrize("option", ["attend", "layout"])
+def test_what_a_mamba_cannot_honour_is_refused(option):
+    with pytest.raises(InputError, match=f"`{option}` must be left out for a Mamba. Received: 7"):
+        build_model(CAUSAL_LM, CONFIG, 1, **{option: 7})
+    assert build_model(CAUSAL_LM, CONFIG, 1, **{option: None})  # as a run gives it where there is none

@@ -6,7 +6,8 @@ import pytest
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import CONFIG, to_floats
 
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.config import PRETRAINING
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.variables import named_weights
@@ -24,7 +25,7 @@ def batches():
 
 def make_mixed_engine(dtype=DTYPE, **kwargs):
     return make_engine(
-        build_pretraining_model(CONFIG, 1, dtype=dtype), pretraining_objective("per_sequence"), **kwargs
+        build_model(PRETRAINING, CONFIG, 1, dtype=dtype), pretraining_objective("per_sequence"), **kwargs
     )
 
 
@@ -63,19 +64,19 @@ def operations_of_jaxpr(jaxpr):
 
 
 def test_the_policy_does_not_leak():
-    build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE)
     assert keras.config.dtype_policy().name == "float32"
 
 
 def test_weights_and_logits_stay_float32(batches):
-    model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    model = build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE)
     assert {weight.dtype for weight in model.weights} == {"float32"}
     assert keras.backend.standardize_dtype(model.encode(batches[0]).dtype) == "bfloat16"
     assert {keras.backend.standardize_dtype(v.dtype) for v in model(batches[0]).values()} == {"float32"}
 
 
 def test_softmax_and_layer_norm_compute_in_float32(batches):
-    operations = list(operations_of(build_pretraining_model(CONFIG, 1, dtype=DTYPE), batches[0]))
+    operations = list(operations_of(build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE), batches[0]))
     assert "bfloat16" in {dtype for _, inputs, _ in operations for _, dtype in inputs}
     num_layers = CONFIG.num_hidden_layers
     for kinds, count in (({"exp", "softmax"}, num_layers), ({"rsqrt"}, 2 + 2 * num_layers)):
@@ -87,7 +88,7 @@ def test_softmax_and_layer_norm_compute_in_float32(batches):
 def test_logits_are_never_rounded(batches):
     """Neither by the product that makes them nor by the bias."""
     packed, _ = batches
-    model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    model = build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE)
     results = [result for _, _, outputs in operations_of(model, packed) for result in outputs]
     predictions = packed["prediction_ids"]
     for shapes in (
@@ -99,7 +100,7 @@ def test_logits_are_never_rounded(batches):
 
 
 def test_the_output_bias_is_not_rounded(batches):
-    model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    model = build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE)
     before = np.asarray(model(batches[0])["mlm_logits"])
     bias = 1 + np.arange(VOCAB_SIZE, dtype="float32") / 1000
     model.predictions.output_bias_V.assign(bias)
@@ -136,7 +137,7 @@ def test_gradients_of_queries_stay_precise_where_keys_and_values_have_much_in_co
 
 def test_neighbours_see_exactly_nothing(batches):
     packed, _ = batches
-    model = build_pretraining_model(CONFIG, 1, dtype=DTYPE)
+    model = build_model(PRETRAINING, CONFIG, 1, dtype=DTYPE)
     before = np.asarray(keras.ops.cast(model.encode(packed), "float32"))
     mine = packed["sequence_ids"] == 2
     assert mine.any()

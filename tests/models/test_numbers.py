@@ -12,16 +12,16 @@ from packs import packed_and_unpacked
 from scipy.special import erf, softmax
 from tiny import CONFIG
 
+from bert_packed.config import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING
 from bert_packed.models.dropout import Dropout, keep_mask
-from bert_packed.models.heads import build_classification_model, build_question_answering_model
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.variables import named_weights
 
 pytestmark = pytest.mark.both_backends
 BUILDERS = {
-    "pretraining": build_pretraining_model,
-    "answers": build_question_answering_model,
-    "classes": functools.partial(build_classification_model, num_classes=3),
+    "pretraining": functools.partial(build_model, PRETRAINING),
+    "answers": functools.partial(build_model, QUESTION_ANSWERING),
+    "classes": functools.partial(build_model, CLASSIFICATION, num_outputs=3),
 }
 
 # Of what is pooled: the head's name and its output's
@@ -113,7 +113,7 @@ def test_shares_of_attention_are_dropped_and_the_others_not_divided_anew():
     packed, _ = packed_and_unpacked()
     rate, length = 0.4, packed["token_ids"].shape[1]
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=rate)
-    model = build_pretraining_model(config, seed=1)
+    model = build_model(PRETRAINING, config, seed=1)
     weights, masks = random_weights(model), []
     for number, block in enumerate(model.bert.blocks):
         block.attention.attention_dropout.given_seed = seed = np.array([number, 7], np.uint32)
@@ -135,7 +135,7 @@ def test_every_dropout_layer_drops_in_training_and_in_training_alone(kind, num_h
     packed, _ = packed_and_unpacked()
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.4, attention_probs_dropout_prob=0.4)
     model = BUILDERS[kind](config, seed=1)
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout)]
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout) and layer.rate > 0]
     assert len(layers) == 1 + 3 * config.num_hidden_layers + num_heads
 
     def run(training):

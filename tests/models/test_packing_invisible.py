@@ -6,8 +6,9 @@ from keras import ops
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
+from bert_packed.config import PRETRAINING
 from bert_packed.models.context import PackContext
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines.functional import gradient
 
@@ -47,7 +48,7 @@ def assert_gradients_equal(model, got, want):
 
 @pytest.mark.both_backends
 def test_hidden_states_and_logits(batches):
-    model = build_pretraining_model(CONFIG, seed=1)
+    model = build_model(PRETRAINING, CONFIG, seed=1)
     pairs = [(np.asarray(model.encode(batch)), batch["sequence_ids"], batch) for batch in batches]
     outputs = [model(batch) for batch in batches]
     kinds = [("mlm_logits", "prediction_sequences")]
@@ -114,7 +115,7 @@ def test_all_gradients(batches, mlm_loss):
 def test_neighbours_see_nothing(batches):
     """New tokens in one sequence leave the others' hidden states untouched, bit for bit."""
     packed, _ = batches
-    model = build_pretraining_model(CONFIG, seed=1)
+    model = build_model(PRETRAINING, CONFIG, seed=1)
     before = np.asarray(model.encode(packed))
     changed_slots = 0
     for row in range(4):
@@ -133,7 +134,7 @@ def test_neighbours_see_nothing(batches):
 def test_cross_gradient_is_exactly_zero(batches):
     """The gradient of one sequence's outputs by its neighbours' embeddings is 0, not small."""
     packed, _ = batches
-    model = build_pretraining_model(CONFIG, seed=1)
+    model = build_model(PRETRAINING, CONFIG, seed=1)
     encoder = model.bert
     ids = packed["sequence_ids"]
     embedded = encoder.embeddings(packed["token_ids"], packed["token_type_ids"], packed["position_ids"])

@@ -6,7 +6,8 @@ from packs import packed_and_unpacked
 from scipy.special import erf, softmax
 from tiny import CONFIG
 
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.config import PRETRAINING
+from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.variables import named_weights
 
 pytestmark = pytest.mark.both_backends
@@ -69,7 +70,7 @@ def assert_close(got, want):
 
 def test_packed_outputs_equal_it():
     packed, unpacked = packed_and_unpacked()
-    model = build_pretraining_model(CONFIG, seed=1)
+    model = build_model(PRETRAINING, CONFIG, seed=1)
     plain = PlainBert(model)
     hidden = np.asarray(model.encode(packed))
     outputs = {name: np.asarray(values) for name, values in model(packed).items()}

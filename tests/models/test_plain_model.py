@@ -9,8 +9,8 @@ from packs import packed_and_unpacked
 from scipy.special import erf, softmax
 from tiny import CONFIG
 
-from bert_packed.models.heads import build_classification_model, build_question_answering_model
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.config import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING
+from bert_packed.models.packed_model import build_model
 from bert_packed.training.engines.variables import named_weights
 
 pytestmark = pytest.mark.both_backends
@@ -96,7 +96,7 @@ def assert_near(got, want):
 
 def test_hidden_states_and_heads_of_pretraining():
     batch, _ = packed_and_unpacked()
-    model = randomised(build_pretraining_model(WIDE, seed=1))
+    model = randomised(build_model(PRETRAINING, WIDE, seed=1))
     plain = PlainBert(model)
     hidden = np.asarray(model.encode(batch))
     outputs = {name: np.asarray(values) for name, values in model(batch).items()}
@@ -116,8 +116,8 @@ def test_hidden_states_and_heads_of_pretraining():
 
 def test_heads_of_fine_tuning():
     batch, _ = finetuning_batches()
-    answers = randomised(build_question_answering_model(CONFIG, 1))
-    classes = randomised(build_classification_model(CONFIG, 3, 1))
+    answers = randomised(build_model(QUESTION_ANSWERING, CONFIG, 1))
+    classes = randomised(build_model(CLASSIFICATION, CONFIG, num_outputs=3, seed=1))
     spans, labels = answers(batch), np.asarray(classes(batch)["logits"])
     for row, slot, tokens in sequences_of(batch):
         ids = batch["token_ids"][row, tokens], batch["token_type_ids"][row, tokens]

@@ -9,8 +9,9 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, to_floats
 
+from bert_packed.config import PRETRAINING
 from bert_packed.models.context import PackContext
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.models.packed_model import build_model
 from bert_packed.models.rematerialisation import run_rematerialised
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
@@ -24,7 +25,7 @@ WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_pr
 
 def make_remat_engine(remat, config, **kwargs):
     return make_engine(
-        build_pretraining_model(config, 1, remat=remat), pretraining_objective("per_sequence"), **kwargs
+        build_model(PRETRAINING, config, 1, remat=remat), pretraining_objective("per_sequence"), **kwargs
     )
 
 
@@ -55,7 +56,7 @@ def test_dropout_is_in_the_comparison():
 def test_evaluation_draws_no_seeds():
     """Or a run that evaluates in between would train on with other dropout than one that does not."""
     packed, _ = packed_and_unpacked()
-    model = build_pretraining_model(WITH_DROPOUT, 1, remat=True)
+    model = build_model(PRETRAINING, WITH_DROPOUT, 1, remat=True)
     states = []
     for training in (None, False, True):  # None: as it was built
         if training is not None:

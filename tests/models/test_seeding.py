@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 from tiny import CONFIG
 
-from bert_packed.models.modeling import PackedBertForPretraining, build_pretraining_model
-from bert_packed.models.seeding import seeded
+from bert_packed.config import PRETRAINING
+from bert_packed.models.modeling import PackedBertForPretraining
+from bert_packed.models.packed_model import build_model, seeded
 
 pytestmark = pytest.mark.both_backends
 
@@ -36,7 +37,7 @@ def test_random_numbers_of_the_caller_go_on():
     first, want = draw(), draw()
     restart()
     assert draw() == first
-    build_pretraining_model(CONFIG, seed=1)
+    build_model(PRETRAINING, CONFIG, seed=1)
     with pytest.raises(ZeroDivisionError), seeded(3):
         random.random() / 0
     assert draw() == want != first
@@ -46,7 +47,7 @@ def test_weights_and_dropout_seeds_are_those_of_set_random_seed():
     keras.utils.set_random_seed(7)
     want = PackedBertForPretraining(CONFIG)
     want.build()
-    got, other = build_pretraining_model(CONFIG, seed=7), build_pretraining_model(CONFIG, seed=8)
+    got, other = build_model(PRETRAINING, CONFIG, seed=7), build_model(PRETRAINING, CONFIG, seed=8)
     assert len(want.variables) == len(got.variables)
     for one, two in zip(want.variables, got.variables, strict=True):
         np.testing.assert_array_equal(one.numpy(), two.numpy(), err_msg=one.path)

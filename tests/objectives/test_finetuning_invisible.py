@@ -12,9 +12,14 @@ from tiny import CONFIG, replace_sums, to_floats
 
 from bert_packed.data.unpacking import unpack
 from bert_packed.evaluation import contamination
-from bert_packed.objectives.answers import answer_sums, answers_objective
-from bert_packed.objectives.classes import classes_objective, numbers_objective
-from bert_packed.objectives.tags import tag_sums, tags_objective
+from bert_packed.objectives.finetuning import (
+    answer_sums,
+    answers_objective,
+    classes_objective,
+    numbers_objective,
+    tag_sums,
+    tags_objective,
+)
 from bert_packed.training import engines
 from bert_packed.training.engines.functional import gradient
 

@@ -8,8 +8,7 @@ from keras import ops
 from packs import packed_and_unpacked
 from scipy.special import log_softmax, softmax
 
-from bert_packed.objectives.likelihood import nll_and_right
-from bert_packed.objectives.metrics import add_sums
+from bert_packed.objectives.objective import add_sums, nll_and_right
 from bert_packed.objectives.pretraining import prediction_weights, pretraining_objective, pretraining_sums
 from bert_packed.training.engines.functional import gradient
 

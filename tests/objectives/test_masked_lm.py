@@ -10,9 +10,9 @@ from reference import import_reference
 from tiny import CONFIG, to_floats
 
 from bert_packed.checkpoints import checkpoint, starting_weights
+from bert_packed.config import CLASSIFICATION, MASKED_LM, PRETRAINING
 from bert_packed.evaluation.inference import encode, load_encoder
-from bert_packed.models.heads import build_model
-from bert_packed.models.modeling import CLASSIFICATION, MASKED_LM, PRETRAINING, build_masked_lm_model
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
 from bert_packed.training import engines
@@ -56,7 +56,7 @@ def test_packed_equals_unpacked():
 
 
 def test_what_a_model_is_built_with_arrives():
-    model = build_masked_lm_model(CONFIG, 1, dtype="mixed_bfloat16", remat=True)
+    model = build_model(MASKED_LM, CONFIG, 1, dtype="mixed_bfloat16", remat=True)
     assert model.bert.remat and model.bert.blocks[0].compute_dtype == "bfloat16"
 
 
@@ -78,7 +78,7 @@ def test_it_learns_what_both_heads_together_learn_of_masked_tokens():
 @pytest.fixture
 def stored(tmp_path):
     """A checkpoint of ours without next-sentence head, its model, and an export of it."""
-    model = build_model(MASKED_LM, CONFIG, 0, seed=1)
+    model = build_model(MASKED_LM, CONFIG, num_outputs=0, seed=1)
     rng = np.random.default_rng(1)
     for weight in model.weights:
         weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.1))
@@ -123,7 +123,7 @@ def test_a_checkpoint_starts_what_it_can(stored, form):
     assert starting_weights.stored_head(folder / form)[0] == MASKED_LM
 
     def start(head):
-        other = build_model(head, CONFIG, 3, seed=2)
+        other = build_model(head, CONFIG, num_outputs=3, seed=2)
         found = starting_weights.load(folder / form, named_weights(other), CONFIG, head)
         weights, theirs = named_weights(other), named_weights(model)
         for name in weights.keys() & theirs.keys():
@@ -139,9 +139,9 @@ def test_a_checkpoint_starts_what_it_can(stored, form):
 
 
 def test_it_starts_from_a_checkpoint_with_both_heads(tmp_path):
-    both = build_model(PRETRAINING, CONFIG, 0, seed=1)
+    both = build_model(PRETRAINING, CONFIG, num_outputs=0, seed=1)
     checkpoint.save_weights(tmp_path / "both", named_weights(both), CONFIG)
-    weights = named_weights(build_model(MASKED_LM, CONFIG, 0, seed=2))
+    weights = named_weights(build_model(MASKED_LM, CONFIG, num_outputs=0, seed=2))
     found = starting_weights.load(tmp_path / "both", weights, CONFIG, MASKED_LM)
     assert found.missing == [] and sorted(found.unused) == [
         f"next_sentence/{part}/{kind}" for part in ("classifier", "pooler") for kind in ("bias", "kernel")

@@ -11,9 +11,10 @@ from keras import ops
 from next_tokens import CONFIG, VOCAB_SIZE, batch_of, packed_and_unpacked, random_packs
 
 from bert_packed.config import MambaConfig
-from bert_packed.models.flops import mamba_flops
-from bert_packed.models.mamba import build_mamba
+from bert_packed.models.mamba import count_flops
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.next_tokens import next_token_counts, next_token_objective
+from bert_packed.schema import CAUSAL_LM
 from bert_packed.training.engines.functional import gradient
 
 WEIGHTINGS = ("per_token", "per_sequence")
@@ -159,15 +160,17 @@ def operations_of_a_state():
 
 def test_operations_are_counted_weight_by_weight():
     config = MambaConfig(vocab_size=50, hidden_size=8, num_hidden_layers=3, state_size=4, time_step_rank=2)
-    sizes = {w.path.split("/", 1)[1]: math.prod(w.shape) for w in build_mamba(config, 0).trainable_weights}
+    weights = build_model(CAUSAL_LM, config, 0).trainable_weights
+    sizes = {weight.path.split("/", 1)[1]: math.prod(weight.shape) for weight in weights}
     kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))  # the convolution's too
     states = 3 * 16 * 4
     a_token = 6 * kernels + operations_of_a_state() * states
-    assert mamba_flops(config, {"num_tokens": 1, "num_predictions": 0}) == a_token
-    assert mamba_flops(config, {"num_tokens": 0, "num_predictions": 1}) == 6 * sizes["backbone/embeddings"]
+    assert count_flops(CAUSAL_LM, config, {"num_tokens": 1, "num_predictions": 0}) == a_token
+    a_prediction = count_flops(CAUSAL_LM, config, {"num_tokens": 0, "num_predictions": 1})
+    assert a_prediction == 6 * sizes["backbone/embeddings"]
 
 
 def test_objective_names_what_the_model_gives(batch):
-    outputs = build_mamba(CONFIG, 0)(batch)
+    outputs = build_model(CAUSAL_LM, CONFIG, 0)(batch)
     assert outputs.keys() == next_token_objective("per_token").outputs.keys() == {"logits"}
     assert outputs["logits"].shape == (5, 12, VOCAB_SIZE)

@@ -26,11 +26,10 @@ from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import Dropout
 from bert_packed.models.layers import layer_norm
 from bert_packed.models.layout import dense
-from bert_packed.models.modeling import PackedBert, build_seeded
+from bert_packed.models.modeling import PackedBert
+from bert_packed.models.packed_model import build_seeded
 from bert_packed.objectives.features import SEQUENCES
-from bert_packed.objectives.likelihood import nll_and_right
-from bert_packed.objectives.metrics import count_sequences
-from bert_packed.objectives.objective import Objective
+from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.schema import PackSpec
 from bert_packed.training import engines, loop
 from bert_packed.training.engines.variables import named_weights

@@ -10,11 +10,14 @@ from finetuning_batches import packed_and_unpacked as finetuning_batches
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import to_floats
 
-from bert_packed.objectives.answers import answers_objective
-from bert_packed.objectives.classes import classes_objective, numbers_objective
-from bert_packed.objectives.metrics import add_sums
+from bert_packed.objectives.finetuning import (
+    answers_objective,
+    classes_objective,
+    numbers_objective,
+    tags_objective,
+)
+from bert_packed.objectives.objective import add_sums
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
-from bert_packed.objectives.tags import tags_objective
 from bert_packed.training import engines
 
 pytestmark = pytest.mark.both_backends

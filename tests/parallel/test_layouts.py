@@ -9,7 +9,7 @@ from layouts import CLIP, WIDE, WITH_DROPOUT, batch_at, make_devices, make_engin
 from tiny import Trained, to_floats
 
 from bert_packed.models import layers
-from bert_packed.models.cpu_forms import has_gradients_for_cpus
+from bert_packed.models.cpu_gradients import has_gradients_for_cpus
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training.collectives import find_collectives
 from bert_packed.training.hlo import read_module

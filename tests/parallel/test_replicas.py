@@ -14,7 +14,7 @@ from tiny import CONFIG, Trained, to_floats
 
 from bert_packed.core.settings import InputError
 from bert_packed.models import layers
-from bert_packed.models.cpu_forms import has_gradients_for_cpus
+from bert_packed.models.cpu_gradients import has_gradients_for_cpus
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.replicas import Replicas, check_shares, make_replicas
 from bert_packed.training import engines

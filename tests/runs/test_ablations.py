@@ -9,11 +9,11 @@ from tiny import CONFIG, make_engine, to_floats, write_data
 
 import run_pretraining
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import ABLATIONS, ModelConfig, ablate, ablations
+from bert_packed.config import ABLATIONS, PRETRAINING, ModelConfig, ablate, ablations
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs.pretraining_config import TrainConfig
 
@@ -27,7 +27,7 @@ def batches():
 
 def largest_differences(config, batches):
     """Per sequence in the pack, by slot: how far packed hidden states are from unpacked ones."""
-    model = build_pretraining_model(config, seed=1)
+    model = build_model(PRETRAINING, config, seed=1)
     together, alone = (np.asarray(model.encode(batch)) for batch in batches)
     result, new = {}, 0
     for row in range(5):

@@ -15,7 +15,8 @@ from pretraining_runs import CHANGED, FACTOR, MOMENT, STEPS_BEFORE, WIDE, make_r
 from tiny import MAX_SEQ_LENGTH
 
 from bert_packed.checkpoints import checkpoint
-from bert_packed.models.flops import bert_flops
+from bert_packed.config import PRETRAINING
+from bert_packed.models.heads import count_flops
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.optimization import build_optimizer
 
@@ -280,8 +281,8 @@ def test_masked_tokens_alone_are_learnt_by_a_model_for_them(runs):
     seen = runs[0]["mlm"]
     assert seen.engine.model.head == "masked_lm" and "nsp_labels" not in seen.batch
     counts = {"num_tokens": 3.0, "num_pairs": 5.0, "num_predictions": 2.0, "num_sequences": 1.0}
-    flops, with_both = (seen.hooks.scale.model_flops(counts), bert_flops(seen.engine.model.config, counts))
-    width = seen.engine.model.config.hidden_size
+    config, flops = seen.engine.model.config, seen.hooks.scale.model_flops(counts)
+    with_both, width = count_flops(PRETRAINING, config, counts), config.hidden_size
     assert with_both - flops == 6 * (width**2 + 2 * width)
 
 
@@ -295,7 +296,7 @@ def test_what_is_watched_is_measured_by_the_run(runs):
     packs, length = seen.batch["token_ids"].shape
     assert seen.hooks.scale.positions_per_step == packs * length == 6 * MAX_SEQ_LENGTH
     counts = {"num_tokens": 3.0, "num_pairs": 5.0, "num_predictions": 2.0, "num_sequences": 1.0}
-    assert seen.hooks.scale.model_flops(counts) == bert_flops(WIDE, counts)
+    assert seen.hooks.scale.model_flops(counts) == count_flops(PRETRAINING, WIDE, counts)
 
 
 def test_the_seed_is_of_weights_dropout_and_order(runs):

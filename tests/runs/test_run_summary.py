@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from clock import Clock
 
-from bert_packed.config import ModelConfig, ablate
-from bert_packed.models.flops import bert_flops
+from bert_packed.config import PRETRAINING, ModelConfig, ablate
+from bert_packed.models.heads import count_flops
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import interleaved_timing, run_summary, step_cost
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
@@ -21,7 +21,7 @@ from bert_packed.training.metrics_log import eval_columns, train_columns
 CONFIG = ModelConfig(
     vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
 )
-FLOPS = functools.partial(bert_flops, CONFIG)
+FLOPS = functools.partial(count_flops, PRETRAINING, CONFIG)
 
 
 def test_flops_of_a_step():

@@ -10,7 +10,8 @@ from other_backend import batch_at, train, training_engine
 from packs import packed_and_unpacked
 from tiny import CONFIG, replace_sums
 
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.config import PRETRAINING
+from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_sums
 from bert_packed.training.engines.functional import compiled
 
@@ -44,7 +45,7 @@ def test_out_of_memory_is_a_memory_error():
 
 
 def test_a_compiled_function_sees_new_weights():
-    model = build_pretraining_model(CONFIG, seed=1)
+    model = build_model(PRETRAINING, CONFIG, seed=1)
     forward = compiled(functools.partial(model.encode, training=False), model)
     packed, _ = packed_and_unpacked()
     before = np.asarray(forward(packed))

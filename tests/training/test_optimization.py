@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from bert_packed.config import ModelConfig
-from bert_packed.models.modeling import build_pretraining_model
+from bert_packed.config import PRETRAINING, ModelConfig
+from bert_packed.models.packed_model import build_model
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.optimization import (
     EXCLUDED_FROM_DECAY,
@@ -68,7 +68,7 @@ def test_variables_excluded_from_decay_and_adaptation():
     config = ModelConfig(
         vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
-    model = build_pretraining_model(config, seed=0)
+    model = build_model(PRETRAINING, config, seed=0)
     optimizer = Lamb(weight_decay_rate=0.01, exclude_from_weight_decay=EXCLUDED_FROM_DECAY)
     excluded = [v.path for v in model.trainable_variables if not optimizer.decays(v)]
     assert excluded == [v.path for v in model.trainable_variables if not optimizer.adapts(v)]

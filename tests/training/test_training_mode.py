@@ -10,8 +10,7 @@ from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
 from bert_packed.models.dropout import Dropout
-from bert_packed.objectives.metrics import COUNT_NAMES
-from bert_packed.objectives.objective import Objective
+from bert_packed.objectives.objective import COUNT_NAMES, Objective
 from bert_packed.training import engines
 
 pytestmark = pytest.mark.both_backends

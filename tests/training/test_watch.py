@@ -5,8 +5,9 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG
 
-from bert_packed.models.flops import bert_flops
-from bert_packed.objectives.metrics import count_sequences
+from bert_packed.config import CLASSIFICATION, PRETRAINING
+from bert_packed.models.heads import count_flops
+from bert_packed.objectives.objective import count_sequences
 from bert_packed.objectives.pretraining import pretraining_counts
 from bert_packed.training.watch import (
     STEP_FIGURES,
@@ -97,22 +98,22 @@ def test_model_flops_are_those_of_the_sequences_alone():
     """Product by product, each sequence by itself and unpadded: twice the multiply-adds, three passes."""
     packed, _ = packed_and_unpacked()
     width, wide = CONFIG.hidden_size, CONFIG.intermediate_size
-    want = 0
+    want_of_blocks, want = 0, 0
     for row in packed["sequence_ids"]:
         for sequence in range(1, row.max() + 1):
             length = np.count_nonzero(row == sequence)
             projections = 4 * (length * width * width)
             attention = (length * length * width) + (length * length * width)
             feed_forward = length * width * wide + length * wide * width
-            want += CONFIG.num_hidden_layers * (projections + attention + feed_forward)
+            want_of_blocks += CONFIG.num_hidden_layers * (projections + attention + feed_forward)
             want += width * width + width * 2  # pooler and next sentence
     num_predictions = np.count_nonzero(packed["prediction_sequences"])
+    want += want_of_blocks
     want += num_predictions * (width * width + width * CONFIG.vocab_size)
     sums = {name: float(value) for name, value in pretraining_counts(packed).items()}
-    assert bert_flops(CONFIG, sums) == pytest.approx(3 * 2 * want)
+    assert count_flops(PRETRAINING, CONFIG, sums) == pytest.approx(3 * 2 * want)
     # PaLM's 6 N a token, where attention and heads are left out
     blocks = {**dict.fromkeys(sums, 0.0), "num_tokens": 1.0}
     num_weights = CONFIG.num_hidden_layers * (4 * width**2 + 2 * width * wide)
-    assert bert_flops(CONFIG, blocks) == 6 * num_weights
-    fine_tuning = {name: value for name, value in sums.items() if name != "num_predictions"}
-    assert bert_flops(CONFIG, fine_tuning) < bert_flops(CONFIG, sums)
+    assert count_flops(PRETRAINING, CONFIG, blocks) == 6 * num_weights
+    assert count_flops(CLASSIFICATION, CONFIG, sums) == pytest.approx(3 * 2 * want_of_blocks)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_packed.models.cpu_forms import gradients_for_cpus
+from bert_packed.models.cpu_gradients import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
 from bert_packed.parallel.laid_variables import HostVariable, LaidVariable
 from bert_packed.parallel.mesh import lay

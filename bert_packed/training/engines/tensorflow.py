@@ -11,7 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from bert_packed.models.cpu_forms import gradients_for_cpus
+from bert_packed.models.cpu_gradients import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
 from bert_packed.models.rematerialisation import find_dropouts
 from bert_packed.training.engines.engine import Engine, clip

@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from bert_packed.evaluation import side_by_side as module
-from bert_packed.evaluation.side_by_side import side_by_side
+from bert_packed.evaluation import inference
+from bert_packed.evaluation.inference import map_in_threads
 
 SECONDS = 10  # to wait for another thread, which takes none
 MOMENT = 0.1  # for what must not happen to happen
@@ -31,7 +31,7 @@ def test_as_many_as_asked_are_inside_at_the_same_time(num_at_once):
         return -item
 
     items = range(1 + 4 * num_at_once)
-    assert list(side_by_side(function, items, num_at_once)) == [(item, -item) for item in items]
+    assert list(map_in_threads(function, items, num_at_once)) == [(item, -item) for item in items]
     assert most[0] == num_at_once
 
 
@@ -45,7 +45,7 @@ def test_results_wait_for_the_items_before_them():
             last_is_done.set()
         return item
 
-    assert [item for item, _ in side_by_side(function, range(4), 2)] == [0, 1, 2, 3]
+    assert [item for item, _ in map_in_threads(function, range(4), 2)] == [0, 1, 2, 3]
 
 
 def test_the_first_is_over_before_others_begin():
@@ -58,13 +58,13 @@ def test_the_first_is_over_before_others_begin():
             time.sleep(MOMENT)
             events.append(("ends", item, True))
 
-    list(side_by_side(function, range(3), 2))
+    list(map_in_threads(function, range(3), 2))
     assert events[:2] == [("begins", 0, True), ("ends", 0, True)]
     assert sorted(events[2:]) == [("begins", 1, False), ("begins", 2, False)]
 
 
 def test_one_at_a_time_is_the_callers_thread():
-    threads = {thread for _, thread in side_by_side(lambda _: threading.current_thread(), range(3), 1)}
+    threads = {thread for _, thread in map_in_threads(lambda _: threading.current_thread(), range(3), 1)}
     assert threads == {threading.main_thread()}
 
 
@@ -73,7 +73,7 @@ def test_items_are_made_a_few_ahead(num_at_once, ahead):
     made = []
     items = (made.append(item) or item for item in range(20))
     most = max(
-        len(made) - taken for taken, _ in enumerate(side_by_side(lambda item: item, items, num_at_once))
+        len(made) - taken for taken, _ in enumerate(map_in_threads(lambda item: item, items, num_at_once))
     )
     assert most == ahead and len(made) == 20
 
@@ -90,7 +90,7 @@ def test_a_mistake_is_raised_in_its_place_and_nothing_begins_after_it(num_at_onc
         return item
 
     with pytest.raises(ValueError, match=f"item {wrong}"):
-        for item, _ in side_by_side(function, range(20), num_at_once):
+        for item, _ in map_in_threads(function, range(20), num_at_once):
             taken.append(item)
     assert taken == list(range(wrong))
     assert max(begun) <= wrong + num_at_once
@@ -132,19 +132,19 @@ class Held:
 
 
 def no_thread_is_left():
-    return not [thread for thread in threading.enumerate() if thread.name.startswith("side-by-side")]
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("map-in-threads")]
 
 
 def test_no_more_than_asked_are_inside():
     function, begun = Held(0), []
     function.once_begun(3, lambda: (begun.extend(function.begun), function.let(*range(20))))
-    assert len(list(side_by_side(function, range(20), 2))) == 20
+    assert len(list(map_in_threads(function, range(20), 2))) == 20
     assert sorted(begun) == [0, 1, 2]
 
 
 def test_who_takes_no_more_leaves_no_thread():
     function = Held(0, 1)
-    results = side_by_side(function, range(20), 2)
+    results = map_in_threads(function, range(20), 2)
     assert [next(results), next(results)] == [(0, 0), (1, 1)]
     function.wait_for(4)  # else those that no thread has taken yet would not begin
     function.once_begun(4, lambda: function.let(2, 3))
@@ -161,9 +161,9 @@ def test_an_interrupt_leaves_no_thread_and_what_waits_never_begins(monkeypatch):
         raise KeyboardInterrupt
 
     function = Held(0)
-    monkeypatch.setattr(module, "_first", interrupted)
+    monkeypatch.setattr(inference, "_take_first", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        list(side_by_side(function, range(20), 2))
+        list(map_in_threads(function, range(20), 2))
     assert sorted(function.begun) == [0, 1, 2] and no_thread_is_left()
 
 
@@ -174,7 +174,7 @@ def test_a_mistake_of_the_items_is_raised():
 
     taken = []
     with pytest.raises(ValueError, match="no more"):
-        for item, _ in side_by_side(lambda item: item, items(), 2):
+        for item, _ in map_in_threads(lambda item: item, items(), 2):
             taken.append(item)
     assert taken == [0]  # the third would have come after 1 and 2 had begun
 
@@ -193,7 +193,7 @@ def test_what_failed_is_not_kept():
     gc.disable()
     try:
         with pytest.raises(ValueError, match="wrong"):
-            list(side_by_side(function, iter(items), 2))
+            list(map_in_threads(function, iter(items), 2))
         items.clear()
         assert [reference() for reference in seen] == 4 * [None]
     finally:
@@ -202,4 +202,4 @@ def test_what_failed_is_not_kept():
 
 @pytest.mark.parametrize("num_at_once", [1, 2])
 def test_of_no_item_there_is_nothing(num_at_once):
-    assert list(side_by_side(lambda item: item, [], num_at_once)) == []
+    assert list(map_in_threads(lambda item: item, [], num_at_once)) == []

@@ -1,10 +1,10 @@
-"""What checkpoints must know of a kind of model: its tensors' names, its heads, its config elsewhere."""
+"""Tables of tensors' names, here and in others' checkpoints: what a table has, and which one a model has."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from bert_packed.config import ModelConfig, config_json
+from bert_packed.config import model_type
 from bert_packed.core.settings import InputError
 
 
@@ -46,49 +46,36 @@ class TensorName:
 
 
 @dataclasses.dataclass(frozen=True)
-class Architecture:
-    """One kind of model, as checkpoints of ours and of others have it.
+class CheckpointNames:
+    """Tensors and config of one architecture in checkpoints of ours and of others.
 
     Attributes:
-        name: What people call it, as in "a BERT".
-        config_class: Of `bert_packed.config`; it tells the architecture.
         tensor_names: Function (config, head) to a list of `TensorName`, every tensor of the model once.
-        build_model: Function (head, config, num_outputs, seed) to a Keras model.
-        classes: Dict from each head to the class of transformers that has it. The first is what a checkpoint
-            without any head counts as.
         outputs: Dict from each head to the `TensorName` of one that no head before it has, a row for each
-            output. Two heads may call it the same elsewhere; which of them it is, `config.json` says there,
-            by the class, and without a word the later.
-        encoder: How our names of the tensors begin that a checkpoint must hold.
-        prefix: How Hugging Face's begin, and what a bare encoder's lack.
+            output. Two heads may call it the same elsewhere; `config.json` says there which one it is, by the
+            class, and without a class it is the later.
+        encoder: First part of our names that a checkpoint must hold.
+        prefix: First part of Hugging Face's names, which a bare encoder lacks.
         bare_parts: First parts of names in such a bare encoder.
         spellings: Pairs of (older, newer): parts of Hugging Face's names that changed.
         tied: Pairs of Hugging Face's names that are one tensor here, the second ours.
-        shapeless: Fields of the config that no tensor's shape tells, and that would silently change every
-            output.
-        hugging_face_config: Function of a model to what `config.json` holds besides the class.
-        vocabularies: Files that its tokenizer may be in.
+        shapeless: Fields of the config that no tensor's shape shows, but that change every output.
+        classes: Dict from head to the class of transformers that has it; a head without one has no export.
+        hugging_face_config: Function of a model to the content of `config.json` besides the class.
+        vocabularies: File names that its tokenizer may have.
     """
 
-    name: str
-    config_class: type
     tensor_names: Callable[[Any, str], list[TensorName]]
-    build_model: Callable[..., Any]
-    classes: dict[str, str]
     outputs: dict[str, TensorName]
     encoder: str
-    prefix: str
-    bare_parts: tuple[str, ...]
-    spellings: tuple[tuple[str, str], ...]
-    tied: tuple[tuple[str, str], ...]
-    shapeless: tuple[str, ...]
-    hugging_face_config: Callable[[Any], dict]
-    vocabularies: tuple[str, ...]
-
-    @property
-    def first_head(self):
-        """The head that a checkpoint without any counts as having."""
-        return next(iter(self.classes))
+    prefix: str = ""
+    bare_parts: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
+    tied: tuple[tuple[str, str], ...] = ()
+    shapeless: tuple[str, ...] = ()
+    classes: dict[str, str] = dataclasses.field(default_factory=dict)
+    hugging_face_config: Callable[[Any], dict] | None = None
+    vocabularies: tuple[str, ...] = ("vocab.txt",)
 
     def full_name(self, name):
         """A name of Hugging Face's as newer files have it: with the prefix, in the newer spelling."""
@@ -99,25 +86,10 @@ class Architecture:
         return name
 
 
-def check_same_architecture(path, theirs, ours):
-    """Raise `InputError` where the config of a checkpoint, `theirs`, is not of the kind that a model's is."""
+def check_same_family(path, theirs, ours):
+    """Raise `InputError` where a checkpoint's config, `theirs`, is of another architecture than `ours`."""
     if type(theirs) is not type(ours):
         raise InputError(
-            f"{path} holds another model: model_type must be {_model_type(ours)}. "
-            f"Received: {_model_type(theirs)}."
+            f"{path} holds another model: model_type must be {model_type(ours)}. "
+            f"Received: {model_type(theirs)}."
         )
-
-
-def check_is_bert(config, given):
-    """Raise `InputError` where a config is of another kind of model: what has heads of BERT's takes no other.
-
-    Args:
-        config: Of the model.
-        given: What the user gave to say so, for the message.
-    """
-    if not isinstance(config, ModelConfig):
-        raise InputError(f"`{given}` must be of a BERT. Received: model_type {_model_type(config)}.")
-
-
-def _model_type(config):
-    return config_json(config).get("model_type", "bert")
