@@ -62,12 +62,7 @@ def main(config):
 
     files = find_files(config.input_file, "input_file")
     spec = first_records.read_pack_spec(files)
-    if config.bert_config_file:
-        stored = starting_weights.stored_ablations(config.init_checkpoint)
-        # Audited as it was trained: a plain config must not hide what the checkpoint is
-        model_config = ablate(load_model_config(config.bert_config_file), ",".join(stored))
-    else:
-        model_config = starting_weights.read_config(config.init_checkpoint)
+    model_config = read_trained_config(config)
     check_losses(config, spec.objective)
     learnt = spec.objective
     if learnt == MLM_NSP and starting_weights.stored_head(config.init_checkpoint)[0] == MASKED_LM:
@@ -108,6 +103,16 @@ def main(config):
         f"\n{len(failed)} of {len(checks)} checks failed" if failed else f"\nall {len(checks)} checks passed"
     )
     return STATUS_FAILED if failed else 0
+
+
+def read_trained_config(config):
+    """The model's config with the ablations that it was trained under, which a plain config must not hide."""
+    from bert_packed.checkpoints import starting_weights
+
+    if not config.bert_config_file:
+        return starting_weights.read_config(config.init_checkpoint)
+    stored = starting_weights.stored_ablations(config.init_checkpoint)
+    return ablate(load_model_config(config.bert_config_file), ",".join(stored))
 
 
 def command():

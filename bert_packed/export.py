@@ -26,13 +26,10 @@ saved_model  TensorFlow SavedModel of static shapes, signatures `packed` and `un
 
 
 def main(config):
-    """Load, write and say what was left out."""
+    """Load, write and report what was left out."""
     check_exists(config.init_checkpoint)
-    backend = choose_backend()
-    if config.format == "saved_model" and backend != "tensorflow":
-        raise InputError(
-            f"`format` must not be saved_model unless KERAS_BACKEND=tensorflow. Received: {backend}."
-        )
+    check_backend(config, choose_backend())
+    output = check_output(config.output_dir)
     # Keras: not for --help
     from bert_packed.checkpoints import export_formats, starting_weights
     from bert_packed.models.packed_model import build_model
@@ -40,17 +37,12 @@ def main(config):
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
     from bert_packed.training.engines.variables import named_weights
 
-    output = Path(config.output_dir).resolve()
-    if output == Path.cwd():  # it is moved into place: the caller's shell would stay in a removed folder
-        raise InputError(f"`output_dir` must not be the current folder. Received: {config.output_dir}.")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"`output_dir` must be missing or empty. Received: {config.output_dir}.")
     if config.bert_config_file:
         model_config = load_model_config(config.bert_config_file)
     else:
         model_config = starting_weights.read_config(config.init_checkpoint)
     family = family_of(model_config)
-    _check(config, model_config)
+    check_fits(config, model_config)
     run, step = read_origin(config.init_checkpoint)
     audit = read_audit(config.audit_file) if config.audit_file else None
     head, num_outputs = starting_weights.stored_head(config.init_checkpoint)
@@ -68,14 +60,9 @@ def main(config):
         )
     with write_folder(output) as partial:
         if config.format == "hf":
+            text = config.vocab_file, config.do_lower_case
             export_formats.write_hugging_face(
-                partial,
-                model,
-                named_weights(model),
-                found.missing,
-                config.vocab_file,
-                config.do_lower_case,
-                classes,
+                partial, model, named_weights(model), found.missing, *text, classes
             )
             write_model_card(partial, model, run, step, audit)
         elif config.format == "keras":
@@ -85,7 +72,26 @@ def main(config):
     print(f"wrote {config.format} to {config.output_dir}")
 
 
-def _check(config, model_config):
+def check_backend(config, backend):
+    """Raise `InputError` where a backend cannot write the format."""
+    if config.format == "saved_model" and backend != "tensorflow":
+        raise InputError(
+            f"`format` must not be saved_model unless KERAS_BACKEND=tensorflow. Received: {backend}."
+        )
+
+
+def check_output(output_dir):
+    """The path of a folder that an export may take; raises `InputError`."""
+    output = Path(output_dir).resolve()
+    if output == Path.cwd():  # it is moved into place: the caller's shell would stay in a removed folder
+        raise InputError(f"`output_dir` must not be the current folder. Received: {output_dir}.")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"`output_dir` must be missing or empty. Received: {output_dir}.")
+    return output
+
+
+def check_fits(config, model_config):
+    """Raise `InputError` where lengths or the vocabulary of an export do not fit the model."""
     from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 
     if config.format == "saved_model":

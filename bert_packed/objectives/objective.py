@@ -94,12 +94,13 @@ class Objective:
         """Figures for people.
 
         Args:
-            sums: Dict of floats, summed over any number of batches.
+            sums: Dict of floats, summed over any number of batches; {} for none.
 
         Returns:
             Dict: `loss`, the parts that it is the sum of, accuracies and perplexities. A mean over nothing is
             0, and a perplexity of nothing NaN: 1 would be the best.
         """
+        sums = {**dict.fromkeys(self.sum_names, 0.0), **sums}
         parts = {name: _ratio(sums[name], sums[count]) for name, count in self.losses.items()}
         rates = {name: _ratio(sums[total], sums[count]) for name, (total, count) in self.accuracies.items()}
         perplexities = {
