@@ -6,6 +6,7 @@ Legend: B rows per batch, S row length, D model width, P predictions per row, V 
 import keras
 from keras import ops
 
+from bert_packed.config import PRETRAINING
 from bert_packed.models.context import MASKED_SCORE
 from bert_packed.models.layers import MaskedLanguageModelHead, PackedEmbeddings, TransformerBlock
 from bert_packed.models.layout import dense
@@ -79,7 +80,7 @@ class PlainBert(keras.Model):
 def plain_objective():
     """What `PlainBert` learns: `Objective`; a row is a sequence, predictions all count alike."""
     return Objective(
-        build_model=build_plain_model,
+        head=PRETRAINING,
         features=RECORDED,
         outputs={"mlm_logits": "P", "nsp_logits": "K"},
         sums=plain_sums,

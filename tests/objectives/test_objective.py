@@ -110,12 +110,18 @@ def next_token_counts(batch):
     return {"num_followed": ops.sum(token_weights(batch)), **count_sequences(batch)}
 
 
-def next_token_objective(block=CausalMeanBlock):
-    def build_model(config, seed, dtype="float32", **encoder):
-        return build_seeded(lambda: NextTokenModel(config, block=block, **encoder), seed, dtype)
+@dataclasses.dataclass(frozen=True)
+class NextTokenObjective(Objective):
+    block: type = CausalMeanBlock
 
-    return Objective(
-        build_model=build_model,
+    def build_model(self, config, seed, dtype="float32", **encoder):
+        return build_seeded(lambda: NextTokenModel(config, block=self.block, **encoder), seed, dtype)
+
+
+def next_token_objective(block=CausalMeanBlock):
+    return NextTokenObjective(
+        block=block,
+        head=NextTokenModel.head,
         features=SEQUENCES,
         outputs={"next_logits": "S"},
         sums=next_token_sums,
