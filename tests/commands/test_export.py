@@ -165,12 +165,12 @@ def test_saved_model_under_another_backend_is_refused(trained, tmp_path, capsys)
         ({"output_dir": "."}, "`output_dir` must not be the current folder"),
         ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
         pytest.param(
-            {"format": "saved_model"}, "`max_seq_length` must be at most the model's", marks=needs_tensorflow
+            {"format": "saved_model"}, "`max_seq_length` must be at most max_pos", marks=needs_tensorflow
         ),
         ({"format": "keras", "vocab_file": "v"}, "`vocab_file` must be left out"),
         ({"format": "keras", "audit_file": "v"}, "`audit_file` must be left out unless --format=hf"),
         ({"audit_file": "none.json"}, "none.json must be JSON"),
-        ({"vocab_file": "{long}"}, "`vocab_file` must have at most vocab_size=31 lines. Received: 32"),
+        ({"vocab_file": "{long}"}, "`vocab_file` must be at most vocab_size=31 of the model. Received: 32"),
     ],
 )
 def test_mistakes(trained, tmp_path, capsys, monkeypatch, flags, message):

@@ -191,8 +191,14 @@ def test_saved_model(run_folder, logits, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"vocab_file": "{long}"}, "`vocab_file` must have at most vocab_size=31 lines. Received: 32"),
-        ({"vocab_file": "{bytes}"}, "`vocab_file` must have at most vocab_size=31 tokens. Received: 257"),
+        (
+            {"vocab_file": "{long}"},
+            "vocabulary of `vocab_file` must be at most vocab_size=31 of the model. Received: 32",
+        ),
+        (
+            {"vocab_file": "{bytes}"},
+            "vocabulary of `vocab_file` must be at most vocab_size=31 of the model. Received: 257",
+        ),
         ({"vocab_file": "{broken}"}, "`vocab_file` must be a tokenizer.json"),
         ({"vocab_file": "{plain}"}, "`vocab_file` must hold [PAD], [UNK], [CLS], [SEP], [MASK]"),
         ({"bert_config_file": "bert-tiny"}, "model_type must be bert. Received: mamba."),

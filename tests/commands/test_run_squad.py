@@ -235,7 +235,7 @@ def test_version_2(data, packed, tmp_path):
         ({"max_query_length": 45}, "`max_seq_length` must be at least max_query_length + 4"),
         (
             {"max_seq_length": 64},
-            "`max_seq_length` must have at most the model's max_position_embeddings=48. Received: 64",
+            "`max_seq_length` must be at most max_position_embeddings=48 of the model. Received: 64",
         ),
         (
             {"max_sequences_per_pack": 49},

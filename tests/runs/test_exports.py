@@ -130,7 +130,10 @@ def test_mistakes(data, tmp_path, capsys, monkeypatch):
             {"export_vocab_file": "v"},
             "`export_vocab_file` must be left out without export_every. Received",
         ),
-        ({"export_vocab_file": tmp_path / "long.txt"}, "`export_vocab_file` must have at most vocab_size=31"),
+        (
+            {"export_vocab_file": tmp_path / "long.txt"},
+            "the vocabulary of `export_vocab_file` must be at most vocab_size=31",
+        ),
         ({"export_vocab_file": tmp_path / "plain.txt"}, "must hold [PAD], [UNK], [CLS], [SEP], [MASK]"),
         ({"export_vocab_file": tmp_path / "none.txt"}, "none.txt"),
         ({"export_vocab_file": data / "vocab.txt"}, "must be the vocabulary of `input_file`"),

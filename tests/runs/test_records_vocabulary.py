@@ -70,7 +70,7 @@ def test_the_model_must_have_a_row_for_what_may_be_drawn(packed):
     config = ModelConfig(vocab_size=6, hidden_size=4, num_attention_heads=1, intermediate_size=4)
     settings = TrainConfig(input_file="x", output_dir="y", bert_config_file="tiny")
     with pytest.raises(
-        InputError, match=r"`vocab_file` must have at most vocab_size=6 of tiny\. Received: 7"
+        InputError, match=r"vocabulary of `vocab_file` must be at most vocab_size=6 of tiny\. Received: 7"
     ):
         check_fits(data, config, settings)
 
