@@ -143,7 +143,7 @@ def sorted_lengths(histogram, num_batches, rng):
 
 def make_engines(model_config, micro_batch_size):
     """Engines by name: `PLAIN`, a BERT that knows nothing of packs, and ours for packs and for rows."""
-    from benchmarks.peers.plain_bert import build_plain_model, plain_objective
+    from benchmarks.peers.plain_bert import plain_objective
 
     plain = build_engine(model_config, micro_batch_size, objective=plain_objective())
     return {

@@ -77,9 +77,16 @@ class PlainBert(keras.Model):
         }
 
 
+class PlainObjective(Objective):
+    """The objective of `PlainBert`."""
+
+    def build_model(self, config, seed):
+        return build_plain_model(config, seed)
+
+
 def plain_objective():
     """What `PlainBert` learns: `Objective`; a row is a sequence, predictions all count alike."""
-    return Objective(
+    return PlainObjective(
         head=PRETRAINING,
         features=RECORDED,
         outputs={"mlm_logits": "P", "nsp_logits": "K"},
