@@ -30,7 +30,6 @@ from data_gen.pack_steps import (
     Part,
     ReadWork,
     ShardWork,
-    SortWork,
     choose_run_bytes,
     histogram_path,
     measure_part,
@@ -272,13 +271,14 @@ def _sort_runs(work, runs, totals, parts, job):
         lengths, counts = read_array(histogram_path(path))
         write_array(work.ranks_path(number), np.stack([lengths, before[lengths], totals[lengths]]))
         before[lengths] += counts
-        steps.append(Step(f"sort-{number:06d}", sort_run, SortWork(work, number, path), num_sequences))
+        steps.append(Step(f"sort-{number:06d}", sort_run, (work, number, path), num_sequences))
     job.run(steps, "sort sequences", "sequences", _remove_run)
 
 
 def _remove_run(step):
-    if storage.exists(step.argument.run):
-        storage.remove(step.argument.run)
+    run = step.argument[-1]
+    if storage.exists(run):
+        storage.remove(run)
 
 
 def _write_shards(config, work, shards, spec, output, job):

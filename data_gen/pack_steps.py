@@ -54,7 +54,7 @@ class ReadWork:
 
 @dataclasses.dataclass(frozen=True)
 class PackWork:
-    """Sequences to be packed. It is sent with each step, and so does not grow with the number of runs.
+    """Sequences to be packed: sent with each step, so that it must not grow with the number of runs.
 
     Attributes:
         assignment: Which packs they go to.
@@ -84,20 +84,6 @@ class PackWork:
         layout, paths = self.assignment.layout, map(self.sorted_run_path, range(self.num_runs))
         sequences = concatenate([read_run(path, layout, part.index, names) for path in paths])
         return sequences, self.assignment.find_packs(sequences, part.first, part.last)
-
-
-@dataclasses.dataclass(frozen=True)
-class SortWork:
-    """Sort one run by part.
-
-    Attributes:
-        pack_work: `PackWork`.
-        number, run: Of the run, and where it is.
-    """
-
-    pack_work: PackWork
-    number: int
-    run: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,20 +184,21 @@ def _read_runs(work, path):
     return num_records, dict(num_overlong), runs
 
 
-def sort_run(work):
+def sort_run(work_number_and_run):
     """Give each sequence of a run its slot, and write what is packed of it in the order of the parts."""
-    assignment, job = work.pack_work.assignment, work.pack_work
-    sequences = read_run(work.run, assignment.kind.layout)
+    work, number, run = work_number_and_run
+    assignment = work.assignment
+    sequences = read_run(run, assignment.kind.layout)
     lengths = assignment.kind.lengths(sequences)
-    known, *numbers = read_array(job.ranks_path(work.number))
+    known, *numbers = read_array(work.ranks_path(number))
     first_ranks, totals = np.zeros((2, int(known.max()) + 1), np.int64)
     first_ranks[known], totals[known] = numbers
     slots = choose_slots(lengths, first_ranks, totals, assignment.seed)
     pieces, packs = assignment.place(sequences, slots)
-    part_ends = read_array(job.part_ends_path)
+    part_ends = read_array(work.part_ends_path)
     parts = np.searchsorted(part_ends, packs, side="right")
     pieces = take(pieces, np.argsort(parts, kind="stable"))
-    write_run(job.sorted_run_path(work.number), pieces, np.bincount(parts, minlength=len(part_ends)))
+    write_run(work.sorted_run_path(number), pieces, np.bincount(parts, minlength=len(part_ends)))
 
 
 def measure_part(work_and_part):

@@ -107,7 +107,7 @@ def join_rows(packs, num_rows):
     return found
 
 
-@pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 16), (4, 7), (12, 16)])
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 16), (4, 7), (12, 16), (43, 16)])
 def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeypatch, num_rows, size):
     monkeypatch.setattr(assignments, "PLACES_AT_ONCE", 3)
     sequences = make_sequences([*np.random.default_rng(3).integers(1, 20, 40).tolist(), 100, size, 2 * size])

@@ -37,9 +37,9 @@ def groups(monkeypatch):
         found["runs of a file"].append(len(result["runs"]))
         return result
 
-    def count_parts(work):
-        sort(work)
-        found["parts"].append(len(read_array(work.pack_work.part_ends_path)))
+    def count_parts(argument):
+        sort(argument)
+        found["parts"].append(len(read_array(argument[0].part_ends_path)))
 
     def count_owners(work_and_part):
         work, part = work_and_part
