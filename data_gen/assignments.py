@@ -37,16 +37,10 @@ PLACES_AT_ONCE = 2**16  # of a row
 
 @dataclasses.dataclass(frozen=True)
 class PlannedPacks:
-    """Whole sequences in the packs of a plan.
-
-    Attributes:
-        kind: `RecordKind`.
-        strategies: Of the plan, with counts.
-        seed: Of the order.
-    """
+    """Whole sequences in the packs of a plan."""
 
     kind: RecordKind
-    strategies: dict
+    strategies: dict  # of the plan, with counts
     seed: int
 
     @property
@@ -72,19 +66,12 @@ class PlannedPacks:
 
 @dataclasses.dataclass(frozen=True)
 class CutRows:
-    """Pieces of sequences in rows without padding between, with the methods of `PlannedPacks`.
+    """Pieces of sequences in rows without padding between, with the methods of `PlannedPacks`."""
 
-    Attributes:
-        kind: `CausalKind` of split sequences.
-        num_rows: R.
-        seed: Of the order.
-        folder: Work folder, for the plan and the starts of all sequences in their rows.
-    """
-
-    kind: CausalKind
+    kind: CausalKind  # of split sequences
     num_rows: int
     seed: int
-    folder: str
+    folder: str  # of the plan, and of the starts of all sequences in their rows
 
     layout = PIECES
     key_columns = frozenset({"rows", "row_starts"})

@@ -237,16 +237,9 @@ def _assign_to_rows(config, kind, totals, folder, job):
 
 
 def cut_shards(num_packs, num_shards, packs_per_part, num_rows=1):
-    """Cut packs into shards, about equally large and none empty, and these into parts.
+    """Cut packs into shards, about equally large and none empty, and these into parts: tuples of `Part`.
 
-    Args:
-        num_packs: Packs, a multiple of `num_rows`.
-        num_shards: Most shards.
-        packs_per_part: About as many.
-        num_rows: Shards and parts are of multiples.
-
-    Returns:
-        List of tuples of `Part`.
+    All are of multiples of `num_rows`.
     """
     num_steps = num_packs // num_rows
     num_shards = min(num_shards, num_steps)

@@ -34,33 +34,19 @@ ASSEMBLED_BYTES = 2**21  # likewise, of the columns that go into them: four time
 
 @dataclasses.dataclass(frozen=True)
 class ReadWork:
-    """Read one input file into runs.
-
-    Attributes:
-        kind: `RecordKind`.
-        stamp, file_index: The file, as `stamp_files` found it, and its number among the inputs.
-        promised: What it must be, as `read_input_manifests` returns it.
-        folder: Where the runs go.
-        run_bytes: Of a run, from `choose_run_bytes`.
-    """
+    """Read one input file into runs."""
 
     kind: RecordKind
-    stamp: list
-    file_index: int
-    promised: dict
-    folder: str
-    run_bytes: int
+    stamp: list  # of the file, from `stamp_files`
+    file_index: int  # among the inputs
+    promised: dict  # of the file, from `read_input_manifests`
+    folder: str  # of the runs
+    run_bytes: int  # from `choose_run_bytes`
 
 
 @dataclasses.dataclass(frozen=True)
 class PackWork:
-    """Sequences to be packed: sent with each step, so that it must not grow with the number of runs.
-
-    Attributes:
-        assignment: Which packs they go to.
-        folder: Work folder.
-        num_runs: Number of runs.
-    """
+    """Sequences to be packed: sent with each step, so that it must not grow with the number of runs."""
 
     assignment: PlannedPacks | CutRows
     folder: str
@@ -88,35 +74,22 @@ class PackWork:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Packs that are assembled together.
+    """Packs that are assembled together, from `first` to `last`, the latter excluded."""
 
-    Attributes:
-        index: Number of the group in the sorted runs.
-        first, last: Its packs, the latter excluded.
-    """
-
-    index: int
+    index: int  # of the group in the sorted runs
     first: int
     last: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardWork:
-    """Write one shard.
-
-    Attributes:
-        pack_work: `PackWork`.
-        parts: Tuple of `Part`, in order.
-        path: Where to.
-        spec: Shapes of the packed record.
-        provenance: Path of the index of its sequences; "" for none.
-    """
+    """Write one shard."""
 
     pack_work: PackWork
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # in order
     path: str
-    spec: object
-    provenance: str
+    spec: object  # from `RecordKind.make_spec`
+    provenance: str  # path of the index of its sequences; "" for none
 
 
 def choose_run_bytes(num_bytes):

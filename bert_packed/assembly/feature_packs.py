@@ -27,15 +27,10 @@ from bert_packed.records.sequences import ORIGINS, Column, make_sequences, range
 
 @dataclasses.dataclass(frozen=True)
 class FeatureShapes:
-    """Sizes of packed records.
+    """Sizes of packed records."""
 
-    Attributes:
-        max_sequences_per_pack: K, slots of the features that are one a sequence.
-        capacities: Dict from each feature with a capacity to it.
-    """
-
-    max_sequences_per_pack: int
-    capacities: dict[str, int]
+    max_sequences_per_pack: int  # K, slots of the features that are one a sequence
+    capacities: dict[str, int]  # of each feature with one
 
 
 @dataclasses.dataclass(frozen=True)

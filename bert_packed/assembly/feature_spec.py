@@ -25,21 +25,13 @@ _ENTRY = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """One feature of a sequence.
-
-    Attributes:
-        name: In the records.
-        is_float: float32, otherwise int64.
-        width: Values at each position.
-        leader: Name of the feature whose length it has, which may be itself; "" for one position a sequence.
-        capacity: Positions of a pack that it may fill; 0 for one a sequence.
-    """
+    """One feature of a sequence."""
 
     name: str
-    is_float: bool
-    width: int
-    leader: str
-    capacity: int
+    is_float: bool  # float32, otherwise int64
+    width: int  # values at each position
+    leader: str  # the feature whose length it has, which may be itself; "" for one position a sequence
+    capacity: int  # positions of a pack that it may fill; 0 for one a sequence
 
     @property
     def sizes(self):

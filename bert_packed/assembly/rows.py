@@ -23,17 +23,11 @@ SHUFFLE_ROWS = 3  # second number of a key; `assignment.py` has 1 and 2
 
 @dataclasses.dataclass(frozen=True)
 class RowPlan:
-    """How many sequences of each length each row has.
+    """How many sequences of each length each row has."""
 
-    Attributes:
-        lengths: int64 `[L]`, ascending, those that occur.
-        counts: int64 `[L]`, sequences of each.
-        has_extra: bool `[L, R]`: the row has one more than `counts // R`.
-    """
-
-    lengths: np.ndarray
-    counts: np.ndarray
-    has_extra: np.ndarray
+    lengths: np.ndarray  # int64 [L], ascending, those that occur
+    counts: np.ndarray  # int64 [L], sequences of each
+    has_extra: np.ndarray  # bool [L, R]: the row has one more than counts // R
 
     @property
     def num_rows(self):
