@@ -18,8 +18,6 @@ from bert_packed.records.inputs import (
     stamp_files,
     unchanged,
 )
-from bert_packed.records.read_unpacked import read_unpacked
-from bert_packed.records.sequences import check_vocabulary
 from data_gen import pack_job
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
@@ -174,20 +172,6 @@ def test_a_broken_promise_is_named(promised, message):
         check_promises(kept, "x", 3, "abc")
     with pytest.raises(InputError, match=message):
         check_promises(promised, "x", 3, "abc")
-
-
-@pytest.mark.parametrize("vocab_size", [300, 299, None])
-def test_ids_outside_the_vocabulary_are_named(tmp_path, vocab_size):
-    for name in (schema.INPUT_IDS, schema.MASKED_LM_IDS):
-        features = make_features([5, 5, 5], S, vocab_size=200)
-        features[schema.MASKED_LM_WEIGHTS][:] = [1, 0, 0, 0]
-        features[name][1, 0] = 299
-        (batch,) = read_unpacked(write_features(tmp_path / "x.tfrecord", features))
-        if vocab_size == 299:
-            with pytest.raises(InputError, match=r"x\.tfrecord, record 2: .*vocab_size=299.*Received: 299\."):
-                check_vocabulary(batch, vocab_size)
-        else:
-            check_vocabulary(batch, vocab_size)
 
 
 def test_find_files_sorts_and_joins_patterns(tmp_path):

@@ -16,7 +16,6 @@ from bert_packed.records.read_causal import (
 )
 from bert_packed.records.read_lengths import read_histogram
 from bert_packed.records.record_rules import LayoutError
-from bert_packed.records.sequences import check_vocabulary
 
 UNPACKED = {
     schema.INPUT_IDS: [0, 7, 4, 8],
@@ -88,14 +87,6 @@ def test_what_is_no_unpacked_record(tmp_path):
         list(read_causal(write_sequences(tmp_path / "a.tfrecord", [lacking])))
     with pytest.raises(InputError, match="packed already"):
         list(read_causal(write_sequences(tmp_path / "b.tfrecord", [PACK])))
-
-
-def test_ids_outside_the_vocabulary(tmp_path):
-    (found,) = read_causal(write_sequences(tmp_path / "a.tfrecord", [UNPACKED, UNPACKED]))
-    check_vocabulary(found, 9)
-    check_vocabulary(found, None)
-    with pytest.raises(InputError, match=r"record 1: token ids must be below the vocab_size=8.* Received: 8"):
-        check_vocabulary(found, 8)
 
 
 def test_lengths_of_records_are_counted(tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bert_packed.core.settings import InputError
 from bert_packed.records import sequences as sequences_module
 from bert_packed.records.sequences import (
     BERT_LAYOUT,
@@ -11,6 +12,7 @@ from bert_packed.records.sequences import (
     ORIGINS,
     Column,
     Sequences,
+    check_vocabulary,
     concatenate,
     content_digests,
     make_sequences,
@@ -111,3 +113,19 @@ def test_ranges():
     groups = np.random.default_rng(0).integers(0, 5, 300).tolist()
     expected = [groups[:place].count(group) for place, group in enumerate(groups)]
     assert rank_in_groups(np.array(groups)).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["tokens", "prediction_ids", "labels"])
+def test_ids_outside_the_vocabulary_are_named(name):
+    """By the record of the sequence whose token or label they are."""
+    if name == "labels":
+        columns = {"lengths": [2, 3], "tokens": [1, 2, 3, 4, 5], "labels": [2, 0, 4, 299, 0]}
+        sequences = make_sequences(CAUSAL_LAYOUT, "a", **columns, record_numbers=[1, 2])
+    else:
+        values = make_bert()[name].copy()
+        values[-1] = 299
+        sequences = make_bert(**{name: values})
+    for vocab_size in (300, None):
+        check_vocabulary(sequences, vocab_size)
+    with pytest.raises(InputError, match=r"a, record 2: .* the vocab_size=299 .* Received: 299\."):
+        check_vocabulary(sequences, 299)
