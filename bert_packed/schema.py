@@ -1,4 +1,4 @@
-"""What a record holds: feature names, dtypes and shapes. The only contract between the two halves.
+"""Feature names, dtypes and shapes of records: the contract between `data_gen` and training.
 
 Legend: S pack length in tokens, K sequences per pack, P predictions per pack.
 
@@ -13,7 +13,7 @@ contiguous from 0, with padding last; the weights of its predictions are as in L
     masked_lm_positions     [ 2  5  0]                    index into the pack, ascending
     masked_lm_ids           [ 8  9  0]                    label
     masked_lm_weights       [ 1. 2. 0.]                   the prediction's sequence (or 1); 0 = unused
-    next_sentence_positions [ 0  4  0]                    where each sequence's [CLS] stands
+    next_sentence_positions [ 0  4  0]                    the place of each sequence's [CLS]
     next_sentence_labels    [ 1  0  0]                    1 = random next sentence
     next_sentence_weights   [ 1. 1. 0.]                   1 = the slot holds a sequence
 
@@ -21,7 +21,7 @@ Records for causal language modelling hold the token that follows instead of mas
 unpacked one has no padding; a packed one has no P. The first piece of a document that goes on, of length 4,
 and a whole document of length 3, 0 = <|endoftext|>, which 9 would follow:
 
-    input_ids               [ 0  7  4  8  0  5  0  0]     0 is padding too, and the masks tell which
+    input_ids               [ 0  7  4  8  0  5  0  0]     0 is padding too: see the masks
     input_mask              [ 1  1  1  1  2  2  2  0]     the token's sequence, 1..K; 0 = padding
     position_ids            [ 0  1  2  3  0  1  2  0]     restarts in every sequence
     label_ids               [ 7  4  8  9  5  0  0  0]     the next token of the same document; 0 = none
@@ -55,7 +55,7 @@ PADDING_ID = 0  # the id of [PAD] in every BERT vocabulary
 # What is learnt from records: masked tokens and next sentences, masked tokens alone, or every next token.
 MLM_NSP, MLM, CAUSAL_LM = OBJECTIVES = ("mlm_nsp", "mlm", "causal_lm")
 # Records for `MLM` have the form of those for `MLM_NSP`, sentence A and label 0 throughout, so that whoever
-# reads these reads them too. Only manifests tell the two apart.
+# reads these reads them too. Only manifests show the difference.
 FORMS = {MLM_NSP: MLM_NSP, MLM: MLM_NSP, CAUSAL_LM: CAUSAL_LM}
 
 # Feature name -> which count its length is: "S", "K", "P", or 1.
@@ -94,7 +94,7 @@ CAUSAL_UNPACKED_LENGTHS = {INPUT_IDS: "n", LABEL_IDS: "n", LABEL_MASK: "n", NUM_
 # What ours have beside these: the bytes of each label, whose sum is `num_bytes`. By them the parts of a
 # sequence that is cut across packs share its bytes.
 CAUSAL_OPTIONAL_LENGTHS = {LABEL_BYTES: "n"}
-# What `masked_lm_weights` of packs tell: the sequence, or, for programs to which they are weights, 1 for all.
+# What `masked_lm_weights` of packs hold: the sequence, or, for programs to which they are weights, 1 for all.
 # The sequence of a prediction is that of its place, so that readers need not know which.
 SEQUENCE, BINARY = MASKED_LM_WEIGHTS_KINDS = ("sequence", "binary")
 

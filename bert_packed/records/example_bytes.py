@@ -1,4 +1,4 @@
-"""How arrays become the bytes of `tf.train.Example` records, a whole batch at once."""
+"""Encoding of `tf.train.Example` records, a batch at once."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ def serialize_examples(features):
             `schema.dtype` is of floats, otherwise as int64. Whole numbers are not negative.
 
     Returns:
-        List of n `bytes`. Features stand in the order of their names, so that equal features are equal bytes.
+        List of n `bytes`, with features in the order of their names, so that equal features are equal bytes.
 
     Raises:
         ValueError: shapes do not fit, or a whole number is negative.
@@ -93,11 +93,7 @@ def encode_varints(values):
 
 @functools.cache
 def _varint_tables(size):
-    """The varint of every number below `size` as the bytes of one word, and which of them it uses.
-
-    Returns:
-        Two arrays `[size]` of `TABLE_SIZES[size]`, to be viewed as uint8 and as bool.
-    """
+    """The varint of each number below `size` as the bytes of a word, and which of them it uses: `[size]`."""
     tables = []
     for array in _spread(np.arange(size)[:, None], size - 1):
         padded = np.zeros((size, np.dtype(TABLE_SIZES[size]).itemsize), np.uint8)
@@ -107,7 +103,7 @@ def _varint_tables(size):
 
 
 def _spread(values, largest):
-    """Varints side by side, all as wide as that of `largest`: uint8 `[n, length, width]`, and bool: used."""
+    """Varints, all as wide as that of `largest`: uint8 `[n, length, width]`, and which bytes are used."""
     width = -(-largest.bit_length() // 7)
     rest = values.astype(np.uint32 if largest < 2**32 else np.uint64)
     encoded = np.empty((*values.shape, width), np.uint8)
@@ -124,11 +120,7 @@ def _spread(values, largest):
 
 
 def _join_columns(columns):
-    """Records of the map entries that stand side by side in `columns`: list of `bytes`.
-
-    Args:
-        columns: List of two lists of `bytes`, one a record each: what stands before the values, and these.
-    """
+    """Records of map entries: list of `bytes`, from pairs of lists, of their headers and of their values."""
     serialized = []
     for parts in zip(*itertools.chain(*columns), strict=True):
         content = b"".join(parts)
@@ -164,7 +156,7 @@ def _cut_entries(name, kind, content, ends):
 
 @functools.lru_cache(maxsize=2**14)  # few distinct sizes: nearly every row finds its header made
 def _entry_header(name, kind, size):
-    """The bytes of a feature-map entry that stand before `size` bytes of packed values."""
+    """The bytes of a feature-map entry before `size` bytes of packed values."""
     values = _field_header(1, size)  # Int64List.value or FloatList.value
     feature = _field_header(kind, len(values) + size) + values
     entry_value = _field_header(2, len(feature) + size) + feature

@@ -17,10 +17,7 @@ GRAPHCORE_FEATURE = "packed_input_ids"  # of a layout that was written once
 
 
 def _example_class():
-    """The class of `tf.train.Example`, from its three messages.
-
-    In a pool of its own: TensorFlow may be imported later, and brings the same names.
-    """
+    """The class of `tf.train.Example`, from its three messages."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
 
@@ -52,7 +49,7 @@ def _example_class():
     add_field(features, "feature", 1, kinds.TYPE_MESSAGE, "Features.FeatureEntry", repeated=True)
     example = add_message(file.message_type, "Example")
     add_field(example, "features", 1, kinds.TYPE_MESSAGE, "Features")
-    pool = descriptor_pool.DescriptorPool()
+    pool = descriptor_pool.DescriptorPool()  # not the default one, to which TensorFlow adds the same names
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("records.Example"))
 

@@ -1,4 +1,4 @@
-"""What the first record of a file says of all of them: what is learnt from them, and their fixed lengths."""
+"""Objective and fixed lengths of the records of a file, by the first of them."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Which files a run reads, whether they stay as they were, and what the manifests beside them promise."""
+"""Input files: found by patterns, held to their stamps and to the manifests beside them."""
 
 import contextlib
 import glob
@@ -27,8 +27,8 @@ def find_files(pattern, argument):
         "a,b.txt"                                 one file, where there is one of that name
 
     A glob matches no folder, and none of our own indexes, which `--provenance` leaves beside records. A comma
-    that stands in a name is found to do so: the whole pattern is tried as a name first, and a part that names
-    nothing is tried together with the next.
+    may be part of a name: the whole pattern is tried as a name first, and a part that names nothing is tried
+    together with the next.
 
     Args:
         pattern: Paths and globs.
@@ -46,7 +46,7 @@ def find_files(pattern, argument):
 
 
 def find_parts(pattern, argument, match=None):
-    """Tell apart the comma-separated parts of a pattern, as `find_files` describes.
+    """Cut a pattern at its commas, as `find_files` describes.
 
     Args:
         pattern, argument: As of `find_files`.
@@ -183,8 +183,8 @@ def read_promises(paths):
 def check_promises(promised, path, num_records, sha256):
     """Raise `InputError` where a file is not what the manifest beside it says.
 
-    The number of records finds files that lost whole ones, or have some twice, which their own checksums
-    cannot tell; the checksum of the file finds all else.
+    The number of records finds files that lost whole ones, or have some twice, which the checksums in them
+    do not show; the checksum of the file finds all else.
 
     Args:
         promised: Of this file, as `read_input_manifests` returns it.
@@ -207,7 +207,7 @@ def folder_of(path):
     A `Path` would make gs://b of gs:/b, which is no file at all and has no manifest.
     """
     head = str(path).rpartition("/")[0]
-    if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme stands before the name
+    if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme is before the name
         return f"{head}/"
     return os.path.dirname(path) or "."
 

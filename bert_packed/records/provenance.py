@@ -65,7 +65,7 @@ def describe_path(path, output_dir):
     """How the manifest in a directory names an input: dict `path`, as it was given, and `relative_path`.
 
     A relative path holds in the folder where the command ran. `relative_path`, for such paths only, leads
-    from the manifest to the file, wherever one stands and whereto the two are moved together.
+    from the manifest to the file, from any working directory and wherever the two are moved together.
     """
     if os.path.isabs(path) or storage.is_remote(path) or storage.is_remote(output_dir):
         return {"path": path}

@@ -1,4 +1,4 @@
-"""How many sequences of each length there are, uncut: in a histogram's file or in unpacked records."""
+"""Histograms of sequence lengths: from a file of one, or counted in unpacked records."""
 
 import os
 

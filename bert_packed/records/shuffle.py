@@ -1,4 +1,4 @@
-"""Which item stands at which place of a shuffle, computed for any few items alone: the rest is never held.
+"""Shuffles that are computed for any few items alone, so that the rest is never held.
 
 A shuffle of n items is a permutation of 0..n-1 drawn by a key. Nobody stores it, so a billion items cost no
 memory, and every process finds the same answer without asking another.
@@ -66,26 +66,26 @@ def _walk(move, cells, num_items, key):
 
 def _move(cells, num_rows, num_columns, key):
     rows, columns = cells // num_columns, cells % num_columns
-    for turn in range(NUM_ROUNDS):
-        if turn % 2:
-            columns = (columns + _hash(key, rows, turn) % num_columns) % num_columns
+    for number in range(NUM_ROUNDS):
+        if number % 2:
+            columns = (columns + _hash(key, rows, number) % num_columns) % num_columns
         else:
-            rows = (rows + _hash(key, columns, turn) % num_rows) % num_rows
+            rows = (rows + _hash(key, columns, number) % num_rows) % num_rows
     return rows * num_columns + columns
 
 
 def _move_back(cells, num_rows, num_columns, key):
     rows, columns = cells // num_columns, cells % num_columns
-    for turn in reversed(range(NUM_ROUNDS)):
-        if turn % 2:
-            columns = (columns + num_columns - _hash(key, rows, turn) % num_columns) % num_columns
+    for number in reversed(range(NUM_ROUNDS)):
+        if number % 2:
+            columns = (columns + num_columns - _hash(key, rows, number) % num_columns) % num_columns
         else:
-            rows = (rows + num_rows - _hash(key, columns, turn) % num_rows) % num_rows
+            rows = (rows + num_rows - _hash(key, columns, number) % num_rows) % num_rows
     return rows * num_columns + columns
 
 
-def _hash(key, values, turn):
-    salt = np.uint64(turn * int(GOLDEN) % 2**64)
+def _hash(key, values, number):
+    salt = np.uint64(number * int(GOLDEN) % 2**64)
     return _mix(key ^ _mix(values + salt))
 
 

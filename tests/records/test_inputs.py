@@ -15,6 +15,7 @@ from bert_packed.records.inputs import (
     check_promises,
     find_files,
     folder_of,
+    read_input_manifests,
     stamp_files,
     unchanged,
 )
@@ -59,19 +60,18 @@ def test_vocabulary_is_inherited_and_checked(tmp_path, input_file):
         pack(config(input_file, tmp_path / "out2"))
 
 
-def test_two_vocabularies_are_refused(tmp_path, features):
-    for name, size in (("a", 300), ("b", 400)):
-        write_manifest(tmp_path / name, vocab_size=size)
-        write_features(tmp_path / name / "in.tfrecord", features)
+def test_what_manifests_beside_files_promise(tmp_path):
+    """Those of packs, of splits, and none; two vocabularies are one too many."""
+    entry = {"name": "in.tfrecord", "num_records": 81, "sha256": "abc"}
+    known = {"vocab_size": 300, "objective": "mlm"}
+    write_manifest(tmp_path / "a", files=[entry], **known)
+    write_manifest(tmp_path / "b", splits={"train": {"files": [entry]}}, **known)
+    write_manifest(tmp_path / "c", files=[{**entry, "name": "other"}], **{**known, "vocab_size": 400})
+    a, b, c, d = (f"{tmp_path}/{name}/in.tfrecord" for name in "abcd")
+    promise = {"num_records": 81, "sha256": "abc"}
+    assert read_input_manifests([a, b, d]) == (known, {a: promise, b: promise})
     with pytest.raises(InputError, match=r"one vocabulary and objective\. Received: .*300.*400"):
-        pack(config(f"{tmp_path}/*/in.tfrecord", tmp_path / "out"))
-
-
-def test_file_that_lost_whole_records_is_noticed(tmp_path, input_file):
-    entry = {"name": "in.tfrecord", "num_records": 81, "sha256": ""}
-    write_manifest(tmp_path, splits={"train": {"files": [entry]}})
-    with pytest.raises(InputError, match=r"in\.tfrecord must hold 81 records.*Received: 80"):
-        pack(config(input_file, tmp_path / "out"))
+        read_input_manifests([a, c])
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,18 @@ def test_file_that_lost_whole_records_is_noticed(tmp_path, input_file):
     ],
 )
 def test_another_programs_manifest_promises_nothing(tmp_path, input_file, content):
-    text = json.dumps(content)
-    (tmp_path / "manifest.json").write_text(text)
-    manifest = pack(config(input_file, tmp_path / "out"))
-    assert manifest["num_sequences"] == 80 and "vocab_size" not in manifest
-    (tmp_path / "out" / "manifest.json").write_text(text)
-    packed = [str(path) for path in (tmp_path / "out").glob("*.tfrecord")]
-    assert find_overlong(packed) == "error"
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    vocabulary, promised = read_input_manifests([input_file])
+    assert vocabulary == {} and promised.get(input_file, {}) == {}
+    assert find_overlong([input_file]) == "error"
 
 
-def test_broken_manifest_beside_the_input(tmp_path, input_file):
-    (tmp_path / "manifest.json").write_text("{")
+@pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b'{"files": ' * 50_000, b"1" * 5000, b"\xff{}"])
+def test_a_manifest_that_is_no_json_is_a_mistake(tmp_path, input_file, content):
+    (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(InputError, match=r"manifest\.json must be (JSON|UTF-8)"):
         pack(config(input_file, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unfinished_run_of_an_input_that_changed_starts_over(tmp_path, features, input_file, monkeypatch):
@@ -277,14 +276,6 @@ def test_names_that_are_not_utf8_are_refused(tmp_path):
         find_files(f"{tmp_path}/*.txt", "input_file")
     with pytest.raises(InputError, match=r"`input_file` must be UTF-8, .*\\udce9"):
         config(name, tmp_path / "out")
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"files": ' * 50_000, "1" * 5000, b"\xff{}"])
-def test_manifests_that_python_cannot_read(tmp_path, input_file, content):
-    (tmp_path / "manifest.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError, match=r"manifest\.json must be (JSON|UTF-8)"):
-        pack(config(input_file, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_find_files_refuses_nothing_and_empty_files(tmp_path):
