@@ -2,6 +2,9 @@
 
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -84,6 +87,37 @@ def test_after_a_mistake_no_worker_goes_on(tmp_path):
     with pytest.raises(InputError, match="a mistake"), Job(tmp_path, 2) as job:
         job.run([Step("late", write_late, path), Step("fail", fail_when_begun, path)], "write")
     assert not Path(path).exists()
+
+
+ONE_WORKER = """
+import os, signal, time
+from data_gen.jobs.runners import start_workers
+pool = start_workers(1)
+pid, handler = pool.submit(os.getpid), pool.submit(signal.getsignal, signal.SIGINT)
+print(pid.result(), handler.result() == signal.SIG_IGN, flush=True)
+time.sleep(600)
+"""
+
+
+def has_ended(pid):
+    try:
+        return "(zombie)" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+def test_workers_leave_interrupts_to_their_parent_and_end_with_it():
+    with subprocess.Popen([sys.executable, "-c", ONE_WORKER], stdout=subprocess.PIPE, text=True) as parent:
+        pid, ignores_interrupts = parent.stdout.readline().split()
+        was_alive = not has_ended(pid)
+        parent.kill()
+    assert (ignores_interrupts, was_alive) == ("True", True)
+    deadline = time.monotonic() + 60
+    while not has_ended(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not has_ended(pid):
+        os.kill(int(pid), signal.SIGKILL)
+        pytest.fail("the worker outlived its parent")
 
 
 @pytest.mark.parametrize("num_bytes, expected", [(1000, 1), (2**31, runners.num_cores())])
