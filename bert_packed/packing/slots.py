@@ -15,13 +15,7 @@ def uncovered(num_slots, demand):
     Example, rows of sizes 2 3 5: slots 0 1 2 and demand 2 2 0 -> two of size 3 and one of size 2 are in:
         left over 1 0 0
     """
-    left, free = list(demand), 0
-    for row in range(len(left) - 1, -1, -1):
-        free += num_slots[row]
-        filled = min(free, left[row])
-        free -= filled
-        left[row] -= filled
-    return left
+    return _contents(num_slots, demand)[1]
 
 
 def count_slots(packs, num_rows):
@@ -58,7 +52,12 @@ def fill_slots(packs, demand):
     Raises:
         ValueError: the slots cannot hold the demand.
     """
-    contents = _contents(count_slots(packs, len(demand)), demand)
+    contents, left_over = _contents(count_slots(packs, len(demand)), demand)
+    if any(left_over):
+        row = max(row for row, left in enumerate(left_over) if left)
+        raise ValueError(
+            f"the slots must hold every sequence. Received: {left_over[row]} too many in row {row}."
+        )
     filled = []
     for pack, count in packs:
         groups = [((), count)]
@@ -72,28 +71,25 @@ def fill_slots(packs, demand):
 
 
 def _contents(num_slots, demand):
-    """For each slot size a list of `[row put into it or None, how many]`, used up from its end."""
-    contents = [[] for _ in demand]
-    free = []  # [slot, how many], the shortest slot last
+    """For each slot size a list of `[row put into it or None, count]`, used up from its end; and by row the
+    sequences left over.
+    """
+    contents, left_over = [[] for _ in demand], list(demand)
+    free = []  # [slot, count], the shortest slot last
     for row in range(len(demand) - 1, -1, -1):
         if num_slots[row]:
             free.append([row, num_slots[row]])
-        left = demand[row]
-        while left:
-            if not free:
-                raise ValueError(
-                    f"the slots must hold every sequence. Received: {left} too many in row {row}."
-                )
+        while left_over[row] and free:
             slot, num = free[-1]
-            filled = min(num, left)
+            filled = min(num, left_over[row])
             contents[slot].append([row, filled])
-            left -= filled
+            left_over[row] -= filled
             free[-1][1] -= filled
             if filled == num:
                 free.pop()
     for slot, num in free:
         contents[slot].append([None, num])
-    return contents
+    return contents, left_over
 
 
 def _fill_one(groups, content):
