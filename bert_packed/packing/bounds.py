@@ -54,7 +54,7 @@ def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_v
         if lp_bound is None:
             lp_bound = dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values)
         bounds["LP"] = lp_bound
-    tight = max(bounds, key=bounds.get)  # the first of equals: they stand from simple to subtle
+    tight = max(bounds, key=bounds.get)  # the first of equals: from simple to subtle
     lower = bounds[tight]
     return Certificate(lower, (num_packs - lower) / lower if lower else 0.0, tight, bounds)
 

@@ -2,7 +2,7 @@
 
 Efficient Sequence Packing, Sections 3.1 and F.4 (Listing 3 of Packing: Towards 2x NLP BERT Acceleration).
 All strategies that fill S exactly are columns; the least-squares mix is rounded; what is not covered gets
-packs of its own; slots without a sequence are padding.
+another pack; slots without a sequence are padding.
 
 Extended (`pack_ennlshp`; Packing: Towards 2x NLP BERT Acceleration, Section G.1): no length may be packed too
 seldom. In NNLSHP a sequence left over costs as much as a slot left empty, while it really costs the rest of a
@@ -89,7 +89,7 @@ def first_mix(
 
 
 def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_iterations=None):
-    """Pack by extended non-negative least squares; arguments, result and errors as of `pack_nnlshp`."""
+    """Pack by extended non-negative least squares; arguments, result and errors like those of `pack_nnlshp`."""
     from scipy import sparse  # half a second: not for --help and the other algorithms
 
     counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)

@@ -21,7 +21,7 @@ class PackingPlan:
     Attributes:
         algorithm: Name of the algorithm that made it.
         max_seq_length: S, the tokens that one pack holds.
-        max_sequences_per_pack: The depth asked for, or "max" where there was no limit.
+        max_sequences_per_pack: The limit of depth, or "max" for none.
         strategies: Dict from strategy (ascending tuple of lengths) to its number of packs, at least 1.
         notes: Whatever a reader must know, such as an early stop, each in one sentence.
         dual_values: `[S]`, a whole number for each length, that prove a lower bound (`bounds.dual_bound`);

@@ -8,7 +8,7 @@ Read `output.py`, then `steps.py`, `runners.py`. The words of `data_gen`:
     part    packs that follow one another in the output, about as large as a run: what is assembled at a time
     shard   a file of the output; of packs, whole parts
     group   entries that belong together by a key, such as the sequences of a run that go into one part
-    rank    how many entries of its group stand before an entry: of a sequence, those of its length, in the
+    rank    number of entries of its group before an entry: of a sequence, those of its length, in the
             order of the input
     slot    the place of one sequence in a pack
 

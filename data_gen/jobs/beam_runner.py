@@ -41,7 +41,7 @@ def run_pipeline(runner, function, elements, work_folder):
         with pipeline:
             # without the reshuffle Beam would fuse everything into the one step that makes the list
             _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
-    except Exception as error:  # every runner has errors of its own
+    except Exception as error:  # every runner has other errors
         if any(name.endswith(BUG) for name in storage.list_names(folder)):
             raise  # ours: the traceback is wanted
         _raise_noted(folder)
