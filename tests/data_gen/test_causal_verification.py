@@ -79,16 +79,6 @@ def drop_token_columns(packed, first, last):
         packed[name].extend([0] * (last - first))
 
 
-def label_off_by_one(packs):
-    for packed in packs:
-        labels = packed[schema.LABEL_IDS]
-        shifted = [*labels[1:], 0]
-        packed[schema.LABEL_IDS] = [
-            label * (m > 0) for label, m in zip(shifted, packed[schema.LABEL_MASK], strict=True)
-        ]
-    return packs
-
-
 def label_across_a_boundary(packs):
     """What a packer does that shifts the pack rather than each sequence."""
     packed = next(p for p in packs if has(p, 2) and p[schema.LABEL_MASK][span(p, 1)[1] - 1] == 0)
@@ -163,7 +153,6 @@ def repeat_a_pack(packs):
 
 
 FAULTS = [
-    label_off_by_one,
     label_across_a_boundary,
     label_of_the_next_sequence_instead_of_the_next_piece,
     drop_a_label,
@@ -202,21 +191,6 @@ def restart_a_part(packs):
     return packs
 
 
-def skip_a_position_at_a_cut(packs):
-    """All tokens are there, and the state that is carried in is said to be of one more."""
-    packed = packs[continuing(packs)]
-    end = span(packed, 1)[1]
-    packed[schema.POSITION_IDS][:end] = [place + 1 for place in packed[schema.POSITION_IDS][:end]]
-    return packs
-
-
-def insert_an_empty_step(packs):
-    """All sequences are there, and go on where they stopped: after padding."""
-    first = continuing(packs) // NUM_ROWS * NUM_ROWS
-    empty = {name: [0] * len(values) for name, values in packs[0].items()}
-    return packs[:first] + [empty] * NUM_ROWS + packs[first:]
-
-
 def swap_rows_of_a_step(packs):
     step = next(
         number
@@ -229,10 +203,6 @@ def swap_rows_of_a_step(packs):
 
 def order_rows_one_after_the_other(packs):
     return [packed for row in range(NUM_ROWS) for packed in packs[row::NUM_ROWS]]
-
-
-def lose_a_row_of_packs(packs):
-    return packs[1:]
 
 
 def lose_a_step(packs):
@@ -251,11 +221,8 @@ def pad_within_a_row(packs):
 ROW_FAULTS = [
     lose_a_part_at_a_cut,
     restart_a_part,
-    skip_a_position_at_a_cut,
-    insert_an_empty_step,
     swap_rows_of_a_step,
     order_rows_one_after_the_other,
-    lose_a_row_of_packs,
     lose_a_step,
     pad_within_a_row,
 ]
