@@ -89,7 +89,7 @@ def first_mix(
 
 
 def pack_ennlshp(histogram, max_seq_length, max_sequences_per_pack, *, max_iterations=None):
-    """Pack by extended non-negative least squares; arguments, result and errors like those of `pack_nnlshp`."""
+    """Pack by extended non-negative least squares; arguments and result like those of `pack_nnlshp`."""
     from scipy import sparse  # half a second: not for --help and the other algorithms
 
     counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
