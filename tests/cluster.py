@@ -77,6 +77,11 @@ class RunningCluster:
         finally:
             self.kill()
 
+    def wait_for_end(self, indices, seconds):
+        """Wait until some have ended: list of their exit statuses, negative for a signal."""
+        deadline = time.monotonic() + seconds
+        return [self.processes[index].wait(max(0.1, deadline - time.monotonic())) for index in indices]
+
     def kill(self):
         for process in self.processes:
             if process.poll() is None:

@@ -9,23 +9,24 @@ The first worker's address is where the backend's coordination service listens; 
 listens at its own.
 """
 
+import contextlib
 import dataclasses
-import importlib
 import json
 import os
+import socket
+import time
 
 from bert_packed.core.settings import InputError
-from bert_packed.parallel.processes import ALONE, HEARTBEAT_SECONDS, Processes
+from bert_packed.parallel.processes import ALONE, Processes
+from bert_packed.parallel.services import SERVICES
 
 DISTRIBUTIONS = ("none", "mirrored", "multi_worker", "tpu")
 VARIABLE = "TF_CONFIG"
 START_SECONDS = 300  # a process that is not there by then is not waited for
 EXAMPLE = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
-# Backend -> module whose `connect` makes the service of `Processes`
-SERVICES = {
-    "tensorflow": "bert_packed.parallel.tensorflow_service",
-    "jax": "bert_packed.parallel.jax_service",
-}
+ANSWER_SECONDS = 5.0
+RETRY_SECONDS = 0.5
+GO = b"go"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,73 @@ def start(distribution, backend, seconds=START_SECONDS):
     if distribution != "multi_worker":
         return ALONE
     cluster = read_cluster(os.environ.get(VARIABLE, ""))
-    service = importlib.import_module(SERVICES[backend]).connect(cluster, seconds, HEARTBEAT_SECONDS)
-    return Processes(cluster, service)
+    meet(cluster, seconds)
+    return Processes(cluster.index, len(cluster.addresses), SERVICES[backend](cluster, seconds))
+
+
+def meet(cluster, seconds):
+    """Wait until all processes are there, before the backend does: it would abort, or wait without a limit.
+
+    All others connect to the first one's address and say their index; when it has heard of all, it answers.
+
+    Raises:
+        InputError: one is not there in time, or the port is taken.
+    """
+    host, _, port = cluster.addresses[0].rpartition(":")
+    deadline = time.monotonic() + seconds
+    if cluster.index == 0:
+        received = _hear_all(cluster, int(port), deadline)
+    else:
+        received = _go_to_first(cluster, (host.strip("[]"), int(port)), deadline)
+    if received:
+        raise cluster.not_up(seconds, received)
+
+
+def _go_to_first(cluster, address, deadline):
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(address, ANSWER_SECONDS) as first:
+            first.sendall(b"%d\n" % cluster.index)
+            first.settimeout(max(deadline - time.monotonic(), 0.01))
+            if first.recv(len(GO)) == GO:
+                return ""
+        time.sleep(RETRY_SECONDS)
+    return "fewer, or no way to the first."
+
+
+def _hear_all(cluster, port, deadline):
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    try:
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
+    except OSError:
+        return f"port {port} of this machine is taken."
+    there = {}
+    with server, contextlib.ExitStack() as connections:
+        while missing := set(range(1, len(cluster.addresses))) - there.keys():
+            server.settimeout(max(deadline - time.monotonic(), 0.01))
+            try:
+                connection = connections.enter_context(server.accept()[0])
+            except TimeoutError:
+                return f"no worker {min(missing)} at {cluster.addresses[min(missing)]}."
+            with contextlib.suppress(OSError, ValueError):  # somebody else's, such as a port scanner's
+                connection.settimeout(ANSWER_SECONDS)
+                there[int(connection.recv(16))] = connection
+            # Who has gone meanwhile may come again
+            there = {index: one for index, one in there.items() if not _is_closed(one)}
+        for connection in there.values():
+            connection.sendall(GO)
+    return ""
+
+
+def _is_closed(connection):
+    """Whether the other end has gone, of a connection at which nothing more is said."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def read_cluster(text):

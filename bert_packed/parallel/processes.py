@@ -1,10 +1,11 @@
-"""What a run asks of the processes that share it: who writes and decides, to wait, to end together.
+"""The processes of a run: who writes and decides, and how they end together.
 
-A process that is lost takes the others with it. They may hang in compiled code, in a collective that never
-returns, so that a thread watches the cluster and ends its own process: with one line and `STATUS_LOST`.
-Whatever a run writes appears whole or not at all, so that it may end at any time.
+They exchange what the first one decides by collectives of the backend, whose own service watches all of them.
+When one is lost, the service ends the others or their next exchange fails. A run writes each file whole or
+not at all, so that it may end at any time.
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -12,14 +13,17 @@ import sys
 import threading
 import time
 
+import numpy as np
+
+from bert_packed.core.command_line import STATUS_INTERRUPTED
 from bert_packed.core.settings import InputError
 
 STATUS_LOST = 75  # EX_TEMPFAIL of sysexits.h: the same command may well succeed
 HEARTBEAT_SECONDS = 20  # without a sign of life for so long, a process counts as lost
-WATCH_SECONDS = 1.0  # between looks at the cluster
-GRACE_SECONDS = 2.0  # for those who are about to end in order, by an error that all of them see
-DECISION_SECONDS = 7 * 24 * 3600  # the longest that anything may take; a lost process ends the wait
+NOT_YET_SECONDS = 60  # a collective may fail after half an hour (Gloo); a decision may take longer
+GRACE_SECONDS = 3  # the first process ends last, since the service and its sockets go with it
 MISTAKES = (InputError, OSError, MemoryError, KeyboardInterrupt)  # what a command tells in one line
+SHOWN = 300  # characters of the backend's words on a loss
 
 
 class Alone:
@@ -37,9 +41,6 @@ class Alone:
     def is_first(self):
         """Whether this process is the one that writes."""
         return self.index == 0
-
-    def wait(self, name):
-        """Wait until all processes have come to the same call; `name` says where, for errors."""
 
     def first_decides(self, decide):
         """What the first process finds out, everywhere.
@@ -70,85 +71,92 @@ ALONE = Alone()
 
 
 class Processes(Alone):
-    """The processes of a cluster; a context in which their loss is watched.
+    """The processes of a cluster. A context around all that they do; it ends this one if another is lost.
 
     Args:
-        cluster: `Cluster`.
-        service: The backend's own, already connected:
-            `set(key, value)`, `get(key, seconds)`, which waits and raises where there is none, and
-            `wait(name, seconds)`; `find_lost()`, the indices of lost processes; `leave(is_first)`.
-            `on_lost` is what it calls with an index where it learns of a loss by itself.
+        index, num: As of `Alone`.
+        service: The backend's own, already connected: `share(numbers)`, where all processes meet and get the
+            float32 array of the first; `is_loss(error)`, whether an exception comes from a lost process;
+            `leave(together)`; `strategy`.
     """
 
-    def __init__(self, cluster, service):
-        self.index, self.num, self.strategy = cluster.index, len(cluster.addresses), service.strategy
-        self._cluster, self._service = cluster, service
-        self._num_calls = 0  # the same everywhere: all run the same program
-        self._leaving = threading.Event()
-        self._ending = threading.Lock()
-        service.on_lost = self._end
-
-    def wait(self, name):
-        self._service.wait(f"{self._next_number()} {name}", DECISION_SECONDS)
+    def __init__(self, index, num, service):
+        self.index, self.num, self.strategy = index, num, service.strategy
+        self._service = service
 
     def first_decides(self, decide):
-        key = f"decision {self._next_number()}"
         if not self.is_first:
-            content = json.loads(self._service.get(key, DECISION_SECONDS))
+            content = json.loads(self._receive())
             if "error" in content:
                 raise InputError(content["error"])
             return content["value"]
         try:
-            value = decide()
+            with self._others_waiting():
+                value = decide()
         except (InputError, OSError, MemoryError) as error:
-            self._service.set(key, json.dumps({"error": _one_line(error)}))
+            self._send(json.dumps({"error": one_line(error)}))
             raise
-        self._service.set(key, json.dumps({"value": value}))
+        self._send(json.dumps({"value": value}))
         return value
 
-    def __enter__(self):
-        threading.Thread(target=self._watch, daemon=True).start()
-        return self
-
     def __exit__(self, kind, error, _):
-        if kind is None:
-            self.wait("the end")
-        elif issubclass(kind, MISTAKES):
-            with contextlib.suppress(Exception):  # the others may be gone, which changes nothing here
-                self._service.set(f"ended {self.index}", _one_line(error))
+        if error is None:
+            self._service.share(np.zeros(1, np.float32))
+            self._service.leave(together=True)
+        elif not issubclass(kind, MISTAKES) and self._service.is_loss(error):
+            end_lost(f"another process was lost: {one_line(error)[:SHOWN]}")
         else:
-            # A collective breaks at once where a process is lost; the service knows whose it was later
-            time.sleep(HEARTBEAT_SECONDS + 3 * GRACE_SECONDS)
-        self._leaving.set()
-        with contextlib.suppress(Exception):
-            self._service.leave(self.is_first)
+            self._service.leave(together=False)
+            # Python's own end would wait for the others, who wait for this process
+            status = STATUS_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 2
+            atexit.register(self._end_at_once, status if issubclass(kind, MISTAKES) else 1)
 
-    def _next_number(self):
-        self._num_calls += 1
-        return self._num_calls
-
-    def _watch(self):
-        while not self._leaving.wait(WATCH_SECONDS):
-            for index in self._service.find_lost():
-                self._end(index)
-
-    def _end(self, index):
-        """End this process because another is lost, unless it is about to end by itself."""
-        if self._leaving.wait(GRACE_SECONDS) or not self._ending.acquire(blocking=False):
-            threading.Event().wait()  # who called cannot go on; the main thread or another ends the process
-        reason = "was lost"
-        with contextlib.suppress(Exception):
-            reason = "has ended: " + self._service.get(f"ended {index}", WATCH_SECONDS).rstrip(".")
-        sys.stdout.flush()
-        sys.stderr.write(
-            f"{os.path.basename(sys.argv[0])}: worker {index} ({self._cluster.addresses[index]}) {reason}; "
-            "the same commands continue from the last checkpoint\n"
-        )
-        sys.stderr.flush()
+    def _end_at_once(self, status):
         if self.is_first:
-            time.sleep(GRACE_SECONDS)  # the service is here: with it the others would lose the name
-        os._exit(STATUS_LOST)
+            time.sleep(GRACE_SECONDS)  # others may be about to end by the same mistake
+        _exit(status)
+
+    def _send(self, text):
+        content = np.frombuffer(text.encode(), np.uint8).astype(np.float32)
+        self._service.share(np.array([len(content)], np.float32))
+        self._service.share(content)
+
+    def _receive(self):
+        while not (length := int(self._service.share(np.zeros(1, np.float32))[0])):
+            pass  # not yet
+        return self._service.share(np.zeros(length, np.float32)).astype(np.uint8).tobytes().decode()
+
+    @contextlib.contextmanager
+    def _others_waiting(self):
+        """Tell the others every now and then that there is no decision yet, while the body finds it."""
+        is_over = threading.Event()
+
+        def repeat():
+            while not is_over.wait(NOT_YET_SECONDS):
+                self._service.share(np.zeros(1, np.float32))
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
-def _one_line(error):
+def end_lost(reason):
+    """End this process because another one is lost, with one line."""
+    program = os.path.basename(sys.argv[0])
+    sys.stderr.write(f"{program}: {reason}; the same commands continue from the last checkpoint\n")
+    _exit(STATUS_LOST)
+
+
+def one_line(error):
+    """The message of an exception without line breaks."""
     return " ".join((str(error) or type(error).__name__).split())
+
+
+def _exit(status):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

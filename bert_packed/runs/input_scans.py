@@ -35,17 +35,19 @@ def scan_inputs(paths, store, processes=ALONE):
             one where the first process is.
     """
     found = {}
-    if processes.is_first:
-        found = read_scans(store, paths)
+
+    def read_what_is_new():
+        found.update(read_scans(store, paths))
         new = read_scans_beside([path for path in paths if path not in found])
         read = _scan([path for path in paths if path not in found and path not in new])
-        found |= new | read
+        found.update(new | read)
         if new or read:
             storage.make_folder(folder_of(store))
             write_scans(store, found)
         if read:
             write_scans_beside(read)
-    processes.wait("the input files are read")
+
+    processes.first_decides(read_what_is_new)
     if not processes.is_first:
         found = read_scans(store, paths)
         own = _scan([path for path in paths if path not in found])

@@ -1,8 +1,8 @@
-"""The training command in several real processes: killed at any moment, the same commands go on.
+"""The training command in several real processes: killed or frozen at any moment, the same commands go on.
 
-Every moment is drawn from a seed of its own: which process, which signal, at which step, how soon after.
-All twenty take half an hour on two cores: `KILL_MOMENTS=20`. Without it there are two, one of each backend;
-with 4 there is one of each kind.
+Every moment is drawn from a seed: which process, which signal, at which step, how soon after. All twenty
+take half an hour on two cores: `KILL_MOMENTS=20`. Without it there are two, one of each backend; with 4
+there is one of each kind.
 """
 
 import csv
@@ -18,6 +18,7 @@ from cluster import RunningCluster, last_step
 from safetensors.numpy import load_file
 from tiny import write_data
 
+from bert_packed.checkpoints.checkpoint import check_checkpoint
 from bert_packed.parallel.processes import STATUS_LOST
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ MOMENTS = [
 ]
 NUM_MOMENTS = int(os.environ.get("KILL_MOMENTS", 2))
 if len(MOMENTS) > NUM_MOMENTS:
-    MOMENTS = [MOMENTS[index] for index in (9, 13, 0, 18)][:NUM_MOMENTS]
+    MOMENTS = [MOMENTS[index] for index in (2, 13, 12, 18)][:NUM_MOMENTS]
 STOPPED = 128 + signal.SIGTERM
 
 
@@ -84,30 +85,41 @@ def assert_same_end(one, other):
         assert all(np.array_equal(got[key], want[key]) for key in want)
 
 
+def assert_lost(cluster, indices, seconds):
+    """They end because another is lost: with our line, or aborted by the service of JAX, with its own."""
+    found = cluster.wait_for_end(indices, seconds)
+    assert set(found) <= {STATUS_LOST, -signal.SIGABRT}, cluster.said()
+    for index, status in zip(indices, found, strict=True):
+        said = "\n".join(cluster.err(index))
+        lost = "the same commands continue from the last checkpoint"
+        assert (lost if status == STATUS_LOST else "another task died") in said, cluster.said()
+
+
 @pytest.mark.parametrize(("backend", "num", "seed"), MOMENTS)
 def test_whatever_is_killed_the_same_commands_go_on(data, uninterrupted, tmp_path, backend, num, seed):
     rng = random.Random(seed)
-    victim, number = rng.randrange(num), rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+    victim = rng.randrange(num)
+    number = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
     step, later = rng.randrange(NUM_STEPS - 15), 0.1 * rng.random()  # seconds: 40 steps take one
     command = arguments(data, tmp_path / "run")
     cluster = RunningCluster(tmp_path / "killed", command, num, backend)
     cluster.wait_for(lambda: last_step(tmp_path / "run") >= step)
     time.sleep(later)
     cluster.send(victim, number)
-    statuses = cluster.statuses(60)
-    lost = f"worker {victim} ({cluster.addresses[victim]}) was lost"
-    if number == signal.SIGKILL:
-        assert statuses.pop(victim) == -signal.SIGKILL
-        assert statuses == [STATUS_LOST] * (num - 1), cluster.said()
-        for index in set(range(num)) - {victim}:
-            (line,) = cluster.err(index)
-            assert lost in line
-    elif STATUS_LOST in statuses:  # the signal came before the loop that heeds it
-        assert lost in "".join(cluster.err((victim + 1) % num))
-    elif statuses != [0] * num:
+    if number != signal.SIGTERM:
+        others = sorted(set(range(num)) - {victim})
+        assert_lost(cluster, others, 60)
+        if number == signal.SIGSTOP:  # and learns of it when it goes on
+            cluster.send(victim, signal.SIGCONT)
+            assert_lost(cluster, [victim], 60)
+        else:
+            assert cluster.statuses(60)[victim] == -signal.SIGKILL
+    elif (statuses := cluster.statuses(60)) != [0] * num and -signal.SIGTERM not in statuses:
         assert statuses == [STOPPED] * num, cluster.said()
         newest = max(int(path.name[11:]) for path in (tmp_path / "run").glob("checkpoint-*[0-9]"))
         assert newest == last_step(tmp_path / "run")  # of the step that all have taken last
+    for path in (tmp_path / "run").glob("checkpoint-*[0-9]"):
+        check_checkpoint(path)
     again = RunningCluster(tmp_path / "again", command, num, backend)
     assert again.statuses() == [0] * num, again.said()
     assert_same_end(tmp_path / "run", uninterrupted(backend, num))
@@ -171,10 +183,9 @@ def test_a_file_that_one_process_alone_misses_ends_all(data, tmp_path, backend):
     """As on a machine whose disk was not mounted: none waits for it."""
     own = {1: [f"--input_file={tmp_path}/none.tfrecord"]}
     cluster = RunningCluster(tmp_path / "said", arguments(data, tmp_path / "run"), 2, backend, own)
-    assert cluster.statuses() == [STATUS_LOST, 2]
+    assert_lost(cluster, [0], 60)
+    assert cluster.statuses()[1] == 2
     rule = f"`input_file` must match at least one file. Received: '{tmp_path}/none.tfrecord'"
     (line,) = cluster.err(1)
     assert line == f"run_pretraining.py: error: {rule}."
-    (line,) = cluster.err(0)
-    assert f"worker 1 ({cluster.addresses[1]}) has ended: {rule}; the same commands" in line
     assert not list((tmp_path / "run").glob("checkpoint-*"))

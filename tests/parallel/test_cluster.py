@@ -1,14 +1,18 @@
 """How a cluster is described: TF_CONFIG, and one line for every mistake in it."""
 
+import contextlib
 import json
 import socket
+import threading
+import time
 
 import pytest
 
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
-from bert_packed.parallel.cluster import Cluster, read_cluster
+from bert_packed.parallel.cluster import Cluster, meet, read_cluster
 from bert_packed.parallel.processes import ALONE
+from bert_packed.parallel.services import is_refused
 
 WORKERS = ["a:1", "b:2"]
 
@@ -57,13 +61,77 @@ def test_one_process_needs_no_description(monkeypatch):
         cluster.start("multi_worker", "jax")
 
 
-def test_the_first_waits_for_the_servers_of_the_others_and_names_who_is_missing():
-    """Under TensorFlow it would wait in C++, for ever and deaf to signals."""
-    from bert_packed.parallel.tensorflow_service import _wait_for_servers
+def meet_all(addresses, indices, seconds):
+    """Meet as some processes of a cluster: what each raised, None where it has met all."""
+    found = {}
 
+    def run(index):
+        try:
+            found[index] = meet(Cluster(addresses, index), seconds)
+        except InputError as error:
+            found[index] = str(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in indices]
+    for thread in threads:
+        thread.start()
+    return threads, found
+
+
+@pytest.fixture
+def addresses(monkeypatch):
+    monkeypatch.setattr(cluster, "RETRY_SECONDS", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as some:
+        port = some.getsockname()[1]
+    return (f"127.0.0.1:{port}", "b:2", "c:3")
+
+
+def join(threads):
+    for thread in threads:
+        thread.join(60)
+
+
+def test_processes_meet_at_the_first_whoever_comes_before(addresses):
+    late, found = meet_all(addresses, (2,), 30)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(addresses[0][10:])), 1)
+    first, of_first = meet_all(addresses, (0,), 30)
+    for thread in (*first, *late):
+        thread.join(0.3)
+        assert thread.is_alive()  # one is missing
+    last, of_last = meet_all(addresses, (1,), 30)
+    join([*first, *late, *last])
+    assert {**found, **of_first, **of_last} == {0: None, 1: None, 2: None}
+
+
+def test_who_is_missing_is_named_also_where_it_was_there_and_has_gone(addresses):
+    port = int(addresses[0][10:])
+    threads, found = meet_all(addresses, (0, 2), 3)
+    for said in (b"1\n", b"GET /\n", b""):
+        for _ in range(200):
+            with contextlib.suppress(OSError):
+                with socket.create_connection(("127.0.0.1", port), 1) as other:
+                    other.sendall(said)
+                break
+            time.sleep(0.01)
+    join(threads)
+    rule = f"all 3 workers of the cluster, the first at {addresses[0]}, must come up within 3 seconds."
+    assert found == {
+        0: f"{rule} Received: no worker 1 at b:2.",
+        2: f"{rule} Received: fewer, or no way to the first.",
+    }
+
+
+def test_a_port_that_is_taken_is_said_at_once(addresses):
+    with socket.create_server(("", int(addresses[0][10:]))):
+        threads, found = meet_all(addresses, (0,), 60)
+        join(threads)
+    assert found[0].endswith(f"port {addresses[0][10:]} of this machine is taken.")
+
+
+def test_a_host_that_refuses_says_so():
     with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as gone:
-        addresses = ["127.0.0.1:1"] + [f"127.0.0.1:{one.getsockname()[1]}" for one in (there, gone)]
-        _wait_for_servers(Cluster(tuple(addresses), 0), 5)
+        there, port = (f"127.0.0.1:{one.getsockname()[1]}" for one in (there, gone))
+        assert not is_refused(there) and not is_refused(port)
         gone.close()
-        with pytest.raises(InputError, match=f"all 3 workers .* Received: no worker 2 at {addresses[2]}: "):
-            _wait_for_servers(Cluster(tuple(addresses), 0), 0.1)
+        assert is_refused(port) and not is_refused(there)
+    assert not is_refused("no.such.host.invalid:1")  # nobody says anything
