@@ -56,7 +56,7 @@ def _run(config, backend, processes):
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
     from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
     from bert_packed.training import loop
-    from bert_packed.training.engines.memory import out_of_memory_names
+    from bert_packed.training.backend import out_of_memory_names
 
     if config.sample_data:
         from data_gen.sample_data import build_missing

@@ -15,8 +15,7 @@ import dataclasses
 import fractions
 
 from benchmarks.encoder_program import EncoderShape, WholeBlock, compile_encoder
-from bert_packed.training.collectives import find_collectives
-from bert_packed.training.hlo import read_module
+from bert_packed.training.program_text import find_collectives, read_module
 
 SCALAR_BYTES = 4  # float32
 # The passes of a block: what it is called, arguments of `compile_encoder`, and the factors of Table 1: c for
@@ -82,7 +81,7 @@ def count_sent(text, kinds):
     """
     products, others = fractions.Fraction(), fractions.Fraction()
     for one in find_collectives(read_module(text)):
-        if not one.is_exact:
+        if one.times is None:
             raise ValueError("collectives must not stand in a loop of unknown length")
         scalars = _share_sent(one) * one.num_bytes / SCALAR_BYTES
         if one.kind in kinds:

@@ -18,7 +18,7 @@ from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.modeling import PackedEncoder
 from bert_packed.parallel.layouts import make_layout_replicas
 from bert_packed.parallel.optimus import HIDDEN, IDS
-from bert_packed.training.engines.programs import jax_program
+from bert_packed.training.step_report import jax_program
 
 WHOLE = PartitionSpec()
 # Partition specs of hidden states and of ids of packs

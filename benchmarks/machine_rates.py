@@ -12,7 +12,7 @@ from keras import ops
 
 from benchmarks.timing import median_row, ratios
 from bert_packed.runs.interleaved_timing import time_interleaved
-from bert_packed.training.engines.functional import compiled
+from bert_packed.training.backend import compiled
 
 GIGA = 1e9
 SQUARE = 2048  # rows and columns of the largest product: more are no faster

@@ -10,7 +10,7 @@ from keras import ops
 
 from bert_packed.models.mamba import conv1d_pack
 from bert_packed.models.selective_scan import CHUNK_LENGTH, ssm_pack
-from bert_packed.training.engines.functional import compiled, gradient
+from bert_packed.training.backend import compiled, gradient
 
 PASSES = FORWARD, BOTH = "forward", "forward and backward"
 OPERATORS = CONVOLUTION, SCAN = "convolution", "scan"

@@ -135,7 +135,7 @@ def attention_programs(model_config, has_mask, hidden_BSD, sequence_ids_BS):
     from bert_packed.models.context import PackContext
     from bert_packed.models.cpu_gradients import attention_scores, gradients_for_cpus, weighted_values
     from bert_packed.models.layers import SelfAttention
-    from bert_packed.training.engines.functional import compiled, gradient
+    from bert_packed.training.backend import compiled, gradient
 
     def attend_to_all(query_BSNH, key_BSNH, value_BSNH, _):
         scores_BNSS = attention_scores(query_BSNH, key_BSNH)

@@ -69,7 +69,7 @@ def main(config):
     """Compile, count, print, write; returns the exit status."""
     if choose_backend() != "jax":
         raise InputError("KERAS_BACKEND must be jax for layouts over devices. Received: tensorflow.")
-    from bert_packed.training.engines.virtual_devices import make_virtual_devices
+    from bert_packed.training.backend import make_virtual_devices
 
     make_virtual_devices(max(config.sides) ** 2)
     tables = {}

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from bert_packed.core.settings import InputError
-from bert_packed.training.hlo import executions, read_module
+from bert_packed.training.program_text import executions, read_module
 
 # Part of the name of an operation -> part of the step; the first that fits. Layers give the names
 PARTS = {

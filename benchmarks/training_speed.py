@@ -110,8 +110,8 @@ def main(config):
         "speed-ups": speed_up_rows(seconds, corpus.plan.packing_factor, config.is_printed),
     }
     if backend == "jax":  # TensorFlow has no call for it
-        counts = (engines[name].count_train_step(batches[PACKED][0]) for name in (PLAIN, PACKED))
-        tables["XLA's count"] = [count_row(*counts)]
+        programs = (engines[name].step_programs(batches[PACKED][0])[0] for name in (PLAIN, PACKED))
+        tables["XLA's count"] = [count_row(*programs)]
     show("training_speed", config, tables, [f"utilisation of {peak / 1e9:,.1f} GFLOP/s"])
 
 
@@ -254,10 +254,10 @@ def speed_up_rows(seconds, factor, is_printed):
 
 
 def count_row(plain, packed):
-    """What packing adds to XLA's counts of a step, of `count_train_step`, in percent: a row of a table."""
+    """What packing adds to XLA's counts of two `StepProgram`s, in percent: a row of a table."""
     return {
-        f"packing adds, % of the {title}": 100 * (packed[name] / plain[name] - 1)
-        for title, name in (("operations", "flops"), ("bytes moved", "bytes accessed"))
+        f"packing adds, % of the {title}": 100 * (getattr(packed, name) / getattr(plain, name) - 1)
+        for title, name in (("operations", "flops"), ("bytes moved", "bytes_accessed"))
     }
 
 

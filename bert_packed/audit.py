@@ -58,7 +58,7 @@ def main(config):
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows
     from bert_packed.runs.objectives import check_losses, choose_objective
-    from bert_packed.training.engines.memory import out_of_memory_names
+    from bert_packed.training.backend import out_of_memory_names
 
     files = find_files(config.input_file, "input_file")
     spec = first_records.read_pack_spec(files)

@@ -35,7 +35,7 @@ def main(config):
     from bert_packed.models.packed_model import build_model
     from bert_packed.runs.label_names import stored_labels
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
-    from bert_packed.training.engines.variables import named_weights
+    from bert_packed.training.engines.engine import named_weights
 
     if config.bert_config_file:
         model_config = load_model_config(config.bert_config_file)

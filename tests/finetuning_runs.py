@@ -24,7 +24,7 @@ from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfi
 from bert_packed.tasks import squad, squad_windows
 from bert_packed.text import tokenization
 from bert_packed.training import loop
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 LENGTH, SAVES = 48, 4
 WORDS = [f"w{number}" for number in range(20)]

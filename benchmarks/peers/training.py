@@ -41,7 +41,7 @@ def _start(stack, model_config, rows, keeps_memory):
     from bert_packed.config import MambaConfig
     from bert_packed.objectives.next_tokens import next_token_objective
     from bert_packed.objectives.pretraining import pretraining_objective
-    from bert_packed.training.engines.variables import named_weights
+    from bert_packed.training.engines.engine import named_weights
 
     if isinstance(model_config, MambaConfig):
         name, arguments_of = "MambaForCausalLM", transformers_models.mamba_arguments
@@ -68,7 +68,7 @@ def keras_hub_training(model_config, batch):
     """
     from benchmarks.peers import keras_hub_model
     from bert_packed.objectives.pretraining import masked_lm_objective
-    from bert_packed.training.engines.variables import named_weights
+    from bert_packed.training.engines.engine import named_weights
 
     objective = masked_lm_objective("per_token")
     # GELU in the form of its blocks; its head has the other one

@@ -23,7 +23,7 @@ from bert_packed.checkpoints.tensor_names import check_same_family
 from bert_packed.config import config_json, load_model_config
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.training.finite import NotFiniteError, check_arrays
+from bert_packed.training.nonfinite import NotFiniteError, check_arrays
 
 WEIGHTS, TRAINING, MODEL_CONFIG, STATE = FILES = (
     "model.safetensors",

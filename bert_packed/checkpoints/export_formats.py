@@ -15,7 +15,7 @@ from bert_packed import schema
 from bert_packed.checkpoints.exported_tokenizer import boundary_ids, write_tokenizer
 from bert_packed.config import CAUSAL_LM, CLASSIFICATION, FINETUNING_HEADS, MASKED_LM, PRETRAINING, family_of
 from bert_packed.core.settings import InputError
-from bert_packed.training.finite import check_arrays
+from bert_packed.training.nonfinite import check_arrays
 
 KERAS_FILE = "model.keras"
 # Inputs of heads besides the encoder's, by the length of their rows. Only what a head reads: TensorFlow drops

@@ -13,7 +13,7 @@ from bert_packed.checkpoints.pretrained_files import (
 from bert_packed.checkpoints.tensor_names import check_same_family
 from bert_packed.config import FAMILIES, MASKED_LM, ablations, family_of, load_model_config
 from bert_packed.core.settings import InputError
-from bert_packed.training.finite import check_arrays
+from bert_packed.training.nonfinite import check_arrays
 
 OPTIMIZER_SLOTS = ("/adam_m", "/adam_v")
 

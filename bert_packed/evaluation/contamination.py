@@ -16,7 +16,7 @@ from keras import ops
 
 from bert_packed.data.unpacking import unpack
 from bert_packed.objectives.features import OWNERS
-from bert_packed.training.engines.functional import compiled, gradient
+from bert_packed.training.backend import compiled, gradient
 
 KEY_BIAS_TOLERANCE = 1e-6  # their true gradient is 0, so there is no largest one to compare with
 HIDDEN = "hidden_states"  # what the audit looks at besides the outputs of an objective

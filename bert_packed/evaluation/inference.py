@@ -25,8 +25,8 @@ from bert_packed.models.packed_model import build_model
 from bert_packed.packing.descending import pack_lpfhp
 from bert_packed.packing.histogram import count_lengths
 from bert_packed.text import tokenization
-from bert_packed.training.engines.functional import compiled
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.backend import compiled
+from bert_packed.training.engines.engine import named_weights
 
 # From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
 POOLINGS = {

@@ -1,4 +1,4 @@
-"""Which devices stand where on a mesh of `[copies of the model, rows, columns]`, and what lies on them.
+"""A mesh of devices, `[copies of the model, rows, columns]`, and arrays and variables spread over it.
 
 A mesh of 2,2,2: two copies of the model, each on four devices.
 
@@ -10,6 +10,7 @@ import math
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from bert_packed.core.settings import InputError
@@ -84,7 +85,7 @@ def differentiable(forward, backward, mesh, in_specs, out_specs):
     return function
 
 
-def lay(value, mesh, spec):
+def spread(value, mesh, spec):
     """An array on the devices of a mesh.
 
     Args:
@@ -97,8 +98,52 @@ def lay(value, mesh, spec):
     if isinstance(value, jax.core.Tracer) or lies == sharding:
         return value
     if isinstance(lies, NamedSharding) and lies.is_equivalent_to(sharding, value.ndim):
-        # In other words, for which a program would be compiled anew
+        # The same layout by another name, for which a program would be compiled again
         shards = [shard.data for shard in value.addressable_shards]
         return jax.make_array_from_single_device_arrays(value.shape, sharding, shards)
     whole = np.asarray(value)
     return jax.make_array_from_callback(whole.shape, sharding, lambda place: whole[place])
+
+
+class SpreadVariable:
+    """A Keras variable whose array lies on the devices of a mesh, to be read and assigned whole.
+
+    Args:
+        variable: The Keras variable.
+        mesh, spec: As of `spread`.
+        shape: Without the rows or columns that a layout adds, which stay 0.
+    """
+
+    def __init__(self, variable, mesh, spec, shape):
+        self.path, self.dtype, self.shape = variable.path, variable.dtype, tuple(shape)
+        self._variable, self._mesh, self._spec = variable, mesh, spec
+        self._inside = tuple(slice(length) for length in self.shape)
+
+    def numpy(self):
+        """The array in the host's memory; where it lies in several processes, all must ask together."""
+        value = self._variable.value
+        is_here = not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated
+        whole = np.asarray(value) if is_here else multihost_utils.process_allgather(value, tiled=True)
+        return whole[self._inside]
+
+    def assign(self, values):
+        """Put an array of `shape` in its place."""
+        whole = np.zeros(self._variable.shape, self.dtype)
+        whole[self._inside] = values
+        self._variable.assign(spread(whole, self._mesh, self._spec))
+
+
+class FetchedVariable:
+    """The array of a `SpreadVariable` in the host's memory.
+
+    Args:
+        variable: It; all processes ask together.
+        keeps: Whether it is going to be read; if not, this process only helps others to get it.
+    """
+
+    def __init__(self, variable, keeps=True):
+        values = variable.numpy()
+        self._values = values if keeps else None
+
+    def numpy(self):
+        return self._values

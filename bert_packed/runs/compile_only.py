@@ -13,8 +13,7 @@ from bert_packed.core.versions import versions
 from bert_packed.runs.pretraining import build_engine
 from bert_packed.runs.pretraining_data import check_fits, read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
-from bert_packed.training.engines.memory import out_of_memory_names
-from bert_packed.training.engines.virtual_devices import make_virtual_devices
+from bert_packed.training.backend import make_virtual_devices, out_of_memory_names
 from bert_packed.training.step_report import describe_step, is_static
 
 PROGRAM_FILE, REPORT_FILE = "step.hlo.txt", "step.json"

@@ -25,11 +25,10 @@ from bert_packed.runs.label_names import LABELS_FILE
 from bert_packed.runs.run_summary import show_row, tell_skipped
 from bert_packed.runs.vocabulary import VOCAB_FILE
 from bert_packed.tasks.update_packs import fit_predictions, pack_all, plan_updates
-from bert_packed.training import loop, metrics_log, watch
+from bert_packed.training import log_interval, loop, metrics_log
+from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines import make_engine
-from bert_packed.training.engines.functional import compiled
-from bert_packed.training.engines.memory import out_of_memory_names
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import (
     AdamWeightDecay,
     Lamb,
@@ -153,7 +152,7 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
         tell_skipped=tell_skipped,
-        scale=watch.Scale(num_packs * config.max_seq_length),
+        scale=log_interval.Scale(num_packs * config.max_seq_length),
     )
     with run_directory.naming_last_checkpoint(folder):
         stopped_by = loop.train(engine, steps, hooks, first_step, state)

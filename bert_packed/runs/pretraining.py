@@ -25,7 +25,7 @@ from bert_packed.runs.objectives import choose_objective
 from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
-from bert_packed.training import loop, metrics_log, watch
+from bert_packed.training import log_interval, loop, metrics_log
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
 from bert_packed.training.profiling import Profile
@@ -151,14 +151,14 @@ def machine_rate(config):
 
 
 def make_scale(config, model_config, data, engine, flops_per_second):
-    """What the figures that people watch are measured against: `watch.Scale`.
+    """What the figures that people watch are measured against: `log_interval.Scale`.
 
     Args:
         config, model_config, data, engine: Of the run.
         flops_per_second: Of one device, measured, for a config without `peak_flops`; None for no figure.
     """
     num_devices = engine.replicas.num_whole if engine.replicas else 1
-    return watch.Scale(
+    return log_interval.Scale(
         positions_per_step=config.train_batch_size * data.train.spec.max_seq_length,
         model_flops=functools.partial(engine.objective.model_flops, model_config),
         peak_flops=config.peak_flops or (flops_per_second and flops_per_second * num_devices),

@@ -25,7 +25,7 @@ from bert_packed.records import tfrecords
 from bert_packed.records.inputs import check_promises, read_promises
 from bert_packed.records.manifests import SCANS_NAME
 from bert_packed.tasks.glue import SERVER_NAMES
-from bert_packed.training.finite import NotFiniteError
+from bert_packed.training.nonfinite import NotFiniteError
 
 RUN_FILE = "run.json"
 FLAGFILE = "resolved.flags"

@@ -7,7 +7,7 @@ import time
 
 from keras import ops
 
-from bert_packed.training.engines.functional import compiled
+from bert_packed.training.backend import compiled
 
 MATMUL_SIZE, LARGEST_MATMUL = 1024, 8192
 LEAST_SECONDS = 2e-3

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from tqdm import tqdm
 
 from bert_packed.objectives.objective import add_sums
-from bert_packed.training import watch
-from bert_packed.training.finite import NotFiniteError, SkippedSteps, check_sums
+from bert_packed.training.log_interval import LogInterval, Scale, describe
+from bert_packed.training.nonfinite import NotFiniteError, SkippedSteps, check_sums
 from bert_packed.training.profiling import Profile
 from bert_packed.training.stop_request import StopRequest
 
@@ -31,8 +31,8 @@ class Hooks:
         means: From sums over steps to the figures of a row.
         tell_skipped: With a step that was left out and what of its figures was not finite, as text.
         shows_progress: Whether there is a progress bar, where somebody would see it.
-        scale: What the watched figures are measured against.
-        profile: Which steps are traced.
+        scale: What the figures of a row are measured against.
+        profile: The steps that are traced.
     """
 
     batches: Callable[[int], Iterable]
@@ -44,60 +44,9 @@ class Hooks:
     means: Callable[[dict], dict]
     tell_skipped: Callable[[int, str], None]
     shows_progress: bool = True
-    scale: watch.Scale = dataclasses.field(default_factory=watch.Scale)
+    scale: Scale = dataclasses.field(default_factory=Scale)
     profile: Profile = dataclasses.field(default_factory=Profile)
     export: Callable[[int], None] | None = None
-
-
-@dataclasses.dataclass
-class LogInterval:
-    """Sums since the last row of the log.
-
-    Attributes:
-        sums: Sums of the interval's steps; saved with a checkpoint, so that the next row is the same.
-        num_skipped: Steps left out, whose sums are not among these; saved too.
-        watched: `watch.Watch` of the same steps; its `totals` are saved too.
-        seconds, num_sequences, num_tokens: Of the steps that this process timed.
-    """
-
-    sums: dict
-    num_skipped: int = 0
-    watched: watch.Watch = dataclasses.field(default_factory=watch.Watch)
-    seconds: float = 0.0
-    num_sequences: float = 0.0
-    num_tokens: float = 0.0
-
-    def add(self, sums, seconds, waiting=0.0):
-        """Add a step; arguments as of `watch.Watch.add`."""
-        self.watched.add(sums, seconds, waiting)
-        sums = {name: value for name, value in sums.items() if name not in watch.STEP_FIGURES}
-        self.sums = add_sums(self.sums, sums)
-        if seconds is not None:
-            self.seconds += seconds
-            self.num_sequences += sums["num_sequences"]
-            self.num_tokens += sums["num_tokens"]
-
-    def row(self, step, means, learning_rate):
-        """The row of the log that ends the interval at `step`."""
-        timed = self.seconds > 0
-        figures = means(self.sums) if self.sums else {}  # none where every step was left out
-        return {
-            "step": step,
-            **figures,
-            "skipped_steps": self.num_skipped,
-            "learning_rate": learning_rate,
-            "sequences_per_second": self.num_sequences / self.seconds if timed else None,
-            "tokens_per_second": self.num_tokens / self.seconds if timed else None,
-            **self.watched.row(),
-        }
-
-    def state(self):
-        """What is saved with a checkpoint: entries of the state of `train`."""
-        return {
-            "interval": self.sums,
-            "num_skipped": self.num_skipped,
-            "watched": dict(self.watched.totals),
-        }
 
 
 def train(engine, config, hooks, first_step=0, state=None):
@@ -125,9 +74,7 @@ def train(engine, config, hooks, first_step=0, state=None):
         NotFiniteError: too many steps in a row are not finite, or what would be saved is not.
     """
     state = state or {"interval": {}, "evaluation_due": False}
-    # A checkpoint of before there were figures to watch has none
-    watched = watch.Watch(hooks.scale, dict(state.get("watched", {})))
-    interval = LogInterval(dict(state["interval"]), state.get("num_skipped", 0), watched)
+    interval = LogInterval.from_state(state, hooks.scale)
     skipped = SkippedSteps(config.max_skipped_steps)
     is_first = is_unproven = True
     stop = StopRequest()
@@ -158,8 +105,8 @@ def train(engine, config, hooks, first_step=0, state=None):
             if is_due(step, config.log_steps, config):
                 row = interval.row(step, hooks.means, hooks.learning_rate(step - 1))
                 hooks.log(row)
-                bar.set_postfix_str(_short(row))
-                interval = LogInterval({}, watched=watch.Watch(hooks.scale))
+                bar.set_postfix_str(describe(row))
+                interval = LogInterval(scale=hooks.scale)
             if hooks.export and is_due(step, config.export_every, config):
                 # Before it is saved: a kill in between repeats the step, and none stays without its export
                 hooks.export(step)
@@ -223,16 +170,3 @@ def _progress_bar(config, hooks, first_step):
         disable=None if hooks.shows_progress else True,
         smoothing=0.1,
     )
-
-
-def _short(row):
-    speed = row["sequences_per_second"]
-    rates = f" {speed:.1f} seq/s {row['tokens_per_second']:,.0f} tokens/s" if speed else ""
-    accuracies = "".join(
-        f" {name.removesuffix('_accuracy')} {value:.3f}"
-        for name, value in row.items()
-        if name.endswith("accuracy") and "token" not in name
-    )
-    skipped = f" skipped {row['skipped_steps']}" if row["skipped_steps"] else ""
-    loss = f"loss {row['loss']:.3f}" if "loss" in row else "no loss"
-    return f"{loss}{accuracies}{rates}{watch.describe(row)}{skipped}"

@@ -1,16 +1,20 @@
-"""What is in a compiled training step: whether it is static, and what it costs.
+"""Report on a compiled training step: whether it is static, what it computes, sends and holds.
 
 The contract that runs are promised: a step is one program, all of its dimensions are fixed, and nothing in it
 waits for Python. `describe_step` reads it from what was compiled, and counts operations, bytes and memory.
 """
 
 import dataclasses
-import json
-import math
 import re
+import time
 
-from bert_packed.training.collectives import find_collectives, summarise
-from bert_packed.training.hlo import executions, read_module, trip_count
+from bert_packed.training.program_text import (
+    executions,
+    find_collectives,
+    matmul_flops,
+    read_module,
+    trip_count,
+)
 
 DYNAMIC_OPCODES = ("set-dimension-size", "get-dimension-size", "dynamic-reshape")
 # What XLA calls where an array's size is known only when the program runs
@@ -18,9 +22,10 @@ DYNAMIC_TARGETS = re.compile(r"PadToStatic|SliceToDynamic|DynamicReshape|dynamic
 HOST_OPCODES = ("infeed", "outfeed")
 HOST_TARGETS = re.compile(r"callback|py_?func", re.IGNORECASE)
 HOST_TRANSFER = re.compile(r"\bis_host_transfer=true")
-LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
-OTHER_PRODUCTS = re.compile(r"gemm|matmul", re.IGNORECASE)
 SHOWN = 160  # characters of a line that breaks the contract
+# Numbers of fields in XLA's hlo.proto: of HloProto, BufferAssignmentProto, BufferAllocationProto
+BUFFER_ASSIGNMENT, BUFFER_ALLOCATIONS = 3, 3
+SIZE, IS_THREAD_LOCAL, IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT = 2, 3, 5, 7, 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +37,8 @@ class StepProgram:
         compile_seconds: From the traced step to the program.
         num_devices: Devices that run it; None where the text says how many.
         flops, bytes_accessed: By XLA's own count, on one device; it counts the body of a loop once.
-        argument_bytes, output_bytes, aliased_bytes, temporary_bytes: Memory of one device: what goes in, what
-            comes out, what of it is written over what went in, and what is held meanwhile.
+        argument_bytes, output_bytes, aliased_bytes, temporary_bytes: Memory of one device by XLA's plan: what
+            goes in, what comes out, what of it is written over what went in, and what is held meanwhile.
     """
 
     text: str
@@ -48,10 +53,93 @@ class StepProgram:
 
     @property
     def peak_bytes(self):
-        """What a device holds at once while the program runs, by XLA's plan of its memory; or None."""
+        """What a device holds at once while the program runs; or None."""
         if self.argument_bytes is None:
             return None
         return self.argument_bytes + self.output_bytes - self.aliased_bytes + self.temporary_bytes
+
+
+def jax_program(lowered):
+    """Compile what `jax.jit(step).lower(...)` gives: `StepProgram`."""
+    start = time.perf_counter()
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - start
+    counts, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    sizes = {}
+    if memory is not None:  # not every plug-in tells
+        sizes = {
+            "argument_bytes": memory.argument_size_in_bytes,
+            "output_bytes": memory.output_size_in_bytes,
+            "aliased_bytes": memory.alias_size_in_bytes,
+            "temporary_bytes": memory.temp_size_in_bytes,
+        }
+    return StepProgram(
+        compiled.as_text(),
+        seconds,
+        flops=counts.get("flops"),
+        bytes_accessed=counts.get("bytes accessed"),
+        **sizes,
+    )
+
+
+def tensorflow_program(function, *arguments):
+    """Compile a `tf.function(..., jit_compile=True)` for arguments, twice: text and memory are two calls.
+
+    XLA's counts of operations and of bytes stay unknown; TensorFlow has no call for them.
+    """
+    compiler_ir = function.experimental_get_compiler_ir(*arguments)
+    start = time.perf_counter()
+    text = compiler_ir(stage="optimized_hlo")
+    seconds = time.perf_counter() - start
+    return StepProgram(text, seconds, **buffer_sizes(compiler_ir(stage="optimized_hlo_proto_serialized")))
+
+
+def buffer_sizes(serialized):
+    """Sizes of a `StepProgram` by XLA's buffer assignment: dict.
+
+    Args:
+        serialized: An `xla.HloProto` in the wire format of protocol buffers.
+    """
+    assignment = dict(_fields(memoryview(serialized)))[BUFFER_ASSIGNMENT]
+    buffers = [dict(_fields(value)) for number, value in _fields(assignment) if number == BUFFER_ALLOCATIONS]
+
+    def total(*wanted, without=()):
+        return sum(
+            buffer.get(SIZE, 0)
+            for buffer in buffers
+            if all(map(buffer.get, wanted)) and not any(map(buffer.get, without))
+        )
+
+    return {
+        "argument_bytes": total(IS_PARAMETER),
+        "output_bytes": total(MAYBE_LIVE_OUT),
+        "aliased_bytes": total(IS_PARAMETER, MAYBE_LIVE_OUT),
+        "temporary_bytes": total(without=(IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT, IS_THREAD_LOCAL)),
+    }
+
+
+def _fields(message):
+    """Fields of a message of protocol buffers: pairs of a number, and an int or bytes."""
+    place = 0
+
+    def varint():
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            value |= (byte & 0x7F) << shift
+            place, shift = place + 1, shift + 7
+            if byte < 0x80:
+                return value
+
+    while place < len(message):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            yield number, varint()
+            continue
+        length = varint() if kind == 2 else {1: 8, 5: 4}[kind]
+        yield number, message[place : place + length]
+        place += length
 
 
 def describe_step(programs):
@@ -61,17 +149,16 @@ def describe_step(programs):
         programs: List of `StepProgram`, run one after the other.
 
     Returns:
-        Dict for JSON; a value is None where the backend does not tell.
+        Dict for JSON; a value is None where the backend does not tell, or a loop has an unknown length.
         `programs`, `devices`;
         `dynamic_dimensions`, `host_callbacks`: instructions that break the contract, and in `broken_by` what
             stands there;
-        `loops_of_unknown_length`: what is counted inside of one is counted as if it ran once;
-        `matmul_flops`: operations of the matrix products, two for each multiplication, loops with all of
-            their rounds; None where a library computes products whose sizes the text does not tell;
+        `loops_of_unknown_length`;
+        `matmul_flops`: see `program_text.matmul_flops`;
         `flops`, `bytes_accessed`, `argument_bytes`, `output_bytes`, `temporary_bytes`, `peak_bytes`: see
             `StepProgram`; sums over the programs of what is done, the largest of what is held;
         `compile_seconds`;
-        `collective_bytes`: what a device puts into collectives; `collectives`, see `collectives.summarise`.
+        `collective_bytes`: what a device puts into collectives; `collectives`, see `summarise`.
     """
     modules = [read_module(program.text) for program in programs]
     dynamic = [line for module in modules for line in find_dynamic(module)]
@@ -86,14 +173,17 @@ def describe_step(programs):
         "dynamic_dimensions": len(dynamic),
         "host_callbacks": len(callbacks),
         "loops_of_unknown_length": sum(map(count_unknown_loops, modules)),
-        "matmul_flops": _add(matmul_flops(module) for module in modules),
-        **{name: _add(getattr(one, name) for one in programs) for name in ("flops", "bytes_accessed")},
+        "matmul_flops": _known(sum, map(matmul_flops, modules)),
         **{
-            name: _largest(getattr(one, name) for one in programs)
+            name: _known(sum, (getattr(one, name) for one in programs))
+            for name in ("flops", "bytes_accessed")
+        },
+        **{
+            name: _known(max, (getattr(one, name) for one in programs))
             for name in ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
         },
         "compile_seconds": sum(program.compile_seconds for program in programs),
-        "collective_bytes": sum(one.num_bytes for one in collectives),
+        "collective_bytes": _known(sum, (one.num_bytes for one in collectives)),
         "collectives": summarise(collectives),
         "broken_by": [line.strip()[:SHOWN] for line in (*dynamic, *callbacks)],
     }
@@ -104,6 +194,30 @@ def is_static(report):
     return (report["programs"], report["dynamic_dimensions"], report["host_callbacks"]) == (1, 0, 0)
 
 
+def summarise(collectives):
+    """Collectives of one kind and one size of groups as one row.
+
+    Returns:
+        List of dicts `kind`, `group_size`, `instructions` in the text, `executions` and `bytes`, what one
+        device puts in, in a run of the program; the most bytes first, and before these None: of a loop of
+        unknown length.
+    """
+    groups = {}
+    for one in collectives:
+        groups.setdefault((one.kind, one.group_size), []).append(one)
+    rows = [
+        {
+            "kind": kind,
+            "group_size": size,
+            "instructions": len(group),
+            "executions": _known(sum, (one.times for one in group)),
+            "bytes": _known(sum, (one.num_bytes for one in group)),
+        }
+        for (kind, size), group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (row["bytes"] is not None, -(row["bytes"] or 0)))
+
+
 def find_dynamic(module):
     """Lines of instructions with a dimension that is known only when the program runs: list of str.
 
@@ -111,7 +225,7 @@ def find_dynamic(module):
     """
     return [
         one.line
-        for one in _instructions(module)
+        for one in module.instructions
         if any(shape.is_dynamic for shape in one.shapes)
         or one.opcode in DYNAMIC_OPCODES
         or (one.opcode == "custom-call" and DYNAMIC_TARGETS.search(one.attribute("custom_call_target")))
@@ -122,7 +236,7 @@ def find_callbacks(module):
     """Lines of instructions that wait for the host: calls of Python, feeds, transfers. List of str."""
     return [
         one.line
-        for one in _instructions(module)
+        for one in module.instructions
         if one.opcode in HOST_OPCODES
         or HOST_TRANSFER.search(one.attributes)
         or (one.opcode == "custom-call" and HOST_TARGETS.search(one.attribute("custom_call_target")))
@@ -135,51 +249,7 @@ def count_unknown_loops(module):
     return sum(trip_count(module, loop.computation, loop.instruction) is None for loop in loops)
 
 
-def matmul_flops(module):
-    """Operations of the matrix products of a run of the program, on one device: int, or None.
-
-    A product of `[m, k]` and `[k, n]` is 2 m k n; convolutions are not counted. None where a product is left
-    to a library and its sizes are not written down.
-    """
-    total = 0
-    for one in executions(module):
-        flops = _product_flops(one.instruction, one.computation)
-        if flops is None:
-            return None
-        total += flops * one.times
-    return total
-
-
-def _product_flops(instruction, computation):
-    """Of one instruction: 0 where it is no product, None where it is one of unknown size."""
-    if instruction.opcode == "dot":
-        found = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
-        contracted = [int(dim) for dim in found[1].split(",") if dim] if found else []
-    elif instruction.opcode == "custom-call":
-        target = instruction.attribute("custom_call_target")
-        if not LIBRARY_PRODUCTS.search(target):
-            return None if OTHER_PRODUCTS.search(target) else 0
-        found = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.attributes)
-        if not found:
-            return None
-        contracted = [int(dim) for dim in json.loads(found[1])]
-    else:
-        return 0
-    left = computation.operand_shapes(instruction)[0][0].sizes
-    result = instruction.shapes[0].sizes  # a library has a workspace behind it
-    return 2 * math.prod(result) * math.prod(left[dim] for dim in contracted)
-
-
-def _instructions(module):
-    """All instructions of a module, each once, whether or not they are reached."""
-    return [one for part in module.computations.values() for one in part.instructions.values()]
-
-
-def _add(values):
+def _known(combine, values):
+    """The sum or the largest of values; None where one is None."""
     values = list(values)
-    return None if None in values else sum(values)
-
-
-def _largest(values):
-    values = list(values)
-    return None if None in values else max(values)
+    return None if None in values else combine(values)

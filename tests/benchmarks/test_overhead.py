@@ -15,7 +15,7 @@ from bert_packed.config import config_json
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
 from bert_packed.text import tokenization
-from bert_packed.training.engines import functional
+from bert_packed.training import backend
 
 
 def test_what_is_added_is_of_the_time_without():
@@ -29,7 +29,7 @@ def test_what_is_added_is_of_the_time_without():
 @pytest.fixture
 def uncompiled_programs(monkeypatch):
     """Tiny programs compile for longer than they run."""
-    for module in (functional, mamba_operators):
+    for module in (backend, mamba_operators):
         monkeypatch.setattr(module, "compiled", lambda function, _=None: function)
 
 

@@ -19,7 +19,7 @@ from bert_packed.core.storage import write_json
 from bert_packed.models.selective_scan import ssm_pack
 from bert_packed.packing.baselines import shuffled_lengths
 from bert_packed.packing.histogram import count_lengths
-from bert_packed.training.engines.functional import gradient
+from bert_packed.training.backend import gradient
 
 TOY = {"max_seq_length": 64, "pack_length": 64, "shrink": 1, "batch_size": 2, "repeats": 1}
 

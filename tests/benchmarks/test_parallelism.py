@@ -259,7 +259,7 @@ def jax_command(monkeypatch):
     """The command as JAX's, without more devices: what is tested compiles nothing."""
     made = []
     monkeypatch.setattr(parallelism, "choose_backend", lambda: "jax")
-    monkeypatch.setattr("bert_packed.training.engines.virtual_devices.make_virtual_devices", made.append)
+    monkeypatch.setattr("bert_packed.training.backend.make_virtual_devices", made.append)
     return made
 
 

@@ -30,7 +30,7 @@ TREE = ("optimus2d", "tree")
 @pytest.fixture(scope="module", autouse=True)
 def devices():
     """64 devices: this file's process has not computed anything yet."""
-    from bert_packed.training.engines.virtual_devices import make_virtual_devices
+    from bert_packed.training.backend import make_virtual_devices
 
     make_virtual_devices(64)
 

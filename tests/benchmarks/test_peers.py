@@ -25,7 +25,7 @@ from benchmarks.peers.process import PeerProcess, torch_processes
 from benchmarks.synthetic_data import token_batch
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
 

@@ -28,6 +28,7 @@ from benchmarks.training_speed import (
 from bert_packed.config import PRETRAINING
 from bert_packed.core.settings import InputError
 from bert_packed.models.heads import count_flops
+from bert_packed.training.step_report import StepProgram
 
 HISTOGRAM = np.bincount([4, 9, 16], [600, 300, 100])[1:].astype(np.int64)
 TOY = {"max_seq_length": 16, "max_sequences_per_pack": 4, "batch_size": 3, "repeats": 7}
@@ -119,7 +120,8 @@ def test_print_is_of_the_papers_data_alone():
 
 
 def test_xla_s_counts_are_compared():
-    plain, packed = {"flops": 400.0, "bytes accessed": 1000.0}, {"flops": 402.0, "bytes accessed": 950.0}
+    plain = StepProgram("", 1.0, flops=400.0, bytes_accessed=1000.0)
+    packed = StepProgram("", 1.0, flops=402.0, bytes_accessed=950.0)
     added = count_row(plain, packed)
     assert list(added.values()) == [pytest.approx(0.5), pytest.approx(-5)] and "operations" in next(
         iter(added)

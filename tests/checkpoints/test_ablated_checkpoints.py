@@ -19,7 +19,7 @@ from bert_packed.models.packed_model import build_model
 from bert_packed.runs.finetuning_config import GlueConfig, SquadConfig
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 FORMS = ("ours", "hugging_face")
 REFUSED = "holds another model: ablation"

@@ -19,7 +19,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.models.packed_model import build_model
 from bert_packed.runs import run_directory
 from bert_packed.runs.run_directory import find_whole_checkpoint
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import Lamb
 
 FILES = (checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.MODEL_CONFIG, checkpoint.STATE)

@@ -25,8 +25,8 @@ from bert_packed.config import (
 from bert_packed.core.settings import InputError
 from bert_packed.models.packed_model import build_model
 from bert_packed.runs import label_names
-from bert_packed.training.engines.variables import named_weights
-from bert_packed.training.finite import NotFiniteError
+from bert_packed.training.engines.engine import named_weights
+from bert_packed.training.nonfinite import NotFiniteError
 
 pytestmark = pytest.mark.both_backends
 

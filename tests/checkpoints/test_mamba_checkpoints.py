@@ -17,7 +17,7 @@ from bert_packed.checkpoints.mamba_names import tensor_names
 from bert_packed.core.settings import InputError
 from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 

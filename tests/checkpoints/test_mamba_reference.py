@@ -16,8 +16,8 @@ from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.training import engines
-from bert_packed.training.engines.functional import compiled
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.backend import compiled
+from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 # Of the largest; issue 12 asks for 1e-4

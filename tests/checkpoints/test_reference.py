@@ -10,7 +10,7 @@ from reference import bleurt_folder, import_reference, minilm_folder, reference_
 from bert_packed.checkpoints import pretrained_files, starting_weights
 from bert_packed.config import PRETRAINING
 from bert_packed.models.packed_model import build_model
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 LENGTHS = [[17, 40, 7], [64], [3, 30, 20, 10]]
 MAX_SEQ_LENGTH = 64

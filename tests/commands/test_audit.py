@@ -20,7 +20,7 @@ from bert_packed.models import context
 from bert_packed.models.context import PackContext
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_sums
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 CHANGE, GRADIENT = "neighbours: change of hidden_states", "neighbours: gradient on their embeddings"
 STATES, WEIGHTS = "unpacked: hidden_states", "unpacked: gradients of all weights"

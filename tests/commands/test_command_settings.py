@@ -20,7 +20,7 @@ from bert_packed.evaluation import contamination
 from bert_packed.runs import model_card
 from bert_packed.schema import PackSpec
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 WRITERS = ("write_hugging_face", "write_keras", "write_saved_model")
 AUDIT = [{"name": "a check", "result": "pass"}]

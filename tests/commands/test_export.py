@@ -17,7 +17,7 @@ from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.config import PRETRAINING, ablate
 from bert_packed.models.packed_model import build_model
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import Lamb
 
 pytestmark = pytest.mark.both_backends

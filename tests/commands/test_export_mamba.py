@@ -22,8 +22,8 @@ from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from bert_packed.training.engines.functional import compiled
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.backend import compiled
+from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 needs_tensorflow = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from bert_packed.training.engines import choose_backend
 choose_backend()
 import numpy as np
 from keras import ops
-from bert_packed.training.engines.functional import compiled
+from bert_packed.training.backend import compiled
 twice = compiled(lambda values: values * 2)
 values = ops.convert_to_tensor(np.ones({NUM_BYTES // 4}, np.float32))
 def run():

@@ -33,7 +33,7 @@ from bert_packed.models.rematerialisation import rematerialised
 from bert_packed.runs.finetuning_config import SquadConfig
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled", "registered")]
 

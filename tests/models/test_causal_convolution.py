@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from bert_packed.models.mamba import conv1d_pack
-from bert_packed.training.engines.functional import gradient
+from bert_packed.training.backend import gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 POSITIONS = np.array([[0, 0, 1, 0, 1, 2, 3, 4, 5, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]], np.int32)

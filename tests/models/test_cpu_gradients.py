@@ -19,9 +19,9 @@ from bert_packed.models.cpu_gradients import (
     multiply,
     weighted_values,
 )
-from bert_packed.training.engines import functional
-from bert_packed.training.hlo import read_module
+from bert_packed.training import backend
 from bert_packed.training.optimization import Lamb
+from bert_packed.training.program_text import read_module
 
 pytestmark = pytest.mark.both_backends
 IS_JAX = keras.backend.backend() == "jax"
@@ -54,8 +54,8 @@ def assert_gradients(loss, inputs, expected, tolerance, is_compiled=True):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cpu_gradients, "_barrier", note)
-        differentiate = functional.gradient(traced)
-        found = (functional.compiled(differentiate) if is_compiled else differentiate)(inputs)
+        differentiate = backend.gradient(traced)
+        found = (backend.compiled(differentiate) if is_compiled else differentiate)(inputs)
     for name, values in expected.items():
         assert keras.backend.standardize_dtype(found[name].dtype) == inputs[name].dtype
         largest = np.abs(values).max()
@@ -190,7 +190,7 @@ def test_the_switch_is_on_where_every_device_is_a_cpu(monkeypatch, devices, is_o
         answers.append(has_gradients_for_cpus())
         return values
 
-    functional.compiled(traced)(keras.ops.ones(1))
+    backend.compiled(traced)(keras.ops.ones(1))
     assert answers == [is_on, False]
     with gradients_for_cpus():  # TensorFlow, operation by operation
         assert has_gradients_for_cpus() is (is_on and IS_JAX)
@@ -199,7 +199,7 @@ def test_the_switch_is_on_where_every_device_is_a_cpu(monkeypatch, devices, is_o
 def test_a_barrier_changes_no_value():
     """TensorFlow's is added by its name, which the operation must keep in versions to come."""
     values = np.arange(6.0).reshape(2, 3)
-    found = functional.compiled(lambda one: cpu_gradients._barrier(keras.ops.transpose(one)))(
+    found = backend.compiled(lambda one: cpu_gradients._barrier(keras.ops.transpose(one)))(
         keras.ops.convert_to_tensor(values)
     )
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), values.T)

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from bert_packed.models.dropout import Dropout, keep_mask, mix32
-from bert_packed.training.engines.functional import compiled
+from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends  # the formula's test on each: they drop the same units
 

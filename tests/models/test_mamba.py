@@ -17,7 +17,7 @@ from bert_packed.evaluation import contamination
 from bert_packed.models import mamba, selective_scan
 from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
-from bert_packed.training.engines.functional import gradient
+from bert_packed.training.backend import gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 ONE_BLOCK = dataclasses.replace(CONFIG, num_hidden_layers=1)

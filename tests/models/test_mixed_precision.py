@@ -10,7 +10,7 @@ from bert_packed.config import PRETRAINING
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import Lamb
 
 BF16 = 2.0**-8  # half of the distance from 1 to the next number

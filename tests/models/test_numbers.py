@@ -15,7 +15,7 @@ from tiny import CONFIG
 from bert_packed.config import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING
 from bert_packed.models.dropout import Dropout, keep_mask
 from bert_packed.models.packed_model import build_model
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 BUILDERS = {

@@ -10,7 +10,7 @@ from bert_packed.config import PRETRAINING
 from bert_packed.models.context import PackContext
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.training.engines.functional import gradient
+from bert_packed.training.backend import gradient
 
 MLM_LOSSES = ("per_sequence", "per_token")
 # `test_engine.py` compares compiled steps with these; here they would compile for longer than they run

@@ -8,7 +8,7 @@ from tiny import CONFIG
 
 from bert_packed.config import PRETRAINING
 from bert_packed.models.packed_model import build_model
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 HEADS, WIDTH = CONFIG.num_attention_heads, CONFIG.hidden_size

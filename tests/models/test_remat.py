@@ -126,5 +126,5 @@ def test_compiled_steps_need_less_memory():
     sizes = []
     for remat in (False, True):
         engine = make_remat_engine(remat, config, optimizer=Lamb(0.01))
-        sizes.append(engine.count_train_step(many)["temporary bytes"])
+        sizes.append(engine.step_programs(many)[0].temporary_bytes)
     assert sizes[1] < sizes[0] / 2

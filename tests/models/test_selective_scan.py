@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 from bert_packed.models.selective_scan import ssm_pack
-from bert_packed.training.engines.functional import gradient
+from bert_packed.training.backend import gradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled")]
 B, S, E, Z = 2, 11, 3, 2

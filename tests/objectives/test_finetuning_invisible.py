@@ -21,7 +21,7 @@ from bert_packed.objectives.finetuning import (
     tags_objective,
 )
 from bert_packed.training import engines
-from bert_packed.training.engines.functional import gradient
+from bert_packed.training.backend import gradient
 
 pytestmark = pytest.mark.both_backends
 KINDS = {

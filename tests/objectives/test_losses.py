@@ -10,7 +10,7 @@ from scipy.special import log_softmax, softmax
 
 from bert_packed.objectives.objective import add_sums, nll_and_right
 from bert_packed.objectives.pretraining import prediction_weights, pretraining_objective, pretraining_sums
-from bert_packed.training.engines.functional import gradient
+from bert_packed.training.backend import gradient
 
 pytestmark = pytest.mark.both_backends
 

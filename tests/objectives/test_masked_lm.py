@@ -16,7 +16,7 @@ from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
 from bert_packed.training import engines
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
 

@@ -15,7 +15,7 @@ from bert_packed.models.mamba import count_flops
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.next_tokens import next_token_counts, next_token_objective
 from bert_packed.schema import CAUSAL_LM
-from bert_packed.training.engines.functional import gradient
+from bert_packed.training.backend import gradient
 
 WEIGHTINGS = ("per_token", "per_sequence")
 PACKS = random_packs()

@@ -32,7 +32,7 @@ from bert_packed.objectives.features import SEQUENCES
 from bert_packed.objectives.objective import Objective, count_sequences, nll_and_right
 from bert_packed.schema import PackSpec
 from bert_packed.training import engines, loop
-from bert_packed.training.engines.variables import named_weights
+from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.metrics_log import MetricsLog, read_rows, rows_to_keep, train_columns
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, AdamWeightDecay
 

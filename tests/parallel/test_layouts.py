@@ -11,8 +11,7 @@ from tiny import Trained, to_floats
 from bert_packed.models import layers
 from bert_packed.models.cpu_gradients import has_gradients_for_cpus
 from bert_packed.objectives.pretraining import masked_lm_objective
-from bert_packed.training.collectives import find_collectives
-from bert_packed.training.hlo import read_module
+from bert_packed.training.program_text import find_collectives, read_module
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 jnp = jax.numpy

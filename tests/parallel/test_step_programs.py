@@ -12,7 +12,7 @@ from tiny import CONFIG
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.parallel.replicas import make_replicas
 from bert_packed.training import engines
-from bert_packed.training.engines.virtual_devices import make_virtual_devices
+from bert_packed.training.backend import make_virtual_devices
 from bert_packed.training.optimization import Lamb
 from bert_packed.training.step_report import describe_step, is_static
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from layouts import make_devices, needs_jax
 
-from bert_packed.training.collectives import find_collectives
-from bert_packed.training.hlo import read_module
+from bert_packed.training.program_text import find_collectives, read_module
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 PartitionSpec = jax.sharding.PartitionSpec

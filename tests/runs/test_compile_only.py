@@ -168,7 +168,7 @@ def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
 
 COUNT_DEVICES = """
 import keras
-from bert_packed.training.engines.virtual_devices import make_virtual_devices
+from bert_packed.training.backend import make_virtual_devices
 make_virtual_devices(3)
 if keras.backend.backend() == "jax":
     import jax

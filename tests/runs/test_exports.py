@@ -15,7 +15,7 @@ from tiny import make_engine
 from bert_packed.runs import exports
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training import loop
-from bert_packed.training.finite import NotFiniteError
+from bert_packed.training.nonfinite import NotFiniteError
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
 WORDS = ["pack", "##ed", "cafe"]

@@ -21,7 +21,7 @@ from bert_packed.runs.run_directory import (
     remove_partial,
     start_run,
 )
-from bert_packed.training.finite import NotFiniteError
+from bert_packed.training.nonfinite import NotFiniteError
 
 
 @pytest.fixture

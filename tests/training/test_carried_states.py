@@ -34,3 +34,35 @@ def test_compiled_steps_over_rows_are_those_of_single_operations():
         assert one == pytest.approx(other, rel=1e-4)
     for name, values in want.items():
         np.testing.assert_allclose(carried[name], values, atol=1e-4 * np.abs(values).max())
+
+
+def carried_states(engine):
+    """The states and tails that each row hands on: list of arrays `[rows, ...]`."""
+    return [np.array(v.numpy()) for name, v in engine.training_state().items() if "carried" in name]
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_step_that_is_left_out_hands_on_no_state_that_is_not_finite():
+    """The third row ends in a token whose embedding is infinite: its states and tails become 0."""
+    rng = np.random.default_rng(3)
+    rows = [[rng.integers(1, 20, 12).tolist()] for _ in range(4)]
+    clean = next_tokens.batch_of(rows, 12, 4)
+    rows[2][0][11] = 25
+    batch = next_tokens.batch_of(rows, 12, 4)
+    engine = next_tokens.make_engine(build={"num_rows": 4}, optimizer=Lamb(0.01), micro_batch_size=2)
+    table = engine.weights()["backbone/embeddings"]
+    good = np.array(table.numpy())
+    spoiled = good.copy()
+    spoiled[25] = np.inf
+    table.assign(spoiled)
+    assert to_floats(engine.train_step(batch))["is_skipped"] == 1
+    handed_on = carried_states(engine)
+    assert len(handed_on) == 2 * next_tokens.CONFIG.num_hidden_layers
+    for values in handed_on:
+        assert np.isfinite(values).all() and not values[2].any()
+        assert all(values[row].any() for row in (0, 1, 3))
+    table.assign(good)
+    later = {**clean, "position_ids": clean["position_ids"] + 12}
+    figures = to_floats(engine.train_step(later))
+    assert figures["is_skipped"] == 0 and np.isfinite(figures["lm_loss"])
+    assert all(values[2].any() for values in carried_states(engine))

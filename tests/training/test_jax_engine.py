@@ -13,7 +13,7 @@ from tiny import CONFIG, replace_sums
 from bert_packed.config import PRETRAINING
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_sums
-from bert_packed.training.engines.functional import compiled
+from bert_packed.training.backend import compiled
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 pytestmark = [

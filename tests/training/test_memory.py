@@ -1,7 +1,5 @@
 """A device out of memory is one line that names the setting to lower, wherever it runs out."""
 
-import types
-
 import keras
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from tiny import make_engine
 from bert_packed.runs import finetuning
 from bert_packed.runs.finetuning_config import FinetuneConfig
 from bert_packed.training import loop
-from bert_packed.training.engines.memory import out_of_memory_names
+from bert_packed.training.backend import out_of_memory_names
 
 pytestmark = pytest.mark.both_backends
 TOO_MUCH = "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"
@@ -51,7 +49,7 @@ def test_training(monkeypatch):
 
 
 def test_prediction(monkeypatch):
-    sequences = types.SimpleNamespace(lengths=np.array([3, 4]))
+    sequences = {"lengths": np.array([3, 4])}
     monkeypatch.setattr(finetuning, "predict", failing())
     with pytest.raises(MemoryError, match="out of memory in prediction; lower `predict_batch_size`"):
         finetuning.predict_packed(FinetuneConfig(output_dir="x"), None, sequences)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bert_packed.training import profiling
-from bert_packed.training.engines.functional import compiled
+from bert_packed.training.backend import compiled
 from bert_packed.training.profiling import Profile
 
 pytestmark = pytest.mark.both_backends

@@ -8,9 +8,8 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine
 
-from bert_packed.training.hlo import read_module
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
-from bert_packed.training.step_report import StepProgram, describe_step, is_static, matmul_flops
+from bert_packed.training.step_report import StepProgram, buffer_sizes, describe_step, is_static
 
 PLAIN = """
 HloModule step
@@ -123,20 +122,84 @@ def test_two_programs_are_no_static_step():
     assert describe_step([programs[0], StepProgram(programs[0].text, 1.0)])["flops"] is None
 
 
-@pytest.mark.parametrize(
-    ("line", "flops"),
-    [
-        (
-            '%g = (f32[4,5]{1,0}, s8[900]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", '
-            'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}',
-            FLOPS + 2 * 4 * 5 * 6,
-        ),
-        # a library's own form: no guess
-        ('%g = f32[4,5]{1,0} custom-call(%a, %b), custom_call_target="__onednn$matmul"', None),
-    ],
-)
-def test_products_that_a_library_computes(line, flops):
-    assert matmul_flops(read_module(PLAIN.replace("PLANTED", line))) == flops
+UNKNOWN = """
+HloModule step, num_partitions=2
+
+%body (t: (s32[], f32[4,6])) -> (s32[], f32[4,6]) {
+  %t = (s32[], f32[4,6]{1,0}) parameter(0)
+  %x = f32[4,6]{1,0} get-tuple-element(%t), index=1
+  %sum = f32[4,6]{1,0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
+  ROOT %product = f32[4,4]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+ENTRY %main (a: f32[4,6]) -> f32[4,6] {
+  %a = f32[4,6]{1,0} parameter(0)
+  %w = (s32[], f32[4,6]{1,0}) while(%s), condition=%c, body=%body
+  %few = f32[2]{0} slice(%a)
+  %gathered = f32[4]{0} all-gather(%few), replica_groups={}
+  %all = f32[4,6]{1,0} all-gather(%a), replica_groups={}
+  %permuted = f32[4,6]{1,0} collective-permute(%a), source_target_pairs={{0,1}}
+  ROOT %last = f32[4,6]{1,0} all-reduce(%a), replica_groups={{0,1}}, to_apply=%add
+}
+"""
+
+
+def test_what_a_loop_of_unknown_length_does_is_unknown():
+    report = describe_step([StepProgram(UNKNOWN, 1.0)])
+    assert report["loops_of_unknown_length"] == 1 and is_static(report)
+    assert report["matmul_flops"] is None and report["collective_bytes"] is None
+    assert [tuple(row.values()) for row in report["collectives"]] == [
+        ("all-reduce", 2, 2, None, None),
+        ("all-gather", 2, 2, 2, 4 * 6 * 4 + 2 * 4),
+        ("collective-permute", 2, 1, 1, 4 * 6 * 4),
+    ]
+    known = UNKNOWN.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
+    report = describe_step([StepProgram(known, 1.0)])
+    assert (report["matmul_flops"], report["loops_of_unknown_length"]) == (3 * 2 * 4 * 4 * 6, 0)
+    assert report["collective_bytes"] == (4 + 1 + 1) * 4 * 6 * 4 + 2 * 4
+    assert [row["bytes"] for row in report["collectives"]] == [4 * 96, 96 + 8, 96]
+
+
+def wire(*fields):
+    """A message of protocol buffers: pairs of a number, and an int or bytes."""
+
+    def varint(value):
+        low, rest = value & 0x7F, value >> 7
+        return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+    return b"".join(
+        varint(number << 3) + varint(value)
+        if isinstance(value, int)
+        else varint(number << 3 | 2) + varint(len(value)) + value
+        for number, value in fields
+    )
+
+
+def test_memory_by_the_plan_of_buffers():
+    """As xla/service/hlo.proto numbers its fields; some are of no interest, as the module is."""
+    flags = {"thread": 3, "parameter": 5, "live_out": 7, "constant": 12}
+    sizes = {
+        1: ("parameter",),
+        20: ("parameter", "live_out"),
+        300: ("live_out",),
+        4_000: (),
+        50_000: ("constant",),
+        600_000: ("thread",),
+        7_000_000: (),
+        0: ("parameter",),  # which is not written
+    }
+    buffers = [
+        (3, wire((1, 9), *[(2, size)] * bool(size), *((flags[name], 1) for name in names), (9, b"x" * 200)))
+        for size, names in sizes.items()
+    ]
+    assignment = wire((1, b"logical"), *buffers, (4, b"trace"))
+    eight, four = b"\x11" + bytes(8), b"\x25" + bytes(4)  # fields of a fixed length
+    assert buffer_sizes(wire((1, b"m" * 300)) + eight + four + wire((3, assignment))) == {
+        "argument_bytes": 21,
+        "output_bytes": 320,
+        "aliased_bytes": 20,
+        "temporary_bytes": 7_004_000,
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
-"""What the engines of both backends share, and what a step does with its gradients before the update."""
+"""The base of both backends' engines: their interface, names of variables, clipping, packs by replica."""
 
 from keras import ops
-
-from bert_packed.training.engines.variables import named_training_state, named_weights
 
 FIGURES = ("gradient_norm", "is_skipped")
 
@@ -34,18 +32,61 @@ class Engine:
             self.max_grad_norm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
             optimizer.build(model.trainable_variables)
 
+    @property
+    def num_train_traces(self):
+        """How often the training step was traced, and so compiled: 1 in a healthy run."""
+        raise NotImplementedError
+
+    def train_step(self, batch, wants_stop=False):
+        """Take one optimizer step.
+
+        Args:
+            batch: Dict of arrays `[B, ...]`, with several processes this one's part of them; M must divide
+                the whole.
+            wants_stop: Whether this process asks all to stop; only with replicas.
+
+        Returns:
+            Dict of float32 scalars: the sums over the batch, before the update, `FIGURES`, and of LAMB
+            `optimization.trust_ratios`; with replicas `num_stop_requests` too, the same everywhere.
+
+        Raises:
+            MemoryError: the device has too little memory for a micro-batch. Under JAX the engine is then
+                spent: its weights went into the step.
+        """
+        raise NotImplementedError
+
+    def eval_step(self, batch):
+        """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
+        raise NotImplementedError
+
+    def gradients(self, batch, training=True):
+        """Normalised gradients and sums of a batch, one per trainable variable; without replicas."""
+        raise NotImplementedError
+
+    def step_programs(self, batch):
+        """What a training step on such a batch is compiled to, now: list of one `StepProgram`."""
+        raise NotImplementedError
+
     def weights(self):
         """The model's weights by path below the model: dict of Keras variables."""
         return named_weights(self.model)
 
     def training_state(self):
-        """What a resumed run needs besides weights, by path: optimizer and dropout seeds."""
-        return named_training_state(self.model, self.optimizer)
+        """What a resumed run needs besides weights, by path: dict of Keras variables.
+
+        They are the optimizer's, dropout seeds, and states carried from pack to pack.
+        """
+        weights = {id(weight) for weight in self.model.weights}
+        seeds = [variable for variable in self.model.variables if id(variable) not in weights]
+        # By order: Keras numbers seed generators by how many the process has made, in other models too
+        state = {f"dropout_seed/{number}": seed for number, seed in enumerate(seeds)}
+        carried = {_path_below(self.model, v): v for v in self.model.non_trainable_weights}
+        return {**state, **carried, **{variable.path: variable for variable in self.optimizer.variables}}
 
     def to_save(self, keeps=True):
-        """What `weights` and `training_state` can be read of in this process, for a checkpoint.
+        """An object whose `weights()` and `training_state()` this process can read, for a checkpoint.
 
-        Every process calls it: what lies on devices of others comes to all, one array after another.
+        All processes call it together: arrays on devices of others are fetched one after another.
 
         Args:
             keeps: Whether this process is going to read it.
@@ -53,7 +94,11 @@ class Engine:
         return self
 
     def _packs_at_once(self, num_packs, num_sharing=None):
-        """Of those that have so many packs of the step; how many share it, None for the replicas."""
+        """Packs of a micro-batch for one of those that share a step, each of which has `num_packs` of it.
+
+        Args:
+            num_sharing: How many they are; None for the replicas.
+        """
         if not self._micro_batch_size:
             return num_packs
         return self._micro_batch_size // (num_sharing or (self.replicas.num if self.replicas else 1))
@@ -70,6 +115,18 @@ class Engine:
             num_local = self.replicas.num_local
             at_once = self._packs_at_once(at_once // num_local) * num_local
         return {name: self.replicas.by_replica(values, at_once) for name, values in batch.items()}
+
+
+def named_weights(model):
+    """A model's weights by path below the model: dict of Keras variables.
+
+    States carried from pack to pack are not among them: they belong to a run, not to a model.
+    """
+    return {_path_below(model, weight): weight for weight in model.trainable_weights}
+
+
+def _path_below(model, variable):
+    return variable.path.removeprefix(model.name + "/")
 
 
 def clip(gradients, sums, max_grad_norm):
@@ -90,3 +147,10 @@ def clip(gradients, sums, max_grad_norm):
     scale = ops.where(is_finite, scale, float("nan"))
     figures = {"gradient_norm": norm, "is_skipped": 1.0 - ops.cast(is_finite, "float32")}
     return [gradient * scale for gradient in gradients], figures
+
+
+def num_used_micro_batches(sequence_ids_AMS):
+    """Micro-batches up to the last that holds a sequence: int32 scalar; A micro-batches of M packs."""
+    is_used_A = ops.any(sequence_ids_AMS > 0, axis=(1, 2))
+    numbers_A = ops.arange(1, is_used_A.shape[0] + 1, dtype="int32")
+    return ops.max(numbers_A * ops.cast(is_used_A, "int32"))

@@ -17,13 +17,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_packed.models.cpu_gradients import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
-from bert_packed.parallel.laid_variables import HostVariable, LaidVariable
-from bert_packed.parallel.mesh import lay
+from bert_packed.parallel.mesh import FetchedVariable, SpreadVariable, spread
 from bert_packed.parallel.replicas import AXIS
-from bert_packed.training.engines.engine import Engine, clip
-from bert_packed.training.engines.memory import out_of_memory_names
-from bert_packed.training.engines.programs import jax_program
+from bert_packed.training.backend import out_of_memory_names
+from bert_packed.training.engines.engine import Engine, clip, num_used_micro_batches
 from bert_packed.training.optimization import MomentOptimizer, trust_ratios
+from bert_packed.training.step_report import jax_program
 
 SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)  # on every device, and by device along the first axis
 
@@ -50,25 +49,9 @@ class JaxEngine(Engine):
 
     @property
     def num_train_traces(self):
-        """How often the training step was traced, and so compiled: 1 in a healthy run."""
         return self._num_train_traces
 
     def train_step(self, batch, wants_stop=False):
-        """Take one optimizer step.
-
-        Args:
-            batch: Dict of arrays `[B, ...]`, with several processes this one's share of them; M must divide
-                the whole.
-            wants_stop: Whether this process asks all to stop; only with replicas.
-
-        Returns:
-            Dict of float32 scalars: the sums over the batch, before the update, `engine.FIGURES`, and of LAMB
-            `optimization.trust_ratios`; with replicas `num_stop_requests` too, the same everywhere.
-
-        Raises:
-            MemoryError: the device has too little memory for a micro-batch. The engine is then spent: its
-                weights went into the step.
-        """
         with out_of_memory_names("a training step", "micro_batch_size"):
             state, sums = self.compiled_train_step(*self.step_arguments(batch, wants_stop))
             jax.block_until_ready(sums)  # else an error of the device would show up somewhere later
@@ -80,30 +63,16 @@ class JaxEngine(Engine):
         """What `compiled_train_step` takes for a batch of `train_step`."""
         return self.state(), self._place(batch), *self._stop_requests(wants_stop)
 
-    def count_train_step(self, batch):
-        """What XLA counts in a compiled training step: dict of `flops`, `bytes accessed`, `temporary bytes`.
-
-        Compiles the step once more, for these shapes; nothing is computed. XLA counts the body of a loop
-        once, so operations and bytes are of one micro-batch; of several devices it counts one.
-        """
-        program = self.compiled_train_step.lower(*self.step_arguments(batch)).compile()
-        counts = program.cost_analysis()
-        temporary = program.memory_analysis().temp_size_in_bytes
-        return {**{name: counts[name] for name in ("flops", "bytes accessed")}, "temporary bytes": temporary}
-
     def step_programs(self, batch):
-        """What a training step on such a batch is compiled to, now: list of one `StepProgram`."""
         return [jax_program(self.compiled_train_step.lower(*self.step_arguments(batch)))]
 
     def eval_step(self, batch):
-        """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
         with out_of_memory_names("evaluation", "eval_batch_size"):
             return jax.block_until_ready(
                 self.compiled_eval_step(self.state(), self._place(batch, in_parts=False))
             )
 
     def gradients(self, batch, training=True):
-        """Normalised gradients and sums of a batch, one per trainable variable."""
         state = self.state()
         values = state["trainable"], state["other"], self._place(batch)
         # Compiled: operation by operation, JAX would compile each of them by itself. Not inside another
@@ -118,7 +87,7 @@ class JaxEngine(Engine):
     def state(self):
         """The values of all variables, the first argument of the compiled steps: dict of lists of arrays."""
         return {
-            kind: [self._lay(variable) for variable in variables]
+            kind: [self._spread(variable) for variable in variables]
             for kind, variables in self._variables().items()
         }
 
@@ -140,11 +109,11 @@ class JaxEngine(Engine):
             "optimizer": self.optimizer.variables if self.optimizer is not None else [],
         }
 
-    def _lay(self, variable):
+    def _spread(self, variable):
         """The value of a variable on its devices: after the first step it lies there already."""
         if self.replicas is None:
             return variable.value
-        return lay(variable.value, self.replicas.mesh, self._spec(variable))
+        return spread(variable.value, self.replicas.mesh, self._spec(variable))
 
     def _spec(self, variable):
         """How a variable lies on the devices; moments lie as their weights do."""
@@ -158,7 +127,7 @@ class JaxEngine(Engine):
         if self._layout is None:
             return variables
         return {
-            name: LaidVariable(
+            name: SpreadVariable(
                 variable,
                 self.replicas.mesh,
                 self._spec(variable),
@@ -290,7 +259,7 @@ class JaxEngine(Engine):
         start = (zeros, no_sums, list(other))
         if not self.objective.skips_empty:
             return jax.lax.fori_loop(0, number, add_part, start)
-        num_used = jnp.maximum(_num_used(parts["sequence_ids"]), 1)
+        num_used = jnp.maximum(num_used_micro_batches(parts["sequence_ids"]), 1)
         # By its constant limit, readers of the program know how often it runs at most
         _, (gradients, sums, moved) = jax.lax.while_loop(
             lambda state: (state[0] < num_used) & (state[0] < number),
@@ -335,8 +304,8 @@ class Snapshot:
     """What an engine holds, in the host's memory; see `Engine.to_save`."""
 
     def __init__(self, engine, keeps):
-        self._weights = {name: HostVariable(v, keeps) for name, v in engine.weights().items()}
-        self._training_state = {name: HostVariable(v, keeps) for name, v in engine.training_state().items()}
+        self._weights = _fetch(engine.weights(), keeps)
+        self._training_state = _fetch(engine.training_state(), keeps)
 
     def weights(self):
         return self._weights
@@ -354,10 +323,8 @@ def _compiler_options(platform):
     return {"xla_disable_hlo_passes": "cse_barrier_expander"} if platform == "cpu" else {}
 
 
-def _num_used(sequence_ids_AMS):
-    """Micro-batches up to the last that holds a sequence: int32 scalar."""
-    is_used_A = jnp.any(sequence_ids_AMS > 0, axis=(1, 2))
-    return jnp.max(jnp.arange(1, is_used_A.shape[0] + 1) * is_used_A)
+def _fetch(variables, keeps):
+    return {name: FetchedVariable(variable, keeps) for name, variable in variables.items()}
 
 
 def _assign(variables, values):

@@ -14,10 +14,10 @@ import tensorflow as tf
 from bert_packed.models.cpu_gradients import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
 from bert_packed.models.rematerialisation import find_dropouts
-from bert_packed.training.engines.engine import Engine, clip
-from bert_packed.training.engines.memory import out_of_memory_names
-from bert_packed.training.engines.programs import tensorflow_program
+from bert_packed.training.backend import out_of_memory_names
+from bert_packed.training.engines.engine import Engine, clip, num_used_micro_batches
 from bert_packed.training.optimization import trust_ratios
+from bert_packed.training.step_report import tensorflow_program
 
 SUM = tf.distribute.ReduceOp.SUM
 
@@ -44,37 +44,19 @@ class TensorFlowEngine(Engine):
 
     @property
     def num_train_traces(self):
-        """How often the training step was traced, and so compiled: 1 in a healthy run."""
         return self.compiled_train_step.experimental_get_tracing_count()
 
     def train_step(self, batch, wants_stop=False):
-        """Take one optimizer step.
-
-        Args:
-            batch: Dict of arrays `[B, ...]`, with several processes this one's share of them; M must divide
-                the whole.
-            wants_stop: Whether this process asks all to stop; only with replicas.
-
-        Returns:
-            Dict of float32 scalars: the sums over the batch, before the update, `engine.FIGURES`, and of LAMB
-            `optimization.trust_ratios`; with replicas `num_stop_requests` too, the same everywhere.
-
-        Raises:
-            MemoryError: the device has too little memory for a micro-batch.
-        """
         with out_of_memory_names("a training step", "micro_batch_size"):
             if self.replicas is None:
                 return self.compiled_train_step(batch)
             return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
 
     def step_programs(self, batch):
-        """What a training step on such a batch is compiled to, now: list of one `StepProgram`.
-
-        With replicas it is the program of one of them, which ends with its gradients: what `tf.distribute`
-        adds up, and the update, are in no program.
-        """
         if self.replicas is None:
             return [tensorflow_program(self.compiled_train_step, batch)]
+        # The program of one replica, which ends with its gradients: what `tf.distribute` adds up, and the
+        # update, are in no program
         part = {
             name: tf.constant(values[0]) for name, values in self._by_replica(batch, in_parts=True).items()
         }
@@ -83,14 +65,12 @@ class TensorFlowEngine(Engine):
         return [dataclasses.replace(program, num_devices=self.replicas.num)]
 
     def eval_step(self, batch):
-        """The sums over a batch, without dropout and without an update; raises `MemoryError`."""
         with out_of_memory_names("evaluation", "eval_batch_size"):
             if self.replicas is None:
                 return self.compiled_eval_step(batch)
             return self.compiled_eval_step(self._distribute(batch, in_parts=False))
 
     def gradients(self, batch, training=True):
-        """Normalised gradients and sums of a batch, one per trainable variable; on one device, uncompiled."""
         denominators = self.objective.denominators(self.objective.counts(batch))
         return self._accumulate(batch, denominators, training)
 
@@ -184,7 +164,7 @@ class TensorFlowEngine(Engine):
         zeros = [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
         no_sums = dict.fromkeys(self.objective.sum_names, tf.zeros(()))
         num_parts = size // micro
-        num_used = _num_used(parts["sequence_ids"]) if self.objective.skips_empty else num_parts
+        num_used = num_used_micro_batches(parts["sequence_ids"]) if self.objective.skips_empty else num_parts
         _, gradients, sums = tf.while_loop(
             lambda index, *_: index < num_used, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
         )
@@ -219,9 +199,3 @@ class TensorFlowEngine(Engine):
         finally:
             for layer in self._dropouts:
                 layer.given_seed = None
-
-
-def _num_used(sequence_ids_AMS):
-    """Micro-batches up to the last that holds a sequence: int32 scalar."""
-    is_used_A = tf.reduce_any(sequence_ids_AMS > 0, axis=(1, 2))
-    return tf.reduce_max(tf.range(1, is_used_A.shape[0] + 1) * tf.cast(is_used_A, tf.int32))

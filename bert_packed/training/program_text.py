@@ -1,4 +1,4 @@
-"""A compiled program as XLA prints it: its instructions, and how often each is executed.
+"""Reader of compiled programs as XLA prints them: instructions, executions, products, collectives.
 
 Reads the text of an HLO module, optimised or not, of any backend:
 
@@ -12,9 +12,12 @@ Reads the text of an HLO module, optimised or not, of any backend:
       %w = (s32[], f32[2,3]{1,0}) while(%t), condition=%cond, body=%body
       ...
     }
+
+XLA's own counts take the body of a loop once; here it counts as often as the loop runs.
 """
 
 import dataclasses
+import json
 import math
 import re
 
@@ -23,6 +26,17 @@ BITS = {
     **{f"{kind}{bits}": bits for kind in "su" for bits in (2, 4, 8, 16, 32, 64)},
     **{"f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0},
 }
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
+OTHER_PRODUCTS = re.compile(r"gemm|matmul", re.IGNORECASE)
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([^\]]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
@@ -88,19 +102,14 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A function of the program.
-
-    Attributes:
-        name: Without `%`.
-        instructions: Dict from name to `Instruction`, in order.
-    """
+    """A function of the program: its name without `%`, and its instructions by name, in order."""
 
     name: str
     instructions: dict[str, Instruction]
 
     @property
     def root(self):
-        """What it returns: `Instruction`; the last one where none is marked."""
+        """The instruction whose result it returns; the last one where none is marked."""
         marked = [one for one in self.instructions.values() if one.line.lstrip().startswith("ROOT ")]
         return marked[0] if marked else list(self.instructions.values())[-1]
 
@@ -111,13 +120,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A whole program.
-
-    Attributes:
-        header: Its first line.
-        computations: Dict from name to `Computation`.
-        entry: Name of the one that is run.
-    """
+    """A whole program: its first line, its computations by name, and the name of the one that is run."""
 
     header: str
     computations: dict[str, Computation]
@@ -129,22 +132,45 @@ class Module:
         counts = [re.search(rf"\b{name}=(\d+)", self.header) for name in ("replica_count", "num_partitions")]
         return math.prod(int(count[1]) for count in counts if count)
 
+    @property
+    def instructions(self):
+        """All instructions, each once, whether or not they are reached: list."""
+        return [one for part in self.computations.values() for one in part.instructions.values()]
+
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """That an instruction is executed in a run of the program.
+    """An instruction that a run of the program executes, in its computation.
 
     Attributes:
-        instruction, computation: What, and where it stands.
-        times: How often, in all. In a loop whose length is not known, as if it ran once; every branch of a
-            conditional counts.
-        is_exact: False inside such a loop.
+        times: How often, in all; None inside a loop of unknown length. Every branch of a conditional counts.
     """
 
     instruction: Instruction
     computation: Computation
-    times: int
-    is_exact: bool
+    times: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One instruction by which devices exchange arrays.
+
+    Attributes:
+        kind: One of `COLLECTIVES`.
+        operand_bytes: What one device puts in, in one execution.
+        group_size: Devices that exchange with one another; 2 of a collective-permute.
+        times: As of `Execution`.
+    """
+
+    kind: str
+    operand_bytes: int
+    group_size: int
+    times: int | None
+
+    @property
+    def num_bytes(self):
+        """What one device puts in, in a run of the program; None where `times` is."""
+        return None if self.times is None else self.operand_bytes * self.times
 
 
 def read_module(text):
@@ -179,21 +205,103 @@ def executions(module):
     Yields:
         `Execution`, in the order of the text; of a computation that is called from two places, twice.
     """
-    yield from _executions(module, module.computations[module.entry], 1, True)
+    yield from _executions(module, module.computations[module.entry], 1)
 
 
-def _executions(module, computation, times, is_exact):
+def _executions(module, computation, times):
     for instruction in computation.instructions.values():
-        yield Execution(instruction, computation, times, is_exact)
+        yield Execution(instruction, computation, times)
+        called, rounds = _called(instruction), 1
         if instruction.opcode == "while":
-            length = trip_count(module, computation, instruction)
-            called, rounds = [instruction.attribute("body")], times * (length or 1)
-            is_known = is_exact and length is not None
-        else:
-            called, rounds, is_known = _called(instruction), times, is_exact
+            called, rounds = [instruction.attribute("body")], trip_count(module, computation, instruction)
+        inside = None if times is None or rounds is None else times * rounds
         for name in called:
             if name in module.computations:
-                yield from _executions(module, module.computations[name], rounds, is_known)
+                yield from _executions(module, module.computations[name], inside)
+
+
+def matmul_flops(module):
+    """Operations of the matrix products of a run of the program, on one device: int, or None.
+
+    A product of `[m, k]` and `[k, n]` is 2 m k n; convolutions are not counted. None where a library computes
+    a product whose sizes are not written down, or one stands in a loop of unknown length.
+    """
+    total = 0
+    for one in executions(module):
+        flops = _product_flops(one.instruction, one.computation)
+        if flops is None or (flops and one.times is None):
+            return None
+        total += flops and flops * one.times
+    return total
+
+
+def find_collectives(module):
+    """The collectives that a run of a program executes: list of `Collective`, in the order of the text.
+
+    An asynchronous one, `all-gather-start` and `all-gather-done` or inside `async-start`, counts once.
+    """
+    found = []
+    for execution in executions(module):
+        kind = execution.instruction.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            operands = execution.computation.operand_shapes(execution.instruction)
+            size = sum(shape.num_bytes for shapes in operands for shape in shapes)
+            group_size = read_group_size(execution.instruction.attributes, module.num_devices)
+            found.append(Collective(kind, size, group_size, execution.times))
+    return found
+
+
+def read_group_size(attributes, num_devices):
+    """How many devices exchange with one another, of all forms in which XLA writes down its groups.
+
+        {{0,1},{2,3}}                          2
+        {}, or nothing                         all
+        [2,4]<=[4,2]T(1,0)                     4: two rows of the numbers 0 to 7 in some order
+        mesh['x'=2,'y'=4] {'y'}                4: along an axis of a mesh
+        mesh['x'=8] {'x':(2)4}                 4: along a part of an axis, of size 4 behind 2
+        source_target_pairs={{0,1},{1,0}}      2: of a collective-permute, from and to
+
+    Args:
+        attributes: Text behind the parentheses of the instruction.
+        num_devices: Of the program.
+
+    Raises:
+        ValueError: the groups stand in a form that is none of these.
+    """
+    found = re.search(r"\b(?:replica_groups|source_target_pairs)=(.*)", attributes)
+    text = found[1] if found else "{}"
+    if text.startswith("{{"):
+        groups = re.findall(r"\{([\d,\s]*)\}", text[1 : text.index("}}") + 1])
+        return max(len(group.split(",")) for group in groups)
+    if text.startswith("{}"):
+        return num_devices
+    if rows := re.match(r"\[\d+,(\d+)\]", text):
+        return int(rows[1])
+    if mesh := re.match(r"mesh\[([^\]]*)\](?:, device_ids=\((?:[^()]|\([^()]*\))*\))? \{([^}]*)\}", text):
+        axes = dict(axis.replace("'", "").split("=") for axis in mesh[1].split(","))
+        chosen = re.findall(r"'?([\w.\-]+?)'?(?::\(\d+\)(\d+))?(?:,|$)", mesh[2])
+        return math.prod(int(size or axes[name]) for name, size in chosen)
+    raise ValueError(f"groups of devices must have a known form. Received: {text[:80]}")
+
+
+def _product_flops(instruction, computation):
+    """Of one execution: 0 where it is no product, None where it is one of unknown size."""
+    if instruction.opcode == "dot":
+        found = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
+        contracted = [int(dim) for dim in found[1].split(",") if dim] if found else []
+    elif instruction.opcode == "custom-call":
+        target = instruction.attribute("custom_call_target")
+        if not LIBRARY_PRODUCTS.search(target):
+            return None if OTHER_PRODUCTS.search(target) else 0
+        found = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.attributes)
+        if not found:
+            return None
+        contracted = [int(dim) for dim in json.loads(found[1])]
+    else:
+        return 0
+    left = computation.operand_shapes(instruction)[0][0].sizes
+    result = instruction.shapes[0].sizes  # a library has a workspace behind it
+    return 2 * math.prod(result) * math.prod(left[dim] for dim in contracted)
 
 
 def trip_count(module, computation, loop):

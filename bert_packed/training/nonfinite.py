@@ -1,7 +1,7 @@
-"""Whether training still computes with finite numbers: sums of steps and evaluations, tensors to be saved.
+"""Non-finite losses, gradients and weights: skipped steps, and the end of a run that has diverged.
 
-A loss can be finite in the very step whose update makes the weights NaN, so that neither check replaces the
-other.
+A loss can be finite in the very step whose update makes the weights NaN, so sums and saved tensors are both
+checked.
 """
 
 import math
@@ -24,62 +24,50 @@ class NotFiniteError(InputError):
         self.weights_step = weights_step
 
 
-def check_sums(sums, where, weights_step=None):
-    """Check the sums of a step or an evaluation.
+def check_sums(sums, where):
+    """Raise `NotFiniteError` where one of some floats by name is not finite; `where` ends its message."""
+    if received := _describe(sums):
+        raise NotFiniteError(f"the loss must stay finite. Received: {received} {where}.")
 
-    Args:
-        sums: Dict of floats.
-        where: What they are of, for the message: "at step 7".
-        weights_step: After which step the weights were that gave them.
 
-    Raises:
-        NotFiniteError: naming those that are not finite.
-    """
-    bad = {name: value for name, value in sums.items() if not math.isfinite(value)}
-    if bad:
-        received = ", ".join(f"{name} {value}" for name, value in bad.items())
-        raise NotFiniteError(f"the loss must stay finite. Received: {received} {where}.", weights_step)
+def _describe(sums):
+    return ", ".join(f"{name} {value}" for name, value in sums.items() if not math.isfinite(value))
 
 
 class SkippedSteps:
     """Counts steps that the engine left out because their loss or gradient was not finite.
 
     Args:
-        most: The run ends with so many in a row.
-
-    Attributes:
-        num_in_row: Steps left out since the last that counted.
+        most: The run ends with that many in a row.
     """
 
     def __init__(self, most):
         self._most = most
-        self.num_in_row = 0
+        self._num_in_row = 0
 
     def note(self, step, sums, is_skipped):
-        """Whether a step was left out, which the step itself decides: its not finite figures as text, or "".
+        """The figures of a step that are not finite, as text; "" unless it was left out.
 
         Args:
             step: Its number, from 1.
             sums: Dict of floats, as the engine returned them.
-            is_skipped: What the engine said with them.
+            is_skipped: Whether the engine left it out.
 
         Raises:
             NotFiniteError: it is the last of too many in a row.
         """
+        self._num_in_row = self._num_in_row + 1 if is_skipped else 0
         if not is_skipped:
-            self.num_in_row = 0
             return ""
-        self.num_in_row += 1
-        bad = {name: value for name, value in sums.items() if not math.isfinite(value)}
-        received = ", ".join(f"{name} {value}" for name, value in bad.items())
-        if self.num_in_row < self._most:
+        received = _describe(sums)
+        if self._num_in_row < self._most:
             return received
         where = f"at step {step}"
-        if self.num_in_row > 1:
-            where += f", as at the {self.num_in_row - 1} before it (`max_skipped_steps`={self._most})"
+        if self._num_in_row > 1:
+            where += f", as at the {self._num_in_row - 1} before it (`max_skipped_steps`={self._most})"
         # The weights are those that the first of them met
         raise NotFiniteError(
-            f"loss and gradient must stay finite. Received: {received} {where}.", step - self.num_in_row
+            f"loss and gradient must stay finite. Received: {received} {where}.", step - self._num_in_row
         )
 
 

@@ -1,4 +1,4 @@
-"""Figures that people watch: by hand, over a resumed interval; operations by a plain count."""
+"""Figures of a row of the log: by hand, over a resumed interval; operations by a plain count."""
 
 import numpy as np
 import pytest
@@ -9,30 +9,42 @@ from bert_packed.config import CLASSIFICATION, PRETRAINING
 from bert_packed.models.heads import count_flops
 from bert_packed.objectives.objective import count_sequences
 from bert_packed.objectives.pretraining import pretraining_counts
-from bert_packed.training.watch import (
+from bert_packed.training.log_interval import (
     STEP_FIGURES,
     TIMED_FIGURES,
     WATCHED,
+    LogInterval,
     Scale,
-    Watch,
     describe,
 )
 
 SCALE = Scale(positions_per_step=50, model_flops=lambda sums: 6.0 * sums["num_tokens"], peak_flops=1000.0)
 
 
+def means(sums):
+    return {"loss": sums["mlm_loss"] / sums["num_sequences"]}
+
+
 def step_of(norm, num_tokens=40.0, ratios=(0.1, 0.2, 0.9)):
-    figures = dict(zip(STEP_FIGURES, (norm, *ratios), strict=True))
-    return {"mlm_loss": 1.0, "num_tokens": num_tokens, **figures}
+    figures = dict(zip(STEP_FIGURES, (norm, *ratios), strict=False))
+    return {"mlm_loss": 2.0, "num_sequences": 4.0, "num_tokens": num_tokens, **figures}
 
 
 def test_a_row_by_hand():
-    watched = Watch(SCALE)
-    watched.add(step_of(1.0), None, 9.0)  # the first of a process: its clock does not count
-    watched.add(step_of(2.0, 30.0, (0.3, 0.4, 1.1)), 4.0, 1.0)
-    watched.add(step_of(6.0, 35.0, (0.2, 0.6, 1.0)), 6.0, 1.5)
-    assert watched.row() == pytest.approx(
+    interval = LogInterval(scale=SCALE)
+    interval.add(step_of(1.0), None, 9.0)  # the first of a process: its clock does not count
+    interval.add(step_of(2.0, 30.0, (0.3, 0.4, 1.1)), 4.0, 1.0)
+    interval.add({**step_of(6.0, 35.0, (0.2, 0.6, 1.0)), "mlm_loss": 5.0}, 6.0, 1.5)
+    interval.num_skipped = 1
+    row = interval.row(7, means, 0.1)
+    assert row == pytest.approx(
         {
+            "step": 7,
+            "loss": 9.0 / 12,
+            "skipped_steps": 1,
+            "learning_rate": 0.1,
+            "sequences_per_second": 8 / 10,
+            "tokens_per_second": (30 + 35) / 10,
             "gradient_norm": 3.0,
             "trust_ratio_min": 0.2,
             "trust_ratio_median": 0.4,
@@ -42,41 +54,53 @@ def test_a_row_by_hand():
             "model_flop_utilisation": 6 * (30 + 35) / 10 / 1000,
         }
     )
-    assert set(watched.row()) == set(WATCHED)
+    assert set(WATCHED) < set(row)
 
 
 def test_what_is_not_known_has_no_value():
-    assert set(Watch().row().values()) == {None}
-    watched = Watch(Scale(positions_per_step=50))
-    watched.add({"num_tokens": 25.0, "gradient_norm": 2.0}, None, 0.0)  # not LAMB, not timed
-    row = watched.row()
-    assert {name for name, value in row.items() if value is not None} == {
-        "gradient_norm",
-        "packing_efficiency",
+    empty = LogInterval().row(1, means, 0.1)
+    assert {name for name, value in empty.items() if value is not None} == {
+        "step",
+        "skipped_steps",
+        "learning_rate",
     }
-    watched.add({"num_tokens": 25.0, "gradient_norm": 2.0}, 1.0, 0.5)
-    assert watched.row()["data_wait_share"] == 0.5 and watched.row()["model_flop_utilisation"] is None
+    interval = LogInterval(scale=Scale(positions_per_step=50))
+    interval.add(step_of(2.0, 25.0, ()), None)  # not LAMB, not timed
+    row = interval.row(1, means, 0.1)
+    assert (row["gradient_norm"], row["packing_efficiency"], row["loss"]) == (2.0, 0.5, 0.5)
+    assert {row[name] for name in (*TIMED_FIGURES, *STEP_FIGURES[1:], "tokens_per_second")} == {None}
+    interval.add(step_of(2.0, 25.0, ()), 1.0, 0.5)
+    row = interval.row(1, means, 0.1)
+    assert row["data_wait_share"] == 0.5 and row["model_flop_utilisation"] is None
 
 
 def test_an_interval_goes_on_after_a_checkpoint():
     steps = [step_of(float(number), 10.0 * number) for number in range(1, 5)]
-    whole, first = Watch(SCALE), Watch(SCALE)
+    whole, first = LogInterval(scale=SCALE), LogInterval(scale=SCALE)
+    whole.num_skipped = first.num_skipped = 2
     for number, sums in enumerate(steps):
         whole.add(sums, 1.0, 0.0)
         if number < 2:
             first.add(sums, 1.0, 0.0)
-    second = Watch(SCALE, dict(first.totals))
+    second = LogInterval.from_state(first.state(), SCALE)
     for sums in steps[2:]:
         second.add(sums, 1.0, 0.0)
-    exact = [name for name in WATCHED if name not in TIMED_FIGURES]
-    assert {name: second.row()[name] for name in exact} == {name: whole.row()[name] for name in exact}
+    untimed = [name for name in whole.row(4, means, 0.1) if "per_second" not in name]
+    exact = [name for name in untimed if name not in TIMED_FIGURES]
+    rows = [[one.row(4, means, 0.1)[name] for name in exact] for one in (whole, second)]
+    assert rows[0] == rows[1]
 
 
 def test_the_bar_shows_what_is_known():
-    watched = Watch(SCALE)
-    watched.add(step_of(0.5), 10.0, 0.1)
-    assert describe(watched.row()) == " |g| 0.5 trust 0.1/0.2/0.9 packed 80.0% wait 1.0% MFU 2.4%"
-    assert describe(Watch().row()) == describe({}) == ""
+    interval = LogInterval(scale=SCALE)
+    interval.add(step_of(0.5), 10.0, 0.1)
+    interval.num_skipped = 3
+    row = {**interval.row(1, means, 0.1), "mlm_accuracy": 0.25, "mlm_token_accuracy": 0.5}
+    assert describe(row) == (
+        "loss 0.500 mlm 0.250 0.4 seq/s 4 tokens/s |g| 0.5 trust 0.1/0.2/0.9 packed 80.0% wait 1.0% MFU 2.4% "
+        "skipped 3"
+    )
+    assert describe(LogInterval().row(1, means, 0.1)) == "no loss"
 
 
 @pytest.mark.both_backends

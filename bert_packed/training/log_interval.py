@@ -1,0 +1,127 @@
+"""Figures of a row of the training log: means, rates and use of the machine since the last row."""
+
+import dataclasses
+
+from bert_packed.objectives.objective import add_sums
+
+# Figures of a step beside its sums; a row has the mean over its steps
+STEP_FIGURES = ("gradient_norm", "trust_ratio_min", "trust_ratio_median", "trust_ratio_max")
+TIMED_FIGURES = ("data_wait_share", "model_flop_utilisation")  # of a clock: no two runs have the same
+WATCHED = (*STEP_FIGURES, "packing_efficiency", *TIMED_FIGURES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """What a run is measured against; a figure whose scale is None has no value.
+
+    Attributes:
+        positions_per_step: Places for tokens in the packs of a step: packs times their length.
+        model_flops: Function from sums over steps to the operations that a model needs for them.
+        peak_flops: Operations a second that all devices of the run reach together in matrix products.
+    """
+
+    positions_per_step: int | None = None
+    model_flops: object = None
+    peak_flops: float | None = None
+
+
+@dataclasses.dataclass
+class LogInterval:
+    """Sums over the steps since the last row of the log; the first three are saved with a checkpoint.
+
+    Attributes:
+        sums: Of the steps that were taken.
+        num_skipped: Steps left out, whose sums are not among these.
+        watched: Sums of `STEP_FIGURES`, steps and tokens.
+        scale: `Scale`.
+        timed: Sums over the steps that this process timed.
+        seconds, waiting: Time of these steps, and the part of it until there was a batch.
+    """
+
+    sums: dict = dataclasses.field(default_factory=dict)
+    num_skipped: int = 0
+    watched: dict = dataclasses.field(default_factory=dict)
+    scale: Scale = dataclasses.field(default_factory=Scale)
+    timed: dict = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    waiting: float = 0.0
+
+    @classmethod
+    def from_state(cls, state, scale):
+        """The interval in which a checkpoint was saved; older versions saved less."""
+        return cls(
+            dict(state["interval"]), state.get("num_skipped", 0), dict(state.get("watched", {})), scale
+        )
+
+    def state(self):
+        """The entries of a checkpoint's state."""
+        return {"interval": self.sums, "num_skipped": self.num_skipped, "watched": dict(self.watched)}
+
+    def add(self, sums, seconds, waiting=0.0):
+        """Add a step that was taken, and so is finite.
+
+        Args:
+            sums: Dict of floats: what the engine returned.
+            seconds: Of the step, with waiting; None for the first of a process, which holds the compilation.
+            waiting: Seconds of these until there was a batch.
+        """
+        figures = {name: sums[name] for name in STEP_FIGURES if name in sums}
+        self.watched = add_sums(self.watched, {**figures, "num_steps": 1.0, "num_tokens": sums["num_tokens"]})
+        self.sums = add_sums(self.sums, {name: sums[name] for name in sums if name not in STEP_FIGURES})
+        if seconds is not None:
+            self.seconds += seconds
+            self.waiting += waiting
+            self.timed = add_sums(self.timed, sums)
+
+    def row(self, step, means, learning_rate):
+        """The row of the log that ends the interval at `step`: dict, None for what is not known."""
+        figures = means(self.sums) if self.sums else {}  # none where every step was left out
+        return {
+            "step": step,
+            **figures,
+            "skipped_steps": self.num_skipped,
+            "learning_rate": learning_rate,
+            "sequences_per_second": self._per_second("num_sequences"),
+            "tokens_per_second": self._per_second("num_tokens"),
+            **self._watched_figures(),
+        }
+
+    def _per_second(self, name):
+        return self.timed[name] / self.seconds if self.seconds > 0 else None
+
+    def _watched_figures(self):
+        watched, scale = self.watched, self.scale
+        num_steps = watched.get("num_steps", 0.0)
+        positions = (scale.positions_per_step or 0) * num_steps
+        is_timed = self.seconds > 0
+        utilisation = None
+        if is_timed and scale.model_flops and scale.peak_flops:
+            utilisation = scale.model_flops(self.timed) / self.seconds / scale.peak_flops
+        return {
+            **{name: watched[name] / num_steps if name in watched else None for name in STEP_FIGURES},
+            "packing_efficiency": watched["num_tokens"] / positions if positions else None,
+            "data_wait_share": self.waiting / self.seconds if is_timed else None,
+            "model_flop_utilisation": utilisation,
+        }
+
+
+def describe(row):
+    """A row in short, for the progress bar: "loss 2.345 mlm 0.123 45.6 seq/s ... |g| 0.52 packed 98.0%"."""
+    parts = [f"loss {row['loss']:.3f}" if "loss" in row else "no loss"]
+    parts += [
+        f"{name.removesuffix('_accuracy')} {value:.3f}"
+        for name, value in row.items()
+        if name.endswith("accuracy") and "token" not in name
+    ]
+    if row["sequences_per_second"]:
+        parts.append(f"{row['sequences_per_second']:.1f} seq/s {row['tokens_per_second']:,.0f} tokens/s")
+    if row["gradient_norm"] is not None:
+        parts.append(f"|g| {row['gradient_norm']:.3g}")
+    if row["trust_ratio_min"] is not None:
+        ratios = [row[f"trust_ratio_{name}"] for name in ("min", "median", "max")]
+        parts.append("trust " + "/".join(f"{ratio:.2g}" for ratio in ratios))
+    names = {"packing_efficiency": "packed", "data_wait_share": "wait", "model_flop_utilisation": "MFU"}
+    parts += [f"{short} {row[name]:.1%}" for name, short in names.items() if row[name] is not None]
+    if row["skipped_steps"]:
+        parts.append(f"skipped {row['skipped_steps']}")
+    return " ".join(parts)

@@ -1,0 +1,322 @@
+"""Programs as XLA prints them: shapes, what calls what, how often loops run, products, collectives."""
+
+# ruff: noqa: E501  a line of XLA stays one
+
+import math
+import os
+import subprocess
+import sys
+
+import keras
+import pytest
+
+from bert_packed.training.program_text import (
+    executions,
+    find_collectives,
+    matmul_flops,
+    read_group_size,
+    read_module,
+    trip_count,
+)
+
+# Loops in loops, a fusion, a branch, an asynchronous call; layouts and comments as on TPU and GPU
+PROGRAM = """
+HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[2,3]{1,0})->f32[2,3]{1,0}}, num_partitions=4
+
+FileNames
+1 "step.py"
+
+%wrapped (p.5: f32[2,3]) -> f32[2,3] {
+  %p.5 = f32[2,3]{1,0} parameter(0)
+  ROOT %sine = f32[2,3]{1,0} sine(%p.5)
+}, execution_thread="other"
+
+%below_five (p: s32[]) -> pred[] {
+  %p = s32[] parameter(0)
+  %five = s32[] constant(5)
+  %seven = s32[] constant(7)
+  %one = pred[] compare(%p, %five), direction=LT
+  %other = pred[] compare(%seven, %p), direction=GT
+  ROOT %both = pred[] and(%one, %other)
+}
+
+%inner_condition (t: (s32[], f32[2,3])) -> pred[] {
+  %t = (s32[], f32[2,3]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  ROOT %less = pred[] fusion(%i), kind=kLoop, calls=%below_five
+}
+
+%inner_body (t.1: (s32[], f32[2,3])) -> (s32[], f32[2,3]) {
+  %t.1 = (s32[], f32[2,3]{1,0}) parameter(0)
+  %x = f32[2,3]{1,0:T(8,128)S(1)} get-tuple-element(%t.1), index=1
+  %tanh = f32[2,3]{1,0} tanh(f32[2,3]{1,0} %x), metadata={op_name="a) = while(b, calls=%wrapped"}
+  ROOT %next = (s32[], /*index=1*/f32[2,3]{1,0}) tuple(%i.1, /*index=1*/%tanh)
+}
+
+%outer_body (u: (s32[], f32[2,3])) -> (s32[], f32[2,3]) {
+  %u = (s32[], f32[2,3]{1,0}) parameter(0)
+  %zero = s32[] constant(0)
+  %copied = s32[] copy(%zero)
+  %start = (s32[], f32[2,3]{1,0}) tuple(%copied, %y)
+  ROOT %inner = (s32[], f32[2,3]{1,0}) while(%start), condition=%inner_condition, body=%inner_body, backend_config={"known_induction_variable":{"tuple_index":"0"}}
+}
+
+%outer_condition (u.1: (s32[], f32[2,3])) -> pred[] {
+  %u.1 = (s32[], f32[2,3]{1,0}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}
+
+ENTRY %main (a: f32[2,3]) -> f32[2,3] {
+  %a = f32[2,3]{1,0} parameter(0)
+  %begun = ((f32[2,3]{1,0}), f32[2,3]{1,0}, u32[]{:S(2)}) async-start(%a), calls=%wrapped
+  %done = f32[2,3]{1,0} async-done(%begun), calls=%wrapped
+  %branch = f32[2,3]{1,0} conditional(%which, %a, %a), branch_computations={%wrapped, %wrapped}
+  %w = (s32[], f32[2,3]{1,0}) while(%tuple.1), condition=%outer_condition, body=%outer_body, backend_config={"known_trip_count":{"n":"3"}}
+  ROOT %r = f32[2,3]{1,0} get-tuple-element(%w), index=1
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def module():
+    return read_module(PROGRAM)
+
+
+def times_of(module, opcode):
+    return [one.times for one in executions(module) if one.instruction.opcode == opcode]
+
+
+def test_what_a_line_says(module):
+    assert module.entry == "main" and module.num_devices == 4
+    assert list(module.computations) == [
+        *("wrapped", "below_five", "inner_condition", "inner_body"),
+        *("outer_body", "outer_condition", "main"),
+    ]
+    body = module.computations["inner_body"]
+    assert body.root.name == "next" and body.root.operands == ("i.1", "tanh")
+    assert [shape.sizes for shape in body.root.shapes] == [(), (2, 3)]
+    tanh = body.instructions["tanh"]
+    assert (tanh.opcode, tanh.operands) == ("tanh", ("x",))  # behind its shape, and no text of the metadata
+    begun = module.computations["main"].instructions["begun"]
+    assert [shape.dtype for shape in begun.shapes] == ["f32", "f32", "u32"]
+    assert begun.attribute("calls") == "wrapped"
+
+
+def test_how_often_what_is_executed(module):
+    assert times_of(module, "tanh") == [15]  # 3 rounds of 5
+    # of the asynchronous call, once, and of both branches
+    assert times_of(module, "sine") == [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "rounds"),
+    [
+        (("", ""), 5),
+        (("constant(5)", "constant(9)"), 7),  # below both
+        (("direction=LT", "direction=NE"), 7),  # what is no limit does not count
+        (('"known_induction_variable"', '"unknown"'), None),
+        (("constant(0)", "constant(1)"), None),  # it starts elsewhere
+        (("constant(5)", "add(%p, %p)"), 7),  # one of the limits is no constant: at most the other
+    ],
+)
+def test_rounds_of_a_loop_from_its_condition(change, rounds):
+    module = read_module(PROGRAM.replace(*change))
+    outer = module.computations["outer_body"]
+    assert trip_count(module, outer, outer.instructions["inner"]) == rounds
+    assert times_of(module, "tanh") == [rounds and 3 * rounds]
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes", "is_dynamic"),
+    [
+        ("f32[2,3]{1,0}", 24, False),
+        ("bf16[7]", 14, False),
+        ("s4[3]", 2, False),
+        ("f8e4m3fn[10]", 10, False),
+        ("pred[]", 1, False),
+        ("f32[<=5,3]", 60, True),
+        ("f32[?,3]", 12, True),
+    ],
+)
+def test_bytes_of_a_shape(text, num_bytes, is_dynamic):
+    module = read_module(f"ENTRY main {{\n  x = {text} parameter(0)\n}}")
+    (shape,) = module.computations["main"].instructions["x"].shapes
+    assert (shape.num_bytes, shape.is_dynamic) == (num_bytes, is_dynamic)
+    assert math.prod(shape.sizes) > 0
+
+
+def test_a_text_that_is_no_program():
+    with pytest.raises(ValueError, match="marked ENTRY"):
+        read_module("HloModule empty")
+
+
+PRODUCTS = """
+HloModule step
+
+%body (t: (s32[], f32[4,6])) -> (s32[], f32[4,6]) {
+  %t = (s32[], f32[4,6]{1,0}) parameter(0)
+  %x = f32[4,6]{1,0} get-tuple-element(%t), index=1
+  %w = f32[5,6]{1,0} constant({...})
+  %many = f32[3,4,6]{2,1,0} broadcast(%x), dimensions={1,2}
+  %wide = f32[3,5,6]{2,1,0} broadcast(%w), dimensions={1,2}
+  %batched = f32[3,4,5]{2,1,0} dot(%many, %wide), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={2}
+  ROOT %r = (s32[], f32[4,6]{1,0}) tuple(%place, %x)
+}
+
+ENTRY %main (a: f32[4,6], b: f32[6,5]) -> f32[4,5] {
+  %a = f32[4,6]{1,0} parameter(0)
+  %b = f32[6,5]{1,0} parameter(1)
+  %loop = (s32[], f32[4,6]{1,0}) while(%s), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"7"}}
+  PLANTED
+  ROOT %product = f32[4,5]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+ONE, IN_LOOP = 2 * 4 * 5 * 6, 3 * 2 * 4 * 5 * 6
+
+
+@pytest.mark.parametrize(
+    ("change", "flops"),
+    [
+        (("PLANTED", ""), 7 * IN_LOOP + ONE),
+        (("known_trip_count", "unknown"), None),
+        (("%batched = f32[3,4,5]{2,1,0} dot", "%batched = f32[3,4,5]{2,1,0} add"), ONE),
+        (
+            (
+                "PLANTED",
+                '%g = (f32[4,5]{1,0}, s8[900]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", '
+                'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}',
+            ),
+            7 * IN_LOOP + 2 * ONE,
+        ),
+        # a library's own form: no guess
+        (("PLANTED", '%g = f32[4,5]{1,0} custom-call(%a, %b), custom_call_target="__onednn$matmul"'), None),
+    ],
+)
+def test_operations_of_the_products(change, flops):
+    assert matmul_flops(read_module(PRODUCTS.replace(*change))) == flops
+
+
+def test_a_loop_of_unknown_length_without_products_hides_none():
+    text = PRODUCTS.replace("known_trip_count", "unknown").replace(" dot(%many", " add(%many")
+    assert matmul_flops(read_module(text)) == ONE
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("channel_id=1, replica_groups={{0,1,4},{2,3,5}}, to_apply=%add", 3),
+        ("replica_groups={{0}, {1}}", 1),
+        ("replica_groups={}, to_apply=%add", 8),
+        ("channel_id=1, to_apply=%add", 8),
+        ("replica_groups=[2,4]<=[8], use_global_device_ids=true", 4),
+        ("replica_groups=[1,8]<=[8]", 8),
+        ("replica_groups=[4,2]<=[2,2,2]T(0,2,1), dimensions={0}", 2),
+        ("replica_groups=mesh['x'=2,'y'=4] {'y'}, to_apply=%a", 4),
+        ("replica_groups=mesh['x'=2,'y'=4] {'x'}", 2),
+        ("replica_groups=mesh['x'=2,'y'=1,'z'=4] {'x','z'}", 8),
+        ("replica_groups=mesh[axis_0=2,axis_1=4] {axis_1,axis_0}", 8),
+        # of an axis of 16 the 4 that follow a first 2
+        ("replica_groups=mesh['x'=16] {'x':(2)4}", 4),
+        ("replica_groups=mesh['x'=16,'y'=3] {'x':(1)2,'x':(4)4,'y'}", 24),
+        ("replica_groups=mesh['x'=2,'y'=4], device_ids=(0,2,1,3) {'y'}", 4),
+        ("replica_groups=mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}", 4),
+        ("source_target_pairs={{0,2},{2,0},{1,3}}", 2),
+    ],
+)
+def test_every_form_of_groups(text, size):
+    assert read_group_size(f", {text}", 8) == size
+
+
+def test_a_form_of_groups_that_is_unknown_is_an_error():
+    with pytest.raises(ValueError, match=r"must have a known form. Received: \?"):
+        read_group_size("replica_groups=?1,2?", 8)
+
+
+COLLECTIVES = """
+HloModule step, replica_count=2, num_partitions=4
+
+%gather (p: f32[4,8]) -> f32[8,8] {
+  %p = f32[4,8]{1,0} parameter(0)
+  ROOT %inside = f32[8,8]{1,0} all-gather(%p), replica_groups=[4,2]<=[8], dimensions={0}
+}
+
+%body (t: (s32[], bf16[10])) -> (s32[], bf16[10]) {
+  %t = (s32[], bf16[10]{0}) parameter(0)
+  %v = bf16[10]{0} get-tuple-element(%t), index=1
+  %passed = bf16[10]{0} collective-permute(%v), source_target_pairs={{0,1},{1,0}}
+  ROOT %r = (s32[], bf16[10]{0}) tuple(%n, %passed)
+}
+
+ENTRY %main (a: f32[4,8], b: f32[16]) -> f32[16] {
+  %a = f32[4,8]{1,0} parameter(0)
+  %b = f32[16]{0} parameter(1)
+  %sum = (f32[4,8]{1,0}, f32[16]{0}) all-reduce(%a, %b), replica_groups={}, to_apply=%add
+  %begun = f32[16]{0} all-reduce-start(%b), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
+  %done = f32[16]{0} all-reduce-done(%begun)
+  %asked = ((f32[4,8]{1,0}), f32[8,8]{1,0}) async-start(%a), calls=%gather
+  %got = f32[8,8]{1,0} async-done(%asked)
+  %w = (s32[], bf16[10]{0}) while(%s), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"6"}}
+  ROOT %scattered = f32[2]{0} reduce-scatter(%b), replica_groups={}, dimensions={0}, to_apply=%add
+}
+"""
+
+
+def test_kinds_bytes_and_executions_of_collectives():
+    for text, times in ((COLLECTIVES, 6), (COLLECTIVES.replace("known_trip_count", "unknown"), None)):
+        module = read_module(text)
+        assert module.num_devices == 8
+        found = [
+            (one.kind, one.operand_bytes, one.group_size, one.times, one.num_bytes)
+            for one in find_collectives(module)
+        ]
+        assert found == [
+            ("all-reduce", 4 * 8 * 4 + 16 * 4, 8, 1, 192),
+            ("all-reduce", 16 * 4, 2, 1, 64),
+            ("all-gather", 4 * 8 * 4, 2, 1, 128),
+            ("collective-permute", 10 * 2, 2, times, times and 120),
+            ("reduce-scatter", 16 * 4, 8, 1, 64),
+        ]
+
+
+ON_FOUR_DEVICES = """
+import jax, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from bert_packed.training.backend import make_virtual_devices
+from bert_packed.training.program_text import find_collectives, read_module
+
+make_virtual_devices(4)
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+def exchange(a):  # [4, 4] on each device
+    a = jax.lax.psum(a, "y")
+    a = jax.lax.ppermute(a, "x", [(0, 1), (1, 0)])
+    return jax.lax.all_gather(a, "x"), jax.lax.psum_scatter(a, ("x", "y"), tiled=True)
+
+specs = PartitionSpec("x", "y"), (PartitionSpec(None, "x", "y"), PartitionSpec("x", "y"))
+shared = jax.shard_map(exchange, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+product = jax.jit(lambda a: jax.numpy.sum(a @ a.T))
+for function in (jax.jit(shared), product):
+    a = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, specs[0]))
+    module = read_module(function.lower(a).compile().as_text())
+    assert module.num_devices == len(jax.devices()) == 4
+    for one in find_collectives(module):
+        print(one.kind, one.operand_bytes, one.group_size, one.times)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.both_backends
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+def test_what_is_asked_of_jax_is_what_is_found():
+    command = [sys.executable, "-c", ON_FOUR_DEVICES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    asked, product = done.stdout.splitlines()[:4], done.stdout.splitlines()[4:]
+    assert sorted(asked) == [
+        "all-gather 64 2 1",
+        "all-reduce 64 2 1",
+        "collective-permute 64 2 1",
+        "reduce-scatter 64 4 1",
+    ]
+    # the sum over the whole mesh ends it, however the compiler gets there
+    assert product and product[-1].startswith("all-reduce 4 ")
