@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from bert_packed import schema
 from bert_packed.assembly.causal_packs import share_bytes
 from bert_packed.assembly.rows import cut_sequences, find_rows, lengths_in_row, plan_rows
+from bert_packed.records import tfrecords
 from bert_packed.records.provenance import find_sources
 from bert_packed.records.read_causal import read_causal
 from bert_packed.records.sequences import rank_in_groups
-from data_gen import assignments, pack_job
+from data_gen import assignments, pack_job, pack_steps
 from data_gen.pack_config import PackConfig
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=12)
@@ -110,6 +111,9 @@ def join_rows(packs, num_rows):
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 16), (4, 7), (12, 16), (43, 16)])
 def test_rows_hold_every_sequence_once_without_padding_between(tmp_path, monkeypatch, num_rows, size):
     monkeypatch.setattr(assignments, "PLACES_AT_ONCE", 3)
+    # several runs, none of which has all places
+    monkeypatch.setattr(tfrecords, "READ_BATCH", 8)
+    monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
     sequences = make_sequences([*np.random.default_rng(3).integers(1, 20, 40).tolist(), 100, size, 2 * size])
     path = write_sequences(tmp_path / "in.tfrecord", sequences)
     manifest, packs = pack_rows(tmp_path, path, size, num_rows)

@@ -106,6 +106,12 @@ def test_a_plan_serves_deeper_packs_only_where_it_is_as_good():
     rows, _ = try_choices(histogram, "cghp", 16, "max")
     at_16 = [(row["max_sequences_per_pack"], row["packs"]) for row in rows if row["max_seq_length"] == 16]
     assert at_16 == [(1, 400), (2, 200), (3, 134), *((depth, 100) for depth in (4, 5, 6, 7, 8, "max"))]
+    # one pack of a thousand is more than a hundredth of a percent
+    histogram[[3, 4, 15]] = 0, 10, 995
+    packs = [try_choices(histogram, "cghp", 16, depth)[0][2]["packs"] for depth in (2, 3)]
+    rows, _ = try_choices(histogram, "cghp", 16, "max")
+    assert packs == [1000, 999]
+    assert [row["packs"] for row in rows if row["max_seq_length"] == 16][1:3] == packs
 
 
 def test_lengths_of_records(tmp_path, capsys):
