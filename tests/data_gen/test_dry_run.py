@@ -112,6 +112,12 @@ def test_a_plan_serves_deeper_packs_only_where_it_is_as_good():
     rows, _ = try_choices(histogram, "cghp", 16, "max")
     assert packs == [1000, 999]
     assert [row["packs"] for row in rows if row["max_seq_length"] == 16][1:3] == packs
+    # of a million they are not; and what depth 2 proves does not hold for 3
+    histogram = np.zeros(17, np.int64)
+    histogram[[3, 4, 8, 16]] = 253, 292, 388, 1_358_209
+    alone = next(row for row in try_choices(histogram, "cghp", 17, 3)[0] if row["max_seq_length"] == 17)
+    rows = [row for row in try_choices(histogram, "cghp", 17, "max")[0] if row["max_seq_length"] == 17]
+    assert rows[1]["packs"] == rows[2]["packs"] > alone["packs"] >= rows[2]["lower_bound"]
 
 
 def test_lengths_of_records(tmp_path, capsys):
