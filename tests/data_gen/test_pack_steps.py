@@ -150,8 +150,9 @@ def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
     assert set(seeds) == {("slots", 77), ("packs", 77)}
 
 
-def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch):
-    """What goes into memory together is bounded by bytes: records may be large."""
+@pytest.mark.parametrize(("assembled_bytes", "expected"), [(2999, [2, 1]), (999, [1, 1, 1])])
+def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch, assembled_bytes, expected):
+    """What goes into memory together is bounded by bytes, or is one pack: records may be large."""
     sizes, assemble = [], BertKind.assemble
 
     def watch(data, columns, packs, spec):
@@ -160,9 +161,9 @@ def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch):
 
     monkeypatch.setattr(pack_steps, "pack_bytes", lambda kind, depth: 1000)
     monkeypatch.setattr(BertKind, "assemble", watch)
-    monkeypatch.setattr(pack_steps, "ASSEMBLED_BYTES", 2999)
+    monkeypatch.setattr(pack_steps, "ASSEMBLED_BYTES", assembled_bytes)
     pack(dataclasses.replace(packing, max_sequences_per_pack=2, num_shards=1))
-    assert sizes == [2, 1]
+    assert sizes == expected
 
 
 def test_measuring_reads_no_tokens(packing, monkeypatch):
