@@ -305,3 +305,15 @@ def test_features_of_another_type_are_named(length):
     for parse in (parse_examples, parse_one_by_one):
         with pytest.raises(InputError, match=r"record 7: input_ids must be a int64_list\. Received: a float"):
             parse(join_records([record], "x.tfrecord", 7), {schema.INPUT_IDS: length})
+
+
+@pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
+@pytest.mark.parametrize("parse", [parse_examples, parse_one_by_one])
+def test_a_feature_without_a_value_or_a_kind_has_length_0(parse, after):
+    """Which TensorFlow takes for missing."""
+    record = tf.train.Example.FromString(example({schema.INPUT_IDS: [5, 300]}))
+    record.features.feature[schema.MASKED_LM_IDS].CopyFrom(tf.train.Feature())
+    batch = join_records([record.SerializeToString(deterministic=True) + after] * 2)
+    found = parse(batch, {schema.INPUT_IDS: 2, schema.MASKED_LM_IDS: 0})
+    assert found[schema.INPUT_IDS].tolist() == [[5, 300]] * 2
+    assert found[schema.MASKED_LM_IDS].shape == (2, 0)
