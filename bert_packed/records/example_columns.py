@@ -152,7 +152,7 @@ class _Reader:
 
     def __init__(self, records):
         self._content = records.content
-        self._bytes = np.frombuffer(records.content, np.uint8)
+        self._bytes = np.frombuffer(records.content or b"\0", np.uint8)  # of empty records: one to look at
         self._ends = records.ends
         self.place = records.starts
 

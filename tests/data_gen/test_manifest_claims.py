@@ -284,7 +284,7 @@ def test_inputs_are_checked_from_any_folder(packs, facts, monkeypatch):
 
 
 def test_strategies_that_no_plan_of_ours_has_are_one_number(packs, facts, find):
-    packed, _, _ = facts
+    packed, inputs, spec = facts
     assert planned_strategies(str(packs.parent)) == frozenset()
     planned = planned_strategies(str(packs))
     assert planned == set().union(*(its.strategies for its in packed.values()))
@@ -294,6 +294,9 @@ def test_strategies_that_no_plan_of_ours_has_are_one_number(packs, facts, find):
             few.add_packs(part, len(set(part["record_numbers"].tolist())))
     assert (few.num_records, few.num_others) == (sum(its.num_records for its in packed.values()),) * 2
     assert not few.strategies
+    others = {f"{packs}/{name}": dataclasses.replace(its, num_others=2) for name, its in packed.items()}
+    (sentence,) = find_false_claims(others, inputs, spec)
+    assert f"must be those of all packs. Received: {2 * len(others)} of others." in sentence
     change(packs, lambda manifest: manifest["plan"]["strategies"].pop())
     assert find()
 

@@ -151,13 +151,13 @@ OTHERS = {
     # a list of numbers one by one, as the format allows
     "is not packed": bytes([10, 15, 10, 13, 10, 5, *b"words", 18, 4, 26, 2, 8, 7]),
     "has another order": to_entries(WORDS, WEIGHTS),
+    "has half a number": to_entries(WEIGHTS[:9] + bytes([18, 6, 18, 4, 10, 2, 0, 0]), WORDS),
     "has a feature twice": to_entries(WEIGHTS, WORDS, WORDS),
     "has names of other sizes": to_entries(WEIGHTS, bytes([10, 4, *b"word", 18, 0]), WORDS),
 }
 WRONG = {
     "has another type": (to_example(weights=[1], words=[1]), "weights must hold float32.* a int64_list"),
     "is none": (b"\xff\xff\xff", r"must be a tf\.train\.Example"),
-    "has half a number": (to_entries(WEIGHTS[:9] + bytes([6, 18, 4, 10, 2, 0, 0]), WORDS), r"must be a tf\."),
     "is cut": (GOOD[:-1], r"must be a tf\.train\.Example"),
     "has a varint that goes on": (GOOD[:-1] + b"\xff", ""),
 }
@@ -170,9 +170,10 @@ def test_other_forms_are_read_by_tensorflow(other, place):
     assert decode_columns(join_records(serialized), DTYPES) is not None
     serialized.insert(place, other)
     assert decode_columns(join_records(serialized), DTYPES) is None
-    found = parse_ragged(join_records(serialized), DTYPES)
-    assert_equal(found, columns_of(serialized))
-    assert [found[name][0].dtype for name in DTYPES] == list(DTYPES.values())
+    for records in (serialized, [other, other]):
+        found = parse_ragged(join_records(records), DTYPES)
+        assert_equal(found, columns_of(records))
+        assert [found[name][0].dtype for name in DTYPES] == list(DTYPES.values())
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG.keys())
@@ -180,10 +181,11 @@ def test_other_forms_are_read_by_tensorflow(other, place):
 def test_what_nobody_reads_is_named(wrong, message, place):
     serialized = [GOOD, GOOD]
     serialized.insert(place, wrong)
-    assert decode_columns(join_records(serialized), DTYPES) is None
-    where = rf"x\.tfrecord, record {11 + place}: " if message else r"x\.tfrecord"
-    with pytest.raises(InputError, match=where + message):
-        parse_ragged(join_records(serialized, "x.tfrecord", 11), DTYPES)
+    for records, number in ((serialized, 11 + place), ([wrong, wrong], 11)):
+        assert decode_columns(join_records(records), DTYPES) is None
+        where = rf"x\.tfrecord, record {number}: " if message else r"x\.tfrecord"
+        with pytest.raises(InputError, match=where + message):
+            parse_ragged(join_records(records, "x.tfrecord", 11), DTYPES)
 
 
 def test_a_flipped_bit_gives_no_other_numbers_than_tensorflow():
