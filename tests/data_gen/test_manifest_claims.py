@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from unpacked_records import make_features, write_features
 
+from bert_packed import schema
 from bert_packed.assembly.bert_packs import BertKind
 from bert_packed.assembly.record_kind import plan_lengths
 from bert_packed.core.command_line import run
@@ -33,7 +34,9 @@ LENGTHS = np.random.default_rng(5).integers(3, S + 5, 60)
 def made(tmp_path_factory):
     """Inputs with a vocabulary, and packs of them, some sequences truncated."""
     folder = tmp_path_factory.mktemp("made")
-    write_features(folder / "in.tfrecord", make_features(LENGTHS, S + 5))
+    features = make_features(LENGTHS, S + 5, vocab_size=250)
+    features[schema.MASKED_LM_IDS][features[schema.MASKED_LM_WEIGHTS] > 0] += 50  # the largest id is a label
+    write_features(folder / "in.tfrecord", features)
     (folder / "manifest.json").write_text(json.dumps({"vocab_size": 300}))
     settings = {"max_seq_length": S, "overlong": "truncate", "num_shards": 3, "max_sequences_per_pack": 3}
     pack(PackConfig(input_file=f"{folder}/in.tfrecord", output_dir=f"{folder}/packs", **settings))
