@@ -28,13 +28,7 @@ def read_array(path):
 
 
 def write_run(path, sequences, group_sizes):
-    """Write `Sequences` to a file that appears when complete.
-
-    Args:
-        path: Where to.
-        sequences: `Sequences`.
-        group_sizes: Int array `[G]`: sequences of each group, in their order.
-    """
+    """Write `Sequences` in groups, whose sizes are int `[G]`, to a file that appears when complete."""
     group_offsets = to_offsets(group_sizes)
     starts = {"": group_offsets}
     for column in sequences.layout.values():
@@ -52,17 +46,15 @@ def write_run(path, sequences, group_sizes):
 
 
 def read_run(path, layout, group=None, names=None):
-    """Read what `write_run` wrote.
+    """Read what `write_run` wrote: `Sequences`.
 
     Args:
         path: File.
         layout: As it was written.
         group: Number of one group; None for all sequences.
-        names: The columns wanted, those that size them included; None for all.
-
-    Returns:
-        `Sequences`.
+        names: The columns to read, with those that size them; None for all.
     """
+    # Others are passed over by their sizes, so that measuring reads no tokens
     wanted = {name: column for name, column in layout.items() if names is None or name in names}
     columns = {}
     with storage.open_file(path) as file:

@@ -24,12 +24,7 @@ SHUFFLE_PACKS, SHUFFLE_SEQUENCES = 1, 2
 
 
 class PackOrder:
-    """The packs of a plan in their shuffled order.
-
-    Args:
-        strategies: Dict from strategy to count, as in `PackingPlan`.
-        seed: Whole number.
-    """
+    """The packs of a plan, a dict from strategy to count, in their shuffled order."""
 
     def __init__(self, strategies, seed):
         depths = [len(strategy) for strategy in strategies]
@@ -55,11 +50,11 @@ class PackOrder:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def slots(self, first, last):
-        """The slots of the packs `first` to `last`, the latter excluded.
+        """The slots of the packs `first` to `last`, the latter excluded, pack after pack.
 
         Returns:
-            Two int64 arrays `[num_slots]`, pack after pack: the length that each slot is for, ascending in
-            a pack, and its number among those for its length; int64 `[last - first]`, slots of each pack.
+            Two int64 arrays `[num_slots]`: the length of each slot, ascending in a pack, and its number among
+            those of its length; int64 `[last - first]`: slots of each pack.
         """
         places = shuffle_places(np.arange(first, last), self.num_packs, (self._seed, SHUFFLE_PACKS))
         strategies = np.searchsorted(self._ends, places, side="right")
@@ -71,14 +66,7 @@ class PackOrder:
         return self._lengths[chosen], numbers, depths
 
     def find_packs(self, lengths, slots):
-        """The packs of some slots: `slots` undone.
-
-        Args:
-            lengths, slots: Int arrays `[n]`: the length that each slot is for, and its number among those.
-
-        Returns:
-            int64 `[n]`, places in the shuffled order.
-        """
+        """The packs, int64 `[n]`, of some slots: ints `[n]`, their lengths, and numbers among those."""
         first_entries = np.searchsorted(self._entry_lengths, lengths)
         numbers = np.asarray(slots) + self._entry_starts[first_entries]
         entries = np.searchsorted(self._entry_ends, numbers, side="right")
@@ -88,17 +76,17 @@ class PackOrder:
 
 
 def choose_slots(lengths, first_ranks, totals, seed):
-    """The slot of each of some sequences that follow one another in the input.
+    """The slots of sequences that follow one another in the input: numbers among those of their lengths.
 
     Args:
-        lengths: Int array `[n]`.
-        first_ranks, totals: Int arrays `[num_lengths]`: sequences of each length before these, and in all.
+        lengths: Int `[n]`.
+        first_ranks, totals: Int `[num_lengths]`: sequences of each length before these, and in all.
         seed: Whole number.
 
     Returns:
-        int64 `[n]`, the number of the slot among those for its length.
+        int64 `[n]`.
     """
-    order = np.argsort(lengths, kind="stable")
+    order = np.argsort(lengths, kind="stable")  # stable: ranks follow the order of the input
     counts = np.bincount(lengths, minlength=len(totals))
     ranks = np.empty(len(lengths), np.int64)
     ranks[order] = range_indices(np.asarray(first_ranks)[counts > 0], counts[counts > 0])
@@ -113,14 +101,12 @@ def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
 
     Args:
         slot_lengths, slot_numbers, depths: Of these packs, from `PackOrder.slots`.
-        lengths, slots: Int arrays `[n]`, of all sequences that belong into them.
+        lengths, slots: Int `[n]`, of all sequences that belong into them.
 
     Returns:
-        `Packs` with each of 0..n-1 exactly once.
-
-    Raises:
-        ValueError: the sequences are not those that the slots are for.
+        `Packs` with each of 0..n-1 exactly once; `ValueError` where the slots are for others.
     """
+    # Sorted alike, both must be the same, or a run was lost or read twice
     by_length = np.lexsort((slots, lengths))
     slots_by_length = np.lexsort((slot_numbers, slot_lengths))
     for mine, wanted in ((lengths, slot_lengths), (slots, slot_numbers)):
@@ -140,14 +126,11 @@ def assign_sequences(plan, lengths, seed):
 
     Args:
         plan: `PackingPlan`.
-        lengths: Integer array `[n]`, the length of every sequence.
+        lengths: Int `[n]`, of every sequence.
         seed: Whole number; same seed, same packs.
 
     Returns:
-        `Packs` with each of 0..n-1 exactly once.
-
-    Raises:
-        ValueError: the plan is not one for these lengths.
+        `Packs` with each of 0..n-1 exactly once; `ValueError` where the plan is for other lengths.
     """
     order = PackOrder(plan.strategies, seed)
     lengths = np.asarray(lengths, np.int64)

@@ -15,14 +15,9 @@ from bert_packed.records.sequences import BERT_LAYOUT, range_indices, sum_ranges
 
 @dataclasses.dataclass(frozen=True)
 class BertKind(RecordKind):
-    """BERT's records.
+    """BERT's records."""
 
-    Attributes:
-        max_predictions_per_pack: P; 0 = as many as the fullest pack needs.
-        masked_lm_weights: One of `schema.MASKED_LM_WEIGHTS_KINDS`.
-    """
-
-    max_predictions_per_pack: int = 0
+    max_predictions_per_pack: int = 0  # P; 0 = as many as the fullest pack needs
     masked_lm_weights: str = schema.SEQUENCE
 
     layout = BERT_LAYOUT
@@ -48,16 +43,8 @@ class BertKind(RecordKind):
         return int(packs.totals(sequences["num_predictions"]).max(initial=0))
 
     def make_spec(self, depth, measured):
-        """The shapes of the packed record.
-
-        Args:
-            depth: K.
-            measured: The largest number of all that `measure` found.
-
-        Raises:
-            InputError: there is less room for predictions than they need.
-        """
-        # a feature of length 0 cannot be told from a missing one: data without predictions has room for one
+        """`PackSpec` for K=`depth` and the most predictions of a pack; `InputError` where they do not fit."""
+        # A feature of length 0 looks like a missing one: data without predictions has room for one
         needed = max(measured, 1)
         if self.max_predictions_per_pack and self.max_predictions_per_pack < needed:
             raise InputError(
@@ -81,9 +68,6 @@ def truncate(sequences, max_seq_length):
 
     The predictions of dropped tokens are dropped. Where sentence A alone fills the length, nothing is left
     of sentence B but its [SEP].
-
-    Returns:
-        `Sequences`; those that fit are unchanged.
     """
     lengths = sequences["lengths"]
     token_position = range_indices(np.zeros(len(sequences), np.int64), lengths)
@@ -109,13 +93,10 @@ def assemble_packs(sequences, packs, spec):
     Args:
         sequences: `Sequences` of `BERT_LAYOUT`.
         packs: `Packs`, n of them, whose members index `sequences`.
-        spec: `schema.PackSpec` that no pack exceeds.
+        spec: `schema.PackSpec`; a pack that exceeds it is a `ValueError`.
 
     Returns:
         Dict from feature name to array: `[n, S]`, `[n, P]` or `[n, K]`; int32, weights float32.
-
-    Raises:
-        ValueError: a pack exceeds the spec.
     """
     members, numbers = packs.members, packs.slots + 1
     lengths, num_predictions = sequences["lengths"][members], sequences["num_predictions"][members]

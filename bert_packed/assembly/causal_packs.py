@@ -23,13 +23,9 @@ from bert_packed.records.sequences import (
 
 @dataclasses.dataclass(frozen=True)
 class CausalKind(RecordKind):
-    """Records for causal language modelling.
+    """Records for causal language modelling."""
 
-    Attributes:
-        is_split: Whether sequences of any length may be cut across packs.
-    """
-
-    is_split: bool = False
+    is_split: bool = False  # sequences of any length may be cut across packs
 
     measured_columns = ("lengths",)
     advice = "--overlong=drop or --split_sequences"
@@ -47,7 +43,7 @@ class CausalKind(RecordKind):
         return 0 if self.is_split else super().num_lengths
 
     def fit(self, sequences):
-        """See `RecordKind`. Bytes of dropped labels could not be told from the others: no truncation."""
+        """See `RecordKind`. Of truncated sequences, the bytes of lost labels would not be known."""
         if not self.is_split:
             return super().fit(sequences)
         if "label_bytes" in sequences.layout:
@@ -65,15 +61,9 @@ class CausalKind(RecordKind):
 
 
 def share_bytes(sequences):
-    """Bytes for each label of records that have only their sums: as equal as whole numbers can be.
+    """Bytes for each label, int32 `[T]`, of records that have only their sums: as equal as can be.
 
-        num_bytes 8, label_mask [1 1 1 0]   ->   [2 3 3 0]
-
-    Args:
-        sequences: `Sequences` of `CAUSAL_LAYOUT`.
-
-    Returns:
-        int32 `[T]`.
+    num_bytes 8, label_mask [1 1 1 0]   ->   [2 3 3 0]
     """
     lengths, offsets = sequences["lengths"], sequences.offsets("tokens")
     labels = to_offsets(sequences["label_mask"])
@@ -90,13 +80,10 @@ def assemble_causal(sequences, packs, spec):
     Args:
         sequences: `Sequences` of `CAUSAL_LAYOUT`; parts have `FIRST_POSITIONS` too.
         packs: `Packs`, n of them, whose members index `sequences`.
-        spec: `schema.PackSpec` that no pack exceeds.
+        spec: `schema.PackSpec`; a pack that exceeds it is a `ValueError`.
 
     Returns:
         Dict from feature name to array `[n, S]` or `[n, K]`, int64, weights float32.
-
-    Raises:
-        ValueError: a pack exceeds the spec.
     """
     members, lengths = packs.members, sequences["lengths"][packs.members]
     arrays = empty_arrays(schema.CAUSAL_LENGTHS, packs, spec)

@@ -38,14 +38,10 @@ class FeatureKind:
     """Records of any features, with the members of `RecordKind`.
 
     A sequence may have several lengths. Then plans are made for classes of lengths.
-
-    Attributes:
-        features: Tuple of `FeatureSpec`.
-        overlong: "error" or "drop".
     """
 
     features: tuple[FeatureSpec, ...]
-    overlong: str
+    overlong: str  # "error" or "drop"
 
     @property
     def leaders(self):
@@ -190,7 +186,7 @@ class FeatureKind:
 
     @property
     def _grains(self):
-        """Lengths are told apart in steps of these, so that there are not too many classes."""
+        """Steps of lengths, so that there are not too many classes."""
         if len(self.leaders) == 1:
             return (1,)
         most = round(MAX_CLASSES ** (1 / len(self.leaders)))

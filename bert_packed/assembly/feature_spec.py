@@ -12,7 +12,7 @@ import dataclasses
 import re
 
 MAX_CLASSES = 2**14  # combinations of lengths in a plan; more are rounded up
-MAX_CAPACITIES = 14  # so that each of them is told from none
+MAX_CAPACITIES = 14  # so that each has two steps at least
 
 EACH = "each"
 # What packs receive for each feature with a capacity

@@ -59,9 +59,6 @@ def split_by_predictions(num_predictions, sizes, limit):
         num_predictions: int64 `[n]`, of each sequence, pack after pack; none over `limit`.
         sizes: int64 `[packs]`, sequences in each.
         limit: P.
-
-    Returns:
-        int64 `[at least packs]`, the sizes of what is left.
     """
     first_of_pack = to_offsets(sizes)[:-1]
     if (np.add.reduceat(num_predictions, first_of_pack) <= limit).all():

@@ -10,17 +10,13 @@ from bert_packed.records.sequences import range_indices, sum_ranges, to_offsets
 
 @dataclasses.dataclass(frozen=True)
 class Packs:
-    """Which sequences each pack holds, in columns.
+    """The sequences of each pack, in columns.
 
-        packs {4, 0}, {2}   ->   members [4 0 2], offsets [0 2 3], owners [0 0 1], slots [0 1 0]
-
-    Attributes:
-        members: int64 `[n]`, indices of sequences, pack after pack and slot after slot.
-        offsets: int64 `[num_packs + 1]`, where each pack starts in `members`; n last.
+    packs {4, 0}, {2}   ->   members [4 0 2], offsets [0 2 3], owners [0 0 1], slots [0 1 0]
     """
 
-    members: np.ndarray
-    offsets: np.ndarray
+    members: np.ndarray  # int64 [n], indices of sequences, pack after pack and slot after slot
+    offsets: np.ndarray  # int64 [num_packs + 1], the start of each pack in `members`; n last
 
     def __len__(self):
         return len(self.offsets) - 1
@@ -59,14 +55,11 @@ def find_places(sequences, packs, name, size):
         sequences: `Sequences`.
         packs: `Packs`, n of them, whose members index `sequences`.
         name: Column of any number of entries a sequence.
-        size: Entries that a pack has room for.
+        size: Entries that a pack has room for; more are a `ValueError`.
 
     Returns:
-        Three int64 arrays, member after member: the index in the column of each entry, its index in an array
-        `[n * size]`, and where each member starts in its pack.
-
-    Raises:
-        ValueError: a pack has more than `size`.
+        Three int64 arrays, member after member: the index of each entry in the column, its index in an array
+        `[n * size]`, and the start of each member in its pack.
     """
     sizes = sequences[sequences.layout[name].sizes][packs.members]
     offsets = to_offsets(sizes)
@@ -79,16 +72,9 @@ def find_places(sequences, packs, name, size):
 
 
 def empty_arrays(names, packs, spec, whole_type=np.int64):
-    """Arrays of zeros for some features of packs: dict from name to `[n, S]`, `[n, P]` or `[n, K]`.
+    """Zeros for the features `names` of n `Packs`: dict from name to `[n, S]`, `[n, P]` or `[n, K]`.
 
-    Args:
-        names: Of the features.
-        packs: `Packs`, n of them.
-        spec: `schema.PackSpec`.
-        whole_type: Type of whole numbers; others are float32.
-
-    Raises:
-        ValueError: a pack has more sequences than the spec has slots.
+    Whole numbers are of `whole_type`, others float32. More sequences than slots are a `ValueError`.
     """
     depth = int(packs.depths.max(initial=0))
     if depth > spec.max_sequences_per_pack:

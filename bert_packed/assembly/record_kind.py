@@ -17,24 +17,15 @@ from bert_packed.records.sequences import Column, check_vocabulary, take
 
 @dataclasses.dataclass(frozen=True)
 class RecordKind:
-    """Records of one objective, whose sequences have one length each.
-
-    Attributes:
-        max_seq_length: S.
-        overlong: What happens to longer sequences: "error", "truncate" or "drop".
-        vocab_size: Ids are below it; None where nobody says.
-        layout: Columns of a sequence that packing conserves, and its origin.
-        measured_columns: Those that `lengths` and `measure` need.
-        advice: Settings that let longer sequences pass, for messages.
-    """
+    """Records of one objective, whose sequences have one length each."""
 
     max_seq_length: int
-    overlong: str = "error"
-    vocab_size: int | None = None
+    overlong: str = "error"  # of longer sequences, or "truncate" or "drop"
+    vocab_size: int | None = None  # ids are below it; None where it is not known
 
-    layout: ClassVar[dict[str, Column]]
-    measured_columns: ClassVar[tuple[str, ...]]
-    advice: ClassVar[str]
+    layout: ClassVar[dict[str, Column]]  # what packing conserves of a sequence, and its origin
+    measured_columns: ClassVar[tuple[str, ...]]  # those that `lengths` and `measure` need
+    advice: ClassVar[str]  # settings that let longer sequences pass, for messages
 
     @property
     def num_lengths(self):
@@ -47,27 +38,20 @@ class RecordKind:
         return {"lengths": self.max_seq_length}
 
     def read(self, path):
-        """Read, check and fit one file.
+        """Read, check and fit one file; raises `InputError` where a record cannot be used.
 
         Yields:
-            `Sequences` of a batch that are to be packed; its number of records; dict of how many sequences
-            were "truncated" and "dropped".
-
-        Raises:
-            InputError: a record cannot be used.
+            Of a batch, `Sequences` to be packed; dict of those "truncated" and "dropped"; number of records.
         """
         for batch in self.read_unpacked(path):
             check_vocabulary(batch, self.vocab_size)
             yield *self.fit(batch), len(batch)
 
     def fit(self, sequences):
-        """Drop or refuse sequences that are too long.
+        """Drop sequences that are too long, or raise an `InputError` that names the first.
 
         Returns:
             `Sequences`, and a dict with the numbers of sequences "truncated" and "dropped".
-
-        Raises:
-            InputError: naming file and record of the first that is too long.
         """
         is_overlong = sequences["lengths"] > self.max_seq_length
         if is_overlong.any() and self.overlong != "drop":
@@ -101,14 +85,13 @@ def plan_lengths(histogram, algorithm, max_seq_length, depth):
     """Run a packing algorithm, and check what it made.
 
     Args:
-        histogram: Int array `[S]`.
+        histogram: Int `[S]`.
         algorithm: Name.
         max_seq_length: S.
         depth: Most sequences per pack, or "max".
 
     Returns:
-        Dict of plain JSON for a manifest: `plan`, `num_sequences`, `num_packs`, `efficiency`,
-        `packing_factor`, `depth`, `lower_bound`, `gap` ((packs - lower_bound) / lower_bound).
+        Dict of plain JSON for a manifest; `gap` is (packs - lower_bound) / lower_bound.
 
     Raises:
         InputError: the algorithm does not scale to this length, depth or number of sequences.

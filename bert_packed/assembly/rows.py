@@ -51,15 +51,11 @@ class RowPlan:
 
 
 def plan_rows(lengths, counts, num_rows):
-    """Deal sequences out to rows, so that these differ by at most the longest sequence.
+    """Deal sequences out to rows that differ by at most the longest sequence: `RowPlan`.
 
     Args:
-        lengths: Int array `[L]`, ascending.
-        counts: Int array `[L]`, sequences of each length, at least `num_rows` in all.
+        lengths, counts: Int `[L]`: ascending, and sequences of each, at least `num_rows` in all.
         num_rows: R.
-
-    Returns:
-        `RowPlan`.
     """
     lengths, counts = np.asarray(lengths, np.int64), np.asarray(counts, np.int64)
     has_extra = np.zeros((len(lengths), num_rows), bool)
@@ -72,19 +68,16 @@ def plan_rows(lengths, counts, num_rows):
 
 
 def find_rows(plan, lengths, slots, seed):
-    """The rows and places of some sequences.
+    """The rows of some sequences, and their places in these from 0: two int64 `[n]`.
 
     Args:
         plan: `RowPlan`.
-        lengths, slots: Int arrays `[n]`: of each, and its number among those of its length, from
-            `assignment.choose_slots`.
+        lengths, slots: Int `[n]`; slots are those of `assignment.choose_slots`.
         seed: Whole number.
-
-    Returns:
-        Two int64 arrays `[n]`: the row, and the place in the row from 0.
     """
     kinds = np.searchsorted(plan.lengths, lengths)
     rounds, rows = np.divmod(slots, plan.num_rows)
+    # The last round of a length deals to some rows only
     is_extra = rounds == plan.counts[kinds] // plan.num_rows
     extra_rows, first_extras = np.nonzero(plan.has_extra)[1], to_offsets(plan.has_extra.sum(axis=1))
     rows[is_extra] = extra_rows[first_extras[kinds[is_extra]] + rows[is_extra]]
@@ -107,11 +100,8 @@ def cut_sequences(starts, lengths, max_seq_length):
                                                        lengths [3 1 4 1]
 
     Args:
-        starts, lengths: Int arrays `[n]`: the place of each first token in its row, and tokens.
+        starts, lengths: Int `[n]`: the place of each first token in its row, and tokens.
         max_seq_length: S.
-
-    Returns:
-        Three int64 arrays, of all parts.
     """
     starts, lengths = np.asarray(starts, np.int64), np.asarray(lengths, np.int64)
     first_packs, last_packs = starts // max_seq_length, (starts + lengths - 1) // max_seq_length

@@ -37,17 +37,11 @@ DIGEST_BYTES = 16  # chance of one collision among 10^9 sequences: 10^-21
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One column of a layout.
+    """One column of a layout."""
 
-    Attributes:
-        dtype: NumPy's name, with byte order.
-        sizes: Name of the column that counts the entries of each row, before it in the layout; "" for one.
-        width: Values of an entry.
-    """
-
-    dtype: str
-    sizes: str = ""
-    width: int = 1
+    dtype: str  # NumPy's name, with byte order
+    sizes: str = ""  # the column, before it in the layout, that counts a row's entries; "" for one
+    width: int = 1  # values of an entry
 
 
 ORIGINS = {"file_indices": Column("<i4"), "record_numbers": Column("<i8")}
@@ -78,18 +72,14 @@ FIRST_POSITIONS = {"first_positions": Column("<i8")}
 class Sequences:
     """n sequences in columns.
 
-        first, last = sequences.offsets("tokens")[i : i + 2]
-        sequences["tokens"][first:last]                          the tokens of sequence i
+    first, last = sequences.offsets("tokens")[i : i + 2]
+    sequences["tokens"][first:last]                          the tokens of sequence i
 
-    Attributes:
-        layout: Dict from name to `Column`; among them those of `ORIGINS`.
-        columns: Dict from name to array `[entries * width]`.
-        files: Tuple of paths, which `file_indices` number; () where the caller knows them.
     """
 
-    layout: dict[str, Column]
-    columns: dict[str, np.ndarray]
-    files: tuple[str, ...] = ()
+    layout: dict[str, Column]  # by name; among them those of `ORIGINS`
+    columns: dict[str, np.ndarray]  # by name, each [entries * width]
+    files: tuple[str, ...] = ()  # paths, by `file_indices`; () where the caller knows them
 
     def __len__(self):
         name = next(name for name, column in self.layout.items() if not column.sizes)
@@ -117,15 +107,9 @@ class Sequences:
 
 
 def make_sequences(layout, path, **columns):
-    """`Sequences` of one file.
+    """`Sequences` of one file from arrays or lists of any type, `record_numbers` among them.
 
-    Args:
-        layout: Dict from name to `Column`.
-        path: The file.
-        **columns: Arrays or lists of any type, `record_numbers` among them. A column that is left out is 0.
-
-    Raises:
-        ValueError: a column is not of the layout.
+    A column that is left out is 0; one that is not of the layout is a `ValueError`.
     """
     if unknown := columns.keys() - layout.keys():
         raise ValueError(f"columns must be of the layout. Received: {', '.join(sorted(unknown))}.")
@@ -145,12 +129,7 @@ def id_columns(sequences):
 
 
 def check_vocabulary(sequences, vocab_size):
-    """Raise `InputError` where a token or label is outside a vocabulary.
-
-    Args:
-        sequences: `Sequences` of one batch.
-        vocab_size: Number of ids, from 0; None where it is not known, and then nothing is checked.
-    """
+    """Raise `InputError` where a token or label is not below `vocab_size`; None checks nothing."""
     if vocab_size is None:
         return
     for name in id_columns(sequences):
@@ -199,15 +178,8 @@ def take(sequences, indices):
 
 
 def content_digests(sequences, layout):
-    """A digest of each sequence's content: of the columns of a layout, but for those of `ORIGINS`.
-
-    Args:
-        sequences: `Sequences`, which may have more columns.
-        layout: Dict from name to `Column`.
-
-    Returns:
-        uint64 `[n, 2]`.
-    """
+    """Digests of the content of sequences, uint64 `[n, 2]`: of a layout's columns but for `ORIGINS`."""
+    # The sizes are among them, without which equal bytes could be divided otherwise
     parts = []
     for name in [name for name in layout if name not in ORIGINS]:
         column, values = layout[name], sequences[name]
@@ -230,16 +202,7 @@ def entry_bytes(layout, sizes=""):
 
 
 def range_indices(starts, lengths):
-    """The indices of many ranges, one after the other.
-
-        starts [5 0], lengths [3 2]   ->   [5 6 7 0 1]
-
-    Args:
-        starts, lengths: Integer arrays `[n]`.
-
-    Returns:
-        int64 `[sum of lengths]`.
-    """
+    """The indices of many ranges, one after the other, int64: starts [5 0], lengths [3 2] -> [5 6 7 0 1]."""
     lengths = np.asarray(lengths, np.int64)
     shifts = np.asarray(starts, np.int64) - to_offsets(lengths)[:-1]
     return np.repeat(shifts, lengths) + np.arange(lengths.sum())
