@@ -239,12 +239,12 @@ def _assign_to_rows(config, kind, totals, folder, job):
 def cut_shards(num_packs, num_shards, packs_per_part, num_rows=1):
     """Cut packs into shards, about equally large and none empty, and these into parts: tuples of `Part`.
 
-    All are of multiples of `num_rows`.
+    Shards are of multiples of `num_rows`.
     """
     num_steps = num_packs // num_rows
     num_shards = min(num_shards, num_steps)
     limits = [num_steps * shard // num_shards * num_rows for shard in range(num_shards + 1)]
-    size = max(1, packs_per_part // num_rows) * num_rows
+    size = max(1, packs_per_part)
     shards, index = [], 0
     for first, last in itertools.pairwise(limits):
         starts = range(first, last, size)

@@ -63,7 +63,9 @@ class CausalKind(RecordKind):
 def share_bytes(sequences):
     """Bytes for each label, int32 `[T]`, of records that have only their sums: as equal as can be.
 
-    num_bytes 8, label_mask [1 1 1 0]   ->   [2 3 3 0]
+        num_bytes 8, label_mask [1 1 1 0]   ->   [2 3 3 0]
+
+    Where nothing is predicted, there are none.
     """
     lengths, offsets = sequences["lengths"], sequences.offsets("tokens")
     labels = to_offsets(sequences["label_mask"])

@@ -72,9 +72,10 @@ FIRST_POSITIONS = {"first_positions": Column("<i8")}
 class Sequences:
     """n sequences in columns.
 
-    first, last = sequences.offsets("tokens")[i : i + 2]
-    sequences["tokens"][first:last]                          the tokens of sequence i
+        first, last = sequences.offsets("tokens")[i : i + 2]
+        sequences["tokens"][first:last]                          the tokens of sequence i
 
+    Indices of sequences count from 0, their records from 1.
     """
 
     layout: dict[str, Column]  # by name; among them those of `ORIGINS`
