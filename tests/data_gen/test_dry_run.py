@@ -174,6 +174,10 @@ def test_pictures_say_what_they_show(tmp_path, monkeypatch):
     draw_histogram(histogram, 512, tmp_path / "lengths.png")
     (axes,) = drawn[0].axes
     assert len(axes.patches) == 1  # a bar for each length took minutes
+    assert axes.get_yscale() == "linear"
+    for most, scale in ((50, "linear"), (51, "log")):  # one bar of truncated sequences would flatten all
+        draw_histogram(np.array([1, 0, 1, most]), 4, tmp_path / "lengths.png")
+        assert drawn.pop().axes[0].get_yscale() == scale
     share = 1 - (4 + 51 + 512) / (3 * 512)
     assert (
         axes.get_title() == f"{3 * 2**53:,} sequences; {share:.1%} of the tokens are padding without packing"
