@@ -73,7 +73,7 @@ def _run(config, backend, processes):
         if not latest:
             pretraining.check_start(config, model_config, folder)
             features = choose_objective(config.objective, model_config, config).features
-            check_held_out(data, model_config, config, features, pretraining.share_of(config, processes))
+            check_held_out(data, model_config, config, features, pretraining.shard_of(config, processes))
         attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
         processes.say(describe_run(config, model_config, data, attention.description))
         engine, state = pretraining.start_engine(config, model_config, data, folder, latest, processes)

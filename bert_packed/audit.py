@@ -53,6 +53,7 @@ def main(config):
     # TensorFlow and Keras: not for --help
     from bert_packed.checkpoints import starting_weights
     from bert_packed.data import input_pipeline
+    from bert_packed.data.batches import CheckedBatches
     from bert_packed.evaluation import contamination
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.records import first_records
@@ -69,7 +70,7 @@ def main(config):
         learnt = MLM
     objective = choose_objective(learnt, model_config, config, find_num_rows(files))
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
-    batch = next(input_pipeline.CheckedBatches(dataset, files, spec, model_config, objective.features))
+    batch = next(CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
     if not contamination.num_neighbours(batch):
         raise InputError(

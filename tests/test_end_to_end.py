@@ -10,7 +10,8 @@ from tiny import CONFIG, make_engine, to_floats
 import run_pretraining
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
-from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
+from bert_packed.data.batches import CheckedBatches
+from bert_packed.data.input_pipeline import eval_batches
 from bert_packed.objectives.objective import add_sums
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import find_files

@@ -54,6 +54,7 @@ IMPORTS_A_BACKEND = {
     "bert_packed.models.cpu_gradients": {"jax", "tensorflow"},
     "bert_packed.models.flash_attention": {"jax"},
     "bert_packed.models.loops": {"jax", "tensorflow"},
+    "bert_packed.data.batches": {"tensorflow"},
     "bert_packed.data.input_pipeline": {"tensorflow"},
     "bert_packed.training.backend": {"tensorflow", "jax"},
     "bert_packed.training.engines.jax": {"jax"},

@@ -50,7 +50,7 @@ class GrowingBatches(Iterator):
 
     Args:
         batches: Batches of a micro-batch each, or of a process's part of one; with `sources`, as of
-            `input_pipeline.CheckedBatches`.
+            `batches.CheckedBatches`.
         growth: `BatchGrowth`.
         first_step: Step of the first batch.
     """

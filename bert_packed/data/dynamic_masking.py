@@ -1,4 +1,4 @@
-"""Masks drawn anew each time that a pack is read, on packs as they are: RoBERTa's dynamic masking.
+"""Dynamic masking, as RoBERTa's: other predictions each time that a pack is read, on packs as they are.
 
 Legend: B packs per batch, S pack length, P predictions per pack.
 """
@@ -163,21 +163,21 @@ class MaskedBatches(Iterator):
     """Batches of endless epochs with masks of their own.
 
     Args:
-        batches: `input_pipeline.CheckedBatches` of `train_batches`.
+        batches: `batches.CheckedBatches` of `train_batches`.
         masking: `DynamicMasking`.
         index: `PackIndex` that they are read by.
-        share: `Share`, which of a step's packs they are.
+        shard: `ProcessShard` of the packs.
         batch_size: Packs of a step, of all processes.
         first_step: Step of the first batch.
     """
 
-    def __init__(self, batches, masking, index, share, batch_size, first_step):
-        self._batches, self._masking, self._index, self._share = batches, masking, index, share
+    def __init__(self, batches, masking, index, shard, batch_size, first_step):
+        self._batches, self._masking, self._index, self._shard = batches, masking, index, shard
         self._batch_size, self._step = batch_size, first_step
 
     def __next__(self):
         batch = next(self._batches)
-        places = self._share.places(self._step, self._batch_size)
+        places = self._shard.places(self._step, self._batch_size)
         self._step += 1
         return self._masking.redraw(batch, places // self._index.num_packs, self._batches.packs(self._index))
 

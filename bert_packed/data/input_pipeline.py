@@ -1,4 +1,4 @@
-"""Records to batches of fixed shape: endless and resumable to train, complete to evaluate, packed online.
+"""Datasets of batches of fixed shape: endless and resumable to train, complete to evaluate, packed online.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
 """
@@ -6,20 +6,16 @@ Legend: B packs per batch, S pack length, P predictions per pack, K sequences pe
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
 from bert_packed import schema
 from bert_packed.assembly.online_assembly import pack_stream
-from bert_packed.core.settings import InputError
+from bert_packed.data.process_shards import WHOLE
 from bert_packed.data.read_order import IN_ORDER_PACKS, Spans, find_spans, index_files, read_order
-from bert_packed.data.share import WHOLE
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from bert_packed.packing.online import OnlinePacker
-from bert_packed.records import tfrecords
-from bert_packed.records.examples import parse_examples
 from bert_packed.records.read_unpacked import read_unpacked
 
 READ_AHEAD = 2**18  # bytes of a file that are read at once
@@ -28,7 +24,7 @@ from_variant = tf.data.experimental.from_variant
 
 
 def train_batches(
-    index, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED, share=WHOLE
+    index, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED, shard=WHOLE
 ):
     """Endless batches in an order that follows from the seed, from any step on.
 
@@ -45,26 +41,26 @@ def train_batches(
             read; 1 for the order on disk. W processes hold a W-th each.
         first_step: Batches to leave out, as if they had been read before. They are not read.
         features: What to read, `Feature`s, those of an objective; others in the records are passed over.
-        share: `Share`, which packs of a step are read.
+        shard: `ProcessShard`, the packs of a step that are read.
 
     Returns:
         `tf.data.Dataset` of (batch, sources), as `_decode` makes them, of B / W packs.
 
     Raises:
-        InputError: the share's micro-batches do not divide B.
+        InputError: the shard's micro-batches do not divide B.
     """
-    own_size = share.batch_size(batch_size)
+    own_size = shard.batch_size(batch_size)
     first = first_step * batch_size
 
     def blocks():
-        return share.of_blocks(read_order(index.num_packs, seed, shuffle_buffer_size, first), first)
+        return shard.of_blocks(read_order(index.num_packs, seed, shuffle_buffer_size, first), first)
 
     packs = _read_packs(index, blocks).batch(own_size, drop_remainder=True)
     decode = functools.partial(_decode, spec=spec, features=features)
     return packs.map(decode, 2).prefetch(2)
 
 
-def eval_batches(files, spec, batch_size, features=RECORDED, share=WHOLE, index=None):
+def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=None):
     """Every pack once, in the order on disk; the last batch is filled with empty packs.
 
     Of 6 packs in batches of 4, two processes have, with . for an empty pack:
@@ -75,8 +71,8 @@ def eval_batches(files, spec, batch_size, features=RECORDED, share=WHOLE, index=
     Args:
         files, spec, features: As in `train_batches`.
         batch_size: E, packs that all processes compute at once.
-        share: `Share`, whatever its micro-batches are: a process has E / W packs of every batch that follow
-            one another, and all have equally many batches.
+        shard: `ProcessShard`, whatever its micro-batches are: a process has E / W packs of every batch that
+            follow one another, and all have equally many batches.
         index: `PackIndex` of the files, by which one of several processes reads its packs alone. None finds
             it, by reading the files.
 
@@ -86,12 +82,12 @@ def eval_batches(files, spec, batch_size, features=RECORDED, share=WHOLE, index=
     Raises:
         InputError: W does not divide E.
     """
-    share = share.of_evaluation(batch_size)
-    own_size = share.batch_size(batch_size)
-    if share.num_processes == 1:
+    shard = shard.of_evaluation(batch_size)
+    own_size = shard.batch_size(batch_size)
+    if shard.num_processes == 1:
         batches = _read_in_order(files, tf.range(len(files), dtype=tf.int64)).batch(own_size)
     else:
-        batches = _read_share(index or index_files(files), share, own_size)
+        batches = _read_shard(index or index_files(files), shard, own_size)
     decode = functools.partial(_decode, spec=spec, features=features)
     fill = functools.partial(_fill, batch_size=own_size)
     return batches.map(decode, 2).map(lambda batch, sources: (fill(batch), sources)).prefetch(2)
@@ -154,74 +150,6 @@ def online_batches(
     return blocks.rebatch(batch_size).map(fill).prefetch(2)
 
 
-class CheckedBatches(Iterator):
-    """Iterate over a dataset's batches, as NumPy arrays that are known to fit the model.
-
-    Yields dicts of int32 and float32 arrays.
-
-    Args:
-        dataset: From `train_batches` or `eval_batches`.
-        files, spec, features: What it reads.
-        model_config: `ModelConfig`; its table sizes are the limits of ids.
-
-    Raises:
-        InputError: a record is damaged, of another shape, has an id that the model has no row for, or goes on
-            from a pack that it does not follow.
-    """
-
-    def __init__(self, dataset, files, spec, model_config, features=RECORDED):
-        self._files = files
-        self._last = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._batches = self._read(dataset, files, spec, model_config, features)
-
-    def __next__(self):
-        batch, self._last = next(self._batches)
-        return batch
-
-    @property
-    def sources(self):
-        """Where the packs of the batch last given are.
-
-        Returns:
-            Dict from file to the numbers of its records, from 1, as `find_sources.py` takes them.
-        """
-        found = {}
-        for file, number in zip(*(values.tolist() for values in self._last), strict=True):
-            found.setdefault(str(self._files[file]), []).append(number)
-        return found
-
-    def packs(self, index):
-        """The packs of the batch last given.
-
-        Args:
-            index: `PackIndex` of the files.
-
-        Returns:
-            int64 `[B]`, their numbers among the packs of all files, from 0.
-        """
-        files, numbers = self._last
-        return index.starts[files] + numbers - 1
-
-    @staticmethod
-    def _read(dataset, files, spec, model_config, features):
-        limits = {one: one.limit(model_config, spec) for one in features if one.limit}
-        beginning = [one for one in features if one.begins_at_0]
-        try:
-            for batch, sources in dataset.as_numpy_iterator():
-                for feature, limit in limits.items():
-                    values = batch[feature.name]
-                    if values.min() < 0 or values.max() >= limit:
-                        _refuse(feature, values, limit, sources, files)
-                for feature in beginning:
-                    _check_beginnings(feature, batch[feature.name], sources, files)
-                yield batch, sources
-        except tf.errors.OpError as error:
-            _find_damage(files, spec, features)
-            raise InputError(
-                f"the records of {files[0]} and others could not be read: {error.message}"
-            ) from error
-
-
 def _read_in_order(files, order):
     """Dataset of (serialized record, index of its file, number of the record, from 1)."""
     paths = tf.constant(files)
@@ -233,18 +161,18 @@ def _read_in_order(files, order):
     return tf.data.Dataset.from_tensor_slices(order).flat_map(read_file)
 
 
-def _read_share(index, share, own_size):
+def _read_shard(index, shard, own_size):
     """A process's packs of all, in order: dataset of batches as `_read_in_order`'s, of at most `own_size`."""
 
     def blocks():
         starts = range(0, index.num_packs, IN_ORDER_PACKS)
-        return share.of_blocks(
+        return shard.of_blocks(
             np.arange(first, min(first + IN_ORDER_PACKS, index.num_packs)) for first in starts
         )
 
     batches = _read_packs(index, blocks).batch(own_size)
-    num_before = (index.num_packs - 1) // share.micro_batch_size * share.micro_batch_size
-    if share.holds(np.arange(num_before, index.num_packs)).any():
+    num_before = (index.num_packs - 1) // shard.micro_batch_size * shard.micro_batch_size
+    if shard.holds(np.arange(num_before, index.num_packs)).any():
         return batches
     # The others compute one more, and wait for this process in it
     empty = (tf.zeros([0], tf.string), tf.zeros([0], tf.int64), tf.zeros([0], tf.int64))
@@ -339,31 +267,3 @@ def _fill(batch, batch_size):
         return tf.ensure_shape(filled, (batch_size, *values.shape[1:]))
 
     return {name: fill(values) for name, values in batch.items()}
-
-
-def _refuse(feature, values, limit, sources, files):
-    row = int(np.argmax(np.any((values < 0) | (values >= limit), axis=-1)))
-    wrong = values[row][(values[row] < 0) | (values[row] >= limit)][0]
-    raise InputError(
-        f"{files[sources[0][row]]}, record {sources[1][row]}: every value of {feature.record_name} must be "
-        f"from 0 and below {feature.limit_name}={limit}. Received: {wrong}."
-    )
-
-
-def _check_beginnings(feature, values, sources, files):
-    goes_on = np.flatnonzero(values[:, 0])
-    if len(goes_on):
-        row = int(goes_on[0])
-        raise InputError(
-            f"{files[sources[0][row]]}, record {sources[1][row]}: {feature.record_name} must begin at 0, "
-            "but in training on rows of --split_sequences, whose manifest.json lies beside them. "
-            f"Received: {values[row, 0]}."
-        )
-
-
-def _find_damage(files, spec, features):
-    """Read files one after the other and raise the `InputError` of the first damaged record, if any."""
-    lengths = {feature.record_name: spec.size(feature.length) for feature in features}
-    for path in files:
-        for batch in tfrecords.read_batches(path):
-            parse_examples(batch, lengths)

@@ -12,9 +12,9 @@ from bert_packed.config import OBJECTIVE_HEADS
 from bert_packed.core.settings import InputError
 from bert_packed.data import input_pipeline
 from bert_packed.data.batch_growth import GrowingBatches
+from bert_packed.data.batches import CheckedBatches, ReadAhead
 from bert_packed.data.dynamic_masking import MaskedBatches
-from bert_packed.data.read_ahead import ReadAhead
-from bert_packed.data.share import Share
+from bert_packed.data.process_shards import ProcessShard
 from bert_packed.models.flash_attention import choose_attention
 from bert_packed.models.packed_model import check_options
 from bert_packed.parallel.processes import ALONE
@@ -294,7 +294,7 @@ def train_batches(config, model_config, objective, packs, masking, processes=ALO
         masking: `DynamicMasking`, or None for the masks of the records.
         first_step: Step of the first batch.
     """
-    share, batch_size, first_batch = share_of(config, processes), config.train_batch_size, first_step
+    shard, batch_size, first_batch = shard_of(config, processes), config.train_batch_size, first_step
     growth = config.growth
     if growth:
         # Read micro-batch by micro-batch: a step is as many of them as it has grown to
@@ -308,31 +308,29 @@ def train_batches(config, model_config, objective, packs, masking, processes=ALO
         config.shuffle_buffer_size,
         first_batch,
         objective.features,
-        share,
+        shard,
     )
-    batches = input_pipeline.CheckedBatches(
-        dataset, packs.files, packs.spec, model_config, objective.features
-    )
+    batches = CheckedBatches(dataset, packs.files, packs.spec, model_config, objective.features)
     if masking:
-        batches = MaskedBatches(batches, masking, packs.index, share, batch_size, first_batch)
+        batches = MaskedBatches(batches, masking, packs.index, shard, batch_size, first_batch)
     if growth:
         batches = GrowingBatches(batches, growth, first_step)
     return ReadAhead(batches) if masking or growth else batches
 
 
-def share_of(config, processes):
+def shard_of(config, processes):
     """The packs of a step that this process reads."""
     num, index = processes.num, processes.index
     if config.layout != "none":
         index, num = group_of(index, num, count_replicas(config.layout, config.mesh_shape))
-    return Share(config.packs_at_once, index, num)
+    return ProcessShard(config.packs_at_once, index, num)
 
 
 def _evaluate(config, model_config, packs, engine, log, processes, step):
     features = engine.objective.features
     dataset = input_pipeline.eval_batches(
-        packs.files, packs.spec, config.eval_batch_size, features, share_of(config, processes), packs.index
+        packs.files, packs.spec, config.eval_batch_size, features, shard_of(config, processes), packs.index
     )
-    batches = input_pipeline.CheckedBatches(dataset, packs.files, packs.spec, model_config, features)
+    batches = CheckedBatches(dataset, packs.files, packs.spec, model_config, features)
     sums = loop.evaluate(engine, batches, config.max_eval_steps)
     log.write({"step": step, **engine.objective.means(sums), "num_sequences": int(sums["num_sequences"])})

@@ -6,10 +6,11 @@ import os
 
 from bert_packed.config import check_at_most
 from bert_packed.core.settings import InputError
+from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking
-from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
+from bert_packed.data.input_pipeline import eval_batches
+from bert_packed.data.process_shards import WHOLE
 from bert_packed.data.read_order import index_files
-from bert_packed.data.share import WHOLE
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import first_records
 from bert_packed.records.inputs import find_files, folder_of
@@ -193,7 +194,7 @@ def check_fits(data, model_config, config):
         check_at_most(model_config, "max_position_embeddings", what, found.longest, model)
 
 
-def check_held_out(data, model_config, config, features, share=WHOLE):
+def check_held_out(data, model_config, config, features, shard=WHOLE):
     """Read all held-out records before a run starts: a mistake in them would show after training only.
 
     A run that continues has had the same records and the same model when it started.
@@ -201,14 +202,14 @@ def check_held_out(data, model_config, config, features, share=WHOLE):
     Args:
         data, model_config, config: Of the run.
         features: Those of its objective.
-        share: `Share`, which of them this process reads.
+        shard: `ProcessShard` of this process.
 
     Raises:
         InputError: a record is damaged or has an id without a row, or the processes do not divide the batch.
     """
     if data.eval.files:
         dataset = eval_batches(
-            data.eval.files, data.eval.spec, config.eval_batch_size, features, share, data.eval.index
+            data.eval.files, data.eval.spec, config.eval_batch_size, features, shard, data.eval.index
         )
         for _ in CheckedBatches(dataset, data.eval.files, data.eval.spec, model_config, features):
             continue

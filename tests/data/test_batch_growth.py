@@ -5,9 +5,10 @@ import pytest
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
 from bert_packed.data.batch_growth import BatchGrowth, GrowingBatches
-from bert_packed.data.input_pipeline import CheckedBatches, train_batches
+from bert_packed.data.batches import CheckedBatches
+from bert_packed.data.input_pipeline import train_batches
+from bert_packed.data.process_shards import WHOLE, ProcessShard
 from bert_packed.data.read_order import index_files
-from bert_packed.data.share import WHOLE, Share
 from bert_packed.schema import PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
@@ -27,10 +28,10 @@ def files(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-def read(files, num_steps, first_step=0, share=WHOLE):
+def read(files, num_steps, first_step=0, shard=WHOLE):
     micro, index = GROWTH.micro_batch_size, index_files(files)
     first = GROWTH.packs_before(first_step) // micro
-    dataset = train_batches(index, SPEC, micro, 3, 5, first, share=share)
+    dataset = train_batches(index, SPEC, micro, 3, 5, first, shard=shard)
     batches = GrowingBatches(CheckedBatches(dataset, files, SPEC, CONFIG), GROWTH, first_step)
     return [(next(batches), batches.sources) for _ in range(num_steps)]
 
@@ -58,8 +59,8 @@ def test_a_run_goes_on_where_it_stopped(files, first_step):
 
 
 def test_workers_have_parts_of_every_micro_batch(files):
-    shares = [read(files, 6, share=Share(2, index, 2)) for index in range(2)]
-    for (whole, _), *parts in zip(read(files, 6), *shares, strict=True):
+    shards = [read(files, 6, shard=ProcessShard(2, index, 2)) for index in range(2)]
+    for (whole, _), *parts in zip(read(files, 6), *shards, strict=True):
         by_part = np.stack(
             [part["token_ids"] for part, _ in parts], axis=1
         )  # one pack of each micro-batch each

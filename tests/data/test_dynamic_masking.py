@@ -10,10 +10,11 @@ from tiny import CONFIG, MAX_SEQ_LENGTH
 
 from bert_packed.core.settings import InputError
 from bert_packed.data import dynamic_masking
+from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.dynamic_masking import DynamicMasking, MaskedBatches
-from bert_packed.data.input_pipeline import CheckedBatches, train_batches
+from bert_packed.data.input_pipeline import train_batches
+from bert_packed.data.process_shards import WHOLE, ProcessShard
 from bert_packed.data.read_order import index_files
-from bert_packed.data.share import WHOLE, Share
 from bert_packed.schema import PackSpec
 from bert_packed.text.masking import MaskingRules
 from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary
@@ -152,8 +153,8 @@ def test_rates_are_those_asked_for(batch):
     drawn = redraw(batch, mask_replace_prob=0.0, random_replace_prob=1.0)
     is_used = drawn["prediction_sequences"] > 0
     tokens = np.take_along_axis(drawn["token_ids"], drawn["prediction_positions"], axis=1)
-    shares = [len(set(row[used])) / used.sum() for row, used in zip(tokens, is_used, strict=True)]
-    assert np.mean(shares) > 0.7
+    shards = [len(set(row[used])) / used.sum() for row, used in zip(tokens, is_used, strict=True)]
+    assert np.mean(shards) > 0.7
     assert MaskingRules(mask_replace_prob=0.1, random_replace_prob=0.9).kept_from == pytest.approx(0.1)
     with pytest.raises(InputError, match=r"at most 1 together. Received: mask_replace_prob=0.8, random_r"):
         MaskingRules(random_replace_prob=0.3)
@@ -214,12 +215,12 @@ def files(tmp_path_factory):
     return sorted(str(path) for path in Path(folder).iterdir())
 
 
-def read(files, num_batches, first_step=0, share=WHOLE, shuffle=5):
+def read(files, num_batches, first_step=0, shard=WHOLE, shuffle=5):
     index = index_files(files)
-    dataset = train_batches(index, SPEC, 4, 3, shuffle, first_step, share=share).take(num_batches)
+    dataset = train_batches(index, SPEC, 4, 3, shuffle, first_step, shard=shard).take(num_batches)
     batches = CheckedBatches(dataset, files, SPEC, CONFIG)
     masking = DynamicMasking(VOCABULARY, MaskingRules(), 1)
-    return list(MaskedBatches(batches, masking, index, share, 4, first_step))
+    return list(MaskedBatches(batches, masking, index, shard, 4, first_step))
 
 
 def test_every_epoch_has_masks_of_its_own_and_every_order_the_same(files):
@@ -247,10 +248,10 @@ def test_resumed_masks_are_the_next_ones(files, first_step):
 
 def test_every_worker_draws_what_one_process_does(files):
     whole = read(files, 9, first_step=2)
-    shares = [read(files, 9, first_step=2, share=Share(4, index, 2)) for index in range(2)]
+    shards = [read(files, 9, first_step=2, shard=ProcessShard(4, index, 2)) for index in range(2)]
     for step, batch in enumerate(whole):
         for name, values in batch.items():
-            joined = np.concatenate([batches[step][name] for batches in shares])
+            joined = np.concatenate([batches[step][name] for batches in shards])
             np.testing.assert_array_equal(joined, values, err_msg=name)
 
 

@@ -11,7 +11,8 @@ from packs import batch_of, random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
 from bert_packed.core.settings import InputError
-from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
+from bert_packed.data.batches import CheckedBatches
+from bert_packed.data.input_pipeline import eval_batches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.objectives.features import BATCH_NAMES, NEXT_TOKENS, NEXT_TOKENS_OF_ROWS
 from bert_packed.records import tfrecords

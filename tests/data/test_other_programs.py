@@ -14,7 +14,8 @@ from unpacked_records import make_features, write_features
 
 from bert_packed import schema
 from bert_packed.core.settings import InputError
-from bert_packed.data.input_pipeline import CheckedBatches, eval_batches
+from bert_packed.data.batches import CheckedBatches
+from bert_packed.data.input_pipeline import eval_batches
 from bert_packed.records import first_records
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from packs import random_packs, write_packs
 
+from bert_packed.core import storage
 from bert_packed.data import read_order as read_order_module
 from bert_packed.data.read_order import IN_ORDER_PACKS, find_spans, index_files, read_order
 from bert_packed.records import tfrecords
@@ -146,7 +147,7 @@ def test_a_file_is_scanned_across_blocks_of_any_size(files, monkeypatch):
             starts = np.cumsum([0, *sizes])
             assert scan.num_records == len(sizes) == tfrecords.count_records(path)
             assert scan.offsets.tolist() == starts.tolist()
-            assert scan.sha256 == tfrecords.files.file_sha256(path)
+            assert scan.sha256 == storage.file_sha256(path)
 
 
 @pytest.mark.parametrize("cut", [-1, -3, 4])

@@ -19,7 +19,8 @@ from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, to_floats, write_data
 
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core.settings import InputError
-from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
+from bert_packed.data.batches import CheckedBatches
+from bert_packed.data.input_pipeline import eval_batches, train_batches
 from bert_packed.data.read_order import index_files
 from bert_packed.evaluation import contamination
 from bert_packed.models.context import PackContext

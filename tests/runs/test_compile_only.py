@@ -92,7 +92,8 @@ def test_what_it_writes_and_says(data, asked, tmp_path, capsys):
 
 
 def test_the_batch_is_one_of_the_pipeline(data, tmp_path):
-    from bert_packed.data.input_pipeline import CheckedBatches, train_batches
+    from bert_packed.data.batches import CheckedBatches
+    from bert_packed.data.input_pipeline import train_batches
 
     files = read_data(TrainConfig(input_file=f"{data}/packed-*.tfrecord", output_dir=str(tmp_path))).train
     dataset = train_batches(files.index, files.spec, 4, seed=1, shuffle_buffer_size=1)

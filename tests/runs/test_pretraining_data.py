@@ -10,7 +10,8 @@ from tiny import CONFIG, write_data
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.data.input_pipeline import CheckedBatches, train_batches
+from bert_packed.data.batches import CheckedBatches
+from bert_packed.data.input_pipeline import train_batches
 from bert_packed.records.tfrecords import scan_file
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data

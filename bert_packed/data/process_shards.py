@@ -1,4 +1,4 @@
-"""Which packs of a step each of several processes reads.
+"""The packs of a step that each of several processes reads.
 
 Legend: B packs per step, M packs per micro-batch, W processes.
 """
@@ -11,7 +11,7 @@ from bert_packed.core.settings import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class ProcessShard:
     """One process's part of every micro-batch. Joined, the parts are the order of one process.
 
     Steps of 8 packs in micro-batches of 4, by two processes:
@@ -52,19 +52,16 @@ class Share:
         return train_batch_size // self.num_processes
 
     def of_evaluation(self, eval_batch_size):
-        """The share of batches that are computed at once: `Share`; raises `InputError`."""
+        """The `ProcessShard` of batches that are computed at once; raises `InputError`."""
         self._check_divides("eval_batch_size", eval_batch_size)
         return dataclasses.replace(self, micro_batch_size=eval_batch_size)
 
     def holds(self, places):
-        """Whether packs are this process's.
+        """Whether packs are this process's: bool `[n]`.
 
         Args:
-            places: int64 `[n]`, how many packs of all steps are read before each. As M divides B, a
+            places: int64 `[n]`, the number of packs of all steps that are read before each. As M divides B, a
                 micro-batch begins at every multiple of M.
-
-        Returns:
-            bool `[n]`.
         """
         own = self.micro_batch_size // self.num_processes
         return places % self.micro_batch_size // own == self.process_index
@@ -79,7 +76,7 @@ class Share:
 
         Args:
             blocks: Iterable of int64 `[n]`, packs that follow one another in the order; blocks end anywhere.
-            first: How many packs of all steps are read before them.
+            first: Packs of all steps that are read before them.
 
         Yields:
             int64 `[at most n]`, some of every block, in their order.
@@ -96,4 +93,4 @@ class Share:
             )
 
 
-WHOLE = Share(1)  # one process, however many packs it computes at once
+WHOLE = ProcessShard(1)  # one process, however many packs it computes at once

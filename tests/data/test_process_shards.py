@@ -11,9 +11,10 @@ from packs import random_packs, write_packs
 from tiny import CONFIG, MAX_SEQ_LENGTH
 
 from bert_packed.core.settings import InputError
-from bert_packed.data.input_pipeline import CheckedBatches, eval_batches, train_batches
+from bert_packed.data.batches import CheckedBatches
+from bert_packed.data.input_pipeline import eval_batches, train_batches
+from bert_packed.data.process_shards import WHOLE, ProcessShard
 from bert_packed.data.read_order import find_spans, index_files, read_order
-from bert_packed.data.share import WHOLE, Share
 from bert_packed.records import tfrecords
 from bert_packed.records.tfrecords import FRAME_BYTES
 from bert_packed.schema import PackSpec
@@ -43,9 +44,9 @@ def written(files):
     return found
 
 
-def steps(files, share, count, buffer, first_step=0):
+def steps(files, shard, count, buffer, first_step=0):
     """The packs of some steps as one process has them: list of lists of rows of tokens."""
-    dataset = train_batches(index_files(files), SPEC, STEP, SEED, buffer, first_step, share=share)
+    dataset = train_batches(index_files(files), SPEC, STEP, SEED, buffer, first_step, shard=shard)
     batches = CheckedBatches(dataset.take(count), files, SPEC, CONFIG)
     return [[tuple(row) for row in batch["token_ids"].tolist()] for batch in batches]
 
@@ -74,9 +75,9 @@ def test_shares_joined_are_the_order_of_one_process(buffer, num_packs, first_ste
     for micro, num_processes in ((16, 1), (4, 1), (16, 2), (8, 4), (4, 2), (4, 4)):
         parts = []
         for index in range(num_processes):
-            share = Share(micro, index, num_processes)
-            blocks = share.of_blocks(read_order(num_packs, SEED, buffer, first), first)
-            size = share.batch_size(STEP)
+            shard = ProcessShard(micro, index, num_processes)
+            blocks = shard.of_blocks(read_order(num_packs, SEED, buffer, first), first)
+            size = shard.batch_size(STEP)
             own = list(itertools.islice(itertools.chain.from_iterable(blocks), count * size))
             parts.append([own[start : start + size] for start in range(0, count * size, size)])
         found = [pack for step in zip(*parts, strict=True) for pack in join(step, micro, num_processes)]
@@ -90,8 +91,8 @@ def test_shares_joined_are_the_order_of_one_process(buffer, num_packs, first_ste
 def test_batches_of_all_processes_are_the_steps_of_one(
     files, written, micro, num_processes, buffer, first_step
 ):
-    shares = [Share(micro, index, num_processes) for index in range(num_processes)]
-    parts = zip(*(steps(files, share, 5, buffer, first_step) for share in shares), strict=True)
+    shards = [ProcessShard(micro, index, num_processes) for index in range(num_processes)]
+    parts = zip(*(steps(files, shard, 5, buffer, first_step) for shard in shards), strict=True)
     found = [join(step, micro, num_processes) for step in parts]
     order = order_of_one(NUM_PACKS, buffer, (first_step + 5) * STEP)[first_step * STEP :]
     assert found == [[written[pack] for pack in order[n : n + STEP]] for n in range(0, 5 * STEP, STEP)]
@@ -99,14 +100,14 @@ def test_batches_of_all_processes_are_the_steps_of_one(
 
 def test_who_reads_what_is_as_the_picture_says():
     places = np.arange(16)
-    assert np.flatnonzero(Share(4, 1, 2).holds(places)).tolist() == [2, 3, 6, 7, 10, 11, 14, 15]
+    assert np.flatnonzero(ProcessShard(4, 1, 2).holds(places)).tolist() == [2, 3, 6, 7, 10, 11, 14, 15]
     assert WHOLE.holds(places).all() and WHOLE.batch_size(6) == 6
     # and by a plain loop over packs
     for micro, num_processes in itertools.product((4, 8, 12), (1, 2, 4)):
         for process in range(num_processes):
-            share = Share(micro, process, num_processes)
+            shard = ProcessShard(micro, process, num_processes)
             low, high = process * micro / num_processes, (process + 1) * micro / num_processes
-            assert share.holds(np.arange(48)).tolist() == [low <= place % micro < high for place in range(48)]
+            assert shard.holds(np.arange(48)).tolist() == [low <= place % micro < high for place in range(48)]
 
 
 @pytest.mark.parametrize("buffer", [1, 7, 1000])
@@ -115,7 +116,7 @@ def test_no_pack_twice_or_never_in_an_epoch(num_processes, buffer):
     """Eight epochs of fifty packs are twenty-five steps of sixteen; counted over all processes."""
     seen = collections.Counter()
     for index in range(num_processes):
-        blocks = Share(8, index, num_processes).of_blocks(read_order(50, SEED, buffer))
+        blocks = ProcessShard(8, index, num_processes).of_blocks(read_order(50, SEED, buffer))
         own = 25 * STEP // num_processes
         seen.update(itertools.islice(itertools.chain.from_iterable(blocks), own))
     assert len(seen) == 50 and set(seen.values()) == {8}
@@ -124,12 +125,12 @@ def test_no_pack_twice_or_never_in_an_epoch(num_processes, buffer):
 @pytest.mark.parametrize("buffer", [1, 33])
 def test_a_process_reads_no_pack_but_its_own(tmp_path, files, written, buffer):
     """With every pack of the other processes destroyed it goes on as before."""
-    share = Share(8, 2, 4)
+    shard = ProcessShard(8, 2, 4)
     index = index_files(files)
-    wanted = steps(files, share, 2, buffer)
+    wanted = steps(files, shard, 2, buffer)
     own, num_read = set(), 0
     for packs in read_order(NUM_PACKS, SEED, buffer):
-        own.update(packs[share.holds(num_read + np.arange(len(packs)))].tolist())
+        own.update(packs[shard.holds(num_read + np.arange(len(packs)))].tolist())
         num_read += len(packs)
         if num_read >= 2 * STEP:  # a block is read as a whole
             break
@@ -143,7 +144,7 @@ def test_a_process_reads_no_pack_but_its_own(tmp_path, files, written, buffer):
         copies.append(str(tmp_path / f"{number}.tfrecord"))
         Path(copies[-1]).write_bytes(content)
     damaged = type(index)(copies, index.starts, index.offsets)
-    dataset = train_batches(damaged, SPEC, STEP, SEED, buffer, share=share)
+    dataset = train_batches(damaged, SPEC, STEP, SEED, buffer, shard=shard)
     batches = itertools.islice(dataset.as_numpy_iterator(), 2)
     found = [[tuple(row) for row in batch["token_ids"].tolist()] for batch, _ in batches]
     assert found == wanted
@@ -156,18 +157,18 @@ def test_four_processes_read_the_bytes_of_one(tmp_path):
     write_packs(path, random_packs(np.random.default_rng(1), count, 24), length)
     index, spec = index_files([path]), PackSpec(length, 4, 12)
 
-    def num_read(share):
-        dataset = train_batches(index, spec, 32, SEED, 128, share=share)
+    def num_read(shard):
+        dataset = train_batches(index, spec, 32, SEED, 128, shard=shard)
         batches = dataset.take(count // 32).as_numpy_iterator()
         before = bytes_read()
-        assert sum(len(batch["token_ids"]) for batch, _ in batches) == count // share.num_processes
+        assert sum(len(batch["token_ids"]) for batch, _ in batches) == count // shard.num_processes
         return bytes_read() - before
 
     size = Path(path).stat().st_size
     # The blocks that are prepared ahead when the last batch is taken: two of 128 packs, of an epoch of 256
     assert num_read(WHOLE) < 2.2 * size
     for process in range(4):
-        assert num_read(Share(8, process, 4)) < 2.2 * size / 4
+        assert num_read(ProcessShard(8, process, 4)) < 2.2 * size / 4
 
 
 def bytes_read():
@@ -178,7 +179,7 @@ def bytes_read():
 def test_spans_of_a_share_are_its_records_and_no_byte_more(files):
     index = index_files(files)
     sizes = [len(record) + FRAME_BYTES for path in files for record in tfrecords.read_records(path)]
-    packs = np.arange(NUM_PACKS)[Share(4, 1, 4).holds(np.arange(NUM_PACKS))]
+    packs = np.arange(NUM_PACKS)[ProcessShard(4, 1, 4).holds(np.arange(NUM_PACKS))]
     spans = find_spans(index, packs)
     assert spans.counts.tolist() == [1] * len(packs)
     assert spans.num_bytes.tolist() == [sizes[pack] for pack in packs]
@@ -208,7 +209,9 @@ def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
     index = index_files(paths)
     for process in range(num_processes):
         # the micro-batch of training has no say
-        dataset = eval_batches(paths, SPEC, batch_size, share=Share(4, process, num_processes), index=index)
+        dataset = eval_batches(
+            paths, SPEC, batch_size, shard=ProcessShard(4, process, num_processes), index=index
+        )
         batch, _ = dataset.element_spec
         assert all(tensor.shape.is_fully_defined() and tensor.shape[0] == own for tensor in batch.values())
         found = list(CheckedBatches(dataset, paths, SPEC, CONFIG))
@@ -221,12 +224,12 @@ def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
 
 
 def test_a_share_of_evaluation_finds_the_index_itself(files):
-    share = Share(2, 1, 2)
+    shard = ProcessShard(2, 1, 2)
     found, same = (
         [
             batch["token_ids"]
             for batch in CheckedBatches(
-                eval_batches(files, SPEC, 4, share=share, index=index), files, SPEC, CONFIG
+                eval_batches(files, SPEC, 4, shard=shard, index=index), files, SPEC, CONFIG
             )
         ]
         for index in (None, index_files(files))
@@ -235,11 +238,11 @@ def test_a_share_of_evaluation_finds_the_index_itself(files):
 
 
 def test_sources_name_the_packs_of_a_share(files, written):
-    share = Share(8, 1, 2)
+    shard = ProcessShard(8, 1, 2)
     index = index_files(files)
     for dataset in (
-        train_batches(index, SPEC, STEP, SEED, 33, share=share).take(5),
-        eval_batches(files, SPEC, 8, share=share, index=index),
+        train_batches(index, SPEC, STEP, SEED, 33, shard=shard).take(5),
+        eval_batches(files, SPEC, 8, shard=shard, index=index),
     ):
         num_checked = 0
         for batch, (file_indices, numbers) in dataset.as_numpy_iterator():
@@ -261,13 +264,13 @@ def test_a_wrong_record_of_a_share_is_named(tmp_path, monkeypatch):
     write_packs(path, [], MAX_SEQ_LENGTH)
     index = index_files([path])
     for make in (
-        lambda share: train_batches(index, SPEC, 8, SEED, 4, share=share).take(1),
-        lambda share: eval_batches([path], SPEC, 8, share=share, index=index),
+        lambda shard: train_batches(index, SPEC, 8, SEED, 4, shard=shard).take(1),
+        lambda shard: eval_batches([path], SPEC, 8, shard=shard, index=index),
     ):
         messages = []
         for process in range(2):
             try:
-                list(CheckedBatches(make(Share(8, process, 2)), [path], SPEC, CONFIG))
+                list(CheckedBatches(make(ProcessShard(8, process, 2)), [path], SPEC, CONFIG))
             except InputError as error:
                 messages.append(str(error))
         (message,) = messages  # of the one process whose pack it is
@@ -278,15 +281,15 @@ def test_a_wrong_record_of_a_share_is_named(tmp_path, monkeypatch):
     ("make", "message"),
     [
         (
-            lambda files: Share(6, 0, 4),
+            lambda files: ProcessShard(6, 0, 4),
             "must divide `micro_batch_size`. Received: 4 processes, micro_batch_size=6.",
         ),
         (
-            lambda files: eval_batches(files, SPEC, 6, share=Share(4, 0, 4)),
+            lambda files: eval_batches(files, SPEC, 6, shard=ProcessShard(4, 0, 4)),
             "must divide `eval_batch_size`. Received: 4 processes, eval_batch_size=6.",
         ),
         (
-            lambda files: train_batches(index_files(files), SPEC, 12, 0, 5, share=Share(8, 0, 4)),
+            lambda files: train_batches(index_files(files), SPEC, 12, 0, 5, shard=ProcessShard(8, 0, 4)),
             "must divide `train_batch_size`. Received: micro_batch_size=8, train_batch_size=12.",
         ),
     ],
