@@ -20,7 +20,7 @@ def serialize_examples(features):
 
     Args:
         features: Dict from feature name to array `[n, length]`; written as float32 where the array or
-            `schema.dtype` is of floats, otherwise as int64. Whole numbers are not negative.
+            `schema.dtype` is of floats, otherwise as int64.
 
     Returns:
         List of n `bytes`, with features in the order of their names, so that equal features are equal bytes.
@@ -40,13 +40,10 @@ def serialize_ragged(features):
 
     Args:
         features: Dict from feature name to (values of all records, int array `[T]`, number of values of each,
-            int `[n]`). No value is negative.
+            int `[n]`).
 
     Returns:
-        List of n `bytes`, as from `serialize_examples`.
-
-    Raises:
-        ValueError: sizes do not fit, or a value is negative.
+        List of n `bytes`; raises as `serialize_examples`.
     """
     sizes = {
         name: (len(values), int(np.sum(counts)), len(counts)) for name, (values, counts) in features.items()
@@ -63,13 +60,10 @@ def encode_varints(values):
          [5   7]]            ends   3 5
 
     Args:
-        values: Integer array `[n, length]`, not negative.
+        values: Integer array `[n, length]`; `ValueError` where one is negative.
 
     Returns:
         `bytes` of all rows, and int64 `[n]`: where each row ends in them.
-
-    Raises:
-        ValueError: a value is negative.
     """
     if values.size and values.min() < 0:
         raise ValueError(f"whole numbers must not be negative. Received: {values.min()}.")

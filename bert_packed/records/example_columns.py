@@ -34,9 +34,9 @@ def decode_columns(records, dtypes):
         dtypes: Dict from feature name to "int64" or "float32"; other features are passed over.
 
     Returns:
-        Dict from name to (values of all records, number of values of each, int64 `[n]`), or None where a
-        record has another form, lacks a feature, or has it in another type. Values are float32, or of the
-        integer type that holds them all most tightly of uint8, uint32 and int64.
+        Dict from name to (values of all records, number of values of each, int64 `[n]`); None where a record
+        has another form, lacks a feature, or has it in another type. Values are float32, or the first of
+        uint8, uint32 and int64 that holds them.
     """
     try:
         found = _find_values(records, dtypes)
@@ -55,10 +55,7 @@ def decode_varints(content, ends):
         ends: Int array `[n]`: where each row ends in it.
 
     Returns:
-        Values, uint8, uint32 or int64 `[...]`, and how many each row has, int64 `[n]`.
-
-    Raises:
-        OtherFormError: a varint does not end in its row, or has more bytes than any.
+        Values, uint8, uint32 or int64, and how many each row has, int64 `[n]`.
     """
     is_last = content < MORE
     row_ends = ends[ends > 0]
@@ -77,11 +74,8 @@ def decode_varints(content, ends):
 
 
 def _join_bytes(content, dtype, most):
-    """The numbers of varints that follow one another, uint8 `[m]`; None where one has over `most` bytes.
-
-    As if a varint began at every byte, since that is the same for all and gathers nothing; then the others
-    are left out.
-    """
+    """The numbers of varints that follow one another, uint8 `[m]`; None where one has over `most` bytes."""
+    # as if one began at every byte, since that is the same for all and gathers nothing; then the others go
     lower, goes_on = content & 0x7F, content >= MORE
     begins = np.concatenate([[True], ~goes_on[:-1]])
     found = []
@@ -144,11 +138,7 @@ def _decode(content, starts, ends, dtype):
 
 
 class _Reader:
-    """Reads the same field of all records of a batch at once; `OtherFormError` where they are not alike.
-
-    Attributes:
-        place: int64 `[n]`: where it is in each record.
-    """
+    """Reads the same field of all records at once, at `place`, int64 `[n]`; raises where they differ."""
 
     def __init__(self, records):
         self._content = records.content

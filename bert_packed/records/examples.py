@@ -63,15 +63,7 @@ def feature_names(record, path, number):
 
 
 def feature_lengths(record, path, number, names):
-    """Lengths of the named features of one record.
-
-    Args:
-        record: `bytes`.
-        path, number: Where it comes from, for messages.
-        names: Feature names it must have; others are ignored.
-
-    Returns:
-        Dict from name to number of values.
+    """Numbers of values of the named features of one record: dict; `path` and `number` are for messages.
 
     Raises:
         InputError: the record is no `tf.train.Example`, lacks a feature, or has it in another type.
@@ -95,19 +87,7 @@ def check_names(found, names, path, number):
 
 
 def parse_example(record, path, number, lengths):
-    """The values of the named features of one record.
-
-    Args:
-        record: `bytes`.
-        path, number: Where it comes from, for messages.
-        lengths: Dict from feature name to its length in this file.
-
-    Returns:
-        Dict from name to array `[length]`, int64 or float32.
-
-    Raises:
-        InputError: as `feature_lengths`, or a feature has another length.
-    """
+    """`parse_examples` of one record: dict from name to array `[length]`."""
     found = _features(record, path, number)
     values = {
         name: getattr(found[name], LISTS[schema.dtype(name)]).value for name in lengths if name in found
@@ -119,11 +99,11 @@ def parse_example(record, path, number, lengths):
 
 
 def parse_examples(batch, lengths, narrow=()):
-    """Decode a batch of records whose features have fixed lengths.
+    """Decode records whose features have fixed lengths.
 
     Args:
-        batch: `Records` of one file, at least one.
-        lengths: Dict from feature name to its length in this file.
+        batch: `Records`, at least one.
+        lengths: Dict from feature name to its length in this file; other features are passed over.
         narrow: Names of whole-number features that may come in any integer type, for speed.
 
     Returns:
@@ -153,10 +133,10 @@ def parse_examples(batch, lengths, narrow=()):
 
 
 def parse_ragged(batch, dtypes):
-    """Decode a batch of records whose features have any lengths.
+    """Decode records whose features have any lengths.
 
     Args:
-        batch: `Records` of one file, at least one.
+        batch: `Records`, at least one.
         dtypes: Dict from feature name to "int64" or "float32". A record that lacks a feature has 0 values.
 
     Returns:
@@ -184,16 +164,9 @@ def parse_ragged(batch, dtypes):
 
 
 def _parse_by_tensorflow(batch, dtypes, lengths, check):
-    """Parse records in any form.
+    """Parse records in any form: dict from name to `tf.Tensor` or, without a length, `tf.RaggedTensor`.
 
-    Args:
-        batch: `Records`.
-        dtypes: Dict from feature name to "int64" or "float32".
-        lengths: Dict from the names of those of one length to that; all others are ragged.
-        check: Function of (record, its number), which raises `InputError` for one that is wrong.
-
-    Returns:
-        Dict from name to `tf.Tensor` or `tf.RaggedTensor`.
+    Where TensorFlow fails, `check(record, number)` raises the error of the record that is wrong.
     """
     tf = import_quietly("tensorflow")
     wanted = {

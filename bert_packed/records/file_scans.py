@@ -27,14 +27,7 @@ FORMAT = 1
 
 
 def scan_unchanged(path):
-    """Scan a file that nobody writes to meanwhile.
-
-    Returns:
-        `FileScan`, and the stamp of the file that it is of.
-
-    Raises:
-        InputError: the file changed meanwhile.
-    """
+    """Scan a file: `FileScan`, and the stamp of the file; `InputError` where it changes meanwhile."""
     stamp = stamp_of(path)
     with unchanged([[path, stamp[0], stamp[1]]]):
         return scan_file(path), stamp
@@ -46,7 +39,7 @@ def stamp_of(path):
 
 
 def write_scans(store, scans):
-    """Keep scans in a file that appears when complete, in the place of those that it held.
+    """Keep scans in a file, in the place of those that it held.
 
     Args:
         store: Path of the file; its folder exists.
@@ -88,11 +81,7 @@ def read_scans_beside(paths):
 
 
 def write_scans_beside(scans):
-    """Keep scans in the folders of their files, for all runs that read them; where we may write there.
-
-    Args:
-        scans: As for `write_scans`.
-    """
+    """`write_scans` into the folders of the files, for all runs that read them; where we may write there."""
     for folder in {folder_of(path) for path in scans}:
         if storage.is_remote(folder):  # a stranger's file in a store would cost every listing of it
             continue

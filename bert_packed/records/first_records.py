@@ -10,10 +10,8 @@ from bert_packed.records.tfrecords import first_record
 
 
 def find_objective(path):
-    """What is learnt from the records of a file, packed or not, as `PackSpec.objective`.
-
-    What has no `label_mask` counts as BERT's, and its readers say what is missing.
-    """
+    """What is learnt from the records of a file, packed or not, as `PackSpec.objective`."""
+    # what has no `label_mask` counts as BERT's, and its readers report what is missing
     names = feature_names(first_record(path), path, 1)
     return schema.CAUSAL_LM if schema.LABEL_MASK in names else schema.MLM_NSP
 
@@ -74,18 +72,10 @@ def read_pack_spec(paths, argument="input_file", pattern=None, kinds=None):
 
 
 def common_lengths(lengths, kinds, path):
-    """The lengths S, K, P of a file, from the lengths of its features.
-
-    Args:
-        lengths: Dict from feature name to length in the file's first record.
-        kinds: `schema.PACKED_LENGTHS` or `schema.UNPACKED_LENGTHS`.
-        path: The file, for messages.
-
-    Returns:
-        Dict from "S", "K", "P" to a length.
+    """The lengths of a file by their names, "S", "K" and "P", from those of the features in its first record.
 
     Raises:
-        InputError: features that must be equally long are not.
+        InputError: features that must be equally long, by `kinds`, are not.
     """
     sizes = {}
     for name, kind in kinds.items():

@@ -38,9 +38,8 @@ def find_files(pattern, argument):
         List of paths, sorted, each once: `./a` and `a` are one.
 
     Raises:
-        InputError: a part of the pattern matches no file, or a link that leads nowhere; a file has no bytes;
-            a name is not UTF-8, which TensorFlow asks for; one file has two names, by a link: it would be
-            read twice.
+        InputError: a part matches no file, or a link that leads nowhere; a file has no bytes; a name is not
+            UTF-8, which TensorFlow needs; one file has two names, by a link: it would be read twice.
     """
     return check_found([path for _, paths in find_parts(pattern, argument) for path in paths], argument)
 
@@ -48,15 +47,7 @@ def find_files(pattern, argument):
 def find_parts(pattern, argument, match=None):
     """Cut a pattern at its commas, as `find_files` describes.
 
-    Args:
-        pattern, argument: As of `find_files`.
-        match: Function from a part to the list of files that it names; None = `match_files`.
-
-    Yields:
-        Each part (str), and its files (list of paths, in any order).
-
-    Raises:
-        InputError: a part matches no file.
+    Yields each part and the list of its files, in any order; `match` finds them, `match_files` where None.
     """
     match = match or match_files
     parts = [pattern] if storage.is_file(pattern.strip()) else pattern.split(",")
@@ -72,11 +63,7 @@ def find_parts(pattern, argument, match=None):
 
 
 def match_files(part):
-    """The files that one path or glob names: a file whose own name holds a bracket or a star is that file.
-
-    Raises:
-        InputError: it matches a link that leads nowhere, as into a disk that is not mounted.
-    """
+    """The files that one path or glob names: a file whose own name holds a bracket or a star is that file."""
     if storage.is_file(part):
         return [part]
     _refuse_lost_links(part)
@@ -84,7 +71,7 @@ def match_files(part):
 
 
 def _refuse_lost_links(pattern):
-    # The folders of a glob may be links as well: files/*/a.txt drops those that are lost without a word
+    # A disk that is not mounted would lose its files without a word. Folders may be links as well, as in */a
     while pattern and not storage.is_remote(pattern):
         for path in storage.match(pattern):
             if os.path.islink(path) and not os.path.exists(path):
@@ -113,13 +100,7 @@ def stamp_files(paths):
 
 @contextlib.contextmanager
 def unchanged(stamps):
-    """Read files in the block, and know that all of it was read of the files as they were stamped.
-
-        with unchanged([["a.txt", 4711, 1700000000000000000]]):
-            checksum = file_sha256("a.txt")     of the file that the stamp is of
-
-    Args:
-        stamps: Some of what `stamp_files` returned.
+    """Read files in the block, and know that all of it was read of the files as `stamp_files` found them.
 
     Raises:
         InputError: a file has changed since it was stamped, or was replaced or changed during the block. It
@@ -144,12 +125,7 @@ def _check_stamps(stamps, inodes):
 
 
 def read_input_manifests(paths):
-    """Read the manifests of the directories that hold `files`.
-
-    Files from elsewhere have none, or another program's, and then nothing is promised.
-
-    Args:
-        paths: List of paths.
+    """Read the manifests beside files; other programs' manifests promise nothing.
 
     Returns:
         Dict with those of `INHERITED_KEYS` that are known, and dict from path to what is promised of it:
@@ -181,15 +157,8 @@ def read_promises(paths):
 
 
 def check_promises(promised, path, num_records, sha256):
-    """Raise `InputError` where a file is not what the manifest beside it says.
-
-    The number of records finds files that lost whole ones, or have some twice, which the checksums in them
-    do not show; the checksum of the file finds all else.
-
-    Args:
-        promised: Of this file, as `read_input_manifests` returns it.
-        path, num_records, sha256: The file, and what it is.
-    """
+    """Raise `InputError` where a file is not what was `promised` of it, by `read_promises`."""
+    # the number first, for its message: of files that lost whole records, or have some twice
     for rule, wanted, received in (
         ("hold {} records", promised.get("num_records"), num_records),
         ("have the SHA-256 {}", promised.get("sha256"), sha256),
@@ -202,10 +171,8 @@ def check_promises(promised, path, num_records, sha256):
 
 
 def folder_of(path):
-    """The folder that holds a file, of this machine or behind a URL, where its manifest is.
-
-    A `Path` would make gs://b of gs:/b, which is no file at all and has no manifest.
-    """
+    """The folder that holds a file, local or behind a URL, where its manifest is."""
+    # a `Path` would make gs:/b of gs://b, which is no file at all and has no manifest
     head = str(path).rpartition("/")[0]
     if head.endswith(":/"):  # ram://a.tfrecord: nothing but the scheme is before the name
         return f"{head}/"

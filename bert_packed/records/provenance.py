@@ -51,8 +51,7 @@ class Document:
     """Where the text of an instance comes from.
 
     Attributes:
-        path: The text file, as the manifest of the instances names it.
-        sha256: Its checksum there; "" where none is.
+        path, sha256: The text file, as the manifest of the instances names it; "" without a checksum there.
         number: The document's place in it, from 1.
     """
 
@@ -83,19 +82,12 @@ def real_name(path):
 def write_traced(path, index_path, names, serialize):
     """Write a file of records, and beside it the index of where they come from.
 
-        def serialize(index):
-            for documents, records in batches:
-                if index:
-                    index.add(document_numbers=documents, ...)
-                yield from records
-
-        write_traced("a.tfrecord", provenance_path("a.tfrecord"), DOCUMENT_COLUMNS, serialize)
-
     Args:
         path: The file.
         index_path: Its index, which appears when complete; "" for none.
         names: `PACK_COLUMNS` or `DOCUMENT_COLUMNS`.
-        serialize: Function from an `_Index`, or None, to an iterable of `bytes`, one a record.
+        serialize: Function from an `_Index`, to which it adds what it serializes, or None, to an iterable of
+            `bytes`, one a record.
 
     Returns:
         `tfrecords.FileEntry`.
@@ -194,9 +186,8 @@ def find_sources(path, record_number):
         List of (path of the input file, number of its record), slot after slot.
 
     Raises:
-        InputError: the shard has no index or no such record, or its index or manifest is damaged, or of
-            another file.
-        OSError: the shard cannot be read.
+        InputError: there is no such record, or the index or the manifest is missing, damaged, or of another
+            file.
     """
     index_path = provenance_path(path)
     if not storage.exists(index_path):
@@ -280,11 +271,8 @@ def _open_archive(index_path):
 
 
 def _check_owner(archive, index_path, path, checksum, column, size):
-    """Raise `InputError` where an index is not of the file `path`, which has this SHA-256.
-
-    An index without a checksum must have in its `column` the `size` that follows from the manifest, unless
-    that is None.
-    """
+    """Raise `InputError` where an index is not of the file `path`, which has this SHA-256."""
+    # without a checksum, as indexes were once, by the size of a column, where the manifest says that
     if f"{CHECKSUM}.npy" in archive.namelist():
         found = bytes(_read_entries(archive, CHECKSUM, range(32))).hex()
         received = f"that of a file with {found}" if found != checksum else ""
@@ -296,12 +284,7 @@ def _check_owner(archive, index_path, path, checksum, column, size):
 
 
 def _read_manifest_of(index_path, path):
-    """What the manifest beside an index says.
-
-    Returns:
-        List of dicts, its inputs, each with the `path` at which it is from here, and dict, the entry of the
-        file `path`; both empty where there is none.
-    """
+    """The inputs in the manifest beside an index, with their paths from here, and its entry of `path`."""
     folder = os.path.dirname(index_path) or "."
     manifest = read_manifest(folder) or {}
     inputs = [
@@ -314,7 +297,7 @@ def _read_manifest_of(index_path, path):
 
 
 def resolve_path(entry, folder):
-    """Where the input of a manifest in `folder` is from here: the inverse of `describe_path`."""
+    """The path from here of an input of the manifest in `folder`: the inverse of `describe_path`."""
     relative = entry.get("relative_path")
     if not isinstance(relative, str) or storage.is_remote(folder):
         return entry["path"]

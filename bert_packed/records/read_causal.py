@@ -103,15 +103,7 @@ def _to_sequences(features, batch):
 
 
 def _check_labels(check, tokens, labels, is_labelled, owners, *offsets):
-    """Check ids, and that labels are next tokens as far as these are there.
-
-    Args:
-        check: Function of `make_check`.
-        tokens, labels: int64 arrays `[...]`.
-        is_labelled: bool `[...]`.
-        owners: int array `[...]`, equal for the tokens of one sequence.
-        *offsets: As for `check`.
-    """
+    """Check ids, and that labels are next tokens as far as these are there; one sequence has one owner."""
     check_int32(check, schema.INPUT_IDS, tokens, *offsets)
     check_int32(check, schema.LABEL_IDS, labels, *offsets)
     rule = f"{schema.LABEL_IDS} must be 0 where nothing is predicted"

@@ -24,11 +24,7 @@ from bert_packed.records.sequences import concatenate, take
 
 
 def find_num_rows(paths):
-    """R, of packs whose manifest says `split_sequences`; 0 where none does.
-
-    Raises:
-        InputError: directories disagree.
-    """
+    """R, of packs whose manifest says `split_sequences`; 0 where none does; `InputError` if they disagree."""
     found = {}
     for folder in sorted({folder_of(path) for path in paths}):
         manifest = read_manifest(folder, any_json=True) or {}

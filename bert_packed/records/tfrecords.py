@@ -31,13 +31,13 @@ WRITE_BYTES = 2**22  # and the most bytes of them, the last one not counted
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """n records in one buffer.
+    """Records of a file in one buffer.
 
     Attributes:
         content: `bytes` that hold them, with anything between.
         starts, ends: int64 `[n]`: where each begins, and where it ends.
-        path: The file that they are of.
-        number: Of the first one, in the file.
+        path: The file.
+        number: Of the first one in the file, from 1.
     """
 
     content: bytes
@@ -65,10 +65,10 @@ class FileScan:
     """The checksum of a file, and where its records are.
 
     Attributes:
-        sha256: Hexadecimal, of all its bytes.
-        num_records: Records in it; None where the headers do not lead to its end, as in a damaged file.
-        offsets: int64 `[num_records + 1]`: where every record starts, and the size of the file; `[0]` of a
-            damaged file.
+        sha256: Hexadecimal.
+        num_records: None where the headers do not lead to the end of the file, which is damaged.
+        offsets: int64 `[num_records + 1]`, where every record starts, and the size of the file; `[0]` of a
+            damaged one.
     """
 
     sha256: str
@@ -78,13 +78,7 @@ class FileScan:
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """One finished file as a manifest lists it.
-
-    Attributes:
-        name: File name without its folder.
-        num_records: Records in it.
-        sha256: Hexadecimal SHA-256 of its bytes.
-    """
+    """A finished file as a manifest lists it: its name without the folder, and its hexadecimal SHA-256."""
 
     name: str
     num_records: int
@@ -100,16 +94,15 @@ def read_batches(path, max_bytes=READ_BYTES, spans=None):
     Args:
         path: TFRecord file.
         max_bytes: Most bytes of a batch, unless it is one record.
-        spans: Parts of the file, each by the byte at which its first record starts, its bytes, and the number
-            of that record, from 1; None reads all.
+        spans: Parts of the file: for each the byte at which its first record starts, its bytes, and the
+            number of that record, from 1. None reads all.
 
     Yields:
-        `Records`, from one to `READ_BATCH` that follow one another, in the order of the file or the spans.
+        `Records`, from one to `READ_BATCH`.
 
     Raises:
-        InputError: the file is empty, is no TFRecord file, or has a corrupt or truncated record. What is
-            before the damage has been yielded.
-        OSError: it cannot be opened or read; the message names it.
+        InputError: the file is empty, or a record is corrupt or truncated; those before it have been yielded.
+        OSError: the file cannot be opened or read; the message names it.
     """
     path = os.fspath(path)
     size, _ = storage.size_and_time(path)
@@ -148,10 +141,7 @@ def count_records(path):
 
 
 def scan_file(path):
-    """Read a file once, for its checksum and for where its records are: `FileScan`.
-
-    The checksums around the records are left to whoever reads them.
-    """
+    """Read a file once, for its checksum and where its records are, but not for theirs: `FileScan`."""
     digest, offsets, before = hashlib.sha256(), [np.zeros(1, np.int64)], 0
     size, _ = storage.size_and_time(path)
     with storage.open_file(path) as file:
@@ -174,18 +164,7 @@ def scan_file(path):
 
 
 def write_records(path, serialized):
-    """Write a TFRecord file.
-
-    Args:
-        path: Where to; its folder exists.
-        serialized: Iterable of `bytes`, one a record.
-
-    Returns:
-        `FileEntry`.
-
-    Raises:
-        OSError: the file cannot be written, as on a full disk; the message names it.
-    """
+    """Write an iterable of `bytes` as a TFRecord file: `FileEntry`; an `OSError` names the file."""
     path = os.fspath(path)
     num_records, digest = 0, hashlib.sha256()
     with storage.naming_file(path), storage.open_file(path, "wb") as file:
@@ -212,15 +191,7 @@ def join_records(serialized, path="", number=1):
 
 
 def masked_checksums(content, starts, ends):
-    """The checksums of pieces of `bytes` as a TFRecord file has them: CRC-32C, rotated, and a constant added.
-
-    Args:
-        content: `bytes`.
-        starts, ends: Int arrays `[n]`: where each piece begins, and where it ends.
-
-    Returns:
-        uint32 `[n]`.
-    """
+    """Checksums of pieces of `bytes` as TFRecord files have them, uint32 `[n]`: CRC-32C, rotated, shifted."""
     value = google_crc32c.value
     pieces = zip(starts.tolist(), ends.tolist(), strict=True)
     found = np.fromiter((value(content[start:end]) for start, end in pieces), np.uint32, len(starts))
@@ -228,17 +199,9 @@ def masked_checksums(content, starts, ends):
 
 
 def _frames(path, read, left, most, number):
-    """Cut bytes of a file into pieces of whole frames, whose checksums nobody has compared.
+    """Cut `left` bytes of a file into pieces of at most `most`, or one frame; no checksum is compared.
 
-    Args:
-        path: The file, for messages.
-        read: Function from a number of bytes to the next ones.
-        left: Bytes to read.
-        most: Bytes of a piece, unless one frame has more.
-        number: Of the first record.
-
-    Yields:
-        `bytes`, and list of int: where in them each frame begins, and where the last one ends.
+    Yields `bytes`, and a list of where in them each frame begins and the last one ends.
     """
     held, wanted = b"", HEADER.size
     while left > 0:
@@ -290,7 +253,7 @@ def _damage(path, number):
 
 
 def _write_batches(serialized):
-    """Lists of `bytes` that are written together, from an iterable of them."""
+    """Lists of `bytes` that are written together."""
     batch, num_bytes = [], 0
     for record in serialized:
         batch.append(record)
@@ -303,7 +266,7 @@ def _write_batches(serialized):
 
 
 def _frame(serialized):
-    """The bytes of some records in a file, each in its frame: list of `bytes` to `bytes`."""
+    """A list of records as the bytes of a file."""
     records = join_records(serialized)
     heads = np.zeros(len(serialized), [("length", "<u8"), ("checksum", "<u4")])
     heads["length"] = records.ends - records.starts
