@@ -1,9 +1,8 @@
-"""Whether sequences in a pack touch each other, and whether they train as they would alone.
+"""Checks that packing is invisible: no sequence of a pack affects another, and all train as if alone.
 
-Two kinds of checks. Neighbours: change one sequence, and nothing of the others may change; differentiate
-one sequence's outputs and losses, and the gradient on the others' embeddings must be 0. Both exactly: a
-masked score is a weight of 0, not a small one. Unpacked: outputs, losses, accuracies and gradients equal
-those of the same sequences in rows of their own, up to rounding.
+Neighbours: where one sequence changes, nothing of the others may, and the gradient of its outputs and losses
+by the others' embeddings must be 0. Both exactly: a masked score is a weight of 0, not a small one. Unpacked:
+outputs, losses, accuracies and gradients equal those of one sequence a row, up to rounding.
 
 Legend: B packs per batch, S pack length, D model width, P predictions per pack, K sequences per pack.
 """
@@ -19,7 +18,7 @@ from bert_packed.objectives.features import OWNERS
 from bert_packed.training.backend import compiled, gradient
 
 KEY_BIAS_TOLERANCE = 1e-6  # their true gradient is 0, so there is no largest one to compare with
-HIDDEN = "hidden_states"  # what the audit looks at besides the outputs of an objective
+HIDDEN = "hidden_states"  # compared as the outputs of the objective are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +46,10 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
 
     Args:
         engine: Engine with `model`, a `PackedModel`, `objective`, and `gradients(batch, training)`.
-        batch: Dict of NumPy arrays of packs, one of which at least holds several sequences.
+        batch: Dict of NumPy arrays of packs, at least one of several sequences.
         tolerance: Of the checks against unpacked sequences.
-        compile: Function from a function and the model that it reads to its compiled form, by default what
-            trains: XLA.
+        compile: Function from a function and the model that it reads to its compiled form; XLA by default, as
+            in training.
 
     Returns:
         List of `Check`.
@@ -97,7 +96,7 @@ def _cross_gradient(model, objective, batch, slot):
 
 
 def _only(batch, slot):
-    """A batch in which one slot's sequences alone count in a loss; whose each token is, it still says."""
+    """A batch in which one slot's sequences alone count in a loss; `sequence_ids` stay."""
     slots_K = ops.arange(1, batch["slot_weights"].shape[1] + 1)
     found = {**batch, "slot_weights": ops.where(ops.equal(slots_K, slot), batch["slot_weights"], 0.0)}
     if OWNERS["P"] in batch:
@@ -115,7 +114,7 @@ def _owners(batch, kind):
 
 
 def _neighbours_outputs(forward, outputs, vocab_size, packs):
-    """Change every token of slot 1 of all packs, then of slot 2, ...; look at everyone else."""
+    """Change every token of slot 1 of all packs, then of slot 2, ...; compare all other sequences."""
     before = _to_numpy(forward(packs))
     largest = dict.fromkeys(outputs, 0.0)
     unmoved = 0
@@ -138,7 +137,7 @@ def _neighbours_outputs(forward, outputs, vocab_size, packs):
 
 
 def _neighbours_gradients(cross_gradient, packs):
-    """Take the gradient of slot 1 of all packs, then of slot 2, ...; look at everyone else's tokens."""
+    """The gradient of slot 1 of all packs, then of slot 2, ..., on the tokens of all other sequences."""
     largest, without = 0.0, 0
     for slot in range(1, packs["slot_weights"].shape[1] + 1):
         mine_BS = packs["sequence_ids"] == slot
@@ -152,7 +151,7 @@ def _neighbours_gradients(cross_gradient, packs):
 
 
 def _outputs_alone(forward, outputs, packs, unpacked, slots, tolerance):
-    """Compare every sequence's outputs with those it has in a row of its own."""
+    """Compare every sequence's outputs with those that it has alone in a row."""
     together, alone = _to_numpy(forward(packs)), _forward_in_parts(forward, unpacked, len(packs["token_ids"]))
     checks = []
     for name, kind in outputs.items():
@@ -191,7 +190,7 @@ def _training_alone(gradients, model, objective, packs, unpacked, tolerance):
 
 
 def _forward_in_parts(forward, batch, size):
-    """Outputs of R rows, computed B at a time, the shape that is compiled for."""
+    """Outputs of any number of rows, in parts of the compiled size."""
     parts = [
         _to_numpy(forward({name: values[start : start + size] for name, values in batch.items()}))
         for start in range(0, len(batch["token_ids"]), size)

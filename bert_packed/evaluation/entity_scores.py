@@ -1,4 +1,4 @@
-"""How well tags find entities: precision, recall and F1 of exact spans, as CoNLL's conlleval counts them.
+"""Precision, recall and F1 of entities by their exact spans, as CoNLL's conlleval counts them.
 
     words   U.N.  official  Ekeus  heads  for  Baghdad
     tags    B-ORG O         B-PER  O      O    B-LOC        -> (ORG 0 1) (PER 2 3) (LOC 5 6)
@@ -46,13 +46,13 @@ def score(true, predicted):
 
     Returns:
         Dict of float: `accuracy`, the share of words whose tag is right, O among them; and where the true
-        tags mark entities `precision`, `recall` and `f1` of all, and `f1_TYPE` of each type that is true or
+        tags mark entities `precision`, `recall` and `f1`, and `f1_TYPE` of each type that is true or
         predicted. A share of nothing is 0.
     """
     words = [
         pair for one, other in zip(true, predicted, strict=True) for pair in zip(one, other, strict=True)
     ]
-    scores = {"accuracy": sum(one == other for one, other in words) / len(words)}
+    scores = {"accuracy": sum(one == other for one, other in words) / max(len(words), 1)}
     if not is_iob(tag for tag, _ in words):
         return scores
     right, wanted, given = Counter(), Counter(), Counter()

@@ -1,7 +1,7 @@
-"""How good predictions of GLUE tasks are: accuracy, F1, Matthews, Pearson and Spearman correlation.
+"""Metrics of GLUE: accuracy, F1, Matthews, Pearson and Spearman correlation.
 
-A correlation with what does not vary is 0. GLUE's average is a mean of means: of each task's scores, be they
-two metrics or those of MNLI's two sets, and then of the tasks.
+A correlation with what does not vary is 0, and so is each metric of nothing. GLUE's average is a mean of
+means: of each task's scores, be they two metrics or those of MNLI's two sets, and then of the tasks.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 
 def accuracy(predicted, true):
     """Share of equal entries of two int arrays `[n]`."""
-    return float(np.mean(predicted == true))
+    return float(np.mean(predicted == true)) if len(true) else 0.0
 
 
 def f1(predicted, true):
@@ -27,6 +27,8 @@ def matthews(predicted, true):
 
 def pearson(predicted, true):
     """Pearson correlation of two arrays `[n]`."""
+    if not len(true):
+        return 0.0
     one = predicted - np.mean(predicted, dtype=np.float64)
     other = true - np.mean(true, dtype=np.float64)
     scale = np.sqrt(np.sum(one**2) * np.sum(other**2))
@@ -52,11 +54,10 @@ def table_of_tasks(scores, num_tasks):
 
     Args:
         scores: Dict from task to its scores, a dict of float.
-        num_tasks: How many GLUE has.
+        num_tasks: Of GLUE.
 
     Returns:
-        List of dicts, rows for people; and the average, float: of each task the mean of its scores, and then
-        the mean over tasks.
+        List of dicts, rows for people; and the average, float.
     """
     means = {task: float(np.mean(list(its.values()))) for task, its in scores.items()}
     rows = [

@@ -1,4 +1,4 @@
-"""What a model says of the dev and test files of a GLUE task: predicted together, written apart, scored.
+"""Predictions for the dev and test files of a GLUE task: computed together, written apart, scored.
 
 Legend: n sequences, C classes.
 """
@@ -20,10 +20,10 @@ class AskedFile:
     """A file to predict.
 
     Attributes:
-        path: It.
-        result: Name of the file with its predictions.
-        ending: What the names of its scores end in: "", "_matched" or "_mismatched"; None of a test file,
-            which has no labels.
+        path: Of it.
+        result: Name of the file for its predictions.
+        ending: Of the names of its scores: "", "_matched" or "_mismatched"; None for a test file, which has
+            no labels.
     """
 
     path: str
@@ -31,12 +31,12 @@ class AskedFile:
     ending: str | None
 
     def read(self, task):
-        """Its examples, a `GlueTexts`; raises `InputError`."""
+        """The examples, `GlueTexts`; raises `InputError`."""
         return (read_glue_test if self.ending is None else read_glue)(self.path, task)
 
 
 def asked_files(config, task):
-    """What a run of a task is to predict: list of `AskedFile`; `config` is a `GlueConfig`."""
+    """The files that a run of a task predicts: list of `AskedFile`; `config` is a `GlueConfig`."""
     dev = [
         AskedFile(str(Path(config.data_dir) / f"dev{ending}.tsv"), f"predictions{ending}.tsv", ending)
         for ending in task.endings.values()
@@ -48,20 +48,20 @@ def asked_files(config, task):
 
 
 def predict_files(config, task, model, asked, folder):
-    """Predict every example of some files, all packed together, and write each file's predictions.
+    """Predict the examples of files, all packed together, and write each file's predictions.
 
-    The files of GLUE's server have a header, then an index and a label a line, the index being the test
-    file's own; scores of STS-B are cut to 0..5.
+    The form is that of GLUE's server: a header, then an index and a label a line. Test files have their own
+    indices, and scores of STS-B for the server are cut to 0..5.
 
     Args:
         config: `GlueConfig`.
         task: `GlueTask`.
         model: Trained for it.
         asked: List of `(AskedFile, GlueTexts, Sequences)`, at least one.
-        folder: Where the results go.
+        folder: For the results.
 
     Returns:
-        The scores of those that have labels: dict of float.
+        Scores of the files with labels: dict of float.
     """
     outputs, num_packs = finetuning.predict_packed(
         config, model, concatenate([sequences for _, _, sequences in asked])

@@ -1,7 +1,7 @@
-"""Which answer a model's logits mean: the best spans of all windows of a question, as text of the context.
+"""Answers by a model's logits: the best spans of all windows of a question, as text of the context.
 
-run_squad.py joins WordPieces and searches for them in the text again. Here every token knows its characters,
-so that an answer is cut from the context as it stands there.
+run_squad.py joins WordPieces and searches for them in the text. Here every token has its characters, by which
+an answer is cut from the context.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def extract(
     version_2_with_negative=False,
     null_score_diff_threshold=0.0,
 ):
-    """Turn logits into answers.
+    """Answers by logits.
 
     Args:
         question_set: `squad.QuestionSet`.
@@ -70,12 +70,12 @@ def extract(
         logits: List of n float arrays `[2, tokens of the sequence]`: start and end.
         n_best_size: Answers to list for each question.
         max_answer_length: Most tokens of an answer.
-        version_2_with_negative: Whether "no answer" competes; its score is that of [CLS], the lowest over
-            the question's windows.
+        version_2_with_negative: Whether "no answer" competes, whose score is the lowest of [CLS] over the
+            question's windows.
         null_score_diff_threshold: No answer is predicted where its score is higher by more than this.
 
     Returns:
-        `Predictions` for every question, also for those that have no window.
+        `Predictions` for every question, those without a window too.
     """
     by_question = [[] for _ in question_set.questions]
     null = [None] * len(by_question)
@@ -104,9 +104,14 @@ def extract(
 
 
 def best_spans(number, window, start_logits, end_logits, num_spans, max_answer_length):
-    """The best spans of one window, out of all; run_squad.py combines the best starts and ends.
+    """The best of all spans of a window; run_squad.py combines the best starts and ends.
 
-    A span begins at a token that has its most context in this window, and ends no earlier.
+    A span begins at a token that has its most context in this window.
+
+        start [2 5 1], end [1 0 4]   ->   scores by length - 1 and first token
+                                          [ 3    5    5  ]
+                                          [ 2    9   -inf]
+                                          [ 6   -inf -inf]
 
     Args:
         number: Of the window, for the spans.

@@ -1,4 +1,4 @@
-"""How right answers are, by SQuAD's official definitions: exact match and F1, for v1.1 and v2.0."""
+"""SQuAD's official scores: exact match and F1, for v1.1 and v2.0."""
 
 import collections
 import re
@@ -40,7 +40,7 @@ def f1(prediction, truth, empty_matches=False):
 
 
 def is_version_2(questions):
-    """Whether questions are v2.0's: any of them says that it is impossible."""
+    """Whether questions are v2.0's: any of them is marked as impossible."""
     return any(question.is_impossible for question in questions)
 
 
@@ -54,16 +54,16 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
 
     Args:
         questions: List of `squad.Question` with all their right answers. As v1.1, those without any do not
-            count; at least one has some. As v2.0, "" is right for them.
+            count. As v2.0, "" is right for them.
         predictions: Dict from id to answer; questions that are not in it count 0.
-        na_probs: v2.0: dict from id to how likely the question has no answer; a missing one is 0.
+        na_probs: v2.0: dict from id to the probability of no answer; a missing one is 0.
         na_prob_thresh: Above it a question is taken to have none.
-        version_2: Score as v2.0; None finds out from the questions.
+        version_2: Score as v2.0; None for what `is_version_2` finds.
 
     Returns:
-        Dict with `exact_match` and `f1` in percent and `total`, the number of questions. v2.0 adds those of
-        questions with (`HasAns_`) and without answer (`NoAns_`), and with `na_probs` `best_exact`, `best_f1`
-        and their thresholds.
+        Dict with `exact_match` and `f1` in percent, 0 of no question, and `total`, the number of questions.
+        v2.0 adds those of questions with (`HasAns_`) and without answer (`NoAns_`), and with `na_probs`
+        `best_exact`, `best_f1` and their thresholds.
     """
     version_2 = is_version_2(questions) if version_2 is None else version_2
     if not version_2:
@@ -114,11 +114,9 @@ def _truths(question, version_2):
 
 
 def _means(pairs, ids):
-    return {
-        "exact_match": 100.0 * sum(pairs[identifier][0] for identifier in ids) / len(ids),
-        "f1": 100.0 * sum(pairs[identifier][1] for identifier in ids) / len(ids),
-        "total": len(ids),
-    }
+    exact, f1s = (100.0 * sum(pairs[identifier][place] for identifier in ids) for place in (0, 1))
+    count = max(len(ids), 1)
+    return {"exact_match": exact / count, "f1": f1s / count, "total": len(ids)}
 
 
 def _best_threshold(scores, predictions, na_probs, has_answer):
@@ -136,11 +134,11 @@ def _best_threshold(scores, predictions, na_probs, has_answer):
         current += change
         if current > best:
             best, threshold = current, na_probs.get(identifier, 0.0)
-    return 100.0 * best / len(scores), threshold
+    return 100.0 * best / max(len(scores), 1), threshold
 
 
 def warnings_about(questions, predictions, version_2=None):
-    """What is odd about questions and predictions: list of lines; `version_2` as in `score`."""
+    """Lines about odd questions and predictions; `version_2` as in `score`."""
     version_2 = is_version_2(questions) if version_2 is None else version_2
     unanswered = [] if version_2 else [question.id for question in questions if not question.answers]
     ids = {question.id for question in questions}

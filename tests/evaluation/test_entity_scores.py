@@ -48,6 +48,7 @@ def test_scores_by_hand():
 
 def test_tags_that_mark_no_entities_have_an_accuracy_alone():
     assert score([["NN", "VB"]], [["NN", "NN"]]) == {"accuracy": 0.5}
+    assert score([], []) == score([[]], [[]]) == {"accuracy": 0.0}
     assert not is_iob(["O"]) and not is_iob(["B-X", "S-X"]) and not is_iob(["B-"])
     assert is_iob(iter(["O", "B-X", "I-Y"]))
 

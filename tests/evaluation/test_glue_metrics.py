@@ -36,6 +36,8 @@ def test_numbers():
 
 def test_nothing_found_and_nothing_to_find():
     assert glue_metrics.METRICS["f1"](np.zeros(4, int), np.zeros(4, int)) == 0.0
+    for metric in glue_metrics.METRICS.values():
+        assert metric(np.zeros(0, int), np.zeros(0, int)) == 0.0
 
 
 def test_numbers_far_from_zero():

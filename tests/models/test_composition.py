@@ -9,7 +9,14 @@ from keras import ops
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
-from bert_packed.config import CLASSIFICATION, PRETRAINING, QUESTION_ANSWERING, ablate
+from bert_packed.config import (
+    CLASSIFICATION,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+    ablate,
+)
 from bert_packed.models import context
 from bert_packed.models.context import PackContext
 from bert_packed.models.dropout import Dropout
@@ -116,6 +123,14 @@ def test_what_a_block_cannot_honour_is_refused():
     model = build_model(PRETRAINING, CONFIG, 1, block=CountingBlock, remat=True)
     with pytest.raises(ValueError, match=r"`remat` must be False for a block with state .*layer_0/calls"):
         model(packed_and_unpacked()[0])
+
+
+@pytest.mark.parametrize(
+    "head", [PRETRAINING, MASKED_LM, QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION]
+)
+def test_options_arrive(head):
+    model = build_model(head, CONFIG, 1, dtype="mixed_bfloat16", num_outputs=3, remat=True)
+    assert model.bert.remat and model.bert.blocks[0].compute_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

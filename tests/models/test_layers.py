@@ -1,7 +1,5 @@
 """Layers: the mask and the gather against plain loops, padding without NaN, exact and tanh GELU."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from packs import packed_and_unpacked
@@ -48,25 +46,3 @@ def test_a_pack_of_padding_has_no_nan():
     empty = {name: np.zeros_like(values) for name, values in packed.items()}
     model = build_model(PRETRAINING, CONFIG, seed=0)
     assert all(np.isfinite(np.array(output)).all() for output in model(empty).values())
-
-
-def test_dropout_is_used_in_training_only():
-    packed, _ = packed_and_unpacked()
-    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
-    model = build_model(PRETRAINING, config, seed=0)
-    first, second = (np.array(model(packed, training=False)["nsp_logits"]) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    noisy = [np.array(model(packed, training=True)["nsp_logits"]) for _ in range(2)]
-    assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
-
-
-def test_positions_are_looked_up():
-    """Positions that run on through the pack give other outputs: the look-up is really used."""
-    packed, _ = packed_and_unpacked()
-    model = build_model(PRETRAINING, CONFIG, seed=0)
-    running = np.broadcast_to(np.arange(24, dtype=np.int32), packed["position_ids"].shape)
-    changed = np.array(model.encode({**packed, "position_ids": running}))
-    kept = np.array(model.encode(packed))
-    second = packed["sequence_ids"] == 2
-    assert np.abs(changed - kept)[second].max() > 1e-2
-    assert np.abs(changed - kept)[packed["sequence_ids"] == 1].max() == 0

@@ -1,46 +1,159 @@
-"""Losses: the weights of Listing 1, sums against a plain loop, and the averages that would be wrong."""
+"""Losses, figures and gradients by the logits equal a plain loop's, in both engines and micro-batches."""
 
 import functools
 
+import keras
 import numpy as np
+import plain_losses
 import pytest
+from finetuning_batches import packed_and_unpacked as finetuning_batches
 from keras import ops
-from packs import packed_and_unpacked
+from packs import VOCAB_SIZE, packed_and_unpacked
 from scipy.special import log_softmax, softmax
+from tiny import to_floats
 
+from bert_packed.objectives.finetuning import (
+    answers_objective,
+    classes_objective,
+    numbers_objective,
+    tags_objective,
+)
 from bert_packed.objectives.objective import add_sums, nll_and_right
-from bert_packed.objectives.pretraining import prediction_weights, pretraining_objective, pretraining_sums
+from bert_packed.objectives.pretraining import masked_lm_objective, prediction_weights, pretraining_objective
+from bert_packed.training import engines
 from bert_packed.training.backend import gradient
 
 pytestmark = pytest.mark.both_backends
+IS_MLM = {"mlm alone": "per_sequence", "mlm alone, per_token": "per_token"}
+IS_PRETRAINING = ("per_sequence", "per_token", *IS_MLM)
+KINDS = (*IS_PRETRAINING, "answers", "classes", "numbers", "tags", "tags_per_token")
 
 
-@pytest.fixture(scope="module")
-def packed():
-    return packed_and_unpacked()[0]
+def batch_of(kind):
+    """Eight packs, three of them empty at the end, of 4, 3, 1, 2 and 1 sequences."""
+    batch = packed_and_unpacked()[0] if kind in IS_PRETRAINING else finetuning_batches()[0]
+    if kind == "numbers":
+        batch = {**batch, "labels": batch["scores"]}
+    batch = {name: np.concatenate([values, np.zeros_like(values[:3])]) for name, values in batch.items()}
+    assert batch["sequence_ids"].max(axis=1).tolist() == [4, 3, 1, 2, 1, 0, 0, 0]
+    return {**batch, "rows": np.arange(8, dtype=np.int32)[:, None]}
 
 
-@pytest.fixture(scope="module")
-def outputs(packed):
-    rng = np.random.default_rng(5)
-    return {
-        "mlm_logits": rng.normal(size=(*packed["prediction_ids"].shape, 31)).astype(np.float32),
-        "nsp_logits": rng.normal(size=(*packed["nsp_labels"].shape, 2)).astype(np.float32),
+def logits_of(kind, batch):
+    """Random logits for a batch, also where nothing is to be learnt."""
+    rng = np.random.default_rng(3)
+    slots = (8, 4)
+    shapes = {
+        "answers": {"start_logits": (8, 24), "end_logits": (8, 24)},
+        "classes": {"logits": (*slots, 3)},
+        "numbers": {"logits": (*slots, 1)},
+        "tags": {"logits": (8, 24, 3)},
+        "tags_per_token": {"logits": (8, 24, 3)},
     }
-
-
-def sequence_losses(outputs, batch):
-    """Mean loss, accuracy and next-sentence loss of each sequence, one after the other."""
-    found = []
-    for row in range(len(batch["slot_weights"])):
-        for slot in range(int(batch["sequence_ids"][row].max())):
-            mine = np.flatnonzero(batch["prediction_sequences"][row] == slot + 1)
-            logits, labels = outputs["mlm_logits"][row, mine], batch["prediction_ids"][row, mine]
-            nll = -log_softmax(logits, axis=-1)[np.arange(len(mine)), labels]
-            right = logits.argmax(-1) == labels
-            nsp = -log_softmax(outputs["nsp_logits"][row, slot])[batch["nsp_labels"][row, slot]]
-            found.append((nll, right, nsp))
+    if kind in IS_PRETRAINING:
+        shape = {"mlm_logits": (*batch["prediction_ids"].shape, VOCAB_SIZE)}
+        shape |= {} if kind in IS_MLM else {"nsp_logits": (*slots, 2)}
+    else:
+        shape = shapes[kind]
+    found = {name: (3 * rng.normal(size=size)).astype(np.float32) for name, size in shape.items()}
+    if kind in IS_PRETRAINING:  # some of them right, or accuracies would be compared at 0
+        places = np.argwhere(batch["prediction_sequences"] > 0)[::3]
+        for row, place in places:
+            found["mlm_logits"][row, place, batch["prediction_ids"][row, place]] = 20
     return found
+
+
+def plain_of(kind, logits, batch):
+    if kind in IS_MLM:
+        return plain_losses.masked_lm(logits, batch, IS_MLM[kind])
+    if kind in IS_PRETRAINING:
+        return plain_losses.pretraining(logits, batch, kind)
+    if kind == "tags_per_token":
+        return plain_losses.tags(logits, batch, "per_token")
+    return getattr(plain_losses, kind)(logits, batch)
+
+
+def engine_of(kind, logits, **more):
+    objectives = {
+        "answers": answers_objective,
+        "classes": functools.partial(classes_objective, 3),
+        "numbers": numbers_objective,
+        "tags": functools.partial(tags_objective, 3),
+        "tags_per_token": functools.partial(tags_objective, 3, "per_token"),
+    }
+    if kind in IS_MLM:
+        objective = masked_lm_objective(IS_MLM[kind])
+    else:
+        objective = pretraining_objective(kind) if kind in IS_PRETRAINING else objectives[kind]()
+    return engines.make_engine(plain_losses.Logits(logits), objective, **more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_gradients_by_the_logits(kind, micro_batch_size):
+    """Of the whole step's loss: the denominators are those of all micro-batches."""
+    batch = batch_of(kind)
+    logits = logits_of(kind, batch)
+    engine = engine_of(kind, logits, micro_batch_size=micro_batch_size)
+    for training, scale in ((False, 1), (True, 2)):
+        want = plain_of(kind, {name: scale * values for name, values in logits.items()}, batch)
+        gradients, sums = engine.gradients(batch, training=training)
+        assert to_floats(sums) == pytest.approx(want.sums, rel=1e-5)
+        for variable, found in zip(engine.model.trainable_variables, gradients, strict=True):
+            expected = scale * want.gradients[variable.path.split("/")[-1]]
+            largest = np.abs(expected).max()
+            assert np.abs(np.asarray(found) - expected).max() <= 1e-5 * largest, variable.path
+            unused = batch["sequence_ids"] == 0 if kind == "answers" else expected == 0
+            assert unused.any() and np.all(np.asarray(found)[unused] == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_goes_down_that_gradient_and_evaluation_is_out_of_training(kind):
+    """The compiled programs: the step's update, and the sums and figures of both."""
+    batch = batch_of(kind)
+    logits = logits_of(kind, batch)
+    engine = engine_of(kind, logits, optimizer=keras.optimizers.SGD(1.0), micro_batch_size=2)
+    evaluated, want = to_floats(engine.eval_step(batch)), plain_of(kind, logits, batch)
+    assert evaluated == pytest.approx(want.sums, rel=1e-5)
+    assert engine.objective.means(evaluated) == pytest.approx(want.means, rel=1e-5)
+    want = plain_of(kind, {name: 2 * values for name, values in logits.items()}, batch)
+    sums = to_floats(engine.train_step(batch))
+    assert {name: sums[name] for name in want.sums} == pytest.approx(want.sums, rel=1e-5)
+    for variable in engine.model.trainable_variables:
+        name = variable.path.split("/")[-1]
+        step = 2 * want.gradients[name]
+        np.testing.assert_allclose(logits[name] - variable.numpy(), step, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_of_some_batches_are_those_of_all_their_sequences(kind):
+    """Added up over unequal parts: a mean over parts would differ."""
+    batch = batch_of(kind)
+    logits = logits_of(kind, batch)
+    objective = engine_of(kind, logits).objective
+    total, parts = {}, []
+    for part in (slice(0, 1), slice(1, 5)):
+        cut = [{name: values[part] for name, values in side.items()} for side in (logits, batch)]
+        sums = to_floats(objective.sums(*cut))
+        total = add_sums(total, sums)
+        parts.append(objective.means(sums))
+    want = plain_of(kind, logits, batch).means
+    assert objective.means(total) == pytest.approx(want, rel=1e-5)
+    assert all(abs((parts[0][name] + parts[1][name]) / 2 - value) > 1e-4 for name, value in want.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_alone_teaches_nothing(kind):
+    """No mean is one of nothing: a step of empty packs, and an evaluation of none."""
+    batch = batch_of(kind)
+    empty = {name: np.zeros_like(values) for name, values in batch.items()} | {"rows": batch["rows"]}
+    engine = engine_of(kind, logits_of(kind, batch))
+    gradients, sums = engine.gradients(empty, training=True)
+    assert set(to_floats(sums).values()) == {0.0}
+    assert all(np.all(np.asarray(values) == 0) for values in gradients)
+    for nothing in (to_floats(sums), {}):
+        means = engine.objective.means(nothing)
+        assert set(means) == set(engine.objective.figures) and set(means.values()) == {0.0}
 
 
 def test_weights_of_listing_1():
@@ -50,92 +163,6 @@ def test_weights_of_listing_1():
     thirds, quarters = [1 / 3, 1 / 3, 1 / 3, 1, 0], [1, 1 / 4, 1 / 4, 1 / 4, 1 / 4]
     np.testing.assert_allclose(per_sequence, [thirds, quarters], rtol=1e-6)
     np.testing.assert_array_equal(prediction_weights(sequences, 2, "per_token"), sequences > 0)
-
-
-@pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
-def test_sums_equal_a_plain_loop(packed, outputs, mlm_loss):
-    sums = {name: float(value) for name, value in pretraining_sums(outputs, packed, mlm_loss).items()}
-    sequences = sequence_losses(outputs, packed)
-    reduce = np.mean if mlm_loss == "per_sequence" else np.sum
-    with_predictions = [(nll, right) for nll, right, _ in sequences if len(nll)]
-    assert sums["mlm_loss"] == pytest.approx(sum(reduce(nll) for nll, _ in with_predictions), rel=1e-5)
-    assert sums["nsp_loss"] == pytest.approx(sum(nsp for _, _, nsp in sequences), rel=1e-5)
-    assert sums["mlm_correct"] == sum(right.sum() for _, right in with_predictions)
-    assert sums["mlm_sequence_accuracy"] == pytest.approx(sum(right.mean() for _, right in with_predictions))
-    assert sums["num_predictions"] == sum(len(nll) for nll, _ in with_predictions)
-    assert sums["num_predicted_sequences"] == pytest.approx(len(with_predictions))
-    assert sums["num_sequences"] == len(sequences) == 11
-    assert sums["num_tokens"] == np.count_nonzero(packed["sequence_ids"])
-
-
-@pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
-def test_means_and_the_minimised_loss_equal_a_plain_loop(packed, outputs, mlm_loss):
-    objective = pretraining_objective(mlm_loss)
-    # Random logits are hardly ever right: of half of the classes the label's is made the largest
-    is_label = np.arange(31) == packed["prediction_ids"][..., None]
-    lift = 9.0 * is_label * (packed["prediction_ids"] % 2)[..., None]
-    outputs = {**outputs, "mlm_logits": outputs["mlm_logits"] + lift.astype(np.float32)}
-    sums = objective.sums(outputs, packed)
-    sequences = sequence_losses(outputs, packed)
-    predicted = [(nll, right) for nll, right, _ in sequences if len(nll)]
-    nll, right = (np.concatenate(parts) for parts in zip(*predicted, strict=True))
-    per_sequence = sum(own.mean() for own, _ in predicted) / len(sequences)
-    want = {
-        "mlm_loss": nll.mean() if mlm_loss == "per_token" else per_sequence,
-        "nsp_loss": np.mean([nsp for _, _, nsp in sequences]),
-        "mlm_accuracy": np.mean([own.mean() for _, own in predicted]),
-        "mlm_token_accuracy": right.mean(),
-    }
-    want["loss"] = want["mlm_loss"] + want["nsp_loss"]
-    means = objective.means({name: float(value) for name, value in sums.items()})
-    assert {name: means[name] for name in want} == pytest.approx(want, rel=1e-5)
-    minimised = objective.loss(sums, objective.denominators(objective.counts(packed)))
-    assert float(minimised) == pytest.approx(want["loss"], rel=1e-5)
-    assert abs(nll.mean() - per_sequence) > 1e-2 and 0.2 < want["mlm_accuracy"] < 0.8
-
-
-def test_a_sequence_without_predictions_adds_zero_but_counts(packed, outputs):
-    sums = {name: float(value) for name, value in pretraining_sums(outputs, packed, "per_sequence").items()}
-    assert sums["num_predicted_sequences"] == pytest.approx(10) and sums["num_sequences"] == 11
-    assert pretraining_objective("per_sequence").means(sums)["mlm_loss"] == pytest.approx(
-        sums["mlm_loss"] / 11
-    )
-
-
-def test_other_averages_are_others(packed, outputs):
-    """Per-pack, per-slot and per-micro-batch means differ here: the equality tests could catch them."""
-    sequences = sequence_losses(outputs, packed)
-    exact = np.sum([nll.mean() for nll, _, _ in sequences if len(nll)]) / len(sequences)
-    sums = pretraining_sums(outputs, packed, "per_sequence")
-    objective = pretraining_objective("per_sequence")
-    ours = float(sums["mlm_loss"]) / float(objective.denominators(objective.counts(packed))["mlm_loss"])
-    assert ours == pytest.approx(exact, rel=1e-5)
-
-    rows = [{name: values[i : i + 1] for name, values in packed.items()} for i in range(5)]
-    logits = [{name: values[i : i + 1] for name, values in outputs.items()} for i in range(5)]
-    per_pack = []
-    for row, row_logits in zip(rows, logits, strict=True):
-        row_sums = pretraining_sums(row_logits, row, "per_sequence")
-        per_pack.append(float(row_sums["mlm_loss"]) / float(row_sums["num_sequences"]))
-    assert abs(np.mean(per_pack) - exact) > 1e-3
-
-
-@pytest.mark.parametrize("mlm_loss", ["per_sequence", "per_token"])
-def test_sums_add_up_over_micro_batches(packed, outputs, mlm_loss):
-    sums = functools.partial(pretraining_sums, mlm_loss=mlm_loss)
-    total = {}
-    for part in (slice(0, 2), slice(2, 5)):
-        cut = [{name: values[part] for name, values in side.items()} for side in (outputs, packed)]
-        total = add_sums(total, sums(*cut))
-    whole = {name: float(value) for name, value in sums(outputs, packed).items()}
-    assert total == pytest.approx(whole, rel=1e-5)
-    means = pretraining_objective(mlm_loss).means
-    assert means(total) == pytest.approx(means(whole), rel=1e-5)
-
-
-def test_means_of_nothing_are_zero():
-    objective = pretraining_objective("per_token")
-    assert set(objective.means(dict.fromkeys(objective.sum_names, 0.0)).values()) == {0.0}
 
 
 def test_nll_is_that_of_a_softmax_and_so_is_its_gradient():

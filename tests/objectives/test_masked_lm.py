@@ -55,11 +55,6 @@ def test_packed_equals_unpacked():
     assert_equal(got, want)
 
 
-def test_what_a_model_is_built_with_arrives():
-    model = build_model(MASKED_LM, CONFIG, 1, dtype="mixed_bfloat16", remat=True)
-    assert model.bert.remat and model.bert.blocks[0].compute_dtype == "bfloat16"
-
-
 def test_it_learns_what_both_heads_together_learn_of_masked_tokens():
     """The gradients of the ablation without next-sentence loss, of the weights that both models have."""
     batch, _ = packed_and_unpacked()

@@ -117,6 +117,22 @@ def test_a_sequence_without_weight_counts_nowhere(batch):
         assert before[name] - after[name] == pytest.approx(value, rel=1e-4), name
 
 
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_padding_alone_teaches_nothing(batch, weighting):
+    """Perplexities of nothing are NaN: 1 would be the best."""
+    objective = next_token_objective(weighting)
+    empty = {name: np.zeros_like(values) for name, values in batch.items()}
+    denominators = objective.denominators(objective.counts(empty))
+    found = gradient(lambda x: objective.loss(objective.sums({"logits": x}, empty), denominators))
+    assert np.all(np.asarray(found(ops.convert_to_tensor(logits_for(batch)))) == 0)
+    sums = to_floats(objective.sums({"logits": logits_for(batch)}, empty))
+    assert set(sums.values()) == {0.0}
+    for nothing in (sums, {}):
+        means = objective.means(nothing)
+        assert {name for name, value in means.items() if math.isnan(value)} == set(objective.perplexities)
+        assert {value for value in means.values() if not math.isnan(value)} == {0.0}
+
+
 def test_a_perplexity_too_large_for_a_float_is_infinite():
     objective = next_token_objective("per_token")
     sums = {**dict.fromkeys(objective.sum_names, 1.0), "lm_nll": 1e4}

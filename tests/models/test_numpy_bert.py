@@ -1,0 +1,182 @@
+"""Outputs of every head equal a BERT in NumPy, head by head, on one sequence at a time without padding.
+
+Legend: L tokens of a sequence, D model width.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from finetuning_batches import packed_and_unpacked as finetuning_batches
+from packs import packed_and_unpacked
+from scipy.special import erf, softmax
+from tiny import CONFIG
+
+from bert_packed.config import (
+    CLASSIFICATION,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFICATION,
+)
+from bert_packed.models.dropout import Dropout, keep_mask
+from bert_packed.models.packed_model import build_model
+from bert_packed.training.engines.engine import named_weights
+
+pytestmark = pytest.mark.both_backends
+WIDE = dataclasses.replace(CONFIG, num_attention_heads=8, layer_norm_eps=1e-3)
+RATE = 0.4
+
+
+def gelu(x):
+    return x * (1 + erf(x / np.sqrt(2))) / 2
+
+
+class NumpyBert:
+    """BERT as in its paper, for one sequence, in float64.
+
+    Args:
+        model: Ours, which gets random weights: a bias of 0 or a norm of 1 would hide that it is left out.
+    """
+
+    def __init__(self, model):
+        rng, self.weights, self.config = np.random.default_rng(0), {}, model.config
+        for name, weight in named_weights(model).items():
+            weight.assign(rng.normal(1.0 if name.endswith("gamma") else 0.0, 0.3, weight.shape))
+            self.weights[name] = weight.numpy().astype(np.float64)
+
+    def dense(self, name, x):
+        return x @ self.weights[f"{name}/kernel"] + self.weights[f"{name}/bias"]
+
+    def norm(self, name, x):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + self.config.layer_norm_eps)
+        return scaled * self.weights[f"{name}/LayerNorm/gamma"] + self.weights[f"{name}/LayerNorm/beta"]
+
+    def table(self, name):
+        return self.weights[f"bert/embeddings/{name}_embeddings"]
+
+    def attend(self, name, x, drop):
+        width = self.config.hidden_size // self.config.num_attention_heads
+        query, key, value = (self.dense(f"{name}/{part}", x) for part in ("query", "key", "value"))
+        heads = []
+        for head in range(self.config.num_attention_heads):
+            own = slice(head * width, (head + 1) * width)
+            shares = softmax(query[:, own] @ key[:, own].T / np.sqrt(width), axis=-1)
+            heads.append(drop(head, shares) @ value[:, own])
+        return self.dense(f"{name}/output", np.concatenate(heads, axis=-1))
+
+    def encode(self, tokens, token_types, drop=lambda layer, head, shares: shares):
+        """Hidden states `[L, D]`; `drop` makes of a head's shares `[L, L]` those that count."""
+        x = self.table("word")[tokens] + self.table("token_type")[token_types]
+        x = self.norm("bert/embeddings", x + self.table("position")[: len(tokens)])
+        for layer in range(self.config.num_hidden_layers):
+            name = f"bert/layer_{layer}"
+            attended = self.attend(
+                f"{name}/attention", x, lambda *of_head, layer=layer: drop(layer, *of_head)
+            )
+            x = self.norm(f"{name}/attention", x + attended)
+            inner = gelu(self.dense(f"{name}/feed_forward/intermediate", x))
+            x = self.norm(f"{name}/feed_forward", x + self.dense(f"{name}/feed_forward/output", inner))
+        return x
+
+    def masked_lm(self, hidden):
+        x = self.norm("predictions", gelu(self.dense("predictions/transform", hidden)))
+        return x @ self.table("word").T + self.weights["predictions/output_bias"]
+
+    def classify(self, head, hidden):
+        return self.dense(f"{head}/classifier", np.tanh(self.dense(f"{head}/pooler", hidden[0])))
+
+
+def assert_near(got, want):
+    np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max(initial=1.0))
+
+
+def sequences_of(batch):
+    """Row, slot from 0, and places of the tokens of each sequence."""
+    return [
+        (row, slot, np.flatnonzero(batch["sequence_ids"][row] == slot + 1))
+        for row, slot in np.argwhere(batch["slot_weights"])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "config"),
+    [
+        (PRETRAINING, CONFIG),
+        (PRETRAINING, WIDE),
+        (MASKED_LM, CONFIG),
+        (QUESTION_ANSWERING, CONFIG),
+        (CLASSIFICATION, CONFIG),
+        (TOKEN_CLASSIFICATION, CONFIG),
+    ],
+)
+def test_outputs_are_those_of_the_sequence_alone(head, config):
+    batch = (packed_and_unpacked() if head in (PRETRAINING, MASKED_LM) else finetuning_batches())[0]
+    model = build_model(head, config, 1, num_outputs=3)
+    plain = NumpyBert(model)
+    hidden = np.asarray(model.encode(batch))
+    outputs = {name: np.asarray(values) for name, values in model(batch).items()}
+    num_predictions = 0
+    for row, slot, mine in sequences_of(batch):
+        want = plain.encode(batch["token_ids"][row, mine], batch["token_type_ids"][row, mine])
+        assert_near(hidden[row, mine], want)
+        if head in (PRETRAINING, MASKED_LM):
+            chosen = np.flatnonzero(batch["prediction_sequences"][row] == slot + 1)
+            places = batch["prediction_positions"][row, chosen] - mine[0]
+            assert_near(outputs["mlm_logits"][row, chosen], plain.masked_lm(want[places]))
+            num_predictions += len(chosen)
+        if head == PRETRAINING:
+            assert_near(outputs["nsp_logits"][row, slot], plain.classify("next_sentence", want))
+        elif head == QUESTION_ANSWERING:
+            logits = plain.dense("question_answering/output", want)
+            assert_near(outputs["start_logits"][row, mine], logits[:, 0])
+            assert_near(outputs["end_logits"][row, mine], logits[:, 1])
+        elif head == CLASSIFICATION:
+            assert_near(outputs["logits"][row, slot], plain.classify("classification", want))
+        elif head == TOKEN_CLASSIFICATION:
+            assert_near(outputs["logits"][row, mine], plain.dense("token_classification/classifier", want))
+    assert len(sequences_of(batch)) == 11
+    assert num_predictions > 11 or head not in (PRETRAINING, MASKED_LM)
+
+
+def test_shares_of_attention_are_dropped_and_the_others_not_divided_again():
+    packed, _ = packed_and_unpacked()
+    config = dataclasses.replace(CONFIG, attention_probs_dropout_prob=RATE)
+    model = build_model(PRETRAINING, config, seed=1)
+    plain, masks, length = NumpyBert(model), [], packed["token_ids"].shape[1]
+    for number, block in enumerate(model.bert.blocks):
+        block.attention.attention_dropout.given_seed = seed = np.array([number, 7], np.uint32)
+        shape = len(packed["token_ids"]), CONFIG.num_attention_heads, length, length
+        masks.append(np.asarray(keep_mask(shape, RATE, seed)))
+    found = np.asarray(model.encode(packed, training=True))
+    for row, _, mine in sequences_of(packed):
+
+        def drop(layer, head, shares, row=row, mine=mine):
+            return shares * masks[layer][row, head][np.ix_(mine, mine)] / (1 - RATE)
+
+        want = plain.encode(packed["token_ids"][row, mine], packed["token_type_ids"][row, mine], drop)
+        assert_near(found[row, mine], want)
+
+
+@pytest.mark.parametrize(("head", "num_heads"), [(PRETRAINING, 0), (CLASSIFICATION, 1)])
+def test_every_dropout_layer_drops_in_training_and_in_training_alone(head, num_heads):
+    packed, _ = packed_and_unpacked()
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=RATE, attention_probs_dropout_prob=RATE)
+    model = build_model(head, config, seed=1, num_outputs=3)
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout) and layer.rate > 0]
+    assert len(layers) == 1 + 3 * config.num_hidden_layers + num_heads
+
+    def run(training):
+        return np.concatenate([np.ravel(values) for values in model(packed, training=training).values()])
+
+    sound = run(training=False)
+    np.testing.assert_array_equal(run(training=False), sound)
+    for layer in layers:
+        layer.rate = 0.0
+    np.testing.assert_array_equal(run(training=True), sound)
+    for layer in layers:
+        layer.rate = RATE
+        first, second = run(training=True), run(training=True)
+        assert np.abs(first - sound).max() > 1e-3 and np.abs(first - second).max() > 1e-3, layer.path
+        layer.rate = 0.0
