@@ -9,8 +9,6 @@ from tokenizers import Tokenizer
 from bert_packed.checkpoints.exported_tokenizer import write_tokenizer
 from bert_packed.text import tokenization
 
-_, transformers = import_reference()
-
 PIECES = [
     *("cafe", "café", "Café", "##s", "mask", "MASK", "cls", "[", "]", "the", "中", "文", "a", "##b", "!"),
     *("\u2028", "é", "e", "##e", "\U0001f600", "x", "##x", "##\u0301", "ß", "ss", "##ss", "i", "##\u0307"),
@@ -34,6 +32,7 @@ SPECIAL_TEXTS = ["[MASK] the", "the [mask] [CLS]", "[SEP][MASK]", "[UNK] [PAD]"]
 @pytest.fixture(scope="module", params=[True, False], ids=["lower", "cased"])
 def tokenizers(request, tmp_path_factory):
     """Ours, and what `AutoTokenizer` finds in the folder."""
+    _, transformers = import_reference()
     folder = tmp_path_factory.mktemp("hf")
     vocabulary = tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *PIECES))
     tokenization.save_vocab(vocabulary, folder / "given.txt")
@@ -81,3 +80,21 @@ def test_the_words_are_there_as_given(tokenizers):
     assert (folder / "hf" / "vocab.txt").read_bytes() == (folder / "given.txt").read_bytes()
     written = sorted(path.name for path in (folder / "hf").iterdir())
     assert written == ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+
+
+@pytest.mark.parametrize("is_lower", [True, False])
+@pytest.mark.parametrize("is_cased", [True, False])
+def test_both_files_say_whether_case_and_accents_go(tmp_path, is_lower, is_cased):
+    """As the texts were in training, whatever the vocabulary looks like."""
+    words = ["Café", "cafe"] if is_cased else ["cafe"]
+    tokenization.save_vocab(
+        tokenization.Vocabulary((*tokenization.SPECIAL_TOKENS, *words)), tmp_path / "given.txt"
+    )
+    write_tokenizer(tmp_path, str(tmp_path / "given.txt"), do_lower_case=is_lower)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["do_lower_case"] is settings["strip_accents"] is is_lower
+    assert settings["tokenize_chinese_chars"] is True and "model_max_length" not in settings
+    normalizer = json.loads((tmp_path / "tokenizer.json").read_text())["normalizer"]
+    assert normalizer["lowercase"] is normalizer["strip_accents"] is is_lower
+    pieces = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("Café").tokens
+    assert pieces == ["[CLS]", "cafe" if is_lower else "Café" if is_cased else "[UNK]", "[SEP]"]

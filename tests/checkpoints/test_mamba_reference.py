@@ -141,45 +141,6 @@ def as_ours(name, parameters):
     return values.T if parts[-1] == "kernel" else values
 
 
-def reverse_taps(weights):
-    weights["conv1d_kernel"] = weights["conv1d_kernel"][::-1]
-
-
-def swap_decays(weights):
-    """As if read in the other order: the right shape, other places."""
-    weights["A_log"] = weights["A_log"].T.reshape(weights["A_log"].shape)
-
-
-def drop_step_bias(weights):
-    weights["dt_proj/bias"] = np.zeros_like(weights["dt_proj/bias"])
-
-
-def swap_halves(weights):
-    """Gate before input."""
-    weights["in_proj/kernel"] = np.roll(weights["in_proj/kernel"], weights["A_log"].shape[0], axis=1)
-
-
-def forget_skip(weights):
-    weights["D"] = np.ones_like(weights["D"])
-
-
-@pytest.mark.parametrize("fault", [reverse_taps, swap_decays, drop_step_bias, swap_halves, forget_skip])
-def test_a_planted_fault_is_seen(both, fault):
-    model, forward, reference = both("all")
-    layer = "backbone/layers_1/mixer/"
-    variables = {n.removeprefix(layer): v for n, v in named_weights(model).items() if n.startswith(layer)}
-    before = {name: np.array(variable.numpy()) for name, variable in variables.items()}
-    changed = dict(before)
-    fault(changed)
-    try:
-        for name, variable in variables.items():
-            variable.assign(changed[name])
-        assert max(difference for *_, difference in differences(forward, reference)) > 100 * TOLERANCE
-    finally:
-        for name, variable in variables.items():
-            variable.assign(before[name])
-
-
 def test_positions_that_go_on_are_seen(both):
     """The leak that packing without boundaries has: only the first sequence of each pack is right then."""
     _, forward, reference = both("all")

@@ -59,14 +59,6 @@ def test_batches_are_small_on_a_cpu_and_two_at_once(model_folder, monkeypatch, d
     assert (encoder.batch_size, encoder.num_batches_at_once) == expected
 
 
-def test_packs_really_hold_several(encoder):
-    tokens = [[2, *ids, 3] for ids in encoder.tokenize(TEXTS)]
-    batches = list(inference.pack_tokens(tokens, MAX_SEQ_LENGTH, 2))
-    assert sum(len(places) for _, places in batches) == len(TEXTS)
-    assert max(batch["sequence_ids"].max() for batch, _ in batches) >= 3
-    assert {batch["token_ids"].shape for batch, _ in batches} == {(2, MAX_SEQ_LENGTH)}
-
-
 @pytest.mark.parametrize("pooling", inference.POOLINGS)
 def test_together_as_alone(encoder, pooling):
     together = inference.encode(encoder, TEXTS, pooling)
@@ -75,14 +67,6 @@ def test_together_as_alone(encoder, pooling):
         want = inference.encode(encoder, [text], pooling)[0]
         assert got.shape == want.shape == ((len(text.split()) + 2, 16) if pooling == "none" else (16,))
         np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
-
-
-def test_poolings_are_of_the_tokens(encoder):
-    states = inference.encode(encoder, TEXTS, "none")
-    for pooling, pool in (("mean", lambda h: h.mean(axis=0)), ("cls", lambda h: h[0])):
-        np.testing.assert_array_equal(
-            inference.encode(encoder, TEXTS, pooling), np.stack([pool(h) for h in states])
-        )
 
 
 @pytest.mark.parametrize("pooling", inference.POOLINGS)
@@ -125,10 +109,6 @@ def test_results_come_to_the_host_in_their_thread(encoder):
     )
     inference.encode(changed, 9 * TEXTS)
     assert len(threads) > 4 and threading.main_thread() not in threads[1:]
-
-
-def test_vectors_hold_no_batch_in_memory(encoder):
-    assert all(vector.base is None for vector in inference.encode(encoder, TEXTS, "none"))
 
 
 def test_one_compilation(model_folder, monkeypatch):

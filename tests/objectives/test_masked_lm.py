@@ -1,16 +1,13 @@
 """Masked LM without next sentences: packing is invisible to it, and its weights go out and come back."""
 
-import json
-
 import numpy as np
 import pytest
-from exports import assert_close, run_export
+from exports import assert_close
 from packs import packed_and_unpacked
-from reference import import_reference
 from tiny import CONFIG, to_floats
 
-from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import CLASSIFICATION, MASKED_LM, PRETRAINING
+from bert_packed.checkpoints import checkpoint
+from bert_packed.config import MASKED_LM
 from bert_packed.evaluation.inference import encode, load_encoder
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
@@ -70,86 +67,12 @@ def test_it_learns_what_both_heads_together_learn_of_masked_tokens():
     assert sums == pytest.approx({name: both_sums[name] for name in sums}, rel=1e-5)
 
 
-@pytest.fixture
-def stored(tmp_path):
-    """A checkpoint of ours without next-sentence head, its model, and an export of it."""
-    model = build_model(MASKED_LM, CONFIG, num_outputs=0, seed=1)
-    rng = np.random.default_rng(1)
-    for weight in model.weights:
-        weight.assign(np.asarray(weight) + rng.normal(size=weight.shape, scale=0.1))
-    checkpoint.save_weights(tmp_path / "ours", named_weights(model), CONFIG)
-    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
-    return tmp_path, model
-
-
-def test_an_export_says_that_it_has_no_next_sentence_head(stored):
-    """And transformers computes the same, sequence by sequence."""
-    torch, transformers = import_reference()
-    folder, model = stored
-    assert json.loads((folder / "hf" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
-    reference, info = transformers.BertForMaskedLM.from_pretrained(folder / "hf", output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    packed, unpacked = packed_and_unpacked()
-    logits = np.asarray(model(packed)["mlm_logits"])
-    sequence = 0
-    for row in range(len(packed["token_ids"])):
-        for slot in range(int(packed["sequence_ids"][row].max())):
-            length = int(unpacked["sequence_ids"][sequence].sum())
-            one = slice(sequence, sequence + 1)
-            with torch.no_grad():
-                want = reference.eval()(
-                    input_ids=torch.tensor(unpacked["token_ids"][one, :length]).long(),
-                    token_type_ids=torch.tensor(unpacked["token_type_ids"][one, :length]).long(),
-                ).logits[0]
-            places = unpacked["prediction_positions"][sequence][
-                unpacked["prediction_sequences"][sequence] > 0
-            ]
-            mine = packed["prediction_sequences"][row] == slot + 1
-            assert mine.sum() == len(places)
-            if len(places):
-                assert_close(logits[row][mine], want[torch.tensor(places).long()].numpy())
-            sequence += 1
-    assert sequence == 11
-
-
-@pytest.mark.parametrize("form", ["ours", "hf"])
-def test_a_checkpoint_starts_what_it_can(stored, form):
-    folder, model = stored
-    assert starting_weights.stored_head(folder / form)[0] == MASKED_LM
-
-    def start(head):
-        other = build_model(head, CONFIG, num_outputs=3, seed=2)
-        found = starting_weights.load(folder / form, named_weights(other), CONFIG, head)
-        weights, theirs = named_weights(other), named_weights(model)
-        for name in weights.keys() & theirs.keys():
-            np.testing.assert_array_equal(weights[name].numpy(), theirs[name].numpy(), err_msg=name)
-        return found
-
-    assert start(MASKED_LM).missing == []
-    parts = [
-        f"classification/{part}/{kind}" for part in ("pooler", "classifier") for kind in ("kernel", "bias")
-    ]
-    found = start(CLASSIFICATION)
-    assert found.missing == parts and any("predictions" in name for name in found.unused)
-
-
-def test_it_starts_from_a_checkpoint_with_both_heads(tmp_path):
-    both = build_model(PRETRAINING, CONFIG, num_outputs=0, seed=1)
-    checkpoint.save_weights(tmp_path / "both", named_weights(both), CONFIG)
-    weights = named_weights(build_model(MASKED_LM, CONFIG, num_outputs=0, seed=2))
-    found = starting_weights.load(tmp_path / "both", weights, CONFIG, MASKED_LM)
-    assert found.missing == [] and sorted(found.unused) == [
-        f"next_sentence/{part}/{kind}" for part in ("classifier", "pooler") for kind in ("bias", "kernel")
-    ]
-    for name, weight in weights.items():
-        np.testing.assert_array_equal(weight.numpy(), named_weights(both)[name].numpy(), err_msg=name)
-
-
-def test_vectors_of_texts_need_no_next_sentence_head(stored):
-    folder, model = stored
+def test_vectors_of_texts_need_no_next_sentence_head(tmp_path):
+    model = build_model(MASKED_LM, CONFIG, seed=1)
+    checkpoint.save_weights(tmp_path, named_weights(model), CONFIG)
     words = [f"w{number}" for number in range(CONFIG.vocab_size - len(SPECIAL_TOKENS))]
-    save_vocab(Vocabulary((*SPECIAL_TOKENS, *words)), folder / "vocab.txt")
-    encoder = load_encoder(str(folder / "ours"), str(folder / "vocab.txt"))
+    save_vocab(Vocabulary((*SPECIAL_TOKENS, *words)), tmp_path / "vocab.txt")
+    encoder = load_encoder(str(tmp_path), str(tmp_path / "vocab.txt"))
     (found,) = encode(encoder, ["w1 w2 w3"], pooling="cls")
     token_ids = np.array([[2, 6, 7, 8, 3]], np.int32)
     batch = {

@@ -83,6 +83,26 @@ def test_a_run_that_was_killed_has_the_same_exports(data, exported, tmp_path, mo
         assert_equal(*map(load_file, folders))
 
 
+@pytest.mark.parametrize(
+    ("manifests", "is_lower"),
+    [
+        ([], True),
+        ([{"vocab_size": 31}], True),
+        ([{"do_lower_case": False}], False),
+        ([{}, {"do_lower_case": False}], False),
+        ([{"do_lower_case": True}], True),
+    ],
+)
+def test_case_is_that_of_the_records(tmp_path, monkeypatch, manifests, is_lower):
+    (tmp_path / "run.json").write_text(json.dumps({"flags": {}}))
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
+    config = types.SimpleNamespace(export_vocab_file=str(tmp_path / "vocab.txt"))
+    data = types.SimpleNamespace(train=types.SimpleNamespace(manifests=manifests))
+    engine = make_engine()
+    folder = exports.export_step(tmp_path, 7, engine.model, engine.weights(), config, data)
+    assert json.loads((folder / "tokenizer_config.json").read_text())["do_lower_case"] is is_lower
+
+
 def test_an_export_is_replaced_whole_or_stays(tmp_path, monkeypatch):
     (tmp_path / "run.json").write_text(json.dumps({"flags": {}}))
     config = types.SimpleNamespace(export_vocab_file="")

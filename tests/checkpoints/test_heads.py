@@ -1,5 +1,6 @@
-"""Fine-tuned heads go to Hugging Face and come back; an encoder starts a fine-tuning, whoever trained it."""
+"""Models of every head go to other programs and come back; checkpoints start what they can."""
 
+import collections
 import dataclasses
 import json
 
@@ -18,6 +19,7 @@ from bert_packed.checkpoints.bert_names import tensor_names
 from bert_packed.config import (
     CLASSIFICATION,
     FAMILIES,
+    MASKED_LM,
     PRETRAINING,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
@@ -32,11 +34,17 @@ pytestmark = pytest.mark.both_backends
 
 NUM_CLASSES = 3
 CLASSES = {
+    PRETRAINING: "BertForPreTraining",
+    MASKED_LM: "BertForMaskedLM",
     QUESTION_ANSWERING: "BertForQuestionAnswering",
     CLASSIFICATION: "BertForSequenceClassification",
     TOKEN_CLASSIFICATION: "BertForTokenClassification",
 }
+FINE_TUNED = (QUESTION_ANSWERING, CLASSIFICATION, TOKEN_CLASSIFICATION)
+WITH_POOLER = (PRETRAINING, CLASSIFICATION)
 KERNELS = {
+    PRETRAINING: "cls.seq_relationship.weight",
+    MASKED_LM: "cls.predictions.transform.dense.weight",
     QUESTION_ANSWERING: "qa_outputs.weight",
     CLASSIFICATION: "classifier.weight",
     TOKEN_CLASSIFICATION: "classifier.weight",
@@ -68,7 +76,11 @@ def assert_same_weights(one, other, names=None):
         np.testing.assert_array_equal(one[name].numpy(), other[name].numpy(), err_msg=name)
 
 
-@pytest.mark.parametrize("head", FAMILIES["bert"].heads)
+def test_the_test_knows_every_head():
+    assert set(CLASSES) == set(FAMILIES["bert"].heads)
+
+
+@pytest.mark.parametrize("head", CLASSES)
 def test_the_table_names_every_tensor_of_each_model_once(head):
     rows = [row.ours for row in tensor_names(CONFIG.num_hidden_layers, head)]
     assert sorted(rows) == sorted(named_weights(make_model(head)))
@@ -88,7 +100,7 @@ def test_round_trip_is_exact(head, tmp_path):
     assert_same_weights(model, again)
     tensors = load_file(tmp_path / "hf" / "model.safetensors")
     assert tensors[KERNELS[head]].shape[1] == CONFIG.hidden_size
-    assert ("bert.pooler.dense.weight" in tensors) == (head == CLASSIFICATION)
+    assert ("bert.pooler.dense.weight" in tensors) == (head in WITH_POOLER)
 
 
 @pytest.mark.parametrize("head", CLASSES)
@@ -113,29 +125,37 @@ def test_saved_model(head, tmp_path):
     packed, unpacked = packed_and_unpacked()
     num_packs, length = packed["token_ids"].shape
     shapes = {"batch_size": num_packs, "max_seq_length": length}
-    if head == CLASSIFICATION:
+    if head in WITH_POOLER:
         shapes["max_sequences_per_pack"] = packed["cls_positions"].shape[1]
+    if head in (PRETRAINING, MASKED_LM):
+        shapes["max_predictions_per_pack"] = packed["prediction_ids"].shape[1]
     flags = {"init_checkpoint": tmp_path / "ours", "output_dir": tmp_path / "saved", **shapes}
     assert run_export(**flags, format="saved_model") == 0
     signatures = tf.saved_model.load(str(tmp_path / "saved")).signatures
     inputs = signatures["packed"].structured_input_signature[1]
-    assert ("cls_positions" in inputs) == (head == CLASSIFICATION)
+    assert all(spec.shape.is_fully_defined() for spec in inputs.values())
+    assert ("cls_positions" in inputs) == (head in WITH_POOLER)
     got = signatures["packed"](**{name: tf.constant(packed[name]) for name in inputs})
     want = model(packed)
+    if head in (PRETRAINING, MASKED_LM):
+        want["hidden_states"] = model.encode(packed)
     assert got.keys() == want.keys()
     for name, values in want.items():
         assert_close(got[name], values)
+    one = {name: values[:num_packs] for name, values in unpacked.items()}
     feeds = {
-        "input_ids": unpacked["token_ids"],
-        "input_mask": unpacked["sequence_ids"],
-        "segment_ids": unpacked["token_type_ids"],
+        "input_ids": one["token_ids"],
+        "input_mask": one["sequence_ids"],
+        "segment_ids": one["token_type_ids"],
+        "masked_lm_positions": one["prediction_positions"],
     }
-    first = {name: tf.constant(values[:num_packs]) for name, values in feeds.items()}
-    got, want = signatures["serving_default"](**first), model(unpacked)
-    used = unpacked["sequence_ids"][:num_packs] > 0
-    for name, values in want.items():
-        ours, theirs = np.asarray(got[name]), np.asarray(values)[:num_packs]
-        assert_close(*(a if head == CLASSIFICATION else a[used] for a in (ours, theirs)))
+    want, used = model(one), one["sequence_ids"] > 0
+    for signature in ("unpacked", "serving_default"):
+        names = signatures[signature].structured_input_signature[1]
+        got = signatures[signature](**{name: tf.constant(feeds[name]) for name in names})
+        for name, values in want.items():
+            part = used if head in (QUESTION_ANSWERING, TOKEN_CLASSIFICATION) else slice(None)
+            assert_close(np.asarray(got[name])[part], np.asarray(values)[part])
 
 
 @pytest.mark.parametrize("head", [QUESTION_ANSWERING, CLASSIFICATION])
@@ -172,28 +192,33 @@ def test_transformers_computes_the_same(head, tmp_path):
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     packed, unpacked = packed_and_unpacked()
     outputs = {name: np.asarray(values) for name, values in model(packed).items()}
-    sequence = 0
-    for row in range(len(packed["token_ids"])):
-        for slot in range(int(packed["sequence_ids"][row].max())):
-            length = int(unpacked["sequence_ids"][sequence].sum())
-            with torch.no_grad():
-                want = reference.eval()(
-                    input_ids=torch.tensor(unpacked["token_ids"][sequence : sequence + 1, :length]).long(),
-                    token_type_ids=torch.tensor(
-                        unpacked["token_type_ids"][sequence : sequence + 1, :length]
-                    ).long(),
-                )
-            if head == CLASSIFICATION:
-                assert_close(outputs["logits"][row, slot], want.logits[0].numpy())
-            elif head == TOKEN_CLASSIFICATION:
-                mine = packed["sequence_ids"][row] == slot + 1
-                assert_close(outputs["logits"][row][mine], want.logits[0].numpy())
-            else:
-                mine = packed["sequence_ids"][row] == slot + 1
-                assert_close(outputs["start_logits"][row][mine], want.start_logits[0].numpy())
-                assert_close(outputs["end_logits"][row][mine], want.end_logits[0].numpy())
-            sequence += 1
-    assert sequence == 11
+    pairs = collections.defaultdict(list)
+    for sequence, (row, slot) in enumerate(np.argwhere(packed["slot_weights"])):
+        length = int(unpacked["sequence_ids"][sequence].sum())
+        tokens, types = (
+            torch.tensor(unpacked[name][sequence, :length]).long()[None]
+            for name in ("token_ids", "token_type_ids")
+        )
+        with torch.no_grad():
+            theirs = reference.eval()(input_ids=tokens, token_type_ids=types)
+        theirs = {name: values[0].numpy() for name, values in theirs.items()}
+        mine, predicted = (packed[name][row] == slot + 1 for name in ("sequence_ids", "prediction_sequences"))
+        if head in (PRETRAINING, MASKED_LM):
+            used = unpacked["prediction_sequences"][sequence] > 0
+            logits = theirs["prediction_logits" if head == PRETRAINING else "logits"]
+            want = {"mlm_logits": (predicted, logits[unpacked["prediction_positions"][sequence][used]])}
+            if head == PRETRAINING:
+                want["nsp_logits"] = slot, theirs["seq_relationship_logits"]
+        else:
+            want = {name: (slot if head == CLASSIFICATION else mine, theirs[name]) for name in outputs}
+        for name, (part, values) in want.items():
+            pairs[name].append((outputs[name][row][part], values))
+    assert pairs.keys() == outputs.keys()
+    for name in pairs:  # of all sequences at once: two logits near 0 are no measure of rounding
+        got, want = zip(*pairs[name], strict=True)
+        assert len(got) == 11
+        assert [one.shape for one in got] == [one.shape for one in want]
+        assert_close(*(np.concatenate([one.ravel() for one in side]) for side in (got, want)))
 
 
 def test_a_head_of_transformers_is_read(tmp_path):
@@ -218,23 +243,28 @@ def test_a_head_of_transformers_is_read(tmp_path):
     assert_close(model(unpacked)["end_logits"][0, :length], want.end_logits[0].numpy())
 
 
-@pytest.mark.parametrize("head", CLASSES)
-def test_a_pretrained_encoder_of_ours_starts_a_fine_tuning(head, tmp_path):
-    pretrained = make_model(PRETRAINING)
+@pytest.mark.parametrize("form", ["ours", "hf"])
+@pytest.mark.parametrize(
+    ("stored", "head"),
+    [*((PRETRAINING, head) for head in FINE_TUNED), (MASKED_LM, CLASSIFICATION), (PRETRAINING, MASKED_LM)],
+)
+def test_a_checkpoint_starts_what_it_can(stored, head, form, tmp_path):
+    pretrained = make_model(stored)
     save(tmp_path / "ours", pretrained)
+    assert form == "ours" or run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf") == 0
     model = build_model(head, CONFIG, num_outputs=NUM_CLASSES, seed=2)
-    found = starting_weights.load(tmp_path / "ours", named_weights(model), CONFIG, head)
-    encoder = [name for name in named_weights(model) if name.startswith("bert/")]
-    assert_same_weights(pretrained, model, encoder)
-    assert "predictions/output_bias" in found.unused
-    if head == CLASSIFICATION:
-        pooler = named_weights(pretrained)["next_sentence/pooler/kernel"].numpy()
-        np.testing.assert_array_equal(model.classification.pooler.kernel.numpy(), pooler)
-        assert found.missing == ["classification/classifier/kernel", "classification/classifier/bias"]
-    else:
-        assert found.missing == [f"{OUTPUTS[head]}/kernel", f"{OUTPUTS[head]}/bias"]
-        assert "next_sentence/pooler/kernel" in found.unused
-    assert found.num_used == len(encoder) + (2 if head == CLASSIFICATION else 0)
+    found = starting_weights.load(tmp_path / form, named_weights(model), CONFIG, head)
+    shared = [name for name in named_weights(model) if name in named_weights(pretrained)]
+    assert_same_weights(pretrained, model, shared)
+    names, pooler = list(named_weights(model)), []
+    if (stored, head) == (PRETRAINING, CLASSIFICATION):  # whose pooler is the same layer
+        pooler = ["classification/pooler/kernel", "classification/pooler/bias"]
+        kernel = named_weights(pretrained)["next_sentence/pooler/kernel"].numpy()
+        np.testing.assert_array_equal(model.classification.pooler.kernel.numpy(), kernel)
+    assert found.missing == [name for name in names if name not in {*shared, *pooler}]
+    assert found.num_used == len(shared) + len(pooler)
+    # A matrix that is stored twice elsewhere counts once
+    assert len(found.unused) == len(named_weights(pretrained)) - found.num_used
 
 
 def test_a_bare_encoder_of_hugging_face_starts_a_fine_tuning(tmp_path):
