@@ -95,7 +95,7 @@ def test_positions_that_go_on_are_caught(engine, batch):
 def test_next_sentence_on_the_first_cls_is_caught(monkeypatch, engine, batch):
     head = engine.model.next_sentence
     call = head.call
-    monkeypatch.setattr(head, "call", lambda hidden, positions, training: call(hidden, positions * 0))
+    monkeypatch.setattr(head, "call", lambda hidden, positions, **_: call(hidden, positions * 0))
     found = set(failed(engine, batch))
     assert {"neighbours: change of nsp_logits", GRADIENT, "unpacked: nsp_logits", NSP_LOSS} <= found
     assert MLM_LOSS not in found
