@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from packs import random_packs, write_packs
 
-from bert_packed.core import storage
 from bert_packed.data import read_order as read_order_module
 from bert_packed.data.read_order import IN_ORDER_PACKS, find_spans, index_files, read_order
 from bert_packed.records import tfrecords
@@ -136,18 +135,6 @@ def files(tmp_path_factory):
     for path, count in zip(paths, (20, 1, 8, 19), strict=True):
         write_packs(path, random_packs(rng, count, 24), 24)
     return [str(path) for path in paths]
-
-
-def test_a_file_is_scanned_across_blocks_of_any_size(files, monkeypatch):
-    for size in (7, 64, 1000, 2**20):
-        monkeypatch.setattr("bert_packed.records.tfrecords.SCAN_BYTES", size)
-        for path in files[1:3]:
-            scan = scan_file(path)
-            sizes = [len(record) + FRAME_BYTES for record in tfrecords.read_records(path)]
-            starts = np.cumsum([0, *sizes])
-            assert scan.num_records == len(sizes) == tfrecords.count_records(path)
-            assert scan.offsets.tolist() == starts.tolist()
-            assert scan.sha256 == storage.file_sha256(path)
 
 
 @pytest.mark.parametrize("cut", [-1, -3, 4])
