@@ -82,7 +82,7 @@ def count_sent(text, kinds):
     products, others = fractions.Fraction(), fractions.Fraction()
     for one in find_collectives(read_module(text)):
         if one.times is None:
-            raise ValueError("collectives must not stand in a loop of unknown length")
+            raise ValueError("collectives must not be in a loop of unknown length")
         scalars = _share_sent(one) * one.num_bytes / SCALAR_BYTES
         if one.kind in kinds:
             products += scalars
@@ -99,6 +99,7 @@ def count_passes(layout, transport, side, shape, names=tuple(PASSES)):
         arguments, *_ = PASSES[name]
         program = compile_encoder(shape, layout, side, transport or "gather", **arguments)
         sent = count_sent(program.text, kinds)
+        # A program with gradients computes the forward pass too
         found[name] = sent - found["forward"] if found else sent
     return found
 

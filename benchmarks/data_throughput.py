@@ -83,7 +83,7 @@ def encoding_rows(config):
     with context.Manager() as manager, context.Pool(config.num_workers) as pool:
         for _ in range(config.repeats):
             for (name, processes), found in rates.items():
-                barrier = manager.Barrier(processes)
+                barrier = manager.Barrier(processes)  # none encodes while another still makes its packs
                 work = [(name, num_rounds, *sizes, barrier)] * processes
                 found.append(sum(pool.map(packs_per_second, work, chunksize=1)))
     return rate_rows("packs", {way: max(found) for way, found in rates.items()})
@@ -180,7 +180,8 @@ def _start(**flags):
 
 
 def _pack_plainly(path, output, config):
-    """Pack one file in a process of its own, as its memory is: `PackingRun`."""
+    """Pack one file in the straightforward way, in a new process: `PackingRun`."""
+    # Memory never shrinks: each measurement needs a process that has packed nothing before
     with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         sizes = config.max_seq_length, config.max_sequences_per_pack
         return pool.submit(plain_run, path, os.path.join(output, "packs.tfrecord"), *sizes).result()

@@ -111,7 +111,7 @@ def _unfilled_encoder(shape, side, remat, block, layout):
         max_position_embeddings=side**2,
     )
     encoder = PackedEncoder(config, block=block, remat=remat, layout=layout)
-    with keras.StatelessScope(initialize_variables=False):
+    with keras.StatelessScope(initialize_variables=False):  # the weights of a large model fit no memory here
         encoder.build()
     return encoder
 

@@ -72,6 +72,7 @@ def main(config):
 
 def speed_row(packed, unpacked):
     """Speed of lists of `FinishedRun`: a row of a table."""
+    # Rows of a log while the machine was busy weigh on a mean
     fast, slow = (statistics.median(s for one in runs for s in one.speeds) for runs in (packed, unpacked))
     factors = [one.packing_factor for one in packed if one.packing_factor]
     return {

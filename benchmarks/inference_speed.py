@@ -123,7 +123,7 @@ def check_agreement(ways):
     packed, *others = [way() for way in ways.values()]
     for name, vectors in zip(list(ways)[1:], others, strict=True):
         difference = abs(packed - vectors).max() / abs(vectors).max()
-        if not difference < VECTOR_TOLERANCE:
+        if not difference < VECTOR_TOLERANCE:  # NaN too
             raise InputError(
                 f"`reference` must give our vectors, to {VECTOR_TOLERANCE} of the largest. Received: "
                 f"{difference:.2g}, {name}."
@@ -166,7 +166,7 @@ def our_shapes(config, encoder, texts):
 
 
 def peer_shapes(config, lengths, texts, names):
-    """Batches of the ways of transformers, as of `our_shapes`, for texts with these numbers of tokens."""
+    """Batches of the ways of transformers, as `our_shapes`, for texts with these numbers of tokens."""
     ordered = [lengths[index] for index in longest_first(texts)]
     rows = config.reference_batch_size
     of_process = [

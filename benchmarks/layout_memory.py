@@ -96,10 +96,7 @@ def _kind(kind, num_axes):
 
 
 def memory_rows(sides, layers, compile_program=compile_encoder):
-    """Memory of a device, MiB, for N blocks and their gradients with `--remat`, at Table 2's weak scaling.
-
-    Kernels are among the arguments, their gradients among the results.
-    """
+    """Memory of a device, MiB, for N blocks and their gradients with `--remat`, at Table 2's weak scaling."""
     rows = []
     for side in sides:
         shape = table2_shape(side, layers)
@@ -114,6 +111,7 @@ def memory_rows(sides, layers, compile_program=compile_encoder):
                     "hidden": shape.width,
                     "arguments, MiB": program.argument_bytes / MEBIBYTE,
                     "results, MiB": program.output_bytes / MEBIBYTE,
+                    # Among the arguments, and their gradients among the results
                     "kernels / p, MiB": kernel_bytes(shape) / devices / MEBIBYTE,
                     "temporaries, MiB": program.temporary_bytes / MEBIBYTE,
                     "peak, MiB": program.peak_bytes / MEBIBYTE,
@@ -128,11 +126,7 @@ def kernel_bytes(shape):
 
 
 def batch_rows(sides, layers, budget, compile_program=compile_encoder):
-    """The largest batch of which N blocks and their gradients fit a device, Figure 9.
-
-    `megatron1d, inputs spread` is arithmetic from `megatron1d`: there every device keeps the inputs of all
-    blocks, where Megatron keeps 1/p of them (Section 3.1.1).
-    """
+    """The largest batch of which N blocks and their gradients fit a device, Figure 9."""
     rows = []
     for side in sides:
 
@@ -141,6 +135,7 @@ def batch_rows(sides, layers, budget, compile_program=compile_encoder):
             shape = table2_shape(side, layers, batch)
             return compile_program(shape, layout, side, remat=True).peak_bytes
 
+        # Every device of ours keeps the inputs of all blocks, of Megatron's 1/p of them (Section 3.1.1)
         def spread(batch, side=side, peak=peak):
             inputs = SCALAR_BYTES * layers * table2_shape(side, layers, batch).bsh
             return peak("megatron1d", batch) - inputs * (1 - 1 / side**2)

@@ -28,12 +28,11 @@ class Rates:
     """Work of a machine in a second.
 
     Attributes:
-        by_shape: Dict from the shape of a product, `(R, D, C)`, to operations. memory: Bytes read and
-        written. exponentials: Of float32 numbers in the cache, as the backend's compiler writes them, which
-        decides more
-            than the processor does (1.3e9 by TensorFlow, 3.2e9 by JAX on one CPU).
+        by_shape: Dict from the shape of a product, `(R, D, C)`, to operations.
+        memory: Bytes read and written.
+        exponentials: Of float32 numbers in the cache.
         torch: Dict from shape to torch's operations; {} where it was not measured.
-        of_torch: Dict from shape to our rate as a share of torch's, as of `timing.median_row`.
+        of_torch: Dict from shape to our rate as a share of torch's, a `timing.median_row`.
     """
 
     by_shape: dict
@@ -148,6 +147,7 @@ def memory_program():
 def exponential_program():
     """A function that computes exponentials of small arrays, one after another."""
 
+    # The backend's compiler decides more than the processor: 1.3e9 by TensorFlow, 3.2e9 by JAX on one CPU
     def chain(values):
         for _ in range(CHAIN_LENGTH):
             values = ops.exp(values) - 1  # of numbers around 0, around 0 again

@@ -87,12 +87,10 @@ def scan_variants():
 
 
 def associative_scan(u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, position_ids_BS):
-    """The scan of packs as `ssm_pack` has it, by runs of 1, 2, 4, ... tokens: log2(S) rounds over all states.
-
-    `keras.ops.associative_scan` does not compile under TensorFlow at even lengths. A start is a decay of 0, a
-    product: a neighbour's infinity would come through.
-    """
+    """The scan of packs as `ssm_pack` has it, by runs of 1, 2, 4, ... tokens, in log2(S) rounds."""
+    # `keras.ops.associative_scan` does not compile under TensorFlow at even lengths
     goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
+    # A start is a decay of 0. It is a product: an infinity of the sequence before would come through
     decay_BSZE = ops.exp(delta_BSE[:, :, None] * a_ZE) * goes_on_BS[:, :, None, None]
     states_BSZE = (delta_BSE * u_BSE)[:, :, None] * b_BSZ[..., None]
     reach = 1

@@ -164,7 +164,7 @@ def attention_programs(model_config, has_mask, hidden_BSD, sequence_ids_BS):
 
 
 def fresh_mask_pairs(config, folder):
-    """Training steps on a run's batches under either masking, as of `attention_mask_pairs`."""
+    """Training steps on a run's batches under either masking; returns as `attention_mask_pairs`."""
     engine, batches = masked_batches(config, folder)
 
     def stepping(its_batches):
@@ -197,7 +197,7 @@ def masked_batches(config, folder):
 
 
 def restart_pairs(model_config, batch_size, length):
-    """Training steps and operators of a Mamba, as of `attention_mask_pairs`."""
+    """Training steps and operators of a Mamba; returns as `attention_mask_pairs`."""
     from benchmarks import mamba_operators
 
     rng = np.random.default_rng(0)

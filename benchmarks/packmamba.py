@@ -28,7 +28,7 @@ from bert_packed.training.engines import choose_backend
 PARTS = PADDING, TRAINING, OPERATORS, VARIANTS = "padding", "training", "operators", "variants"
 SINGLE, PADDED, PACKED = "one at a time", "padded", "packed"
 REFERENCE = "transformers"
-NUM_LENGTHS = 20_000  # sequences of which padding rates are told
+NUM_LENGTHS = 20_000  # sequences in the padding rates
 # Wanted of packs, in real tokens/s: against one sequence at a time (the paper's gain for its model of 1.4B),
 # against padded rows (of what the padding promises), and against transformers
 SINGLE_GAIN, PADDED_SHARE, REFERENCE_GAIN = 3.06, 0.95, 3.0
@@ -147,7 +147,7 @@ def make_batches(config, lengths, vocab_size):
     pack_length, row_length = config.pack_length // config.shrink, config.max_seq_length // config.shrink
     packs = choose_packs(np.maximum(1, lengths // config.shrink), pack_length, config.batch_size)
     alone = [int(length) for pack in packs for length in pack]
-    rng.shuffle(alone)
+    rng.shuffle(alone)  # in the order of packs, padded rows would be more alike than rows of real data
     shapes = best_shapes(alone, NUM_SHAPES)
     fitting = shapes[np.searchsorted(shapes, alone)]
     num_rows = max(1, config.batch_size * pack_length // row_length)
@@ -182,6 +182,7 @@ def choose_packs(lengths, pack_length, num_packs):
             f"`input_file` must hold enough to fill {num_packs} packs of {pack_length}. "
             f"Received: {len(ordered)} sequences."
         )
+    # A plan of these may need more packs: fewer sequences, until it fits
     while True:
         # In the middle of as many equal parts: a few sequences drawn would have another mean than all
         places = (np.arange(num_sequences) + 0.5) * len(ordered) / num_sequences
@@ -205,6 +206,7 @@ def training_tables(model_config, batches, num_repeats):
     counts = {way: count_tokens(some) for way, some in batches.items()}
     by_token = seconds_a_token(time_interleaved(ways, num_repeats), batches)
     rows = [{**row, "padding, %": 100 * counts[row["way"]][1]} for row in speed_rows(by_token)]
+    # Where time goes with the number of tokens, packs gain what padding takes
     promised = (1 - counts[PACKED][1]) / (1 - counts[PADDED][1])
     wanted = {SINGLE: SINGLE_GAIN, PADDED: PADDED_SHARE * promised}
     compared = [comparison(by_token, way, least) for way, least in wanted.items()]
@@ -212,12 +214,10 @@ def training_tables(model_config, batches, num_repeats):
 
 
 def measure_reference(model_config, batches, num_repeats):
-    """Interleave training with transformers on a few padded rows with training on the packs: two rows.
-
-    On a CPU transformers loops over the tokens in Python, and its backward pass grows with their square.
-    """
+    """Interleave training with transformers on a few padded rows with training on the packs: two rows."""
     from benchmarks.peers.training import transformers_training
 
+    # On a CPU it loops over tokens in Python, and its backward pass grows with the square of their number
     rows = {name: values[:REFERENCE_ROWS] for name, values in batches[PADDED][0].items()}
     with transformers_training(model_config, {PADDED: [rows]}) as peer:
         ways = {

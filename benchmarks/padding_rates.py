@@ -13,7 +13,7 @@ from bert_packed.packing.histogram import count_lengths
 # Lengths of PackMamba's Section 4; nothing else is known of them
 SHORTEST, LONGEST, MEAN = 57, 2048, 646
 SPREAD = 2.0  # ours: of the logarithm of a document's length
-NUM_EVEN = 4000  # quantiles that stand for all documents
+NUM_EVEN = 4000  # quantiles of all documents, whose mean is solved for
 WINDOW = 64  # sequences that wait while packs are filled in order
 PRINTED = {"padded": 66.3, "in order of arrival": 19.1, "sorted in a window": 0.41}  # percent
 
@@ -21,8 +21,7 @@ PRINTED = {"padded": 66.3, "in order of arrival": 19.1, "sorted in a window": 0.
 def draw_lengths(num_sequences, seed, shortest=SHORTEST, longest=LONGEST, mean=MEAN):
     """Random lengths between two, of a given mean: int64 `[num_sequences]`.
 
-    Documents are log-normal, with a spread of `SPREAD` in the logarithm; those shorter than `shortest` are
-    left out, longer ones are cut at `longest`. The middle is solved for the mean.
+    Documents are log-normal; those shorter than `shortest` are left out, longer ones are cut at `longest`.
     """
     even = (np.arange(NUM_EVEN) + 0.5) / NUM_EVEN
 
@@ -32,7 +31,7 @@ def draw_lengths(num_sequences, seed, shortest=SHORTEST, longest=LONGEST, mean=M
         documents = np.exp(middle + SPREAD * norm.isf((1 - shares) * kept))
         return np.minimum(documents, longest).astype(np.int64)
 
-    # Nearly all documents are left out, and nearly all are cut
+    # The middle is solved for the mean. At the ends nearly all documents are left out, and nearly all are cut
     low, high = np.log(shortest) - 6 * SPREAD, np.log(longest) + 6 * SPREAD
     middle = optimize.brentq(lambda at: lengths(even, at).mean() - mean, low, high)
     return lengths(np.random.default_rng(seed).random(num_sequences), middle)

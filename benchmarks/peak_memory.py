@@ -1,4 +1,4 @@
-"""How much memory a job takes above its imports: this process and those it starts, each at its own peak.
+"""Peak memory of a job above its imports: of this process and of those that it starts, each at its peak.
 
 Linux counts the peak of each program in /proc/PID/status as VmHWM. `ru_maxrss` looks like the same number,
 but a process inherits it from the one that started it, so a small program looks as large as its parent.
@@ -21,12 +21,11 @@ class MemoryWatch:
         watch.largest_growth, watch.total_growth
 
     What is resident when the block begins, the imports, is the base, for the processes that are started too:
-    they import the same. The peak of a process is read until it ends, so what it takes in its last twentieth
-    of a second may be missed.
+    they import the same. What a process takes in its last twentieth of a second may be missed.
 
     Attributes:
-        largest_growth: Bytes that the process that grew most had above the base; None where the system does
-            not tell, which is everywhere but on Linux.
+        largest_growth: Bytes that the process that grew most had above the base; None where the system
+            does not say, which is everywhere but on Linux.
         total_growth: Sum over all processes, at least what they took together: their peaks need not coincide.
     """
 
@@ -47,6 +46,7 @@ class MemoryWatch:
             return
         self._is_over.set()
         self._thread.join()
+        # The thread may have looked last before this process took most; the others have ended
         self._look([os.getpid()])
         growths = [max(0, peak - self._base) for peak in self._peaks.values()]
         self.largest_growth, self.total_growth = max(growths), sum(growths)
@@ -54,6 +54,7 @@ class MemoryWatch:
     def _look_until_over(self):
         looks, processes = 0, []
         while not self._is_over.wait(SECONDS_BETWEEN_LOOKS):
+            # A search reads a file for every process of the machine: not at each look
             if looks % LOOKS_BETWEEN_SEARCHES == 0:
                 processes = find_descendants(os.getpid())
             self._look(processes)

@@ -42,6 +42,7 @@ def draw_bars(axes, rows, label, columns, horizontal=True):
     """
     width = BAR / len(columns)
     for number, (column, title) in enumerate(columns.items()):
+        # The bars of a group lie around the place of its label
         places = [place + (number + 0.5) * width - BAR / 2 for place in range(len(rows))]
         values = [row[column] or 0 for row in rows]
         (axes.barh if horizontal else axes.bar)(places, values, width, label=title, color=COLORS.get(title))
@@ -62,6 +63,7 @@ def draw_curves(axes, curves):
         axes: Of matplotlib.
         curves: Dict from a label to a list of (x, y, least, most), or of (x, y) without a band.
     """
+    # Packed and unpacked have their colors in every picture; the rest takes the next ones
     others = [label for label in curves if label not in COLORS]
     colors = COLORS | {label: f"C{number}" for number, label in enumerate(others, 2)}
     for label, points in curves.items():

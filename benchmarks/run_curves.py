@@ -38,7 +38,7 @@ class CurvesConfig(Settings):
     figures: str = setting("mlm_loss", "columns of metrics.csv and eval_metrics.csv, comma-separated")
     over: str = setting("step", "what the picture has across", choices=OVER)
     target_accuracy: float = setting(
-        0.0, "held-out masked-LM accuracy whose cost is told; 0 = none", minimum=0, maximum=1
+        0.0, "held-out masked-LM accuracy whose cost is in the table; 0 = none", minimum=0, maximum=1
     )
     picture: str = setting("", "also draw the curves into this PNG")
 
@@ -83,6 +83,7 @@ def read_run(folder, figures):
 
     record = read_json(folder / RUN_FILE)
     flags, factor = record["flags"], record["data"]["packing_factor"]
+    # A batch that grows is another number of sequences at each step
     grows = flags.get("batch_warmup_steps")
     per_step = None if grows or not factor else factor * flags["train_batch_size"]
     rows = {data: [row for row in read_rows(folder / log) if row["loss"]] for data, log in LOGS.items()}
@@ -114,16 +115,14 @@ def read_run(folder, figures):
 
 
 def _hours(rows, sequences_per_step):
-    """Hours of training until each row of a log: dict by step; {} where no row has a speed.
-
-    A row whose steps were not timed, the first of a process that is killed soon, took as long as others.
-    """
+    """Hours of training until each row of a log: dict by step; {} where no row has a speed."""
     speeds = [float(row["sequences_per_second"]) for row in rows if row.get("sequences_per_second")]
     if not speeds or not sequences_per_step:
         return {}
     usual, seconds, before, hours = statistics.median(speeds), 0.0, 0, {}
     for row in rows:
         step = int(row["step"])
+        # Steps that were not timed, the first of a process that was killed soon, took as long as others
         speed = float(row.get("sequences_per_second") or usual)
         seconds += (step - before) * sequences_per_step / speed
         hours[step], before = seconds / 3600, step

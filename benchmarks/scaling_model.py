@@ -73,13 +73,10 @@ def multiplications(shape):
 
 
 def fit_machine(row=FITTED_TO):
-    """The machine under which a row of Megatron has its two printed times: `Machine`.
-
-    Backward there are three times the multiplications and two times the scalars of forward, so that
-
-        backward - 2 forward = multiplications / p / rate
-    """
+    """The machine under which a row of Megatron has its two printed times: `Machine`."""
     shape = _shape_of_row(row)
+    # Backward, three times the multiplications of forward and two times its scalars: their difference is one
+    # time the multiplications, and no scalars
     computing = row.backward - 2 * row.forward
     sent = float(formula("forward", "megatron1d", "", math.isqrt(row.devices), shape)) / row.batch
     rate = multiplications(shape) / row.batch / row.devices / computing

@@ -137,6 +137,7 @@ def start(name, is_help):
     with tempfile.TemporaryDirectory() as folder:
         target = os.path.join(folder, MISSING)
         arguments = ["--help"] if is_help else [flag if "=" in flag else f"{flag}={target}" for flag in flags]
+        # Of all children that have ended: the difference is that of this one
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         ended = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
         seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -209,7 +210,7 @@ def first_batch(way, config, folder):
         for store in (os.path.join(output, SCANS_FILE), os.path.join(folder, SCANS_FILE)):
             if os.path.exists(store):
                 os.remove(store)
-    forget(folder)
+    forget(folder)  # else a start after another reads from memory
     step = config.num_packs // 2 // settings.train_batch_size if way in (UNKNOWN, CONTINUE) else 0
     before, begin = bytes_read(), time.perf_counter()
     data = read_data(settings)

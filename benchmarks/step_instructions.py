@@ -66,6 +66,7 @@ def read_work(text):
         if computation.name in inside or instruction.opcode in RUNS_OTHERS:
             continue
         called = module.computations.get(instruction.attribute("calls"))
+        # A fusion: what is inside does the work, its operands and results alone are memory
         work = called.instructions.values() if called else [instruction]
         shapes = [*computation.operand_shapes(instruction), instruction.shapes]
         before = found.get(instruction.name) or Work(
@@ -131,7 +132,7 @@ def read_threads(folder, names):
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
         threads += [_read_thread(plane, line, names) for plane in space.planes for line in plane.lines]
     if not any(isinstance(what, str) for spans in threads for _, _, what in spans):
-        raise InputError("a trace must tell of XLA's instructions. Received: none; only CPUs are known to.")
+        raise InputError("a trace must hold XLA's instructions. Received: none; only CPUs are known to.")
     return threads
 
 
@@ -180,11 +181,13 @@ def core_seconds(threads):
             if isinstance(what, HandingOut):
                 origins[what.task] = holder
                 continue
+            # What is called inside another is not the other's own time
             seconds[what] += end - start
             if holder is not None:
                 seconds[holder] -= end - start
     of_instructions = collections.Counter()
     for what, own in seconds.items():
+        # A task may hand out others
         while isinstance(what, int):
             what = origins.get(what)
         if what is not None:

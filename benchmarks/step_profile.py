@@ -92,7 +92,7 @@ def main(config):
 
 
 def product_shapes(model_config, num_packs, length, num_predictions):
-    """Shapes of a step's products, as of `machine_rates`: projections, feed-forward, vocabulary logits."""
+    """Shapes of a step's products, as in `machine_rates`: projections, feed-forward, vocabulary logits."""
     width, inner, tokens = model_config.hidden_size, model_config.intermediate_size, num_packs * length
     logits = (num_packs * num_predictions, width, model_config.vocab_size)
     return {(tokens, width, width), (tokens, width, inner), (tokens, inner, width), logits}
@@ -142,6 +142,7 @@ def profile_rows(work, seconds, num_steps, rates):
             sum(getattr(work[name], what) for name in names)
             for what in ("flops", "num_bytes", "exponentials")
         )
+        # Work of different kinds may overlap: the longest alone is the least
         limits = rates.least_seconds(flops, num_bytes, exponentials)
         limit = max(limits, key=limits.get)
         rows.append(
@@ -170,6 +171,7 @@ def draw(rows, rates, path):
     times.set(title="ms of a step")
     products = [row for row in parts if row["GFLOP/s"]]
     intensities = [row["operations a byte"] for row in products]
+    # The roof rises with the rate of memory up to this intensity, and is flat from there
     across = sorted({1, rates.products / rates.memory, 2 * max([1, *intensities])})
     least = [min(rates.products, rates.memory * one) / GIGA for one in across]
     roofline.plot(across, least, color="black", label="by the machine's rates")

@@ -144,7 +144,7 @@ def command_of(run, folder):
 
 
 def check_runs(runs, folder):
-    """Raise `InputError` where a flag of a run is wrong, or `more_flags` change one of its own."""
+    """Raise `InputError` where a flag of a run is wrong, or `more_flags` change one of them."""
     for run in runs:
         settings = parse(CONFIGS[run.program], command_of(run, folder)[1:])
         for name, value in run.flags.items():
@@ -189,7 +189,8 @@ def _check_start(run, folder):
     checkpoints = list_checkpoints(Path(start)) if start else []
     if not checkpoints or not began.exists():
         return
-    # The flagfile is written at a run's start, and never again
+    # The flagfile is written at a run's start, and never again. A run itself checks the path of its start
+    # alone: phase 1 taken again would leave phase 2 as it was
     if (checkpoints[-1] / WEIGHTS).stat().st_mtime_ns > began.stat().st_mtime_ns:
         raise InputError(
             f"{run.name} must be from the newest checkpoint of {start}. Received: a run that began before; "
@@ -198,11 +199,11 @@ def _check_start(run, folder):
 
 
 def _take(run, folder):
-    """Take a run, or continue it, until it is complete or stopped; returns the status as of `take_runs`."""
+    """Take a run, or continue it, until it is complete or stopped; returns a status as `take_runs`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{run.name}.log"
-    with log.open("ab") as output:
+    with log.open("ab") as output:  # a run that continues adds to what it said before
         process = subprocess.Popen(
             command_of(run, folder), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
@@ -230,6 +231,7 @@ def _handing_on_signals(process):
         received.append(number)
         process.send_signal(number)
 
+    # What this command ignores, as under nohup, its runs inherit as ignored
     numbers = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
     before = {number: signal.signal(number, hand_on) for number in numbers}
     try:

@@ -60,6 +60,7 @@ def plan_corpus(histogram, depth):
 def wikipedia_histogram(max_seq_length):
     """The papers' Wikipedia lengths in proportion to S, of `FEWEST_TOKENS` at least: int64 `[S]`."""
     counts = load_known_histogram(WIKIPEDIA)
+    # Rounded up, so that the longest stay the longest
     lengths = -(-np.arange(1, len(counts) + 1) * max_seq_length // len(counts))
     lengths = np.maximum(lengths, min(FEWEST_TOKENS, max_seq_length))
     return np.bincount(lengths, counts, max_seq_length + 1)[1:].astype(np.int64)
@@ -117,6 +118,7 @@ def random_packs(packs, spec, vocab_size, rng):
     num_predictions = count_predictions(lengths, spec.max_seq_length)
     offsets, num_tokens = to_offsets(lengths), int(lengths.sum())
     first_id = min(FIRST_WORD, vocab_size - 1)
+    # The second half of each sequence is its second segment
     is_b = np.arange(num_tokens) >= np.repeat(offsets[:-1] + lengths // 2, lengths)
     number = range_indices(np.zeros(len(lengths), np.int64), num_predictions)
     # Evenly in each sequence: lengths 4 and 6, one and two predictions -> 0 0 3
@@ -143,7 +145,7 @@ def row_batch(lengths, max_seq_length, vocab_size, rng):
 
 
 def bert_batch(packs, spec, vocab_size, rng):
-    """The batch dict of pre-training a BERT on packs; arguments as of `random_packs`."""
+    """The batch dict of pre-training a BERT on packs; arguments as in `random_packs`."""
     from bert_packed.objectives.features import BATCH_NAMES
 
     arrays = random_packs(packs, spec, vocab_size, rng)
@@ -156,6 +158,7 @@ def token_batch(packs, length, vocab_size, rng):
     arrays = random_packs(packs, spec, vocab_size, rng)
     tokens_BS, ids_BS = arrays[schema.INPUT_IDS], arrays[schema.INPUT_MASK]
     next_ids_BS, next_tokens_BS = (np.pad(values[:, 1:], ((0, 0), (0, 1))) for values in (ids_BS, tokens_BS))
+    # The last token of each sequence, whose next one is padding or another sequence's, has no label
     goes_on_BS = (next_ids_BS == ids_BS) & (ids_BS > 0)
     slots_K = np.arange(1, spec.max_sequences_per_pack + 1)
     return {

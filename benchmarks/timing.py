@@ -19,9 +19,6 @@ def ratios(seconds, baseline):
 def median_interval(values, confidence=0.95):
     """Interval that holds the median of infinitely many repeats, by the ranks of the values: a pair.
 
-    However the values are spread, each is below their median with probability 1/2, so the number below it is
-    binomial.
-
     Args:
         values: List of float, independent.
         confidence: Share of such intervals that hold the median.
@@ -32,6 +29,7 @@ def median_interval(values, confidence=0.95):
     if len(values) < FEWEST_FOR_INTERVAL:
         return None, None
     ranked = sorted(values)
+    # Each is below the median with probability 1/2, whatever the distribution: their number is binomial
     num_outside = int(binom.ppf((1 - confidence) / 2, len(ranked), 0.5))
     low = max(num_outside - 1, 0)
     return ranked[low], ranked[-1 - low]

@@ -131,12 +131,12 @@ def make_batches(corpus, config, vocab_size):
 def sorted_lengths(histogram, num_batches, rng):
     """Lengths of the batches of sorted data, in random order: int64 `[num_batches]`.
 
-    Neighbours in sorted data are of one length. A batch is for each of `num_batches` equal parts of the data,
-    with the length in the middle of that part.
+    A batch is for each of `num_batches` equal parts of the data, with the length in the middle of that part.
 
         histogram of 1 1 1 1 3 3 5 5, four batches   ->   1 1 3 5
     """
     upto = np.cumsum(histogram)
+    # Neighbours in sorted data are of one length: a batch is taken as of one length
     places = (np.arange(num_batches) + 0.5) / num_batches * upto[-1]
     return rng.permutation(1 + np.searchsorted(upto, places, side="right"))
 
@@ -181,7 +181,8 @@ def describe(corpus):
 
 
 def sums_of_a_row(corpus, is_packed):
-    """Means of a row of all the data, for `count_flops`; those of the few batches timed would differ."""
+    """Means of a row of all the data, for `count_flops`."""
+    # Those of the few batches that are timed would differ
     lengths = np.arange(1, len(corpus.histogram) + 1)
     values = {
         "num_tokens": lengths,

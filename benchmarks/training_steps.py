@@ -41,7 +41,8 @@ def stepping(engine, batches):
 
     def step(repeat):
         batch = batches[repeat % len(batches)]
-        float(engine.train_step(batch)["num_sequences"])  # wait for the device
+        # A step returns before it is computed; reading a number waits for it
+        float(engine.train_step(batch)["num_sequences"])
 
     return step
 
@@ -52,6 +53,7 @@ def stepping_through(engine, batches):
     def steps(_):
         for batch in batches:
             sums = engine.train_step(batch)
-        float(sums["num_sequences"])  # wait for the device
+        # Each step needs the weights of the one before: waiting for the last waits for all
+        float(sums["num_sequences"])
 
     return steps

@@ -116,10 +116,10 @@ def measure_times(config):
     drawn = [draw_lengths(corpus.histogram, config.batch_size, rng) for _ in range(config.repeats)]
     groups = [split_into_groups(lengths, shapes) for lengths in drawn]
     of_groups = [[row_batch(*group, vocab_size, rng) for group in of_batch] for of_batch in groups]
-    for shape in shapes:  # compile all, whichever the first batch has
+    for shape in shapes:  # compile all before the first timed batch, whichever of them it has
         stepping_through(engine, [row_batch([shape] * GROUP_SIZE, int(shape), vocab_size, rng)])(0)
     ways = {
-        # their content does not change their time: one batch each
+        # One batch each: their content does not change their time
         PADDED: stepping_through(engine, [corpus.unpacked_batch(config.batch_size, vocab_size, rng)]),
         UNPADDED: lambda repeat: stepping_through(engine, of_groups[repeat])(repeat),
         PACKED: stepping_through(engine, [corpus.packed_batch(config.batch_size, vocab_size, rng)]),
@@ -179,8 +179,9 @@ def measured_scaling(speed_ups, of_packs, own, devices=DEVICES):
     `seen` has both as the mean of the least of n of the batches seen: the clock's noise weighs on both alike.
 
     Args:
-        speed_ups, of_packs: Of each batch without padding, and of packs, in sequences a second: lists of
-        float. own: `Gumbel` fitted to the former. devices: Numbers of devices.
+        speed_ups, of_packs: Of each batch without padding, and of packs, in sequences a second.
+        own: `Gumbel` fitted to the former.
+        devices: Numbers of devices.
     """
     packing = float(np.median(of_packs))
     rows = []

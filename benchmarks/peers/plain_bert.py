@@ -21,7 +21,7 @@ class PaddingContext:
         self.mask_B11S = sequence_ids_BS[:, None, None, :] > 0
 
     def hide(self, scores_BNSS):
-        """As of `context.PackContext`."""
+        """Scores float `[B, N, S, S]` with those of padding out of reach, as in `context.PackContext`."""
         return ops.where(self.mask_B11S, scores_BNSS, MASKED_SCORE)
 
 
@@ -109,7 +109,7 @@ def build_plain_model(config, seed=0):
 
 
 def plain_sums(outputs, batch):
-    """Sums of losses and accuracies where a row is a sequence, as of `plain_objective`."""
+    """Sums of losses and accuracies where a row is a sequence: `sums` of `plain_objective`."""
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
     nsp_nll_B, nsp_right_B = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"][:, 0])

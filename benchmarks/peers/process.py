@@ -1,4 +1,4 @@
-"""An object in a process of its own: a peer as its users run it, whatever this process has set.
+"""Objects in another process: a peer as its users run it, whatever this process has set.
 
 A command of ours keeps freed memory (`bert_packed.core.freed_memory`), which would make torch in the same
 process faster than its users have it. A second process with the same setting shows by how much.
@@ -32,7 +32,7 @@ class PeerProcess:
             peer.call("encode", texts, "longest")   # Encoder(folder, 512, 8).encode(texts, "longest")
 
     The process ends with the block, at once where that ends by an exception, or with this process. An
-    exception there is raised here. All that goes between can be pickled; `keeps_memory` is as of
+    exception there is raised here. All that goes between can be pickled; `keeps_memory` is as in
     `torch_processes`.
     """
 
@@ -51,7 +51,7 @@ class PeerProcess:
         return self
 
     def __exit__(self, kind, *_):
-        if kind:  # do not wait for what it computes
+        if kind:  # an exception or Ctrl-C: do not wait for what it computes
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process, signal.SIGTERM)
         self._pool.shutdown()

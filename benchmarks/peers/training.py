@@ -23,7 +23,7 @@ def transformers_training(model_config, rows, keeps_memory=False):
     Args:
         model_config: `ModelConfig` or `MambaConfig`.
         rows: Dict from name to a list of batch dicts at depth 1, whose rows may be of other lengths in each.
-        keeps_memory: As of `PeerProcess`.
+        keeps_memory: As in `PeerProcess`.
 
     Yields:
         `PeerProcess` of a `transformers_models.Training`.
@@ -71,7 +71,7 @@ def keras_hub_training(model_config, batch):
     from bert_packed.training.engines.engine import named_weights
 
     objective = masked_lm_objective("per_token")
-    # GELU in the form of its blocks; its head has the other one
+    # GELU in the form of its blocks; its head has the other one, so the losses differ a little
     model = objective.build_model(dataclasses.replace(model_config, hidden_act="gelu_new"), seed=0)
     copy = keras_hub_model.copy_model(model_config, named_weights(model))
     training = keras_hub_model.Training(copy, **ADAMW)

@@ -183,7 +183,7 @@ def test_the_largest_batch_is_that_of_a_plain_search(memory, first):
 
 
 def pretended(shape, layout, side=1, remat=False):
-    """A program whose memory is told: weights spread, activations spread by optimus2d alone."""
+    """A program of known memory: weights spread, activations spread by optimus2d alone."""
     assert remat
     parts = side**2 if layout != "none" else 1
     spread = parts if layout == "optimus2d" else 1

@@ -1,4 +1,4 @@
-"""What the programs of layouts send and hold: Table 1 of the paper exactly, weights 1/p, 2D below 1D."""
+"""Scalars that programs of layouts send are Table 1 of the paper exactly, weights 1/p, 2D below 1D."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Peak memory is that of each process itself, above what it began with, and only where the system tells."""
+"""Peak memory is that of each process itself, above what it began with, and only where the system has it."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from benchmarks import peak_memory
 from benchmarks.peak_memory import MemoryWatch, read_memory
 
 MEBIBYTE = 2**20
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
 
 def fill(num_mebibytes):

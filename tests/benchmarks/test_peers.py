@@ -36,7 +36,7 @@ class Peer:
             raise InputError("`name` must be another.")
         self._name, self._calls = name, 0
 
-    def tell(self, what, times=1):
+    def say(self, what, times=1):
         self._calls += 1
         return f"{self._name} {self._calls}: {what * times}", os.getpid()
 
@@ -63,9 +63,9 @@ class Peer:
 
 def test_an_object_stays_in_another_process_until_the_block_ends():
     with PeerProcess(Peer, "peer") as peer:
-        said, process = peer.call("tell", "x")
+        said, process = peer.call("say", "x")
         assert said == "peer 1: x" and process != os.getpid()
-        assert peer.call("tell", "x", times=2) == ("peer 2: xx", process)
+        assert peer.call("say", "x", times=2) == ("peer 2: xx", process)
         with pytest.raises(AttributeError, match="shout"):
             peer.call("shout")
     with pytest.raises(ProcessLookupError):
@@ -193,8 +193,8 @@ def test_mamba_arguments_are_cut_behind_the_longest():
 
 
 @contextlib.contextmanager
-def standing_in(monkeypatch, loss):
-    """In the place of `PeerProcess`, without torch: computes a loss, and tells what it was asked for."""
+def peer_with_loss(monkeypatch, loss):
+    """In the place of `PeerProcess`, without torch: computes a loss, and keeps what it was called with."""
     asked = []
 
     class Peer(contextlib.nullcontext):
@@ -210,11 +210,11 @@ def standing_in(monkeypatch, loss):
 
 
 def test_a_peer_with_another_loss_is_refused(monkeypatch):
-    """What stands in for it computes our loss, by a plain loop, or one that is a little off."""
+    """The peer here computes our loss, by a plain loop, or one that is a little off."""
     _, rows = packed_and_unpacked()
     factor = 1.0
     model = pretraining_objective("per_token").build_model(CONFIG, seed=0)
-    with standing_in(monkeypatch, lambda: factor * plain_loss(model, rows)) as asked:
+    with peer_with_loss(monkeypatch, lambda: factor * plain_loss(model, rows)) as asked:
         with training.transformers_training(CONFIG, {"torch": [rows]}, True) as peer:
             assert peer.call("step", "torch", 3) == ("step", "torch", 3)
         (make, name, recipe, keeps_memory, batches), *_ = asked

@@ -1,4 +1,4 @@
-"""Starts: a command that does not end as it must is told; the packs are a run's data."""
+"""Starts: a command that does not end as it must is named; the packs are a run's data."""
 
 import ast
 import types

@@ -120,7 +120,7 @@ def test_a_trace_has_calls_and_tasks(tmp_path):
     (tmp_path / "deep" / "host.xplane.pb").write_bytes(space.SerializeToString())
     seconds = core_seconds(step_instructions.read_threads(tmp_path, {"dot.1", "exp.2"}))
     assert seconds == pytest.approx({"dot.1": (1000 + 500) / 1e12, "exp.2": (3000 + 300) / 1e12})
-    with pytest.raises(InputError, match="must tell of XLA's instructions"):
+    with pytest.raises(InputError, match="must hold XLA's instructions"):
         step_instructions.read_threads(tmp_path, {"dot.2"})
 
 
@@ -236,5 +236,5 @@ def test_memory_of_a_mamba_grows_as_the_length_does(tmp_path):
     flags = {"bert_config_file": "mamba-tiny", "vocab_size": 64, "batch_size": 1, "lengths": "256,1024"}
     first, last = tables_of("step_memory", tmp_path, **flags)["memory"]
     if first["temporaries, MiB"] is None:
-        pytest.skip("this TensorFlow does not tell what a program holds")
+        pytest.skip("this TensorFlow does not say what a program holds")
     assert last["temporaries, MiB"] / first["temporaries, MiB"] < 4.4

@@ -1,4 +1,4 @@
-"""Synthetic sequences have the lengths asked for, as packed and unpacked records hold them."""
+"""Synthetic sequences have the wanted lengths, as packed and unpacked records hold them."""
 
 import dataclasses
 import itertools
