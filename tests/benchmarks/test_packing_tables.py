@@ -29,7 +29,7 @@ def test_all_deterministic_rows_are_reproduced():
     assert sum(row["against print"] == "equal (6)" for row in rows if row["table"] == GLUE) == 6
 
 
-def test_a_figure_that_differs_for_no_known_reason_is_told():
+def test_a_figure_that_differs_for_no_known_reason_is_named():
     wrong = Printed("a table", "glue_wnli", 128, "spfhp", "max", {"packs": "193", "depth": "6"})
     rows, _ = compare_with_print([wrong])
     assert rows[0]["against print"] == "packs: DIFFERS from print 193"
@@ -142,14 +142,3 @@ def test_one_figure_that_is_missed_fails_the_benchmark(monkeypatch, tmp_path):
     for rows, status in (([met, met], 0), ([met, missed], 1), ([missed], 1)):
         monkeypatch.setattr(packing_speed, "measure", lambda repeats, rows=rows: rows)
         assert tables_of("packing_speed", tmp_path, status)["packing"] == rows
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"", "must have a line"), (b"sentence\tlabel\n\xff\t1\n", "must be UTF-8")]
-)
-def test_damaged_task_files_are_named(tmp_path, content, message):
-    path = tmp_path / "train.tsv"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        read_columns(path, ("sentence",))
-    assert str(path) in str(caught.value)

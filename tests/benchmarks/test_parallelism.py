@@ -127,7 +127,7 @@ def test_printed_and_reckoned_ratios():
     assert last["training, gather"] == pytest.approx((0.4638 + 1.0963) / gather, rel=1e-3)
 
 
-def test_at_the_width_found_devices_compute_as_much_as_asked():
+def test_at_the_width_found_devices_compute_as_much_as_wanted():
     machine = scaling_model.Machine(1e12, 1e-9)
     (row,) = scaling_model.isoefficiency_rows([64], machine, 0.5)
     h, s = row["hidden, megatron1d"], 512

@@ -60,7 +60,7 @@ def test_points_are_the_logs_over_sequences_and_hours(tmp_path):
     assert 3600 * held_out["hours"] == pytest.approx(2.8) and held_out["mlm_accuracy"] == 0.15
 
 
-def test_where_the_batch_grows_or_no_manifest_tells_sequences_are_not_known(tmp_path):
+def test_where_the_batch_grows_or_no_manifest_says_sequences_are_not_known(tmp_path):
     rows = [(3, 8.0, 0.1, 5)]
     for name, flags in (("a", {"batch_warmup_steps": 2}), ("b", {"factor": None})):
         one = read_run(write_run(tmp_path / name, rows, **flags), ["mlm_loss"])
@@ -104,7 +104,7 @@ def test_the_table_has_the_spread_of_complete_runs_and_the_cost_of_the_target():
     assert nothing["held out mlm_loss"] is None and nothing["sequences to target"] is None
 
 
-def test_what_a_target_took_is_told_only_where_all_complete_runs_came_to_it():
+def test_what_a_target_took_is_given_only_where_all_complete_runs_came_to_it():
     """The mean over those that came would make the variant that failed more often the faster one."""
     runs = [logged("packed", [0.2, 0.4, 0.6]), logged("packed", [0.05, 0.1, 0.15])]
     (row,) = summary_rows(runs, FIGURES, 0.25)

@@ -66,7 +66,7 @@ def test_every_command_of_the_package_is_started():
 
 
 @pytest.mark.slow
-def test_every_command_tells_of_a_missing_input():
+def test_every_command_names_a_missing_input():
     for name in start_up.COMMANDS:
         start_up.start(name, is_help=False)  # raises, were status or message others'
 

@@ -103,7 +103,7 @@ def test_lengths_are_wikipedias_in_proportion():
     assert wikipedia_histogram(8).nonzero()[0].tolist() == [7]
 
 
-def test_files_hold_the_number_of_records_asked_for_and_sound_ones(tmp_path):
+def test_files_hold_the_wanted_number_of_sound_records(tmp_path):
     def read(paths):
         return [batch for path in paths for batch in read_unpacked(path)]
 

@@ -126,11 +126,12 @@ def test_the_servers_files(tmp_path):
         ("RTE", "a\tb\n", r"must have a column 'sentence1'. Received: a, b"),
         ("RTE", "sentence1\tsentence2\tlabel\n", r"must have a line below its header"),
         ("RTE", "", r"must have a line. Received: an empty file"),
+        ("SST-2", "sentence\tlabel\n\xff\t1\n", r"train.tsv must be UTF-8"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):
     path = tmp_path / "train.tsv"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=message):
         read_glue(path, TASKS[name])
     with pytest.raises(InputError, match=r"dev.tsv must exist"):
