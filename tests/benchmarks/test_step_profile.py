@@ -8,7 +8,7 @@ import pytest
 from benchmark_command import is_png, tables_of, write_config
 from tiny import CONFIG
 
-from benchmarks import machine_rates, step_instructions, step_profile
+from benchmarks import machine_rates, step_instructions, step_memory, step_profile
 from benchmarks.machine_rates import Rates, rate_rows
 from benchmarks.step_instructions import (
     COPIES,
@@ -227,6 +227,14 @@ def test_temporaries_of_a_step(tmp_path):
     if long["temporaries, MiB"] is not None:
         assert long["temporaries, MiB"] > short["temporaries, MiB"]
         assert long["KiB a token"] == pytest.approx(long["temporaries, MiB"] * 1024 / (2 * 32))
+
+
+def test_memory_is_by_the_tokens_that_are_computed_at_once():
+    for micro, by_token in ((0, 4.0), (2, 8.0)):
+        config = step_memory.MemoryConfig(batch_size=4, micro_batch_size=micro)
+        row = step_memory.memory_row(64, config, 1 << 20, 3 << 20)
+        assert (row["temporaries, MiB"], row["KiB a token"], row["process, MiB"]) == (1, by_token, 3)
+    assert step_memory.memory_row(64, config, None, None)["KiB a token"] is None
 
 
 @pytest.mark.slow
