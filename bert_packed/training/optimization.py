@@ -11,14 +11,14 @@ EXCLUDED_FROM_DECAY = ("LayerNorm", "bias", "RMSNorm", "mixer/A_log$", "mixer/D$
 
 
 class MomentOptimizer(keras.optimizers.Optimizer):
-    """What Adam and LAMB share: moments of the gradient, clipping, and weight decay with its exclusions.
+    """Base of Adam and LAMB: moments of the gradient, clipping, and weight decay with its exclusions.
 
         m, v    = moments of the gradient, corrected for their zero start
         update  = m / (sqrt(v) + epsilon) + weight_decay * w
         w       = w - learning_rate * ratio * update
 
-    What the ratio is, a subclass says with `ratio`. A variable whose gradient is NaN keeps its value and its
-    moments; the step counts for the schedule.
+    A subclass gives the `ratio`. A variable whose gradient is NaN keeps its value and its moments; the step
+    counts for the schedule.
 
     Args:
         learning_rate: Number or schedule.
@@ -68,7 +68,7 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         return self.weight_decay_rate > 0 and not _matches(self.exclude_from_weight_decay_patterns, variable)
 
     def ratio(self, index, variable, update):
-        """What scales the update of the variable of an index: a number or a scalar."""
+        """The factor of the update of the variable of an index: a number or a scalar."""
         raise NotImplementedError
 
     def update_step(self, gradient, variable, learning_rate):
@@ -79,7 +79,7 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         step = ops.cast(self.iterations + 1, dtype)
         beta_1, beta_2 = ops.cast(self.beta_1, dtype), ops.cast(self.beta_2, dtype)
 
-        # Element by element, which XLA does with what follows: one number for all would have to come first
+        # Element by element, which XLA fuses with what follows: one number for all would have to come first
         counts = ops.isfinite(gradient)
         old_momentum, old_velocity = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)
         new_momentum = old_momentum * beta_1 + gradient * (1 - beta_1)
@@ -100,15 +100,10 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         return grads_and_vars
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "epsilon": self.epsilon,
-            "weight_decay_rate": self.weight_decay_rate,
-            "exclude_from_weight_decay": self.exclude_from_weight_decay_patterns,
-            "corrects_bias": self.corrects_bias,
-        }
+        names = ("beta_1", "beta_2", "epsilon", "weight_decay_rate", "corrects_bias")
+        settings = {name: getattr(self, name) for name in names}
+        patterns = self.exclude_from_weight_decay_patterns
+        return {**super().get_config(), **settings, "exclude_from_weight_decay": patterns}
 
 
 class Lamb(MomentOptimizer):
@@ -126,11 +121,9 @@ class Lamb(MomentOptimizer):
 
     def __init__(self, learning_rate=0.001, exclude_from_layer_adaptation=None, name="lamb", **kwargs):
         super().__init__(learning_rate, name=name, **kwargs)
-        self.exclude_from_layer_adaptation_patterns = (
-            self.exclude_from_weight_decay_patterns
-            if exclude_from_layer_adaptation is None
-            else tuple(exclude_from_layer_adaptation)
-        )
+        if exclude_from_layer_adaptation is None:
+            exclude_from_layer_adaptation = self.exclude_from_weight_decay_patterns
+        self.exclude_from_layer_adaptation_patterns = tuple(exclude_from_layer_adaptation)
         # In a plain object: Keras and TensorFlow would track a dict of the optimizer's own
         self._last = types.SimpleNamespace(ratios={})
 
@@ -155,9 +148,9 @@ class Lamb(MomentOptimizer):
         return ratio
 
     def trust_ratios(self):
-        """The ratios of the update taken last, of the variables that are adapted; asked once an update.
+        """The ratios of the last update, of the variables that are adapted; to be called once an update.
 
-        In the program that takes the update: its ratios are values of that program, which others cannot read.
+        In the program of the update: its ratios are values of that program, which others cannot read.
 
         Returns:
             Dict of float32 scalars `trust_ratio_min`, `trust_ratio_median` and `trust_ratio_max`; {} where no
@@ -179,7 +172,7 @@ class Lamb(MomentOptimizer):
 
 
 class AdamWeightDecay(MomentOptimizer):
-    """Adam with weight decay beside it (Loshchilov and Hutter 2017): a ratio of 1.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017): a ratio of 1.
 
     Args:
         corrects_bias: google-research/bert's `AdamWeightDecayOptimizer` does not correct, which makes its
@@ -227,13 +220,13 @@ class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
         first_step=0,
     ):
         super().__init__()
-        self.first_step = first_step
-        self.num_decay_steps = num_decay_steps
         self.peak = peak
         self.num_train_steps = num_train_steps
         self.num_warmup_steps = num_warmup_steps
         self.end = end
         self.power = power
+        self.num_decay_steps = num_decay_steps
+        self.first_step = first_step
 
     def __call__(self, step):
         step = ops.cast(step - self.first_step, "float32")
@@ -252,9 +245,7 @@ OPTIMIZERS = {"lamb": Lamb, "adam": AdamWeightDecay}  # by the names of `--optim
 
 
 def correct_betas(beta_1, beta_2, packing_factor):
-    """The packing correction: beta := beta^p.
-
-    Sections 3.3 and D (the theorem) of "Efficient Sequence Packing without Cross-contamination".
+    """The packing correction, beta := beta^p: Sections 3.3 and D of "Efficient Sequence Packing ...".
 
     One step on p sequences per pack then moves momentum and velocity as far as p steps on one each.
 
@@ -325,17 +316,17 @@ def _norm(tensor):
 
 
 def _median(values_N):
-    """The median of a few numbers: float32 scalar.
+    """The median of a few numbers by their ranks: float32 scalar.
 
-    By the rank of each among all: TensorFlow sorts by `top_k`, whose result has a dynamic dimension.
+    TensorFlow sorts by `top_k`, whose result has a dynamic dimension.
     """
     number = values_N.shape[0]
     places_N = ops.arange(number)
     is_equal_NN = ops.equal(values_N[None, :], values_N[:, None])
-    stands_before_NN = ops.logical_or(
+    is_before_NN = ops.logical_or(
         values_N[None, :] < values_N[:, None],
         ops.logical_and(is_equal_NN, places_N[None, :] < places_N[:, None]),
     )
-    ranks_N = ops.sum(ops.cast(stands_before_NN, "int32"), axis=1)
+    ranks_N = ops.sum(ops.cast(is_before_NN, "int32"), axis=1)
     middle = [ops.where(ops.equal(ranks_N, rank), values_N, 0.0) for rank in ((number - 1) // 2, number // 2)]
     return ops.sum(middle[0] + middle[1]) / 2
