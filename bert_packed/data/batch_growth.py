@@ -1,4 +1,4 @@
-"""Steps that begin small: a batch that grows by whole micro-batches, in arrays of one shape.
+"""Batch-size warm-up: a batch that grows by whole micro-batches, in arrays of one shape.
 
 Legend: B packs per full step, M packs per micro-batch.
 """
@@ -11,9 +11,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class BatchGrowth:
-    """How many packs each step has.
-
-    From 2 packs to 8 over 4 steps, in micro-batches of 2, and how many were read before:
+    """Packs of each step. From 2 packs to 8 over 4 steps, in micro-batches of 2:
 
         step           0  1  2  3  4  5
         packs          2  2  4  6  8  8
@@ -23,7 +21,7 @@ class BatchGrowth:
         initial: Packs of the first step, a multiple of M.
         full: B, a multiple of M.
         micro_batch_size: M.
-        num_steps: Steps that it takes to reach B; 0 for B from the start.
+        num_steps: Steps until B is reached; 0 for B from the start.
     """
 
     initial: int
@@ -40,7 +38,6 @@ class BatchGrowth:
         )
 
     def packs_before(self, step):
-        """Packs of all steps before one."""
         growing = np.arange(min(step, self.num_steps))
         return int(self.packs(growing).sum()) + self.full * max(step - self.num_steps, 0)
 
@@ -49,9 +46,7 @@ class GrowingBatches(Iterator):
     """Batches of one shape, the first of which end in empty packs.
 
     Args:
-        batches: Batches of a micro-batch each, or of a process's part of one; with `sources`, as of
-            `batches.CheckedBatches`.
-        growth: `BatchGrowth`.
+        batches: `CheckedBatches` of a micro-batch each, or of a process's part of one.
         first_step: Step of the first batch.
     """
 
@@ -76,5 +71,5 @@ class GrowingBatches(Iterator):
 
     @property
     def sources(self):
-        """Where the packs of the batch last given are, as of `CheckedBatches`."""
+        """As `CheckedBatches.sources`."""
         return self._sources

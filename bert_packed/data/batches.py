@@ -1,4 +1,4 @@
-"""Batches of a dataset as NumPy arrays that are known to fit the model, and made while the device computes.
+"""Batches as NumPy arrays, checked against the model and read ahead in a thread.
 
 Legend: B packs per batch.
 """
@@ -16,14 +16,11 @@ from bert_packed.records.examples import parse_examples
 
 
 class CheckedBatches(Iterator):
-    """Iterate over a dataset's batches, as NumPy arrays that are known to fit the model.
-
-    Yields dicts of int32 and float32 arrays.
+    """Iterator over a dataset's batches, as dicts of int32 and float32 arrays that fit the model.
 
     Args:
-        dataset: From `train_batches` or `eval_batches`.
-        files, spec, features: What it reads.
-        model_config: `ModelConfig`; its table sizes are the limits of ids.
+        dataset: From `train_batches` or `eval_batches`, as are `files`, `spec` and `features`.
+        model_config: Its table sizes are the limits of ids.
 
     Raises:
         InputError: a record is damaged, of another shape, has an id that the model has no row for, or goes on
@@ -41,25 +38,14 @@ class CheckedBatches(Iterator):
 
     @property
     def sources(self):
-        """Where the packs of the batch last given are.
-
-        Returns:
-            Dict from file to the numbers of its records, from 1, as `find_sources.py` takes them.
-        """
+        """Records of the last batch: dict from file to record numbers, from 1, as `find_sources.py` takes them."""
         found = {}
         for file, number in zip(*(values.tolist() for values in self._last), strict=True):
             found.setdefault(str(self._files[file]), []).append(number)
         return found
 
     def packs(self, index):
-        """The packs of the batch last given.
-
-        Args:
-            index: `PackIndex` of the files.
-
-        Returns:
-            int64 `[B]`, their numbers among the packs of all files, from 0.
-        """
+        """Packs of the last batch: int64 `[B]`, numbers among those of all files of a `PackIndex`, from 0."""
         files, numbers = self._last
         return index.starts[files] + numbers - 1
 
@@ -112,11 +98,7 @@ def _find_damage(files, spec, features):
 
 
 class ReadAhead(Iterator):
-    """Batches that a thread makes one ahead of who takes them.
-
-    Args:
-        batches: Endless batches that take time to make; `sources` as of `batches.CheckedBatches`.
-    """
+    """Iterator over endless batches, one of which a thread makes while the device computes."""
 
     def __init__(self, batches):
         self._batches = batches
@@ -131,7 +113,7 @@ class ReadAhead(Iterator):
 
     @property
     def sources(self):
-        """Where the packs of the batch last given are, as of `CheckedBatches`."""
+        """As `CheckedBatches.sources`."""
         return self._sources
 
     def _read(self):

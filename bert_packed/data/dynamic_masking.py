@@ -1,4 +1,4 @@
-"""Dynamic masking, as RoBERTa's: other predictions each time that a pack is read, on packs as they are.
+"""Dynamic masking (RoBERTa): other predictions each time that a pack is read.
 
 Legend: B packs per batch, S pack length, P predictions per pack.
 """
@@ -14,10 +14,10 @@ ORDER, FATE, RANDOM = 1, 2, 3  # what is drawn
 
 
 class DynamicMasking:
-    """Other predictions for packs, as many of each sequence as the record has, so that they fit as before.
+    """Other predictions for packs, as many in each sequence as the record has.
 
-    What is drawn follows from seed, epoch, number of the pack and sequence alone: neither who reads a pack
-    nor what was read before it matters. Drawn anew, with 2 = [CLS], 3 = [SEP], 4 = [MASK], 0 = padding:
+    They follow from seed, epoch, number of the pack and column alone, whichever process reads the pack. With
+    2 = [CLS], 3 = [SEP], 4 = [MASK], 0 = padding:
 
         token_ids             [ 2  7  4  3  2  9  4  3  0]   ->   [ 2  4  8  3  2  4  6  3  0]
         sequence_ids          [ 1  1  1  1  2  2  2  2  0]        the same
@@ -25,12 +25,11 @@ class DynamicMasking:
         prediction_ids        [ 8  6  0]                          [ 7  9  0]
         prediction_sequences  [ 1. 2. 0.]                         the same
 
-    Whole words take at most as many pieces as the record's sequence has predictions, and may take fewer.
+    With whole words a sequence may get fewer predictions than the record has, never more.
 
     Args:
         vocabulary: `tokenization.Vocabulary` of the records.
         rules: `MaskingRules`.
-        seed: The run's.
     """
 
     def __init__(self, vocabulary, rules, seed):
@@ -42,16 +41,12 @@ class DynamicMasking:
         return len(self._vocabulary)
 
     def redraw(self, batch, epochs, packs):
-        """A batch with other predictions.
+        """The batch with other predictions; arrays that change are copies.
 
         Args:
-            batch: Dict of arrays with `PREDICTIONS`, `token_ids` and `sequence_ids`, `[B, P]` and `[B, S]`,
-                that are as `schema.py` says.
-            epochs: int `[B]`, how many times each pack was read before.
+            batch: Dict with the arrays of `PREDICTIONS`, `[B, P]`, `token_ids` and `sequence_ids`, `[B, S]`.
+            epochs: int `[B]`, times that each pack was read before.
             packs: int `[B]`, number of each pack among all.
-
-        Returns:
-            Such a dict; arrays that change are new.
 
         Raises:
             InputError: a token is not in the vocabulary.
@@ -82,13 +77,7 @@ class DynamicMasking:
         return {**batch, **drawn, "token_ids": token_ids}
 
     def _choose(self, token_ids, sequence_ids, owners, key):
-        """Choose what is predicted: rows and columns, int64 `[p]` each, in reading order.
-
-        Args:
-            token_ids, sequence_ids: `[B, S]`, the tokens unmasked.
-            owners: int64 `[B, P]`, sequences of the predictions that there were.
-            key: Seed, and epochs and numbers of the packs, `[B]`.
-        """
+        """Rows and columns of the predictions, int64 `[p]` each, in reading order."""
         special = [self._vocabulary.cls_id, self._vocabulary.sep_id]
         rows, columns = np.nonzero((sequence_ids > 0) & ~np.isin(token_ids, special))
         # Every sequence of the batch has a number, by reading order
@@ -109,7 +98,7 @@ class DynamicMasking:
         return rows[taken], columns[taken]
 
     def _hide(self, labels, of_packs, columns):
-        """What stands in the place of tokens `[p]`, given epoch and number of the pack of each."""
+        """[MASK], a random token or the token itself in place of `labels` `[p]`."""
         fate = hash_numbers(self._seed, *of_packs, columns, FATE) / 2.0**64
         ordinary = self._vocabulary.ordinary_ids
         random_ids = ordinary[hash_numbers(self._seed, *of_packs, columns, RANDOM) % np.uint64(len(ordinary))]
@@ -118,21 +107,12 @@ class DynamicMasking:
 
 
 def _keep(sequences, sizes, order, wanted):
-    """How many tokens of each word are predicted: all or none.
-
-    Words are taken by their order until as many tokens are as wanted; what does not fit the rest is passed
-    over. Where no word of a sequence fits, the beginning of its shortest is taken.
+    """Number of tokens of each word, `[w]`, that are predicted: all or none.
 
         sequences [1 1 1 2 2], sizes [2 1 1 4 3], order [5 9 2 8 4], wanted [0 2 2]   ->   [0 1 1 0 2]
 
-    Args:
-        sequences: int64 `[w]`, ascending.
-        sizes: int64 `[w]`, tokens of each word.
-        order: uint64 `[w]`.
-        wanted: int64, tokens by sequence.
-
-    Returns:
-        int64 `[w]`.
+    `wanted` is by sequence. Words are taken by `order`; a word that does not fit the rest is passed over. If no
+    word of a sequence fits, the beginning of its shortest is taken.
     """
     by_order = np.lexsort((order, sequences))
     starts = np.flatnonzero(np.diff(sequences, prepend=-1))
@@ -160,15 +140,9 @@ def _keep(sequences, sizes, order, wanted):
 
 
 class MaskedBatches(Iterator):
-    """Batches of endless epochs with masks of their own.
+    """Iterator over `CheckedBatches` of `train_batches`, with `DynamicMasking` by epoch.
 
-    Args:
-        batches: `batches.CheckedBatches` of `train_batches`.
-        masking: `DynamicMasking`.
-        index: `PackIndex` that they are read by.
-        shard: `ProcessShard` of the packs.
-        batch_size: Packs of a step, of all processes.
-        first_step: Step of the first batch.
+    `index`, `shard` and `batch_size` are those of `train_batches`; `first_step` is the step of the first batch.
     """
 
     def __init__(self, batches, masking, index, shard, batch_size, first_step):
@@ -183,5 +157,5 @@ class MaskedBatches(Iterator):
 
     @property
     def sources(self):
-        """Where the packs of the batch last given are, as of `CheckedBatches`."""
+        """As `CheckedBatches.sources`."""
         return self._batches.sources

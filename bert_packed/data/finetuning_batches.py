@@ -1,4 +1,4 @@
-"""Batches of a fine-tuning and its predictions: packs of sequences, with what each sequence should give.
+"""Batches of fine-tuning, and predictions: packs of labelled sequences.
 
 Legend: B packs per batch, S pack length, K sequences per pack, C classes, n sequences.
 """
@@ -16,15 +16,14 @@ from bert_packed.tasks.update_packs import assemble_filled, by_slot
 
 @dataclasses.dataclass(frozen=True)
 class LabelledSequences:
-    """What is trained on.
+    """Sequences with labels.
 
     Attributes:
-        sequences: `Sequences`, n of them; their predictions, where they have any, are what is learnt of their
-            tokens.
+        sequences: `Sequences`, n of them; their predictions, if any, are labels of tokens.
         labels: Dict from the batch's name to array `[n]`.
-        positions: Which of them are tokens of the sequence, counted from its start: a batch counts them from
-            the start of the pack.
-        classes: Names of what the labels or predictions number, by number; () where they have none.
+        positions: Labels that are token positions, counted from the start of the sequence here and from the
+            start of the pack in a batch.
+        classes: Names of the classes, by number; () where they have none.
     """
 
     sequences: Sequences
@@ -38,13 +37,12 @@ def make_batch(data, packs, spec, num_packs):
 
     Args:
         data: `LabelledSequences`.
-        packs: `Packs` of its sequences, at most `num_packs`; empty ones fill up.
-        spec: `PackSpec` that they fit.
+        packs: `Packs` of its sequences, at most `num_packs`; empty packs are added up to B.
         num_packs: B.
 
     Returns:
         Dict of int32 and float32 arrays: `token_ids`, `sequence_ids`, `token_type_ids`, `position_ids`
-        `[B, S]`; `cls_positions`, `slot_weights` and the labels `[B, K]`; where sequences have predictions
+        `[B, S]`; `cls_positions`, `slot_weights` and the labels `[B, K]`; if sequences have predictions
         `prediction_positions`, `prediction_ids` and `prediction_sequences` `[B, P]`.
     """
     arrays = assemble_filled(data.sequences, packs, spec, num_packs)
@@ -58,19 +56,19 @@ def make_batch(data, packs, spec, num_packs):
 
 
 def train_batches(data, updates, num_packs, first_step=0) -> Iterator[dict]:
-    """The batches of the steps from `first_step` on; `updates` is of `update_packs.plan_updates`."""
+    """Batches of the steps from `first_step` on; `updates` are of `update_packs.plan_updates`."""
     for packs in updates.packs[first_step:]:
         yield make_batch(data, packs, updates.spec, num_packs)
 
 
 def predict(forward, sequences, packs, spec, batch_size):
-    """Run a model on packs and give each sequence its own outputs, in the order of the sequences.
+    """Run a model on packs; outputs are returned by sequence, in the order of the sequences.
 
     Args:
         forward: Compiled function from a batch to a dict of outputs: `[B, S]` or `[B, S, C]` for each token,
             or `[B, K, C]` for each sequence.
         sequences: `Sequences`, n of them, without predictions.
-        packs, spec: As of `update_packs.pack_all`.
+        packs, spec: Of `update_packs.pack_all`.
         batch_size: B; the last batch is filled with empty packs.
 
     Returns:

@@ -26,25 +26,22 @@ from_variant = tf.data.experimental.from_variant
 def train_batches(
     index, spec, batch_size, seed, shuffle_buffer_size, first_step=0, features=RECORDED, shard=WHOLE
 ):
-    """Endless batches in an order that follows from the seed, from any step on.
+    """Endless shuffled batches, whose order follows from the seed (`read_order.py`).
 
-    Every epoch reads each pack once, in an order of its own (`read_order.py`); batches run across the end of
-    an epoch, so no pack is dropped. One of several processes has its packs of every step, in the order in
-    which one process has them, and reads no other.
+    Every epoch reads each pack once. Batches run across the end of an epoch, so no pack is dropped.
 
     Args:
         index: `read_order.PackIndex` of packed TFRecord files.
         spec: `schema.PackSpec` of the files.
         batch_size: B, packs of a step, of all processes.
-        seed: Whole number.
-        shuffle_buffer_size: Packs held in memory and shuffled together, and as many again while the next are
-            read; 1 for the order on disk. W processes hold a W-th each.
-        first_step: Batches to leave out, as if they had been read before. They are not read.
-        features: What to read, `Feature`s, those of an objective; others in the records are passed over.
-        shard: `ProcessShard`, the packs of a step that are read.
+        shuffle_buffer_size: Packs that are shuffled together; 1 for the order on disk. Memory holds twice as
+            many. W processes hold a W-th each.
+        first_step: Batches to leave out; they are not read.
+        features: `Feature`s to read.
+        shard: `ProcessShard`, the packs of a step that this process reads.
 
     Returns:
-        `tf.data.Dataset` of (batch, sources), as `_decode` makes them, of B / W packs.
+        `tf.data.Dataset` of (batch, sources) of `_decode`, of B / W packs.
 
     Raises:
         InputError: the shard's micro-batches do not divide B.
@@ -71,10 +68,8 @@ def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=
     Args:
         files, spec, features: As in `train_batches`.
         batch_size: E, packs that all processes compute at once.
-        shard: `ProcessShard`, whatever its micro-batches are: a process has E / W packs of every batch that
-            follow one another, and all have equally many batches.
-        index: `PackIndex` of the files, by which one of several processes reads its packs alone. None finds
-            it, by reading the files.
+        shard: `ProcessShard`; its micro-batches do not matter here. All processes have equally many batches.
+        index: `PackIndex` of the files, for several processes; None reads the files to make it.
 
     Returns:
         `tf.data.Dataset` of (batch, sources), all batches of size E / W.
@@ -98,15 +93,12 @@ def online_batches(
 ):
     """Batches of unpacked records, packed while they are read: for streams that no plan can be made for.
 
-    The same files give the same batches, so `skip` resumes. Sequences arrive in the order of the files; the
-    buffer mixes them only as packing asks.
+    The same files give the same batches, so `skip` resumes.
 
     Args:
         files: Paths of unpacked TFRecord files, google-research/bert's format.
         spec: `schema.PackSpec` wanted; a pack with more than P predictions is split.
-        batch_size: B.
-        num_epochs: Times that the files are read; None for ever. The last batch of a finite stream is filled
-            with empty packs.
+        num_epochs: None for ever. The last batch of a finite stream is filled with empty packs.
         buffer_size, max_age, policy: As in `packing.online.OnlinePacker`.
 
     Returns:
@@ -127,7 +119,7 @@ def online_batches(
             policy=policy,
         )
 
-    make_packer()  # a wrong setting shows here, and not as an error of TensorFlow at the first batch
+    make_packer()  # a wrong setting is refused here, not by TensorFlow at the first batch
 
     def batches():
         epochs = itertools.count() if num_epochs is None else range(num_epochs)
@@ -162,7 +154,7 @@ def _read_in_order(files, order):
 
 
 def _read_shard(index, shard, own_size):
-    """A process's packs of all, in order: dataset of batches as `_read_in_order`'s, of at most `own_size`."""
+    """As `_read_in_order`, for one process's packs, in batches of at most `own_size`."""
 
     def blocks():
         starts = range(0, index.num_packs, IN_ORDER_PACKS)
@@ -174,21 +166,13 @@ def _read_shard(index, shard, own_size):
     num_before = (index.num_packs - 1) // shard.micro_batch_size * shard.micro_batch_size
     if shard.holds(np.arange(num_before, index.num_packs)).any():
         return batches
-    # The others compute one more, and wait for this process in it
+    # The others compute one more batch, and its collectives wait for this process
     empty = (tf.zeros([0], tf.string), tf.zeros([0], tf.int64), tf.zeros([0], tf.int64))
     return batches.concatenate(tf.data.Dataset.from_tensors(empty))
 
 
 def _read_packs(index, blocks):
-    """Packs, each block's as its process wants them.
-
-    Args:
-        index: `PackIndex`.
-        blocks: Function to an iterable of int64 `[n]`, numbers of packs, read together.
-
-    Returns:
-        Dataset of (serialized record, index of its file, number of the record, from 1).
-    """
+    """As `_read_in_order`, for blocks of pack numbers, int64 `[n]`, each read together."""
     names = [field.name for field in dataclasses.fields(Spans)]
 
     def spans():
@@ -204,13 +188,7 @@ def _read_packs(index, blocks):
 
 
 def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
-    """Packs in an order: string tensor of serialized records, index of its file and number of each, `[n]`.
-
-    Args:
-        paths: String tensor, all files.
-        files, offsets, counts, numbers, num_bytes: Of `Spans`, int64 tensors.
-        order: int64 `[n]`, permutation of the packs as the spans have them.
-    """
+    """Serialized records, file indices and record numbers, `[n]`, of the packs of `Spans`, permuted by `order`."""
 
     def read_span(path, offset, count, size):
         records = tf.raw_ops.TFRecordDatasetV2(
@@ -220,8 +198,8 @@ def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
 
     spans = (tf.gather(paths, files), offsets, counts, tf.minimum(num_bytes, READ_AHEAD))
     num_packs = tf.size(order, tf.int64)
-    # Several files are open at once, for stores that answer late; in blocks as long as that each span is
-    # complete before the next
+    # Several files are open at once, for stores that answer late. A block is as long as all packs, so that each
+    # span is complete before the next
     records = tf.data.Dataset.from_tensor_slices(spans).interleave(
         read_span, READERS, block_length=num_packs, num_parallel_calls=READERS, deterministic=True
     )
@@ -232,7 +210,7 @@ def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
 
 
 def _decode(serialized, file_indices, numbers, spec, features):
-    """One batch of serialized packs to a dict of int32 and float32 tensors `[B, ...]`, and their sources."""
+    """Serialized packs to a dict of int32 and float32 tensors `[B, ...]`, and (file indices, record numbers)."""
     names = {feature.record_name: feature.name for feature in features}
     wanted = {name: tf.io.FixedLenFeature(spec.shape(name), schema.dtype(name)) for name in names}
     batch = {
@@ -245,12 +223,11 @@ def _decode(serialized, file_indices, numbers, spec, features):
 
 
 def _owners(batch):
-    """The sequence of each prediction, float32 `[B, P]`, also where a pack's weights are all 1: its place's.
+    """The sequence of each prediction, float32 `[B, P]`, also in records whose weights are binary.
 
         sequence_ids [1 1 2 2]   positions [1 3 0]   weights [1 1 0]   ->   [1 2 0]
-
-    Other weights, and places outside of the pack, stay for those who check them.
     """
+    # Other weights, and places outside the pack, stay: `CheckedBatches` refuses them by name
     weights_BP, last = batch["prediction_sequences"], batch["sequence_ids"].shape[1] - 1
     places_BP = tf.clip_by_value(batch["prediction_positions"], 0, last)
     owners_BP = tf.gather(batch["sequence_ids"], places_BP, batch_dims=1)

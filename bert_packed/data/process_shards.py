@@ -21,13 +21,11 @@ class ProcessShard:
         place in it         0  1  2  3  0  1  2  3
         process             0  0  1  1  0  0  1  1
 
-    So the batch of process 1 is the packs 2, 3, 6, 7: a micro-batch of it is its part of a micro-batch of
-    all. Halves of the step, 0 1 2 3 and 4 5 6 7, would put other packs together, and sums of float32
-    would differ from those of one process.
+    The batch of process 1 is the packs 2, 3, 6, 7. Halves of the step, 0 1 2 3 and 4 5 6 7, would add up other
+    packs together, and sums of float32 would differ from those of one process.
 
     Attributes:
         micro_batch_size: M, packs that all processes compute at once.
-        process_index: From 0.
         num_processes: W.
 
     Raises:
@@ -52,34 +50,34 @@ class ProcessShard:
         return train_batch_size // self.num_processes
 
     def of_evaluation(self, eval_batch_size):
-        """The `ProcessShard` of batches that are computed at once; raises `InputError`."""
+        """`ProcessShard` of evaluation, whose batches are not cut into micro-batches; raises `InputError`."""
         self._check_divides("eval_batch_size", eval_batch_size)
         return dataclasses.replace(self, micro_batch_size=eval_batch_size)
 
     def holds(self, places):
-        """Whether packs are this process's: bool `[n]`.
+        """True for packs of this process: bool `[n]`.
 
         Args:
-            places: int64 `[n]`, the number of packs of all steps that are read before each. As M divides B, a
-                micro-batch begins at every multiple of M.
+            places: int64 `[n]`, the number of packs of all steps before each.
         """
+        # As M divides B, a micro-batch begins at every multiple of M
         own = self.micro_batch_size // self.num_processes
         return places % self.micro_batch_size // own == self.process_index
 
     def places(self, step, train_batch_size):
-        """The places, as `holds` counts them, of this process's packs of a step: int64 `[B / W]`."""
+        """Places, as in `holds`, of this process's packs of a step: int64 `[B / W]`."""
         places = step * train_batch_size + np.arange(train_batch_size)
         return places[self.holds(places)]
 
     def of_blocks(self, blocks, first=0):
-        """This process's packs of an order.
+        """This process's packs of every block.
 
         Args:
-            blocks: Iterable of int64 `[n]`, packs that follow one another in the order; blocks end anywhere.
-            first: Packs of all steps that are read before them.
+            blocks: Iterable of int64 `[n]`, packs in reading order; blocks end anywhere.
+            first: Packs of all steps before them.
 
         Yields:
-            int64 `[at most n]`, some of every block, in their order.
+            int64 `[at most n]`.
         """
         for packs in blocks:
             yield packs[self.holds(first + np.arange(len(packs)))]

@@ -1,17 +1,16 @@
-"""In which order training reads packs: endless, shuffled, and found for any place alone.
+"""Reading order of training packs: endless, shuffled, and computable from any place.
 
-An epoch cuts the packs, as they follow one another on the disk, into *stretches* from a border that it draws,
-and draws an order of these. A *block* is as many stretches, from wherever they are, as the shuffle buffer
-holds packs; its packs are shuffled. With 12 packs, a buffer of 4 and stretches of 2:
+An epoch cuts the packs on disk into *stretches* from a random border, and shuffles these. A *block* is as many
+stretches as the shuffle buffer holds packs; its packs are shuffled. With 12 packs, a buffer of 4 and
+stretches of 2:
 
     on the disk         0  1  2  3  4  5  6  7  8  9 10 11
     stretches          ..]  [1  2] [3  4] [5  6] [7  8] [9 10] [11 0]
     blocks             {9 10 3 4}  {1 2 7 8}  {11 0 5 6}
     order              4 10 9 3    2 7 8 1    6 11 5 0
 
-So any two packs may meet, the disk is read in stretches, and of an epoch no more than a block is held. Order
-and borders are shuffles that nobody stores (`shuffle.py`): a run that continues computes the block that it
-stopped in.
+So any two packs may meet, the disk is read in stretches, and memory holds one block. The shuffles are functions
+of the place (`shuffle.py`) and are not stored: a run that continues computes the block in which it stopped.
 """
 
 import dataclasses
@@ -21,8 +20,8 @@ import numpy as np
 from bert_packed.records.shuffle import find_items, shuffle_places
 from bert_packed.records.tfrecords import count_records, scan_file
 
-# Of a block. Packs of one stretch share a block whatever the others do, so stretches are short; each costs a
-# disk a movement and an object store a request.
+# Per block. Packs of one stretch always share a block, so stretches should be short; but each costs a disk a seek
+# and an object store a request
 NUM_STRETCHES = 64
 IN_ORDER_PACKS = 2**10  # of a block, where nothing is shuffled
 BORDERS, STRETCHES, PACKS = 1, 2, 3  # what is drawn
@@ -30,18 +29,16 @@ BORDERS, STRETCHES, PACKS = 1, 2, 3  # what is drawn
 
 @dataclasses.dataclass(frozen=True)
 class PackIndex:
-    """Where packs are.
+    """Places of packs in files.
 
     Attributes:
-        files: List of paths.
-        starts: int64 `[files + 1]`, packs before each file; their number in all last.
-        offsets: List of int64 arrays: of each file, where in it every pack starts, in bytes, and its size
-            last. A place for every few packs would take less room, but who reads a pack in four would then
-            read most bytes of the file, and many of them twice.
+        starts: int64 `[files + 1]`, packs before each file; the number of all packs last.
+        offsets: For each file an int64 array, the byte at which every pack starts; the file's size last.
     """
 
     files: list[str]
     starts: np.ndarray
+    # For every pack: with a place for every few, a process that reads a pack in four would read most bytes twice
     offsets: list[np.ndarray]
 
     @property
@@ -51,7 +48,7 @@ class PackIndex:
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Packs that follow one another in one file, many times: what a reader opens, seeks and reads.
+    """Runs of packs that follow one another in a file.
 
     Attributes:
         files: int64 `[n]`, into `PackIndex.files`.
@@ -69,14 +66,7 @@ class Spans:
 
 
 def index_files(paths, scans=None):
-    """Find where packs are, by reading each file once.
-
-    Args:
-        paths: List of TFRecord files.
-        scans: What `tfrecords.scan_file` found of them, where it is known.
-
-    Returns:
-        `PackIndex`.
+    """`PackIndex` of TFRecord files, by reading each once or from its scan of `tfrecords.scan_file`.
 
     Raises:
         InputError: a file is damaged; it names the record.
@@ -90,17 +80,15 @@ def index_files(paths, scans=None):
 
 
 def read_order(num_packs, seed, shuffle_buffer_size, first=0):
-    """The packs of endless epochs, block after block.
+    """Blocks of pack numbers of endless epochs; every epoch has each of the N packs once.
 
     Args:
         num_packs: N, at least 1.
-        seed: Whole number.
         shuffle_buffer_size: Most packs of a block; 1 for the order on the disk.
-        first: Packs to leave out, as if they had been read before; no time passes with them.
+        first: Packs to leave out, at no cost.
 
     Yields:
-        int64 `[at most shuffle_buffer_size]`: numbers of packs, from 0. N that follow one another from the
-        start of an epoch are each pack once.
+        int64 `[at most shuffle_buffer_size]`: numbers of packs, from 0.
     """
     epoch, num_read = divmod(first, num_packs)
     while True:
@@ -112,15 +100,7 @@ def read_order(num_packs, seed, shuffle_buffer_size, first=0):
 
 
 def find_spans(index, packs):
-    """Where some packs are read, in the order of the disk.
-
-    Args:
-        index: `PackIndex`.
-        packs: Ascending int64 `[n]`.
-
-    Returns:
-        `Spans`.
-    """
+    """`Spans` of packs, ascending int64 `[n]`."""
     files = np.searchsorted(index.starts, packs, side="right") - 1
     goes_on = (np.diff(packs) == 1) & (np.diff(files) == 0)
     begins = np.flatnonzero(np.concatenate([[True], ~goes_on]))
@@ -138,14 +118,14 @@ class _Epoch:
     def __init__(self, num_packs, seed, shuffle_buffer_size, epoch):
         self._num_packs = num_packs
         self._is_shuffled = shuffle_buffer_size > 1
-        # No more than there are: who wants all packs shuffled together asks for a very large buffer
+        # A very large buffer, larger than the data, is how users shuffle all packs together
         most = min(shuffle_buffer_size if self._is_shuffled else IN_ORDER_PACKS, num_packs)
         self._length = max(1, most // NUM_STRETCHES)
         self._per_block = most // self._length
         self._num_stretches = -(-num_packs // self._length)
         self._key = (seed, epoch)
         self.num_blocks = -(-self._num_stretches // self._per_block)
-        # The last stretch may be shorter than the others: how much, and where it comes in the order
+        # The last stretch may be shorter than the others: by how much, and its place in the order
         self._missing = self._num_stretches * self._length - num_packs
         self._short_place, self._first = self._num_stretches - 1, 0
         if self._is_shuffled:
@@ -154,17 +134,15 @@ class _Epoch:
             self._first = int(shuffle_places(np.array([0]), num_packs, (*self._key, BORDERS))[0])
 
     def num_before(self, number):
-        """Packs in the blocks before one."""
         stretches = min(number * self._per_block, self._num_stretches)
         return stretches * self._length - (self._missing if self._short_place < stretches else 0)
 
     def find_block(self, num_read):
-        """The block in which the pack stands that follows `num_read` others of this epoch."""
+        """Block of the pack that follows the first `num_read` of this epoch."""
         number = num_read // (self._per_block * self._length)
         return number + (self.num_before(number + 1) <= num_read)
 
     def block(self, number):
-        """The packs of a block, in their order."""
         places = np.arange(number * self._per_block, min((number + 1) * self._per_block, self._num_stretches))
         if not self._is_shuffled:
             first, last = places[0] * self._length, (places[-1] + 1) * self._length

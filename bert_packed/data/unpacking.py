@@ -1,4 +1,4 @@
-"""The sequences of a packed batch, each in a row of its own: what packing must be equal to.
+"""Unpacked form of a packed batch, a sequence a row: the reference that packing must equal.
 
 Legend: B packs per batch, R sequences (rows), S pack length, P predictions per pack, K sequences per pack.
 """
@@ -9,9 +9,9 @@ from bert_packed.objectives.features import OWNERS, RECORDED
 
 
 def unpack(batch, multiple=1, features=RECORDED):
-    """Unpack a batch by a plain loop that trusts nothing that packing computes.
+    """Unpack a batch by a plain loop.
 
-    Positions are counted anew and [CLS] is the first token, so wrong `position_ids` or `cls_positions` of the
+    Positions are counted again and [CLS] is the first token, so wrong `position_ids` or `cls_positions` of the
     pack show as a difference.
 
         token_ids     [[a b c d e 0]]   ->   [[a b 0 0 0 0]   [[c d e 0 0 0]
@@ -23,9 +23,8 @@ def unpack(batch, multiple=1, features=RECORDED):
         features: `Feature`s that the batch holds, `sequence_ids` and `slot_weights` among them.
 
     Returns:
-        Dict of the same arrays, `[R, S]`, `[R, P]` and `[R, K]` (slot 1 is used), in reading order of the
-        sequences, and an int array `[R, 2]` of each sequence's row and slot (1..K) in the batch, empty rows
-        left out.
+        Dict of the same arrays, `[R, S]`, `[R, P]` and `[R, K]` (slot 1 is used), and an int array of each
+        sequence's row and slot (1..K) in the batch, without the empty rows.
     """
     batch = {feature.name: np.asarray(batch[feature.name]) for feature in features}
     slots = [
