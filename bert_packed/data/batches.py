@@ -38,7 +38,7 @@ class CheckedBatches(Iterator):
 
     @property
     def sources(self):
-        """Records of the last batch: dict from file to record numbers, from 1, as `find_sources.py` takes them."""
+        """Records of the last batch: dict from file to numbers, from 1, as `find_sources.py` takes them."""
         found = {}
         for file, number in zip(*(values.tolist() for values in self._last), strict=True):
             found.setdefault(str(self._files[file]), []).append(number)

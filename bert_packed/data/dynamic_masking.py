@@ -111,8 +111,8 @@ def _keep(sequences, sizes, order, wanted):
 
         sequences [1 1 1 2 2], sizes [2 1 1 4 3], order [5 9 2 8 4], wanted [0 2 2]   ->   [0 1 1 0 2]
 
-    `wanted` is by sequence. Words are taken by `order`; a word that does not fit the rest is passed over. If no
-    word of a sequence fits, the beginning of its shortest is taken.
+    `wanted` is by sequence. Words are taken by `order`; a word that does not fit the rest is passed over. If
+    no word of a sequence fits, the beginning of its shortest is taken.
     """
     by_order = np.lexsort((order, sequences))
     starts = np.flatnonzero(np.diff(sequences, prepend=-1))
@@ -142,7 +142,8 @@ def _keep(sequences, sizes, order, wanted):
 class MaskedBatches(Iterator):
     """Iterator over `CheckedBatches` of `train_batches`, with `DynamicMasking` by epoch.
 
-    `index`, `shard` and `batch_size` are those of `train_batches`; `first_step` is the step of the first batch.
+    `index`, `shard` and `batch_size` are those of `train_batches`; `first_step` is the step of the first
+    batch.
     """
 
     def __init__(self, batches, masking, index, shard, batch_size, first_step):

@@ -188,7 +188,7 @@ def _read_packs(index, blocks):
 
 
 def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
-    """Serialized records, file indices and record numbers, `[n]`, of the packs of `Spans`, permuted by `order`."""
+    """Records, file indices and record numbers, `[n]`, of the packs of `Spans`, permuted by `order`."""
 
     def read_span(path, offset, count, size):
         records = tf.raw_ops.TFRecordDatasetV2(
@@ -198,8 +198,8 @@ def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
 
     spans = (tf.gather(paths, files), offsets, counts, tf.minimum(num_bytes, READ_AHEAD))
     num_packs = tf.size(order, tf.int64)
-    # Several files are open at once, for stores that answer late. A block is as long as all packs, so that each
-    # span is complete before the next
+    # Several files are open at once, for stores that answer late. A block is as long as all packs, so that
+    # each span is complete before the next
     records = tf.data.Dataset.from_tensor_slices(spans).interleave(
         read_span, READERS, block_length=num_packs, num_parallel_calls=READERS, deterministic=True
     )
@@ -210,7 +210,7 @@ def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
 
 
 def _decode(serialized, file_indices, numbers, spec, features):
-    """Serialized packs to a dict of int32 and float32 tensors `[B, ...]`, and (file indices, record numbers)."""
+    """Packs to a dict of int32 and float32 tensors `[B, ...]`, and (file indices, record numbers)."""
     names = {feature.record_name: feature.name for feature in features}
     wanted = {name: tf.io.FixedLenFeature(spec.shape(name), schema.dtype(name)) for name in names}
     batch = {

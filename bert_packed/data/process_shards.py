@@ -21,8 +21,8 @@ class ProcessShard:
         place in it         0  1  2  3  0  1  2  3
         process             0  0  1  1  0  0  1  1
 
-    The batch of process 1 is the packs 2, 3, 6, 7. Halves of the step, 0 1 2 3 and 4 5 6 7, would add up other
-    packs together, and sums of float32 would differ from those of one process.
+    The batch of process 1 is the packs 2, 3, 6, 7. Halves of the step, 0 1 2 3 and 4 5 6 7, would add up
+    other packs together, and sums of float32 would differ from those of one process.
 
     Attributes:
         micro_batch_size: M, packs that all processes compute at once.

@@ -1,7 +1,7 @@
 """Reading order of training packs: endless, shuffled, and computable from any place.
 
-An epoch cuts the packs on disk into *stretches* from a random border, and shuffles these. A *block* is as many
-stretches as the shuffle buffer holds packs; its packs are shuffled. With 12 packs, a buffer of 4 and
+An epoch cuts the packs on disk into *stretches* from a random border, and shuffles these. A *block* is as
+many stretches as the shuffle buffer holds packs; its packs are shuffled. With 12 packs, a buffer of 4 and
 stretches of 2:
 
     on the disk         0  1  2  3  4  5  6  7  8  9 10 11
@@ -9,8 +9,9 @@ stretches of 2:
     blocks             {9 10 3 4}  {1 2 7 8}  {11 0 5 6}
     order              4 10 9 3    2 7 8 1    6 11 5 0
 
-So any two packs may meet, the disk is read in stretches, and memory holds one block. The shuffles are functions
-of the place (`shuffle.py`) and are not stored: a run that continues computes the block in which it stopped.
+So any two packs may meet, the disk is read in stretches, and memory holds one block. The shuffles are
+functions of the place (`shuffle.py`) and are not stored: a run that continues computes the block in which it
+stopped.
 """
 
 import dataclasses
@@ -20,8 +21,8 @@ import numpy as np
 from bert_packed.records.shuffle import find_items, shuffle_places
 from bert_packed.records.tfrecords import count_records, scan_file
 
-# Per block. Packs of one stretch always share a block, so stretches should be short; but each costs a disk a seek
-# and an object store a request
+# Per block. Packs of one stretch always share a block, so stretches should be short; but each costs a disk a
+# seek and an object store a request
 NUM_STRETCHES = 64
 IN_ORDER_PACKS = 2**10  # of a block, where nothing is shuffled
 BORDERS, STRETCHES, PACKS = 1, 2, 3  # what is drawn
@@ -38,7 +39,8 @@ class PackIndex:
 
     files: list[str]
     starts: np.ndarray
-    # For every pack: with a place for every few, a process that reads a pack in four would read most bytes twice
+    # For every pack: with a place for every few, a process that reads a pack in four would read most bytes
+    # twice
     offsets: list[np.ndarray]
 
     @property

@@ -11,8 +11,8 @@ from bert_packed.objectives.features import OWNERS, RECORDED
 def unpack(batch, multiple=1, features=RECORDED):
     """Unpack a batch by a plain loop.
 
-    Positions are counted again and [CLS] is the first token, so wrong `position_ids` or `cls_positions` of the
-    pack show as a difference.
+    Positions are counted again and [CLS] is the first token, so wrong `position_ids` or `cls_positions` of
+    the pack show as a difference.
 
         token_ids     [[a b c d e 0]]   ->   [[a b 0 0 0 0]   [[c d e 0 0 0]
         sequence_ids  [[1 1 2 2 2 0]]         [1 1 0 0 0 0]]   [1 1 1 0 0 0]]
