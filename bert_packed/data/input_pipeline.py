@@ -225,7 +225,7 @@ def _decode(serialized, file_indices, numbers, spec, features):
 def _owners(batch):
     """The sequence of each prediction, float32 `[B, P]`, also in records whose weights are binary.
 
-        sequence_ids [1 1 2 2]   positions [1 3 0]   weights [1 1 0]   ->   [1 2 0]
+    sequence_ids [1 1 2 2]   positions [1 3 0]   weights [1 1 0]   ->   [1 2 0]
     """
     # Other weights, and places outside the pack, stay: `CheckedBatches` refuses them by name
     weights_BP, last = batch["prediction_sequences"], batch["sequence_ids"].shape[1] - 1
