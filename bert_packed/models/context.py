@@ -1,4 +1,4 @@
-"""What encoder blocks know of a batch of packs: sequences, positions, and the mask between sequences.
+"""Sequence ids, positions and attention mask of a batch of packs.
 
 Legend: B packs per batch, S pack length, N heads.
 """
@@ -11,13 +11,10 @@ MASKED_SCORE = -1e9  # exp(MASKED_SCORE - any score) is exactly 0 in float32 and
 class PackContext:
     """Sequence and position of each token of a batch of packs; one object for all blocks.
 
-    A block takes what it needs: dense attention the mask, a fused kernel the ids, a recurrence the positions,
-    at whose zeros it restarts. Made inside the program, for one call of the encoder.
-
     Attributes:
-        sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding; None for blocks that read positions alone.
-        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence; None where a Mamba is to go on
-            through packs as if each were one sequence.
+        sequence_ids_BS: int32, 1..K, 0 is padding; None for blocks that read positions alone.
+        position_ids_BS: int32, restarts at 0 in every sequence; None where a Mamba is to continue through
+            packs as if each were one sequence.
     """
 
     def __init__(self, sequence_ids_BS, position_ids_BS):
@@ -27,26 +24,24 @@ class PackContext:
 
     @property
     def mask_B1SS(self):  # noqa: N802  named as a variable of its shape is
-        """bool `[B, 1, S, S]`, True where both tokens are of one sequence; made at its first use."""
+        """bool, True where both tokens are of one sequence."""
         if self._mask_B1SS is None:
             self._mask_B1SS = same_sequence(self.sequence_ids_BS)
         return self._mask_B1SS
 
     def hide(self, scores_BNSS):
-        """Attention scores `[B, N, S, S]`, so low between sequences that a softmax gives exactly 0 there."""
+        """Attention scores, so low between sequences that a softmax gives exactly 0 there."""
         # Not scores * mask: a score of 0 keeps a share of the softmax, and neighbours would leak in
         return ops.where(self.mask_B1SS, scores_BNSS, MASKED_SCORE)
 
     def apart(self):
-        """The same context without the mask, for a program inside the program.
-
-        A mask that is made in there, such as for a block that is recomputed, must not be used outside.
-        """
+        """The same context without its mask, for a program inside the program."""
+        # A mask that is made inside, as in a block that is recomputed, must not be used outside
         return PackContext(self.sequence_ids_BS, self.position_ids_BS)
 
 
 def same_sequence(sequence_ids_BS):
-    """Attention mask of packs: block-diagonal, by equality of sequence ids.
+    """Block-diagonal attention mask of packs: bool `[B, 1, S, S]`.
 
     Section 3.2.2 and Figure 2 of "Efficient Sequence Packing without Cross-contamination".
 
@@ -54,13 +49,6 @@ def same_sequence(sequence_ids_BS):
                                         [1 1 0 0]
                                         [0 0 1 0]
                                         [0 0 0 1]
-
-    Padding (0) equals padding, so that no row is empty: a softmax over nothing would be NaN.
-
-    Args:
-        sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding.
-
-    Returns:
-        bool `[B, 1, S, S]`, True where both tokens are of one sequence.
     """
+    # Padding attends to padding: a softmax over nothing would be NaN
     return ops.equal(sequence_ids_BS[:, None, :, None], sequence_ids_BS[:, None, None, :])

@@ -1,4 +1,4 @@
-"""Linear layers and attention's products, with gradients in the form that XLA compiles fastest for CPUs.
+"""Linear layers and attention products whose gradients XLA compiles fast for CPUs.
 
 The gradients of a matrix of weights, of keys and of values sum over rows, tokens or queries:
 
@@ -6,12 +6,10 @@ The gradients of a matrix of weights, of keys and of values sum over rows, token
     key gradient[t, h]    = sum over s of score gradient[s, t] * query[s, h]
     value gradient[t, h]  = sum over s of probability[s, t] * result gradient[s, h]
 
-As the backends write them, the first factor is transposed inside the product, and XLA's CPU compiler gives
-that a third of the rate of other products (docs/results.md, "A step by parts"). Here the narrower factor is
-transposed beforehand; where that is the second, the product gives the gradient transposed. The sums are the
-same. JAX has the fast form for values by itself, TensorFlow for weights.
-
-One switch: a program traced inside `gradients_for_cpus` has these forms, unless some device is not a CPU.
+The backends transpose the first factor inside the product, which takes XLA's CPU compiler three times as
+long as other products (docs/results.md, "A step by parts"). Here the narrower factor is transposed
+beforehand; where that is the second, the product gives the gradient transposed. The sums are the same. JAX
+has the fast form for values by itself, TensorFlow for weights.
 
 Legend: B packs per batch, S pack length, N heads, H head width; T tokens, X and Y widths of input and result.
 """
@@ -30,7 +28,7 @@ _SWITCH = contextvars.ContextVar("gradients_for_cpus", default=False)
 
 @contextlib.contextmanager
 def gradients_for_cpus():
-    """Context manager: gradients of a program traced inside take the forms above, on CPUs alone.
+    """Context manager: programs traced inside have the fast gradients, unless some device is not a CPU.
 
     They are faster only in a program that XLA compiles whole, and have no second derivative.
     """
@@ -42,7 +40,7 @@ def gradients_for_cpus():
 
 
 def has_gradients_for_cpus():
-    """Whether `gradients_for_cpus` is in force; never where TensorFlow runs operation by operation."""
+    """True inside `gradients_for_cpus`; never where TensorFlow runs operation by operation."""
     if keras.backend.backend() == "jax":
         return _SWITCH.get()
     import tensorflow as tf
@@ -51,13 +49,13 @@ def has_gradients_for_cpus():
 
 
 def computes_on_cpus():
-    """Whether all devices of this process are CPUs."""
+    """True if all devices of this process are CPUs."""
     return all(name.lower().startswith("cpu") for name in keras.distribution.list_devices())
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
 class Linear(keras.layers.Dense):
-    """`keras.layers.Dense`, float `[..., X]` to `[..., Y]`, with the gradient of its weights as above."""
+    """`keras.layers.Dense`, float `[..., X]` to `[..., Y]`, with the fast gradient of its weights."""
 
     def call(self, inputs, training=None):
         outputs = multiply(inputs, ops.convert_to_tensor(self.kernel))
@@ -67,7 +65,7 @@ class Linear(keras.layers.Dense):
 
 
 def multiply(inputs, kernel_XY):
-    """Float `[..., X]` times `[X, Y]` of the same dtype: `[..., Y]`."""
+    """Float `[..., X]` times `[X, Y]` of the same dtype."""
     if not _is_fast_on("jax"):
         return ops.matmul(inputs, kernel_XY)
 
@@ -89,7 +87,7 @@ def multiply(inputs, kernel_XY):
 
 
 def attention_scores(query_BSNH, key_BSNH):
-    """Products of all queries and keys of each head: float `[B, N, S, S]`, of two `[B, S, N, H]`."""
+    """Products of all queries and keys of each head: float `[B, N, S, S]`."""
 
     def product(query_BNSH, key_BNSH):
         return ops.matmul(query_BNSH, _transposed(key_BNSH))
@@ -110,12 +108,7 @@ def attention_scores(query_BSNH, key_BSNH):
 
 
 def weighted_values(weights_BNSS, value_BSNH):
-    """Sums of the values by the weights of each query: float `[B, S, N, H]`.
-
-    Args:
-        weights_BNSS: float `[B, N, S, S]`, a row for each query.
-        value_BSNH: float `[B, S, N, H]`, of the same dtype.
-    """
+    """Sums of the values by the weights of each query: float `[B, S, N, H]`, all of one dtype."""
 
     def forward(weights_BNSS, value_BNSH):
         return (ops.matmul(weights_BNSS, value_BNSH),), (weights_BNSS, value_BNSH)
@@ -133,7 +126,6 @@ def weighted_values(weights_BNSS, value_BSNH):
 
 
 def _is_fast_on(*backends):
-    """Whether a form is on: the switch is, and the backend is one that it makes faster."""
     return keras.backend.backend() in backends and has_gradients_for_cpus()
 
 
@@ -147,12 +139,11 @@ def _transposed(values):
 
 
 def _heads_first(values):
-    """`[B, S, N, H]` as `[B, N, S, H]`, and back."""
     return ops.transpose(values, (0, 2, 1, 3))
 
 
 def _barrier(values):
-    """The same values, written out by XLA, which else takes a transposition into the next product again."""
+    # XLA writes the values out: it would take a transposition into the next product again
     if keras.backend.backend() == "jax":
         import jax
 

@@ -13,15 +13,11 @@ from keras import ops
 class Dropout(keras.layers.Dropout):
     """Keras's dropout layer with the mask of `keep_mask`.
 
-    The random numbers of Keras's layer cost more than a quarter of a bert-mini training step on a CPU, these
-    nothing measurable: XLA fuses them into the operation that reads them.
-
-    Attributes:
-        given_seed: Seed in the place of the layer's next; None for its own. A block that is recomputed for
-            its gradient must drop the same units again, and its own generator would have moved on.
+    Keras's own random numbers take more than a quarter of a bert-mini training step on a CPU. These take
+    nothing measurable, because XLA fuses them into the operation that reads them.
     """
 
-    given_seed = None
+    given_seed = None  # to drop the same units again where a block is recomputed
 
     def call(self, inputs, training=False):
         if not training or self.rate == 0:
@@ -31,21 +27,18 @@ class Dropout(keras.layers.Dropout):
         return ops.where(mask, kept, ops.zeros_like(inputs))
 
     def next_seed(self):
-        """The seed of the next call."""
         return self.seed_generator.next() if self.given_seed is None else self.given_seed
 
 
-# Of the packs that a layer sees: number of the first among all that are computed at once, and of all
+# Number of the first pack that a layer sees, and of all packs that are computed at once
 PLACE = contextvars.ContextVar("place", default=(0, None))
 
 
 @contextlib.contextmanager
 def packs_from(first_pack, num_packs):
-    """Context manager: layers see a part of the packs, and drop of them what they would drop of all.
+    """Context manager: layers that see a part of the packs drop the units that they would drop among all.
 
-    Args:
-        first_pack: Number of the first of the part; a number or an int32 scalar.
-        num_packs: Packs that are computed at once, on all devices.
+    `first_pack`, an int or int32 scalar, is the part's first of the `num_packs` that all devices compute.
     """
     token = PLACE.set((first_pack, num_packs))
     try:
@@ -55,35 +48,29 @@ def packs_from(first_pack, num_packs):
 
 
 def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
-    """The units that dropout keeps.
+    """The units that dropout keeps: bool of the given shape.
 
-    Unit i is kept where `mix32(a * i + b) >= rate * 2**32`; an odd a and a b follow from the seed. For one
-    seed these are distinct 32-bit numbers, mixed. Another seed steps through them in another stride: masks of
-    a counter without a stride would be shifted copies of one another. Rows past 2**32 units count from 0
-    again, with another a and b. For rows of 3 units and words of 3 bits:
+    Unit i is kept where `mix32(a * i + b) >= rate * 2**32`; an odd a and a b follow from the seed. Rows past
+    2**32 units count from 0 again, with another a and b. For rows of 3 units and words of 3 bits:
 
-        row    0  1  2  3  4 ...
-        units  0  3  0  3  0
-        turn   0  0  1  1  2
+        row             0  1  2  3  4 ...
+        first unit      0  3  0  3  0
+        a and b number  0  0  1  1  2
 
     Args:
-        shape: Of the result, `[packs, ..., units]`; fewer than 2**32 rows of units.
-        rate: Share that is dropped, at least 0 and below 1.
-        seed: Two whole numbers, as `keras.random.SeedGenerator.next()` gives: a seed and a counter.
-        first_pack: Number of the first of the packs among those that are computed at once; a number or an
-            int32 scalar.
-        num_packs: How many those are; None for the packs of the shape.
-
-    Returns:
-        bool of that shape.
+        shape: `[packs, ..., units]`; fewer than 2**32 rows of units.
+        rate: Share that is dropped, below 1.
+        seed: Two integers, as `keras.random.SeedGenerator.next()` gives: a seed and a counter.
+        first_pack, num_packs: As in `packs_from`; None for the packs of the shape.
     """
     seed = ops.cast(seed, "uint32")
     width = shape[-1]
     rows_per_pack = functools.reduce(operator.mul, shape[1:-1], 1)
     rows = _row_numbers(shape) + ops.cast(first_pack, "uint32") * ops.cast(rows_per_pack, "uint32")
     num_packs = num_packs or shape[0]
+    # A stride from the seed, not 1: masks of two seeds would be shifted copies of one another
     stride = mix32(seed[0] + mix32(seed[1]))
-    # As for 4,096 packs of BERT-base. Elsewhere the turn is 0, and would cost as much as the mask
+    # As for 4,096 packs of BERT-base. Elsewhere all numbers are 0, and would cost as much as the mask
     if not isinstance(num_packs, int) or num_packs * rows_per_pack * width > 2**32:
         rows_per_turn = _word(min(2**32 // width, 2**32 - 1))
         turns = ops.floor_divide(rows, rows_per_turn)
@@ -96,9 +83,8 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
 
 
 def _row_numbers(shape):
-    """Rows counted from 0, uint32 `[*shape[:-1], 1]`."""
-    # A sum over the axes: rows counted in one axis and reshaped could not be cut along two axes, as heads of
-    # attention on a mesh of devices are
+    # uint32 `[*shape[:-1], 1]`. A sum over the axes: rows counted in one axis and reshaped could not be cut
+    # along two axes, as heads of attention on a mesh of devices are
     numbers, rows_per_place = 0, 1
     for axis in reversed(range(len(shape) - 1)):
         # The first length is a tensor where the batch is of any size
@@ -109,18 +95,8 @@ def _row_numbers(shape):
 
 
 def mix32(words):
-    """A bijection of 32-bit words: every input bit flips every output bit about half of the time.
-
-    Chris Wellons's `triple32` ("Prospecting for Hash Functions", 2018; public domain).
-
-        0 -> 0    1 -> 0x042741d6
-
-    Args:
-        words: uint32, any shape.
-
-    Returns:
-        uint32 of the same shape.
-    """
+    """A bijection of uint32 words: every input bit flips every output bit about half of the time."""
+    # Chris Wellons's `triple32` ("Prospecting for Hash Functions", 2018; public domain)
     for shift, multiplier in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
         words = ops.bitwise_xor(words, ops.right_shift(words, _word(shift))) * _word(multiplier)
     return ops.bitwise_xor(words, ops.right_shift(words, _word(14)))

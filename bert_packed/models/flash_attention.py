@@ -1,8 +1,7 @@
-"""Attention by the platform's fused kernel: sequence ids compared tile by tile, without an S x S array.
+"""Attention by JAX's fused Pallas kernels for GPUs and TPUs, without an S x S array.
 
-The kernels are JAX's own, in Pallas: one for GPUs, one for TPUs. Both compute the scores of one tile of
-queries and keys at a time, forward and backward, so that memory grows with S; the dense mask and scores grow
-with S x S. Neither skips tiles in which no pair may attend.
+Both compute the scores of one tile of queries and keys at a time, forward and backward, and compare sequence
+ids there. Memory grows with S. Neither skips tiles in which no pair may attend.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
@@ -20,36 +19,17 @@ TILE = 128  # tokens, of both kernels
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """A model's attention.
+    """A model's attention."""
 
-    Attributes:
-        attend: As in `layers.SelfAttention`: None for dense scores, or a function.
-        description: For people, with the reason where the platform has a kernel that was not taken.
-    """
-
-    attend: Callable | None
-    description: str
+    attend: Callable | None  # as in `layers.SelfAttention`
+    description: str  # for the log, with the reason where the platform's kernel was not taken
 
 
 def choose_attention(attention, model_config, max_seq_length):
-    """Choose between dense scores and the fused kernel of this backend and platform.
+    """Choose between dense scores and the fused kernel of this backend and platform: `Attention`.
 
-    | `attention` | |
-    |---|---|
-    | dense | scores and mask, on every platform |
-    | flash | the fused kernel, or an error that says why not |
-    | auto | the fused kernel where it can do the same work, else dense |
-
-    Args:
-        attention: "auto", "dense" or "flash".
-        model_config: Config of any family; the kernels have no attention dropout.
-        max_seq_length: S.
-
-    Returns:
-        `Attention`.
-
-    Raises:
-        InputError: "flash" cannot be honoured.
+    "auto" takes the kernel where it can do the same work. Raises `InputError` where "flash" cannot be
+    honoured: the kernels have no attention dropout, and 128 must divide `max_seq_length`.
     """
     if model_config.without_attention:
         if attention == "flash":
@@ -69,16 +49,13 @@ def choose_attention(attention, model_config, max_seq_length):
 
 
 def attend_on_gpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, interpret=False):
-    """Attention inside each sequence by the Triton kernel.
+    """Attention inside each sequence by the Triton kernel: float `[B, S, N, H]`.
 
     Args:
-        query_BSNH: float `[B, S, N, H]`, scaled already; 128 divides S.
-        key_BSNH, value_BSNH: Likewise.
-        sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding, which attends to padding.
-        interpret: Run it as plain JAX on any platform: for tests.
-
-    Returns:
-        float `[B, S, N, H]`.
+        query_BSNH: float, scaled already; 128 divides S.
+        key_BSNH, value_BSNH: float.
+        sequence_ids_BS: int32, 1..K, 0 is padding, which attends to padding.
+        interpret: Run it as plain JAX on any platform, for tests.
     """
     from jax.experimental.pallas.ops.gpu import attention
 
@@ -104,7 +81,6 @@ KERNELS = {"gpu": attend_on_gpu, "tpu": attend_on_tpu}  # by JAX's name of the p
 
 
 def _kernel_name():
-    """JAX's name of the platform, or the name of another backend."""
     if keras.backend.backend() != "jax":
         return keras.backend.backend()
     import jax
@@ -113,7 +89,7 @@ def _kernel_name():
 
 
 def _obstacle(kernel_name, model_config, max_seq_length):
-    """The reason why the fused kernel cannot be taken, as text, or None."""
+    """The reason why the fused kernel cannot be taken, or None."""
     if kernel_name not in KERNELS:
         return f"the platform is not a GPU or TPU under KERAS_BACKEND=jax. Received: {kernel_name}"
     rate = model_config.attention_probs_dropout_prob

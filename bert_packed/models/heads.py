@@ -1,4 +1,4 @@
-"""Packed BERT with a head to fine-tune: answer spans, or labels of the pack's sequences or of its tokens.
+"""Packed BERT with heads for fine-tuning, and BERT's count of operations.
 
 Legend: B packs per batch, S pack length, D model width, K sequences per pack, C classes; of operations:
 L blocks, F feed-forward width, V vocabulary.
@@ -19,7 +19,7 @@ from bert_packed.models.modeling import PackedBert, PackedBertForMaskedLM, Packe
 
 
 class AnswerHead(keras.layers.Layer):
-    """Logits of every token as an answer's start and end."""
+    """Logits of every token as an answer's start and end: two float32 `[B, S]`."""
 
     def __init__(self, config, name=QUESTION_ANSWERING, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
@@ -30,13 +30,12 @@ class AnswerHead(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD):
-        """Float `[B, S, D]` to two float32 `[B, S]`: logits of starts and of ends."""
         logits_BS2 = self.output_dense(hidden_BSD)
         return logits_BS2[..., 0], logits_BS2[..., 1]
 
 
 class TokenClassificationHead(keras.layers.Layer):
-    """Class logits of every token."""
+    """Class logits of every token: float32 `[B, S, C]`."""
 
     def __init__(self, config, num_classes, name=TOKEN_CLASSIFICATION, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
@@ -48,17 +47,12 @@ class TokenClassificationHead(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, training=None):
-        """Float `[B, S, D]` to float32 logits `[B, S, C]`."""
         return self.classifier(self.dropout(hidden_BSD, training=training))
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
 class PackedBertForQuestionAnswering(PackedBert):
-    """Packed BERT that finds answers.
-
-    Returns a dict of `start_logits` and `end_logits`, float32 `[B, S]`. Those of one sequence of the batch's
-    `sequence_ids` compete.
-    """
+    """Packed BERT that finds answers: a dict of `start_logits` and `end_logits`, float32 `[B, S]`."""
 
     head = QUESTION_ANSWERING
 
@@ -123,28 +117,17 @@ def make_model(head, config, num_outputs, block=None, remat=False, attend=None, 
 
 
 def count_flops(head, config, sums):
-    """Operations that a BERT needs to learn from sequences, forward and backward.
+    """Operations that a BERT needs to learn from sequences, forward and backward: float.
 
-    As Appendix B of "PaLM: Scaling Language Modeling with Pathways" (Chowdhery et al. 2022) counts: 6 N a
-    token for N weights, two forward and four backward, and 12 L D T for the attention of a token to T others.
-    What a step computes besides does not count: padding, scores between sequences, which are masked out, and
-    what `--remat` recomputes. The share of the machine's rate reached so is the model-FLOP utilisation.
+    Counted as in Appendix B of "PaLM: Scaling Language Modeling with Pathways" (Chowdhery et al. 2022):
 
         6 L (4 D^2 + 2 D F)      per token; L blocks, F feed-forward width
         12 L D                   per pair of tokens of one sequence, each token with itself too
         6 (D^2 + D V)            per masked-LM prediction
         6 (D^2 + 2 D)            per sequence, for its next-sentence prediction
 
-    Embedding look-ups, norms, softmax and the update are no matrix products. The heads of fine-tuning, of few
-    columns, are left out.
-
-    Args:
-        head: Of the model; None for the encoder alone.
-        config: `ModelConfig`.
-        sums: Dict with `num_tokens`, `num_sequences`, `num_pairs` and, in pre-training, `num_predictions`.
-
-    Returns:
-        float.
+    Padding, scores between sequences, and what `--remat` recomputes do not count, nor does anything that is
+    no matrix product. The small heads of fine-tuning are left out. `head` None counts the encoder alone.
     """
     width, blocks = config.hidden_size, config.num_hidden_layers
     per_token = 6 * blocks * (4 * width**2 + 2 * width * config.intermediate_size)

@@ -13,16 +13,9 @@ from bert_packed.models.layout import ONE_DEVICE
 
 
 def gather_tokens(hidden_BSD, positions_BQ):
-    """Hidden states at given positions of each pack.
+    """Hidden states at int32 positions of each pack: float `[B, Q, D]`.
 
-        hidden [[a b c d]], positions [[3 0 0]]   ->   [[d a a]]
-
-    Args:
-        hidden_BSD: float `[B, S, D]`.
-        positions_BQ: int32 `[B, Q]`, 0..S-1; unused slots hold 0 and are weighted 0 later.
-
-    Returns:
-        float `[B, Q, D]`.
+    hidden [[a b c d]], positions [[3 0 0]]   ->   [[d a a]]      unused slots hold 0
     """
     # Along the axis: the faster gather from `[B * S, D]` would collect a batch that is spread over devices
     return ops.take_along_axis(hidden_BSD, positions_BQ[:, :, None], axis=1)
@@ -38,15 +31,15 @@ def activation(name):
 
 
 def layer_norm(config):
-    """Layer normalization under the name that the optimizer's exclusions look for."""
+    # The optimizer's exclusions look for this name
     return keras.layers.LayerNormalization(epsilon=config.layer_norm_eps, name="LayerNorm")
 
 
 class PackedEmbeddings(keras.layers.Layer):
-    """Token, sentence and position embeddings; positions are looked up, not added by index.
+    """Token, sentence and position embeddings: float `[B, S, D]`; padding is embedded like any token.
 
-    Section 3.2.1 of "Efficient Sequence Packing without Cross-contamination". A pack of two sequences of
-    lengths 2 and 3:
+    Section 3.2.1 of "Efficient Sequence Packing without Cross-contamination": positions are looked up, not
+    added by index. A pack of two sequences of lengths 2 and 3:
 
         rows looked up          [0 1 0 1 2]
         BERT's own bias add     [0 1 2 3 4]
@@ -71,7 +64,6 @@ class PackedEmbeddings(keras.layers.Layer):
         return self.layout.add_table(self, rows, self.config, name)
 
     def call(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
-        """Embed int32 `[B, S]` ids (0 is padding, embedded like any token) to float `[B, S, D]`."""
         hidden_BSD = (
             self.layout.look_up(self.word_embeddings_VD, token_ids_BS)
             + self.layout.look_up(self.token_type_embeddings, token_type_ids_BS)
@@ -84,7 +76,6 @@ class SelfAttention(keras.layers.Layer):
     """Multi-head attention inside each sequence, with residual and layer norm after it.
 
     Args:
-        config: `ModelConfig`.
         attend: None for dense scores, or a fused kernel without dropout: function `(query_BSNH, key_BSNH,
             value_BSNH, sequence_ids_BS)` to float `[B, S, N, H]`; queries are scaled already.
         layout: `Layout` of the weights, which makes the linear layers.
@@ -141,12 +132,7 @@ class SelfAttention(keras.layers.Layer):
 
 
 class FeedForward(keras.layers.Layer):
-    """BERT's two-layer network on each token, with residual and layer norm after it.
-
-    Args:
-        config: `ModelConfig`.
-        layout: As in `SelfAttention`.
-    """
+    """BERT's two-layer network on each token, with residual and layer norm after it."""
 
     def __init__(self, config, name="feed_forward", layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
@@ -164,7 +150,6 @@ class FeedForward(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, training=None):
-        """Float `[B, S, D]` to the same, token by token."""
         return self.norm(self.add(hidden_BSD, training=training))
 
     def add(self, hidden_BSD, training=None):
@@ -174,12 +159,7 @@ class FeedForward(keras.layers.Layer):
 
 
 class TransformerBlock(keras.layers.Layer):
-    """One encoder block: attention inside each sequence, then the feed-forward network.
-
-    Args:
-        config: `ModelConfig`.
-        attend, layout: As in `SelfAttention`.
-    """
+    """One encoder block: attention inside each sequence, then the feed-forward network."""
 
     def __init__(self, config, name, attend=None, layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
@@ -192,7 +172,6 @@ class TransformerBlock(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, context, training=None):
-        """Float `[B, S, D]` to the same, given the `PackContext` of the batch."""
         hidden_BSD = self.attention(hidden_BSD, context=context, training=training)
         return self.feed_forward(hidden_BSD, training=training)
 
@@ -210,7 +189,7 @@ class TransformerBlock(keras.layers.Layer):
 
 
 class MaskedLanguageModelHead(keras.layers.Layer):
-    """Vocabulary logits of the gathered predictions; the output matrix is the word embeddings."""
+    """Vocabulary logits of the gathered predictions: float32 `[B, P, V]`, by the word embeddings."""
 
     def __init__(self, config, name="predictions", layout=ONE_DEVICE, **kwargs):
         super().__init__(name=name, **kwargs)
@@ -228,7 +207,6 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, positions_BP, word_embeddings_VD):
-        """Float32 logits `[B, P, V]` at int32 positions `[B, P]`; unused slots hold position 0."""
         gathered_BPD = gather_tokens(hidden_BSD, positions_BP)
         gathered_BPD = self.norm(self.activation(self.transform(gathered_BPD)))
         # Cast before the product, not after: its sums would be rounded to bfloat16 in between
@@ -238,13 +216,11 @@ class MaskedLanguageModelHead(keras.layers.Layer):
 
 
 class ClassificationHead(keras.layers.Layer):
-    """BERT's pooler and class logits of every [CLS] in the pack.
+    """BERT's pooler and class logits of every [CLS] in the pack: float32 `[B, K, C]`.
 
     Args:
-        config: `ModelConfig`.
         num_classes: C; 2 for next sentences, of which class 1 is a random one; 1 for a number to predict.
         rate: Of the dropout between pooler and classifier.
-        layout: As in `SelfAttention`.
     """
 
     def __init__(self, config, num_classes, name, rate=0.0, layout=ONE_DEVICE, **kwargs):
@@ -259,6 +235,5 @@ class ClassificationHead(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, positions_BK, training=None):
-        """Float32 logits `[B, K, C]` at int32 positions `[B, K]` of [CLS]; unused slots hold position 0."""
         pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
         return self.classifier(self.dropout(pooled_BKD, training=training))

@@ -1,7 +1,6 @@
 """Layout of weights and activations, and the products that join them: here, all on one device.
 
-A model takes every layer with a weight matrix from its layout. `parallel.optimus` and `parallel.megatron`
-spread the matrices over a mesh of devices, of which models know nothing.
+`parallel.optimus` and `parallel.megatron` spread the matrices over a mesh of devices.
 
 Legend: B packs per batch, S pack length, D model width, N heads, H head width, V vocabulary, P predictions
 per pack, Q = S, P or K tokens of each pack.
@@ -27,15 +26,15 @@ class Layout:
     """Layers, tables and products of a model on one device; other layouts override them."""
 
     def dense(self, width, config, name, dtype=None):
-        """A linear layer, as `dense` makes it; other layouts choose its place by its name."""
+        """A linear layer; other layouts choose its place by its name."""
         return dense(width, config, name, dtype)
 
     def apply_together(self, layers, hidden_BSD):
-        """Results of several linear layers of `dense` for the same input: list of tensors."""
+        """Results of several linear layers of `dense` for the same input."""
         return [layer(hidden_BSD) for layer in layers]
 
     def add_table(self, layer, num_rows, config, name):
-        """A table of embeddings, with BERT's initial weights: variable `[num_rows, D]` of a Keras layer."""
+        """Variable `[num_rows, D]` of a Keras layer, with BERT's initial weights."""
         shape = (num_rows, config.hidden_size)
         return layer.add_weight(shape=shape, initializer=initializer(config), name=name)
 
@@ -44,7 +43,7 @@ class Layout:
         return layer.add_weight(shape=(config.vocab_size,), initializer="zeros", name=name, autocast=False)
 
     def look_up(self, table, ids_BS):
-        """Rows of a table of `add_table`, float `[B, S, D]`, by int32 `[B, S]`."""
+        """Rows of a table of `add_table`: float `[B, S, D]`."""
         return ops.take(table, ids_BS, axis=0)
 
     def vocabulary_logits(self, hidden_BQD, table_VD):
@@ -59,7 +58,7 @@ class Layout:
         return logits_BQV
 
     def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-        """Result of a fused kernel of attention, as `layers.SelfAttention` takes it, for all heads."""
+        """Result of a fused attention kernel for all heads."""
         return attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)
 
 

@@ -1,7 +1,5 @@
 """Loops inside a program and functions with a custom gradient, on both backends.
 
-Under TensorFlow `keras.ops.scan` and `keras.ops.associative_scan` do not compile in every shape (Keras 3.15).
-
 Legend: T steps of a loop.
 """
 
@@ -15,17 +13,13 @@ def scan(step, carry, inputs, reverse=False):
         step (c, x) -> (c + x, 10 * c), carry 0, inputs [1 2 3]   ->   6, [0 10 30]
         the same in reverse                                       ->   6, [50 30 0]
 
-    No gradient goes through it: use it inside `with_gradient`.
+    No gradient passes through it: use it inside `with_gradient`.
 
     Args:
         step: Function `(carry, slices)` to (carry, outputs); dtypes and shapes of the carry stay.
-        carry: Tuple of tensors.
-        inputs: Tuple of tensors `[T, ...]`, T static.
-        reverse: Whether the last slice comes first; outputs keep the order of the slices.
-
-    Returns:
-        (carry after T steps, tuple of tensors `[T, ...]`).
+        carry, inputs: Tuples of tensors; inputs `[T, ...]`, T static.
     """
+    # Under TensorFlow `keras.ops.scan` does not compile in every shape (Keras 3.15)
     if keras.backend.backend() == "jax":
         import jax
 
@@ -56,9 +50,6 @@ def with_gradient(forward, backward):
         forward: Function of tensors to (tuple of outputs, residuals: any nest of tensors for `backward`).
         backward: Function (residuals, tuple of gradients of the outputs) to a tuple of gradients, one for
             each argument of `forward`.
-
-    Returns:
-        Function of the same tensors to the tuple of outputs.
     """
     if keras.backend.backend() == "jax":
         import jax

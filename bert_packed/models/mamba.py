@@ -31,12 +31,10 @@ def conv1d_pack(x_BSE, kernel_WE, bias_E, position_ids_BS, tail_BXE=None):
         output         [ k2 a  k1 a + k2 b k0 a + k1 b + k2 c k2 d  k1 d + k2 e ]
 
     Args:
-        x_BSE: float `[B, S, E]`.
-        kernel_WE: float `[W, E]`; its last row meets the token itself.
-        bias_E: float `[E]`, or None.
-        position_ids_BS: int32 `[B, S]`, restarts at 0 in every sequence, and 0 for padding; None where each
-            pack is one sequence.
-        tail_BXE: float `[B, X, E]`, the inputs before a pack whose first position is not 0; None for zeros.
+        x_BSE, kernel_WE, bias_E: float; no bias is None.
+        position_ids_BS: int32, restarts at 0 in every sequence, and 0 for padding; None where each pack is
+            one sequence.
+        tail_BXE: float, the inputs before a pack whose first position is not 0; None for zeros.
 
     Returns:
         float `[B, S, E]`, and the tail for the pack after this one, `[B, X, E]`.
@@ -64,7 +62,7 @@ def fan_in(size):
 
 
 class RMSNorm(keras.layers.Layer):
-    """Divides by the root of the mean square, and scales: in float32, to the policy's dtype."""
+    """Root-mean-square normalization with a scale, computed in float32."""
 
     def __init__(self, epsilon, name="RMSNorm", **kwargs):
         super().__init__(name=name, autocast=False, **kwargs)
@@ -81,13 +79,7 @@ class RMSNorm(keras.layers.Layer):
 
 
 class StepSizes(keras.initializers.Initializer):
-    """Initial biases of the step sizes: their softplus is log-uniform in a range.
-
-    Section 3.6 of "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (Gu and Dao 2023).
-
-    Args:
-        config: `MambaConfig`.
-    """
+    """Initial biases of the step sizes: their softplus is log-uniform in a range (Section 3.6 of "Mamba")."""
 
     def __init__(self, config):
         self.config = config
@@ -101,11 +93,7 @@ class StepSizes(keras.initializers.Initializer):
 
 
 class MambaMixer(keras.layers.Layer):
-    """The part of a Mamba block between its norm and its residual.
-
-    Args:
-        config: `MambaConfig`.
-    """
+    """The part of a Mamba block between its norm and its residual."""
 
     def __init__(self, config, name="mixer", **kwargs):
         super().__init__(name=name, autocast=False, **kwargs)  # states stay float32
@@ -158,16 +146,10 @@ class MambaMixer(keras.layers.Layer):
         self.built = True
 
     def call(self, hidden_BSD, context, carried=None):
-        """Mix the tokens of each sequence.
+        """Mix the tokens of each sequence: float `[B, S, D]`, and `carried` for the pack after this one.
 
-        Args:
-            hidden_BSD: float `[B, S, D]`.
-            context: `PackContext`, of which the positions are read.
-            carried: (states float32 `[B, Z, E]`, tail float `[B, X, E]`) of the pack before this one in
-                its row; None for zeros.
-
-        Returns:
-            float `[B, S, D]`, and `carried` for the pack after this one.
+        `carried` is (states float32 `[B, Z, E]`, tail float `[B, X, E]`) of the pack before this one in its
+        row; None for zeros.
         """
         config = self.config
         states_BZE, tail_BXE = carried or (None, None)
@@ -192,11 +174,7 @@ class MambaMixer(keras.layers.Layer):
 
 
 class MambaBlock(keras.layers.Layer):
-    """Norm, mixer, residual; the residual stays float32.
-
-    Args:
-        config: `MambaConfig`.
-    """
+    """Norm, mixer, residual; the residual stays float32."""
 
     def __init__(self, config, name, **kwargs):
         super().__init__(name=name, autocast=False, **kwargs)
@@ -218,10 +196,9 @@ class MambaEncoder(keras.layers.Layer):
     """Token embeddings, blocks and the last norm, over packs.
 
     Args:
-        config: `MambaConfig`.
         remat: Recompute each block in the backward pass instead of keeping its activations.
-        num_rows: R, rows whose sequences go on from pack to pack (`pack_tfrecords.py --split_sequences`): in
-            training each row's states and tail are handed to its next pack. 0 for independent packs.
+        num_rows: R, rows whose sequences continue from pack to pack (`pack_tfrecords.py --split_sequences`):
+            in training each row's states and tail are handed to its next pack. 0 for independent packs.
     """
 
     def __init__(self, config, remat=False, num_rows=0, name="backbone", **kwargs):
@@ -265,7 +242,6 @@ class MambaEncoder(keras.layers.Layer):
         return self.run_blocks(self.embed(token_ids_BS), position_ids_BS, training=training)
 
     def embed(self, token_ids_BS):
-        """Input of the first block, float32 `[B, S, D]`."""
         return ops.cast(ops.take(self.embeddings_VD, token_ids_BS, axis=0), "float32")
 
     def run_blocks(self, hidden_BSD, position_ids_BS, training=None):
@@ -283,7 +259,8 @@ class MambaEncoder(keras.layers.Layer):
         return self.norm(hidden_BSD)
 
     def _take(self, number, num_packs):
-        """`carried` for the next packs; the rows wait in a queue, so that micro-batches find their own."""
+        """`carried` for the next packs."""
+        # A queue of rows, so that each micro-batch finds its own
         return tuple(ops.convert_to_tensor(queue)[:num_packs] for queue in self.carried[number])
 
     def _put(self, number, after):
@@ -297,13 +274,9 @@ class MambaEncoder(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="bert_packed")
 class PackedMamba(PackedModel):
-    """Packed Mamba that predicts each next token; the output matrix is the token embeddings.
+    """Packed Mamba that predicts each next token: a dict of `logits`, float32 `[B, S, V]`.
 
-    Reads no `sequence_ids`. Returns a dict of `logits`, float32 `[B, S, V]`.
-
-    Args:
-        config: `MambaConfig`.
-        encoder: Arguments of `MambaEncoder` besides `config`.
+    The output matrix is the token embeddings. `sequence_ids` is not read.
     """
 
     head = CAUSAL_LM
@@ -343,7 +316,6 @@ class PackedMamba(PackedModel):
 
     @classmethod
     def from_config(cls, config):
-        """The model of `get_config`, with all its variables."""
         model = cls(**{**config, "config": MambaConfig(**config["config"])})
         model.build()
         return model
@@ -358,24 +330,15 @@ def make_model(head, config, num_outputs, remat=False, num_rows=0):
 def count_flops(head, config, sums):
     """Operations that a Mamba needs to learn from sequences, counted as `heads.count_flops` counts BERT's.
 
-        6 L N                    per token; L blocks, N = 2 D E + E (rank + 2 Z) + rank E + E D weights
-        6 L W E                  per token, for the convolution
-        21 L E Z                 per token, for its states
-        6 D V                    per prediction
-
-    A state takes 7 forward (its exponent, the exponential, the product with the state before, its input, the
-    sum of both, the product with C and its sum) and 14 backward: the gradient of the state 3, a product and a
-    sum for each of step size, A, input, B and C, and a product that the first two share. The compiled program
-    executes nearly twice as many: it recomputes states, and XLA recomputes some products wherever used.
-
-    Args:
-        head: Of the model; there is one.
-        config: `MambaConfig`.
-        sums: Dict with `num_tokens` and `num_predictions`.
-
-    Returns:
-        float.
+    6 L N                    per token; L blocks, N = 2 D E + E (rank + 2 Z) + rank E + E D weights
+    6 L W E                  per token, for the convolution
+    21 L E Z                 per token, for its states
+    6 D V                    per prediction
     """
+    # A state takes 7 forward (its exponent, the exponential, the product with the state before, its input,
+    # the sum of both, the product with C and its sum) and 14 backward: the gradient of the state 3, a product
+    # and a sum for each of step size, A, input, B and C, and a product that the first two share. The program
+    # executes nearly twice as many: it recomputes states, and XLA recomputes some products
     width, inner, states, rank = config.hidden_size, config.inner_size, config.state_size, config.step_rank
     weights = 2 * width * inner + inner * (rank + 2 * states) + rank * inner + inner * width
     per_token = 6 * weights + 6 * config.conv_kernel * inner + 21 * inner * states

@@ -24,18 +24,13 @@ from bert_packed.models.rematerialisation import run_rematerialised
 
 
 class PackedEncoder(keras.layers.Layer):
-    """Embeddings and encoder blocks over packs; all blocks share one `PackContext` of the batch.
+    """Embeddings and encoder blocks over packs.
 
     Args:
-        config: `ModelConfig`.
         block: Function `(config, name)` to an encoder block, a layer called as
             `block(hidden_BSD, context=..., training=...)`.
         remat: Recompute each block in the backward pass instead of keeping its activations.
-        attend: As in `layers.SelfAttention`, for every block; None for the dense mask.
-        layout: As in `layers.SelfAttention`, for every block.
-
-    Raises:
-        ValueError: `attend` or `layout` is given for a `block` without it.
+        attend, layout: As in `layers.SelfAttention`; only for a `block` with such arguments.
     """
 
     def __init__(
@@ -71,7 +66,6 @@ class PackedEncoder(keras.layers.Layer):
         return self.run_blocks(hidden_BSD, sequence_ids_BS, position_ids_BS, training=training)
 
     def embed(self, token_ids_BS, token_type_ids_BS, position_ids_BS, training=None):
-        """Input of the first block, float `[B, S, D]`."""
         position_ids_BS = self._positions(position_ids_BS)
         return self.embeddings(token_ids_BS, token_type_ids_BS, position_ids_BS, training=training)
 
@@ -87,7 +81,7 @@ class PackedEncoder(keras.layers.Layer):
         return hidden_BSD
 
     def _positions(self, position_ids_BS):
-        """The given positions, unless an ablation lets them go on through the pack."""
+        """The given positions, unless an ablation lets them count through the pack."""
         if not self.config.ablation_no_position_reset:
             return position_ids_BS
         return ops.zeros_like(position_ids_BS) + ops.arange(position_ids_BS.shape[1], dtype="int32")
@@ -96,13 +90,8 @@ class PackedEncoder(keras.layers.Layer):
 class PackedBert(PackedModel):
     """A BERT encoder of packs with heads on it.
 
-    Reads, besides the inputs of every `PackedModel`, `token_type_ids` `[B, S]` (sentence A is 0, B is 1) and
-    `cls_positions` `[B, K]`, whose unused slots hold 0.
-
-    Args:
-        config: `ModelConfig`.
-        num_classes: Of a head that classifies; None for others.
-        encoder: Arguments of `PackedEncoder` besides `config`; its `layout` makes the heads' layers too.
+    Reads also `token_type_ids` `[B, S]` (sentence A is 0, B is 1) and `cls_positions` `[B, K]`, whose unused
+    slots hold 0. `encoder` holds arguments of `PackedEncoder`; its `layout` makes the heads' layers too.
     """
 
     encoder_inputs = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
@@ -136,7 +125,6 @@ class PackedBert(PackedModel):
 
     @classmethod
     def from_config(cls, config):
-        """The model of `get_config`, with all its variables."""
         model = cls(**{**config, "config": ModelConfig(**config["config"])})
         model.build()
         return model
@@ -144,10 +132,9 @@ class PackedBert(PackedModel):
 
 @keras.saving.register_keras_serializable(package="bert_packed")
 class PackedBertForMaskedLM(PackedBert):
-    """Packed BERT that predicts masked tokens; without next sentences it has no pooler either.
+    """Packed BERT that predicts masked tokens: a dict of `mlm_logits`, float32 `[B, P, V]`; it has no pooler.
 
-    Reads `prediction_positions` `[B, P]`, whose unused slots hold 0. Returns a dict of `mlm_logits`, float32
-    `[B, P, V]`.
+    Reads also `prediction_positions` `[B, P]`, whose unused slots hold 0.
     """
 
     head = MASKED_LM

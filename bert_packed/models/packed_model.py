@@ -14,32 +14,23 @@ from bert_packed.core.settings import InputError
 
 
 class PackedModel(keras.Model):
-    """An encoder of packs with heads: what objectives train and the audit looks into.
+    """An encoder of packs with heads.
 
-    An architecture has `build_encoder`, `encode`, `embed` and `encode_embedded`. A kind of model gives `head`
-    its name, makes its heads in `__init__`, and has `build_heads` and `apply_heads`.
+    An architecture has `build_encoder`, `encode`, `embed` and `encode_embedded`. A kind of model names its
+    `head` (one of those in `config.py`), makes it in `__init__`, and has `build_heads` and `apply_heads`.
 
-    Called with a dict of int32 arrays; the shapes fix S and K at the first call:
+    Called with a dict of int32 arrays; the shapes fix S and K at the first call. Other keys are ignored, so
+    that a whole batch may be passed:
 
     | input | shape | special values |
     |---|---|---|
     | `token_ids` | `[B, S]` | 0 is padding |
     | `sequence_ids` | `[B, S]` | 1..K, 0 is padding |
     | `position_ids` | `[B, S]` | restarts at 0 in every sequence |
-
-    and whatever else the architecture and the heads read. Other keys are ignored, so that a whole batch may
-    be passed.
-
-    Args:
-        config: Config of the architecture.
-
-    Attributes:
-        head: Name of the heads, one of those in `config.py`.
-        encoder_inputs: Names of the inputs `[B, S]` that the encoder reads.
     """
 
     head = None
-    encoder_inputs = ("token_ids", "sequence_ids", "position_ids")
+    encoder_inputs = ("token_ids", "sequence_ids", "position_ids")  # the inputs `[B, S]` that it reads
 
     def __init__(self, config, name):
         super().__init__(name=name)
@@ -79,19 +70,14 @@ class PackedModel(keras.Model):
 
 
 def build_model(head, config, seed, dtype="float32", num_outputs=None, **encoder):
-    """A model with all its variables, from a seed.
+    """A model with all its variables, from a seed: `PackedModel`.
 
     Args:
-        head: Name of its heads, one that its family has.
-        config: Config; its class tells the architecture.
-        seed: Whole number; initial weights and dropout follow from it.
+        seed: Integer that initial weights and dropout follow from.
         dtype: Keras policy of every layer: "float32", or "mixed_bfloat16", which computes in bfloat16 from
             float32 weights; softmax, norms' statistics, states and logits stay float32, unrounded.
         num_outputs: Classes of a classification, 1 for a number; None for other heads.
-        encoder: Options of the architecture's encoder, such as `remat`; None leaves one at its default.
-
-    Returns:
-        `PackedModel`.
+        encoder: Options of the architecture's encoder, such as `remat`; None is the default of each.
 
     Raises:
         InputError: the family has no such head, or its encoder no such option.
@@ -114,7 +100,7 @@ def check_options(config, **encoder):
 def build_seeded(make_model, seed, dtype="float32"):
     """The Keras model that a function makes, with all its variables; arguments as in `build_model`."""
     before = keras.config.dtype_policy()
-    # The one way to reach every layer, those of other people's blocks too; nothing outside sees it
+    # The only way to reach every layer, those of users' blocks too. It is put back below
     keras.config.set_dtype_policy(dtype)
     try:
         with seeded(seed):
@@ -127,12 +113,9 @@ def build_seeded(make_model, seed, dtype="float32"):
 
 @contextlib.contextmanager
 def seeded(seed):
-    """Run the body with Python's `random` seeded, and put its state back afterwards.
-
-    Keras draws the seeds of initializers and of dropout from `random` where none is given, and from nowhere
-    else. `keras.utils.set_random_seed` would set the states of Python, NumPy and TensorFlow for good: a
-    program that loads a model would draw other numbers afterwards.
-    """
+    """Run the body with Python's `random` seeded: Keras draws seeds of weights and dropout from it."""
+    # Not `keras.utils.set_random_seed`: it sets the states of Python, NumPy and TensorFlow for good, and a
+    # program that loads a model would draw other numbers afterwards
     before = random.getstate()
     random.seed(seed)
     try:

@@ -1,4 +1,4 @@
-"""Encoder blocks whose activations are recomputed for the gradient instead of kept: memory for time.
+"""Encoder blocks whose activations are recomputed for the gradient: less memory, more time.
 
 Legend: B packs per batch, S pack length, D model width.
 """
@@ -9,22 +9,16 @@ from bert_packed.models.dropout import Dropout
 
 
 def run_rematerialised(blocks, hidden_BSD, context, training=None):
-    """Call encoder blocks in order, keeping only what goes from one to the next.
+    """Call encoder blocks in order, keeping only their inputs: float `[B, S, D]`.
 
     Where a block ends in a layer norm, its sum before the norm is kept, and the norm is recomputed with the
     next block. So the block's last product is not recomputed: no gradient needs its value (Section 3.2.3,
-    point 3, of "An Efficient 2D Method for Training Super-Large Deep Learning Models"; there the layers end
-    in the sum).
+    point 3, of "An Efficient 2D Method for Training Super-Large Deep Learning Models").
 
         blocks       attention, products, + | norm, attention, products, + | norm
         kept                              +                              +
 
-    Args:
-        blocks: Encoder blocks; one with a `final_norm` that is not None has `call_up_to_norm` too.
-        hidden_BSD, context, training: As the blocks take them.
-
-    Returns:
-        float `[B, S, D]`.
+    A block with a `final_norm` that is not None must have `call_up_to_norm`.
     """
     norm = None
     for block in blocks:
@@ -36,16 +30,9 @@ def run_rematerialised(blocks, hidden_BSD, context, training=None):
 
 
 def rematerialised(block, hidden_BSD, context, training=None, call=None, **given):
-    """Call a block whose activations are recomputed for the gradient.
+    """The result of a block, whose activations are recomputed for the gradient, with the same dropout.
 
-    Args:
-        block: Encoder block; only `Dropout` layers in it are random.
-        hidden_BSD, context, training: As the block takes them.
-        call: Function to call instead of the block.
-        given: Its other arguments; no gradient goes to them.
-
-    Returns:
-        The result of `block(hidden_BSD, context=context, training=training, **given)`, dropout included.
+    Only `Dropout` layers may be random in it. `call` replaces the block; no gradient reaches `given`.
     """
     dropouts = [layer for layer in find_dropouts(block) if training and layer.rate > 0]
 
@@ -67,18 +54,13 @@ def rematerialised(block, hidden_BSD, context, training=None, call=None, **given
 
 
 def _after(norm, call):
-    """`call` after a norm, or by itself where that is None."""
     if norm is None:
         return call
     return lambda hidden_BSD, **given: call(norm(hidden_BSD), **given)
 
 
 def find_dropouts(block):
-    """All `Dropout` layers in a built block, in a fixed order.
-
-    Raises:
-        ValueError: a call would change another variable of the block, twice.
-    """
+    """All `Dropout` layers in a built block, in a fixed order; `ValueError` where others hold state."""
     dropouts = [layer for layer in block._flatten_layers() if isinstance(layer, Dropout)]
     known = {id(layer.seed_generator.state) for layer in dropouts if layer.rate > 0}
     others = [v.path for v in block.non_trainable_variables if id(v) not in known]

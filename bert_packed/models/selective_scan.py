@@ -22,28 +22,25 @@ CHUNK_LENGTH = 32  # tokens; docs/mamba.md has the measurements
 def ssm_pack(
     u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ, position_ids_BS, state_BZE=None, chunk_length=CHUNK_LENGTH
 ):
-    """The recurrence over packs, cut wherever a position is 0.
+    """The recurrence over packs in float32, cut wherever a position is 0.
 
         position_ids   [ 0     1             0     1     2 ]
         state          [ x0    a1 x0 + x1    x2    ...     ]      nothing of x0 and x1 is in the rest
 
-    Computed in float32 whatever comes in: states add up over thousands of tokens.
-
     Args:
-        u_BSE: float `[B, S, E]`, the inputs.
-        delta_BSE: float `[B, S, E]`, above 0, the size of each step.
-        a_ZE: float `[Z, E]`, below 0, the decay of each state.
-        b_BSZ, c_BSZ: float `[B, S, Z]`, from inputs to states and from states to outputs.
-        position_ids_BS: int32 `[B, S]`, 0 at the start of a sequence and for padding; None where each pack
-            is one sequence.
-        state_BZE: float32 `[B, Z, E]`, the states before a pack whose first position is not 0; None for
-            zeros. It is data: no gradient goes back to it.
-        chunk_length: T. The last chunk is filled up where it does not divide S.
+        u_BSE: float, the inputs.
+        delta_BSE: float, above 0, the size of each step.
+        a_ZE: float, below 0, the decay of each state.
+        b_BSZ, c_BSZ: float, from inputs to states and from states to outputs.
+        position_ids_BS: int32, 0 for padding too; None where each pack is one sequence.
+        state_BZE: float32, the states before packs whose first position is not 0; None for zeros.
+        chunk_length: T; it need not divide S.
 
     Returns:
         float32 `[B, S, E]`, and the states after the last token, float32 `[B, Z, E]`, without a gradient.
     """
     length, width = u_BSE.shape[1:]
+    # Not in bfloat16: states add up over thousands of tokens
     u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ = (
         ops.cast(x, "float32") for x in (u_BSE, delta_BSE, a_ZE, b_BSZ, c_BSZ)
     )
@@ -56,6 +53,7 @@ def ssm_pack(
     if position_ids_BS is not None:
         goes_on_BS = ops.cast(position_ids_BS > 0, "float32")
         chunked.append(to_chunks(goes_on_BS, chunk_length, filled, value=1.0))
+    # The states before are data: no gradient goes back to the packs that left them
     chunked_scan = with_gradient(_forward, _backward)
     y_CTBE, state_BZE = chunked_scan(a_ZE, ops.stop_gradient(state_BZE), *chunked)
     y_BSE = ops.transpose(ops.reshape(y_CTBE, (length + filled, -1, width)), (1, 0, 2))
@@ -82,7 +80,7 @@ def _cut(values_BZE, goes_on):
 
 
 def _advance(state_BZE, u_BE, delta_BE, b_BZ, goes_on, a_ZE):
-    """States that are left after decay, the addition of a token, and the decay: float32 `[B, Z, E]` each."""
+    """Decayed states, the addition of a token, and the decay: float32 `[B, Z, E]` each."""
     decay_BZE = ops.exp(delta_BE[:, None, :] * a_ZE)
     kept_BZE = _cut(state_BZE, goes_on) * decay_BZE
     return kept_BZE, (delta_BE * u_BE)[:, None, :] * b_BZ[:, :, None], decay_BZE

@@ -1,5 +1,4 @@
-"""What is learnt: losses as sums over sequences, their denominators and figures, and the arrays of a batch.
+"""Training objectives: losses as sums over sequences, their denominators, and the arrays of a batch.
 
-Read `features.py`, `objective.py`, then one that fills it in: `pretraining.py`, `next_tokens.py`,
-`finetuning.py`.
+Read `features.py`, `objective.py`, then `pretraining.py`, `next_tokens.py` or `finetuning.py`.
 """

@@ -16,16 +16,11 @@ class Feature:
 
     Attributes:
         name: In model code.
-        length: "S", "P" or "K": `[B, S]` has a value for every token, `[B, P]` for every prediction, `[B, K]`
-            for every sequence.
-        record_name: In a packed record, one of `schema.PACKED_LENGTHS` or `schema.CAUSAL_LENGTHS`; None where
-            records do not hold it.
-        limit_name: Name, for people, of the number that the values, whole numbers from 0, must be below; None
-            for no limit.
+        length: "S", "P" or "K": a value for every token `[B, S]`, prediction `[B, P]` or sequence `[B, K]`.
+        record_name: In a packed record; None where records do not hold it.
+        limit_name: Name, for messages, of the number that the values, integers from 0, must be below.
         limit: Function `(model_config, spec)` to that number.
-        is_position: Whether the values are places in the pack.
-        is_slot: Whether the values are sequences of the pack, 1..K, and 0 for none.
-        begins_at_0: Whether the first value of each pack must be 0: no pack goes on from another.
+        begins_at_0: True where no pack continues from another: the first value of each must be 0.
     """
 
     name: str
@@ -33,8 +28,8 @@ class Feature:
     record_name: str | None = None
     limit_name: str | None = None
     limit: Callable[[object, schema.PackSpec], int] | None = None
-    is_position: bool = False
-    is_slot: bool = False
+    is_position: bool = False  # values are indices into the pack
+    is_slot: bool = False  # values are sequences of the pack, 1..K, 0 for none
     begins_at_0: bool = False
 
 
@@ -65,9 +60,9 @@ def _id(name, record_name, field):
 
 # Read by every model and objective
 TOKENS = (
-    # The record's name of A/B has two meanings in the field
     _id("token_ids", schema.INPUT_IDS, "vocab_size"),
     _slot("sequence_ids", schema.INPUT_MASK),
+    # Not named `segment_ids` as in records: elsewhere that means the sequence within a pack
     _id("token_type_ids", schema.SEGMENT_IDS, "type_vocab_size"),
     _id("position_ids", schema.POSITION_IDS, "max_position_embeddings"),
 )

@@ -1,7 +1,5 @@
 """Fine-tuning objectives: answer spans, a class or number for each sequence, a tag for each word.
 
-Every sequence has the loss that it would have alone. Steps may end in empty packs, which are skipped.
-
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, C classes.
 """
 
@@ -66,12 +64,8 @@ def tags_objective(num_tags, tag_loss="per_sequence"):
 
     Args:
         num_tags: C.
-        tag_loss: "per_sequence": mean over the words of each sequence, and then over sequences, so that a
-            long sentence weighs as much as a short one; "per_token": mean over all words of the step, as in
-            transformers' run_ner.
-
-    Returns:
-        `Objective`; its `accuracy` is a mean over words.
+        tag_loss: "per_sequence": mean over the words of each sequence, then over sequences. "per_token": mean
+            over all words of the step, as in transformers' run_ner.
     """
     return Objective(
         head=TOKEN_CLASSIFICATION,
@@ -87,21 +81,11 @@ def tags_objective(num_tags, tag_loss="per_sequence"):
 
 
 def own_logits(logits_BS, sequence_ids_BS, num_slots):
-    """The logits that compete in each sequence.
+    """The logits that compete in each sequence: float32 `[B, K, S]`.
 
-        logits        [5 3 1 4 2 9],  sequence_ids  [1 1 1 2 2 0]
-        sequence 1    [5 3 1 . . .]
-        sequence 2    [. . . 4 2 .]
-
-    A `.` is so low that a softmax gives exactly 0, and a gradient of exactly 0.
-
-    Args:
-        logits_BS: float32 `[B, S]`.
-        sequence_ids_BS: int32 `[B, S]`, 1..K, 0 is padding.
-        num_slots: K.
-
-    Returns:
-        float32 `[B, K, S]`.
+    logits        [5 3 1 4 2 9],  sequence_ids  [1 1 1 2 2 0]
+    sequence 1    [5 3 1 . . .]
+    sequence 2    [. . . 4 2 .]       a softmax and its gradient are exactly 0 at the dots
     """
     slots_K = ops.arange(1, num_slots + 1, dtype="int32")
     belongs_BKS = ops.equal(ops.cast(sequence_ids_BS, "int32")[:, None, :], slots_K[None, :, None])
@@ -110,22 +94,12 @@ def own_logits(logits_BS, sequence_ids_BS, num_slots):
 
 
 def answer_sums(outputs, batch):
-    """Sums over the sequences of a batch of packs, for answer spans.
+    """Sums over the sequences of a batch of packs: `loss`, `start_correct`, `end_correct`, counts.
 
-    The loss of a sequence is the mean of two negative log-likelihoods, of its start and of its end, as in
-    google-research/bert.
-
-    Args:
-        outputs: Dict of `start_logits` and `end_logits`, float32 `[B, S]`.
-        batch: Dict with `sequence_ids` `[B, S]`, `slot_weights` float32 `[B, K]` (1 = the slot holds a
-            sequence), and `start_positions` and `end_positions`, int32 `[B, K]`, indices into the pack;
-            unused slots hold 0.
-
-    Returns:
-        Dict of float32 scalars: `loss`, `start_correct`, `end_correct`, and those of `count_sequences`.
+    Positions in `batch` are int32 `[B, K]`, indices into the pack, 0 in unused slots.
     """
     weights_BK = batch["slot_weights"]
-    sums, loss = {}, 0.0
+    sums, loss = {}, 0.0  # mean of the negative log-likelihoods of start and end, as in google-research/bert
     for name in ("start", "end"):
         logits_BS, positions_BK = outputs[f"{name}_logits"], batch[f"{name}_positions"]
         own_BKS = own_logits(logits_BS, batch["sequence_ids"], weights_BK.shape[1])
@@ -139,15 +113,7 @@ def answer_sums(outputs, batch):
 
 
 def class_sums(outputs, batch):
-    """Sums over the sequences of a batch of packs, for classes.
-
-    Args:
-        outputs: Dict of `logits`, float32 `[B, K, C]`.
-        batch: Dict with `sequence_ids` `[B, S]`, `slot_weights` float32 `[B, K]`, `labels` int32 `[B, K]`.
-
-    Returns:
-        Dict of float32 scalars: `loss`, `correct`, and those of `count_sequences`.
-    """
+    """Sums over the sequences of a batch of packs: `loss`, `correct`, and `count_sequences`."""
     weights_BK = batch["slot_weights"]
     nll_BK, right_BK = nll_and_right(outputs["logits"], batch["labels"])
     return {
@@ -158,23 +124,13 @@ def class_sums(outputs, batch):
 
 
 def number_sums(outputs, batch):
-    """Sums of squared errors; arguments as of `class_sums`, with C = 1 and float32 `labels`."""
+    """Sums of squared errors, of `logits` `[B, K, 1]` from float32 `labels` `[B, K]`."""
     errors_BK = outputs["logits"][..., 0] - batch["labels"]
     return {"loss": ops.sum(ops.square(errors_BK) * batch["slot_weights"]), **count_sequences(batch)}
 
 
 def tag_sums(outputs, batch, tag_loss):
-    """Sums over the words of a batch of packs.
-
-    Args:
-        outputs: Dict of `logits`, float32 `[B, S, C]`.
-        batch: Dict with `prediction_positions`, `prediction_ids` and `prediction_sequences` `[B, P]` (1..K, 0
-            is unused), `slot_weights` `[B, K]` and `sequence_ids` `[B, S]`.
-        tag_loss: As of `tags_objective`.
-
-    Returns:
-        Dict of float32 scalars: `loss`, `correct`, and those of `tag_counts`.
-    """
+    """Sums over the words of a batch of packs: `loss`, `correct`, and `tag_counts`."""
     sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     logits_BPC = gather_tokens(outputs["logits"], batch["prediction_positions"])
     nll_BP, right_BP = nll_and_right(logits_BPC, batch["prediction_ids"])
@@ -186,6 +142,6 @@ def tag_sums(outputs, batch, tag_loss):
 
 
 def tag_counts(batch):
-    """The sums that follow from the data alone: `num_predictions`, the words, and `count_sequences`."""
+    """The sums that need no model: `num_predictions`, the words, and `count_sequences`."""
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
     return {"num_predictions": ops.sum(used_BP), **count_sequences(batch)}

@@ -1,7 +1,6 @@
 """Next-token losses of packs, as sums that weigh every sequence as if it were alone.
 
-No prediction crosses a boundary: the records have for each token the next one of the same sequence, and none
-for the last. As in `pretraining.py`, nothing here divides by a count of the batch.
+No prediction crosses a boundary: records have no label for the last token of a sequence.
 
 Legend: B packs per batch, S pack length, K sequences per pack, V vocabulary.
 """
@@ -21,12 +20,7 @@ def next_token_objective(weighting, goes_on=False):
     Args:
         weighting: "per_token", mean over predictions, or "per_sequence": the predictions of one sequence
             share a weight of 1.
-        goes_on: Whether sequences may go on from pack to pack in rows.
-
-    Returns:
-        `Objective`. `lm_accuracy` is a mean over predictions. Perplexities are e to the power of a mean loss:
-        over predictions, over sequences of their means, and, `byte_perplexity`, per byte of text, by which
-        tokenizers compare.
+        goes_on: True where sequences may continue from pack to pack in rows.
     """
     return Objective(
         head=CAUSAL_LM,
@@ -39,24 +33,19 @@ def next_token_objective(weighting, goes_on=False):
         perplexities={
             "perplexity": ("lm_nll", "num_predictions"),
             "sequence_perplexity": ("lm_sequence_nll", "num_predicted_sequences"),
+            # Comparable across tokenizers, unlike the two above
             "byte_perplexity": ("lm_nll", "num_bytes"),
         },
     )
 
 
 def prediction_shares(label_sequences_BS, slot_weights_BK):
-    """Tokens that predict, and the share of each in its sequence's predictions.
+    """Tokens that predict, the share of each in its sequence's predictions, and predictions per sequence.
 
-        label_sequences  [1    1    0  2  0  0]      slot_weights [1 1]
-        used             [1    1    0  1  0  0]
-        share            [1/2  1/2  0  1  0  0]
-
-    Args:
-        label_sequences_BS: int32 `[B, S]`, the sequence 1..K that predicts its next token here, 0 is none.
-        slot_weights_BK: float `[B, K]`, 0 for a sequence that does not count.
-
-    Returns:
-        float32 `[B, S]`, `[B, S]`, and `[B, K]`, the predictions of each sequence, 0 where it does not count.
+    label_sequences  [1    1    0  2  0  0]      slot_weights [1 1]     0 predicts nothing, counts nothing
+    used             [1    1    0  1  0  0]      float32 [B, S]
+    share            [1/2  1/2  0  1  0  0]      float32 [B, S]
+    made             [2 1]                       float32 [B, K]
     """
     slots_K = ops.arange(1, slot_weights_BK.shape[1] + 1, dtype="int32")
     belongs_BSK = ops.cast(ops.equal(ops.cast(label_sequences_BS, "int32")[:, :, None], slots_K), "float32")
@@ -67,17 +56,10 @@ def prediction_shares(label_sequences_BS, slot_weights_BK):
 
 
 def next_token_sums(outputs, batch, weighting):
-    """Sums of losses, of correct answers and of counts over a batch of packs.
+    """Sums over a batch of packs, and `next_token_counts`: dict of float32 scalars.
 
-    Args:
-        outputs: Dict of `logits` float32 `[B, S, V]`.
-        batch: Dict of the arrays of `features.NEXT_TOKENS`.
-        weighting: As in `next_token_objective`.
-
-    Returns:
-        Dict of float32 scalars: `lm_loss`, which is minimised; `lm_nll`, summed over predictions;
-        `lm_sequence_nll`, the mean of each sequence's, summed over sequences; `lm_correct`, right
-        predictions; and those of `next_token_counts`.
+    `lm_loss` is minimised; `lm_nll` is summed over predictions, and `lm_sequence_nll`, the mean over a
+    sequence's predictions, over sequences.
     """
     nll_BS, right_BS = nll_and_right(outputs["logits"], batch["label_ids"])
     used_BS, share_BS, _ = prediction_shares(batch["label_sequences"], batch["slot_weights"])
@@ -92,10 +74,7 @@ def next_token_sums(outputs, batch, weighting):
 
 
 def next_token_counts(batch):
-    """The sums that follow from the data alone: dict of float32 scalars.
-
-    `num_predictions`, `num_predicted_sequences`, `num_bytes`, and those of `count_sequences`.
-    """
+    """The sums that need no model: predictions, sequences that predict, bytes, and `count_sequences`."""
     used_BS, _, made_BK = prediction_shares(batch["label_sequences"], batch["slot_weights"])
     bytes_BK = ops.cast(batch["sequence_bytes"], "float32") * batch["slot_weights"]
     return {

@@ -1,4 +1,4 @@
-"""Base of all that is learnt: one object that engines, loop, runs and audit read, and sums that all share.
+"""Base of all objectives, and the sums that they share.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, C classes.
 """
@@ -21,41 +21,32 @@ COUNT_NAMES = ("num_sequences", "num_tokens", "num_pairs")
 class Objective:
     """The head of a model, and the sums that are minimised and watched.
 
-    Every loss is a sum over sequences of the loss that each would have alone, divided once, by a count over
-    the whole step. So micro-batches and replicas add up exactly, and packing is invisible. For this the sums
-    honour two rules: only weights decide what counts (a sequence whose `slot_weights` is 0, or a prediction
-    whose `prediction_sequences` is 0, adds nothing to any sum, whatever else the batch holds for it), and
-    nothing is divided by a count of the batch.
+    Every loss is a sum over sequences of the loss that each would have alone, divided once by a count over
+    the whole step. So micro-batches and replicas add up exactly, and packing is invisible. This needs two
+    rules: nothing in `sums` is divided by a count of the batch, and a sequence whose `slot_weights` is 0, or
+    a prediction whose `prediction_sequences` is 0, adds nothing to any sum, whatever its other values.
 
     Attributes:
-        head: Of the model that learns it, as in `config.py`.
-        features: Arrays of a batch; `sequence_ids` and `slot_weights` are always among them.
-        outputs: Dict from the name of each output of the model to the meaning of its rows: "S", tokens, "P",
-            predictions, or "K", sequences.
-        sums: Function `(outputs, batch)` to a dict of float32 scalars, `sum_names`.
-        counts: Function from a batch, of a step or of one micro-batch, to those of the sums that follow from
-            the data alone, `COUNT_NAMES` among them.
-        losses: Dict from each sum that is minimised to the count that divides it.
-        accuracies: Dict from a figure to a pair of sums: the dividend and the divisor.
-        perplexities: Dict from a figure to such a pair; the figure is e to the power of their ratio.
-        num_outputs: Classes of the head, 1 for a number; None where it does not classify.
-        skips_empty: Whether micro-batches at the end that hold no sequence are skipped. There is one program:
-            the number of rounds of its loop follows from the data. Dropout goes on as if none were skipped.
+        outputs: Dict from output of the model to "S", "P" or "K": rows are tokens, predictions or sequences.
+        counts: Function from a batch to those of the sums that need no model, `COUNT_NAMES` among them.
+        skips_empty: True to skip empty micro-batches at the end of a step. Dropout's seeds advance as if none
+            were skipped.
     """
 
     head: str
-    features: tuple[Feature, ...]
+    features: tuple[Feature, ...]  # of a batch, `sequence_ids` and `slot_weights` among them
     outputs: dict[str, str]
-    sums: Callable[[dict, dict], dict]
+    sums: Callable[[dict, dict], dict]  # (outputs, batch) to float32 scalars, `sum_names`
     counts: Callable[[dict], dict]
-    losses: dict[str, str]
+    losses: dict[str, str]  # from each sum that is minimised to the count that divides it
+    # From a figure to its dividend and divisor, both sums; a perplexity is e to the power of the ratio
     accuracies: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     perplexities: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    num_outputs: int | None = None
+    num_outputs: int | None = None  # classes, 1 for a number; None where the head does not classify
     skips_empty: bool = False
 
     def build_model(self, config, seed, **options):
-        """A model of any architecture to learn it; arguments as of `packed_model.build_model`."""
+        """A model of any architecture with this head; arguments as of `packed_model.build_model`."""
         return packed_model.build_model(self.head, config, seed, num_outputs=self.num_outputs, **options)
 
     def model_flops(self, config, sums):
@@ -64,26 +55,18 @@ class Objective:
 
     @property
     def sum_names(self):
-        """The keys of `sums`, each once: tuple of str."""
+        """The keys of `sums`."""
         pairs = (*self.losses.items(), *self.accuracies.values(), *self.perplexities.values())
         return tuple(dict.fromkeys([*(name for pair in pairs for name in pair), *COUNT_NAMES]))
 
     @property
     def figures(self):
-        """The keys of `means`, columns of the logs: tuple of str."""
+        """The keys of `means`, columns of the logs."""
         return tuple(self.means(dict.fromkeys(self.sum_names, 0.0)))
 
     def denominators(self, counts):
-        """Divisors of a step's losses, which the data alone give before the first micro-batch.
-
-        Divided by counts of each micro-batch or device, sequences would weigh by their company.
-
-        Args:
-            counts: Of `counts`, over the whole step.
-
-        Returns:
-            Dict from loss to a float32 scalar, at least 1.
-        """
+        """Divisors of a step's losses, at least 1, from `counts` over the whole step."""
+        # Not counts of a micro-batch or device: a sequence's weight would depend on the others in it
         return {name: ops.maximum(counts[count], 1.0) for name, count in self.losses.items()}
 
     def loss(self, sums, denominators):
@@ -91,18 +74,14 @@ class Objective:
         return sum(sums[name] / denominator for name, denominator in denominators.items())
 
     def means(self, sums):
-        """Figures for people.
+        """Losses, accuracies and perplexities from sums over any number of batches; {} for none.
 
-        Args:
-            sums: Dict of floats, summed over any number of batches; {} for none.
-
-        Returns:
-            Dict: `loss`, the parts that it is the sum of, accuracies and perplexities. A mean over nothing is
-            0, and a perplexity of nothing NaN: 1 would be the best.
+        A mean over nothing is 0, a perplexity over nothing NaN.
         """
         sums = {**dict.fromkeys(self.sum_names, 0.0), **sums}
         parts = {name: _ratio(sums[name], sums[count]) for name, count in self.losses.items()}
         rates = {name: _ratio(sums[total], sums[count]) for name, (total, count) in self.accuracies.items()}
+        # Not 1 for nothing: that would be the best perplexity
         perplexities = {
             name: _perplexity(sums[total] / sums[count]) if sums[count] else math.nan
             for name, (total, count) in self.perplexities.items()
@@ -111,15 +90,11 @@ class Objective:
 
 
 def count_sequences(batch):
-    """Counts that every objective has: dict of float32 scalars, `COUNT_NAMES`; padding is no token.
+    """Counts that every objective has: dict of float32 scalars, `COUNT_NAMES`.
 
-    `num_pairs` counts the work of attention: ordered pairs of tokens of one sequence, each token with itself
-    too.
+    `num_pairs`, the work of attention, counts ordered pairs of tokens of one sequence.
 
         sequence_ids [1 1 1 2 2 0]   ->   num_tokens 5, num_pairs 9 + 4
-
-    Args:
-        batch: Dict with `sequence_ids` int32 `[B, S]`, 0 is padding, and `slot_weights` `[B, K]`.
     """
     sequence_ids_BS1 = batch["sequence_ids"][:, :, None]
     slots_K = ops.arange(1, batch["slot_weights"].shape[1] + 1, dtype="int32")
@@ -136,12 +111,7 @@ def nll_and_right(logits, labels):
 
         logits [[1 3 2]], label [1]   ->   nll [log(e + e^3 + e^2) - 3], right [1]
 
-    Args:
-        logits: float32 `[..., C]`.
-        labels: Whole numbers 0..C-1, of any dtype, `[...]`.
-
-    Returns:
-        Two float32 `[...]`.
+    `logits` are float32 `[..., C]`, `labels` integers below C `[...]` in any dtype; both results float32.
     """
     # Logits over a vocabulary are the largest array of a step. XLA fuses a comparison into the passes of the
     # softmax, where `argmax`, a gather and its gradient would be passes of their own
@@ -155,7 +125,7 @@ def nll_and_right(logits, labels):
 
 
 def add_sums(total, sums):
-    """Add one step's sums to a running total (both dicts of floats; an empty total is zero)."""
+    """Running total of sums, with one step's added; {} is zero."""
     return {name: total.get(name, 0.0) + float(value) for name, value in sums.items()}
 
 

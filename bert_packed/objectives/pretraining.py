@@ -1,8 +1,5 @@
 """Masked-LM and next-sentence losses of packs, as sums that weigh every sequence as if it were alone.
 
-Nothing here divides by a count of the batch: one division ends the step (`objective.py`). So micro-batches
-and replicas add up exactly.
-
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, V vocabulary.
 """
 
@@ -25,12 +22,8 @@ def pretraining_objective(mlm_loss, next_sentence=True):
     """Masked language model and next-sentence prediction.
 
     Args:
-        mlm_loss: "per_sequence" or "per_token", the mean that the masked-LM loss is.
+        mlm_loss: "per_sequence" or "per_token", as in `prediction_weights`.
         next_sentence: False for the ablation without that loss, which is then 0.
-
-    Returns:
-        `Objective`; `mlm_accuracy` is a mean over sequences that have a prediction, `mlm_token_accuracy` over
-        predictions.
     """
     return Objective(
         head=PRETRAINING,
@@ -44,7 +37,7 @@ def pretraining_objective(mlm_loss, next_sentence=True):
 
 
 def masked_lm_objective(mlm_loss):
-    """Masked language model alone: `pretraining_objective` without next sentences."""
+    """Masked language model alone."""
     return Objective(
         head=MASKED_LM,
         features=MASKED_TOKENS,
@@ -57,23 +50,14 @@ def masked_lm_objective(mlm_loss):
 
 
 def prediction_weights(prediction_sequences_BP, num_slots, mlm_loss):
-    """Weight of each masked-LM prediction.
+    """Weight of each masked-LM prediction: float32 `[B, P]`.
 
-    `per_sequence` is Listing 1 of "Packing: Towards 2x NLP BERT Acceleration": the predictions of one
-    sequence share a weight of 1. `per_token` (Section 3.2.3 of "Efficient Sequence Packing",
-    google-research/bert, Hugging Face): each prediction weighs 1.
+    "per_sequence" is Listing 1 of "Packing: Towards 2x NLP BERT Acceleration". "per_token" is Section 3.2.3
+    of "Efficient Sequence Packing", google-research/bert and Hugging Face.
 
-        sequences      [1    1    1    2   0]
+        sequences      [1    1    1    2   0]       0 is an unused prediction
         per_sequence   [1/3  1/3  1/3  1   0]
         per_token      [1    1    1    1   0]
-
-    Args:
-        prediction_sequences_BP: float `[B, P]`, the prediction's sequence 1..K, 0 is unused.
-        num_slots: K.
-        mlm_loss: "per_sequence" or "per_token".
-
-    Returns:
-        float32 `[B, P]`.
     """
     used_BP = ops.cast(prediction_sequences_BP > 0, "float32")
     if mlm_loss == "per_token":
@@ -85,17 +69,7 @@ def prediction_weights(prediction_sequences_BP, num_slots, mlm_loss):
 
 
 def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
-    """Sums of losses, of correct answers and of counts over a batch of packs.
-
-    Args:
-        outputs: Dict of `mlm_logits` float32 `[B, P, V]` and `nsp_logits` float32 `[B, K, 2]`.
-        batch: Dict with `prediction_ids` `[B, P]`, `prediction_sequences` `[B, P]`, `nsp_labels` `[B, K]`
-            and `slot_weights` `[B, K]`, `sequence_ids` `[B, S]`.
-        mlm_loss, next_sentence: As in `pretraining_objective`.
-
-    Returns:
-        Dict of float32 scalars: `nsp_loss`, `nsp_correct`, and those of `masked_lm_sums`.
-    """
+    """Sums over a batch of packs: `nsp_loss`, `nsp_correct`, and those of `masked_lm_sums`."""
     slot_weights_BK = batch["slot_weights"]
     nsp_nll_BK, nsp_right_BK = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"])
     return {
@@ -107,12 +81,9 @@ def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
 
 
 def masked_lm_sums(outputs, batch, mlm_loss):
-    """The sums without next sentences; arguments as of `pretraining_sums`.
+    """The sums without next sentences, and `pretraining_counts`: dict of float32 scalars.
 
-    Returns:
-        Dict of float32 scalars: `mlm_loss`, weighted negative log-likelihood; `mlm_correct`, right
-        predictions; `mlm_sequence_accuracy`, the share of right ones of each sequence, summed over sequences;
-        and those of `pretraining_counts`.
+    `mlm_correct` counts predictions; `mlm_sequence_accuracy` sums each sequence's share of right ones.
     """
     sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
@@ -128,14 +99,7 @@ def masked_lm_sums(outputs, batch, mlm_loss):
 
 
 def pretraining_counts(batch):
-    """The sums that follow from the data alone: dict of float32 scalars.
-
-    `num_predictions`, `num_predicted_sequences` (sequences with a prediction), and those of
-    `count_sequences`.
-
-    Args:
-        batch: Dict with `prediction_sequences`, `slot_weights` and `sequence_ids`.
-    """
+    """The sums that need no model: predictions, sequences with a prediction, and `count_sequences`."""
     sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     return {
         "num_predictions": ops.sum(prediction_weights(sequences_BP, num_slots, "per_token")),
