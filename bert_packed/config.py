@@ -1,4 +1,4 @@
-"""Configs of models, their published sizes and ablations, and the registry of architectures. No Keras here.
+"""Configs of models, their published sizes and ablations, and the registry of architectures; no Keras.
 
 Fields have the names of google-research/bert where it has one, and Hugging Face's for a Mamba.
 """
@@ -32,14 +32,14 @@ OBJECTIVE_HEADS = {MLM_NSP: PRETRAINING, MLM: MASKED_LM, CAUSAL_LM: CAUSAL_LM}  
 
 
 class BaseConfig:
-    """What other code may read of any model's config; a field of the dataclass overrides it.
+    """Fields that other code may read of any model's config; a field of the dataclass overrides them.
 
     Attributes:
         shape_fields: Fields that a JSON file must have. Without them any JSON object would be a model.
         training_fields: Fields that may differ from those of the checkpoint that a model starts from.
         max_position_embeddings: Longest sequence; None for any length.
         type_vocab_size: Sentence types; None where they are not read.
-        without_attention: How tokens mix in a model that does not attend, for people; "" where it attends.
+        without_attention: Description of how tokens mix where the model has no attention; else "".
     """
 
     shape_fields = ("hidden_size", "num_hidden_layers", "vocab_size")
@@ -50,7 +50,7 @@ class BaseConfig:
 
     @classmethod
     def from_json(cls, path, content):
-        """The config of a JSON object; raises `InputError` for what this model cannot compute."""
+        """The config of a JSON object; `InputError` for what this model cannot compute."""
         missing = [name for name in cls.shape_fields if name not in content]
         if missing:
             raise InputError(f"{path} must have {', '.join(cls.shape_fields)}. Received: no {missing[0]}.")
@@ -162,7 +162,6 @@ class MambaConfig(BaseConfig):
 
 
 def _bert(num_hidden_layers, hidden_size):
-    """A published size: 64 wide heads, feed-forward four times as wide as the model."""
     return ModelConfig(
         num_hidden_layers=num_hidden_layers,
         hidden_size=hidden_size,
@@ -176,16 +175,13 @@ class ModelFamily:
     """One architecture, as all code outside its own files knows it.
 
     Attributes:
-        name: For people, as in "a BERT".
-        config_class: Subclass of `BaseConfig`, which tells the family of a model.
-        sizes: Dict from published name to config.
         heads: Heads that its models may have. A checkpoint without any counts as having the first.
         models: Module that needs Keras: `make_model(head, config, num_outputs, **encoder)` gives a
             `PackedModel`, `count_flops(head, config, sums)` the operations to learn from sequences.
-        names: Module with `NAMES`, the `CheckpointNames` of its tensors and configs in others' checkpoints.
+        names: Module with `NAMES`, a `CheckpointNames`.
     """
 
-    name: str
+    name: str  # as in "a BERT"
     config_class: type
     sizes: dict[str, BaseConfig]
     heads: tuple[str, ...]
@@ -253,11 +249,7 @@ def load_model_config(name_or_path, vocab_size=None):
     Args:
         name_or_path: A key of `MODEL_SIZES`, or a path to JSON in google-research/bert's or Hugging Face's
             form.
-        vocab_size: The data's vocabulary size, used for a size name; a file's own value is kept. None keeps
-            the published one.
-
-    Returns:
-        A config of the family that the file's `model_type` names, `ModelConfig` for a BERT.
+        vocab_size: Used for a size name only; None keeps the published one.
 
     Raises:
         InputError: no such name or file, no JSON object, or a value that this model cannot honour.
@@ -286,16 +278,7 @@ def config_json(config):
 
 
 def check_heads(config, heads, given):
-    """Check that a model's family has some heads.
-
-    Args:
-        config: Of the model.
-        heads: Names of them, all of which are needed.
-        given: What the user gave to say so, for the message.
-
-    Raises:
-        InputError: it does not, naming the families that do.
-    """
+    """Check that a model's family has all of some heads; `given` names the user's argument in the message."""
     if not {*heads} <= {*family_of(config).heads}:
         able = [family.name for family in FAMILIES.values() if {*heads} <= {*family.heads}]
         raise InputError(
@@ -307,14 +290,9 @@ def check_at_most(config, limit_name, what, value, model="the model"):
     """Check that a vocabulary or a length fits a model's tables.
 
     Args:
-        config: Of the model.
-        limit_name: Field of it, None where there is no limit.
-        what: What must fit, for the message, as "the vocabulary of `input_file`".
-        value: Its size.
-        model: What the model is called in the message.
-
-    Raises:
-        InputError: it is too large.
+        limit_name: Field of the config; None in it is no limit.
+        what: Subject of the message, as "the vocabulary of `input_file`".
+        model: Name of the model in the message.
     """
     limit = getattr(config, limit_name)
     if limit is not None and value > limit:
@@ -336,16 +314,12 @@ ABLATIONS = {
 
 
 def ablation_fields(names):
-    """The fields of a model's config that ablations set: list of str; `names` is the text of `--ablation`."""
+    """The fields of a model's config that ablations set; `names` is the text of `--ablation`."""
     return [field for name in names.split(",") if name for field in ABLATIONS[name]]
 
 
 def ablate(config, names):
-    """A model's config with ablations switched on; `names` is the text of `--ablation`.
-
-    Raises:
-        InputError: this architecture has nothing to leave out under one of these names.
-    """
+    """A model's config with ablations switched on; `InputError` where it lacks one of their fields."""
     fields, known = ablation_fields(names), _field_names(config)
     if not {*fields} <= known:
         able = [name for name, its_fields in ABLATIONS.items() if {*its_fields} <= known]
@@ -357,7 +331,7 @@ def ablate(config, names):
 
 
 def ablations(config):
-    """Names, in the table's order, of the single ablations that a model's config has on: list of str."""
+    """Names of the single ablations that a model's config has on, in the order of `ABLATIONS`."""
     return [name for name, fields in ABLATIONS.items() if len(fields) == 1 and getattr(config, fields[0])]
 
 
@@ -369,10 +343,9 @@ def parse_ablation(text):
 
 
 def override_dropout(config, overrides):
-    """A model's config with the rates of dropout that a run's config, `overrides`, gives; -1 keeps its own.
+    """A model's config with the dropout rates of a run's config, `overrides`; -1 keeps its own.
 
-    Raises:
-        InputError: a rate is given for a model without dropout.
+    `InputError` for a rate given for a model without dropout.
     """
     rates = {name: getattr(overrides, name) for name in DROPOUT_FIELDS if getattr(overrides, name) >= 0}
     for name, rate in rates.items():

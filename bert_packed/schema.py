@@ -52,13 +52,13 @@ SEQUENCE_BYTES = "sequence_bytes"
 
 PADDING_ID = 0  # the id of [PAD] in every BERT vocabulary
 
-# What is learnt from records: masked tokens and next sentences, masked tokens alone, or every next token.
+# Objectives: masked tokens and next sentences, masked tokens alone, or every next token.
 MLM_NSP, MLM, CAUSAL_LM = OBJECTIVES = ("mlm_nsp", "mlm", "causal_lm")
 # Records for `MLM` have the form of those for `MLM_NSP`, sentence A and label 0 throughout, so that whoever
 # reads these reads them too. Only manifests show the difference.
 FORMS = {MLM_NSP: MLM_NSP, MLM: MLM_NSP, CAUSAL_LM: CAUSAL_LM}
 
-# Feature name -> which count its length is: "S", "K", "P", or 1.
+# Feature name -> its length: "S", "K", "P", or 1.
 PACKED_LENGTHS = {
     INPUT_IDS: "S",
     INPUT_MASK: "S",
@@ -91,10 +91,10 @@ CAUSAL_LENGTHS = {
     SEQUENCE_BYTES: "K",
 }
 CAUSAL_UNPACKED_LENGTHS = {INPUT_IDS: "n", LABEL_IDS: "n", LABEL_MASK: "n", NUM_BYTES: 1}
-# What ours have beside these: the bytes of each label, whose sum is `num_bytes`. By them the parts of a
-# sequence that is cut across packs share its bytes.
+# Ours hold the bytes of each label too, by which the parts of a sequence that is cut across packs share its
+# `num_bytes`.
 CAUSAL_OPTIONAL_LENGTHS = {LABEL_BYTES: "n"}
-# What `masked_lm_weights` of packs hold: the sequence, or, for programs to which they are weights, 1 for all.
+# Values of `masked_lm_weights` in packs: the sequence, or, for programs to which they are weights, 1 for all.
 # The sequence of a prediction is that of its place, so that readers need not know which.
 SEQUENCE, BINARY = MASKED_LM_WEIGHTS_KINDS = ("sequence", "binary")
 
@@ -107,22 +107,15 @@ PREDICTIONS_PER_SEQUENCE = {128: 20, 384: 56, 512: 76}
 
 @dataclasses.dataclass(frozen=True)
 class PackSpec:
-    """The fixed shapes of packed records.
+    """The fixed shapes of packed records."""
 
-    Attributes:
-        max_seq_length: S, tokens per pack.
-        max_sequences_per_pack: K, slots for sequences per pack.
-        max_predictions_per_pack: P, masked-LM predictions that a pack has room for, at least 1; 0 where every
-            token may have a label of its own: packs for causal language modelling.
-    """
-
-    max_seq_length: int
-    max_sequences_per_pack: int
-    max_predictions_per_pack: int
+    max_seq_length: int  # S, tokens
+    max_sequences_per_pack: int  # K
+    max_predictions_per_pack: int  # P, at least 1; 0 for causal language modelling: labels on every token
 
     @property
     def objective(self):
-        """What is learnt from packs of this form, `MLM_NSP` or `CAUSAL_LM`: one of `FORMS`' values."""
+        """Objective of packs of this form: `MLM_NSP` or `CAUSAL_LM`."""
         return MLM_NSP if self.max_predictions_per_pack else CAUSAL_LM
 
     @property

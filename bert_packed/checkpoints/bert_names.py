@@ -20,9 +20,9 @@ from bert_packed.config import (
 
 
 def tensor_names(num_hidden_layers, head=PRETRAINING):
-    """The table for a number of layers and a head: list of `TensorName`, every tensor once.
+    """The table for a number of layers and a head: list of `TensorName`.
 
-    Of a head that only an objective knows, the tensors have no other names: the table has the encoder alone.
+    For a head that only an objective knows, the table has the encoder alone.
     """
     table = [
         TensorName(f"bert/embeddings/{name}", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
@@ -70,7 +70,6 @@ _HEAD_ROWS = {
 
 
 def _block(ours, hugging_face, google):
-    """The rows of one encoder block; its parts are nested alike in both foreign forms."""
     parts = {
         "attention/query": "attention/self/query",
         "attention/key": "attention/self/key",
@@ -103,7 +102,7 @@ def _norm(ours, hugging_face, google):
 
 
 def _output(ours, hugging_face, google):
-    """A head's last layer, which Google stores as outputs × inputs too."""
+    # Google, too, stores a head's last layer as outputs × inputs
     return [
         TensorName(f"{ours}/kernel", f"{hugging_face}.weight", f"{google}output_weights", True, True),
         TensorName(f"{ours}/bias", f"{hugging_face}.bias", f"{google}output_bias"),

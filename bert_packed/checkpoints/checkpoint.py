@@ -39,17 +39,13 @@ _CHECKSUM = re.compile(r"([0-9a-f]{64})  ([^/\n]+)\n")  # a line of `CHECKSUMS`
 
 
 def save_checkpoint(output_dir, step, engine, model_config, state):
-    """Write a checkpoint of finite tensors, which gets its name when every byte is on the disk.
+    """Write a checkpoint, which gets its name when every byte is on the disk; return its path.
 
     Args:
         output_dir: Folder of the run.
         step: Optimizer steps taken.
         engine: Engine with `weights()` and `training_state()`, dicts from name to Keras variable.
-        model_config: Of the model.
         state: JSON-able dict for the training loop.
-
-    Returns:
-        Path of the checkpoint.
 
     Raises:
         NotFiniteError: a weight or a moment is NaN or infinite; older checkpoints are as they were.
@@ -69,7 +65,7 @@ def save_checkpoint(output_dir, step, engine, model_config, state):
 
 
 def prune_checkpoints(output_dir, keep):
-    """Remove all but the newest `keep` checkpoints, a number from 1, and damaged ones not past the newest."""
+    """Remove all but the newest `keep` checkpoints, at least 1, and damaged ones not past the newest."""
     found = list_checkpoints(output_dir)
     for old in found[:-keep]:
         # Under another name first: killed in the middle, a half-empty folder must not pass for complete
@@ -81,19 +77,9 @@ def prune_checkpoints(output_dir, keep):
 
 
 def check_checkpoint(path):
-    """Check that a checkpoint is as it was written.
-
-    Checksums show any change. A checkpoint of a version without them is read: that shows a file that is cut
-    short or missing and a number that is not finite, but hardly another flipped bit.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        InputError: it is not; the message names the file.
-        OSError: it cannot be read.
-    """
+    """Check that a checkpoint folder is as it was written; `InputError` names the file that is not."""
     path = Path(path)
+    # Older versions wrote no checksums. Reading shows a file that is cut short, but hardly a flipped bit
     if not check_checksums(path, FILES):
         for name in (WEIGHTS, TRAINING):
             read_tensors(path / name)
@@ -101,29 +87,16 @@ def check_checkpoint(path):
 
 
 def check_weights(folder):
-    """Check by checksums, where there are any, that weights and shape in a folder are as they were written.
-
-    Other files, such as the larger state of the optimizer, are not read.
-
-    Args:
-        folder: As of `find_checkpoint`.
-
-    Raises:
-        InputError: they are not; the message names the file.
-    """
+    """Check by checksums, where there are any, that a folder's weights and shape are as they were written."""
     check_checksums(folder, (WEIGHTS, MODEL_CONFIG), others=False)
 
 
 def check_checksums(folder, names, others=True):
-    """Compare every byte of a checkpoint's files with its checksums.
+    """Compare every byte of a checkpoint's files with its checksums; False where it has none.
 
     Args:
-        folder: The checkpoint.
         names: Files that must be listed.
-        others: Whether the other listed files are compared too.
-
-    Returns:
-        Whether there are checksums.
+        others: False to compare only these, not the other listed files.
 
     Raises:
         InputError: the list is damaged, or a file is missing or differs.
@@ -152,28 +125,14 @@ def check_checksums(folder, names, others=True):
 
 
 def set_aside(path):
-    """Give a damaged checkpoint a name that no run reads, `checkpoint-7.damaged`; its step can come again.
-
-    Returns:
-        Its new path.
-    """
+    """Give a damaged checkpoint a name that no run reads, as `checkpoint-7.damaged`; return the new path."""
     numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     names = (path.with_name(f"{path.name}.damaged{number}") for number in numbers)
     return path.rename(next(name for name in names if not name.exists()))
 
 
 def save_weights(folder, weights, model_config):
-    """Write the weights and shape of a model to a folder, not atomically.
-
-    Args:
-        folder: Made where it is missing.
-        weights: Dict from name to Keras variable.
-        model_config: Of the model.
-
-    Raises:
-        NotFiniteError: a weight is NaN or infinite.
-        OSError: the disk is full.
-    """
+    """Write the finite weights and the shape of a model to a folder, not atomically."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _save(weights, folder / WEIGHTS)
@@ -181,7 +140,7 @@ def save_weights(folder, weights, model_config):
 
 
 def list_checkpoints(output_dir):
-    """Complete checkpoints of a run, oldest first; a save that was killed leaves none."""
+    """Complete checkpoints of a run, oldest first."""
     if not Path(output_dir).is_dir():
         return []
     found = [path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)]
@@ -189,13 +148,9 @@ def list_checkpoints(output_dir):
 
 
 def restore_checkpoint(path, engine):
-    """Put a run's checkpoint back into an engine.
+    """Put a run's checkpoint back into an engine; return the dict of `state.json`.
 
-    Returns:
-        The dict of `state.json`: `step` and what was saved with it.
-
-    Raises:
-        InputError: a file is missing or damaged, or the tensors are another model's.
+    Raises `InputError` where a file is missing or damaged, or the tensors are another model's.
     """
     path = Path(path)
     for name, variables in ((WEIGHTS, engine.weights()), (TRAINING, engine.training_state())):
@@ -204,15 +159,12 @@ def restore_checkpoint(path, engine):
 
 
 def load_weights(path, weights, model_config):
-    """Start from the weights of another run.
+    """Start from the weights of another run; return the checkpoint used.
 
     Args:
         path: As in `find_checkpoint`.
         weights: Dict from name to Keras variable, as an engine's `weights()`.
-        model_config: Config of their model, for the message.
-
-    Returns:
-        Path of the checkpoint used.
+        model_config: Config of their model.
 
     Raises:
         InputError: there is no checkpoint, or it is another model's, naming the first setting or tensor that
@@ -227,12 +179,7 @@ def load_weights(path, weights, model_config):
 def check_config(folder, model_config):
     """Refuse a checkpoint whose config, where it has one, is of another model.
 
-    Args:
-        folder: As of `find_checkpoint`.
-        model_config: Of the model that is to start from all of its tensors.
-
-    Raises:
-        InputError: it is, naming the first setting that differs, the config's `training_fields` apart.
+    `InputError` names the first setting that differs; the config's `training_fields` may.
     """
     if not (folder / MODEL_CONFIG).is_file():
         return
@@ -247,14 +194,7 @@ def check_config(folder, model_config):
 
 
 def find_checkpoint(path):
-    """The checkpoint folder that a path means.
-
-    Args:
-        path: A checkpoint folder, or the output directory of a run, whose newest checkpoint is taken.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The checkpoint at a path: a checkpoint folder, or the newest of a run's output directory."""
     if (Path(path) / WEIGHTS).is_file():
         return Path(path)
     newest = list_checkpoints(path)[-1:]
@@ -266,7 +206,7 @@ def find_checkpoint(path):
 
 
 def read_weights(folder):
-    """The tensors of a checkpoint folder by name: dict of arrays; raises `InputError`."""
+    """The tensors of a checkpoint folder by name."""
     return read_tensors(Path(folder) / WEIGHTS)
 
 
@@ -276,7 +216,7 @@ def step_of(path):
 
 
 def read_tensors(path):
-    """The tensors of a safetensors file by name: dict of finite arrays; raises `InputError`."""
+    """The finite arrays of a safetensors file by name; `InputError` for a damaged one."""
     try:
         tensors = load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
@@ -286,14 +226,9 @@ def read_tensors(path):
 
 
 def assign_tensors(path, tensors, variables):
-    """Assign tensors to the variables of their names; both must match exactly.
+    """Assign tensors to the variables of their names; both dicts must match exactly.
 
-    Args:
-        path: Their file, for the message.
-        tensors, variables: Dicts by name.
-
-    Raises:
-        InputError: they are another model's, naming the first that differs; no variable is then changed.
+    `InputError` names `path` and the first tensor that differs; no variable is then changed.
     """
     missing = sorted(variables.keys() - tensors.keys()) + sorted(tensors.keys() - variables.keys())
     if missing:
@@ -310,7 +245,6 @@ def assign_tensors(path, tensors, variables):
 
 
 def _save(variables, path):
-    """Write variables as safetensors; raises `NotFiniteError`, `OSError`."""
     arrays = {}
     for name, variable in variables.items():
         values = variable.numpy()

@@ -34,7 +34,7 @@ _UNPACKED_NAMES = {
 
 
 def signature_letters(head):
-    """Which of S, K and P are sizes of an input of a head's SavedModel: a set."""
+    """Those of S, K and P that are sizes of an input of a head's SavedModel: a set."""
     return {"S", *_HEAD_INPUTS.get(head, {}).values()}
 
 
@@ -43,12 +43,10 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
 
     Args:
         folder: Existing folder.
-        model: `PackedModel`.
         weights: Dict from our names to Keras variables, or to what an engine holds to save.
-        missing: Our names of tensors to leave out, because they were never trained: transformers then reports
-            them as new.
+        missing: Our names of tensors to leave out because they were never trained; transformers reports them.
         vocab_file: WordPieces, one a line, or a `tokenizer.json`, to write a tokenizer too; "" for none.
-        do_lower_case: Whether a tokenizer of WordPieces removes case and accents.
+        do_lower_case: True where a tokenizer of WordPieces removes case and accents.
         classes: Names of the model's classes; () where they have none.
 
     Raises:
@@ -85,7 +83,7 @@ def write_keras(folder, model):
 
 
 def write_saved_model(folder, model, spec, batch_size):
-    """Write a SavedModel with two signatures of static shapes.
+    """Write a SavedModel with two signatures of static shapes, from a model under the TensorFlow backend.
 
     | signature | inputs, int32 |
     |---|---|
@@ -99,14 +97,6 @@ def write_saved_model(folder, model, spec, batch_size):
     | classification | `logits` `[B, K, C]` |
     | token classification | `logits` `[B, S, C]` |
     | causal language modelling | `hidden_states` `[B, S, D]`, `logits` `[B, S, V]` |
-
-    The unpacked names are google-research/bert's.
-
-    Args:
-        folder: Existing folder.
-        model: `PackedModel`, made under the TensorFlow backend.
-        spec: `schema.PackSpec`: S, K and P.
-        batch_size: B.
     """  # noqa: E501  a table row is longer than a line of code
     import tensorflow as tf
 

@@ -15,20 +15,14 @@ WORDPIECES, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 
 
 def file_name(vocab_file):
-    """The name of a vocabulary's file in a folder of Hugging Face, by its ending."""
+    """The name of a vocabulary's file in a folder of Hugging Face."""
     return TOKENIZER_JSON if vocab_file.endswith(".json") else WORDPIECES
 
 
 def check_vocabulary(vocab_file, config, argument="vocab_file"):
     """Check that a vocabulary has a form that a model takes, special tokens, and no more tokens than it.
 
-    Args:
-        vocab_file: Path.
-        config: Of the model.
-        argument: The flag that named the file, for messages.
-
-    Raises:
-        InputError: it does not.
+    `InputError` names the flag `argument`.
     """
     family = family_of(config)
     if file_name(vocab_file) not in family.load_names().vocabularies:
@@ -58,15 +52,14 @@ def boundary_ids(vocab_file):
 def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
     """Write the files that `transformers.AutoTokenizer.from_pretrained` opens.
 
-    Texts become the ids that they had in training. One difference is on purpose: "[MASK]" in a text is the
-    special token, as every user of `fill-mask` writes it, and here it is punctuation and letters; theirs
-    does as ours when called with `split_special_tokens=True`.
+    Texts become the ids that they had in training, except "[MASK]": there it is the special token, as users
+    of `fill-mask` expect, here punctuation and letters. `split_special_tokens=True` gives ours.
 
     Args:
         folder: Existing folder.
         vocab_file: Path; it is copied, WordPieces beside the `tokenizer.json` that is made of them.
-        do_lower_case: Whether a tokenizer of WordPieces removes case and accents; a `tokenizer.json` has its
-            own rule.
+        do_lower_case: True where a tokenizer of WordPieces removes case and accents; a `tokenizer.json` has
+            its own rule.
         max_length: Most tokens that the model takes; None for no limit.
     """
     shutil.copyfile(vocab_file, folder / file_name(vocab_file))

@@ -1,6 +1,6 @@
 """The optimizer's state of an earlier run as the start of another: `--keep_optimizer_state`.
 
-The moments go over as they are. Their correction for a zero start needs the number of steps behind them, so
+The moments are kept unchanged. Their correction for a zero start needs the number of steps behind them, so
 the optimizer counts on, and the learning rate's schedule begins at that step:
 
     phase 1, steps of the optimizer     0 1 2 3
@@ -22,9 +22,6 @@ def steps_before(latest, init_checkpoint):
     Args:
         latest: Checkpoint of the run to continue from, or None for a start.
         init_checkpoint: As in `checkpoint.find_checkpoint`, where the run starts or started from.
-
-    Raises:
-        InputError: there is no checkpoint of ours with an optimizer's state.
     """
     path = (latest or checkpoint.find_checkpoint(init_checkpoint)) / checkpoint.TRAINING
     try:
@@ -41,13 +38,7 @@ def steps_before(latest, init_checkpoint):
 def load(init_checkpoint, engine):
     """Give an engine the moments of another run's optimizer, and its count of steps.
 
-    Args:
-        init_checkpoint: As in `checkpoint.find_checkpoint`.
-        engine: Its optimizer is of the same kind.
-
-    Raises:
-        InputError: the file is missing or damaged, or holds another kind's moments or another model's; the
-            engine is then as it was.
+    Raises `InputError`, the engine as it was, for a missing or damaged file, or another kind or model.
     """
     folder = checkpoint.find_checkpoint(init_checkpoint)
     checkpoint.check_checksums(folder, (checkpoint.TRAINING,), others=False)

@@ -16,7 +16,7 @@ _EMBEDDINGS = TensorName("backbone/embeddings", "backbone.embeddings.weight")
 
 
 def tensor_names(config):
-    """The table for a `MambaConfig`: list of `TensorName`, every tensor of the model once."""
+    """The table for a `MambaConfig`: list of `TensorName`."""
     table = [_EMBEDDINGS, TensorName("backbone/RMSNorm/scale", "backbone.norm_f.weight")]
     for i in range(config.num_hidden_layers):
         ours, theirs = f"backbone/layers_{i}", f"backbone.layers.{i}"
@@ -46,7 +46,7 @@ def _mixer(config, ours, theirs):
 
 
 def _hugging_face_config(model):
-    # With all that ours has fixed, so that no default of transformers counts
+    # Includes what is fixed here, so that no default of transformers applies
     return {
         "hidden_act": "silu",
         "pad_token_id": 0,

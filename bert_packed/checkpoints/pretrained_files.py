@@ -25,21 +25,13 @@ GOOGLE_CONFIG = "bert_config.json"
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensors:
-    """The tensors of a checkpoint under our names.
+    """The tensors of a checkpoint under our names."""
 
-    Attributes:
-        path: The file, or the prefix of files, that was read.
-        tensors: Dict from our names to float32 arrays, kernels as inputs × outputs.
-        unused: Names, as in the file, of tensors that our model has no place for, in order.
-        config: The config stored beside the tensors; None where there is none.
-        stored_names: Dict from our names to the file's, for messages.
-    """
-
-    path: Path
-    tensors: dict[str, np.ndarray]
-    unused: list[str]
-    config: object
-    stored_names: dict[str, str]
+    path: Path  # file, or prefix of files
+    tensors: dict[str, np.ndarray]  # float32, kernels as inputs × outputs
+    unused: list[str]  # names, as in the file, of tensors that our model has no place for
+    config: object  # stored beside the tensors; None where there is none
+    stored_names: dict[str, str]  # from our names to the file's, for messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +41,7 @@ class HuggingFaceCheckpoint:
     path: Path
 
     def config(self):
-        """The config; raises `InputError` where `config.json` is missing, or not of a model that we have."""
+        """The config; `InputError` where `config.json` is missing, or not of a model that we have."""
         path = self.path / HUGGING_FACE_CONFIG
         if not path.is_file():
             raise InputError(
@@ -59,7 +51,7 @@ class HuggingFaceCheckpoint:
         return load_model_config(str(path))
 
     def classes(self):
-        """The classes of transformers in `config.json`: list of str; [] where it does not tell."""
+        """The classes of transformers in `config.json`; [] where it has none."""
         try:
             return list(read_json(self.path / HUGGING_FACE_CONFIG).get("architectures") or [])
         except (OSError, InputError, TypeError):
@@ -71,17 +63,9 @@ class HuggingFaceCheckpoint:
         return {name: shape for each in shapes for name, shape in each.items()}
 
     def read(self, model_config, head):
-        """Read the tensors of a model with any heads.
+        """Read the tensors of a model with any heads: `StoredTensors`; those of other heads are unused.
 
-        Names may be those of a bare encoder (`BertModel`, `MambaModel`) and in an older spelling. A matrix
-        stored beside the one that it is tied to must be equal to it: ours is one.
-
-        Args:
-            model_config: Of our model.
-            head: Of our model; tensors of other heads are unused.
-
-        Returns:
-            `StoredTensors`.
+        Names may be those of a bare encoder (`BertModel`, `MambaModel`) and in an older spelling.
 
         Raises:
             InputError: a file is missing or damaged, the model is of another architecture, two tensors have
@@ -126,7 +110,7 @@ class HuggingFaceCheckpoint:
         return _translate(path, config, known, stored, stored.get, copies)
 
     def _files(self):
-        """What messages call the folder's tensors, and the files that hold them."""
+        """Their common name in messages, and the files of the folder's tensors."""
         path = self.path / HUGGING_FACE_WEIGHTS
         if path.is_file():
             return path, [path]
@@ -140,7 +124,7 @@ class HuggingFaceCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class GoogleCheckpoint:
-    """A TensorFlow checkpoint of google-research/bert, as `find_google` finds it: the prefix of its files."""
+    """A TensorFlow checkpoint of google-research/bert, by the prefix of its files, as of `find_google`."""
 
     path: Path
 
@@ -155,7 +139,6 @@ class GoogleCheckpoint:
         return []
 
     def shapes(self):
-        """As of `HuggingFaceCheckpoint`."""
         try:
             with self._reader() as reader:
                 return {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
@@ -178,7 +161,6 @@ class GoogleCheckpoint:
 
     @contextlib.contextmanager
     def _reader(self):
-        """TensorFlow's reader; raises `InputError` where the files are damaged."""
         import tensorflow as tf  # only these files need it: under JAX nothing else loads TensorFlow
 
         try:
@@ -191,12 +173,13 @@ class GoogleCheckpoint:
 
 
 def is_hugging_face(folder):
-    """Whether a folder holds a Hugging Face checkpoint; one with slashes in the tensors' names is ours."""
+    """True if a folder holds a Hugging Face checkpoint."""
     path = Path(folder) / HUGGING_FACE_WEIGHTS
     if not path.is_file():
         return (Path(folder) / HUGGING_FACE_INDEX).is_file()
     try:
         with safe_open(path, "numpy") as file:
+            # Ours has slashes in the names
             return not any("/" in name for name in file.keys())  # noqa: SIM118  it is no dict
     except SafetensorError:
         return (Path(folder) / HUGGING_FACE_CONFIG).is_file()
@@ -205,11 +188,7 @@ def is_hugging_face(folder):
 def find_google(path):
     """The prefix of a TensorFlow checkpoint's files, or None where there is none.
 
-    Args:
-        path: A prefix (`.../bert_model.ckpt`), a folder with one checkpoint, or a SavedModel's folder.
-
-    Raises:
-        InputError: the folder holds several checkpoints; the prefix must be given.
+    `path` is a prefix (`.../bert_model.ckpt`), a folder with one checkpoint, or a SavedModel's folder.
     """
     path = Path(path)
     if Path(f"{path}.index").is_file():
@@ -233,10 +212,7 @@ def safetensors_shapes(path):
 
 
 def _translate(path, config, known, stored, read, hidden):
-    """The tensors of `known` names, a dict to (our name, function to our array).
-
-    `hidden` names are neither used by name nor reported.
-    """
+    """Tensors of `known` names, a dict to (our name, function to our array); `hidden` ones go unreported."""
     tensors, stored_names = {}, {}
     for name, (ours, to_ours) in known.items():
         tensors[ours] = to_ours(np.asarray(read(name)).astype(np.float32, copy=False))

@@ -1,4 +1,4 @@
-"""Initial weights of a model from a checkpoint, whoever wrote it: `--init_checkpoint`."""
+"""Initial weights of a model from a checkpoint of any kind: `--init_checkpoint`."""
 
 import dataclasses
 from pathlib import Path
@@ -20,22 +20,15 @@ OPTIMIZER_SLOTS = ("/adam_m", "/adam_v")
 
 @dataclasses.dataclass(frozen=True)
 class StartingWeights:
-    """The report of `load`.
-
-    Attributes:
-        path: Checkpoint that was read.
-        num_used: Tensors of it that are now in the model.
-        unused: Names of those that are not, as in the file.
-        missing: Names, ours, of the heads' tensors that it does not hold and that keep their initial values.
-    """
+    """The report of `load`."""
 
     path: Path
-    num_used: int
-    unused: list[str]
-    missing: list[str]
+    num_used: int  # tensors of the checkpoint that are now in the model
+    unused: list[str]  # names, as in the file, of the others
+    missing: list[str]  # our names of the heads' tensors that keep their initial values
 
     def lines(self):
-        """Lines for people, with the name of every tensor that was not used or not found: list of str."""
+        """Lines for the log, with the name of every tensor that was not used or not found."""
         slots = [name for name in self.unused if name.endswith(OPTIMIZER_SLOTS)]
         others = [name for name in self.unused if name not in slots]
         lines = [f"starts from {self.num_used} tensors of {self.path}"]
@@ -52,12 +45,11 @@ class StartingWeights:
 
 @dataclasses.dataclass(frozen=True)
 class OwnCheckpoint:
-    """A checkpoint folder of ours, read as those of others are."""
+    """A checkpoint folder of ours, with the methods of `HuggingFaceCheckpoint`."""
 
     path: Path
 
     def config(self):
-        """The config; None where there is none."""
         path = self.path / checkpoint.MODEL_CONFIG
         return load_model_config(str(path)) if path.is_file() else None
 
@@ -65,7 +57,6 @@ class OwnCheckpoint:
         return []
 
     def shapes(self):
-        """Shapes of the tensors by name; none of a damaged file."""
         return safetensors_shapes(self.path / checkpoint.WEIGHTS)
 
     def read(self, model_config, head):
@@ -89,8 +80,7 @@ class OwnCheckpoint:
 def check_exists(path):
     """Raise `InputError` where `--init_checkpoint` names nothing on this disk; needs no Keras.
 
-    Args:
-        path: A folder, or a PREFIX of a TensorFlow checkpoint, which has a PREFIX.index; "" is none.
+    A path is a folder, or a PREFIX of a TensorFlow checkpoint, which has a PREFIX.index; "" is none.
     """
     if path and not Path(path).exists() and not Path(f"{path}.index").is_file():
         raise InputError(
@@ -100,15 +90,7 @@ def check_exists(path):
 
 
 def check(path, model_config, head):
-    """Refuse, before anything is computed, a checkpoint that `load` refuses by its place or config alone.
-
-    Args:
-        path: As in `load`.
-        model_config, head: Of the model that is to learn on from it, in pre-training.
-
-    Raises:
-        InputError: there is no checkpoint, or it is another model's. `load` reads its tensors.
-    """
+    """Refuse early a checkpoint that `load` refuses, in pre-training, by its place or config alone."""
     source = _find(path)
     config = source.config()
     if config and isinstance(source, OwnCheckpoint) and not _may_differ(path, head, any_head=False):
@@ -119,7 +101,7 @@ def check(path, model_config, head):
 
 
 def load(path, weights, model_config, head=None, any_head=None):
-    """Put a checkpoint's weights into a model.
+    """Put a checkpoint's weights into a model: `StartingWeights`.
 
     The encoder (`bert/...`, `backbone/...`) must be complete; heads that the checkpoint lacks keep their
     initial values.
@@ -128,13 +110,10 @@ def load(path, weights, model_config, head=None, any_head=None):
         path: A checkpoint folder of ours or a run's output directory; a Hugging Face folder; a TensorFlow
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
-        model_config: Of the model; its class tells the architecture.
+        model_config: Of the model.
         head: Of the model; None is the first of its family.
-        any_head: Whether a checkpoint of ours may have another head. None: a fine-tuning may start from one,
-            pre-training may not.
-
-    Returns:
-        `StartingWeights`.
+        any_head: True where a checkpoint of ours may have another head; None: in all but pre-training. One
+            with masked tokens alone always may.
 
     Raises:
         InputError: there is no checkpoint, it is damaged, or it is another model's (naming the first tensor
@@ -173,11 +152,7 @@ def load(path, weights, model_config, head=None, any_head=None):
 
 
 def read_config(path):
-    """The config that a model was stored with; `path` is as in `load`.
-
-    Raises:
-        InputError: there is no checkpoint, or no config beside it.
-    """
+    """The config that a model was stored with; `InputError` where there is none. `path` is as in `load`."""
     config = _find(path).config()
     if config is None:
         config_names = f"{checkpoint.MODEL_CONFIG} or {pretrained_files.HUGGING_FACE_CONFIG}"
@@ -186,10 +161,8 @@ def read_config(path):
 
 
 def stored_ablations(path):
-    """Ablations that a checkpoint was trained under, by its own config: list of str, [] without a config.
-
-    A config given beside it is no proof: a plain one fits the tensors as well.
-    """
+    """Ablations that a checkpoint was trained under, by its own config; [] without a config."""
+    # Not by a config given beside it: a plain one fits the tensors as well
     config = _find(path).config()
     return ablations(config) if config else []
 
@@ -197,7 +170,7 @@ def stored_ablations(path):
 def stored_head(path):
     """The head of a checkpoint, by its tensors, and its number of outputs: `(name, number)`.
 
-    A bare BERT counts as of pre-training. `path` is as in `load`.
+    A bare encoder counts as of pre-training.
     """
     source = _find(path)
     shapes, classes = source.shapes(), source.classes()
@@ -218,7 +191,7 @@ def stored_head(path):
 
 
 def _find(path):
-    """The checkpoint that `--init_checkpoint` means, by its form; raises `InputError` where there is none."""
+    """The checkpoint at a path, by its form."""
     if pretrained_files.is_hugging_face(path):
         return HuggingFaceCheckpoint(Path(path))
     prefix = pretrained_files.find_google(path)
@@ -226,7 +199,7 @@ def _find(path):
 
 
 def _may_differ(path, head, any_head):
-    """Whether a checkpoint of ours has another head than `head`, and may start a model nevertheless."""
+    """True if a checkpoint of ours has another head than `head`, and may start a model nevertheless."""
     stored = stored_head(path)[0]
     # A model without next sentences may learn them: as from its export, that head starts at random
     return stored != head and (any_head or stored == MASKED_LM)

@@ -1,4 +1,4 @@
-"""Tables of tensors' names, here and in others' checkpoints: what a table has, and which one a model has."""
+"""Tables of tensor names, here and in others' checkpoints."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,27 +10,19 @@ from bert_packed.core.settings import InputError
 
 @dataclasses.dataclass(frozen=True)
 class TensorName:
-    """One tensor of a model with its heads.
+    """One tensor of a model with its heads."""
 
-    Attributes:
-        ours: Name in our checkpoints, the path of the Keras variable.
-        hugging_face: Name in `model.safetensors` of transformers.
-        google: Name of the variable in google-research/bert; "" where it has none.
-        hugging_face_transposed, google_transposed: The stored matrix is the transpose of ours.
-        hugging_face_depthwise: A kernel that convolves each channel by itself, stored as
-            channels × 1 × taps there, as taps × channels here.
-    """
-
-    ours: str
-    hugging_face: str
-    google: str = ""
-    hugging_face_transposed: bool = False
+    ours: str  # path of the Keras variable
+    hugging_face: str  # in `model.safetensors`
+    google: str = ""  # in google-research/bert; "" where it has none
+    hugging_face_transposed: bool = False  # the stored matrix is the transpose of ours
     google_transposed: bool = False
-    hugging_face_depthwise: bool = False
+    hugging_face_depthwise: bool = False  # channels × 1 × taps there, taps × channels here
 
     def from_hugging_face(self, values):
-        """An array of theirs as ours. One of another rank stays: its shape is refused later, by name."""
+        """An array of theirs as ours."""
         if self.hugging_face_depthwise:
+            # Another rank stays: its shape is refused later, by name
             return values[:, 0].T if values.ndim == 3 and values.shape[1] == 1 else values
         return values.T if self.hugging_face_transposed else values
 
@@ -41,7 +33,6 @@ class TensorName:
         return values.T if self.hugging_face_transposed else values
 
     def from_google(self, values):
-        """As `from_hugging_face`."""
         return values.T if self.google_transposed else values
 
 
@@ -51,9 +42,8 @@ class CheckpointNames:
 
     Attributes:
         tensor_names: Function (config, head) to a list of `TensorName`, every tensor of the model once.
-        outputs: Dict from each head to the `TensorName` of one that no head before it has, a row for each
-            output. Two heads may call it the same elsewhere; `config.json` says there which one it is, by the
-            class, and without a class it is the later.
+        outputs: Dict from each head to the `TensorName` of one that no head before it has. Where Hugging Face
+            names two heads' tensors alike, the class in `config.json` decides, and without it the later wins.
         encoder: First part of our names that a checkpoint must hold.
         prefix: First part of Hugging Face's names, which a bare encoder lacks.
         bare_parts: First parts of names in such a bare encoder.
@@ -78,7 +68,7 @@ class CheckpointNames:
     vocabularies: tuple[str, ...] = ("vocab.txt",)
 
     def full_name(self, name):
-        """A name of Hugging Face's as newer files have it: with the prefix, in the newer spelling."""
+        """A name of Hugging Face's with the prefix and in the newer spelling."""
         if name.split(".")[0] in self.bare_parts:
             name = self.prefix + name
         for old, new in self.spellings:

@@ -1,8 +1,8 @@
-"""Packed data and the packed loss for training with torch: neither Keras nor TensorFlow is imported.
+"""Packed data and the packed loss for training with torch, without Keras or TensorFlow.
 
     from bert_packed.torch import PackedBertForPreTraining, PackedDataset, pretraining_loss
 
-Read `dataset.py`, `attention_mask.py`, `pretraining.py`; docs/torch.md has a whole training.
+Read `dataset.py`, `attention_mask.py`, `pretraining.py`; docs/torch.md has a complete training.
 """
 
 from bert_packed.torch.attention_mask import block_attention_mask

@@ -23,15 +23,13 @@ IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 class PackedDataset(torch.utils.data.IterableDataset):
     """Every pack once an epoch, over all ranks and DataLoader workers together.
 
-    Of 7 packs in the order that seed and epoch give them, two ranks with two workers each read, with . for an
-    empty pack, of zeros alone, which has no weight in the loss:
+    All ranks have equally many batches, filled up with empty packs (.), which have no weight in the loss. For
+    7 packs, in the order that seed and epoch give them:
 
         rank 0, worker 0    0 4        rank 1, worker 0    1 5
         rank 0, worker 1    2 6        rank 1, worker 1    3 .
 
-    So all ranks have equally many batches, none waits for another at the end of an epoch, and every pack is
-    read once. An item is a dict of int64 tensors, of which the first four are the arguments of
-    `transformers.BertModel`:
+    An item is a dict of int64 tensors; the first four are the arguments of `transformers.BertModel`:
 
     | name | shape | meaning |
     |---|---|---|
@@ -40,27 +38,24 @@ class PackedDataset(torch.utils.data.IterableDataset):
     | `position_ids` | `[S]` | restarts at 0 in every sequence |
     | `attention_mask` | `[1, S, S]` | `block_attention_mask`, of `mask_dtype` |
     | `sequence_ids` | `[S]` | the token's sequence 1..K; 0 is padding |
-    | `masked_lm_positions` | `[P]` | places of the predictions in the pack |
+    | `masked_lm_positions` | `[P]` | positions of the predictions in the pack |
     | `masked_lm_ids` | `[P]` | their labels |
     | `masked_lm_sequences` | `[P]` | the prediction's sequence 1..K; 0 is unused |
-    | `cls_positions` | `[K]` | where each sequence's [CLS] stands |
-    | `next_sentence_labels` | `[K]` | 1 = random next; -100, which torch's losses ignore, in packs whose manifest says that they are for masked LM alone |
+    | `cls_positions` | `[K]` | position of each sequence's [CLS] |
+    | `next_sentence_labels` | `[K]` | 1 = random next; -100, ignored, in packs for masked LM alone |
     | `next_sentence_weights` | `[K]`, float32 | 1 = the slot holds a sequence |
 
-    `state_dict` and `load_state_dict` serve `torchdata.stateful_dataloader.StatefulDataLoader`, with any
-    number of workers. A `torch.utils.data.DataLoader` may be resumed in the same way if it has no workers,
-    whose copies of the dataset are out of reach.
+    `state_dict` and `load_state_dict` serve `torchdata.stateful_dataloader.StatefulDataLoader`. A
+    `torch.utils.data.DataLoader` may be resumed in the same way only if it has no workers.
 
     Args:
         input_file: Packed TFRecords: comma-separated paths or globs.
-        seed: Whole number; with the epoch it gives the order.
+        seed: Integer; with the epoch it gives the order.
         shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
-        rank, world_size: Number of this process, and of all; None for those of `torch.distributed`, and
-            without it 0 and 1.
-        mask_dtype: Of `attention_mask`; None leaves it out of the items. It is the largest of them by far,
-            and `block_attention_mask` makes it from a whole batch on the device.
-        index_file: File to keep where packs are, so that all files are read once and not at every start; None
-            keeps nothing.
+        rank, world_size: Of this process; None for those of `torch.distributed`, or 0 and 1 without it.
+        mask_dtype: Of `attention_mask`, by far the largest tensor; None leaves it out, to make it on the
+            device.
+        index_file: File that keeps the positions of packs, so that only the first start reads all files.
 
     Attributes:
         spec: `schema.PackSpec`: S, K and P.
@@ -69,8 +64,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
     Raises:
         InputError: a file holds no packs for masked tokens and next sentences, is damaged, or disagrees with
             the others or with the manifest beside it.
-        OSError: it cannot be read.
-    """  # noqa: E501  a table row is longer than a line of code
+    """
 
     def __init__(
         self,
@@ -115,7 +109,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         self._num_read, self._read_epoch = 0, 0  # of the iteration that began last
 
     def set_epoch(self, epoch):
-        """Choose the order of later iterations: call it before each epoch, or all have one order.
+        """Choose the order of later iterations: call it before each epoch, or all have the same.
 
         Another epoch than that of a loaded state begins at its first pack.
         """
@@ -124,7 +118,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
         self._epoch.fill_(epoch)
 
     def state_dict(self):
-        """Place of the iteration of this process or worker: dict of whole numbers."""
+        """Position of the iteration of this process or worker: dict of integers."""
         if self._state:
             return dict(self._state)
         epoch = int(self._epoch)
@@ -134,9 +128,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
     def load_state_dict(self, state):
         """Continue, in the next iteration, after the packs that had been read when a state was made.
 
-        Args:
-            state: From `state_dict`, in the same worker of a dataset with the same arguments; any rank's
-                state is right for all, which have read equally many packs.
+        The state of any rank serves all, for the same worker and arguments.
         """
         self._epoch.fill_(state["epoch"])
         self._state = dict(state)
@@ -173,7 +165,6 @@ class PackedDataset(torch.utils.data.IterableDataset):
             )
 
     def _read_packs(self, packs):
-        """Yield the features of packs, in their order."""
         if not len(packs):
             return
         on_disk = np.sort(packs)
@@ -219,8 +210,8 @@ class PackedDataset(torch.utils.data.IterableDataset):
         return item
 
     def _settings(self):
-        """The settings of a state: with others, the same number of packs would be other packs."""
         return {
+            # With other settings, the same number of packs would be other packs
             "seed": self._seed,
             "shuffle_buffer_size": self._shuffle_buffer_size,
             "num_packs": self.num_packs,
@@ -237,20 +228,18 @@ class PackedDataset(torch.utils.data.IterableDataset):
 
 
 def _find_rank():
-    """Rank of this process and number of all, by `torch.distributed`."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 
 def _find_worker():
-    """Number of this DataLoader worker, and of all; 0 and 1 outside of any."""
     worker = torch.utils.data.get_worker_info()
     return (worker.id, worker.num_workers) if worker else (0, 1)
 
 
 def _index(paths, index_file):
-    """The `PackIndex` of files, checked against their manifests; raises `InputError`."""
+    """The `PackIndex` of files, checked against their manifests."""
     kept = read_scans(index_file, paths) if index_file else {}
     scans = {**read_scans_beside([path for path in paths if path not in kept]), **kept}
     scans |= {path: scan_unchanged(path) for path in paths if path not in scans}

@@ -1,7 +1,5 @@
 """The pre-training heads of `transformers` on every sequence of a pack, and a loss independent of packing.
 
-The loss is that of `objectives/pretraining.py`.
-
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, D model width,
 V vocabulary.
 """
@@ -19,16 +17,7 @@ WEIGHTINGS = ("per_sequence", "per_token")
 class PackedBertForPreTraining(torch.nn.Module):
     """`transformers.BertForPreTraining` that predicts for every sequence of a pack.
 
-    Its own `forward` takes the first token of each row as [CLS], which is the first sequence's alone. Here
-    every sequence's goes through the same pooler and head. A module, so that `DistributedDataParallel` can
-    hold it.
-
-    Args:
-        model: `transformers.BertForPreTraining`, which keeps its parameters: `model.save_pretrained(...)`
-            writes what was trained.
-
-    Raises:
-        InputError: the model's attention takes no 4D mask, and would let sequences see each other.
+    The model keeps its parameters: `model.save_pretrained(...)` writes what was trained.
     """
 
     def __init__(self, model):
@@ -36,14 +25,10 @@ class PackedBertForPreTraining(torch.nn.Module):
         self.model = model
 
     def forward(self, batch):
-        """Logits of a batch of packs.
+        """Dict of `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, K, 2]` of stacked items of `PackedDataset`.
 
-        Args:
-            batch: Dict of tensors, items of `PackedDataset` stacked. A missing `attention_mask` is made from
-                `sequence_ids`.
-
-        Returns:
-            Dict of `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, K, 2]`.
+        A missing `attention_mask` is made from `sequence_ids`. Raises `InputError` where the model's
+        attention takes no 4D mask, and would let sequences see each other.
         """
         bert, heads = self.model.bert, self.model.cls
         attention = self.model.config._attn_implementation
@@ -61,7 +46,7 @@ class PackedBertForPreTraining(torch.nn.Module):
             position_ids=batch["position_ids"],
         ).last_hidden_state
         cls_BKD = _gather(hidden_BSD, batch["cls_positions"])
-        # The pooler takes the first token of each row: each [CLS] is a row of its own
+        # The pooler takes the first token of each row, so each [CLS] becomes a row
         pooled = bert.pooler(cls_BKD.flatten(0, 1)[:, None])
         return {
             "mlm_logits": heads.predictions(_gather(hidden_BSD, batch["masked_lm_positions"])),
@@ -78,22 +63,16 @@ def pretraining_counts(batch):
 
 
 def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
-    """Masked-LM and next-sentence loss, computed in float32, in which a pack's sequences weigh as if alone.
+    """Masked-LM and next-sentence loss in float32, in which a pack's sequences weigh as if alone.
 
-    With "per_sequence" the predictions of one sequence share a weight of 1, as if each were a batch. With
-    "per_token" (google-research/bert; the loss of transformers on a whole batch) each prediction weighs 1.
     Next-sentence labels of -100 add nothing, and leave the gradient of that head 0.
 
         sequences      [1    1    1    2   0]
         per_sequence   [1/3  1/3  1/3  1   0]   / num_sequences
-        per_token      [1    1    1    1   0]   / num_predictions
-
-    A mean of the losses of micro-batches or ranks would weigh sequences by their company: pass the counts of
-    the whole step, and add.
+        per_token      [1    1    1    1   0]   / num_predictions, as in transformers
 
     Args:
-        logits: Of `PackedBertForPreTraining`.
-        batch: Its batch.
+        logits, batch: Of `PackedBertForPreTraining`.
         mlm_loss: "per_sequence" or "per_token".
         counts: Of `pretraining_counts`, summed over the step's micro-batches and ranks; None where this batch
             is the step. `DistributedDataParallel` averages gradients over ranks: multiply the loss by their
@@ -101,9 +80,6 @@ def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
 
     Returns:
         Dict of float32 scalars: `loss`, the sum of `mlm_loss` and `nsp_loss`.
-
-    Raises:
-        InputError: `mlm_loss` is another.
     """
     if mlm_loss not in WEIGHTINGS:
         raise InputError(f"`mlm_loss` must be one of {', '.join(WEIGHTINGS)}. Received: {mlm_loss}.")
