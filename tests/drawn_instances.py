@@ -18,7 +18,7 @@ def make_corpus(documents):
     """
     sentences = [length for document in documents for length in document]
     token_ids = np.arange(sum(sentences), dtype=np.int32) + NUM_SPECIAL_TOKENS
-    corpus = TokenCorpus(token_ids, to_offsets(sentences), to_offsets([len(d) for d in documents]))
+    corpus = TokenCorpus(token_ids, to_offsets([len(d) for d in documents]), to_offsets(sentences))
     words = [f"{'##' if i % 3 == 1 else ''}w{i}" for i in range(len(token_ids))]
     return corpus, Vocabulary((*SPECIAL_TOKENS, *words))
 
@@ -31,7 +31,13 @@ def random_documents(seed, num_documents=20, max_sentence_length=30):
 def make(corpus, vocabulary, rules, num_duplicates=1, documents=None, seed=1):
     documents = np.arange(corpus.num_documents) if documents is None else np.asarray(documents)
     pairs = [(duplicate, document) for duplicate in range(num_duplicates) for document in documents]
-    return instances.make_instances(corpus, pairs, documents, vocabulary, rules, seed, 0)
+    return make_pairs(corpus, pairs, documents, vocabulary, rules, seed)
+
+
+def make_pairs(corpus, pairs, documents, vocabulary, rules, seed, split_index=0):
+    """`Sequences` of (duplicate, document) pairs."""
+    drawn = instances.draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index)
+    return instances.collect_instances([instance for _, instance in drawn])
 
 
 def rows(sequences):

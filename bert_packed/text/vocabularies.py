@@ -1,46 +1,22 @@
-"""Which vocabularies text can be read with: what file each is in, how it is checked, trained and loaded."""
+"""The two kinds of vocabulary: the file of each, and how it is checked, trained and loaded."""
 
 import dataclasses
-from typing import Protocol
 
 from bert_packed.core.settings import InputError
 from bert_packed.text import byte_bpe, tokenization
 from bert_packed.text.byte_bpe import DocumentTokenizer
 
 
-class VocabularyKind(Protocol):
-    """One kind of vocabulary. Instances are frozen and travel to other processes."""
-
-    file_name: str  # beside the records
-
-    def check(self, path):
-        """Raise `InputError` where the file is no such vocabulary: `--vocab_file`, before text is read."""
-
-    def train(self, texts, path):
-        """Train on texts, an iterable of lists of str that may be iterated twice, and write the file."""
-
-    def load(self, path):
-        """`DocumentTokenizer` of the file."""
-
-    def describe(self, path):
-        """What a manifest says of the vocabulary: dict with `vocab_size` and others."""
-
-
 @dataclasses.dataclass(frozen=True)
 class WordPieces:
-    """BERT's WordPieces.
+    """BERT's WordPieces. Instances travel to other processes."""
 
-    Attributes:
-        vocab_size: Of one that is trained.
-        do_lower_case: Whether the text loses case and accents.
-    """
-
-    vocab_size: int
-    do_lower_case: bool
+    vocab_size: int  # of one that is trained
+    do_lower_case: bool  # whether the text loses case and accents
     file_name = "vocab.txt"
 
     def check(self, path):
-        """See `VocabularyKind`."""
+        """Raise `InputError` where the file is no such vocabulary: `--vocab_file`, before text is read."""
         if path.endswith(".json"):
             raise InputError(
                 "`vocab_file` must have one WordPiece a line; a tokenizer.json is for --tokenizer=byte_bpe. "
@@ -49,44 +25,40 @@ class WordPieces:
         tokenization.load_vocab(path)
 
     def train(self, texts, path):
-        """See `VocabularyKind`."""
+        """Train on texts, an iterable of lists of str that may be iterated twice, and write the file."""
         vocabulary = tokenization.train_vocab(texts, self.vocab_size, self.do_lower_case)
         tokenization.save_vocab(vocabulary, path)
 
     def load(self, path):
-        """See `VocabularyKind`: [CLS] opens a document, [SEP] closes it."""
+        """`DocumentTokenizer` of the file: [CLS] opens a document, [SEP] closes it."""
         vocabulary = tokenization.load_vocab(path)
         tokenizer = tokenization.make_tokenizer(vocabulary, self.do_lower_case)
         return DocumentTokenizer(tokenizer, vocabulary.cls_id, vocabulary.sep_id, len(vocabulary))
 
     def describe(self, path):
-        """See `VocabularyKind`."""
+        """Facts of the file for a manifest: dict with `vocab_size` and others."""
         return {"vocab_size": len(tokenization.load_vocab(path)), "do_lower_case": self.do_lower_case}
 
 
 @dataclasses.dataclass(frozen=True)
 class ByteBpe:
-    """Byte-level BPE, or whatever else a `tokenizer.json` describes.
-
-    Attributes:
-        vocab_size: Of one that is trained.
-    """
+    """Byte-level BPE, or whatever else a `tokenizer.json` describes, with the methods of `WordPieces`."""
 
     vocab_size: int
     file_name = "tokenizer.json"
 
     def check(self, path):
-        """See `VocabularyKind`."""
+        """See `WordPieces`."""
         byte_bpe.load(path)
 
     def train(self, texts, path):
-        """See `VocabularyKind`."""
+        """See `WordPieces`."""
         byte_bpe.save(byte_bpe.train(texts, self.vocab_size), path)
 
     def load(self, path):
-        """See `VocabularyKind`."""
+        """See `WordPieces`."""
         return byte_bpe.load(path)
 
     def describe(self, path):
-        """See `VocabularyKind`."""
+        """See `WordPieces`."""
         return {"vocab_size": byte_bpe.load(path).vocab_size}

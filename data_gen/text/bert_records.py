@@ -1,4 +1,4 @@
-"""How documents become BERT's records: sentence pairs, masked, padded to one length."""
+"""BERT's records: sentence pairs, or sentences of one document, masked and padded to one length."""
 
 import dataclasses
 
@@ -8,7 +8,6 @@ from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.records.sequences import take
 from bert_packed.text import tokenization
 from bert_packed.text.vocabularies import WordPieces
-from data_gen.text.corpus import TextDocuments
 from data_gen.text.instances import (
     NUM_SPECIAL,
     NUM_SPECIAL_ALONE,
@@ -18,11 +17,10 @@ from data_gen.text.instances import (
     draw_instances,
     to_features,
 )
-from data_gen.text.token_corpus import encode_documents, join_corpora, open_corpus
+from data_gen.text.token_corpus import SENTENCES
 
-MOST_CUT = (
-    0.25  # share of the text's tokens; of prose, a sentence a line, it is 0.03 at length 512, 0.11 at 128
-)
+# Share of the text's tokens; of prose, a sentence a line, it is 0.03 at length 512, 0.11 at 128
+MOST_CUT = 0.25
 MIN_LABELS = 20  # sequences of a split whose labels are looked at
 FORMAT_RULE = (
     "warning: text must have one sentence a line and a blank line between documents, or be JSON lines with "
@@ -32,7 +30,7 @@ FORMAT_RULE = (
 
 @dataclasses.dataclass(frozen=True)
 class BertRecords:
-    """BERT's records; `text_records.TextRecords` says what each member is for.
+    """BERT's records. Instances travel to other processes.
 
     Attributes:
         vocabulary: `WordPieces`.
@@ -44,43 +42,48 @@ class BertRecords:
     rules: InstanceRules
     num_passes: int
 
+    is_verbatim = False  # sentences are read, not text with its spaces and line ends
+    layout = SENTENCES  # of the corpus
+    # What shards add up for the manifest; tokens of the documents once for every pass
+    counted = ("num_random_nexts", "num_tokens_read", "num_tokens_used")
+
     @property
     def max_seq_length(self):
-        """See `TextRecords`."""
+        """Most tokens of a sequence."""
         return self.rules.max_seq_length
 
-    def open_texts(self, paths):
-        """See `TextRecords`: a sentence at a time."""
-        return TextDocuments(paths)
+    def encode(self, sentences, vocab_path):
+        """Tokenize sentences, (number of the document, str): yields what `write_corpus` takes.
 
-    def join_sentences(self, sentences):
-        """See `TextRecords`: as they are."""
-        return sentences
-
-    def tokenize(self, texts, vocab_path, folder):
-        """See `TextRecords`."""
+        Sentences that give no WordPiece, and documents without a sentence left, are left out.
+        """
         tokenizer = self.vocabulary.load(vocab_path).tokenizer
-        return encode_documents(texts, tokenizer, folder).num_documents
+        for batch in tokenization.batches(sentences):
+            numbers, texts = zip(*batch, strict=True)
+            encoded = tokenization.encode_sentences(tokenizer, list(texts))
+            yield from ((number, ids) for number, ids in zip(numbers, encoded, strict=True) if ids)
 
-    def join(self, folders, folder):
-        """See `TextRecords`."""
-        join_corpora(folders, folder)
+    def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
+        """Make sequences one by one.
 
-    def open_corpus(self, folder):
-        """See `TextRecords`: `TokenCorpus`."""
-        return open_corpus(folder)
+        Args:
+            corpus: `TokenCorpus`.
+            groups: Iterable of what `shuffled_pairs` returns: pairs (duplicate, document), int `[m, 2]`, and
+                the documents of their random nexts.
+            vocab_path: The vocabulary.
+            seed, split_index: Random choices are drawn from these, the duplicate and the document.
+            counts: Dict of `counted`, to be added to.
 
-    def load(self, vocab_path):
-        """See `TextRecords`: `Vocabulary`."""
-        return tokenization.load_vocab(vocab_path)
-
-    def draw(self, corpus, pairs, documents, vocabulary, seed, split_index, counts):
-        """See `TextRecords`."""
-        counts["num_tokens_read"] += int(corpus.document_lengths(pairs[:, 1]).sum())
-        return draw_instances(corpus, pairs, documents, vocabulary, self.rules, seed, split_index)
+        Yields:
+            (duplicate, document), and a tuple for `collect` that begins with the tokens.
+        """
+        vocabulary = tokenization.load_vocab(vocab_path)
+        for pairs, documents in groups:
+            counts["num_tokens_read"] += int(corpus.document_lengths(pairs[:, 1]).sum())
+            yield from draw_instances(corpus, pairs, documents, vocabulary, self.rules, seed, split_index)
 
     def collect(self, drawn, counts):
-        """See `TextRecords`: `Sequences`."""
+        """`Sequences` of a list of drawn tuples; what they hold is added to `counts`."""
         sequences = collect_instances(drawn)
         counts["num_random_nexts"] += int(np.count_nonzero(sequences["next_sentence_labels"]))
         num_special = NUM_SPECIAL if self.rules.next_sentences else NUM_SPECIAL_ALONE
@@ -88,21 +91,17 @@ class BertRecords:
         return sequences
 
     def serialize(self, sequences, order):
-        """See `TextRecords`."""
+        """The records of the sequences at `order`, int `[m]`: list of bytes."""
         rules = self.rules
         features = to_features(take(sequences, order), rules.max_seq_length, rules.max_predictions_per_seq)
         return serialize_examples(features)
 
-    def new_counts(self):
-        """Random nexts; tokens of the documents, once for every pass; those of them that a sequence has."""
-        return {"num_random_nexts": 0, "num_tokens_read": 0, "num_tokens_used": 0}
-
     def describe(self, counts):
-        """See `TextRecords`."""
+        """Numbers of a split for the manifest that follow from its counts."""
         return {"num_tokens_cut": counts["num_tokens_read"] - counts["num_tokens_used"]}
 
     def summarize(self, manifest):
-        """See `TextRecords`."""
+        """A line of the log on the result."""
         cut, read = (
             sum(split[name] for split in manifest["splits"].values())
             for name in ("num_tokens_cut", "num_tokens_read")
@@ -110,7 +109,7 @@ class BertRecords:
         return f"{cut} of {read} tokens of text were cut ({100 * cut / read:.1f} %)"
 
     def warnings_about(self, manifest):
-        """See `TextRecords`."""
+        """Warnings about the text: list of lines."""
         lines = []
         for split, content in manifest["splits"].items():
             share = content["num_tokens_cut"] / content["num_tokens_read"]

@@ -1,11 +1,11 @@
-"""How documents become records for causal language modelling: pieces of text, each token's next as its label.
+"""Records for causal language modelling: pieces of documents, each token's next as its label.
 
-A document of 7 tokens, the first and the last of which stand around its text, in pieces of at most 4:
+A document of 7 tokens, the first and the last of which open and close it, in pieces of at most 4:
 
     input_ids    [0 7 4 8] [9 5 0]
     label_ids    [7 4 8 9] [5 0 0]     the first token of a piece is predicted in the piece before it
     label_mask   [1 1 1 1] [1 1 0]     at the document's end nothing is
-    num_bytes          14        3     UTF-8 bytes of the text that the labels stand for
+    num_bytes          14        3     UTF-8 bytes of the text that the labels represent
 
 A last piece of nothing but the document's end is left out: the piece before predicts it.
 """
@@ -16,66 +16,53 @@ import numpy as np
 
 from bert_packed import schema
 from bert_packed.records.example_bytes import serialize_ragged
-from bert_packed.records.sequences import CAUSAL_LAYOUT, LABEL_BYTES, make_sequences, sum_ranges, take
+from bert_packed.records.sequences import (
+    CAUSAL_LAYOUT,
+    LABEL_BYTES,
+    make_sequences,
+    sum_ranges,
+    take,
+    to_offsets,
+)
 from bert_packed.text import tokenization
-from bert_packed.text.vocabularies import VocabularyKind
-from data_gen.text.corpus import WholeTexts, join_lines
-from data_gen.text.token_streams import encode_texts, join_streams, open_streams
+from bert_packed.text.vocabularies import ByteBpe, WordPieces
+from data_gen.text.token_corpus import STREAMS
 
 
 @dataclasses.dataclass(frozen=True)
 class CausalRecords:
-    """Records for causal language modelling; `text_records.TextRecords` says what each member is for.
+    """Records for causal language modelling, with the methods of `BertRecords`."""
 
-    Attributes:
-        vocabulary: A `VocabularyKind`.
-        max_seq_length: Most tokens of a sequence.
-    """
-
-    vocabulary: VocabularyKind
+    vocabulary: WordPieces | ByteBpe
     max_seq_length: int
+
     num_passes = 1  # a second one would make the same sequences
+    is_verbatim = True
+    layout = STREAMS
+    counted = ("num_predictions", "num_bytes")  # each byte of the documents once
 
-    def open_texts(self, paths):
-        """See `TextRecords`: as it stands, spaces and line ends too."""
-        return WholeTexts(paths, tokenization.ENCODE_CHARACTERS)
+    def encode(self, texts, vocab_path):
+        """See `BertRecords`."""
+        return encode_texts(texts, self.vocabulary.load(vocab_path))
 
-    def join_sentences(self, sentences):
-        """See `TextRecords`: a line each."""
-        return list(join_lines(sentences, tokenization.ENCODE_CHARACTERS))
-
-    def tokenize(self, texts, vocab_path, folder):
-        """See `TextRecords`."""
-        return encode_texts(texts, self.vocabulary.load(vocab_path), folder)
-
-    def join(self, folders, folder):
-        """See `TextRecords`."""
-        join_streams(folders, folder)
-
-    def open_corpus(self, folder):
-        """See `TextRecords`: `TokenStreams`."""
-        return open_streams(folder)
-
-    def load(self, vocab_path):
-        """See `TextRecords`: nothing, the corpus has the tokens around documents."""
-
-    def draw(self, corpus, pairs, documents, vocabulary, seed, split_index, counts):
-        """See `TextRecords`."""
-        for duplicate, document in np.asarray(pairs).tolist():
-            first, last = corpus.document_offsets[document : document + 2].tolist()
-            for start in range(first, last - 1, self.max_seq_length):  # not of the end alone
-                end = min(start + self.max_seq_length, last)
-                predicted = slice(start + 1, min(end + 1, last))
-                arrays = (
-                    corpus.token_ids[start:end],
-                    corpus.token_ids[predicted],
-                    corpus.token_bytes[predicted],
-                )
-                # copies, since the corpus may be released meanwhile
-                yield (duplicate, document), tuple(array.copy() for array in arrays)
+    def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
+        """See `BertRecords`; nothing is random."""
+        for pairs, _ in groups:
+            for duplicate, document in pairs.tolist():
+                first, last = corpus.document_offsets[document : document + 2].tolist()
+                for start in range(first, last - 1, self.max_seq_length):  # not of the end alone
+                    end = min(start + self.max_seq_length, last)
+                    predicted = slice(start + 1, min(end + 1, last))
+                    arrays = (
+                        corpus.token_ids[start:end],
+                        corpus.token_ids[predicted],
+                        corpus.token_bytes[predicted],
+                    )
+                    # copies, since the corpus may be released meanwhile
+                    yield (duplicate, document), tuple(array.copy() for array in arrays)
 
     def collect(self, drawn, counts):
-        """See `TextRecords`: `Sequences`."""
+        """See `BertRecords`: `Sequences`."""
         tokens, labels_of, bytes_of = zip(*drawn, strict=True)
         lengths, num_labels = (np.array([len(ids) for ids in arrays]) for arrays in (tokens, labels_of))
         mask = np.ones(lengths.sum(), bool)
@@ -98,7 +85,7 @@ class CausalRecords:
         )
 
     def serialize(self, sequences, order):
-        """See `TextRecords`."""
+        """See `BertRecords`."""
         chosen = take(sequences, order)
         return serialize_ragged(
             {
@@ -110,16 +97,12 @@ class CausalRecords:
             }
         )
 
-    def new_counts(self):
-        """Labels, and bytes of the text that they stand for: each byte of the documents once."""
-        return {"num_predictions": 0, "num_bytes": 0}
-
     def describe(self, counts):
-        """See `TextRecords`: nothing else."""
+        """See `BertRecords`."""
         return {}
 
     def summarize(self, manifest):
-        """See `TextRecords`."""
+        """See `BertRecords`."""
         num_predictions, num_bytes = (
             sum(split[name] for split in manifest["splits"].values())
             for name in ("num_predictions", "num_bytes")
@@ -128,5 +111,62 @@ class CausalRecords:
         return f"{num_predictions} predictions stand for {num_bytes} bytes of text ({each:.2f} each)"
 
     def warnings_about(self, manifest):
-        """See `TextRecords`: whatever text there is, something is learnt from it."""
+        """See `BertRecords`: whatever text there is, something is learnt from it."""
         return []
+
+
+def encode_texts(texts, tokenizer):
+    """Tokenize documents, each between the tokens that open and close it.
+
+    Every byte of a document's text is counted once: a space that the tokenizer leaves out counts with the
+    token after it, what follows the last token with the one that closes the document, and the bytes of a
+    character that several tokens make up with the first of them.
+
+    Args:
+        texts: Iterable of (number of the document, text); a document may come in several texts.
+        tokenizer: `byte_bpe.DocumentTokenizer`.
+
+    Yields:
+        The number of a document, and lists of tokens and of their bytes. Documents that give no token are
+        left out.
+    """
+    current, is_open, rest = None, False, 0  # `rest`: bytes since the last token
+    for batch in tokenization.batches(texts):
+        codes = tokenizer.tokenizer.encode_batch([text for _, text in batch], add_special_tokens=False)
+        for (number, text), code in zip(batch, codes, strict=True):
+            if number != current:
+                if is_open:
+                    yield current, [tokenizer.end_id], [rest]
+                current, is_open, rest = number, False, 0
+            num_bytes, left = count_bytes(text, [end for _, end in code.offsets])
+            if not len(num_bytes):
+                rest += left
+                continue
+            if not is_open:
+                yield number, [tokenizer.start_id], [0]
+                is_open = True
+            num_bytes[0] += rest
+            rest = left
+            yield number, code.ids, num_bytes.tolist()
+    if is_open:
+        yield current, [tokenizer.end_id], [rest]
+
+
+def count_bytes(text, ends):
+    """The bytes of a text that each of its tokens represents, and the number left after the last one.
+
+        "a dog", tokens that end at characters 1, 2 and 4   ->   [1 1 2], 1
+
+    Args:
+        text: str.
+        ends: Int array `[n]`: the character at which each token ends.
+
+    Returns:
+        int64 `[n]`, and int; together they are the UTF-8 bytes of `text`.
+    """
+    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    widths = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
+    byte_ends = to_offsets(widths)
+    # some tokenizers give offsets that go back, such as those of one character's accents
+    places = byte_ends[np.maximum.accumulate(np.asarray(ends, np.int64))]
+    return np.diff(places, prepend=0), int(byte_ends[-1] - (places[-1] if len(places) else 0))

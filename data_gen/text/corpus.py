@@ -1,6 +1,6 @@
 """How text files become documents: numbered sentences, read one at a time, however long a document is.
 
-Two formats, each plain or gzipped (`.gz`), and tables (`tables.py`):
+Two formats, each plain or gzipped (`.gz`), and tables (`arrow_tables.py`):
 
     one sentence per line, a blank line between documents      any other name
     JSON lines with `text` or `paragraphs`, one document each   .json, .jsonl, .ndjson
@@ -20,6 +20,7 @@ import sentencex
 
 from bert_packed.core import progress, storage
 from bert_packed.core.settings import InputError
+from bert_packed.text import tokenization
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 TABLE_SUFFIXES = (".parquet", ".arrow")
@@ -44,7 +45,7 @@ def read_sentences(paths):
     """
     for path in paths:
         number = 0
-        for number, sentence in (_split_contents if _has_contents(path) else _read_sentence_lines)(path):
+        for number, sentence in (_split_contents if _has_contents(path) else _read_document_lines)(path):
             yield number, sentence
         if not number:
             raise InputError(f"{path} must hold at least one sentence. Received: an empty file.")
@@ -68,7 +69,7 @@ def read_texts(paths, most_characters):
         InputError: as `read_sentences`.
     """
     for path in paths:
-        lines = (_join_contents if _has_contents(path) else _read_verbatim_lines)(path)
+        lines = _join_contents(path) if _has_contents(path) else _read_document_lines(path, is_verbatim=True)
         has_text = False
         for number, text in join_lines(lines, most_characters):
             if text.strip():
@@ -95,23 +96,15 @@ def join_lines(lines, most_characters):
 
 @dataclasses.dataclass(frozen=True)
 class TextDocuments:
-    """The numbered sentences of text files, read anew each time they are iterated; see `read_sentences`."""
+    """The numbered sentences of text files, or texts as they are, read again each time they are iterated."""
 
     paths: tuple[str, ...]
+    is_verbatim: bool
 
     def __iter__(self):
+        if self.is_verbatim:
+            return read_texts(self.paths, tokenization.ENCODE_CHARACTERS)
         return read_sentences(self.paths)
-
-
-@dataclasses.dataclass(frozen=True)
-class WholeTexts:
-    """The numbered texts of documents in files, read anew each time; see `read_texts`."""
-
-    paths: tuple[str, ...]
-    most_characters: int
-
-    def __iter__(self):
-        return read_texts(self.paths, self.most_characters)
 
 
 def find_line(path, number):
@@ -160,7 +153,7 @@ def split_sentences(paragraph, language="en"):
 
 
 def is_table(path):
-    """Whether a file is read by `tables.py`, by its name."""
+    """Whether a file is read by `arrow_tables.py`, by its name."""
     return str(path).lower().endswith(TABLE_SUFFIXES)
 
 
@@ -232,18 +225,10 @@ def _split_lines(pieces):
         yield b"".join(held)
 
 
-def _read_sentence_lines(path):
+def _read_document_lines(path, is_verbatim=False):
+    """Yield (number of the document from 1, line) of a file with blank lines between documents."""
     number, was_blank = 0, True
-    for _, line in read_lines(path):
-        if line:
-            number += was_blank
-            yield number, line
-        was_blank = not line
-
-
-def _read_verbatim_lines(path):
-    number, was_blank = 0, True
-    for _, line in read_lines(path, is_verbatim=True):
+    for _, line in read_lines(path, is_verbatim):
         is_blank = not line.strip()
         if not is_blank:
             number += was_blank
@@ -272,9 +257,9 @@ def _read_contents(path):
     if not is_table(path):
         yield from _read_json_documents(path)
         return
-    from data_gen.text import tables  # an extra
+    from data_gen.text import arrow_tables  # an extra
 
-    yield from tables.read_rows(path)
+    yield from arrow_tables.read_rows(path)
 
 
 def _read_json_documents(path):

@@ -1,26 +1,24 @@
-"""What the making of pre-training records can be told: the settings of `create_pretraining_data.py`."""
+"""The settings of `create_pretraining_data.py`."""
 
 import dataclasses
 import math
 
-from bert_packed.core.settings import InputError, check_settings, result_settings, setting
+from bert_packed.core.settings import (
+    InputError,
+    check_settings,
+    result_settings,
+    setting,
+    unmet_settings,
+)
 from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 from data_gen.jobs.runners import LOCAL, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
 
 TOKENIZERS = WORDPIECE, BYTE_BPE = ("wordpiece", "byte_bpe")
-# What only BERT's records have, and only WordPieces
-BERT_SETTINGS = (
-    "do_whole_word_mask",
-    "mask_replace_prob",
-    "random_replace_prob",
-    "max_predictions_per_seq",
-    "dupe_factor",
-    "masked_lm_prob",
-    "short_seq_prob",
-)
-WORDPIECE_SETTINGS = ("do_lower_case",)
-SHORT_SETTINGS = ("short_seq_prob",)  # of pairs: without them, sequences are as full as can be
+NO_USE = "be left out with --{0}={{{0}}}, which has no use for it"
+OF_BERT = {f"objective={MLM_NSP},{MLM}": NO_USE.format("objective")}
+OF_PAIRS = {f"objective={MLM_NSP}": NO_USE.format("objective")}
+OF_WORDPIECES = {f"tokenizer={WORDPIECE}": NO_USE.format("tokenizer")}
 USUAL_RATES = {"mask_replace_prob": MASK_REPLACE_PROB, "random_replace_prob": RANDOM_REPLACE_PROB}
 
 
@@ -54,31 +52,53 @@ class CreateConfig:
         WORDPIECE,
         "wordpiece, BERT's, or for causal_lm byte_bpe: byte-level BPE, kept in tokenizer.json",
         choices=TOKENIZERS,
+        only_with={
+            f"objective={CAUSAL_LM}": f"be {WORDPIECE} with --objective={{objective}}, which masks WordPieces"
+        },
     )
-    do_lower_case: bool = setting(True, "lower-case the text and strip accents; false for cased vocabularies")
-    do_whole_word_mask: bool = setting(False, "mask all pieces of a word or none")
+    do_lower_case: bool = setting(
+        True,
+        "lower-case the text and strip accents; false for cased vocabularies",
+        only_with=OF_WORDPIECES,
+    )
+    do_whole_word_mask: bool = setting(False, "mask all pieces of a word or none", only_with=OF_BERT)
     mask_replace_prob: float = setting(
-        MASK_REPLACE_PROB, "share of the predicted tokens that become [MASK]", minimum=0.0, maximum=1.0
+        MASK_REPLACE_PROB,
+        "share of the predicted tokens that become [MASK]",
+        minimum=0.0,
+        maximum=1.0,
+        only_with=OF_BERT,
     )
     random_replace_prob: float = setting(
         RANDOM_REPLACE_PROB,
         "share of them that become a random WordPiece; the rest stay as they are",
         minimum=0.0,
         maximum=1.0,
+        only_with=OF_BERT,
     )
     max_seq_length: int = setting(512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8)
     max_predictions_per_seq: int = setting(
         0,
         "most masked tokens in a sequence; 0 = masked_lm_prob of the length, rounded up",
         minimum=0,
+        only_with=OF_BERT,
     )
     random_seed: int = setting(12345, "seed; equal seeds give equal bytes", minimum=0, maximum=2**32 - 1)
     dupe_factor: int = setting(
-        10, "passes over the training documents, each with other segments and masks", minimum=1
+        10,
+        "passes over the training documents, each with other segments and masks",
+        minimum=1,
+        only_with=OF_BERT,
     )
-    masked_lm_prob: float = setting(0.15, "share of the tokens to predict, between 0 and 1")
+    masked_lm_prob: float = setting(
+        0.15, "share of the tokens to predict, between 0 and 1", only_with=OF_BERT
+    )
     short_seq_prob: float = setting(
-        0.1, "share of documents cut to a random shorter length", minimum=0.0, maximum=1.0
+        0.1,
+        "share of documents cut to a random shorter length",
+        minimum=0.0,
+        maximum=1.0,
+        only_with=OF_PAIRS,
     )
     eval_fraction: float = setting(
         0.0,
@@ -100,15 +120,8 @@ class CreateConfig:
         check_settings(self)
         if not self.output_dir:
             raise InputError("`output_dir` must be given. Received: ''.")
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        self._refuse_unused(name for name in self._unused() if getattr(self, name) != defaults[name])
         if self.objective == CAUSAL_LM:
             return
-        if self.tokenizer != WORDPIECE:
-            raise InputError(
-                f"`tokenizer` must be {WORDPIECE} with --objective={self.objective}, which masks WordPieces. "
-                f"Received: {self.tokenizer!r}."
-            )
         if not 0 < self.masked_lm_prob < 1:
             raise InputError(f"`masked_lm_prob` must be between 0 and 1. Received: {self.masked_lm_prob}.")
         masking_rules(self)  # checks its shares
@@ -121,23 +134,7 @@ class CreateConfig:
 
     def check_given(self, names):
         """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
-        self._refuse_unused(name for name in self._unused() if name in names)
-
-    def _unused(self):
-        """The settings that mean nothing with these others."""
-        if self.objective == MLM:
-            return SHORT_SETTINGS
-        if self.objective == MLM_NSP:
-            return ()
-        return BERT_SETTINGS + (WORDPIECE_SETTINGS if self.tokenizer != WORDPIECE else ())
-
-    def _refuse_unused(self, names):
-        for name in names:
-            other = "tokenizer" if name in WORDPIECE_SETTINGS else "objective"
-            raise InputError(
-                f"`{name}` must be left out with --{other}={getattr(self, other)}, which has no use for it. "
-                f"Received: {getattr(self, name)!r}."
-            )
+        check_settings(self, set(names) - {"tokenizer"})  # whose default is the one for BERT
 
     @property
     def num_prediction_slots(self):
@@ -150,18 +147,12 @@ class CreateConfig:
 
     def resolved(self):
         """The settings that the result depends on, as a dict, for BERT with P in place of 0."""
-        if self.objective == CAUSAL_LM:
-            unused = self._unused()
-            settings = {name: value for name, value in result_settings(self).items() if name not in unused}
-        else:
-            # without the two that say that it is BERT, and usual rates: older manifests have none
-            settings = {**result_settings(self), "max_predictions_per_seq": self.num_prediction_slots}
-            del settings["tokenizer"]
-            for name in ("objective",) if self.objective == MLM_NSP else SHORT_SETTINGS:
-                del settings[name]
-            for name, usual in USUAL_RATES.items():
-                if settings[name] == usual:
-                    del settings[name]
-        if self.vocab_file:
-            del settings["vocab_size"]
+        unused = unmet_settings(self)
+        # Those that say that it is BERT, and usual rates: older manifests have none
+        unused.update(["objective"] if self.objective == MLM_NSP else [])
+        unused.update(name for name, usual in USUAL_RATES.items() if getattr(self, name) == usual)
+        unused.update(["vocab_size"] if self.vocab_file else [])
+        settings = {name: value for name, value in result_settings(self).items() if name not in unused}
+        if self.objective != CAUSAL_LM:
+            settings["max_predictions_per_seq"] = self.num_prediction_slots
         return settings

@@ -1,4 +1,4 @@
-"""How text becomes files of unpacked records: the steps of `create_steps.py`, in order, and the manifest."""
+"""Text becomes files of unpacked records: the steps of `create_steps.py`, in order, and the manifest."""
 
 import dataclasses
 import hashlib
@@ -16,19 +16,28 @@ from bert_packed.core.versions import code_sha256, versions
 from bert_packed.packing import histogram as histograms
 from bert_packed.records.inputs import find_files, stamp_files, unchanged
 from bert_packed.records.provenance import describe_path, provenance_path
-from bert_packed.records.shuffle import shuffle_places
 from bert_packed.schema import CAUSAL_LM, MLM_NSP
 from bert_packed.text.masking import masking_rules
+from bert_packed.text.tokenization import ENCODE_CHARACTERS
 from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.jobs.output import open_output_dir, refuse_own_input
 from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers, num_cores
 from data_gen.jobs.steps import Job, Step
 from data_gen.text.bert_records import BertRecords
 from data_gen.text.causal_records import CausalRecords
+from data_gen.text.corpus import TextDocuments, join_lines
 from data_gen.text.create_config import WORDPIECE
-from data_gen.text.create_steps import Shard, TokenizeWork, join, tokenize, train_vocabulary, write_shard
+from data_gen.text.create_steps import (
+    Shard,
+    TokenizeWork,
+    VocabularyWork,
+    join,
+    tokenize,
+    train_vocabulary,
+    write_shard,
+)
+from data_gen.text.document_sampling import choose_readings, plan_passes, save_passes, split_documents
 from data_gen.text.instances import InstanceRules
-from data_gen.text.passes import CHOOSE_EVAL, choose_readings, plan_passes, save_passes
 from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
 from data_gen.text.sources import Source, find_text_sources
 
@@ -37,21 +46,13 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class TextInput:
-    """One file, or the embedded corpus.
+    """One file, or the embedded corpus."""
 
-    Attributes:
-        name: Path, or the name of the embedded corpus.
-        documents: Iterable of (number of the document, text), as often as is wanted.
-        stamps: List of its stamp (`records/inputs.py`); empty for the embedded corpus.
-        size: Bytes, or characters of the embedded corpus.
-        sha256: Of the embedded corpus; None where whoever reads the file finds it.
-    """
-
-    name: str
-    documents: object
-    stamps: list
-    size: int
-    sha256: str | None = None
+    name: str  # path, or the name of the embedded corpus
+    documents: object  # iterable of (number of the document, text), as often as is wanted
+    stamps: list  # of its stamp (`records/inputs.py`); empty for the embedded corpus
+    size: int  # bytes, or characters of the embedded corpus
+    sha256: str | None = None  # of the embedded corpus; None where whoever reads the file finds it
 
 
 def create(config):
@@ -124,7 +125,7 @@ def create(config):
 
 
 def make_records(config):
-    """What documents become, by the settings: `BertRecords` or `CausalRecords`."""
+    """The kind of records, by the settings: `BertRecords` or `CausalRecords`."""
     if config.tokenizer == WORDPIECE:
         vocabulary = WordPieces(config.vocab_size, config.do_lower_case)
     else:
@@ -163,30 +164,11 @@ def summarize(manifest):
     return rows
 
 
-def split_documents(num_documents, eval_fraction, seed):
-    """Choose the documents of each split.
-
-    Returns:
-        Dict from split to int64 array of document numbers, ascending: "train", and "eval" where
-        `eval_fraction` is not 0.
-
-    Raises:
-        InputError: there is one document, and both splits need one.
-    """
-    if not eval_fraction:
-        return {"train": np.arange(num_documents)}
-    if num_documents < 2:
-        raise InputError(f"`eval_fraction` must be 0 for a text of one document. Received: {eval_fraction}.")
-    num_eval = max(1, round(num_documents * eval_fraction))
-    places = shuffle_places(np.arange(num_documents), num_documents, (seed, 0, 0, 0, CHOOSE_EVAL))
-    return {"train": np.flatnonzero(places >= num_eval), "eval": np.flatnonzero(places < num_eval)}
-
-
 def plan_shards(config, records, sources_of, weights, output, corpus_dir):
     """Cut each split's pairs into shards, and leave the documents of its passes beside the corpus.
 
     Args:
-        config, records: As of `create`.
+        config, records: From `create`.
         sources_of: int `[number of documents]`, the source of each.
         weights: Of each source.
         output: `OutputDir`.
@@ -199,18 +181,20 @@ def plan_shards(config, records, sources_of, weights, output, corpus_dir):
         InputError: the weights leave no document to train on.
     """
     splits = split_documents(len(sources_of), config.eval_fraction, config.random_seed)
-    passes = {split: plan_passes(documents, np.ones_like(documents)) for split, documents in splits.items()}
-    readings = choose_readings(sources_of[splits["train"]], weights, records.num_passes, config.random_seed)
-    passes["train"] = plan_passes(splits["train"], readings)
-    num_pairs = {split: sum(some.num_pairs for some in found) for split, found in passes.items()}
+    readings = {split: np.ones_like(documents) for split, documents in splits.items()}
+    readings["train"] = choose_readings(
+        sources_of[splits["train"]], weights, records.num_passes, config.random_seed
+    )
+    num_pairs = {split: int(found.sum()) for split, found in readings.items()}
     if not num_pairs["train"]:
         raise InputError(
             f"`input_file` must have weights that leave a document. Received: {config.input_file}, "
             f"of {len(splits['train'])} documents."
         )
-    shards = []
-    for split, found in passes.items():
-        sizes = save_passes(corpus_dir, split, found)
+    shards, passes = [], {}
+    for split, documents in splits.items():
+        passes[split] = plan_passes(documents, readings[split])
+        sizes = save_passes(corpus_dir, split, passes[split])
         # shards of the splits are about equally large
         num_shards = min(-(-config.num_shards * num_pairs[split] // num_pairs["train"]), num_pairs[split])
         for index in range(num_shards):
@@ -269,14 +253,16 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
 def _open_inputs(records, stamps, num_workers):
     """List of `TextInput`; the embedded corpus, read by so many processes, without a stamp."""
     if stamps:
-        return [TextInput(stamp[0], records.open_texts((stamp[0],)), [stamp], stamp[1]) for stamp in stamps]
-    found = read_sample_documents(num_workers)
-    documents = list(
-        tqdm(found, desc="sample corpus", unit=" documents", disable=None)
-    )  # some megabytes, and parsing again would take longer than all the rest
+        return [
+            TextInput(stamp[0], TextDocuments((stamp[0],), records.is_verbatim), [stamp], stamp[1])
+            for stamp in stamps
+        ]
+    found = tqdm(read_sample_documents(num_workers), desc="sample corpus", unit=" documents", disable=None)
+    documents = list(found)  # some megabytes, and parsing again would take longer than all the rest
     text = "\n\n".join("\n".join(document) for document in documents)
-    numbered = [(number, s) for number, document in enumerate(documents, 1) for s in document]
-    numbered = records.join_sentences(numbered)
+    numbered = [(number, line) for number, document in enumerate(documents, 1) for line in document]
+    if records.is_verbatim:
+        numbered = list(join_lines(numbered, ENCODE_CHARACTERS))
     return [TextInput(NAME, numbered, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
 
 
@@ -306,8 +292,8 @@ def _make_vocabulary(records, vocab_stamps, inputs, output, job):
     else:
         stamps = [stamp for text in inputs for stamp in text.stamps]
         paths = tuple(text.name for text in inputs)
-        documents = records.open_texts(paths) if stamps else inputs[0].documents
-        work = (records.vocabulary, documents, stamps, path)
+        documents = TextDocuments(paths, records.is_verbatim) if stamps else inputs[0].documents
+        work = VocabularyWork(records.vocabulary, documents, stamps, path)
         # the text is read twice
         step = Step("vocabulary", train_vocabulary, work, 2 * sum(text.size for text in inputs))
         job.run([step], "train vocabulary", "B")
@@ -319,7 +305,7 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
     steps, parts = [], []
     for index, text in enumerate(inputs):
         parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))
-        work = TokenizeWork(records, text.documents, text.stamps, vocab_path, parts[-1])
+        work = TokenizeWork(records, text.documents, text.stamps, index, vocab_path, parts[-1])
         steps.append(Step(f"tokenize-{index:06d}", tokenize, work, text.size))
     found = job.run(steps, "tokenize", "B")
     corpus_dir = os.path.join(output.work_folder, "corpus")
@@ -328,7 +314,7 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
         for part in parts:
             storage.remove_folder(part)
 
-    job.run([Step("join", join, (records, parts, corpus_dir))], "join", release=release)
+    job.run([Step("join", join, (parts, records.layout, corpus_dir))], "join", release=release)
     described = [
         {
             **(describe_path(text.name, config.output_dir) if text.stamps else {"path": text.name}),

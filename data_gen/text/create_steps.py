@@ -1,11 +1,10 @@
-"""What the steps of making records from text do, each in bounded memory and by any process.
+"""Steps of making records from text, each in bounded memory and by any process.
 
-A split's (duplicate, document) pairs (`passes.py`) are shuffled by the seed and cut into shards. A shard's
-bytes follow from the corpus, its range of the pairs and the seed alone, whoever writes it.
+A split's (duplicate, document) pairs (`document_sampling.py`) are shuffled by the seed and cut into shards. A
+shard's bytes follow from the corpus, its range of the pairs and the seed alone, whoever writes it.
 """
 
 import dataclasses
-from itertools import chain
 
 import numpy as np
 
@@ -14,73 +13,65 @@ from bert_packed.packing import histogram as histograms
 from bert_packed.records.inputs import unchanged
 from bert_packed.records.provenance import DOCUMENT_COLUMNS, write_traced
 from bert_packed.text import tokenization
-from data_gen.text.passes import load_passes, shuffled_pairs
-from data_gen.text.text_records import TextRecords
-from data_gen.text.token_corpus import open_origins
+from bert_packed.text.vocabularies import ByteBpe, WordPieces
+from data_gen.text.bert_records import BertRecords
+from data_gen.text.causal_records import CausalRecords
+from data_gen.text.document_sampling import load_passes, shuffled_pairs
+from data_gen.text.token_corpus import join_corpora, open_corpus, write_corpus
 
 SPLITS = ("train", "eval")
 WRITE_BATCH = 1024  # sequences encoded at once; 1024 of S=512 take about 12 MB
-SHUFFLE_TOKENS = 2**21  # sequences are shuffled among about so many tokens: some thousand of S=512
-# Pages of the corpus that are touched count as memory until it is mapped anew, or they are given back
-PAIRS_PER_MAPPING = 256
-SEQUENCES_PER_RELEASE = 256  # of any document: one may be as large as the corpus
+SHUFFLE_TOKENS = 2**21  # of sequences that are shuffled among one another: some thousand of S=512
+PAIRS_AT_ONCE = 256  # drawn together, and within these in the order of the passes
+SEQUENCES_PER_RELEASE = 256  # pages of the corpus that are touched count as memory until they are given back
 
-# Fifth number of a random key, as those in `passes.py`. Documents draw from keys of four: they never meet.
+# Fifth number of a random key, as those in `document_sampling.py`. Documents draw from keys of four: they
+# never meet.
 SHUFFLE_SHARD = 1
 
 
 @dataclasses.dataclass(frozen=True)
+class VocabularyWork:
+    """Train a vocabulary."""
+
+    vocabulary: WordPieces | ByteBpe
+    documents: object  # iterable of (number of the document, text) that can be pickled
+    stamps: list  # from `stamp_files`, of the files that they are read from
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
 class TokenizeWork:
-    """Tokenize some documents.
+    """Tokenize the documents of one file."""
 
-    Attributes:
-        records: What they are for.
-        documents: Iterable of (number of the document, text), and can be pickled.
-        stamps: List of what `stamp_files` found: the files that they are read from; at most one.
-        vocab_path: The vocabulary.
-        folder: Where the arrays go.
-    """
-
-    records: TextRecords
-    documents: object
-    stamps: list
+    records: BertRecords | CausalRecords
+    documents: object  # as in `VocabularyWork`
+    stamps: list  # likewise; at most one
+    file_index: int  # from 0
     vocab_path: str
-    folder: str
+    folder: str  # of the columns
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file to write, described so that any process can.
-
-    Attributes:
-        path: Where to.
-        provenance: Path of the index of its documents; "" for none.
-        corpus_dir: Folder with the corpus and the documents of the split.
-        vocab_path: Vocabulary.
-        split: Name of the split.
-        index: Number of the shard within its split.
-        first, last: The shard's range of the split's pairs.
-        passes: Over the documents of the split: what `save_passes` told.
-        seed: The run's seed.
-        records: What documents become.
-    """
+    """One file to write, described so that any process can."""
 
     path: str
-    provenance: str
-    corpus_dir: str
+    provenance: str  # path of the index of its documents; "" for none
+    corpus_dir: str  # with the documents of the split
     vocab_path: str
     split: str
-    index: int
-    first: int
+    index: int  # within its split
+    first: int  # the shard's range of the split's pairs
     last: int
-    passes: list[list[int]]
-    seed: int
-    records: TextRecords
+    passes: list[list[int]]  # over the documents of the split, from `save_passes`
+    seed: int  # of the run
+    records: BertRecords | CausalRecords
 
 
 @dataclasses.dataclass(frozen=True)
 class _Texts:
-    """Numbered sentences as lists of sentences, made anew each time they are iterated."""
+    """Numbered sentences as lists of sentences, made again each time they are iterated."""
 
     documents: object
 
@@ -90,10 +81,9 @@ class _Texts:
 
 
 def train_vocabulary(work):
-    """Train a vocabulary, (`VocabularyKind`, documents, stamps of their files, path), and write it."""
-    vocabulary, documents, stamps, path = work
-    with storage.write_whole(path) as partial, unchanged(stamps):
-        vocabulary.train(_Texts(documents), partial)
+    """Train a vocabulary and write it."""
+    with storage.write_whole(work.path) as partial, unchanged(work.stamps):
+        work.vocabulary.train(_Texts(work.documents), partial)
 
 
 def tokenize(work):
@@ -107,17 +97,17 @@ def tokenize(work):
     """
     storage.make_folder(work.folder)
     with unchanged(work.stamps):
-        num_documents = work.records.tokenize(work.documents, work.vocab_path, work.folder)
+        pieces = work.records.encode(work.documents, work.vocab_path)
+        num_documents = write_corpus(pieces, work.records.layout, work.folder, work.file_index)
         # with the block's promise: of what was read
         checksums = [storage.file_sha256(path) for path, _, _ in work.stamps]
     return {"num_documents": num_documents, "sha256": checksums[0] if checksums else None}
 
 
 def join(work):
-    """Join tokenized folders, (`TextRecords`, list of folders, folder), into one."""
-    records, parts, folder = work
-    storage.make_folder(folder)
-    records.join(parts, folder)
+    """Join tokenized folders, (list of folders, layout, folder), into one."""
+    storage.make_folder(work[-1])
+    join_corpora(*work)
 
 
 def write_shard(shard):
@@ -125,23 +115,25 @@ def write_shard(shard):
 
     Returns:
         Dict: `entry`, of the file for the manifest; `histogram` of the lengths, list `[S]`; and `counts`,
-        dict of numbers that shards add up, those of `TextRecords.new_counts`.
+        dict of the numbers that shards add up.
     """
     split_index = SPLITS.index(shard.split)
     records = shard.records
+    corpus = open_corpus(shard.corpus_dir, records.layout)
     histogram = np.zeros(records.max_seq_length, np.int64)
-    counts = records.new_counts()
+    counts = dict.fromkeys(records.counted, 0)
 
     def serialize(index):
-        for number, (sequences, its_origins) in enumerate(_draw_batches(shard, split_index, counts)):
+        for number, batch in enumerate(_draw_batches(shard, corpus, split_index, counts)):
+            origins, drawn = zip(*batch, strict=True)
+            sequences = records.collect(drawn, counts)
             key = (shard.seed, split_index, number, shard.index, SHUFFLE_SHARD)
             order = np.random.default_rng(key).permutation(len(sequences))
             if index is not None:
-                duplicates, documents = np.array(its_origins, np.int64)[order].T
-                text_files, numbers = open_origins(shard.corpus_dir)  # anew: see PAIRS_PER_MAPPING
+                duplicates, documents = np.array(origins, np.int64)[order].T
                 index.add(
-                    file_indices=text_files[documents],
-                    document_numbers=numbers[documents],
+                    file_indices=corpus.document_files[documents],
+                    document_numbers=corpus.document_numbers[documents],
                     duplicates=duplicates,
                 )
             histogram[:] += histograms.count_lengths(sequences["lengths"], records.max_seq_length)
@@ -152,28 +144,25 @@ def write_shard(shard):
     return {"entry": entry.to_json(), "histogram": histogram.tolist(), "counts": counts}
 
 
-def _draw_batches(shard, split_index, counts):
-    """Yield sequences of about `SHUFFLE_TOKENS`, and (duplicate, document) of each; count what they hold."""
-    records = shard.records
+def _draw_batches(shard, corpus, split_index, counts):
+    """Yield lists of drawn sequences, about `SHUFFLE_TOKENS` in each: ((duplicate, document), tuple)."""
     passes = load_passes(shard.corpus_dir, shard.split, shard.passes)
-    vocabulary = records.load(shard.vocab_path)
-    held, origins, num_tokens = [], [], 0
-    for first in range(shard.first, shard.last, PAIRS_PER_MAPPING):
-        last = min(first + PAIRS_PER_MAPPING, shard.last)
-        corpus = records.open_corpus(shard.corpus_dir)
-        drawn = [
-            records.draw(corpus, pairs, documents, vocabulary, shard.seed, split_index, counts)
-            for pairs, documents in shuffled_pairs(first, last, passes, shard.seed, split_index)
-        ]
-        for number, (origin, instance) in enumerate(chain.from_iterable(drawn), 1):
-            if number % SEQUENCES_PER_RELEASE == 0:
-                corpus.release()
-            held.append(instance)
-            origins.append(origin)
-            num_tokens += len(instance[0])
-            if num_tokens >= SHUFFLE_TOKENS:
-                yield records.collect(held, counts), origins
-                held, origins, num_tokens = [], [], 0
-        progress.advance(last - first)
+
+    def read_groups():
+        for first in range(shard.first, shard.last, PAIRS_AT_ONCE):
+            last = min(first + PAIRS_AT_ONCE, shard.last)
+            yield from shuffled_pairs(first, last, passes, shard.seed, split_index)
+            progress.advance(last - first)
+
+    held, num_tokens = [], 0
+    drawn = shard.records.draw(corpus, read_groups(), shard.vocab_path, shard.seed, split_index, counts)
+    for number, (origin, instance) in enumerate(drawn, 1):
+        if number % SEQUENCES_PER_RELEASE == 0:
+            corpus.release()
+        held.append((origin, instance))
+        num_tokens += len(instance[0])
+        if num_tokens >= SHUFFLE_TOKENS:
+            yield held
+            held, num_tokens = [], 0
     if held:
-        yield records.collect(held, counts), origins
+        yield held

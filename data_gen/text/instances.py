@@ -45,8 +45,8 @@ def document_generator(seed, split_index, duplicate, document):
     return np.random.default_rng((seed, split_index, duplicate, document))
 
 
-def make_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
-    """Make the sequences of (duplicate, document) pairs.
+def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
+    """Make the sequences of (duplicate, document) pairs one by one, so that a document may have any length.
 
     Args:
         corpus: `TokenCorpus`.
@@ -58,20 +58,10 @@ def make_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
         seed: The run's seed.
         split_index: Number of the split, so that equal documents draw differently in each.
 
-    Returns:
-        `Sequences`, in the order of `pairs`, then of the text. A document has at least one, unless it is
-        the only one of its split and has but one token.
-    """
-    instances = draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index)
-    return collect_instances([instance for _, instance in instances])
-
-
-def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
-    """`make_instances` one by one: nothing is held, so that a document may be as long as it likes.
-
     Yields:
-        (duplicate, document), and a tuple for `collect_instances`: tokens int32 `[L]`, A/B int8 `[L]`,
-        prediction positions and labels `[p]`, next-sentence label.
+        (duplicate, document), in the order of `pairs`, and a tuple for `collect_instances`: tokens int32
+        `[L]`, A/B int8 `[L]`, prediction positions and labels `[p]`, next-sentence label. A document has at
+        least one sequence, unless it is the only one of its split and has but one token.
     """
     for duplicate, document in np.asarray(pairs).tolist():
         rng = document_generator(seed, split_index, duplicate, document)

@@ -1,42 +1,59 @@
-"""How a tokenized corpus is held: three flat arrays, on disk, so that workers share it without copies.
+"""Tokenized documents in flat columns, one file each, that every process maps.
 
-Two documents, the first of two sentences:
+Two documents of sentences, for BERT:
 
     token_ids         [5 6 7 8 9 5]
     sentence_offsets  [0 3 5 6]        sentence i is token_ids[offsets[i]:offsets[i + 1]]
     document_offsets  [0 2 3]          document i is the sentences offsets[i]:offsets[i + 1]
 
-and two more, which only `--provenance` needs, where the file had another document between them:
+Two documents without sentences, "a dog" and "é", for causal language modelling; 0 opens and closes each:
+
+    token_ids         [0 64 4 290 0 0 127 103 0]
+    token_bytes       [0  1 1   3 0 0   2   0 0]     UTF-8 bytes of the text that the token represents
+    document_offsets  [0 5 9]                        document i is token_ids[offsets[i]:offsets[i + 1]]
+
+Both have the origins of their documents, here of one file with another document between them:
 
     document_files    [0 0]            the text file, from 0
     document_numbers  [1 3]            the document's place in it, from 1
 """
 
+import contextlib
 import dataclasses
+import os
 
 import numpy as np
 
-from bert_packed.text import tokenization
-from data_gen.text.columns import copy_values, open_columns, open_for_writing, release, to_bytes
+from bert_packed.core import storage
+from data_gen.text.mapped_arrays import map_array, release
 
-FILES = {"token_ids": np.int32, "sentence_offsets": np.int64, "document_offsets": np.int64}
-NUMBERS = {"document_numbers": np.int64}
-ORIGINS = {"document_files": np.int32, **NUMBERS}
+DTYPES = {"token_ids": np.int32, "token_bytes": np.int32, "document_files": np.int32}  # others: int64
+ORIGINS = ("document_files", "document_numbers")
+# Columns, and for offsets the column that they lead into
+SENTENCES = {"token_ids": "", "sentence_offsets": "token_ids", "document_offsets": "sentence_offsets"}
+STREAMS = {"token_ids": "", "token_bytes": "", "document_offsets": "token_ids"}
+HELD_TOKENS = 2**18  # until they are written
+COPY_VALUES = 2**20  # joined at once
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenCorpus:
-    """Documents of sentences of WordPieces; no sentence and no document is empty.
+    """Documents of tokens; none of them and no sentence is empty.
 
     Attributes:
         token_ids: int32 `[T]`.
-        sentence_offsets: int64 `[number of sentences + 1]`, into `token_ids`.
-        document_offsets: int64 `[number of documents + 1]`, into the sentences.
+        document_offsets: int64 `[number of documents + 1]`, into the sentences, or the tokens without any.
+        sentence_offsets: int64 `[number of sentences + 1]`, into the tokens; None without sentences.
+        token_bytes: int32 `[T]`; None with sentences.
+        document_files, document_numbers: int32 and int64 `[number of documents]`.
     """
 
     token_ids: np.ndarray
-    sentence_offsets: np.ndarray
     document_offsets: np.ndarray
+    sentence_offsets: np.ndarray | None = None
+    token_bytes: np.ndarray | None = None
+    document_files: np.ndarray | None = None
+    document_numbers: np.ndarray | None = None
 
     @property
     def num_documents(self):
@@ -44,80 +61,98 @@ class TokenCorpus:
 
     def release(self):
         """Give back the memory of the pages that were read; the next reading maps them again."""
-        release((self.token_ids, self.sentence_offsets, self.document_offsets))
+        release(column for column in vars(self).values() if column is not None)
 
     def document_lengths(self, documents):
-        """Tokens of some documents, int `[n]` numbers of them: int64 `[n]`."""
+        """Tokens of some documents of sentences, int `[n]` numbers of them: int64 `[n]`."""
         first, last = self.document_offsets[documents], self.document_offsets[np.asarray(documents) + 1]
         return self.sentence_offsets[last] - self.sentence_offsets[first]
 
 
-def encode_documents(sentences, tokenizer, folder):
-    """Tokenize documents and write them to a folder, batch by batch: the text is never held as a whole.
-
-    Sentences that give no WordPiece, and documents without a sentence left, are dropped; the others keep
-    their number, in the file `document_numbers`.
+def write_corpus(pieces, layout, folder, file_index):
+    """Write the documents of a text file, which is never held as a whole.
 
     Args:
-        sentences: Iterable of (number of the document, sentence), as `corpus.read_sentences` yields them.
-        tokenizer: From `tokenization.make_tokenizer`.
-        folder: Existing folder for the arrays.
+        pieces: Iterable of the number of a document and lists of tokens and, for `STREAMS`, of their bytes: a
+            sentence of it, or any piece.
+        layout: `SENTENCES` or `STREAMS`.
+        folder: Existing folder.
+        file_index: Number of the text file, from 0.
 
     Returns:
-        `TokenCorpus`, memory-mapped.
+        Number of documents.
     """
-    last_document, num_tokens, num_sentences = None, 0, 0
-    with open_for_writing(folder, [*FILES, "document_numbers"]) as columns:
-        columns["sentence_offsets"].write(to_bytes([0], np.int64))
-        for batch in tokenization.batches(sentences):
-            numbers, texts = zip(*batch, strict=True)
-            encoded = tokenization.encode_sentences(tokenizer, list(texts))
-            token_ids, sentence_ends, document_starts, document_numbers = [], [], [], []
-            for number, ids in zip(numbers, encoded, strict=True):
-                if not ids:
-                    continue
-                if number != last_document:
-                    document_starts.append(num_sentences + len(sentence_ends))
-                    document_numbers.append(number)
-                    last_document = number
-                token_ids.extend(ids)
-                sentence_ends.append(num_tokens + len(token_ids))
-            columns["token_ids"].write(to_bytes(token_ids, np.int32))
-            columns["sentence_offsets"].write(to_bytes(sentence_ends, np.int64))
-            columns["document_offsets"].write(to_bytes(document_starts, np.int64))
-            columns["document_numbers"].write(to_bytes(document_numbers, np.int64))
-            num_tokens += len(token_ids)
-            num_sentences += len(sentence_ends)
-        columns["document_offsets"].write(to_bytes([num_sentences], np.int64))
-    return open_corpus(folder)
+    has_sentences = "sentence_offsets" in layout
+    values = [name for name, into in layout.items() if not into]
+    held = {name: [] for name in (*layout, *ORIGINS)}
+    last, num_documents, num_sentences, num_tokens = None, 0, 0, 0
+    with _open_for_writing(folder, held) as files:
+
+        def flush():
+            for name, found in held.items():
+                files[name].write(np.array(found, _dtype(name)).tobytes())
+                found.clear()
+
+        if has_sentences:
+            held["sentence_offsets"].append(0)
+        for number, *columns in pieces:
+            if number != last:
+                held["document_offsets"].append(num_sentences if has_sentences else num_tokens)
+                held["document_numbers"].append(number)
+                held["document_files"].append(file_index)
+                last, num_documents = number, num_documents + 1
+            for name, column in zip(values, columns, strict=True):
+                held[name].extend(column)
+            num_tokens += len(columns[0])
+            if has_sentences:
+                held["sentence_offsets"].append(num_tokens)
+                num_sentences += 1
+            if len(held["token_ids"]) >= HELD_TOKENS:
+                flush()
+        held["document_offsets"].append(num_sentences if has_sentences else num_tokens)
+        flush()
+    return num_documents
 
 
-def join_corpora(folders, folder):
-    """Write the documents of several folders, one a text file, in this order, to another."""
-    num_tokens, num_sentences = 0, 0
-    with open_for_writing(folder, [*FILES, *ORIGINS]) as columns:
-        columns["sentence_offsets"].write(to_bytes([0], np.int64))
-        for index, part_folder in enumerate(folders):
-            part = open_corpus(part_folder)
-            copy_values(open_columns(part_folder, NUMBERS)[0], 0, columns["document_numbers"])
-            copy_values(np.zeros(part.num_documents, np.int32), index, columns["document_files"])
-            copy_values(part.token_ids, 0, columns["token_ids"])
-            copy_values(part.sentence_offsets[1:], num_tokens, columns["sentence_offsets"])
-            copy_values(part.document_offsets[:-1], num_sentences, columns["document_offsets"])
-            num_tokens += len(part.token_ids)
-            num_sentences += len(part.sentence_offsets) - 1
-        columns["document_offsets"].write(to_bytes([num_sentences], np.int64))
+def join_corpora(folders, layout, folder):
+    """Write the documents of several folders, in this order, to another."""
+    columns = {**layout, **dict.fromkeys(ORIGINS, "")}
+    totals = dict.fromkeys(columns, 0)
+    with _open_for_writing(folder, columns) as files:
+        for name in columns:
+            if columns[name]:
+                files[name].write(np.zeros(1, np.int64).tobytes())
+        for part_folder in folders:
+            part = vars(open_corpus(part_folder, layout))
+            # the first offset is the end of the part before
+            found = {name: part[name][1:] if into else part[name] for name, into in columns.items()}
+            for name, into in columns.items():
+                _copy(found[name], totals[into] if into else 0, files[name])
+            for name, values in found.items():
+                totals[name] += len(values)
 
 
-def open_corpus(folder):
-    """Memory-map what `encode_documents` wrote: `TokenCorpus`."""
-    return TokenCorpus(*open_columns(folder, FILES))
+def open_corpus(folder, layout):
+    """Map what `write_corpus` or `join_corpora` wrote: `TokenCorpus`."""
+    names = (*layout, *ORIGINS)
+    return TokenCorpus(**{name: map_array(os.path.join(folder, name), _dtype(name)) for name in names})
 
 
-def open_origins(folder):
-    """Memory-map where the documents come from, in what `join_corpora` wrote.
+def _dtype(name):
+    return DTYPES.get(name, np.int64)
 
-    Returns:
-        Two arrays `[number of documents]`: int32 indices of text files, and int64 numbers within them.
-    """
-    return open_columns(folder, ORIGINS)
+
+@contextlib.contextmanager
+def _open_for_writing(folder, names):
+    """Files of columns that appear when the block ends well: dict from name to an open binary file."""
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for name in names:
+            partial = stack.enter_context(storage.write_whole(os.path.join(folder, name)))
+            files[name] = stack.enter_context(storage.open_file(partial, "wb"))
+        yield files
+
+
+def _copy(values, shift, file):
+    for start in range(0, len(values), COPY_VALUES):
+        file.write((values[start : start + COPY_VALUES] + values.dtype.type(shift)).tobytes())

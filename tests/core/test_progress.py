@@ -117,7 +117,7 @@ def test_reading_and_writing_move_the_bar_within_a_file(tmp_path, bars, monkeypa
 
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0)
     monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 50)
-    monkeypatch.setattr(create_steps, "PAIRS_PER_MAPPING", 50)
+    monkeypatch.setattr(create_steps, "PAIRS_AT_ONCE", 50)
     monkeypatch.setattr(corpus, "READ_BYTES", 500)
     monkeypatch.setattr(tfrecords, "READ_BATCH", 100)
     lengths = np.random.default_rng(0).integers(3, S + 1, 500)

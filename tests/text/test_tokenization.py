@@ -1,10 +1,6 @@
-"""Vocabularies train reproducibly and apply as BERT's do; the columnar corpus holds every WordPiece."""
+"""Vocabularies train reproducibly and apply as BERT's do."""
 
-import os
-import tempfile
 from collections import Counter
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +8,6 @@ import pytest
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.text import tokenization
-from data_gen.text import columns, token_corpus
 
 SPECIAL = list(tokenization.SPECIAL_TOKENS)
 WORDS = ["un", "##aff", "##able", "runn", "##ing", "want", "##ed", ",", "cafe", "mask", "[", "]"]
@@ -128,78 +123,6 @@ def test_batches_are_small_in_sentences_and_characters(monkeypatch, batch, chara
     assert [pair for held in found for pair in held] == sentences
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4096])
-def test_corpus_holds_every_sentence(tmp_path, monkeypatch, batch):
-    monkeypatch.setattr(tokenization, "ENCODE_BATCH", batch)
-    sentences = [(1, "wanted"), (1, "\u200b"), (2, "\ufffd"), (2, " ")]
-    sentences += [(4, "cafe, cafe"), (4, "unaffable"), (4, "mask")]
-    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    corpus = token_corpus.encode_documents(iter(sentences), tokenizer, tmp_path)
-    pieces = [[["want", "##ed"]], [["cafe", ",", "cafe"], ["un", "##aff", "##able"], ["mask"]]]
-    found = []
-    for first, last in pairwise(corpus.document_offsets):
-        offsets = corpus.sentence_offsets[first : last + 1]
-        spans = [corpus.token_ids[a:b] for a, b in pairwise(offsets)]
-        found.append([[VOCABULARY.tokens[i] for i in span] for span in spans])
-    assert found == pieces
-    assert corpus.num_documents == 2
-    assert np.fromfile(tmp_path / "document_numbers", np.int64).tolist() == [1, 4]
-    assert corpus.document_lengths([1, 0]).tolist() == [7, 2]
-    assert corpus.token_ids.dtype == np.int32
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
-def test_a_corpus_gives_its_pages_back(tmp_path):
-    np.arange(2**21, dtype=np.int32).tofile(tmp_path / "token_ids")  # 8 MiB
-    np.array([0, 2**21]).tofile(tmp_path / "sentence_offsets")
-    np.array([0, 1]).tofile(tmp_path / "document_offsets")
-    corpus = token_corpus.open_corpus(tmp_path)
-
-    def shared_pages():
-        return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
-
-    corpus.token_ids.sum()
-    held = shared_pages()
-    corpus.release()
-    assert held - shared_pages() > 7 * 2**20
-    assert corpus.token_ids[[0, -1]].tolist() == [0, 2**21 - 1]  # and maps them again
-
-
-def test_a_corpus_behind_a_url_is_copied_once_and_anew_where_it_changed(monkeypatch):
-    folders = []
-    monkeypatch.setattr(tempfile, "mkdtemp", folders.append)  # no folder that outlives the process
-    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    storage.make_folder("ram://corpus")
-    for text in ("wanted", "mask mask mask"):
-        corpus = token_corpus.encode_documents([(1, text)], tokenizer, "ram://corpus")
-        want = [VOCABULARY.tokens[index] for index in corpus.token_ids]
-        assert want == to_tokens(VOCABULARY, text)
-        again = token_corpus.open_corpus("ram://corpus")
-        assert again.token_ids is corpus.token_ids
-    assert not folders
-
-
-@pytest.mark.parametrize("values", [1, 2, 2**20])
-def test_joined_corpora_hold_all_in_order(tmp_path, monkeypatch, values):
-    monkeypatch.setattr(columns, "COPY_VALUES", values)
-    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    texts = [[(1, "wanted mask"), (1, "cafe"), (3, "mask")], [(2, "cafe mask"), (4, "unaffable")]]
-    folders = [tmp_path / name for name in ("a", "b")]
-    for folder, sentences in zip(folders, texts, strict=True):
-        folder.mkdir()
-        token_corpus.encode_documents(sentences, tokenizer, folder)
-    (tmp_path / "all").mkdir()
-    token_corpus.join_corpora(folders, tmp_path / "all")
-    corpus = token_corpus.open_corpus(tmp_path / "all")
-    assert [VOCABULARY.tokens[index] for index in corpus.token_ids] == (
-        ["want", "##ed", "mask", "cafe", "mask", "cafe", "mask", "un", "##aff", "##able"]
-    )
-    assert corpus.sentence_offsets.tolist() == [0, 3, 4, 5, 7, 10]
-    assert corpus.document_offsets.tolist() == [0, 2, 3, 4, 5]
-    text_files, numbers = token_corpus.open_origins(tmp_path / "all")
-    assert (text_files.tolist(), numbers.tolist()) == ([0, 0, 1, 1], [1, 3, 2, 4])
-
-
 def test_a_vocabulary_of_words_that_were_counted_in_parts(monkeypatch):
     whole = tokenization.train_vocab([make_sentences()], 300, True)
     monkeypatch.setattr(tokenization, "MAX_WORDS_HELD", 10)
@@ -215,8 +138,3 @@ def test_a_vocabulary_of_words_that_were_counted_in_parts(monkeypatch):
     assert tokenization.train_vocab([[sentence] for sentence in sentences], 300, True) == whole
     # Words are dropped as soon as one sentence brought more than may be held
     assert len(held) > 2 and max(held) <= 10 + max(len(sentence.split()) for sentence in sentences)
-
-
-def test_a_corpus_without_a_token(tmp_path):
-    tokenizer = tokenization.make_tokenizer(VOCABULARY, True)
-    assert token_corpus.encode_documents([(1, "\u200b")], tokenizer, tmp_path).num_documents == 0

@@ -20,9 +20,10 @@ from bert_packed.records.manifests import read_manifest
 from bert_packed.records.provenance import find_documents
 from bert_packed.text import byte_bpe, tokenization
 from bert_packed.text.vocabularies import ByteBpe, WordPieces
-from data_gen.text import corpus, create_job, token_streams
-from data_gen.text.causal_records import CausalRecords
+from data_gen.text import corpus, create_job
+from data_gen.text.causal_records import CausalRecords, count_bytes, encode_texts
 from data_gen.text.create_config import CreateConfig
+from data_gen.text.token_corpus import STREAMS, open_corpus, write_corpus
 
 LINES = [
     "Übergrößen kosten 5 € — nicht 3.",
@@ -39,14 +40,14 @@ WORDPIECE = byte_bpe.DocumentTokenizer(tokenization.make_tokenizer(WORDS, True),
 
 
 def encode(texts, tokenizer, folder):
-    """`TokenStreams` of texts, (number, text)."""
+    """`TokenCorpus` of texts, (number, text)."""
     folder.mkdir(exist_ok=True)
-    token_streams.encode_texts(texts, tokenizer, folder)
-    return token_streams.open_streams(folder)
+    write_corpus(encode_texts(texts, tokenizer), STREAMS, folder, 0)
+    return open_corpus(folder, STREAMS)
 
 
 def documents_of(streams):
-    """The documents of `TokenStreams`: list of (ids, bytes of each)."""
+    """The documents of a corpus: list of (ids, bytes of each)."""
     starts = streams.document_offsets.tolist()
     return [
         (streams.token_ids[first:last].tolist(), streams.token_bytes[first:last].tolist())
@@ -68,7 +69,7 @@ def make(folder, input_file, **changed):
 def test_every_byte_is_counted_once(tokenizer, text):
     text = text.encode("utf-8", "replace").decode()
     code = tokenizer.tokenizer.encode(text, add_special_tokens=False)
-    num_bytes, rest = token_streams.count_bytes(text, [end for _, end in code.offsets])
+    num_bytes, rest = count_bytes(text, [end for _, end in code.offsets])
     assert (num_bytes >= 0).all() and rest >= 0
     assert num_bytes.sum() + rest == len(text.encode())
 
@@ -76,7 +77,7 @@ def test_every_byte_is_counted_once(tokenizer, text):
 def test_bytes_of_each_token_by_hand():
     text = "a €b  "
     assert [len(character.encode()) for character in text] == [1, 1, 3, 1, 1, 1]
-    num_bytes, rest = token_streams.count_bytes(text, [1, 3, 3, 3, 4])  # the sign takes three tokens
+    num_bytes, rest = count_bytes(text, [1, 3, 3, 3, 4])  # the sign takes three tokens
     assert (num_bytes.tolist(), rest) == ([1, 4, 0, 0, 1], 2)
 
 
@@ -108,16 +109,6 @@ def test_text_without_a_token_counts_with_what_follows_or_ends(tmp_path):
     texts = [(1, blank), (1, "ab"), (1, blank), (2, blank), (3, blank), (3, "c"), (3, blank), (3, "d")]
     streams = encode(texts, WORDPIECE, tmp_path)
     assert [num_bytes for _, num_bytes in documents_of(streams)] == [[0, 3 + 1, 1, 3], [0, 3 + 1, 3 + 1, 0]]
-
-
-def test_joined_streams_hold_all_in_order(tmp_path):
-    texts = [[(1, "ab"), (3, "a")], [(2, "h g"), (4, "c")]]
-    folders = [tmp_path / name for name in "ab"]
-    parts = [encode(some, WORDPIECE, folder) for some, folder in zip(texts, folders, strict=True)]
-    (tmp_path / "all").mkdir()
-    token_streams.join_streams(folders, tmp_path / "all")
-    found = documents_of(token_streams.open_streams(tmp_path / "all"))
-    assert found == [document for part in parts for document in documents_of(part)] and len(found) == 4
 
 
 # Training, and tokenizers of others
@@ -192,10 +183,10 @@ def test_text_arrives_as_it_stands(tmp_path, name, line_end):
         numbers = [1, 2, 3, 4]
     raw = content.encode()
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
-    found = list(corpus.WholeTexts((str(tmp_path / name),), 10**6))
+    found = list(corpus.TextDocuments((str(tmp_path / name),), True))
     assert found == list(zip(numbers, DOCUMENTS, strict=True))
     pieces = {}
-    for number, piece in corpus.WholeTexts((str(tmp_path / name),), 10):
+    for number, piece in corpus.read_texts([str(tmp_path / name)], 10):
         pieces.setdefault(number, []).append(piece)
     assert ["".join(some) for some in pieces.values()] == DOCUMENTS
 
@@ -365,7 +356,7 @@ def test_memory_of_a_document_as_large_as_the_corpus(tmp_path):
     folder = tmp_path / "large"
     encode([(1, "a b c d e f g h " * 5000)], WORDPIECE, folder)
     records = CausalRecords(WordPieces(10, True), 16)
-    drawn = records.draw(records.open_corpus(folder), [[0, 0]], None, None, 0, 0, {})
+    drawn = records.draw(open_corpus(folder, STREAMS), [(np.array([[0, 0]]), None)], None, 0, 0, {})
     (origin, (tokens, *_)) = next(drawn)
     assert origin == (0, 0) and tokens.tolist()[:3] == [2, 5, 6] and len(tokens) == 16
     assert sum(1 for _ in drawn) == -(-(40000 + 2) // 16) - 1

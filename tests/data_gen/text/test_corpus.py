@@ -82,7 +82,7 @@ def test_lines_end_with_lf_cr_lf_or_cr(tmp_path, monkeypatch, end, size, name):
 def test_documents_keep_their_numbers_and_files_their_own(tmp_path):
     first = write(tmp_path / "a.json", '{"text": "One."}\n{"text": ""}\n\n{"text": "Two. Three."}')
     second = write(tmp_path / "b.txt", "\n\nOne.\n\n\nTwo.")
-    found = list(corpus.TextDocuments((str(first), str(second))))
+    found = list(corpus.TextDocuments((str(first), str(second)), False))
     assert found == [(1, "One."), (3, "Two."), (3, "Three."), (1, "One."), (2, "Two.")]
     assert [corpus.find_line(first, number) for number in (1, 2, 3, 4)] == [1, 2, 4, None]
     assert [corpus.find_line(second, number) for number in (1, 2, 3)] == [3, 6, None]

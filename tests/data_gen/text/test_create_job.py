@@ -17,7 +17,7 @@ from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.jobs.output import OutputDir
 from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
-from data_gen.text.passes import Passes, shuffled_pairs
+from data_gen.text.document_sampling import Passes, shuffled_pairs
 from data_gen.text.token_corpus import TokenCorpus
 
 REAL_TEXT = Path(__file__).parents[3] / "shared/data/wikipedia/enwik8_sentences.txt.gz"
@@ -107,7 +107,7 @@ def count_own_words(features):
 @pytest.mark.parametrize("is_small", [True, False], ids=["small batches", "batches as they are"])
 def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, is_small):
     """Sentences of one word fill a sequence exactly: nothing is cut, so nothing may be missing or doubled."""
-    for name, size in {"PAIRS_PER_MAPPING": 5, "SHUFFLE_TOKENS": 250, "WRITE_BATCH": 4}.items():
+    for name, size in {"PAIRS_AT_ONCE": 5, "SHUFFLE_TOKENS": 250, "WRITE_BATCH": 4}.items():
         monkeypatch.setattr(create_steps, name, size if is_small else getattr(create_steps, name))
     sizes = np.random.default_rng(1).integers(2, 60, NUM_DOCUMENTS)
     text[0].write_text("\n\n".join("\n".join([f"doc{i}"] * size) for i, size in enumerate(sizes)))

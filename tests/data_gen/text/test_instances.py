@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from drawn_instances import make, make_corpus, random_documents, rows
+from drawn_instances import make, make_corpus, make_pairs, random_documents, rows
 
 from bert_packed import schema
 from data_gen.text import instances
@@ -223,11 +223,11 @@ def test_a_document_does_not_depend_on_the_others_asked_for():
     corpus, vocabulary = make_corpus(random_documents(3))
     rules = InstanceRules(64, 10)
     documents = np.arange(corpus.num_documents)
-    whole = instances.make_instances(corpus, [(0, 4), (1, 4), (0, 7)], documents, vocabulary, rules, 5, 0)
-    alone = instances.make_instances(corpus, [(0, 7)], documents, vocabulary, rules, 5, 0)
+    whole = make_pairs(corpus, [(0, 4), (1, 4), (0, 7)], documents, vocabulary, rules, 5)
+    alone = make_pairs(corpus, [(0, 7)], documents, vocabulary, rules, 5)
     assert np.array_equal(whole["tokens"][-len(alone["tokens"]) :], alone["tokens"])
     duplicates = [
-        instances.make_instances(corpus, [(d, 4)], documents, vocabulary, rules, 5, split)["tokens"]
+        make_pairs(corpus, [(d, 4)], documents, vocabulary, rules, 5, split)["tokens"]
         for d, split in [(0, 0), (1, 0), (0, 1)]
     ]
     assert not np.array_equal(duplicates[0], duplicates[1])

@@ -11,7 +11,13 @@ from bert_packed.schema import INPUT_IDS, NEXT_SENTENCE_LABELS, SEGMENT_IDS
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.text import create_job
 from data_gen.text.create_job import create
-from data_gen.text.passes import choose_readings, load_passes, plan_passes, save_passes, shuffled_pairs
+from data_gen.text.document_sampling import (
+    choose_readings,
+    load_passes,
+    plan_passes,
+    save_passes,
+    shuffled_pairs,
+)
 from data_gen.text.sources import find_text_sources
 
 

@@ -229,14 +229,14 @@ def test_without_pyarrow_the_extra_is_named_before_any_work(tmp_path, monkeypatc
 
 
 def test_a_run_that_was_stopped_within_a_table_goes_on_with_that_table(tmp_path, monkeypatch):
-    from data_gen.text import tables
+    from data_gen.text import arrow_tables
 
     text, vocab = write_text(tmp_path)
     documents = [{"text": document} for document in text.read_text().split("\n\n")]
     write_dataset(tmp_path / "saved", pa.Table.from_pylist(documents))
     config = make_config((tmp_path / "saved", vocab), tmp_path / "out")
     create(make_config((tmp_path / "saved", vocab), tmp_path / "whole"))
-    read_rows, names = tables.read_rows, []
+    read_rows, names = arrow_tables.read_rows, []
 
     def stopping(path):
         for number, document in read_rows(path):
@@ -248,10 +248,10 @@ def test_a_run_that_was_stopped_within_a_table_goes_on_with_that_table(tmp_path,
         names.append(path.rsplit("/", 1)[1])
         yield from read_rows(path)
 
-    monkeypatch.setattr(tables, "read_rows", stopping)
+    monkeypatch.setattr(arrow_tables, "read_rows", stopping)
     with pytest.raises(KeyboardInterrupt):
         create(config)
-    monkeypatch.setattr(tables, "read_rows", counting)
+    monkeypatch.setattr(arrow_tables, "read_rows", counting)
     create(config)
     assert names == ["data-00001-of-00002.arrow"]
     assert read_all_bytes(tmp_path / "out") == read_all_bytes(tmp_path / "whole")

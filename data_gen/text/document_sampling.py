@@ -1,4 +1,4 @@
-"""Which documents each pass over the text reads: all of them as often, or those of some sources more often.
+"""Splits of the documents, and the documents of each pass over the text, by the weights of their sources.
 
 Three documents that are to be read twice, 5 times and not at all, and a fourth, twice:
 
@@ -16,6 +16,7 @@ import os
 import numpy as np
 
 from bert_packed.core import storage
+from bert_packed.core.settings import InputError
 from bert_packed.records.shuffle import shuffle_places
 
 # Fifth numbers of random keys, as in `create_steps.py`
@@ -39,6 +40,25 @@ class Passes:
     @property
     def num_pairs(self):
         return self.num_passes * len(self.documents)
+
+
+def split_documents(num_documents, eval_fraction, seed):
+    """Choose the documents of each split.
+
+    Returns:
+        Dict from split to int64 array of document numbers, ascending: "train", and "eval" where
+        `eval_fraction` is not 0.
+
+    Raises:
+        InputError: there is one document, and both splits need one.
+    """
+    if not eval_fraction:
+        return {"train": np.arange(num_documents)}
+    if num_documents < 2:
+        raise InputError(f"`eval_fraction` must be 0 for a text of one document. Received: {eval_fraction}.")
+    num_eval = max(1, round(num_documents * eval_fraction))
+    places = shuffle_places(np.arange(num_documents), num_documents, (seed, 0, 0, 0, CHOOSE_EVAL))
+    return {"train": np.flatnonzero(places >= num_eval), "eval": np.flatnonzero(places < num_eval)}
 
 
 def choose_readings(sources, weights, num_passes, seed):
