@@ -153,7 +153,7 @@ def test_a_write_that_the_system_refuses_is_one_line_and_the_same_command_contin
 
 
 @pytest.mark.parametrize("name", ["pack", "create"])
-@pytest.mark.parametrize("num_good", [7, 10])  # create notes its first step at the seventh
+@pytest.mark.parametrize("num_good", [8, 11])  # create notes its first step at the eighth
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
     tmp_path, settings, name, num_good, monkeypatch, capsys
 ):
