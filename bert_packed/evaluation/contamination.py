@@ -1,8 +1,8 @@
 """Checks that packing is invisible: no sequence of a pack affects another, and all train as if alone.
 
-Neighbours: where one sequence changes, nothing of the others may, and the gradient of its outputs and losses
-by the others' embeddings must be 0. Both exactly: a masked score is a weight of 0, not a small one. Unpacked:
-outputs, losses, accuracies and gradients equal those of one sequence a row, up to rounding.
+Neighbours: a change of one sequence must leave all others exactly as they are, and the gradient of its
+outputs and losses by their embeddings must be exactly 0. Unpacked: outputs, losses, accuracies and gradients
+equal those of one sequence a row, up to rounding.
 
 Legend: B packs per batch, S pack length, D model width, P predictions per pack, K sequences per pack.
 """
@@ -23,26 +23,20 @@ HIDDEN = "hidden_states"  # compared as the outputs of the objective are
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the audit.
-
-    Attributes:
-        name: What was compared.
-        largest: Largest difference found; relative to the largest value except for neighbours' checks.
-        tolerance: What it may be.
-    """
+    """One line of the audit."""
 
     name: str
-    largest: float
+    largest: float  # difference, or a count; relative to the largest value against unpacked sequences
     tolerance: float
 
     @property
     def passed(self):
-        """False also for NaN."""
+        # NaN does not pass
         return bool(self.largest <= self.tolerance)
 
 
 def audit(engine, batch, tolerance=1e-5, compile=compiled):
-    """Run every check on a batch of packs.
+    """Run every check on a batch of packs: list of `Check`.
 
     Args:
         engine: Engine with `model`, a `PackedModel`, `objective`, and `gradients(batch, training)`.
@@ -50,9 +44,6 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
         tolerance: Of the checks against unpacked sequences.
         compile: Function from a function and the model that it reads to its compiled form; XLA by default, as
             in training.
-
-    Returns:
-        List of `Check`.
     """
     objective, model = engine.objective, engine.model
     used_rows = np.flatnonzero(np.asarray(batch["slot_weights"]).any(axis=1))
@@ -71,7 +62,7 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
 
 
 def num_neighbours(batch):
-    """How many packs of a batch hold more than one sequence."""
+    """Number of packs of a batch that hold more than one sequence."""
     return int(np.sum(np.sum(np.asarray(batch["slot_weights"]) > 0, axis=1) > 1))
 
 
@@ -167,7 +158,6 @@ def _outputs_alone(forward, outputs, packs, unpacked, slots, tolerance):
 
 
 def _training_alone(gradients, model, objective, packs, unpacked, tolerance):
-    """Compare a step's losses, accuracies and gradients."""
     together, sums = gradients(packs)
     alone, alone_sums = gradients(unpacked)
     got, want = (objective.means({n: float(v) for n, v in s.items()}) for s in (sums, alone_sums))
@@ -205,5 +195,5 @@ def _to_numpy(outputs):
 
 
 def _max(one, other):
-    """The larger, and NaN where one is NaN: Python's `max` would drop it."""
+    # Not Python's `max`, which would drop a NaN
     return float(np.maximum(one, other))

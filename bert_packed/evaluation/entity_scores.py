@@ -3,9 +3,8 @@
     words   U.N.  official  Ekeus  heads  for  Baghdad
     tags    B-ORG O         B-PER  O      O    B-LOC        -> (ORG 0 1) (PER 2 3) (LOC 5 6)
 
-An entity is found where type, first and last word agree. It begins at B-, at I- of another type than the
-entity before, and at I- after O, as conlleval has it; it ends before the next beginning, O, or the sentence's
-end.
+An entity begins at B-, at I- of another type than the entity before, and at I- after O. It ends before the
+next beginning, O, or the end of the sentence.
 """
 
 from collections import Counter
@@ -15,17 +14,13 @@ PREFIXES = ("B", "I")
 
 
 def is_iob(tags):
-    """Whether tags, an iterable of str, mark entities: O, B-TYPE and I-TYPE alone, and not O alone."""
+    """True if tags, an iterable of str, mark entities: O, B-TYPE and I-TYPE alone, and not O alone."""
     split = {tag.partition("-")[::2] for tag in tags if tag != OUTSIDE}
     return bool(split) and all(prefix in PREFIXES and kind for prefix, kind in split)
 
 
 def find_entities(tags):
-    """The entities of a sentence: list of `(type, first word, last word + 1)`.
-
-    Args:
-        tags: List of str. What is neither B- nor I- is outside.
-    """
+    """The entities of a sentence: list of `(type, first word, last word + 1)`."""
     found, kind, first = [], None, 0
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, _, own = tag.partition("-")
@@ -39,10 +34,7 @@ def find_entities(tags):
 
 
 def score(true, predicted):
-    """Score the tags of sentences.
-
-    Args:
-        true, predicted: Lists by sentence of lists of str, equally long.
+    """Score the tags of sentences, two lists by sentence of lists of str.
 
     Returns:
         Dict of float: `accuracy`, the share of words whose tag is right, O among them; and where the true

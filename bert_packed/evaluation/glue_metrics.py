@@ -1,7 +1,6 @@
-"""Metrics of GLUE: accuracy, F1, Matthews, Pearson and Spearman correlation.
+"""Metrics of GLUE: accuracy, F1, Matthews, Pearson and Spearman correlation of two arrays `[n]`.
 
-A correlation with what does not vary is 0, and so is each metric of nothing. GLUE's average is a mean of
-means: of each task's scores, be they two metrics or those of MNLI's two sets, and then of the tasks.
+A correlation with a constant is 0, and so is each metric of nothing.
 """
 
 import numpy as np
@@ -9,7 +8,7 @@ from scipy.stats import rankdata
 
 
 def accuracy(predicted, true):
-    """Share of equal entries of two int arrays `[n]`."""
+    """Share of equal entries of two int arrays."""
     return float(np.mean(predicted == true)) if len(true) else 0.0
 
 
@@ -21,12 +20,11 @@ def f1(predicted, true):
 
 
 def matthews(predicted, true):
-    """Matthews correlation of two arrays of classes 0 and 1: Pearson's, for such numbers."""
+    """Matthews correlation of classes 0 and 1: Pearson's, for such numbers."""
     return pearson(predicted, true)
 
 
 def pearson(predicted, true):
-    """Pearson correlation of two arrays `[n]`."""
     if not len(true):
         return 0.0
     one = predicted - np.mean(predicted, dtype=np.float64)
@@ -36,7 +34,7 @@ def pearson(predicted, true):
 
 
 def spearman(predicted, true):
-    """Spearman correlation of two arrays `[n]`: Pearson's of their ranks, equal values sharing one."""
+    """Pearson correlation of ranks, equal values sharing one."""
     return pearson(rankdata(predicted), rankdata(true))
 
 
@@ -50,14 +48,9 @@ METRICS = {
 
 
 def table_of_tasks(scores, num_tasks):
-    """The table of several tasks, and GLUE's average of them.
+    """Rows of a table of tasks, and GLUE's average: the mean of the means of each task's scores.
 
-    Args:
-        scores: Dict from task to its scores, a dict of float.
-        num_tasks: Of GLUE.
-
-    Returns:
-        List of dicts, rows for people; and the average, float.
+    `scores` is a dict from task to a dict of float; `num_tasks` is GLUE's number.
     """
     means = {task: float(np.mean(list(its.values()))) for task, its in scores.items()}
     rows = [

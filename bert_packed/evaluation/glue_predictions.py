@@ -17,26 +17,19 @@ from bert_packed.tasks.glue import SCORE_RANGE, read_glue, read_glue_test, shown
 
 @dataclasses.dataclass(frozen=True)
 class AskedFile:
-    """A file to predict.
-
-    Attributes:
-        path: Of it.
-        result: Name of the file for its predictions.
-        ending: Of the names of its scores: "", "_matched" or "_mismatched"; None for a test file, which has
-            no labels.
-    """
+    """A file to predict."""
 
     path: str
-    result: str
-    ending: str | None
+    result: str  # name of the file for its predictions
+    ending: str | None  # of its scores: "", "_matched" or "_mismatched"; None for a test file, without labels
 
     def read(self, task):
-        """The examples, `GlueTexts`; raises `InputError`."""
+        """The examples: `GlueTexts`."""
         return (read_glue_test if self.ending is None else read_glue)(self.path, task)
 
 
 def asked_files(config, task):
-    """The files that a run of a task predicts: list of `AskedFile`; `config` is a `GlueConfig`."""
+    """The files that a run of a task predicts: list of `AskedFile`."""
     dev = [
         AskedFile(str(Path(config.data_dir) / f"dev{ending}.tsv"), f"predictions{ending}.tsv", ending)
         for ending in task.endings.values()
@@ -50,13 +43,9 @@ def asked_files(config, task):
 def predict_files(config, task, model, asked, folder):
     """Predict the examples of files, all packed together, and write each file's predictions.
 
-    The form is that of GLUE's server: a header, then an index and a label a line. Test files have their own
-    indices, and scores of STS-B for the server are cut to 0..5.
+    The form is that of GLUE's server: a header, then an index and a label a line.
 
     Args:
-        config: `GlueConfig`.
-        task: `GlueTask`.
-        model: Trained for it.
         asked: List of `(AskedFile, GlueTexts, Sequences)`, at least one.
         folder: For the results.
 

@@ -43,26 +43,16 @@ TOKENIZER_CONFIG = "tokenizer_config.json"  # of Hugging Face
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """A model ready for texts.
+    """A model ready for texts."""
 
-    Attributes:
-        forward: Compiled function from a batch of packs to hidden states `[B, S, D]`.
-        tokenize: Function from a list of texts to a list of lists of ids, without special tokens.
-        cls_id, sep_id: Of the vocabulary.
-        max_seq_length: S; longer texts are cut, [CLS] and [SEP] included in the count.
-        batch_size: B.
-        width: D.
-        num_batches_at_once: How many batches threads compute at the same time.
-    """
-
-    forward: Callable
-    tokenize: Callable
+    forward: Callable  # compiled, from a batch of packs to hidden states `[B, S, D]`
+    tokenize: Callable  # from a list of texts to a list of lists of ids, without special tokens
     cls_id: int
     sep_id: int
-    max_seq_length: int
-    batch_size: int
-    width: int
-    num_batches_at_once: int = 1
+    max_seq_length: int  # S; longer texts are cut, [CLS] and [SEP] included in the count
+    batch_size: int  # B
+    width: int  # D
+    num_batches_at_once: int = 1  # computed by a thread each
 
 
 def load_encoder(
@@ -81,18 +71,14 @@ def load_encoder(
         init_checkpoint: As `--init_checkpoint` of `run_pretraining.py`: ours, Hugging Face's or Google's.
         vocab_file: WordPieces, one a line.
         bert_config_file: The model's shape; "" is as stored with the checkpoint.
-        do_lower_case: Whether text loses case and accents; None is as in a Hugging Face folder's
+        do_lower_case: True where text loses case and accents; None is as in a Hugging Face folder's
             `tokenizer_config.json`, else True.
         max_seq_length: S; None is the longest that the model has positions for.
-        batch_size: B, packs in a batch; None for 1 on a CPU, where more are no faster and leave some of the
-            last batch empty, and 8 elsewhere. Memory is needed for as many batches as are computed at once.
+        batch_size: B, packs in a batch; None for 1 on a CPU, where more are no faster, and 8 elsewhere.
         dtype: "float32" or "mixed_bfloat16".
-        num_batches_at_once: Batches computed at the same time, by a thread each; None for 2 on a CPU, whose
-            cores wait less for one another then, and 1 elsewhere. Other threads do not see settings of the
-            caller's own thread, such as `jax.default_matmul_precision`; 1 uses the caller's.
-
-    Returns:
-        `TextEncoder`.
+        num_batches_at_once: Batches computed at the same time, by a thread each; None for 2 on a CPU, and 1
+            elsewhere. Other threads do not see settings of the caller's own thread, such as
+            `jax.default_matmul_precision`; 1 uses the caller's.
 
     Raises:
         InputError: the checkpoint or vocabulary does not fit, or the model was trained without keeping
@@ -141,17 +127,13 @@ def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
     """The vectors of texts, each as it would be alone.
 
     Args:
-        encoder: From `load_encoder`.
         texts: List of str; an empty one is [CLS] [SEP].
         pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", the hidden state of [CLS]; or
             "none".
-        max_sequences_per_pack: Texts per pack, at most; "max" for as many as fit, 1 for padded rows.
+        max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
 
     Returns:
         float32 `[n, D]` in the order of `texts`; for "none" a list of n arrays `[tokens, D]`.
-
-    Raises:
-        ValueError: `pooling` is none of these, or `texts` is a single str.
     """
     if isinstance(texts, str):  # which would be a list of its characters
         raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
@@ -178,32 +160,26 @@ def packing_factor(encoder, texts):
 
 
 def count_packs(encoder, texts):
-    """How many packs `encode` makes of these texts."""
+    """Number of packs that `encode` makes of these texts."""
     tokens = _tokens(encoder, texts)
     return len(_assign(tokens, encoder.max_seq_length)) if tokens else 0
 
 
 def count_tokens(encoder, texts):
-    """Tokens of each text as `encode` computes it, [CLS] and [SEP] among them: list of int."""
+    """Tokens of each text as `encode` computes it, [CLS] and [SEP] among them."""
     return [len(ids) for ids in _tokens(encoder, texts)]
 
 
 def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"):
-    """Pack token lists by longest-pack-first.
+    """Pack lists of 1 to S ids by longest-pack-first.
 
         tokens [[2 5 3] [2 3]], S=6   ->   token_ids     [[2 3 2 5 3 0]]
                                            sequence_ids  [[1 1 2 2 2 0]]
                                            position_ids  [[0 1 0 1 2 0]]
                                            places        [(1, 0, 0) (0, 0, 2)]
 
-    Args:
-        tokens: List of lists of 1 to S ids.
-        max_seq_length: S.
-        batch_size: B; the last batch is filled with empty packs.
-        max_sequences_per_pack: K, or "max" for no limit.
-
     Yields:
-        Dict of int32 arrays `[B, S]` and a list of `(text, row, start)`.
+        Dict of int32 arrays `[B, S]`, the last filled with empty packs, and a list of `(text, row, start)`.
     """
     if not tokens:
         return
@@ -231,13 +207,8 @@ def map_in_threads(function, items, num_threads):
                                       thread 1              b------>d------------>
                                       thread 2              c--------------->e------->
 
-    The caller's thread makes the items, a few ahead of the results that are taken, and computes the first: a
-    function that is compiled when it is first called is compiled once.
-
-    Args:
-        function: Of one item; called by several threads.
-        items: Iterable, read by the caller's thread alone.
-        num_threads: 1 for the caller's alone.
+    The caller's thread makes the items, a few ahead of the results, and computes the first; with 1 thread it
+    computes all.
 
     Yields:
         `(item, result)`. Errors of the function are raised in its item's place, those of the items at once.
@@ -247,6 +218,7 @@ def map_in_threads(function, items, num_threads):
     if num_threads == 1:
         yield from ((item, function(item)) for item in items)
         return
+    # By the caller: a function that is compiled when it is first called is compiled once
     for item in items:
         yield item, function(item)
         break
@@ -286,7 +258,7 @@ def _tokens(encoder, texts):
 
 
 def _assign(tokens, max_seq_length, max_sequences_per_pack="max"):
-    """Which texts share a pack, by longest-pack-first."""
+    """The packs of texts, by longest-pack-first."""
     lengths = np.array([len(ids) for ids in tokens], np.int64)
     plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, max_sequences_per_pack)
     return assign_sequences(plan, lengths, seed=0)

@@ -19,16 +19,10 @@ NO_WINDOW_ODDS = 1e9  # a context without a token surely has no answer
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A candidate answer.
+    """A candidate answer."""
 
-    Attributes:
-        window: Index of the window.
-        first, last: Tokens within the window.
-        start_logit, end_logit: Their logits.
-    """
-
-    window: int
-    first: int
+    window: int  # index
+    first: int  # token within the window
     last: int
     start_logit: float
     end_logit: float
@@ -40,17 +34,11 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """Answers by question id.
+    """Answers by question id."""
 
-    Attributes:
-        answers: Text; "" is no answer.
-        nbest: Lists of dicts `text`, `probability`, `start_logit`, `end_logit`, the best first.
-        null_odds: v2.0: score of no answer less that of the best answer; {} for v1.1.
-    """
-
-    answers: dict[str, str]
-    nbest: dict[str, list[dict]]
-    null_odds: dict[str, float]
+    answers: dict[str, str]  # "" is no answer
+    nbest: dict[str, list[dict]]  # `text`, `probability`, `start_logit`, `end_logit`, the best first
+    null_odds: dict[str, float]  # v2.0: score of no answer less that of the best answer; {} for v1.1
 
 
 def extract(
@@ -62,7 +50,7 @@ def extract(
     version_2_with_negative=False,
     null_score_diff_threshold=0.0,
 ):
-    """Answers by logits.
+    """`Predictions` for every question, those without a window too.
 
     Args:
         question_set: `squad.QuestionSet`.
@@ -70,12 +58,9 @@ def extract(
         logits: List of n float arrays `[2, tokens of the sequence]`: start and end.
         n_best_size: Answers to list for each question.
         max_answer_length: Most tokens of an answer.
-        version_2_with_negative: Whether "no answer" competes, whose score is the lowest of [CLS] over the
+        version_2_with_negative: True where "no answer" competes, whose score is the lowest of [CLS] over the
             question's windows.
         null_score_diff_threshold: No answer is predicted where its score is higher by more than this.
-
-    Returns:
-        `Predictions` for every question, those without a window too.
     """
     by_question = [[] for _ in question_set.questions]
     null = [None] * len(by_question)
@@ -104,24 +89,14 @@ def extract(
 
 
 def best_spans(number, window, start_logits, end_logits, num_spans, max_answer_length):
-    """The best of all spans of a window; run_squad.py combines the best starts and ends.
+    """The best of all spans of a window: list of `Span`; of equal ones the shorter, then the earlier.
 
-    A span begins at a token that has its most context in this window.
+    run_squad.py combines the best starts and ends. A span begins at a token whose `is_best` is True.
 
         start [2 5 1], end [1 0 4]   ->   scores by length - 1 and first token
                                           [ 3    5    5  ]
                                           [ 2    9   -inf]
                                           [ 6   -inf -inf]
-
-    Args:
-        number: Of the window, for the spans.
-        window: `squad_windows.Window`.
-        start_logits, end_logits: float `[tokens of the sequence]`.
-        num_spans: Spans wanted.
-        max_answer_length: Most tokens of a span.
-
-    Returns:
-        List of `Span`, the best first; of equal ones the shorter, then the earlier.
     """
     size = window.num_tokens
     inside = slice(window.first_token, window.first_token + size)

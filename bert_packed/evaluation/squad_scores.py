@@ -24,10 +24,9 @@ def exact_match(prediction, truth):
 def f1(prediction, truth, empty_matches=False):
     """Harmonic mean of precision and recall over the words of two normalised answers.
 
-    "the red cat", "a cat sat" -> words red cat, cat sat -> 1 in common -> 0.5
+        "the red cat", "a cat sat" -> words red cat, cat sat -> 1 in common -> 0.5
 
-    Args:
-        empty_matches: v2.0: two answers without a word are equal, and score 1; v1.1 gives them 0.
+    Two answers without a word score 0, and 1 with `empty_matches`, as in v2.0.
     """
     predicted, true = normalize_answer(prediction).split(), normalize_answer(truth).split()
     if empty_matches and not (predicted and true):
@@ -40,12 +39,12 @@ def f1(prediction, truth, empty_matches=False):
 
 
 def is_version_2(questions):
-    """Whether questions are v2.0's: any of them is marked as impossible."""
+    """True if questions are v2.0's: any of them is marked as impossible."""
     return any(question.is_impossible for question in questions)
 
 
 def has_truths(questions):
-    """Whether there is anything to score by: an answer, or a question that has none by `is_impossible`."""
+    """True if any question has an answer, or none by `is_impossible`."""
     return any(question.answers or question.is_impossible for question in questions)
 
 
@@ -53,8 +52,8 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
     """Score predictions.
 
     Args:
-        questions: List of `squad.Question` with all their right answers. As v1.1, those without any do not
-            count. As v2.0, "" is right for them.
+        questions: List of `squad.Question` with all their right answers. In v1.1, those without any do not
+            count. In v2.0, "" is right for them.
         predictions: Dict from id to answer; questions that are not in it count 0.
         na_probs: v2.0: dict from id to the probability of no answer; a missing one is 0.
         na_prob_thresh: Above it a question is taken to have none.
@@ -120,10 +119,8 @@ def _means(pairs, ids):
 
 
 def _best_threshold(scores, predictions, na_probs, has_answer):
-    """The best score that any threshold gives, in percent, and the threshold, as the official script does.
-
-    It starts where every question is taken to have no answer, and lets answers in by ascending probability.
-    """
+    """The best score that any threshold gives, in percent, and the threshold, as the official script does."""
+    # Start where no question is taken to have an answer; let answers in by ascending probability
     current = best = sum(1.0 for has in has_answer.values() if not has)
     threshold = 0.0
     for identifier in sorted((i for i in scores if i in predictions), key=lambda i: na_probs.get(i, 0.0)):
@@ -158,7 +155,7 @@ def warnings_about(questions, predictions, version_2=None):
 
 
 def read_predictions(path, kind=str):
-    """A JSON object from question id to an answer or a number; raises `InputError`."""
+    """A JSON object from question id to an answer, or to a number where `kind` is not str."""
     content = read_json(path)
     kinds = (kind,) if kind is str else (int, float)
     for identifier, value in content.items():

@@ -1,11 +1,11 @@
-"""What a CoNLL file holds: sentences of words, each with a tag; and how they become sequences.
+"""CoNLL files: sentences of words, each with a tag, and the sequences made of them.
 
-    EU NNP B-NP B-ORG           words [EU rejects]      sequence  [CLS] eu re ##ject ##s [SEP]
-    rejects VBZ B-VP O          tags  [B-ORG O]         asked            1  2
+    EU NNP B-NP B-ORG           words [EU rejects]      sequence   [CLS] eu re ##ject ##s [SEP]
+    rejects VBZ B-VP O          tags  [B-ORG O]         positions        1  2
                                                         tags             B-ORG O
 
 Columns are separated by spaces or tabs, the word in the first, the tag in the last. An empty line ends a
-sentence; lines that begin with -DOCSTART- are passed over. A word's tag stands at its first WordPiece.
+sentence; lines that begin with -DOCSTART- are skipped.
 """
 
 import dataclasses
@@ -26,17 +26,11 @@ SEPARATORS = " \t\r"  # no other space: a word may hold one that does not break
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """A file's sentences, each with at least one word.
-
-    Attributes:
-        words: List by sentence of lists of str.
-        tags: As `words`; None where the file has no column for them.
-        line_numbers: List by sentence of the number of its first line, from 1.
-    """
+    """A file's sentences, each with at least one word."""
 
     words: list[list[str]]
-    tags: list[list[str]] | None
-    line_numbers: list[int]
+    tags: list[list[str]] | None  # None where the file has no column for them
+    line_numbers: list[int]  # of each sentence's first line, from 1
 
     @property
     def num_words(self):
@@ -48,28 +42,22 @@ class TagSequences:
     """All sequences of a file.
 
     Attributes:
-        sequences: `Sequences`, whose predictions are the words: each at the first of its WordPieces, in the
-            one window that asks for it, with the number of its tag; 0 where the file has none.
-        words: int64 `[num_words]`, which word of the file each prediction is.
-        num_cut: Sentences that were cut into several windows.
-        num_empty: Words without a WordPiece, read as [UNK].
+        sequences: `Sequences`, whose predictions are the words: each at its first WordPiece, in the window
+            where it has the most context, with the number of its tag; 0 where the file has none.
     """
 
     sequences: Sequences
-    words: np.ndarray
-    num_cut: int
-    num_empty: int
+    words: np.ndarray  # int64 `[num_words]`, the word of the file that each prediction is
+    num_cut: int  # sentences that were cut into several windows
+    num_empty: int  # words without a WordPiece, read as [UNK]
 
 
 def read_conll(path):
-    """Read a file.
-
-    Returns:
-        `Sentences`; without tags where every line has one column.
+    """Read a file: `Sentences`, without tags where every line has one column.
 
     Raises:
-        InputError: the file is missing, is no UTF-8 or has no sentence, or a line has one column where others
-            have more (line number).
+        InputError: the file is missing, is not UTF-8 or has no sentence, or a line has one column where
+            others have more (line number).
     """
     try:
         lines = read_text(path).split("\n")
@@ -101,20 +89,14 @@ def read_conll(path):
 
 
 def find_tags(sentences):
-    """The tags of a file, each once, sorted as transformers' run_ner does: tuple of str."""
+    """The tags of a file, each once, sorted as transformers' run_ner does."""
     return tuple(sorted({tag for tags in sentences.tags for tag in tags}))
 
 
 def number_tags(path, sentences, names):
-    """Tags as numbers: list by sentence of lists of int.
+    """Tags as numbers, indices of `names`: list by sentence of lists of int.
 
-    Args:
-        path: File, for messages.
-        sentences: `Sentences` with tags.
-        names: Tuple of str, the tag of each number.
-
-    Raises:
-        InputError: a tag is none of them (line number).
+    `InputError` names `path` and the line of a tag that is none of them.
     """
     numbers = {name: number for number, name in enumerate(names)}
     for tags, line in zip(sentences.tags, sentences.line_numbers, strict=True):
@@ -128,24 +110,19 @@ def number_tags(path, sentences, names):
 
 
 def make_tag_sequences(words, tags, tokenizer, vocabulary, max_seq_length, doc_stride, path=""):
-    """Cut sentences into windows, and ask for every word's tag once: where it has the most context.
+    """Cut sentences into windows, and predict every word's tag once, where it has the most context.
 
-        pieces    a b ##c d e ##f ##g     3 a window, stride 2
-        windows   [a b ##c] [##c d e] [e ##f ##g]
-        asked      a b           d e                        in the third window for nothing: it is left out
+        pieces     a b ##c d e ##f ##g     3 a window, stride 2
+        windows    [a b ##c] [##c d e] [e ##f ##g]
+        predicted   a b           d e                       nothing in the third window: it is left out
 
     Windows and the rule of the most context are those of `squad_windows.py`.
 
     Args:
         words: List by sentence of lists of str.
         tags: As `words`, of int; None for 0 everywhere.
-        tokenizer, vocabulary: From `tokenization`.
         max_seq_length: S, most tokens of a sequence.
         doc_stride: WordPieces between the starts of two windows of a sentence.
-        path: File, for messages.
-
-    Returns:
-        `TagSequences`.
     """
     pieces = encode_sentences(tokenizer, [word for sentence in words for word in sentence])
     # Control characters alone make no WordPiece; the word has a tag all the same

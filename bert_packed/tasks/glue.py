@@ -1,7 +1,4 @@
-"""What the files of a GLUE task hold: texts, alone or in pairs, with a class or a number each.
-
-All nine tasks, in their official tab-separated form; quotes are text.
-"""
+"""Files of GLUE's nine tasks: texts, alone or in pairs, with a class or a number each."""
 
 import csv
 import dataclasses
@@ -23,34 +20,30 @@ class GlueTask:
         name: As GLUE spells it, also its folder.
         columns: Of the text, or of the two texts, then of the label: names, or numbers where the file has no
             header.
-        classes: What the label column may say, in the order of GLUE's own data sets and of transformers'
+        classes: Values of the label column, in the order of GLUE's own data sets and of transformers'
             run_glue; () where it is a number.
-        metrics: Keys of `glue_metrics.METRICS` that GLUE reports.
-        parts: Where dev and test come in several files, each as (what the server calls it, what the names of
-            its files end in); () for one of each.
-        diagnostics: What the model is asked besides its own test files, where it is there: pairs of the
-            server's name and the file, seen from the task's folder.
-        test_columns: Of the texts in test files, where they are not those of `columns`.
-        has_torn_lines: Whether lines of the official train.tsv lack columns. They are left out, as in
-            transformers.
+        parts: Where dev and test come in several files, pairs of the server's name and the ending of the
+            files' names; () for one of each.
+        diagnostics: Further files to predict, where they exist: pairs of the server's name and the file,
+            relative to the task's folder.
     """
 
     name: str
     columns: tuple
     classes: tuple[str, ...]
-    metrics: tuple[str, ...]
+    metrics: tuple[str, ...]  # keys of `glue_metrics.METRICS` that GLUE reports
     parts: tuple[tuple[str, str], ...] = ()
     diagnostics: tuple[tuple[str, str], ...] = ()
-    test_columns: tuple[str, ...] = ()
-    has_torn_lines: bool = False
+    test_columns: tuple[str, ...] = ()  # of the texts in test files, where they are not those of `columns`
+    has_torn_lines: bool = False  # in the official train.tsv: left out, as in transformers
 
     @property
     def endings(self):
-        """Dict from the server's name of each part to what its files' names end in, "" or "_matched"."""
+        """Dict from the server's name of each part to the ending of its files' names, "" or "_matched"."""
         return dict(self.parts or ((self.name, ""),))
 
     def test_files(self, data_dir):
-        """Dict from the server's name to the path of what it wants predicted; diagnostics that are there."""
+        """Dict from the server's name to the path of each file to predict, existing diagnostics included."""
         folder = Path(data_dir)
         wanted = {name: folder / f"test{ending}.tsv" for name, ending in self.endings.items()}
         more = {name: folder / file for name, file in self.diagnostics}
@@ -93,33 +86,19 @@ SCORE_RANGE = (0.0, 5.0)  # of STS-B
 
 @dataclasses.dataclass(frozen=True)
 class GlueTexts:
-    """A file's examples.
+    """A file's examples."""
 
-    Attributes:
-        texts: List of one or two lists of n texts.
-        labels: int32 `[n]` classes, or float32 `[n]` numbers; None in a test file.
-        indices: List of n str, as the server knows the examples; of a file with labels None.
-        num_torn: Lines that were left out, because they lack columns.
-    """
-
-    texts: list[list[str]]
-    labels: np.ndarray | None
-    indices: list[str] | None
-    num_torn: int
+    texts: list[list[str]]  # one or two lists of n texts
+    labels: np.ndarray | None  # int32 `[n]` classes, or float32 `[n]` numbers; None in a test file
+    indices: list[str] | None  # of the examples, by the server; None in a file with labels
+    num_torn: int  # lines that were left out, because they lack columns
 
 
 def read_glue(path, task):
-    """Read one file of a task that has labels.
-
-    Args:
-        path: `train.tsv`, `dev.tsv`, `dev_matched.tsv` or `dev_mismatched.tsv`.
-        task: `GlueTask`.
-
-    Returns:
-        `GlueTexts`.
+    """Read one train or dev file of a task: `GlueTexts`.
 
     Raises:
-        InputError: the file is missing, empty or no UTF-8, or a line lacks a column or has a label that the
+        InputError: the file is missing, empty or not UTF-8, or a line lacks a column or has a label that the
             task does not know (line number).
     """
     (*texts, labels), numbers, num_torn = _read_lines(path, task.columns, task.has_torn_lines)
@@ -139,15 +118,12 @@ def read_glue(path, task):
 
 
 def read_glue_test(path, task):
-    """Read one of a task's test files, as GLUE hands them out: an index first, texts, and no labels.
-
-    Returns:
-        `GlueTexts`.
+    """Read one of a task's test files: an index first, texts, and no labels; `GlueTexts`.
 
     Raises:
-        InputError: as `read_glue`; an index is no whole number or there twice. No line is left out here, torn
-            ones neither: the server wants an answer for each.
+        InputError: as `read_glue`; or an index is no integer or occurs twice.
     """
+    # Torn lines are errors here: the server wants an answer for each
     (*texts, indices), numbers, _ = _read_lines(path, (*(task.test_columns or task.columns[:-1]), 0))
     seen = set()
     for number, index in zip(numbers, indices, strict=True):
@@ -168,13 +144,9 @@ def shown_label(task, output):
 def make_glue_sequences(texts, tokenizer, vocabulary, max_seq_length, path=""):
     """`[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`, cut to the length as google-research/bert does.
 
-    Of a pair that is too long the longer text loses its end, token by token; of equal ones the second.
-
     Args:
         texts: List of one or two lists of n texts.
-        tokenizer, vocabulary: From `tokenization`.
         max_seq_length: Most tokens of a sequence.
-        path: File, for messages.
 
     Returns:
         `Sequences` of n sequences without predictions, and the number of those that were cut.
@@ -204,7 +176,7 @@ def make_glue_sequences(texts, tokenizer, vocabulary, max_seq_length, path=""):
 
 
 def cut_sizes(sizes, room):
-    """How many tokens of each text are kept: [5 9] in 8 -> [4 4], [2 9] in 8 -> [2 6]."""
+    """Number of tokens of each text to keep: [5 9] in 8 -> [4 4], [2 9] in 8 -> [2 6]."""
     sizes = list(sizes)
     while sum(sizes) > room:
         longest = len(sizes) - 1 if sizes[-1] >= sizes[0] else 0
@@ -218,25 +190,15 @@ def read_columns(path, columns, skips_torn=False):
 
 
 def _read_lines(path, columns, skips_torn=False):
-    """Read columns of a tab-separated file, by name from its header or by position where it has none.
+    """Read columns of a tab-separated file, by name from its header, or by number where it has none.
 
-    Quotes are text: GLUE does not quote, and a reader that thinks so swallows lines.
-
-    Args:
-        path: File.
-        columns: Names, or numbers; the first tells whether the file has a header.
-        skips_torn: Whether lines that lack columns are left out.
-
-    Returns:
-        One list of str per column; the line number of each example; the number of lines left out.
-
-    Raises:
-        InputError: the file is missing, empty or no UTF-8, or a column is missing.
+    Returns one list of str per column, the line number of each example, and the number of lines left out.
     """
     found, numbers, num_torn = [[] for _ in columns], [], 0
     has_header = isinstance(columns[0], str)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
+            # Quotes are text: GLUE does not quote, and a reader that assumes so swallows lines
             lines = enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1)
             if has_header:
                 columns = _places(path, next(lines, (0, []))[1], columns)
@@ -267,7 +229,7 @@ def _read_lines(path, columns, skips_torn=False):
 
 
 def _places(path, header, columns):
-    """Where columns stand, by the header: names, and numbers as they are."""
+    """Indices of columns, by the header."""
     if not header:
         raise InputError(f"{path} must have a line. Received: an empty file.")
     if missing := [column for column in columns if isinstance(column, str) and column not in header]:

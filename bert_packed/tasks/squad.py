@@ -1,4 +1,4 @@
-"""What a SQuAD file asks: questions, contexts and answers of v1.1 and v2.0 JSON, checked.
+"""Questions, contexts and answers of SQuAD's v1.1 and v2.0 JSON, checked.
 
     {"version": "1.1", "data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": 0}]}]}]}]}
@@ -23,11 +23,9 @@ class Question:
     """One question with its context.
 
     Attributes:
-        id: As in the file.
-        text: The question.
         context_index: Index into `QuestionSet.contexts`.
-        answers: Tuple of `(text, start)`, start a character of the context; () where there is none. Scores go
-            by them even where the question `is_impossible`, as in the official script; training does not.
+        answers: Tuple of `(text, start)`, start a character of the context; () where there is none. Scores
+            use them even where the question `is_impossible`, as in the official script; training does not.
         is_impossible: v2.0: the context does not answer it.
     """
 
@@ -40,30 +38,21 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class QuestionSet:
-    """A file's questions.
+    """A file's questions, in its order."""
 
-    Attributes:
-        contexts: Tuple of str; questions of one paragraph share theirs.
-        questions: Tuple of `Question`, in the order of the file.
-        num_skipped: Dict from what was wrong to the number of questions left out for it.
-    """
-
-    contexts: tuple[str, ...]
+    contexts: tuple[str, ...]  # one for each paragraph
     questions: tuple[Question, ...]
-    num_skipped: dict[str, int]
+    num_skipped: dict[str, int]  # from a problem to the number of questions left out for it
 
 
 def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answers=False):
-    """Read and check a SQuAD file.
+    """Read and check a SQuAD file: `QuestionSet`.
 
     Args:
         path: JSON.
-        for_training: Whether answers are learned from: they must then be there and stand in the context.
-        version_2_with_negative: Whether questions may have no answer.
+        for_training: True where answers are learned from: they must then exist and be in the context.
+        version_2_with_negative: True where questions may have no answer.
         skip_bad_answers: Leave out, and count, questions whose answer is not where the file says.
-
-    Returns:
-        `QuestionSet`.
 
     Raises:
         InputError: the file is no JSON (line and column), lacks a key (article, paragraph, question), repeats
@@ -99,16 +88,12 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
 
 
 def load_articles(path):
-    """The list `data` of a SQuAD file: list of dicts, not yet checked; raises `InputError`."""
+    """The list `data` of a SQuAD file: list of dicts, not yet checked."""
     return _field(path, read_json(path), "data", list, ())
 
 
 def check_files(config, names):
-    """Check that the files which some flags of a config name are there; empty flags pass.
-
-    Raises:
-        InputError: naming the first flag whose file is missing, or is a folder.
-    """
+    """Raise `InputError` for the first of some flags whose file is missing or a folder; empty flags pass."""
     for name in names:
         path = getattr(config, name)
         if path and not storage.is_file(path):
@@ -159,7 +144,7 @@ def _check_trainable(path, question, version_2_with_negative):
 
 
 def _misplaced(question, context):
-    """What is wrong with the answer that training takes, the first; "" where nothing is."""
+    """The problem of the answer that training takes, the first; "" where there is none."""
     if not question.answers:
         return ""
     text, start = question.answers[0]
@@ -172,7 +157,7 @@ def _misplaced(question, context):
 
 
 def _is_visible(character):
-    """Whether BERT's tokenizer makes anything of a character: it drops controls, format marks and spaces."""
+    """True if BERT's tokenizer keeps a character: it drops controls, format marks and spaces."""
     return category(character)[0] not in "CZ" and character != "\ufffd"
 
 

@@ -1,14 +1,14 @@
-"""How questions become sequences: BERT's windows over the context, every token with its place in the text.
+"""Sequences for questions: BERT's windows over the context, every token with its characters in the text.
 
     context   Ada wrote the first program in 1843 .     window of 6 tokens, stride 4
     window 0  Ada wrote the first program in
-    window 1                    program in 1843 .
-    is best   1   1     1   1   0       0               "in" has more context around it in window 1
-                                1       1  1    1
+    window 1                      program in 1843 .
+    is best   1   1     1   1     1       0             "in" has more context around it in window 1
+                                  0       1  1    1
 
 A sequence is `[CLS] question [SEP] window [SEP]`. Windows, strides, truncation and the rule of the most
 context are those of google-research/bert's run_squad.py. An answer's tokens are those that overlap its
-characters, where run_squad.py looks for them among the pieces of its words;
+characters, where run_squad.py searches for them among the pieces of its words;
 `tests/tasks/test_squad_windows.py` compares the two.
 """
 
@@ -27,21 +27,13 @@ FIRST_MARK = "\u0300"  # no combining mark comes before it
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Where a sequence's window lies.
+    """Position of a sequence's window."""
 
-    Attributes:
-        question_index: Index into `QuestionSet.questions`.
-        first_token: Place in the sequence of the window's first token: 2 + question tokens.
-        token_start: The same token's place among the context's tokens.
-        num_tokens: Of the window.
-        is_best: bool `[num_tokens]`: no other window of the question has more context around the token.
-    """
-
-    question_index: int
-    first_token: int
-    token_start: int
+    question_index: int  # into `QuestionSet.questions`
+    first_token: int  # place in the sequence of the window's first token: 2 + question tokens
+    token_start: int  # the same token's place among the context's tokens
     num_tokens: int
-    is_best: np.ndarray
+    is_best: np.ndarray  # bool `[num_tokens]`: no other window has more context around the token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,31 +46,25 @@ class Windows:
         answer_spans: int32 `[n, 2]`, first and last token of the answer within its sequence; 0 0, which is
             [CLS], where the window holds no whole answer.
         token_places: List by context of int32 `[tokens, 2]`: first character of each, and one past its last.
-        num_truncated: Questions that were longer than the limit.
-        num_empty: Questions whose context has no token and that so have no window.
     """
 
     sequences: Sequences
     windows: list[Window]
     answer_spans: np.ndarray
     token_places: list[np.ndarray]
-    num_truncated: int
-    num_empty: int
+    num_truncated: int  # questions that were longer than the limit
+    num_empty: int  # questions whose context has no token, and so no window
 
 
 def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride, max_query_length, path=""):
-    """Cut the contexts of all questions into windows.
+    """Cut the contexts of all questions into windows: `Windows`, in the order of the questions.
 
     Args:
         question_set: `squad.QuestionSet`.
-        tokenizer, vocabulary: From `tokenization`.
         max_seq_length: S, most tokens of a sequence; at least `max_query_length` + 4.
         doc_stride: Tokens between the starts of two windows.
         max_query_length: Most tokens of a question; its end is cut off.
-        path: File, for messages of what packs the sequences.
-
-    Returns:
-        `Windows`, in the order of the questions.
+        path: File, for later messages.
     """
     contexts = _encode_with_places(tokenizer, question_set.contexts)
     queries = encode_sentences(tokenizer, [question.text for question in question_set.questions])
@@ -115,7 +101,7 @@ def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride
 
 
 def window_starts(num_tokens, size, stride):
-    """Where windows start and how many tokens they hold: list of `(start, num_tokens)`.
+    """Windows over tokens: list of `(start, num_tokens)`.
 
     8 tokens, size 6, stride 4   ->   (0, 6) (4, 4)
     """
@@ -130,7 +116,7 @@ def window_starts(num_tokens, size, stride):
 
 
 def most_context(starts):
-    """For each window, which of its tokens have the most context in it: list of bool arrays.
+    """Tokens that have the most context in a window: a bool array for each window.
 
     The score is run_squad.py's: the smaller of the tokens to the left and to the right, and a hundredth of
     the window's length; of equal ones the first window counts.
@@ -151,11 +137,7 @@ def most_context(starts):
 def answer_tokens(question, places):
     """First and last token that overlap the question's first answer; None where it has none.
 
-        places of "ada wrote" [(0 3) (4 9)], answer "wrote" at 4   ->   (1, 1)
-
-    Args:
-        question: `squad.Question`.
-        places: int32 `[tokens, 2]`, ascending.
+    places of "ada wrote" [(0 3) (4 9)], answer "wrote" at 4   ->   (1, 1)
     """
     if not question.answers:
         return None
@@ -173,7 +155,7 @@ def _span_in_window(answer, start, size, first_token):
 
 
 def _encode_with_places(tokenizer, texts):
-    """Token ids of each text, and int32 `[tokens, 2]`, the characters that each token stands for."""
+    """Token ids of each text, and int32 `[tokens, 2]`, the characters of each token."""
     found = []
     for first in range(0, len(texts), ENCODE_AT_ONCE):
         part = list(texts[first : first + ENCODE_AT_ONCE])
@@ -184,11 +166,9 @@ def _encode_with_places(tokenizer, texts):
 
 
 def _with_marks(text, places):
-    """Lengthen tokens over the accents that follow them as characters of their own.
-
-    Lower-casing removes these, and a token then ends before its last one: "cafe\u0301" would lose it.
-    """
+    """Lengthen tokens over the combining accents that follow them."""
     for place in places:
+        # Lower-casing removes these, and a token ends before its last one: "cafe\u0301" would lose it
         while place[1] < len(text) and text[place[1]] >= FIRST_MARK and category(text[place[1]]) == "Mn":
             place[1] += 1
     return places

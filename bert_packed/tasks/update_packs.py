@@ -1,17 +1,16 @@
-"""Which sequences each step of a fine-tuning sees, and in which packs: as many sequences in every step.
+"""Packs for each step of a fine-tuning: the same number of sequences in every step.
 
-A pre-training step takes a number of packs, and so about as many sequences. A fine-tuning recipe is small and
-says how many sequences a step has: exactly that many are drawn, and then packed.
+A pre-training step takes a number of packs. A fine-tuning recipe is small and fixes the sequences of a step:
+exactly that many are drawn, and then packed.
 
     epoch in packs      {4 0} {7} {2 5 1} {3 6} {8}      steps of 4 sequences
-    step 0              {4 0} {3 6}                      complete packs, chosen to make up 4
-    step 1              {7} {2 5 1}
+    step 0              {7} {2 5 1}                      complete packs, chosen to make up 4
+    step 1              {4 0} {3 6}
     step 2              {8} and packs of the next epoch
 
-Which sequences a step has follows from the packs that one fixed algorithm makes without a limit of depth: an
-unpacked run and a packed one, and those of any algorithm, see the same sequences in the same steps. The
-algorithm and the depth asked for then pack a step's sequences anew, where its packs are too deep or may not
-be the fewest.
+The sequences of a step follow from the packs that one fixed algorithm makes without a limit of depth. So
+unpacked runs and those of any algorithm see the same sequences in the same steps. The run's algorithm and
+depth then pack a step's sequences again, where its packs are too deep or may not be the fewest.
 """
 
 import dataclasses
@@ -34,17 +33,11 @@ LEAST_SQUARES = ("nnlshp", "ennlshp")
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-    """The steps of a run.
+    """The steps of a run."""
 
-    Attributes:
-        packs: List by step of `Packs` whose members index the sequences.
-        spec: `PackSpec` that every step fits, without predictions.
-        num_packs: Largest number of packs in any step.
-    """
-
-    packs: list[Packs]
-    spec: PackSpec
-    num_packs: int
+    packs: list[Packs]  # of each step; members index the sequences
+    spec: PackSpec  # that every step fits, without predictions
+    num_packs: int  # most in any step
 
     @property
     def packing_factor(self):
@@ -62,7 +55,7 @@ class Updates:
 
 
 def check_depth(algorithm, max_seq_length, depth):
-    """Raises `InputError` where an algorithm cannot pack to a depth: least squares lists every strategy."""
+    """Raise `InputError` where an algorithm cannot pack to a depth: least squares lists every strategy."""
     most = max_seq_length if depth == "max" else depth
     if algorithm in LEAST_SQUARES and count_strategies(max_seq_length, most, MAX_STRATEGIES) > MAX_STRATEGIES:
         raise InputError(
@@ -73,19 +66,15 @@ def check_depth(algorithm, max_seq_length, depth):
 
 
 def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algorithm, seed):
-    """Plan all steps of a run.
+    """Plan all steps of a run: `Updates`.
 
     Args:
         lengths: int64 `[n]`, of every sequence; at least one, none over S.
         num_updates: Steps.
         batch_size: Sequences of each step; an epoch's rest is filled from the next epoch.
-        max_seq_length: S.
         depth: Most sequences per pack, or "max".
         algorithm: Key of `algorithms.ALGORITHMS`, one that passes `check_depth`.
-        seed: Whole number below 2**32; the epochs are shuffled by it.
-
-    Returns:
-        `Updates`.
+        seed: Integer below 2**32; the epochs are shuffled by it.
     """
     pack = ALGORITHMS[algorithm]
     draw = ALGORITHMS[DEFAULT_ALGORITHM]  # not every algorithm can do without a limit of depth
@@ -123,16 +112,9 @@ def assemble_filled(sequences, packs, spec, num_packs):
 
 
 def by_slot(values, packs, num_slots, num_packs):
-    """A value of each sequence, where the sequence's slot is.
+    """A value of each sequence at the sequence's slot: `[num_packs, num_slots]`.
 
-        values [7 8 9], packs {2 0} {1}, 2 slots, 3 packs   ->   [[9 7] [8 0] [0 0]]
-
-    Args:
-        values: Array `[n]`.
-        packs: `Packs`, at most `num_packs`, of at most `num_slots` sequences.
-
-    Returns:
-        Array `[num_packs, num_slots]`, 0 in slots without sequence.
+    values [7 8 9], packs {2 0} {1}, 2 slots, 3 packs   ->   [[9 7] [8 0] [0 0]]
     """
     found = np.zeros((num_packs, num_slots), values.dtype)
     found[packs.owners, packs.slots] = values[packs.members]
@@ -170,10 +152,9 @@ def _draw(epochs, num_updates, batch_size):
 
 
 def _pick(waiting, wanted):
-    """Packs that hold exactly `wanted` sequences, the first that will do, and the packs that are left.
+    """Packs that hold exactly `wanted` sequences, found early in the list, and the packs that are left.
 
-    Packs are taken in their order; one is passed over where the sizes that come after it could no longer make
-    up the rest. Where no packs make it up, one is cut in two.
+    Where no packs make it up, one is cut in two.
     """
     largest = max(map(len, waiting))
     picked, start = [], 0
