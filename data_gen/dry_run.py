@@ -30,13 +30,8 @@ GAP = 1e-4
 def report_choices(config):
     """Try the lengths and depths of a `PackConfig` with `dry_run`, and draw them.
 
-    What cannot be tried is one line on stderr, beside the progress bar.
-
-    Returns:
-        Rows of `try_choices`, and the folder with `length_histogram.png` and `efficiency_by_depth.png`.
-
-    Raises:
-        InputError: the histogram or the records cannot be used.
+    What cannot be tried is one line on stderr, beside the progress bar. Returns rows of `try_choices`, and
+    the folder with `length_histogram.png` and `efficiency_by_depth.png`.
     """
     histogram = read_histogram(config.histogram, config.input_file)
     rows, notes = try_choices(
@@ -64,12 +59,8 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
         List of dicts, the rows of the table in ascending length and depth, without those that the algorithm
         cannot do; and a list with a sentence about these, if any, and about text that would be cut.
         `speed_up` compares the floating-point operations of BERT-base, attention included, with unpacked
-        data of length S; it is None for a length that cuts more tokens than S does. At most one row is
-        `recommended`, see `recommend`. Plans of cghp are within 1e-4 of optimal here, and those of a packing
-        run nearer.
-
-    Raises:
-        InputError: the algorithm can do none of the depths at S.
+        data of length S; it is None for a length that cuts more tokens than S does. `InputError` where the
+        algorithm can do none of the depths at S.
     """
     depths = DEPTHS if max_sequences_per_pack == "max" else (max_sequences_per_pack,)
     lengths = sorted({max(3, int(max_seq_length * factor)) for factor in LENGTH_FACTORS})

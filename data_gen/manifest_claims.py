@@ -25,30 +25,19 @@ from bert_packed.schema import FORMS, MLM_NSP, PackSpec
 
 @dataclasses.dataclass
 class FileFacts:
-    """What a file of packs holds, or of the inputs that packs were made of.
-
-    Attributes:
-        num_records: Records.
-        num_overlong: Of inputs: how many sequences were "truncated" and "dropped".
-        num_parts: Sequences in packs, parts counted each.
-        depth: The most in a pack.
-        largest_id: The largest id of a token or label.
-        lengths: How many whole sequences have each length.
-        strategies: How often each strategy occurs, a tuple of ascending lengths.
-        planned: The strategies to count, a set; None counts all. Other packers have a new one in nearly
-            every pack, and memory must not grow with the packs.
-        num_others: Packs of other strategies.
-    """
+    """What a file of packs holds, or of the inputs that packs were made of."""
 
     num_records: int = 0
-    num_overlong: Counter = dataclasses.field(default_factory=Counter)
-    num_parts: int = 0
-    depth: int = 0
-    largest_id: int = 0
-    lengths: Counter = dataclasses.field(default_factory=Counter)
-    strategies: Counter = dataclasses.field(default_factory=Counter)
+    num_overlong: Counter = dataclasses.field(default_factory=Counter)  # of inputs, "truncated" and "dropped"
+    num_parts: int = 0  # sequences in packs, parts counted each
+    depth: int = 0  # the most in a pack
+    largest_id: int = 0  # of a token or label
+    lengths: Counter = dataclasses.field(default_factory=Counter)  # of whole sequences
+    strategies: Counter = dataclasses.field(default_factory=Counter)  # tuples of ascending lengths
+    # Strategies to count; None counts all. Other packers have a new one in nearly every pack, and memory must
+    # not grow with the packs.
     planned: frozenset | None = None
-    num_others: int = 0
+    num_others: int = 0  # packs of other strategies
 
     def add_packs(self, sequences, num_packs):
         """Add a batch of packs: `Sequences`, of which those of a pack share their record's number."""
@@ -70,12 +59,7 @@ class FileFacts:
 
 
 def count_strategies(lengths, packs):
-    """Strategies of some packs: lengths [5 3 8], packs [1 1 2] -> {(3, 5): 1, (8,): 1}.
-
-    Args:
-        lengths: Int array `[n]`, of each sequence.
-        packs: Int array `[n]`, which pack it is in.
-    """
+    """Strategies of some packs: lengths [5 3 8], packs [1 1 2] -> {(3, 5): 1, (8,): 1}."""
     order = np.lexsort((lengths, packs))
     lengths, starts = lengths[order], np.unique(packs[order], return_index=True)[1]
     depths = np.diff(starts, append=len(lengths))
@@ -97,18 +81,16 @@ def planned_strategies(folder):
 
 
 def find_false_claims(packed, inputs, spec, is_split=False):
-    """Compare the manifests beside packs with what the files hold.
+    """Compare the manifests beside packs with what the files hold: sentences that name what is false.
 
     What a manifest says of its packs together is checked where all of them were read. A `lower_bound` must be
-    proven by the histogram and the dual values of the plan; a weaker one than they prove is true.
+    proven by the histogram and the dual values of the plan; a weaker one than they prove is true. Manifests
+    of other programs claim nothing.
 
     Args:
         packed, inputs: Dicts from path to `FileFacts`: the packs, and what they were made of.
         spec: `PackSpec` of the packs.
         is_split: Whether they are of split sequences.
-
-    Returns:
-        List of sentences that name what is false; manifests of other programs claim nothing.
     """
     found, readings, are_complete = [], [], True
     for folder, paths in _group_by_folder(packed).items():

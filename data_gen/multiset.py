@@ -66,12 +66,7 @@ def group_buckets(buckets, counts):
 
         counts [3 4 2 9] with MOST_HELD = 7   ->   buckets {0 1}, {2}, {3}
 
-    Args:
-        buckets: Ascending int array.
-        counts: Int array `[NUM_BUCKETS]`: digests in each bucket, of both sides.
-
-    Returns:
-        List of int arrays.
+    `buckets` ascend, `counts` are the digests in every bucket, of both sides. Returns a list of int arrays.
     """
     groups, size = [], MOST_HELD
     for bucket in buckets.tolist():
@@ -99,11 +94,7 @@ def unmatched(left, right):
 
         left [a b a], right [a c]   ->   left [1 2], right [1]
 
-    Args:
-        left, right: uint64 `[n, 2]` and `[m, 2]`, digests.
-
-    Returns:
-        Two int64 arrays: ascending indices into `left` and into `right`.
+    Both are digests, uint64 `[n, 2]`. Returns ascending indices into each.
     """
     both = np.concatenate([left, right])
     order = np.lexsort(both.T)

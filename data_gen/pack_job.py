@@ -49,15 +49,8 @@ def pack(config, seconds=None):
     The directory receives `packed-00000-of-0000N.tfrecord`, ... and `manifest.json`, all or none. A run that
     was killed is continued by the same call.
 
-    Args:
-        config: `PackConfig` with `input_file` and `output_dir`.
-        seconds: Dict that receives the time of each phase; None where nobody asks.
-
-    Returns:
-        The manifest, a dict.
-
-    Raises:
-        InputError: an input cannot be used, or the output directory is in use.
+    `seconds` is a dict that receives the time of each phase. Returns the manifest, a dict; raises
+    `InputError` where an input cannot be used, or the output directory is in use.
     """
     start, seconds = time.monotonic(), {} if seconds is None else seconds
     check_runner(config.runner, config.num_workers)

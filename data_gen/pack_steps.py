@@ -109,14 +109,10 @@ def histogram_path(run):
 
 
 def read_file(work):
-    """Read an input file into runs.
+    """Read an input file into runs, each with its histogram beside it, see `histogram_path`.
 
-    Returns:
-        Dict with the entry of the manifest, `path`, `num_records`, `sha256`; `num_overlong`, dict; and
-        `runs`, list of [path, number of sequences]. Beside each run is its histogram, see `histogram_path`.
-
-    Raises:
-        InputError: a record cannot be used, or the file changes meanwhile.
+    Returns a dict with the `entry` of the manifest, `num_overlong`, dict, and `runs`, list of [path, number
+    of sequences]. `InputError` where a record cannot be used, or the file changes meanwhile.
     """
     path = work.stamp[0]
     with unchanged([work.stamp]):
@@ -183,11 +179,7 @@ def measure_part(work_and_part):
 
 
 def write_shard(work):
-    """Assemble the packs of a shard and write them.
-
-    Returns:
-        The manifest's entry of the file: dict `name`, `num_records`, `sha256`.
-    """
+    """Assemble the packs of a shard and write them: the manifest's entry of the file, a dict."""
     kind = work.pack_work.assignment.kind
     size = ASSEMBLED_BYTES // pack_bytes(kind, work.spec.max_sequences_per_pack)
     size = min(max(size, 1), PACKS_AT_ONCE)

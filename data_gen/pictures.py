@@ -45,15 +45,10 @@ def plot_lengths(axes, histogram):
 
 
 def plot_efficiency(axes, points):
-    """Plot efficiency by depth.
+    """Plot efficiency by depth: dict from depth to its place on the x axis.
 
-    Args:
-        axes: Of matplotlib.
-        points: Dict from the label of a line to a dict from depth, a whole number or "max", to efficiency in
-            0..1; a line may lack depths.
-
-    Returns:
-        Dict from depth to its place on the x axis.
+    `points` is a dict from the label of a line to a dict from depth, a whole number or "max", to efficiency
+    in 0..1; a line may lack depths.
     """
     depths = {depth for line in points.values() for depth in line}
     ordered = sorted(depths, key=lambda depth: math.inf if depth == "max" else depth)

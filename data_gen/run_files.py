@@ -49,8 +49,7 @@ def read_run(path, layout, group=None, names=None):
     """Read what `write_run` wrote: `Sequences`.
 
     Args:
-        path: File.
-        layout: As it was written.
+        path, layout: As they were written.
         group: Number of one group; None for all sequences.
         names: The columns to read, with those that size them; None for all.
     """

@@ -29,25 +29,15 @@ NUM_SHOWN = 5  # differences of each kind
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The result of `compare_files`.
+    """The result of `compare_files`."""
 
-    Attributes:
-        num_input_sequences: Sequences of the inputs, those dropped by `overlong` not counted.
-        num_packed_sequences: Sequences found in the packs.
-        num_missing: Sequences of the inputs that are not in the packs.
-        num_unexpected: Sequences in the packs that are not in the inputs, or too often.
-        differences: The first of them, a sentence each; with `malformed`, what is wrong with the layout.
-        malformed: Whether the packs break the layout; then the counts are of what was read before.
-        false_claims: What the manifests beside the packs say and is not so.
-    """
-
-    num_input_sequences: int
+    num_input_sequences: int  # those dropped by `overlong` not counted
     num_packed_sequences: int
-    num_missing: int
-    num_unexpected: int
-    differences: tuple[str, ...]
-    malformed: bool = False
-    false_claims: tuple[str, ...] = ()
+    num_missing: int  # sequences of the inputs that are not in the packs
+    num_unexpected: int  # sequences in the packs that are not in the inputs, or too often
+    differences: tuple[str, ...]  # the first of them, or what is wrong with the layout, a sentence each
+    malformed: bool = False  # the packs break the layout; the counts are of what was read before
+    false_claims: tuple[str, ...] = ()  # what the manifests beside the packs say and is not so
 
     @property
     def is_equal(self):
@@ -67,15 +57,8 @@ def compare_files(input_files, packed_files, overlong):
     (`multiset.py`); where they differ the files are read again, once for each two million sequences in
     buckets that do.
 
-    Args:
-        input_files, packed_files: Lists of paths.
-        overlong: What packing did with inputs longer than the packs: "error", "truncate" or "drop".
-
-    Returns:
-        `Comparison`.
-
-    Raises:
-        InputError: a file cannot be read as what it should be.
+    `overlong` is what packing did with inputs longer than the packs: "error", "truncate" or "drop". Returns a
+    `Comparison`; raises `InputError` where a file cannot be read as what it should be.
     """
     _refuse_other_features(packed_files)
     objective = find_common_objective([*packed_files, *input_files])
@@ -143,11 +126,7 @@ def compare_files(input_files, packed_files, overlong):
 
 
 def find_overlong(packed_files):
-    """What packing did with overlong sequences, from the manifests beside the packs; "error" without one.
-
-    Raises:
-        InputError: directories disagree.
-    """
+    """What packing did with overlong sequences, from the manifests beside the packs; "error" without one."""
     found = {}
     for directory in sorted({folder_of(path) for path in packed_files}):
         settings = (read_manifest(directory, any_json=True) or {}).get("settings")

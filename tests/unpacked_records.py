@@ -6,7 +6,7 @@ import tensorflow as tf
 from bert_packed import schema
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.read_bert import read_unpacked
 from bert_packed.records.sequences import concatenate
 
 

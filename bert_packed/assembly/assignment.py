@@ -50,11 +50,9 @@ class PackOrder:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def slots(self, first, last):
-        """The slots of the packs `first` to `last`, the latter excluded, pack after pack.
+        """The slots of the packs from `first` and before `last`, pack after pack, in three int64 arrays.
 
-        Returns:
-            Two int64 arrays `[num_slots]`: the length of each slot, ascending in a pack, and its number among
-            those of its length; int64 `[last - first]`: slots of each pack.
+        The length of each slot, ascending in a pack, its number among those of its length, and slots a pack.
         """
         places = shuffle_places(np.arange(first, last), self.num_packs, (self._seed, SHUFFLE_PACKS))
         strategies = np.searchsorted(self._ends, places, side="right")
@@ -78,13 +76,7 @@ class PackOrder:
 def choose_slots(lengths, first_ranks, totals, seed):
     """The slots of sequences that follow one another in the input: numbers among those of their lengths.
 
-    Args:
-        lengths: Int `[n]`.
-        first_ranks, totals: Int `[num_lengths]`: sequences of each length before these, and in all.
-        seed: Whole number.
-
-    Returns:
-        int64 `[n]`.
+    Int64 `[n]`, from their lengths, `[n]`, and how many of each length there are before them and in all.
     """
     order = np.argsort(lengths, kind="stable")  # stable: ranks follow the order of the input
     counts = np.bincount(lengths, minlength=len(totals))
@@ -99,12 +91,8 @@ def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
         slot_lengths [3 5 3], slot_numbers [9 4 8], depths [2 1]
         lengths      [3 5 3], slots        [8 4 9]                  ->   packs {2, 1}, {0}
 
-    Args:
-        slot_lengths, slot_numbers, depths: Of these packs, from `PackOrder.slots`.
-        lengths, slots: Int `[n]`, of all sequences that belong into them.
-
-    Returns:
-        `Packs` with each of 0..n-1 exactly once; `ValueError` where the slots are for others.
+    The first three are `PackOrder.slots` of these packs, the others int `[n]`, of all sequences that belong
+    into them. Returns `Packs` with each of 0..n-1 exactly once; `ValueError` where the slots are for others.
     """
     # Sorted alike, both must be the same, or a run was lost or read twice
     by_length = np.lexsort((slots, lengths))
@@ -118,19 +106,13 @@ def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
 
 
 def assign_sequences(plan, lengths, seed):
-    """Fill all packs of a plan at once, where everything fits into memory.
+    """Fill all packs of a `PackingPlan` at once, where everything fits into memory.
 
-    Packs are shuffled, and so are sequences of one length. In a pack, lengths ascend.
+    Packs are shuffled by the seed, and so are sequences of one length. In a pack, lengths ascend.
 
         lengths [3 5 3], plan {(3, 5): 1, (3,): 1}   ->   packs {2}, {0, 1}
 
-    Args:
-        plan: `PackingPlan`.
-        lengths: Int `[n]`, of every sequence.
-        seed: Whole number; same seed, same packs.
-
-    Returns:
-        `Packs` with each of 0..n-1 exactly once; `ValueError` where the plan is for other lengths.
+    Returns `Packs` with each of 0..n-1 exactly once; `ValueError` where the plan is for other lengths.
     """
     order = PackOrder(plan.strategies, seed)
     lengths = np.asarray(lengths, np.int64)

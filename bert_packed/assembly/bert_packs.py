@@ -8,8 +8,7 @@ from bert_packed import schema
 from bert_packed.assembly.packs import empty_arrays, find_places
 from bert_packed.assembly.record_kind import RecordKind
 from bert_packed.core.settings import InputError
-from bert_packed.records.read_packed import read_packed
-from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.read_bert import read_packed, read_unpacked
 from bert_packed.records.sequences import BERT_LAYOUT, range_indices, sum_ranges
 
 
@@ -66,8 +65,7 @@ def truncate(sequences, max_seq_length):
 
         2 7 4 6 9 3  with 4   ->   2 7 4 3
 
-    The predictions of dropped tokens are dropped. Where sentence A alone fills the length, nothing is left
-    of sentence B but its [SEP].
+    Where sentence A alone fills the length, nothing is left of sentence B but its [SEP].
     """
     lengths = sequences["lengths"]
     token_position = range_indices(np.zeros(len(sequences), np.int64), lengths)

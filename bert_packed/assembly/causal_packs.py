@@ -77,16 +77,7 @@ def share_bytes(sequences):
 
 
 def assemble_causal(sequences, packs, spec):
-    """Gather sequences, or parts of them, into the arrays of the packed record.
-
-    Args:
-        sequences: `Sequences` of `CAUSAL_LAYOUT`; parts have `FIRST_POSITIONS` too.
-        packs: `Packs`, n of them, whose members index `sequences`.
-        spec: `schema.PackSpec`; a pack that exceeds it is a `ValueError`.
-
-    Returns:
-        Dict from feature name to array `[n, S]` or `[n, K]`, int64, weights float32.
-    """
+    """`bert_packs.assemble_packs` in int64, for `CAUSAL_LAYOUT`, or parts, with `FIRST_POSITIONS` too."""
     members, lengths = packs.members, sequences["lengths"][packs.members]
     arrays = empty_arrays(schema.CAUSAL_LENGTHS, packs, spec)
     is_cut = "first_positions" in sequences.layout

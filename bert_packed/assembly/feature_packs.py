@@ -50,7 +50,6 @@ class FeatureKind:
 
     @property
     def layout(self):
-        """See `RecordKind`."""
         layout = ORIGINS | {spec.sizes: Column("<i8") for spec in self.leaders}
         for spec in self.features:
             layout[spec.name] = Column("<f4" if spec.is_float else "<i8", spec.sizes, spec.width)
@@ -58,12 +57,10 @@ class FeatureKind:
 
     @property
     def capacities(self):
-        """See `RecordKind`."""
         return {spec.sizes: spec.capacity for spec in self.leaders}
 
     @property
     def measured_columns(self):
-        """See `RecordKind`."""
         return tuple(self.capacities)
 
     @property
@@ -72,7 +69,6 @@ class FeatureKind:
         return math.prod(self._steps)
 
     def read(self, path):
-        """See `RecordKind`."""
         names = examples.feature_names(tfrecords.first_record(path), path, 1)
         examples.check_names(names, [spec.name for spec in self.features], path, 1)
         kinds = {spec.name: "float32" if spec.is_float else "int64" for spec in self.features}
@@ -104,10 +100,8 @@ class FeatureKind:
             grains [5 1], capacities [512 114]     class 168 = 1 * 115 + 53: a length of 1..5, and one of 53
                                                    classes [168], lengths [[5, 53]]
 
-        Returns:
-            Dict of plain JSON: `lengths` and `counts` of those that occur. With several capacities `lengths`
-            are lists in the order of `features`, rounded up to multiples of `grains`, and at most the
-            capacity; `classes` are their numbers in the plan's strategies.
+        `lengths` are then lists in the order of `features`, rounded up to multiples of `grains`, and at most
+        the capacity; `classes` are their numbers in the plan's strategies.
         """
         if len(self.leaders) == 1:
             return histograms.to_json(histogram[1:])
@@ -121,7 +115,6 @@ class FeatureKind:
         }
 
     def measure(self, sequences, packs):
-        """See `RecordKind`."""
         return 0
 
     def make_spec(self, depth, measured):

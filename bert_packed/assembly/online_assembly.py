@@ -51,14 +51,9 @@ def _packs(ready, waiting, numbers, spec):
 
 
 def split_by_predictions(num_predictions, sizes, limit):
-    """Split packs that have more predictions than fit.
+    """Split packs that have more predictions than fit, of which no sequence has more than `limit`.
 
-        num_predictions [5 4 3 2], sizes [3 1], limit 9   ->   sizes [2 1 1]
-
-    Args:
-        num_predictions: int64 `[n]`, of each sequence, pack after pack; none over `limit`.
-        sizes: int64 `[packs]`, sequences in each.
-        limit: P.
+    num_predictions [5 4 3 2], sizes [3 1], limit 9   ->   sizes [2 1 1]
     """
     first_of_pack = to_offsets(sizes)[:-1]
     if (np.add.reduceat(num_predictions, first_of_pack) <= limit).all():

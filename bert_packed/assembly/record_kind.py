@@ -50,8 +50,7 @@ class RecordKind:
     def fit(self, sequences):
         """Drop sequences that are too long, or raise an `InputError` that names the first.
 
-        Returns:
-            `Sequences`, and a dict with the numbers of sequences "truncated" and "dropped".
+        Returns `Sequences`, and a dict with the numbers of those "truncated" and "dropped".
         """
         is_overlong = sequences["lengths"] > self.max_seq_length
         if is_overlong.any() and self.overlong != "drop":
@@ -82,19 +81,9 @@ class RecordKind:
 
 
 def plan_lengths(histogram, algorithm, max_seq_length, depth):
-    """Run a packing algorithm, and check what it made.
+    """Run a packing algorithm, by its name, and check what it made: dict of plain JSON for a manifest.
 
-    Args:
-        histogram: Int `[S]`.
-        algorithm: Name.
-        max_seq_length: S.
-        depth: Most sequences per pack, or "max".
-
-    Returns:
-        Dict of plain JSON for a manifest; `gap` is (packs - lower_bound) / lower_bound.
-
-    Raises:
-        InputError: the algorithm does not scale to this length, depth or number of sequences.
+    `InputError` where the algorithm does not scale to this length, depth or number of sequences.
     """
     histogram = np.asarray(histogram, np.int64)
     try:

@@ -51,11 +51,9 @@ class RowPlan:
 
 
 def plan_rows(lengths, counts, num_rows):
-    """Deal sequences out to rows that differ by at most the longest sequence: `RowPlan`.
+    """Deal sequences out to R rows that differ by at most the longest sequence: `RowPlan`.
 
-    Args:
-        lengths, counts: Int `[L]`: ascending, and sequences of each, at least `num_rows` in all.
-        num_rows: R.
+    `lengths` ascend, `counts` are the sequences of each, at least R in all.
     """
     lengths, counts = np.asarray(lengths, np.int64), np.asarray(counts, np.int64)
     has_extra = np.zeros((len(lengths), num_rows), bool)
@@ -68,13 +66,7 @@ def plan_rows(lengths, counts, num_rows):
 
 
 def find_rows(plan, lengths, slots, seed):
-    """The rows of some sequences, and their places in these from 0: two int64 `[n]`.
-
-    Args:
-        plan: `RowPlan`.
-        lengths, slots: Int `[n]`; slots are those of `assignment.choose_slots`.
-        seed: Whole number.
-    """
+    """The rows of sequences with slots of `assignment.choose_slots`, and their places: two int64 `[n]`."""
     kinds = np.searchsorted(plan.lengths, lengths)
     rounds, rows = np.divmod(slots, plan.num_rows)
     # The last round of a length deals to some rows only

@@ -176,12 +176,7 @@ def to_flagfile(config):
 
 
 def print_table(rows, json_file=""):
-    """Print rows as an aligned table and write them, unrounded, as JSON where a file is named.
-
-    Args:
-        rows: List of dicts with equal keys, the column names.
-        json_file: Path for the JSON list of the same dicts; "" for none.
-    """
+    """Print rows, dicts with equal keys, as a table; write them, unrounded, as JSON if a file is named."""
     print(tabulate(rows, headers="keys", floatfmt=".6g", intfmt=",", disable_numparse=[0] if rows else []))
     if json_file:
         write_json(json_file, rows)

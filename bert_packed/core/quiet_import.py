@@ -10,9 +10,6 @@ def import_quietly(name):
 
     TensorFlow 2.21 prints six lines on standard error before it looks at `TF_CPP_MIN_LOG_LEVEL`, and they
     would bury the one line of a user's mistake.
-
-    Returns:
-        The module.
     """
     with tempfile.TemporaryFile() as chatter:
         standard_error = os.dup(2)  # the file descriptor: compiled code knows nothing of `sys.stderr`

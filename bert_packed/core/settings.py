@@ -17,10 +17,9 @@ import typing
 
 
 class InputError(ValueError):
-    """A flag, file or record of the user's cannot be used. The message is one clear line.
+    """A flag, file or record of the user's cannot be used. Entry points print its one line, and end with 2.
 
-    Entry points print it and exit with status 2. Library code raises it at the boundary only; a wrong
-    argument between our own functions stays a plain `ValueError`.
+    Library code raises it at the boundary only; a wrong argument of ours stays a plain `ValueError`.
     """
 
 
@@ -79,15 +78,9 @@ def setting(
 
 
 def variant(config_class, name, default, **changes):
-    """A setting of a base class, for a config that inherits it with another default.
+    """A setting of a base class, for a config that inherits it with another default, or `help` and so on.
 
-        keep_checkpoint_max: int = variant(RunSettings, "keep_checkpoint_max", 1)
-
-    Args:
-        config_class: The base class, a dataclass.
-        name: The setting.
-        default: Its default here.
-        changes: Other arguments of `setting`, such as `help`.
+    keep_checkpoint_max: int = variant(RunSettings, "keep_checkpoint_max", 1)
     """
     metadata = config_class.__dataclass_fields__[name].metadata
     return setting(default, **{**metadata, **changes})
@@ -100,15 +93,9 @@ def result_settings(config):
 
 
 def check_settings(config, given=()):
-    """Check every field of a config against its type and rules.
+    """Check every field of a config; raises `InputError` with the field, its rule and the value received.
 
-    Args:
-        config: Dataclass.
-        given: Names of settings that need what their `only_with` says even at their default, such as those
-            given on the command line.
-
-    Raises:
-        InputError: naming the field, the rule and the value received.
+    Settings that were `given`, as on the command line, need what their `only_with` says at their default too.
     """
     fields = dataclasses.fields(config)
     for field in fields:

@@ -56,13 +56,9 @@ def naming_file(path):
 
 @contextlib.contextmanager
 def write_whole(path):
-    """Write a file that appears under its name only when complete.
+    """Write a file that appears under its name only when complete: yields the path to write to.
 
-        with write_whole("a.tfrecord") as partial:
-            write_records(partial, records)
-
-    Yields:
-        The path to write to. When the block ends well it is on the disk and renamed; otherwise removed.
+    When the block ends well it is on the disk and renamed; otherwise removed.
     """
     # Two processes never write to one, on whichever machines: numbers of processes repeat among machines
     partial = f"{path}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
@@ -81,12 +77,7 @@ def write_whole(path):
 
 @contextlib.contextmanager
 def write_folder(path):
-    """Write a local folder that appears under its name only when complete, in the place of an older one.
-
-    Yields:
-        The folder to write to, a `Path`: PATH.partial, which a kill may leave. When the block ends well, all
-        in it is on the disk and it is renamed; otherwise it is removed.
-    """
+    """`write_whole` for a local folder, in the place of an older one: yields PATH.partial, a `Path`."""
     final = Path(path)
     partial, replaced = (final.with_name(final.name + end) for end in (PARTIAL_SUFFIX, REPLACED_SUFFIX))
     shutil.rmtree(partial, ignore_errors=True)

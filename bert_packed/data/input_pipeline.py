@@ -16,7 +16,7 @@ from bert_packed.data.process_shards import WHOLE
 from bert_packed.data.read_order import IN_ORDER_PACKS, Spans, find_spans, index_files, read_order
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from bert_packed.packing.online import OnlinePacker
-from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.read_bert import read_unpacked
 
 READ_AHEAD = 2**18  # bytes of a file that are read at once
 READERS = 8  # stretches of packs that are read at a time

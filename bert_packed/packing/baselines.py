@@ -88,11 +88,7 @@ def pack_local_greedy(histogram, max_seq_length, max_sequences_per_pack, *, buff
 
 
 def shuffled_lengths(histogram, seed):
-    """The lengths of a histogram in an order drawn from a seed: int64 `[n]`.
-
-    Raises:
-        ValueError: there are over 10**8, for which single sequences are no longer practical.
-    """
+    """The lengths of a histogram in an order drawn from a seed: int64 `[n]`, n at most 10**8."""
     if (number := sum(histogram.tolist())) > MAX_SEQUENCES:
         raise ValueError(
             f"packing in arrival order takes one sequence at a time, at most {MAX_SEQUENCES:,}; use an "
@@ -105,28 +101,18 @@ def shuffled_lengths(histogram, seed):
 
 @dataclasses.dataclass(frozen=True)
 class SortedBatching:
-    """Cost of batches of sorted lengths.
+    """Cost of batches of sorted lengths."""
 
-    Attributes:
-        num_tokens: Tokens computed, padding included.
-        efficiency: Share of them that is real, 0..1; 1 without sequences.
-        packing_factor: Tokens of padding all to S, per token computed; 1 without sequences.
-        num_shapes: Different batch lengths: compiled programs on hardware with static shapes.
-    """
-
-    num_tokens: int
-    efficiency: float
-    packing_factor: float
-    num_shapes: int
+    num_tokens: int  # computed, padding included
+    efficiency: float  # the share that is real, 0..1; 1 without sequences
+    packing_factor: float  # tokens of padding all to S, per token computed; 1 without sequences
+    num_shapes: int  # batch lengths: compiled programs on hardware with static shapes
 
 
 def cost_of_sorted_batching(histogram, max_seq_length, batch_size):
-    """Sort by length, cut into batches, pad each to its longest; the last batch may be smaller.
+    """Sort by length, cut into batches, pad each to its longest; the last may be smaller: `SortedBatching`.
 
     Example, batch size 2: lengths 2 3 | 3 7 | 8  ->  6 + 14 + 8 tokens for 23.
-
-    Returns:
-        A `SortedBatching`.
     """
     histogram, _ = check_arguments(histogram, max_seq_length, "max")
     if batch_size < 1:

@@ -16,33 +16,20 @@ from bert_packed.packing.knapsack import VALUE_BITS, best_packs
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """How far a plan can be from the fewest packs possible.
+    """How far a plan can be from the fewest packs possible."""
 
-    Attributes:
-        lower_bound: No plan has fewer packs.
-        gap: (packs - lower_bound) / lower_bound, 0 for an empty plan; 0 proves that the plan is optimal.
-        tight: Name of the bound that gives `lower_bound`, the simplest where several do.
-        bounds: Each bound by name: "material", "depth", "L2" and, where these leave a gap and dual
-            values are known, "LP".
-    """
-
-    lower_bound: int
-    gap: float
-    tight: str
-    bounds: dict[str, int]
+    lower_bound: int  # no plan has fewer packs
+    gap: float  # (packs - lower_bound) / lower_bound, 0 for an empty plan; 0 proves that the plan is optimal
+    tight: str  # name of the bound that gives `lower_bound`, the simplest where several do
+    bounds: dict[str, int]  # "material", "depth", "L2" and, if these leave a gap, "LP" of dual values
 
 
 def certify(num_packs, histogram, max_seq_length, max_sequences_per_pack, dual_values=(), lp_bound=None):
-    """The `Certificate` of a number of packs.
+    """The `Certificate` of a number of packs, whose other arguments are those of all algorithms.
 
     Args:
-        num_packs: Packs of the plan.
-        histogram, max_seq_length, max_sequences_per_pack: As for all algorithms.
         dual_values: As in `dual_bound`; empty for none.
         lp_bound: What they prove; None to compute it here, if the other bounds leave a gap.
-
-    Raises:
-        ValueError: an argument breaks its rule.
     """
     bounds = {
         "material": material_bound(histogram, max_seq_length),
@@ -102,14 +89,8 @@ def dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values):
 
     Any values prove some bound, by weak duality of the packing program; those that solve its linear
     relaxation prove the best (Farley, Operations Research 38(5), 1990). The most valuable pack is found
-    exactly, so nothing about the values has to be trusted.
-
-    Args:
-        histogram, max_seq_length, max_sequences_per_pack: As for all algorithms.
-        dual_values: Whole numbers `[S]`, not negative, the value of length i + 1.
-
-    Raises:
-        ValueError: the values are not `[S]` or negative, or their sums would overflow 64 bits.
+    exactly, so nothing about the values has to be trusted. `dual_values` are whole numbers from 0, `[S]`, the
+    value of length i + 1; others, and sums that would overflow 64 bits, are a `ValueError`.
     """
     counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
     rule = f"`dual_values` must be {max_seq_length} whole numbers from 0 and below 2**{VALUE_BITS}."

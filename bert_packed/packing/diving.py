@@ -18,9 +18,8 @@ TOLERANCE = 1e-6
 def dive(search, target):
     """Round the fractional plan of a `Relaxation`, whose master's demand is changed, to a whole one.
 
-    Returns:
-        List of `(ascending tuple of rows, count)` that can hold the demand, in `target` packs if it can be;
-        and whether it ended before the limit of the search's effort.
+    Returns a list of `(ascending tuple of rows, count)` that can hold the demand, in `target` packs if it can
+    be; and whether it ended before the limit of the search's effort.
     """
     demand, master, pack_counts = search.demand, search.master, search.pack_counts
     best = search.first_plan

@@ -9,11 +9,7 @@ STANDARD_OUTPUT = 1  # the file descriptor: compiled code knows nothing of `sys.
 
 
 def make_model(**options):
-    """An empty HiGHS model with one thread, a fixed seed and no output.
-
-    Args:
-        options: HiGHS's own, by name.
-    """
+    """An empty HiGHS model with one thread, a fixed seed, no output, and options by HiGHS's names."""
     with _without_output():
         model = highspy.Highs()
     for name, value in {"output_flag": False, "threads": 1, "random_seed": 0, **options}.items():
@@ -23,17 +19,10 @@ def make_model(**options):
 
 
 def solve(model, *ends):
-    """Run a model.
-
-    Args:
-        model: Of `make_model`.
-        ends: `HighsModelStatus` by which the run may end.
-
-    Returns:
-        The one by which it ended.
+    """Run a model of `make_model`; returns by which of the `HighsModelStatus` `ends` it ended.
 
     Raises:
-        RuntimeError: HiGHS failed.
+        RuntimeError: HiGHS failed, or ended otherwise.
     """
     # A thread's first run fixes its number of HiGHS threads, and HiGHS refuses to run a model with another.
     # Resetting before gets ours past another program's, resetting after the other's past ours.

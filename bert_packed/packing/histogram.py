@@ -36,11 +36,7 @@ def check_lengths(lengths, max_seq_length):
 
 
 def check_histogram(histogram, max_seq_length=None):
-    """Check that an array is a histogram `[S]` of counts in 0..2**53, and return it as int64.
-
-    Raises:
-        ValueError: it is not; whole floats pass.
-    """
+    """Check that an array is a histogram `[S]` of counts in 0..2**53, whole floats too: int64 `[S]`."""
     counts = _as_array(histogram, "histogram")
     if max_seq_length is not None and len(counts) != max_seq_length:
         raise ValueError(
@@ -99,11 +95,7 @@ def load_histogram(path, max_seq_length=None):
 
 
 def fold(histogram, max_seq_length):
-    """Count lengths over S at S, as truncated sequences: [1 2 3 4] with S = 3 -> [1 2 7].
-
-    Raises:
-        ValueError: over 2**53 sequences come together at S.
-    """
+    """Count lengths over S at S, as truncated sequences: [1 2 3 4] with S = 3 -> [1 2 7]."""
     counts = histogram.tolist()  # Python's whole numbers, which do not overflow
     folded = counts[: max_seq_length - 1] + [0] * (max_seq_length - 1 - len(counts))
     return check_histogram([*folded, sum(counts[max_seq_length - 1 :])])

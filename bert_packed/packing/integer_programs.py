@@ -38,9 +38,8 @@ MAX_COPIES = 8  # of equal packs in a round
 def fewest_packs(demand, row_of_slot, depth, max_nodes=MAX_NODES):
     """Solve the packing program over all strategies; `demand` and `row_of_slot` are those of `Relaxation`.
 
-    Returns:
-        List of `(ascending tuple of rows, count)` that can hold the demand, or None where the case is too
-        large or the nodes of branch and bound ran out; and whether they did not run out.
+    Returns a list of `(ascending tuple of rows, count)` that can hold the demand, or None where the case is
+    too large or the nodes of branch and bound ran out; and whether they did not run out.
     """
     max_seq_length = len(row_of_slot) - 1
     num_strategies = count_strategies(max_seq_length, depth, limit=MAX_STRATEGIES)
@@ -122,8 +121,7 @@ def _choose(plan, lengths, max_seq_length, depth, num_sequences, draw):
 def list_packs(demand, lengths, max_seq_length, depth, spare, most, draw):
     """List packs that leave at most `spare` tokens free: all there are, or about `most` by chance.
 
-    Returns:
-        Sorted list of ascending tuples of rows, none with more of a row than `demand`, a dict from rows.
+    Sorted, each an ascending tuple of rows, none with more of a row than `demand`, a dict from rows.
     """
     rows = sorted(demand, reverse=True)
     sums = [0] * (len(rows) + 1)  # bit t of entry i: rows[i:] can be added up to t tokens
@@ -168,8 +166,7 @@ def list_packs(demand, lengths, max_seq_length, depth, spare, most, draw):
 def _mix(candidates, demand, num_packs):
     """Choose `num_packs` of the candidates, tuples of rows, that hold exactly the demand, a counter of rows.
 
-    Returns:
-        Counter of packs, or None; and whether the program was solved, if only to find that there is none.
+    A counter of packs, or None; and whether the program was solved, if only to find that there is none.
     """
     rows = sorted(demand)
     places = np.array([[pack.count(row) for pack in candidates] for row in rows])
@@ -196,8 +193,7 @@ def _mix(candidates, demand, num_packs):
 def _solve(matrix, costs, most, limits, options):
     """Minimise the costs of whole numbers from 0 to `most`, by which the matrix is within two `limits`.
 
-    Returns:
-        List of the numbers, None without a solution; and the status by which the program ended.
+    A list of the numbers, None without a solution; and the status by which the program ended.
     """
     columns, rows = np.nonzero(matrix.T)
     program = highspy.HighsLp()

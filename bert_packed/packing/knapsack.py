@@ -20,22 +20,15 @@ BLOCK_ENTRIES = 2**16  # 512 KiB at a time, so that a block stays in the process
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BestPacks:
-    """The most valuable packs for each capacity, and how to find their slots.
+    """The most valuable packs for each capacity, and how to find their slots."""
 
-    Attributes:
-        num_slots: Most slots that a pack has here.
-        best: int64 `[S + 1]`, the value by capacity.
-        left, right: The tables joined, or None for a table of a single slot or none.
-        num_sums: Sums that it took to compute, those of `left` and `right` included.
-        split: int64 `[S + 1]`, the capacity given to `left`, the rest goes to `right`; -1 until needed. A
-            bound needs none, and finding them takes longer than the values.
-    """
-
-    num_slots: int
-    best: np.ndarray
-    left: "BestPacks | None" = None
+    num_slots: int  # most that a pack has
+    best: np.ndarray  # int64 [S + 1], the value by capacity
+    left: "BestPacks | None" = None  # the tables joined, None for a table of a single slot or none
     right: "BestPacks | None" = None
-    num_sums: int = 0
+    num_sums: int = 0  # that it took to compute, those of `left` and `right` included
+    # int64 [S + 1], the capacity given to `left`, the rest goes to `right`; -1 until needed: a bound needs
+    # none, and finding them takes longer than the values
     split: np.ndarray | None = None
 
     def slots(self, capacities):

@@ -19,17 +19,11 @@ DEPENDENCE_TOLERANCE = 1e-10
 
 @dataclasses.dataclass(frozen=True)
 class NnlsResult:
-    """The mix, `x`.
+    """The mix, `x`."""
 
-    Attributes:
-        x: float64 `[n]`, not negative.
-        converged: False where the iterations ran out; `x` is then the best so far.
-        num_iterations: Columns taken into the mix, those dropped again included.
-    """
-
-    x: np.ndarray
-    converged: bool
-    num_iterations: int
+    x: np.ndarray  # float64 [n], not negative
+    converged: bool  # False where the iterations ran out; `x` is then the best so far
+    num_iterations: int  # columns taken into the mix, those dropped again included
 
 
 def solve_nnls(matrix, target, max_iterations):

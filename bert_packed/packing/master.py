@@ -23,15 +23,11 @@ STEPS_PER_ITERATION = 60  # and row, measured at S = 512 and 2048
 
 
 class Master:
-    """One warm HiGHS model; packs are added, demands changed, and each solve starts at the last basis.
-
-    Attributes:
-        packs: List of the packs added, each an ascending tuple of rows, one row per slot.
-    """
+    """One warm HiGHS model; packs are added, demands changed, and each solve starts at the last basis."""
 
     def __init__(self, demand, effort):
         """Build the model without packs; `demand` is sequences by row, `effort` limits the solves."""
-        self.packs = []
+        self.packs = []  # added, each an ascending tuple of rows, one row per slot
         self._known = set()
         self._effort = effort
         self._num_rows = len(demand)

@@ -43,11 +43,7 @@ def pack_nnlshp(histogram, max_seq_length, max_sequences_per_pack, **settings):
 
 
 def mix_nnlshp(histogram, max_seq_length, max_sequences_per_pack, **settings):
-    """The mix of `pack_nnlshp`, slots still without sequences.
-
-    Returns:
-        List of `(ascending tuple of slot sizes, count)`, and a list of notes.
-    """
+    """The mix of `pack_nnlshp`, without sequences: list of `(ascending tuple of slots, count)`, and notes."""
     strategies, whole_counts, notes = first_mix(histogram, max_seq_length, max_sequences_per_pack, **settings)
     return round_and_repair(strategies, whole_counts, check_histogram(histogram)), notes
 
@@ -143,9 +139,7 @@ def packing_matrix(strategies, max_seq_length):
 def round_and_repair(strategies, whole_counts, histogram):
     """Take whole counts of strategies, and give each sequence not covered another pack.
 
-    Returns:
-        List of `(ascending tuple of slot sizes, count)` with at least as many slots of each size as there
-        are sequences of that length.
+    List of `(ascending tuple of slot sizes, count)`, at least a slot of its length for each sequence.
     """
     max_seq_length, depth = len(histogram), strategies.shape[1]
     packs = {}

@@ -16,26 +16,17 @@ from bert_packed.packing.histogram import check_arguments, is_whole
 
 @dataclasses.dataclass(frozen=True)
 class PackingPlan:
-    """Packs as strategies with counts.
+    """Packs as strategies with counts."""
 
-    Attributes:
-        algorithm: Name of the algorithm that made it.
-        max_seq_length: S, the tokens that one pack holds.
-        max_sequences_per_pack: The limit of depth, or "max" for none.
-        strategies: Dict from strategy (ascending tuple of lengths) to its number of packs, at least 1.
-        notes: Whatever a reader must know, such as an early stop, each in one sentence.
-        dual_values: `[S]`, a whole number for each length, that prove a lower bound (`bounds.dual_bound`);
-            empty where the algorithm computes none. Stored in place of the bound, so that a reader can check
-            it.
-        lp_bound: The bound that they prove, if the search has computed it; None in a plan that was read.
-    """
-
-    algorithm: str
-    max_seq_length: int
-    max_sequences_per_pack: int | str
-    strategies: dict[tuple[int, ...], int]
-    notes: tuple[str, ...] = ()
+    algorithm: str  # that made it
+    max_seq_length: int  # S, the tokens of a pack
+    max_sequences_per_pack: int | str  # the limit of depth, "max" for none
+    strategies: dict[tuple[int, ...], int]  # ascending tuple of lengths -> packs, at least 1
+    notes: tuple[str, ...] = ()  # what a reader must know, such as an early stop, a sentence each
+    # `[S]`, whole numbers that prove a lower bound (`bounds.dual_bound`); () if the algorithm computes none.
+    # Stored in place of the bound, so that a reader can check it.
     dual_values: tuple[int, ...] = ()
+    # The bound that they prove, if the search has computed it; None in a plan that was read
     lp_bound: int | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @functools.cached_property
@@ -110,13 +101,9 @@ def make_plan(
 
 
 def merge_packs(packs):
-    """Add up equal packs, and drop empty ones and counts of 0.
+    """Add up equal packs `(lengths in any order, count)`, and drop empty ones and counts of 0.
 
-    Args:
-        packs: Iterable of `(lengths in any order, count)`.
-
-    Returns:
-        Dict from ascending tuple to count, in ascending order: equal plans are equal bytes.
+    Returns a dict from ascending tuple to count, in ascending order: equal plans are equal bytes.
     """
     # The papers count strategies as their listings list them, equal ones not added up; SPFHP and LPFHP make
     # no equal ones, so the two numbers agree
@@ -128,11 +115,7 @@ def merge_packs(packs):
 
 
 def from_json(content):
-    """The plan that `PackingPlan.to_json` wrote; its certificate is not read but computed.
-
-    Raises:
-        ValueError: a strategy is repeated or its lengths do not ascend.
-    """
+    """The plan that `PackingPlan.to_json` wrote, but for its certificate, which is computed again."""
     strategies = {}
     for lengths, count in content["strategies"]:
         strategy = tuple(lengths)

@@ -41,41 +41,28 @@ class Effort:
 
 
 class Relaxation:
-    """The search for the packs of the fractional optimum.
-
-    Rows are the lengths that occur, ascending.
-
-    Attributes:
-        lengths: int64 `[rows]`.
-        demand: List `[rows]`, sequences of each length.
-        row_of_slot: int64 `[S + 1]`, the row of the longest length that a slot of this size holds, or -1.
-        master: `Master`, with the packs of LPFHP to begin with.
-        lower_bound: The best bound proven so far, a whole number.
-        dual_values: int64 `[rows]`, the values that prove it; empty where a bound that costs nothing does.
-        pack_counts: float64 `[packs]`, the last solution of the master.
-        first_plan: The plan of LPFHP, list of `(ascending tuple of rows, count)`.
-    """
+    """The search for the packs of the fractional optimum; rows are the lengths that occur, ascending."""
 
     def __init__(self, histogram, depth, effort):
         """Start at the packs of LPFHP and the bounds that cost nothing; `effort` limits the search."""
         self.effort = effort
         self._size = len(histogram)
-        self.lengths = np.flatnonzero(histogram) + 1
-        self.demand = histogram[self.lengths - 1].tolist()
+        self.lengths = np.flatnonzero(histogram) + 1  # int64 [rows]
+        self.demand = histogram[self.lengths - 1].tolist()  # sequences of each length
         self._depth = most_sequences(self.demand, int(self.lengths[0]), self._size, depth)
-        slots = np.arange(self._size + 1)
-        self.row_of_slot = np.searchsorted(self.lengths, slots, side="right") - 1
+        # int64 [S + 1], the row of the longest length that a slot of this size holds, or -1
+        self.row_of_slot = np.searchsorted(self.lengths, np.arange(self._size + 1), side="right") - 1
         self._max_new = 10 + len(self.lengths) // 5
         self.master = Master(self.demand, effort)
         self.first_plan = self.pack_rest(self.demand)
         self.master.add(pack for pack, _ in self.first_plan)
-        self.pack_counts = np.zeros(len(self.master.packs))
-        self.lower_bound = lower_bound(histogram, self._size, depth)
-        # The length itself is a good first value: no pack is worth more than S, which proves the material
-        # bound; only what proves more is worth keeping.
+        self.pack_counts = np.zeros(len(self.master.packs))  # the last solution of the master
+        self.lower_bound = lower_bound(histogram, self._size, depth)  # the best that is proven so far
+        # int64 [rows], the values that prove it; empty where a bound that costs nothing does
         self.dual_values = np.zeros(0, np.int64)
         tokens = sum(count * length for count, length in zip(self.demand, self.lengths.tolist(), strict=True))
         self._best_ratio = tokens / self._size
+        # The length is a good first value: no pack is worth more than S, which proves the material bound
         self._center = self.lengths / self._size
 
     def pack_rest(self, rest):
@@ -142,8 +129,7 @@ class Relaxation:
     def _price(self, values):
         """Find the most valuable pack around each length, exactly, and keep the bound if it is the best.
 
-        Returns:
-            int64 `[rows]`, the value of the best pack with the row's length, and the table of other slots.
+        The value of the best pack with each row's length, int64 `[rows]`, and the table of other slots.
         """
         scaled = scale_values(values, self._depth)
         slot_values = np.where(self.row_of_slot >= 0, scaled[self.row_of_slot], 0)

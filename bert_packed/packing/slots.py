@@ -12,8 +12,7 @@ from collections import Counter
 def uncovered(num_slots, demand):
     """The sequences by row that find no slot when as many as possible do.
 
-    Example, rows of sizes 2 3 5: slots 0 1 2 and demand 2 2 0 -> two of size 3 and one of size 2 are in:
-        left over 1 0 0
+    Rows of sizes 2 3 5, slots 0 1 2, demand 2 2 0: two of size 3 and one of size 2 are in, left over 1 0 0.
     """
     return _contents(num_slots, demand)[1]
 
@@ -45,12 +44,9 @@ def place(pack, demand):
 
 
 def fill_slots(packs, demand):
-    """Turn packs of slots, `(ascending tuple of rows, count)`, into packs of sequences.
+    """Turn packs of slots, `(ascending tuple of rows, count)`, into packs of sequences, or empty ones.
 
-    Slots left empty are gone, and a pack may be empty.
-
-    Raises:
-        ValueError: the slots cannot hold the demand.
+    `ValueError` where the slots cannot hold the demand.
     """
     contents, left_over = _contents(count_slots(packs, len(demand)), demand)
     if any(left_over):
@@ -71,9 +67,7 @@ def fill_slots(packs, demand):
 
 
 def _contents(num_slots, demand):
-    """For each slot size a list of `[row put into it or None, count]`, used up from its end; and by row the
-    sequences left over.
-    """
+    """By slot size `[row put into it or None, count]`, to use from the end; sequences left over by row."""
     contents, left_over = [[] for _ in demand], list(demand)
     free = []  # [slot, count], the shortest slot last
     for row in range(len(demand) - 1, -1, -1):

@@ -13,16 +13,13 @@ NAME = "vector-greedy"
 
 
 def pack_vectors(sizes, counts, capacities, depth):
-    """Pack classes of sequences.
+    """Pack classes: dict from strategy, an ascending tuple of class numbers, to its number of packs.
 
     Args:
         sizes: Int array `[c, g]`, the g lengths of each class, none over its capacity.
         counts: Int array `[c]`, sequences of each class.
         capacities: Int array `[g]`.
         depth: Most sequences per pack.
-
-    Returns:
-        Dict from strategy, an ascending tuple of class numbers, to its number of packs.
     """
     shares = sizes / capacities
     order = np.lexsort((-shares.sum(axis=1), -shares.max(axis=1)))

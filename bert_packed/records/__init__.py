@@ -1,5 +1,5 @@
 """TFRecords in and out: bytes, sequences, packs, and what the files beside them promise.
 
 `tfrecords.py` reads and writes files, `examples.py` decodes records, `sequences.py` holds many of them in
-columns. `read_unpacked.py`, `read_packed.py` and `read_causal.py` go from file to sequences.
+columns. `read_bert.py` and `read_causal.py` go from file to sequences.
 """

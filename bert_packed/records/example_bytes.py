@@ -23,10 +23,7 @@ def serialize_examples(features):
             `schema.dtype` is of floats, otherwise as int64.
 
     Returns:
-        List of n `bytes`, with features in the order of their names, so that equal features are equal bytes.
-
-    Raises:
-        ValueError: shapes do not fit, or a whole number is negative.
+        List of n `bytes`, features by name. `ValueError` where shapes differ or a whole number is negative.
     """
     shapes = {name: np.shape(values) for name, values in features.items()}
     if any(len(shape) != 2 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) != 1:
@@ -36,14 +33,10 @@ def serialize_examples(features):
 
 
 def serialize_ragged(features):
-    """Encode a batch of whole-number features of any lengths as `tf.train.Example` records.
+    """`serialize_examples` for whole numbers of any lengths.
 
-    Args:
-        features: Dict from feature name to (values of all records, int array `[T]`, number of values of each,
-            int `[n]`).
-
-    Returns:
-        List of n `bytes`; raises as `serialize_examples`.
+    `features` is a dict from feature name to (values of all records, int `[T]`, number of values of each, int
+    `[n]`).
     """
     sizes = {
         name: (len(values), int(np.sum(counts)), len(counts)) for name, (values, counts) in features.items()
@@ -59,11 +52,8 @@ def encode_varints(values):
         [[1 300]        ->   bytes  1  172 2  5 7
          [5   7]]            ends   3 5
 
-    Args:
-        values: Integer array `[n, length]`; `ValueError` where one is negative.
-
-    Returns:
-        `bytes` of all rows, and int64 `[n]`: where each row ends in them.
+    Returns the `bytes` of all rows of an integer array `[n, length]`, and int64 `[n]`: where each row ends in
+    them. A negative number is a `ValueError`.
     """
     if values.size and values.min() < 0:
         raise ValueError(f"whole numbers must not be negative. Received: {values.min()}.")
@@ -123,7 +113,6 @@ def _join_columns(columns):
 
 
 def _encode_feature(name, values):
-    """Entries of the Example's feature map: two lists of n `bytes`, headers and values."""
     num_rows, length = values.shape
     if values.dtype.kind == "f" or schema.dtype(name) == "float32":
         content = np.ascontiguousarray(values, "<f4").tobytes()
@@ -136,12 +125,12 @@ def _encode_feature(name, values):
 
 
 def _encode_ragged(name, values, counts):
-    """Entries of the Example's feature map: two lists of n `bytes`, headers and values."""
     content, ends = encode_varints(np.asarray(values)[:, np.newaxis])
     return _cut_entries(name, 3, content, np.concatenate([[0], ends])[np.cumsum(counts)])
 
 
 def _cut_entries(name, kind, content, ends):
+    """Entries of the Example's feature map: two lists of n `bytes`, headers and values."""
     limits = itertools.pairwise([0, *ends.tolist()])
     values = [content[start:end] for start, end in limits]
     headers = {size: _entry_header(name, kind, size) for size in set(map(len, values))}

@@ -34,9 +34,9 @@ def decode_columns(records, dtypes):
         dtypes: Dict from feature name to "int64" or "float32"; other features are passed over.
 
     Returns:
-        Dict from name to (values of all records, number of values of each, int64 `[n]`); None where a record
-        has another form, lacks a feature, or has it in another type. Values are float32, or the first of
-        uint8, uint32 and int64 that holds them.
+        Dict from name to (values of all records: float32, or the first of uint8, uint32 and int64 that holds
+        them; number of values of each, int64 `[n]`). None where a record has another form, lacks a feature,
+        or has it in another type.
     """
     try:
         found = _find_values(records, dtypes)
@@ -50,12 +50,8 @@ def decode_varints(content, ends):
 
         bytes  1  172 2  5 7,  ends  [3 5]   ->   values  [1 300 5 7],  counts  [2 2]
 
-    Args:
-        content: uint8 `[m]`.
-        ends: Int array `[n]`: where each row ends in it.
-
-    Returns:
-        Values, uint8, uint32 or int64, and how many each row has, int64 `[n]`.
+    `content` is uint8 `[m]`, `ends` int `[n]`. Returns values, uint8, uint32 or int64, and how many each row
+    has, int64 `[n]`.
     """
     is_last = content < MORE
     row_ends = ends[ends > 0]

@@ -18,38 +18,36 @@ GRAPHCORE_FEATURE = "packed_input_ids"  # of a layout that was written once
 
 def _example_class():
     """The class of `tf.train.Example`, from its three messages."""
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
+    kinds, types = descriptor_pb2.FieldDescriptorProto, descriptor_pb2.DescriptorProto
 
-    def add_message(parent, name):
-        message = parent.add()
-        message.name = name
-        return message
+    def field(name, number, kind, type_name="", label=kinds.LABEL_OPTIONAL, **more):
+        type_name = f".records.{type_name}" if type_name else None
+        return kinds(name=name, number=number, type=kind, type_name=type_name, label=label, **more)
 
-    def add_field(message, name, number, kind, type_name=None, repeated=False, oneof=None):
-        label = kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
-        field = message.field.add(name=name, number=number, type=kind, label=label)
-        if type_name:
-            field.type_name = f".records.{type_name}"
-        if oneof is not None:
-            field.oneof_index = oneof
-
-    lists = (("bytes", kinds.TYPE_BYTES), ("float", kinds.TYPE_FLOAT), ("int64", kinds.TYPE_INT64))
-    feature = add_message(file.message_type, "Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, kind) in enumerate(lists, 1):
-        values = add_message(file.message_type, f"{name.title()}List")
-        add_field(values, "value", 1, kind, repeated=True)
-        add_field(feature, f"{name}_list", number, kinds.TYPE_MESSAGE, f"{name.title()}List", oneof=0)
-    features = add_message(file.message_type, "Features")
-    entry = add_message(features.nested_type, "FeatureEntry")
-    entry.options.map_entry = True
-    add_field(entry, "key", 1, kinds.TYPE_STRING)
-    add_field(entry, "value", 2, kinds.TYPE_MESSAGE, "Feature")
-    add_field(features, "feature", 1, kinds.TYPE_MESSAGE, "Features.FeatureEntry", repeated=True)
-    example = add_message(file.message_type, "Example")
-    add_field(example, "features", 1, kinds.TYPE_MESSAGE, "Features")
+    message, many = kinds.TYPE_MESSAGE, kinds.LABEL_REPEATED
+    lists = {"Bytes": kinds.TYPE_BYTES, "Float": kinds.TYPE_FLOAT, "Int64": kinds.TYPE_INT64}
+    choices = [
+        field(f"{name.lower()}_list", number, message, f"{name}List", oneof_index=0)
+        for number, name in enumerate(lists, 1)
+    ]
+    entry = types(
+        name="FeatureEntry",
+        field=[field("key", 1, kinds.TYPE_STRING), field("value", 2, message, "Feature")],
+        options={"map_entry": True},
+    )
+    entries = field("feature", 1, message, "Features.FeatureEntry", many)
+    messages = [
+        *(
+            types(name=f"{name}List", field=[field("value", 1, kind, "", many)])
+            for name, kind in lists.items()
+        ),
+        types(name="Feature", field=choices, oneof_decl=[{"name": "kind"}]),
+        types(name="Features", field=[entries], nested_type=[entry]),
+        types(name="Example", field=[field("features", 1, message, "Features")]),
+    ]
     pool = descriptor_pool.DescriptorPool()  # not the default one, to which TensorFlow adds the same names
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", message_type=messages)
+    file.syntax = "proto3"
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("records.Example"))
 
@@ -99,15 +97,12 @@ def parse_example(record, path, number, lengths):
 
 
 def parse_examples(batch, lengths, narrow=()):
-    """Decode records whose features have fixed lengths.
+    """Decode records whose features have fixed lengths: dict from name to `[n, length]`, int64 or float32.
 
     Args:
         batch: `Records`, at least one.
         lengths: Dict from feature name to its length in this file; other features are passed over.
         narrow: Names of whole-number features that may come in any integer type, for speed.
-
-    Returns:
-        Dict from feature name to array `[n, length]`, int64 or float32.
 
     Raises:
         InputError: a record is no `tf.train.Example`, lacks a feature, or has it in another length or type.
@@ -133,17 +128,15 @@ def parse_examples(batch, lengths, narrow=()):
 
 
 def parse_ragged(batch, dtypes):
-    """Decode records whose features have any lengths.
+    """Decode records whose features have any lengths; 0 where a record lacks one.
 
     Args:
         batch: `Records`, at least one.
-        dtypes: Dict from feature name to "int64" or "float32". A record that lacks a feature has 0 values.
+        dtypes: Dict from feature name to "int64" or "float32".
 
     Returns:
-        Dict from name to (values of all records, number of values of each, int64 `[n]`).
-
-    Raises:
-        InputError: a record is no `tf.train.Example`, or has a feature in another type.
+        Dict from name to (values of all records, number of values of each, int64 `[n]`). `InputError` where a
+        record is no `tf.train.Example`, or has a feature in another type.
     """
 
     def check(record, number):

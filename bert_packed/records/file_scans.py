@@ -39,11 +39,9 @@ def stamp_of(path):
 
 
 def write_scans(store, scans):
-    """Keep scans in a file, in the place of those that it held.
+    """Keep scans, a dict from path to what `scan_unchanged` returned, in a file, in the place of older ones.
 
-    Args:
-        store: Path of the file; its folder exists.
-        scans: Dict from path to what `scan_unchanged` returned, of files that are not damaged.
+    None is of a damaged file.
     """
     scans = {path: (scan, stamp) for path, (scan, stamp) in scans.items() if stamp[1]}
     facts = [[path, stamp, scan.sha256, scan.num_records] for path, (scan, stamp) in scans.items()]
@@ -59,15 +57,9 @@ def write_scans(store, scans):
 
 
 def read_scans(store, paths):
-    """The scans that were kept of files that are as they were.
+    """The scans in a store of files that are as they were: dict from some paths to `FileScan` and stamp.
 
-    Args:
-        store: Path of a file of `write_scans`; one that is missing, damaged, of another version, or that
-            cannot be read, holds none.
-        paths: List of paths.
-
-    Returns:
-        Dict from some of the paths to `FileScan` and stamp.
+    A store that is missing, damaged, of another version, or that cannot be read, holds none.
     """
     kept = _read(store)
     return {path: kept[path] for path in paths if path in kept and kept[path][1] == stamp_of(path)}

@@ -25,16 +25,13 @@ def find_common_objective(paths):
 
 
 def read_pack_spec(paths, argument="input_file", pattern=None, kinds=None):
-    """Read S, K and P from the first record of every file of packs, BERT's or for causal language modelling.
+    """Read S, K and P from the first record of every file of packs: `schema.PackSpec`.
 
     Args:
         paths: List of paths, at least one.
         argument, pattern: Flag and value that name them, for the command in the message about unpacked files.
         kinds: Which feature has which length, `schema.PACKED_LENGTHS` or `schema.CAUSAL_LENGTHS`; None for
             those of the records' objective.
-
-    Returns:
-        `schema.PackSpec`, whose `objective` says what is learnt from them.
 
     Raises:
         InputError: files disagree, a file holds unpacked records, or features are missing or of lengths that
@@ -72,11 +69,7 @@ def read_pack_spec(paths, argument="input_file", pattern=None, kinds=None):
 
 
 def common_lengths(lengths, kinds, path):
-    """The lengths of a file by their names, "S", "K" and "P", from those of the features in its first record.
-
-    Raises:
-        InputError: features that must be equally long, by `kinds`, are not.
-    """
+    """Lengths by name, "S", "K" and "P"; `InputError` where features are not equally long by `kinds`."""
     sizes = {}
     for name, kind in kinds.items():
         wanted = kind if isinstance(kind, int) else sizes.setdefault(kind, lengths[name])

@@ -28,11 +28,7 @@ def find_files(pattern, argument):
 
     A glob matches no folder, and none of our own indexes, which `--provenance` leaves beside records. A comma
     may be part of a name: the whole pattern is tried as a name first, and a part that names nothing is tried
-    together with the next.
-
-    Args:
-        pattern: Paths and globs.
-        argument: Name of the flag, for messages.
+    together with the next. `argument` is the flag's name, for messages.
 
     Returns:
         List of paths, sorted, each once: `./a` and `a` are one.
@@ -45,10 +41,7 @@ def find_files(pattern, argument):
 
 
 def find_parts(pattern, argument, match=None):
-    """Cut a pattern at its commas, as `find_files` describes.
-
-    Yields each part and the list of its files, in any order; `match` finds them, `match_files` where None.
-    """
+    """Cut a pattern as `find_files` does: yields each part and its files, in any order, found by `match`."""
     match = match or match_files
     parts = [pattern] if storage.is_file(pattern.strip()) else pattern.split(",")
     while parts:
@@ -100,11 +93,9 @@ def stamp_files(paths):
 
 @contextlib.contextmanager
 def unchanged(stamps):
-    """Read files in the block, and know that all of it was read of the files as `stamp_files` found them.
+    """Raise `InputError` where files are not, before or after the block, as `stamp_files` found them.
 
-    Raises:
-        InputError: a file has changed since it was stamped, or was replaced or changed during the block. It
-            comes in place of an `InputError` of the block, which half-changed files may cause.
+    It comes in place of an `InputError` of the block, which half-changed files may cause.
     """
     inodes = {path: storage.inode(path) for path, _, _ in stamps}
     _check_stamps(stamps, inodes)
@@ -128,11 +119,8 @@ def read_input_manifests(paths):
     """Read the manifests beside files; other programs' manifests promise nothing.
 
     Returns:
-        Dict with those of `INHERITED_KEYS` that are known, and dict from path to what is promised of it:
-        dict with `num_records` and `sha256`, where they are known.
-
-    Raises:
-        InputError: two directories have different vocabularies or objectives.
+        Dict with those of `INHERITED_KEYS` that are known, and `read_promises`. `InputError` where two
+        directories have different vocabularies or objectives.
     """
     vocabulary, known_from = {}, None
     for directory, manifest in _manifests_beside(paths):
@@ -148,7 +136,7 @@ def read_input_manifests(paths):
 
 
 def read_promises(paths):
-    """What the manifests beside files promise of them: dict from path to that, as `read_input_manifests`."""
+    """What manifests promise of files beside them: dict from path to those of `FILE_KEYS` that are known."""
     promised = {}
     for directory, manifest in _manifests_beside(paths):
         for entry in listed_files(manifest):

@@ -9,14 +9,9 @@ SCANS_NAME = ".scans.npz"  # of `file_scans.py`
 
 
 def read_manifest(directory, any_json=False):
-    """The `manifest.json` of a directory as a dict, or None where it has none.
+    """The `manifest.json` of a directory as a dict, or None where it has none; `InputError` if it is no JSON.
 
-    Args:
-        directory: Path.
-        any_json: Whether it may be another program's: JSON that is no object counts as none then.
-
-    Raises:
-        InputError: the file is not JSON, or not an object without `any_json`.
+    With `any_json` it may be another program's: JSON that is no object counts as none, and is no mistake.
     """
     kind = object if any_json else dict
     content = storage.read_json(os.path.join(directory, MANIFEST_NAME), kind, default=None)

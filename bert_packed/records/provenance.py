@@ -48,16 +48,11 @@ def provenance_path(path):
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Where the text of an instance comes from.
+    """Where the text of an instance comes from, as the manifest of the instances says."""
 
-    Attributes:
-        path, sha256: The text file, as the manifest of the instances names it; "" without a checksum there.
-        number: The document's place in it, from 1.
-    """
-
-    path: str
-    sha256: str
-    number: int
+    path: str  # of the text file
+    sha256: str  # "" where the manifest has none
+    number: int  # the document's place in the file, from 1
 
 
 def describe_path(path, output_dir):
@@ -80,7 +75,7 @@ def real_name(path):
 
 
 def write_traced(path, index_path, names, serialize):
-    """Write a file of records, and beside it the index of where they come from.
+    """Write a file of records, and beside it the index of where they come from: `tfrecords.FileEntry`.
 
     Args:
         path: The file.
@@ -88,9 +83,6 @@ def write_traced(path, index_path, names, serialize):
         names: `PACK_COLUMNS` or `DOCUMENT_COLUMNS`.
         serialize: Function from an `_Index`, to which it adds what it serializes, or None, to an iterable of
             `bytes`, one a record.
-
-    Returns:
-        `tfrecords.FileEntry`.
     """
     if not index_path:
         return write_file(path, serialize(None))
@@ -176,14 +168,9 @@ def _write_npz(file, columns):
 
 
 def find_sources(path, record_number):
-    """The input records of one pack.
+    """The input records of one pack: list of (path of the input file, number of its record), slot after slot.
 
-    Args:
-        path: Shard that was packed with `--provenance`.
-        record_number: The pack's record, from 1.
-
-    Returns:
-        List of (path of the input file, number of its record), slot after slot.
+    The pack is record `record_number`, from 1, of a shard that was packed with `--provenance`.
 
     Raises:
         InputError: there is no such record, or the index or the manifest is missing, damaged, or of another
@@ -215,15 +202,13 @@ def find_documents(sources, packed_file=""):
     """The documents of some instances. What is not there any more is logged.
 
     Args:
-        sources: List of (path of a file of instances, number of its record), as `find_sources` returns it.
+        sources: List, as `find_sources` returns it.
         packed_file: The shard that they are of, whose manifest says which instances were packed; "" takes
             those that are there now.
 
     Returns:
-        List of `Document`, in that order; None where the instances have no index here.
-
-    Raises:
-        InputError: an index or the manifest beside it is damaged, or of other instances.
+        List of `Document`, in that order; None where the instances have no index here. `InputError` where an
+        index or the manifest beside it is damaged, or of other instances.
     """
     found = dict.fromkeys(sources)
     packed = _read_manifest_of(packed_file, packed_file)[0] if packed_file else []

@@ -20,9 +20,7 @@ from bert_packed.records.sequences import (
 def read_causal(path):
     """Read one file of unpacked records, ours or anybody's.
 
-    Args:
-        path: TFRecord file with the features of `schema.CAUSAL_UNPACKED_LENGTHS`, and maybe those of
-            `schema.CAUSAL_OPTIONAL_LENGTHS`.
+    They have the features of `schema.CAUSAL_UNPACKED_LENGTHS`, and maybe of `CAUSAL_OPTIONAL_LENGTHS`.
 
     Yields:
         `Sequences` of one batch of records each, in the order of the file.
@@ -30,7 +28,6 @@ def read_causal(path):
     Raises:
         InputError: naming file and record, for a feature that is missing or of another length, a label that
             is not the next token, or numbers out of range.
-        OSError: the file cannot be opened.
     """
     names = examples.feature_names(tfrecords.first_record(path), path, 1)
     if schema.SEQUENCE_BYTES in names:
@@ -50,12 +47,7 @@ def read_packed_causal(path):
 
 
 def read_parts(path, is_split=True):
-    """Read one file of packs of whole sequences, or of parts of them.
-
-    Args:
-        path: TFRecord file with the features of `schema.CAUSAL_LENGTHS`.
-        is_split: Whether sequences may go on from one pack to another: then the first of a pack may begin at
-            any position, and a pack may be empty.
+    """Read one file of packs of whole sequences or, with `is_split`, of parts that go on in other packs.
 
     Yields:
         `Sequences` of one batch of packs, in the order of the file and of the slots, without `label_bytes`;
@@ -64,7 +56,6 @@ def read_parts(path, is_split=True):
     Raises:
         LayoutError: naming file and record, where a pack breaks a rule of the layout.
         InputError: the file holds no packed records, or cannot be read.
-        OSError: it cannot be opened.
     """
     spec = first_records.read_pack_spec([path], kinds=schema.CAUSAL_LENGTHS)
     lengths = {name: spec.size(kind) for name, kind in schema.CAUSAL_LENGTHS.items()}

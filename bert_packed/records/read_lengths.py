@@ -10,18 +10,14 @@ from bert_packed.schema import CAUSAL_LM
 
 
 def read_histogram(histogram, input_file):
-    """Count lengths as they are on disk, also those over any S.
+    """Count lengths as they are on disk, also those over any S: int64 `[L]`, L the longest.
 
     Args:
         histogram: JSON file, or the name of a histogram that comes with the package; "" to read records.
         input_file: Comma-separated paths or globs of unpacked records.
 
-    Returns:
-        int64 `[L]`, L the longest length.
-
     Raises:
         InputError: the file is no histogram, a record is damaged, or there is no sequence at all.
-        OSError: a file cannot be read.
     """
     counts = _read_json(histogram) if histogram else _count_records(input_file)
     if not counts.any():
@@ -33,8 +29,8 @@ def read_histogram(histogram, input_file):
 def _count_records(input_file):
     from bert_packed.records.first_records import find_common_objective
     from bert_packed.records.inputs import find_files
+    from bert_packed.records.read_bert import read_unpacked
     from bert_packed.records.read_causal import read_causal  # TensorFlow: a histogram needs none
-    from bert_packed.records.read_unpacked import read_unpacked
 
     counts = np.zeros(0, np.int64)
     paths = find_files(input_file, "input_file")

@@ -14,14 +14,10 @@ class LayoutError(InputError):
 
 
 def make_check(batch, error=InputError):
-    """A function that raises `error` where an entry of a batch of `Records` breaks a rule.
-
-    Its arguments are a bool array of what is good, the array of values, `[n]` or `[n, length]`, and the rule
-    with the feature's name; for values of all records one after the other also where each record's start,
-    `[n + 1]`.
-    """
+    """A function that raises `error` where an entry of a batch of `Records` breaks a rule."""
 
     def check(good, values, rule, offsets=None):
+        """Both arrays are `[n]`, `[n, length]`, or of all records in a row, which begin at `offsets`."""
         if good.all():
             return
         place = int(np.argmin(good))
@@ -53,15 +49,8 @@ def check_slots(check, features, depth, is_split=False):
         input_mask    [1 1 1 2 2 0]
         position_ids  [0 1 2 0 1 0]   ->   starts [0 3], lengths [3 2]
 
-    Args:
-        check: Function of `make_check`.
-        features: Dict of the arrays of packs.
-        depth: K.
-        is_split: Whether the first sequence of a pack may begin at any position, and a pack may be empty.
-
-    Returns:
-        Two int64 arrays, of all sequences of all packs: where each starts among all tokens and padding, and
-        its number of tokens.
+    With `is_split` the first sequence of a pack may begin at any position, and a pack may be empty. Returns
+    two int64 arrays, of all sequences: where each starts among all tokens and padding, and its tokens.
     """
     sequence_ids, positions = features[schema.INPUT_MASK], features[schema.POSITION_IDS]
     first, before, after = sequence_ids[:, 0], sequence_ids[:, :-1], sequence_ids[:, 1:]

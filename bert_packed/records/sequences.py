@@ -108,10 +108,7 @@ class Sequences:
 
 
 def make_sequences(layout, path, **columns):
-    """`Sequences` of one file from arrays or lists of any type, `record_numbers` among them.
-
-    A column that is left out is 0; one that is not of the layout is a `ValueError`.
-    """
+    """`Sequences` of one file from arrays or lists of any type, `record_numbers` among them, others 0."""
     if unknown := columns.keys() - layout.keys():
         raise ValueError(f"columns must be of the layout. Received: {', '.join(sorted(unknown))}.")
     made = {}

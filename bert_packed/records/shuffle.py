@@ -31,10 +31,7 @@ def shuffle_places(items, num_items, key):
 
 
 def find_items(places, num_items, key):
-    """The items at some places of a shuffle: `shuffle_places` undone; the same arguments, and int64 `[m]`.
-
-    places [3 0 4 1 2] of the shuffle above   ->   [0 1 2 3 4]
-    """
+    """The items at some places of a shuffle: `shuffle_places` undone; the same arguments, and int64 `[m]`."""
     return _walk(_move_back, places, num_items, key)
 
 

@@ -54,10 +54,8 @@ def read_joined(paths, num_rows, see):
 
     Yields:
         `Sequences` of one folder that are whole, each with the file and record that it begins in.
-
-    Raises:
-        LayoutError: naming file and record, where a part continues nothing, or a row has tokens after
-            padding; or the packs of a folder are no multiple of R.
+        `LayoutError` where a part continues nothing, a row has tokens after padding, or R does not divide the
+        packs of a folder.
     """
 
     def read(path):

@@ -31,20 +31,13 @@ WRITE_BYTES = 2**22  # and the most bytes of them, the last one not counted
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Records of a file in one buffer.
+    """Records of a file in one buffer."""
 
-    Attributes:
-        content: `bytes` that hold them, with anything between.
-        starts, ends: int64 `[n]`: where each begins, and where it ends.
-        path: The file.
-        number: Of the first one in the file, from 1.
-    """
-
-    content: bytes
-    starts: np.ndarray
-    ends: np.ndarray
-    path: str = ""
-    number: int = 1
+    content: bytes  # that hold them, with anything between
+    starts: np.ndarray  # int64 [n]
+    ends: np.ndarray  # int64 [n]
+    path: str = ""  # of the file
+    number: int = 1  # of the first one in the file
 
     def __len__(self):
         return len(self.starts)
@@ -62,18 +55,11 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class FileScan:
-    """The checksum of a file, and where its records are.
+    """The checksum of a file, and where its records are."""
 
-    Attributes:
-        sha256: Hexadecimal.
-        num_records: None where the headers do not lead to the end of the file, which is damaged.
-        offsets: int64 `[num_records + 1]`, where every record starts, and the size of the file; `[0]` of a
-            damaged one.
-    """
-
-    sha256: str
-    num_records: int | None
-    offsets: np.ndarray
+    sha256: str  # hexadecimal
+    num_records: int | None  # None where the headers do not lead to the end of the file, which is damaged
+    offsets: np.ndarray  # int64 [num_records + 1], starts of records and size of the file; [0] if damaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,10 +185,8 @@ def masked_checksums(content, starts, ends):
 
 
 def _frames(path, read, left, most, number):
-    """Cut `left` bytes of a file into pieces of at most `most`, or one frame; no checksum is compared.
-
-    Yields `bytes`, and a list of where in them each frame begins and the last one ends.
-    """
+    """Cut `left` bytes of a file into pieces of at most `most`, or one frame; no checksum is compared."""
+    # yields bytes, and a list of where in them each frame begins and the last one ends
     held, wanted = b"", HEADER.size
     while left > 0:
         with storage.naming_file(path):

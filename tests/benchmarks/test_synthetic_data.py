@@ -24,7 +24,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.packing.histogram import load_known_histogram
-from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.read_bert import read_unpacked
 from bert_packed.schema import PackSpec
 
 PACKS = [(5, 9, 10), (24,), (3, 4)]

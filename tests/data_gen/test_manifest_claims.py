@@ -18,8 +18,7 @@ from bert_packed.core.command_line import run
 from bert_packed.packing import plan as plans
 from bert_packed.packing.histogram import to_json
 from bert_packed.records.first_records import read_pack_spec
-from bert_packed.records.read_packed import read_packed
-from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.read_bert import read_packed, read_unpacked
 from bert_packed.schema import PackSpec
 from data_gen.manifest_claims import FileFacts, count_strategies, find_false_claims, planned_strategies
 from data_gen.pack_config import PackConfig

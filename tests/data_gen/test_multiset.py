@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from unpacked_records import make_features, write_features
 
-from bert_packed.records.read_packed import read_packed
+from bert_packed.records.read_bert import read_packed
 from data_gen import multiset
 from data_gen.multiset import (
     NUM_BUCKETS,

@@ -10,8 +10,7 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_ragged
-from bert_packed.records.read_packed import read_packed
-from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.read_bert import read_packed, read_unpacked
 from bert_packed.records.sequences import BERT_LAYOUT, concatenate, content_digests
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack

@@ -10,8 +10,7 @@ from unpacked_records import make_features, write_features
 from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import first_records, tfrecords
-from bert_packed.records.read_packed import read_packed
-from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.read_bert import read_packed, read_unpacked
 from bert_packed.records.record_rules import LayoutError
 from bert_packed.records.sequences import concatenate
 

@@ -10,7 +10,7 @@ from bert_packed import schema
 from bert_packed.core.settings import InputError
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.records.read_unpacked import read_unpacked
+from bert_packed.records.read_bert import read_unpacked
 from bert_packed.records.sequences import concatenate, take
 
 PREDICTIONS = (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS)
