@@ -18,7 +18,7 @@ contiguous from 0, with padding last; the weights of its predictions are as in L
     next_sentence_weights   [ 1. 1. 0.]                   1 = the slot holds a sequence
 
 Records for causal language modelling hold the token that follows instead of masks and sentence pairs. An
-unpacked one has no padding; a packed one has no P. The first piece of a document that goes on, of length 4,
+unpacked one has no padding; a packed one has no P. The first piece of a longer document, of length 4,
 and a whole document of length 3, 0 = <|endoftext|>, which 9 would follow:
 
     input_ids               [ 0  7  4  8  0  5  0  0]     0 is padding too: see the masks
@@ -27,7 +27,7 @@ and a whole document of length 3, 0 = <|endoftext|>, which 9 would follow:
     label_ids               [ 7  4  8  9  5  0  0  0]     the next token of the same document; 0 = none
     label_mask              [ 1  1  1  1  2  2  0  0]     the sequence that predicts here; 0 = nothing
     sequence_weights        [ 1. 1. 0.]                   1 = the slot holds a sequence
-    sequence_bytes          [14  3  0]                    of text that the sequence's labels stand for
+    sequence_bytes          [14  3  0]                    of the text of the sequence's labels
 """
 
 import dataclasses
@@ -54,8 +54,8 @@ PADDING_ID = 0  # the id of [PAD] in every BERT vocabulary
 
 # Objectives: masked tokens and next sentences, masked tokens alone, or every next token.
 MLM_NSP, MLM, CAUSAL_LM = OBJECTIVES = ("mlm_nsp", "mlm", "causal_lm")
-# Records for `MLM` have the form of those for `MLM_NSP`, sentence A and label 0 throughout, so that whoever
-# reads these reads them too. Only manifests show the difference.
+# Records for `MLM` have the form of those for `MLM_NSP`, sentence A and label 0 throughout, so that
+# readers of these read them too. Only manifests show the difference.
 FORMS = {MLM_NSP: MLM_NSP, MLM: MLM_NSP, CAUSAL_LM: CAUSAL_LM}
 
 # Feature name -> its length: "S", "K", "P", or 1.

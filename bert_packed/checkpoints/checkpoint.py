@@ -42,7 +42,6 @@ def save_checkpoint(output_dir, step, engine, model_config, state):
     """Write a checkpoint, which gets its name when every byte is on the disk; return its path.
 
     Args:
-        output_dir: Folder of the run.
         step: Optimizer steps taken.
         engine: Engine with `weights()` and `training_state()`, dicts from name to Keras variable.
         state: JSON-able dict for the training loop.
@@ -159,16 +158,10 @@ def restore_checkpoint(path, engine):
 
 
 def load_weights(path, weights, model_config):
-    """Start from the weights of another run; return the checkpoint used.
+    """Start from the weights of another run, as of `find_checkpoint`; return the checkpoint used.
 
-    Args:
-        path: As in `find_checkpoint`.
-        weights: Dict from name to Keras variable, as an engine's `weights()`.
-        model_config: Config of their model.
-
-    Raises:
-        InputError: there is no checkpoint, or it is another model's, naming the first setting or tensor that
-            differs; a model trained under an ablation is another one.
+    Raises `InputError` where there is no checkpoint, or it is another model's, naming the first setting or
+    tensor that differs; a model trained under an ablation is another one.
     """
     folder = find_checkpoint(path)
     check_config(folder, model_config)

@@ -19,9 +19,7 @@ STEP_COUNT = "/iteration"  # Keras's name of it, below the optimizer's
 def steps_before(latest, init_checkpoint):
     """Steps that a run's optimizer has counted before the run's first.
 
-    Args:
-        latest: Checkpoint of the run to continue from, or None for a start.
-        init_checkpoint: As in `checkpoint.find_checkpoint`, where the run starts or started from.
+    `latest` is the checkpoint of the run to continue from, or None where it starts from `init_checkpoint`.
     """
     path = (latest or checkpoint.find_checkpoint(init_checkpoint)) / checkpoint.TRAINING
     try:

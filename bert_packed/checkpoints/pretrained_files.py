@@ -124,7 +124,7 @@ class HuggingFaceCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class GoogleCheckpoint:
-    """A TensorFlow checkpoint of google-research/bert, by the prefix of its files, as of `find_google`."""
+    """A TensorFlow checkpoint of google-research/bert, by the prefix of its files, from `find_google`."""
 
     path: Path
 

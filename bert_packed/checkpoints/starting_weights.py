@@ -170,7 +170,7 @@ def stored_ablations(path):
 def stored_head(path):
     """The head of a checkpoint, by its tensors, and its number of outputs: `(name, number)`.
 
-    A bare encoder counts as of pre-training.
+    A bare encoder counts as one for pre-training.
     """
     source = _find(path)
     shapes, classes = source.shapes(), source.classes()

@@ -87,7 +87,7 @@ def _cross_gradient(model, objective, batch, slot):
 
 
 def _only(batch, slot):
-    """A batch in which one slot's sequences alone count in a loss; `sequence_ids` stay."""
+    """A batch in which one slot's sequences alone count in a loss; `sequence_ids` are unchanged."""
     slots_K = ops.arange(1, batch["slot_weights"].shape[1] + 1)
     found = {**batch, "slot_weights": ops.where(ops.equal(slots_K, slot), batch["slot_weights"], 0.0)}
     if OWNERS["P"] in batch:

@@ -76,9 +76,8 @@ def load_encoder(
         max_seq_length: S; None is the longest that the model has positions for.
         batch_size: B, packs in a batch; None for 1 on a CPU, where more are no faster, and 8 elsewhere.
         dtype: "float32" or "mixed_bfloat16".
-        num_batches_at_once: Batches computed at the same time, by a thread each; None for 2 on a CPU, and 1
-            elsewhere. Other threads do not see settings of the caller's own thread, such as
-            `jax.default_matmul_precision`; 1 uses the caller's.
+        num_batches_at_once: Batches computed by a thread each; None for 2 on a CPU, and 1 elsewhere: the
+            caller's thread, whose settings, such as `jax.default_matmul_precision`, others do not see.
 
     Raises:
         InputError: the checkpoint or vocabulary does not fit, or the model was trained without keeping

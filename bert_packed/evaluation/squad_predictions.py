@@ -53,8 +53,7 @@ def extract(
     """`Predictions` for every question, those without a window too.
 
     Args:
-        question_set: `squad.QuestionSet`.
-        windows: `squad_windows.Windows` of it, n sequences.
+        windows: `squad_windows.Windows` of the question set, n sequences.
         logits: List of n float arrays `[2, tokens of the sequence]`: start and end.
         n_best_size: Answers to list for each question.
         max_answer_length: Most tokens of an answer.

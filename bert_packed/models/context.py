@@ -9,16 +9,11 @@ MASKED_SCORE = -1e9  # exp(MASKED_SCORE - any score) is exactly 0 in float32 and
 
 
 class PackContext:
-    """Sequence and position of each token of a batch of packs; one object for all blocks.
-
-    Attributes:
-        sequence_ids_BS: int32, 1..K, 0 is padding; None for blocks that read positions alone.
-        position_ids_BS: int32, restarts at 0 in every sequence; None where a Mamba is to continue through
-            packs as if each were one sequence.
-    """
+    """Sequence and position of each token of a batch of packs; one object for all blocks."""
 
     def __init__(self, sequence_ids_BS, position_ids_BS):
-        self.sequence_ids_BS = sequence_ids_BS
+        self.sequence_ids_BS = sequence_ids_BS  # 1..K, 0 is padding; None where only positions are read
+        # From 0 in every sequence; None where a Mamba is to treat each pack as one sequence
         self.position_ids_BS = position_ids_BS
         self._mask_B1SS = None
 

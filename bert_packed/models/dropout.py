@@ -11,10 +11,9 @@ from keras import ops
 
 
 class Dropout(keras.layers.Dropout):
-    """Keras's dropout layer with the mask of `keep_mask`.
+    """Keras's dropout layer with the mask of `keep_mask`, which XLA fuses into the operation that reads it.
 
-    Keras's own random numbers take more than a quarter of a bert-mini training step on a CPU. These take
-    nothing measurable, because XLA fuses them into the operation that reads them.
+    Keras's own random numbers take more than a quarter of a bert-mini training step on a CPU.
     """
 
     given_seed = None  # to drop the same units again where a block is recomputed
@@ -48,7 +47,7 @@ def packs_from(first_pack, num_packs):
 
 
 def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
-    """The units that dropout keeps: bool of the given shape.
+    """The units that dropout keeps, of a shape `[packs, ..., units]` with fewer than 2**32 rows: bool.
 
     Unit i is kept where `mix32(a * i + b) >= rate * 2**32`; an odd a and a b follow from the seed. Rows past
     2**32 units count from 0 again, with another a and b. For rows of 3 units and words of 3 bits:
@@ -57,11 +56,7 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
         first unit      0  3  0  3  0
         a and b number  0  0  1  1  2
 
-    Args:
-        shape: `[packs, ..., units]`; fewer than 2**32 rows of units.
-        rate: Share that is dropped, below 1.
-        seed: Two integers, as `keras.random.SeedGenerator.next()` gives: a seed and a counter.
-        first_pack, num_packs: As in `packs_from`; None for the packs of the shape.
+    `seed` is a pair of integers, as of `keras.random.SeedGenerator.next()`; the packs are as in `packs_from`.
     """
     seed = ops.cast(seed, "uint32")
     width = shape[-1]

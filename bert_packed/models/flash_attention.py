@@ -53,7 +53,6 @@ def attend_on_gpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, interpret=F
 
     Args:
         query_BSNH: float, scaled already; 128 divides S.
-        key_BSNH, value_BSNH: float.
         sequence_ids_BS: int32, 1..K, 0 is padding, which attends to padding.
         interpret: Run it as plain JAX on any platform, for tests.
     """

@@ -104,7 +104,7 @@ class PackedBertForTokenClassification(PackedBert):
 
 
 def make_model(head, config, num_outputs, block=None, remat=False, attend=None, layout=ONE_DEVICE):
-    """A BERT with one of its family's heads, not yet built; arguments as of `packed_model.build_model`."""
+    """A BERT with one of its family's heads, not yet built; arguments as in `packed_model.build_model`."""
     encoder = {"remat": remat, "attend": attend, "layout": layout, **({"block": block} if block else {})}
     if head == QUESTION_ANSWERING:
         return PackedBertForQuestionAnswering(config, **encoder)

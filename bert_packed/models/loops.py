@@ -44,12 +44,11 @@ def scan(step, carry, inputs, reverse=False):
 
 
 def with_gradient(forward, backward):
-    """A function with a custom gradient.
+    """A function of tensors to a tuple of outputs, with a custom gradient.
 
     Args:
         forward: Function of tensors to (tuple of outputs, residuals: any nest of tensors for `backward`).
-        backward: Function (residuals, tuple of gradients of the outputs) to a tuple of gradients, one for
-            each argument of `forward`.
+        backward: Function (residuals, gradients of the outputs) to gradients, one for each tensor.
     """
     if keras.backend.backend() == "jax":
         import jax

@@ -148,8 +148,7 @@ class MambaMixer(keras.layers.Layer):
     def call(self, hidden_BSD, context, carried=None):
         """Mix the tokens of each sequence: float `[B, S, D]`, and `carried` for the pack after this one.
 
-        `carried` is (states float32 `[B, Z, E]`, tail float `[B, X, E]`) of the pack before this one in its
-        row; None for zeros.
+        `carried` is (states float32 `[B, Z, E]`, tail float `[B, X, E]`) of the pack before; None for zeros.
         """
         config = self.config
         states_BZE, tail_BXE = carried or (None, None)
@@ -322,7 +321,7 @@ class PackedMamba(PackedModel):
 
 
 def make_model(head, config, num_outputs, remat=False, num_rows=0):
-    """A `PackedMamba`, not yet built; arguments as of `packed_model.build_model`."""
+    """A `PackedMamba`, not yet built; arguments as in `packed_model.build_model`."""
     del head, num_outputs  # there is one head, whose outputs are the vocabulary
     return PackedMamba(config, remat=remat, num_rows=num_rows)
 

@@ -19,14 +19,11 @@ class PackedModel(keras.Model):
     An architecture has `build_encoder`, `encode`, `embed` and `encode_embedded`. A kind of model names its
     `head` (one of those in `config.py`), makes it in `__init__`, and has `build_heads` and `apply_heads`.
 
-    Called with a dict of int32 arrays; the shapes fix S and K at the first call. Other keys are ignored, so
-    that a whole batch may be passed:
+    Called with a dict of int32 arrays `[B, S]`, whose other keys are ignored. The first call fixes S and K:
 
-    | input | shape | special values |
-    |---|---|---|
-    | `token_ids` | `[B, S]` | 0 is padding |
-    | `sequence_ids` | `[B, S]` | 1..K, 0 is padding |
-    | `position_ids` | `[B, S]` | restarts at 0 in every sequence |
+        token_ids       0 is padding
+        sequence_ids    1..K, 0 is padding
+        position_ids    restarts at 0 in every sequence
     """
 
     head = None

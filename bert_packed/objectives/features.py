@@ -15,11 +15,9 @@ class Feature:
     """One array of a batch.
 
     Attributes:
-        name: In model code.
         length: "S", "P" or "K": a value for every token `[B, S]`, prediction `[B, P]` or sequence `[B, K]`.
         record_name: In a packed record; None where records do not hold it.
         limit_name: Name, for messages, of the number that the values, integers from 0, must be below.
-        limit: Function `(model_config, spec)` to that number.
         begins_at_0: True where no pack continues from another: the first value of each must be 0.
     """
 
@@ -89,9 +87,9 @@ NEXT_TOKENS = (
     _id("label_ids", schema.LABEL_IDS, "vocab_size"),
     _slot("label_sequences", schema.LABEL_MASK),
     _recorded("slot_weights", schema.SEQUENCE_WEIGHTS),
-    _recorded("sequence_bytes", schema.SEQUENCE_BYTES),  # of text that the labels stand for
+    _recorded("sequence_bytes", schema.SEQUENCE_BYTES),  # of the labels' text
 )
-# For packs that go on from one another
+# For packs that continue from one another
 NEXT_TOKENS_OF_ROWS = tuple(dataclasses.replace(feature, begins_at_0=False) for feature in NEXT_TOKENS)
 # The arrays with the sequence, 1..K, of each token and of each prediction; 0 is unused
 OWNERS = {"S": "sequence_ids", "P": "prediction_sequences"}

@@ -62,10 +62,8 @@ def _labels_objective(sums, num_outputs, accuracies):
 def tags_objective(num_tags, tag_loss="per_sequence"):
     """One of C tags for every word, at its first WordPiece; words are a batch's predictions.
 
-    Args:
-        num_tags: C.
-        tag_loss: "per_sequence": mean over the words of each sequence, then over sequences. "per_token": mean
-            over all words of the step, as in transformers' run_ner.
+    `tag_loss` "per_sequence" is the mean over sequences of the mean over each one's words; "per_token" the
+    mean over all words of the step, as in transformers' run_ner.
     """
     return Objective(
         head=TOKEN_CLASSIFICATION,

@@ -15,12 +15,10 @@ from bert_packed.schema import CAUSAL_LM
 
 
 def next_token_objective(weighting, goes_on=False):
-    """Causal language modelling.
+    """Causal language modelling; `goes_on` is True where sequences continue from pack to pack in rows.
 
-    Args:
-        weighting: "per_token", mean over predictions, or "per_sequence": the predictions of one sequence
-            share a weight of 1.
-        goes_on: True where sequences may continue from pack to pack in rows.
+    `weighting` "per_token" is the mean over predictions; with "per_sequence" those of one sequence share a
+    weight of 1.
     """
     return Objective(
         head=CAUSAL_LM,

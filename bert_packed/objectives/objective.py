@@ -23,14 +23,13 @@ class Objective:
 
     Every loss is a sum over sequences of the loss that each would have alone, divided once by a count over
     the whole step. So micro-batches and replicas add up exactly, and packing is invisible. This needs two
-    rules: nothing in `sums` is divided by a count of the batch, and a sequence whose `slot_weights` is 0, or
-    a prediction whose `prediction_sequences` is 0, adds nothing to any sum, whatever its other values.
+    rules. Nothing in `sums` is divided by a count of the batch. A sequence whose `slot_weights` is 0, or a
+    prediction whose `prediction_sequences` is 0, adds nothing to any sum, whatever its other values.
 
     Attributes:
         outputs: Dict from output of the model to "S", "P" or "K": rows are tokens, predictions or sequences.
         counts: Function from a batch to those of the sums that need no model, `COUNT_NAMES` among them.
-        skips_empty: True to skip empty micro-batches at the end of a step. Dropout's seeds advance as if none
-            were skipped.
+        skips_empty: True to skip empty micro-batches at the end of a step; dropout's seeds advance for them.
     """
 
     head: str
@@ -46,7 +45,7 @@ class Objective:
     skips_empty: bool = False
 
     def build_model(self, config, seed, **options):
-        """A model of any architecture with this head; arguments as of `packed_model.build_model`."""
+        """A model of any architecture with this head; arguments as in `packed_model.build_model`."""
         return packed_model.build_model(self.head, config, seed, num_outputs=self.num_outputs, **options)
 
     def model_flops(self, config, sums):
@@ -107,14 +106,12 @@ def count_sequences(batch):
 
 
 def nll_and_right(logits, labels):
-    """Negative log-likelihood of the labels, and 1 where no logit is larger than the label's.
+    """Negative log-likelihood of integer labels, and 1 where no logit is larger than the label's: float32.
 
-        logits [[1 3 2]], label [1]   ->   nll [log(e + e^3 + e^2) - 3], right [1]
-
-    `logits` are float32 `[..., C]`, `labels` integers below C `[...]` in any dtype; both results float32.
+    logits [[1 3 2]], label [1]   ->   nll [log(e + e^3 + e^2) - 3], right [1]
     """
     # Logits over a vocabulary are the largest array of a step. XLA fuses a comparison into the passes of the
-    # softmax, where `argmax`, a gather and its gradient would be passes of their own
+    # softmax, where `argmax`, a gather and its gradient would be further passes
     classes_C = ops.arange(logits.shape[-1], dtype="int32")
     is_label = ops.equal(ops.cast(labels, "int32")[..., None], classes_C)
     label_logits = ops.sum(ops.where(is_label, logits, 0.0), axis=-1)

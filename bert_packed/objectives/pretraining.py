@@ -21,9 +21,7 @@ _MLM_ACCURACIES = {
 def pretraining_objective(mlm_loss, next_sentence=True):
     """Masked language model and next-sentence prediction.
 
-    Args:
-        mlm_loss: "per_sequence" or "per_token", as in `prediction_weights`.
-        next_sentence: False for the ablation without that loss, which is then 0.
+    `mlm_loss` is as in `prediction_weights`. Without `next_sentence`, an ablation, that loss is 0.
     """
     return Objective(
         head=PRETRAINING,

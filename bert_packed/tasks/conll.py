@@ -116,13 +116,8 @@ def make_tag_sequences(words, tags, tokenizer, vocabulary, max_seq_length, doc_s
         windows    [a b ##c] [##c d e] [e ##f ##g]
         predicted   a b           d e                       nothing in the third window: it is left out
 
-    Windows and the rule of the most context are those of `squad_windows.py`.
-
-    Args:
-        words: List by sentence of lists of str.
-        tags: As `words`, of int; None for 0 everywhere.
-        max_seq_length: S, most tokens of a sequence.
-        doc_stride: WordPieces between the starts of two windows of a sentence.
+    Windows and the rule of the most context are those of `squad_windows.py`. Words and their tags are lists
+    by sentence; `tags` None is 0 for all.
     """
     pieces = encode_sentences(tokenizer, [word for sentence in words for word in sentence])
     # Control characters alone make no WordPiece; the word has a tag all the same

@@ -120,8 +120,7 @@ def read_glue(path, task):
 def read_glue_test(path, task):
     """Read one of a task's test files: an index first, texts, and no labels; `GlueTexts`.
 
-    Raises:
-        InputError: as `read_glue`; or an index is no integer or occurs twice.
+    `InputError` as in `read_glue`, and where an index is no integer or occurs twice.
     """
     # Torn lines are errors here: the server wants an answer for each
     (*texts, indices), numbers, _ = _read_lines(path, (*(task.test_columns or task.columns[:-1]), 0))
@@ -144,12 +143,8 @@ def shown_label(task, output):
 def make_glue_sequences(texts, tokenizer, vocabulary, max_seq_length, path=""):
     """`[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`, cut to the length as google-research/bert does.
 
-    Args:
-        texts: List of one or two lists of n texts.
-        max_seq_length: Most tokens of a sequence.
-
-    Returns:
-        `Sequences` of n sequences without predictions, and the number of those that were cut.
+    `texts` is a list of one or two lists of n texts. Returns `Sequences` of n sequences without predictions,
+    and the number of those that were cut.
     """
     encoded = [encode_sentences(tokenizer, column) for column in texts]
     room = max_seq_length - 1 - len(encoded)

@@ -41,14 +41,12 @@ class Windows:
     """All sequences of a question set.
 
     Attributes:
-        sequences: `Sequences` of n sequences, without predictions.
-        windows: List of n `Window`.
         answer_spans: int32 `[n, 2]`, first and last token of the answer within its sequence; 0 0, which is
             [CLS], where the window holds no whole answer.
         token_places: List by context of int32 `[tokens, 2]`: first character of each, and one past its last.
     """
 
-    sequences: Sequences
+    sequences: Sequences  # n, without predictions
     windows: list[Window]
     answer_spans: np.ndarray
     token_places: list[np.ndarray]
@@ -60,11 +58,9 @@ def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride
     """Cut the contexts of all questions into windows: `Windows`, in the order of the questions.
 
     Args:
-        question_set: `squad.QuestionSet`.
         max_seq_length: S, most tokens of a sequence; at least `max_query_length` + 4.
         doc_stride: Tokens between the starts of two windows.
         max_query_length: Most tokens of a question; its end is cut off.
-        path: File, for later messages.
     """
     contexts = _encode_with_places(tokenizer, question_set.contexts)
     queries = encode_sentences(tokenizer, [question.text for question in question_set.questions])
@@ -101,10 +97,7 @@ def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride
 
 
 def window_starts(num_tokens, size, stride):
-    """Windows over tokens: list of `(start, num_tokens)`.
-
-    8 tokens, size 6, stride 4   ->   (0, 6) (4, 4)
-    """
+    """Windows over tokens, (start, length): 8 tokens, size 6, stride 4 -> [(0, 6), (4, 4)]."""
     found, start = [], 0
     while start < num_tokens:
         length = min(size, num_tokens - start)

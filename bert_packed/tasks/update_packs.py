@@ -176,10 +176,7 @@ def _pick(waiting, wanted):
 
 
 def _subset(sizes, wanted):
-    """Places of sizes that add up to `wanted`, found early in the list; None where there are none.
-
-    sizes [2 2 3 1], wanted 5   ->   [0 2]
-    """
+    """Indices of sizes that add up to `wanted`, found early in the list: [2 2 3 1], wanted 5 -> [0 2]."""
     reached = {0: []}  # sum -> places
     for place, size in enumerate(sizes):
         for total in sorted(reached, reverse=True):
