@@ -1,6 +1,7 @@
 """Command line: fine-tune a packed BERT on SQuAD, answer questions with it, score the answers."""
 
 import dataclasses
+import functools
 import sys
 
 from bert_packed.core.command_line import run
@@ -25,7 +26,7 @@ def main(config):
     choose_backend()
     # TensorFlow: not for --help
     from bert_packed.objectives.finetuning import answers_objective
-    from bert_packed.runs import finetuning, run_directory, vocabulary
+    from bert_packed.runs import finetuning
     from bert_packed.tasks.squad import read_squad
 
     config = config.resolved()
@@ -41,16 +42,14 @@ def main(config):
             vocab_file=config.vocab_file or own_vocab,
             bert_config_file=config.bert_config_file or ("" if config.init_checkpoint else "bert-tiny"),
         )
-    vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
-    model_config = finetuning.read_model_config(config, len(wordpieces))
-    vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
+    text = finetuning.read_text_model(config)
 
     def windows_of(path, for_training):
         from bert_packed.tasks.squad_windows import make_windows
 
         questions = read_squad(path, for_training, config.version_2_with_negative, config.skip_bad_answers)
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
-        windows = make_windows(questions, tokenizer, wordpieces, *sizes, path)
+        windows = make_windows(questions, text.tokenizer, text.vocabulary, *sizes, path)
         print(_describe(path, questions, windows), flush=True)
         if for_training:
             finetuning.check_sequences(windows.sequences, path)
@@ -58,20 +57,13 @@ def main(config):
 
     # Both files are read before training: a mistake in the second would show after hours
     held_out = windows_of(config.predict_file, False) if config.do_predict else None
-    with run_directory.locked(config.output_dir) as folder:
 
-        def read_training():
-            _, windows = windows_of(config.train_file, True)
-            return _training_data(windows), {"train_file": [config.train_file]}
+    def read_training():
+        _, windows = windows_of(config.train_file, True)
+        return _training_data(windows), {"train_file": [config.train_file]}
 
-        model, stopped_by = finetuning.train_or_load(
-            config, model_config, answers_objective(), read_training, vocab_path, folder
-        )
-        if stopped_by:
-            return 128 + stopped_by
-        if config.do_predict:
-            _predict(config, model, *held_out, folder)
-    return 0
+    predict = functools.partial(_predict, config, *held_out) if held_out else None
+    return finetuning.run_task(config, text, answers_objective(), read_training, predict)
 
 
 def _training_data(windows):
@@ -83,8 +75,8 @@ def _training_data(windows):
     return LabelledSequences(windows.sequences, labels, names)
 
 
-def _predict(config, model, questions, windows, folder):
-    """Answer every question, write the answers, and score them where the file has the right ones."""
+def _predict(config, questions, windows, model, folder):
+    """Answer every question and write the answers; returns scores where the file has the right ones."""
     from bert_packed.evaluation import squad_predictions, squad_scores
     from bert_packed.runs import finetuning
 
@@ -105,13 +97,11 @@ def _predict(config, model, questions, windows, folder):
     counts = f"{len(predictions.answers):,} answers from {len(logits):,} windows in {num_packs:,} packs"
     print(f"predicted  {counts}")
     if not squad_scores.has_truths(questions.questions):
-        finetuning.tell_scores(config, {}, folder)
-        return
+        return {}
     version_2 = config.version_2_with_negative or None
     for line in squad_scores.warnings_about(questions.questions, predictions.answers, version_2):
         print(f"  warning: {line}")
-    scores = squad_scores.score(questions.questions, predictions.answers, version_2=version_2)
-    finetuning.tell_scores(config, scores, folder)
+    return squad_scores.score(questions.questions, predictions.answers, version_2=version_2)
 
 
 def _describe(path, questions, windows):

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 
 from bert_packed.checkpoints.starting_weights import check_exists
-from bert_packed.config import ATTENTIONS, MASKED_LM, ablate, ablations, load_model_config, without_dropout
+from bert_packed.config import ATTENTIONS, MASKED_LM, ablate, ablations, without_dropout
 from bert_packed.core.command_line import print_table, run
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.records.inputs import find_files
@@ -110,10 +110,8 @@ def read_trained_config(config):
     """The model's config with the ablations that it was trained under, which a plain config must not hide."""
     from bert_packed.checkpoints import starting_weights
 
-    if not config.bert_config_file:
-        return starting_weights.read_config(config.init_checkpoint)
-    stored = starting_weights.stored_ablations(config.init_checkpoint)
-    return ablate(load_model_config(config.bert_config_file), ",".join(stored))
+    model_config = starting_weights.read_model_config(config.init_checkpoint, config.bert_config_file)
+    return ablate(model_config, ",".join(starting_weights.stored_ablations(config.init_checkpoint)))
 
 
 def command():

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from bert_packed.checkpoints.starting_weights import check_exists
-from bert_packed.config import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of, load_model_config
+from bert_packed.config import TOKEN_CLASSIFICATION, ablations, check_at_most, family_of
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_folder
@@ -33,14 +33,10 @@ def main(config):
     # Keras: not for --help
     from bert_packed.checkpoints import export_formats, starting_weights
     from bert_packed.models.packed_model import build_model
-    from bert_packed.runs.label_names import stored_labels
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
     from bert_packed.training.engines.engine import named_weights
 
-    if config.bert_config_file:
-        model_config = load_model_config(config.bert_config_file)
-    else:
-        model_config = starting_weights.read_config(config.init_checkpoint)
+    model_config = starting_weights.read_model_config(config.init_checkpoint, config.bert_config_file)
     family = family_of(model_config)
     check_fits(config, model_config)
     run, step = read_origin(config.init_checkpoint)
@@ -52,7 +48,7 @@ def main(config):
     model = build_model(head, model_config, seed=0, num_outputs=num_outputs)
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, head)
     print("\n".join(found.lines()))
-    classes = stored_labels(config.init_checkpoint) if head == TOKEN_CLASSIFICATION else ()
+    classes = starting_weights.stored_labels(config.init_checkpoint) if head == TOKEN_CLASSIFICATION else ()
     if ablations(model_config):
         print(
             f"WARNING: this model was trained with --ablation={','.join(ablations(model_config))}; other "

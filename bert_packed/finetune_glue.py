@@ -85,25 +85,23 @@ def _run_task(config, skips_finished=False):
     from bert_packed.data.finetuning_batches import LabelledSequences
     from bert_packed.evaluation.glue_predictions import asked_files, predict_files
     from bert_packed.objectives.finetuning import LABELS, classes_objective, numbers_objective
-    from bert_packed.runs import finetuning, run_directory, vocabulary
+    from bert_packed.runs import finetuning, run_directory
     from bert_packed.runs.run_summary import describe_counts
 
     task, inputs = TASKS[config.task_name], {"train.tsv": [_train_file(config)]}
-    vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
-    model_config = finetuning.read_model_config(config, len(wordpieces))
-    vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
+    text = finetuning.read_text_model(config)
     objective = classes_objective(len(task.classes)) if task.classes else numbers_objective()
     files = asked_files(config, task)
     if skips_finished and config.do_train:
         results = [file.result for file in files] + [run_directory.SCORES_FILE] * config.do_eval
         read = [file.path for file in files]
-        if finetuning.has_results(config, model_config, inputs, vocab_path, results, read):
+        if finetuning.has_results(config, text, inputs, results, read):
             print(f"finished   {config.output_dir} has its results")
             return 0
 
     def sequences_of(path, examples):
         sequences, num_cut = make_glue_sequences(
-            examples.texts, tokenizer, wordpieces, config.max_seq_length, path
+            examples.texts, text.tokenizer, text.vocabulary, config.max_seq_length, path
         )
         counts = {"cut to max_seq_length": num_cut, "lines without all columns left out": examples.num_torn}
         print(f"{path}: {len(sequences):,} examples{describe_counts(counts)}", flush=True)
@@ -112,23 +110,17 @@ def _run_task(config, skips_finished=False):
     # Before training: a mistake in them would show after hours
     read = [(file, file.read(task)) for file in files]
     asked = [(file, examples, sequences_of(file.path, examples)) for file, examples in read]
-    with run_directory.locked(config.output_dir) as folder:
 
-        def read_training():
-            examples = read_glue(_train_file(config), task)
-            sequences = sequences_of(_train_file(config), examples)
-            return LabelledSequences(sequences, {LABELS.name: examples.labels}), inputs
+    def read_training():
+        examples = read_glue(_train_file(config), task)
+        sequences = sequences_of(_train_file(config), examples)
+        return LabelledSequences(sequences, {LABELS.name: examples.labels}), inputs
 
-        model, stopped_by = finetuning.train_or_load(
-            config, model_config, objective, read_training, vocab_path, folder
-        )
-        if stopped_by:
-            return 128 + stopped_by
-        if asked:
-            scores = predict_files(config, task, model, asked, folder)
-            if config.do_eval:
-                finetuning.tell_scores(config, scores, folder)
-    return 0
+    def predict(model, folder):
+        scores = predict_files(config, task, model, asked, folder)
+        return scores if config.do_eval else None
+
+    return finetuning.run_task(config, text, objective, read_training, predict if asked else None)
 
 
 def command():

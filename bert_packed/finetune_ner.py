@@ -1,5 +1,6 @@
 """Command line: fine-tune a packed BERT to tag words, tag a file with it, and score entities."""
 
+import functools
 import sys
 
 import numpy as np
@@ -32,12 +33,10 @@ def main(config):
     # TensorFlow: not for --help
     from bert_packed.data.finetuning_batches import LabelledSequences
     from bert_packed.objectives.finetuning import tags_objective
-    from bert_packed.runs import finetuning, run_directory, vocabulary
+    from bert_packed.runs import finetuning
     from bert_packed.runs.run_summary import describe_counts
 
-    vocab_path, wordpieces, tokenizer = vocabulary.load_tokenizer(config)
-    model_config = finetuning.read_model_config(config, len(wordpieces))
-    vocabulary.check_vocabulary(config, vocab_path, len(wordpieces), model_config, print)
+    text = finetuning.read_text_model(config)
     training = read_conll(config.train_file) if config.do_train else None
     if training and training.tags is None:
         raise InputError(f"{config.train_file} must have a tag in its last column. Received: one column.")
@@ -45,9 +44,8 @@ def main(config):
     print(f"labels     {len(names)}: {', '.join(names)}")
 
     def sequences_of(path, sentences, tags):
-        found = make_tag_sequences(
-            sentences.words, tags, tokenizer, wordpieces, config.max_seq_length, config.doc_stride, path
-        )
+        reader, sizes = (text.tokenizer, text.vocabulary), (config.max_seq_length, config.doc_stride)
+        found = make_tag_sequences(sentences.words, tags, *reader, *sizes, path)
         counts = {
             "sentences cut into windows of max_seq_length": found.num_cut,
             "words without a WordPiece read as [UNK]": found.num_empty,
@@ -65,29 +63,21 @@ def main(config):
     if config.do_predict:
         sentences = read_conll(config.predict_file)
         asked = sentences, sequences_of(config.predict_file, sentences, None)
-    with run_directory.locked(config.output_dir) as folder:
 
-        def read_training():
-            found = sequences_of(config.train_file, training, numbers)
-            files = {name: [getattr(config, name)] for name in ("train_file", "labels_file")}
-            inputs = {name: paths for name, paths in files.items() if paths != [""]}
-            return LabelledSequences(found.sequences, {}, classes=names), inputs
+    def read_training():
+        found = sequences_of(config.train_file, training, numbers)
+        files = {name: [getattr(config, name)] for name in ("train_file", "labels_file")}
+        inputs = {name: paths for name, paths in files.items() if paths != [""]}
+        return LabelledSequences(found.sequences, {}, classes=names), inputs
 
-        objective = tags_objective(len(names), config.tag_loss)
-        model, stopped_by = finetuning.train_or_load(
-            config, model_config, objective, read_training, vocab_path, folder
-        )
-        if stopped_by:
-            return 128 + stopped_by
-        if asked:
-            _predict(config, model, *asked, names, folder)
-    return 0
+    objective = tags_objective(len(names), config.tag_loss)
+    predict = functools.partial(_predict, config, names, *asked) if asked else None
+    return finetuning.run_task(config, text, objective, read_training, predict)
 
 
 def _label_names(config, training):
     """The tags by number: as given, else as the checkpoint has them, else those of the training file."""
-    from bert_packed.checkpoints.starting_weights import stored_head
-    from bert_packed.runs.label_names import read_labels, stored_labels
+    from bert_packed.checkpoints.starting_weights import read_labels, stored_head, stored_labels
 
     if config.labels_file:
         return read_labels(config.labels_file)
@@ -105,8 +95,8 @@ def _label_names(config, training):
     return find_tags(training)
 
 
-def _predict(config, model, sentences, found, names, folder):
-    """Tag every word, write the tags, and score them where the file has its own."""
+def _predict(config, names, sentences, found, model, folder):
+    """Tag every word and write the tags; returns scores where the file has its own."""
     from bert_packed.evaluation import entity_scores
     from bert_packed.runs import finetuning
 
@@ -125,8 +115,7 @@ def _predict(config, model, sentences, found, names, folder):
     for rows in zip(*columns, strict=True):
         lines += [*(" ".join(row) for row in zip(*rows, strict=True)), ""]
     write_text(str(folder / PREDICTIONS_FILE), "".join(f"{line}\n" for line in lines))
-    scores = entity_scores.score(sentences.tags, predicted) if sentences.tags else {}
-    finetuning.tell_scores(config, scores, folder)
+    return entity_scores.score(sentences.tags, predicted) if sentences.tags else {}
 
 
 def command():

@@ -11,11 +11,21 @@ from bert_packed.checkpoints.pretrained_files import (
     safetensors_shapes,
 )
 from bert_packed.checkpoints.tensor_names import check_same_family
-from bert_packed.config import FAMILIES, MASKED_LM, ablations, family_of, load_model_config
+from bert_packed.config import (
+    FAMILIES,
+    MASKED_LM,
+    ablations,
+    check_at_most,
+    check_heads,
+    family_of,
+    load_model_config,
+)
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import read_json, read_text
 from bert_packed.training.nonfinite import check_arrays
 
 OPTIMIZER_SLOTS = ("/adam_m", "/adam_v")
+LABELS_FILE = "labels.txt"  # of a fine-tuned run: names of its classes, one a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +170,63 @@ def read_config(path):
     return config
 
 
+def read_model_config(init_checkpoint, bert_config_file="", vocab_size=None):
+    """The config that a file gives, by size name for `vocab_size` rows, else that of the checkpoint."""
+    if bert_config_file:
+        return load_model_config(bert_config_file, vocab_size)
+    if not init_checkpoint:
+        raise InputError("`bert_config_file` must be given without `init_checkpoint`. Received: nothing.")
+    return read_config(init_checkpoint)
+
+
+def check_reads(model_config, heads, max_seq_length, num_wordpieces, init_checkpoint, bert_config_file=""):
+    """Check that a model can read texts for a task.
+
+    Args:
+        model_config: Of `read_model_config`.
+        heads: Those that its family must have.
+        max_seq_length: Longest text, in tokens; 0 for as long as the model takes.
+        num_wordpieces: Of the vocabulary.
+        init_checkpoint, bert_config_file: As in `read_model_config`, for messages.
+
+    Raises:
+        InputError: it has no such head, too few positions or rows, or lets sequences see one another.
+    """
+    check_heads(model_config, heads, "bert_config_file" if bert_config_file else "init_checkpoint")
+    if ablations(model_config):
+        raise InputError(
+            f"`init_checkpoint` must be of a model that keeps sequences apart. Received: "
+            f"{init_checkpoint}, with {', '.join(ablations(model_config))}."
+        )
+    check_at_most(model_config, "max_position_embeddings", "`max_seq_length`", max_seq_length)
+    check_at_most(model_config, "vocab_size", "the vocabulary of `vocab_file`", num_wordpieces)
+
+
+def read_labels(path):
+    """Names of classes in a file, one a line, the first of class 0: tuple of str; raises `InputError`."""
+    return _each_once(path, tuple(line.strip() for line in read_text(path).rstrip("\n").split("\n")))
+
+
+def stored_labels(init_checkpoint):
+    """Names of the classes of a fine-tuned model: tuple of str, () where nothing names them.
+
+    `labels.txt` in a run's folder, also of a checkpoint in it, or `id2label` of Hugging Face; errors as of
+    `read_labels`.
+    """
+    start = Path(init_checkpoint)
+    for folder in (start, *([start.parent] if checkpoint.NAME.fullmatch(start.name) else [])):
+        if (folder / LABELS_FILE).is_file():
+            return read_labels(folder / LABELS_FILE)
+    path = start / pretrained_files.HUGGING_FACE_CONFIG
+    if not path.is_file():
+        return ()
+    try:
+        by_number = read_json(path).get("id2label") or {}
+        return _each_once(path, tuple(by_number[str(number)] for number in range(len(by_number))))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} must hold id2label from 0 on. Received: {error!r}.") from error
+
+
 def stored_ablations(path):
     """Ablations that a checkpoint was trained under, by its own config; [] without a config."""
     # Not by a config given beside it: a plain one fits the tensors as well
@@ -196,6 +263,14 @@ def _find(path):
         return HuggingFaceCheckpoint(Path(path))
     prefix = pretrained_files.find_google(path)
     return GoogleCheckpoint(prefix) if prefix else OwnCheckpoint(checkpoint.find_checkpoint(path))
+
+
+def _each_once(path, names):
+    if not names or not all(names) or len({*names}) < len(names):
+        raise InputError(
+            f"{path} must name each label once. Received: {', '.join(map(repr, names)) or 'none'}."
+        )
+    return names
 
 
 def _may_differ(path, head, any_head):

@@ -17,7 +17,7 @@ from keras import ops
 
 from bert_packed.assembly.assignment import assign_sequences
 from bert_packed.checkpoints import starting_weights
-from bert_packed.config import DTYPES, MASKED_LM, ablations, check_at_most, check_heads, load_model_config
+from bert_packed.config import DTYPES, MASKED_LM
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 from bert_packed.models.cpu_gradients import computes_on_cpus
@@ -83,9 +83,10 @@ def load_encoder(
         InputError: the checkpoint or vocabulary does not fit, or the model was trained without keeping
             sequences apart.
     """
-    stored = bert_config_file and load_model_config(bert_config_file)
-    config = stored or starting_weights.read_config(init_checkpoint)
-    check_heads(config, [MASKED_LM], "bert_config_file" if stored else "init_checkpoint")
+    config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
+    vocabulary = tokenization.load_vocab(vocab_file)
+    model = init_checkpoint, bert_config_file
+    starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, len(vocabulary), *model)
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     on_cpus = computes_on_cpus()
@@ -93,16 +94,8 @@ def load_encoder(
     at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
     num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)
     length = config.max_position_embeddings if max_seq_length is None else max_seq_length
-    check_at_most(config, "max_position_embeddings", "`max_seq_length`", length or 0)
     if length is None or length < NUM_SPECIAL:
         raise InputError(f"`max_seq_length` must be at least {NUM_SPECIAL}. Received: {length}.")
-    if ablations(config):
-        raise InputError(
-            f"`init_checkpoint` must be of a model that keeps sequences apart. Received: {init_checkpoint}, "
-            f"with {', '.join(ablations(config))}."
-        )
-    vocabulary = tokenization.load_vocab(vocab_file)
-    check_at_most(config, "vocab_size", "the vocabulary of `vocab_file`", len(vocabulary))
     if do_lower_case is None:
         settings = read_json(Path(init_checkpoint) / TOKENIZER_CONFIG, default={})
         do_lower_case = bool(settings.get("do_lower_case", True))

@@ -1,30 +1,23 @@
-"""How the parts of a fine-tuning run fit together: data, packs, engine, outer loop, checkpoints."""
+"""Fine-tuning runs: from a model that reads texts, by packs, engine and outer loop, to scores."""
 
 import dataclasses
 import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 
 from bert_packed.checkpoints import checkpoint, starting_weights
-from bert_packed.config import (
-    FINETUNING_HEADS,
-    ablations,
-    check_at_most,
-    check_heads,
-    load_model_config,
-    override_dropout,
-)
+from bert_packed.config import FINETUNING_HEADS, ModelConfig, override_dropout
 from bert_packed.core.command_line import print_table, to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_json, write_text
 from bert_packed.data.finetuning_batches import predict, train_batches
-from bert_packed.runs import run_directory
-from bert_packed.runs.label_names import LABELS_FILE
+from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_row, tell_skipped
-from bert_packed.runs.vocabulary import VOCAB_FILE
 from bert_packed.tasks.update_packs import fit_predictions, pack_all, plan_updates
+from bert_packed.text import tokenization
 from bert_packed.training import log_interval, loop, metrics_log
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines import make_engine
@@ -38,6 +31,16 @@ from bert_packed.training.optimization import (
 
 
 @dataclasses.dataclass(frozen=True)
+class TextModel:
+    """A model's shape, and how it reads texts."""
+
+    config: ModelConfig
+    vocab_path: Path
+    vocabulary: tokenization.Vocabulary
+    tokenizer: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class LoopSteps:
     """What the outer loop asks of a config."""
 
@@ -48,56 +51,72 @@ class LoopSteps:
     eval_steps: int = 0
 
 
-def read_model_config(config, vocabulary_size=None):
-    """The `ModelConfig` of a `FinetuneConfig`, for packs of its length.
+def read_text_model(config):
+    """The `TextModel` of a `FinetuneConfig`; prints the vocabulary.
 
     Raises:
-        InputError: no shape is given, or the model has too few positions, or lets sequences see one another.
+        InputError: there is no vocabulary or no model, they are not of one another, or the model cannot be
+            fine-tuned with packs of this length.
     """
-    if config.bert_config_file:
-        found = load_model_config(config.bert_config_file, vocabulary_size)
-    elif config.init_checkpoint:
-        found = starting_weights.read_config(config.init_checkpoint)
-    else:
-        raise InputError("`bert_config_file` must be given without `init_checkpoint`. Received: nothing.")
-    check_heads(found, FINETUNING_HEADS, "bert_config_file" if config.bert_config_file else "init_checkpoint")
-    if ablations(found):
-        raise InputError(
-            f"`init_checkpoint` must be of a model that keeps sequences apart. Received: "
-            f"{config.init_checkpoint}, with {', '.join(ablations(found))}."
-        )
-    check_at_most(found, "max_position_embeddings", "`max_seq_length`", config.max_seq_length)
-    check_at_most(found, "vocab_size", "the vocabulary of `vocab_file`", vocabulary_size or 0)
-    return override_dropout(found, config)
+    path = vocabulary.find_vocab(config)
+    wordpieces = tokenization.load_vocab(path)
+    given = config.init_checkpoint, config.bert_config_file
+    model_config = starting_weights.read_model_config(*given, len(wordpieces))
+    starting_weights.check_reads(
+        model_config, FINETUNING_HEADS, config.max_seq_length, len(wordpieces), *given
+    )
+    print(vocabulary.describe_vocabulary(path, len(wordpieces), model_config, bool(config.init_checkpoint)))
+    if not config.do_train:
+        vocabulary.check_as_trained(config, path)
+    tokenizer = tokenization.make_tokenizer(wordpieces, config.do_lower_case)
+    return TextModel(override_dropout(model_config, config), path, wordpieces, tokenizer)
 
 
-def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder, tell, show_row):
-    """Train a run, from its start or from where it stopped.
+def run_task(config, text, objective, read_training, predict=None):
+    """Train a model with `--do_train`, else load it; predict; print and write the scores.
 
     Args:
         config: `FinetuneConfig`.
-        model_config: `ModelConfig`.
+        text: `TextModel`.
         objective: `Objective`.
-        data: `LabelledSequences`.
-        inputs: Dict from flag name to the paths that it means.
-        vocab_path: Vocabulary, copied beside the checkpoints.
-        folder: Output directory, locked.
-        tell: Called with lines for people.
-        show_row: Called with each row of the training log, for people.
+        read_training: Function to `LabelledSequences` and a dict from flag name to the paths that it means;
+            called only to train.
+        predict: Function of model and output directory that writes predictions. It returns scores, a dict of
+            float, {} where there is nothing to score against, None where scores are not wanted.
 
     Returns:
-        The model, and the signal that stopped the run or None.
+        Exit status.
 
     Raises:
         InputError: another run is in the directory, or the checkpoint to start from does not fit.
     """
+    with run_directory.locked(config.output_dir) as folder:
+        if config.do_train:
+            model, stopped_by = _fine_tune(config, text, objective, *read_training(), folder)
+            if stopped_by:
+                print("stopped after saving; the same command continues", file=sys.stderr)
+                return 128 + stopped_by
+        else:
+            model = _load_model(config, text.config, objective)
+            # Not over those of a training that is in the folder
+            if not (folder / run_directory.RUN_FILE).exists():
+                write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
+        scores = predict(model, folder) if predict else None
+        if scores is not None:
+            _tell_scores(config, scores, folder)
+    return 0
+
+
+def _fine_tune(config, text, objective, data, inputs, folder):
+    """Train from the start, or from where a run stopped: the model, and the signal that stopped it."""
+    model_config = text.config
     steps = LoopSteps(
         config.num_train_steps(len(data.sequences)),
         config.log_steps,
         config.save_checkpoints_steps,
         config.max_skipped_steps,
     )
-    tell(f"plan       {steps.num_train_steps:,} steps of {config.train_batch_size} sequences")
+    print(f"plan       {steps.num_train_steps:,} steps of {config.train_batch_size} sequences")
     updates = plan_updates(
         data.sequences["lengths"],
         steps.num_train_steps,
@@ -113,27 +132,30 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
         "num_sequences": len(data.sequences),
         **({"classes": list(data.classes)} if data.classes else {}),
     }
-    facts = _facts(model_config, inputs, vocab_path, **counted)
+    facts = _facts(text, inputs, **counted)
     latest = run_directory.find_checkpoint(folder, config, facts)
     if latest:
-        latest = run_directory.find_whole_checkpoint(folder, tell)
-    vocab_text = Path(vocab_path).read_bytes()  # it may be in the folder that a new start empties
+        latest = run_directory.find_whole_checkpoint(folder, print)
+    vocab_text = text.vocab_path.read_bytes()  # it may be in the folder that a new start empties
     engine, schedule = _build_engine(config, model_config, objective, steps)
     first_step, state = 0, None
     if latest:
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
-        tell(f"continues from {latest}")
+        print(f"continues from {latest}")
     else:
-        load_weights(config, model_config, engine.model, tell, folder)
+        if config.init_checkpoint:
+            run_directory.check_outside(config.init_checkpoint, folder)
+            _load_weights(config, model_config, engine.model)
         run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
-        (folder / VOCAB_FILE).write_bytes(vocab_text)
+        (folder / vocabulary.VOCAB_FILE).write_bytes(vocab_text)
         if data.classes:
-            write_text(str(folder / LABELS_FILE), "".join(f"{name}\n" for name in data.classes))
+            names = "".join(f"{name}\n" for name in data.classes)
+            write_text(str(folder / starting_weights.LABELS_FILE), names)
     run_directory.remove_partial(folder)
     if first_step < steps.num_train_steps:
         run_directory.record_segment(folder, first_step, keras.backend.backend())
-    tell(_describe_steps(config, data, updates, steps))
+    print(_describe_steps(config, data, updates, steps))
     path = folder / metrics_log.TRAIN_FILE
     due = loop.due_steps(config.log_steps, steps, first_step)
     rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
@@ -157,15 +179,16 @@ def fine_tune(config, model_config, objective, data, inputs, vocab_path, folder,
     with run_directory.naming_last_checkpoint(folder):
         stopped_by = loop.train(engine, steps, hooks, first_step, state)
     if engine.num_train_traces:
-        tell(f"compiled   {engine.num_train_traces} training program")
+        print(f"compiled   {engine.num_train_traces} training program")
     return engine.model, stopped_by
 
 
-def has_results(config, model_config, inputs, vocab_path, results, evaluated):
+def has_results(config, text, inputs, results, evaluated):
     """Whether a run is over, as it would be now, and what it found lies in its folder.
 
     Args:
-        config, model_config, inputs, vocab_path: As in `fine_tune`.
+        config, text: As in `run_task`.
+        inputs: As of its `read_training`.
         results: Names of files that are written when the run is over; a run that starts removes them.
         evaluated: Paths that it reads; one that was written later than a result is to be read again.
 
@@ -173,50 +196,17 @@ def has_results(config, model_config, inputs, vocab_path, results, evaluated):
         InputError: another run is in the directory.
     """
     folder = Path(config.output_dir)
-    if not folder.is_dir() or not run_directory.find_checkpoint(
-        folder, config, _facts(model_config, inputs, vocab_path)
-    ):
+    if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
         return False
     found = [folder / name for name in results]
     newest = max((Path(path).stat().st_mtime_ns for path in evaluated), default=0)
     return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)
 
 
-def write_flags(config, folder):
-    """Write down the flags of a run without training, unless the folder holds a training, with its own."""
-    if not (folder / run_directory.RUN_FILE).exists():
-        write_text(str(folder / run_directory.FLAGFILE), to_flagfile(config))
-
-
-def train_or_load(config, model_config, objective, read_training, vocab_path, folder):
-    """The model of a command: trained with `--do_train`, else as its checkpoint has it.
-
-    Args:
-        config, model_config, objective, vocab_path, folder: As in `fine_tune`.
-        read_training: Function to `data` and `inputs` of `fine_tune`; called only to train.
-
-    Returns:
-        As of `fine_tune`.
-    """
-    if not config.do_train:
-        model = load_model(config, model_config, objective, print)
-        write_flags(config, folder)
-        return model, None
-    data, inputs = read_training()
-    found = fine_tune(config, model_config, objective, data, inputs, vocab_path, folder, print, show_row)
-    if found[1]:
-        print("stopped after saving; the same command continues", file=sys.stderr)
-    return found
-
-
-def load_model(config, model_config, objective, tell):
-    """The model of a config as its checkpoint has it, without training.
-
-    Raises:
-        InputError: the checkpoint does not fit, or lacks the head.
-    """
+def _load_model(config, model_config, objective):
+    """The model of a config as its checkpoint has it; raises `InputError` where that lacks the head."""
     model = objective.build_model(model_config, config.random_seed, dtype=config.dtype)
-    found = load_weights(config, model_config, model, tell)
+    found = _load_weights(config, model_config, model)
     if found.missing:
         raise InputError(
             f"`init_checkpoint` must be fine-tuned for this task unless --do_train. Received: "
@@ -225,26 +215,14 @@ def load_model(config, model_config, objective, tell):
     return model
 
 
-def load_weights(config, model_config, model, tell, folder=None):
-    """Start a model from `--init_checkpoint`, where given, and tell; returns `StartingWeights` or None."""
-    if not config.init_checkpoint:
-        return None
-    if folder:
-        run_directory.check_outside(config.init_checkpoint, folder)
+def _load_weights(config, model_config, model):
     found = starting_weights.load(config.init_checkpoint, named_weights(model), model_config, model.head)
-    tell("\n".join(found.lines()))
+    print("\n".join(found.lines()))
     return found
 
 
-def tell_scores(config, scores, folder):
-    """Print the scores of a run and write them to its folder, and to `--json` where given.
-
-    Args:
-        config: `FinetuneConfig`.
-        scores: Dict of float; empty where there is nothing to score against: what an earlier prediction in
-            this folder scored is then removed.
-        folder: Output directory.
-    """
+def _tell_scores(config, scores, folder):
+    """Print scores and write them; without any remove what an earlier prediction scored."""
     path = folder / run_directory.SCORES_FILE
     if not scores:
         path.unlink(missing_ok=True)
@@ -290,17 +268,18 @@ def _build_engine(config, model_config, objective, steps):
     return make_engine(model, objective, optimizer, config.micro_batch_size), schedule
 
 
-def _facts(model_config, inputs, vocab_path, **data):
+def _facts(text, inputs, **data):
     """What a result depends on besides flags, as `run_directory.find_checkpoint` takes it."""
-    return {
-        "inputs": {name: _describe(paths) for name, paths in inputs.items()},
-        "model": dataclasses.asdict(model_config),
-        "data": {"vocab_sha256": file_sha256(vocab_path), **data},
+    described = {
+        name: [{"path": str(path), "sha256": file_sha256(path)} for path in paths]
+        for name, paths in inputs.items()
     }
-
-
-def _describe(paths):
-    return [{"path": str(path), "sha256": file_sha256(path)} for path in paths]
+    vocabulary_facts = {"vocab_sha256": file_sha256(text.vocab_path)}
+    return {
+        "inputs": described,
+        "model": dataclasses.asdict(text.config),
+        "data": {**vocabulary_facts, **data},
+    }
 
 
 def _describe_steps(config, data, updates, steps):

@@ -1,12 +1,17 @@
-"""Which vocabulary a fine-tuning reads texts with: its own, or the one its checkpoint was trained with."""
+"""The vocabulary of a run: given, beside its checkpoint, or that of its packed records."""
 
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, read_json
+from bert_packed.core.storage import file_sha256, is_file, read_json
+from bert_packed.data.dynamic_masking import DynamicMasking
+from bert_packed.records.inputs import folder_of
+from bert_packed.records.manifests import read_manifest
+from bert_packed.records.provenance import resolve_path
 from bert_packed.runs import run_directory
-from bert_packed.text import tokenization
+from bert_packed.text.masking import masking_rules
+from bert_packed.text.tokenization import load_vocab
 
 VOCAB_FILE = "vocab.txt"
 MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as accelerators like it
@@ -31,13 +36,6 @@ def find_vocab(config):
         f"`vocab_file` must be given where no {VOCAB_FILE} is beside `init_checkpoint`. Received: nothing, "
         f"and init_checkpoint={config.init_checkpoint!r}."
     )
-
-
-def load_tokenizer(config):
-    """The vocabulary's path, the vocabulary and the tokenizer of a config; raises `InputError`."""
-    path = find_vocab(config)
-    vocabulary = tokenization.load_vocab(path)
-    return path, vocabulary, tokenization.make_tokenizer(vocabulary, config.do_lower_case)
 
 
 def describe_vocabulary(path, size, model_config, has_checkpoint):
@@ -65,23 +63,6 @@ def describe_vocabulary(path, size, model_config, has_checkpoint):
     return f"{line}; the model has {num_more:,} more rows, which no text uses"
 
 
-def check_vocabulary(config, path, size, model_config, tell):
-    """Tell which vocabulary is used, once it is found to be the model's.
-
-    Args:
-        config: `FinetuneConfig`.
-        path, size: Of the vocabulary.
-        model_config: `ModelConfig`.
-        tell: Called with a line.
-
-    Raises:
-        InputError: as `describe_vocabulary` and, without training, `check_as_trained`.
-    """
-    tell(describe_vocabulary(path, size, model_config, bool(config.init_checkpoint)))
-    if not config.do_train:
-        check_as_trained(config, path)
-
-
 def check_as_trained(config, vocab_path):
     """Check that a model which is used without training reads texts as it did in the run that trained it.
 
@@ -107,3 +88,50 @@ def check_as_trained(config, vocab_path):
             f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
             f"Received: {vocab_path}, another one."
         )
+
+
+def make_masking(config, train):
+    """The dynamic masking of a run's packs, and the checksum of its vocabulary.
+
+    Args:
+        config: `TrainConfig`.
+        train: `PackedFiles` that it trains on.
+
+    Returns:
+        `DynamicMasking` and str; (None, None) where the masks are the records'.
+
+    Raises:
+        InputError: the vocabulary is not found, no vocabulary, or another one than the records'.
+    """
+    if config.masking == "static":
+        return None, None
+    path = config.vocab_file or _vocab_of_records(train)
+    vocabulary, checksum = load_vocab(path), file_sha256(path)
+    if train.vocabularies and checksum not in train.vocabularies:
+        raise InputError(
+            f"`vocab_file` must be the one that the records of `input_file` were made with, of SHA-256 "
+            f"{train.vocabularies[0][:12]}... by their manifest.json. Received: {path}, of {checksum[:12]}..."
+        )
+    return DynamicMasking(vocabulary, masking_rules(config), config.random_seed), checksum
+
+
+def _vocab_of_records(train):
+    """The vocab.txt beside the records, or beside the files that they were packed from."""
+    folders = {folder_of(path): None for path in train.files}  # a dict keeps their order
+    for folder in list(folders):
+        manifest = read_manifest(folder, any_json=True)
+        inputs = manifest.get("inputs") if isinstance(manifest, dict) else None
+        for entry in inputs if isinstance(inputs, list) else []:
+            if isinstance(entry, dict) and isinstance(entry.get("path"), str):
+                folders[folder_of(resolve_path(entry, folder))] = None
+    for folder in folders:
+        path = f"{folder}/{VOCAB_FILE}"
+        if not is_file(path):
+            continue
+        # One of another checksum may lie there by chance
+        if not train.vocabularies or file_sha256(path) in train.vocabularies:
+            return path
+    raise InputError(
+        f"`vocab_file` must be given with masking=dynamic where no {VOCAB_FILE} is beside the records of "
+        f"`input_file` or what they were packed from. Received: nothing, and {', '.join(folders)}."
+    )

@@ -26,7 +26,6 @@ from bert_packed.config import (
 )
 from bert_packed.core.settings import InputError
 from bert_packed.models.packed_model import build_model
-from bert_packed.runs import label_names
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.nonfinite import NotFiniteError
 
@@ -319,10 +318,10 @@ def test_names_of_labels_go_out_and_come_back(tmp_path):
     assert reference.config.id2label == {0: "O", 1: "B-PER", 2: "I-PER"}
     assert reference.config.label2id == {"O": 0, "B-PER": 1, "I-PER": 2}
     reference.save_pretrained(tmp_path / "theirs")
-    assert label_names.stored_labels(tmp_path / "theirs") == ("O", "B-PER", "I-PER")
+    assert starting_weights.stored_labels(tmp_path / "theirs") == ("O", "B-PER", "I-PER")
     (tmp_path / "ours" / "labels.txt").write_text("O\nO\n")
     with pytest.raises(InputError, match=r"labels.txt must name each label once. Received: 'O', 'O'"):
-        label_names.stored_labels(tmp_path / "ours")
+        starting_weights.stored_labels(tmp_path / "ours")
 
 
 def test_what_is_not_finite_is_not_exported_and_a_tokenizer_knows_the_greatest_length(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """The flags that GLUE and tagging have of their own arrive where they work.
 
-Those that they share with SQuAD go through the same function, `train_or_load`.
+Those that they share with SQuAD go through the same function, `run_task`.
 """
 
 import pytest
@@ -44,7 +44,7 @@ def glue_runs(files, tmp_path_factory):
 
 @pytest.mark.parametrize("name", OWN_OF_GLUE)
 def test_a_setting_of_glue_arrives(glue_runs, name):
-    """Its own flags; those it shares with SQuAD go through the same function, `train_or_load`."""
+    """Its own flags; those it shares with SQuAD go through the same function, `run_task`."""
     seen = {
         "task_name": lambda one: arguments(one, "read_glue", "task"),
         "data_dir": lambda one: arguments(one, "read_glue", "path"),

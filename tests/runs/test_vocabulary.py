@@ -8,8 +8,9 @@ from tiny import CONFIG
 
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256
-from bert_packed.runs import vocabulary
+from bert_packed.runs import finetuning, vocabulary
 from bert_packed.runs.finetuning_config import FinetuneConfig
+from bert_packed.text import tokenization
 
 
 def config(**settings):
@@ -51,15 +52,20 @@ def test_texts_are_read_as_in_the_training(run, name):
         vocabulary.check_as_trained(cased, run / "other.txt")
 
 
-def test_only_a_use_without_training_must_read_as_the_training_did(run):
+def test_only_a_use_without_training_must_read_as_the_training_did(run, capsys):
     """A fine-tuning may take another vocabulary of the same size, at its own risk; a prediction may not."""
-    lines, size = [], CONFIG.vocab_size
-    training = config(init_checkpoint=run)
-    vocabulary.check_vocabulary(training, run / "other.txt", size, CONFIG, lines.append)
-    assert lines == [f"vocabulary {run / 'other.txt'}, {size} WordPieces"]
+    words = [*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(20))]
+    (run / "other.txt").write_text("".join(f"{word}\n" for word in words))
+    model = dataclasses.replace(CONFIG, vocab_size=len(words))
+    (run / "bert_config.json").write_text(json.dumps(dataclasses.asdict(model)))
+    training = config(
+        init_checkpoint=run, vocab_file=run / "other.txt", bert_config_file=run / "bert_config.json"
+    )
+    training = dataclasses.replace(training, max_seq_length=8)
+    assert finetuning.read_text_model(training).config == model
+    assert capsys.readouterr().out == f"vocabulary {run / 'other.txt'}, {len(words)} WordPieces\n"
     with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
-        predicting = dataclasses.replace(training, do_train=False)
-        vocabulary.check_vocabulary(predicting, run / "other.txt", size, CONFIG, lines.append)
+        finetuning.read_text_model(dataclasses.replace(training, do_train=False))
 
 
 def test_rows_that_round_a_vocabulary_up():
