@@ -15,15 +15,16 @@ from pathlib import Path
 import numpy as np
 from keras import ops
 
-from bert_packed.assembly.assignment import assign_sequences
+from bert_packed import schema
 from bert_packed.checkpoints import starting_weights
 from bert_packed.config import DTYPES, MASKED_LM
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
 from bert_packed.models.cpu_gradients import computes_on_cpus
 from bert_packed.models.packed_model import build_model
-from bert_packed.packing.descending import pack_lpfhp
-from bert_packed.packing.histogram import count_lengths
+from bert_packed.objectives.features import TOKENS
+from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
+from bert_packed.tasks.update_packs import assemble_filled, pack_all
 from bert_packed.text import tokenization
 from bert_packed.training.backend import compiled
 from bert_packed.training.engines.engine import named_weights
@@ -35,6 +36,7 @@ POOLINGS = {
     "none": lambda hidden: hidden.copy(),
 }
 NUM_SPECIAL = 2  # [CLS] and [SEP]
+ALGORITHM = "lpfhp"  # plans at once, where others search
 # Defaults: packs in a batch, and batches that threads compute at once
 CPU_BATCH_SIZE, BATCH_SIZE = 1, 8
 CPU_NUM_BATCHES_AT_ONCE, NUM_BATCHES_AT_ONCE = 2, 1
@@ -152,9 +154,9 @@ def packing_factor(encoder, texts):
 
 
 def count_packs(encoder, texts):
-    """Number of packs that `encode` makes of these texts."""
-    tokens = _tokens(encoder, texts)
-    return len(_assign(tokens, encoder.max_seq_length)) if tokens else 0
+    """How many packs `encode` makes of these texts."""
+    lengths = np.array(count_tokens(encoder, texts), np.int64)
+    return len(pack_all(lengths, encoder.max_seq_length, "max", ALGORITHM)[0]) if len(lengths) else 0
 
 
 def count_tokens(encoder, texts):
@@ -175,21 +177,18 @@ def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"
     """
     if not tokens:
         return
-    packs = _assign(tokens, max_seq_length, max_sequences_per_pack)
-    names = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
+    lengths = [len(ids) for ids in tokens]
+    numbers = np.arange(1, len(tokens) + 1)
+    columns = {"tokens": np.concatenate(tokens), "lengths": lengths, "record_numbers": numbers}
+    sequences = make_sequences(BERT_LAYOUT, "", **columns)
+    packs, spec = pack_all(sequences["lengths"], max_seq_length, max_sequences_per_pack, ALGORITHM)
     for first in range(0, len(packs), batch_size):
-        batch = {name: np.zeros((batch_size, max_seq_length), np.int32) for name in names}
-        places = []
-        for row, pack in enumerate(range(first, min(first + batch_size, len(packs)))):
-            start = 0
-            for slot, text in enumerate(packs.members[packs.offsets[pack] : packs.offsets[pack + 1]], 1):
-                stop = start + len(tokens[text])
-                batch["token_ids"][row, start:stop] = tokens[text]
-                batch["sequence_ids"][row, start:stop] = slot
-                batch["position_ids"][row, start:stop] = np.arange(stop - start)
-                places.append((int(text), row, start))
-                start = stop
-        yield batch, places
+        some = packs.between(first, min(first + batch_size, len(packs)))
+        arrays = assemble_filled(sequences, some, spec, batch_size)
+        starts = arrays[schema.NEXT_SENTENCE_POSITIONS][some.owners, some.slots]
+        # Only `[B, S]`: K of the plan, another for other texts, would be another program
+        batch = {feature.name: arrays[feature.record_name] for feature in TOKENS}
+        yield batch, list(zip(some.members, some.owners, starts, strict=True))
 
 
 def map_in_threads(function, items, num_threads):
@@ -247,10 +246,3 @@ def _tokens(encoder, texts):
     """A list of ids per text, [CLS] and [SEP] included, at most S of them."""
     room = encoder.max_seq_length - NUM_SPECIAL
     return [[encoder.cls_id, *ids[:room], encoder.sep_id] for ids in encoder.tokenize(list(texts))]
-
-
-def _assign(tokens, max_seq_length, max_sequences_per_pack="max"):
-    """The packs of texts, by longest-pack-first."""
-    lengths = np.array([len(ids) for ids in tokens], np.int64)
-    plan = pack_lpfhp(count_lengths(lengths, max_seq_length), max_seq_length, max_sequences_per_pack)
-    return assign_sequences(plan, lengths, seed=0)

@@ -123,6 +123,8 @@ def by_slot(values, packs, num_slots, num_packs):
 
 def fill_rows(values, num_rows):
     """Append rows of zeros until there are `num_rows`."""
+    if len(values) == num_rows:
+        return values
     return np.pad(values, [(0, num_rows - len(values))] + [(0, 0)] * (values.ndim - 1))
 
 
