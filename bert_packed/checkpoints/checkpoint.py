@@ -157,18 +157,6 @@ def restore_checkpoint(path, engine):
     return storage.read_json(path / STATE)
 
 
-def load_weights(path, weights, model_config):
-    """Start from the weights of another run, as of `find_checkpoint`; return the checkpoint used.
-
-    Raises `InputError` where there is no checkpoint, or it is another model's, naming the first setting or
-    tensor that differs; a model trained under an ablation is another one.
-    """
-    folder = find_checkpoint(path)
-    check_config(folder, model_config)
-    assign_tensors(folder / WEIGHTS, read_weights(folder), weights)
-    return folder
-
-
 def check_config(folder, model_config):
     """Refuse a checkpoint whose config, where it has one, is of another model.
 

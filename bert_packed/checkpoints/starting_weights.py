@@ -139,8 +139,10 @@ def load(path, weights, model_config, head=None, any_head=None):
         checkpoint.check_weights(source.path)
         # A head that only an objective knows has no table: its tensors are just those of the model
         if not _may_differ(path, head, any_head) or weights.keys() == source.shapes().keys():
-            folder = checkpoint.load_weights(path, weights, model_config)
-            return StartingWeights(folder, len(weights), [], [])
+            checkpoint.check_config(source.path, model_config)
+            stored = checkpoint.read_weights(source.path)
+            checkpoint.assign_tensors(source.path / checkpoint.WEIGHTS, stored, weights)
+            return StartingWeights(source.path, len(weights), [], [])
     found = _without_namesake(source.read(model_config, head), names, head, path)
     if found.config:
         _check_config(found.path, found.config, model_config)

@@ -6,7 +6,6 @@ Legend: B packs per batch, S pack length, D model width, E inner width, Z states
 the step sizes, W taps of the convolution, X = W - 1 tokens before a pack, V vocabulary.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -17,6 +16,7 @@ from keras import ops
 from bert_packed.config import CAUSAL_LM, MambaConfig
 from bert_packed.models.context import PackContext
 from bert_packed.models.cpu_gradients import Linear
+from bert_packed.models.layout import ONE_DEVICE
 from bert_packed.models.packed_model import PackedModel
 from bert_packed.models.rematerialisation import rematerialised
 from bert_packed.models.selective_scan import ssm_pack
@@ -278,6 +278,7 @@ class PackedMamba(PackedModel):
     The output matrix is the token embeddings. `sequence_ids` is not read.
     """
 
+    config_class = MambaConfig
     head = CAUSAL_LM
     encoder_inputs = ("token_ids", "position_ids")
 
@@ -302,22 +303,8 @@ class PackedMamba(PackedModel):
 
     def apply_heads(self, hidden_BSD, batch, training=None):
         # Cast before the product, not after: its sums would be rounded to bfloat16 in between
-        table_VD = ops.cast(self.backbone.embeddings_VD, "float32")
-        _, length, width = hidden_BSD.shape
-        logits = ops.matmul(
-            ops.reshape(ops.cast(hidden_BSD, "float32"), (-1, width)), ops.transpose(table_VD)
-        )
-        return {"logits": ops.reshape(logits, (-1, length, table_VD.shape[0]))}
-
-    def get_config(self):
-        """Arguments to make the model again from a `.keras` file, without states between packs."""
-        return {"config": dataclasses.asdict(self.config), "name": self.name}
-
-    @classmethod
-    def from_config(cls, config):
-        model = cls(**{**config, "config": MambaConfig(**config["config"])})
-        model.build()
-        return model
+        hidden_BSD, table_VD = (ops.cast(x, "float32") for x in (hidden_BSD, self.backbone.embeddings_VD))
+        return {"logits": ONE_DEVICE.vocabulary_logits(hidden_BSD, table_VD)}
 
 
 def make_model(head, config, num_outputs, remat=False, num_rows=0):

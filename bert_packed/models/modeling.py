@@ -4,7 +4,6 @@ Legend: B packs per batch, S pack length, D model width, P predictions per pack,
 V vocabulary.
 """
 
-import dataclasses
 import inspect
 
 import keras
@@ -94,6 +93,7 @@ class PackedBert(PackedModel):
     slots hold 0. `encoder` holds arguments of `PackedEncoder`; its `layout` makes the heads' layers too.
     """
 
+    config_class = ModelConfig
     encoder_inputs = ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
 
     def __init__(self, config, name, num_classes=None, **encoder):
@@ -121,13 +121,7 @@ class PackedBert(PackedModel):
         if self.block is not TransformerBlock:
             raise ValueError(f"`block` must be TransformerBlock to be saved. Received: {self.block}.")
         classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
-        return {"config": dataclasses.asdict(self.config), "name": self.name, **classes}
-
-    @classmethod
-    def from_config(cls, config):
-        model = cls(**{**config, "config": ModelConfig(**config["config"])})
-        model.build()
-        return model
+        return {**super().get_config(), **classes}
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")

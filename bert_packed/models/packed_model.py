@@ -4,6 +4,7 @@ Legend: B packs per batch, S pack length, K sequences per pack, D model width.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import random
 
@@ -26,6 +27,7 @@ class PackedModel(keras.Model):
         position_ids    restarts at 0 in every sequence
     """
 
+    config_class = None
     head = None
     encoder_inputs = ("token_ids", "sequence_ids", "position_ids")  # the inputs `[B, S]` that it reads
 
@@ -64,6 +66,17 @@ class PackedModel(keras.Model):
     def apply_heads(self, hidden_BSD, batch, training=None):
         """The outputs of `call`, a dict, from the hidden states of `encode`."""
         raise NotImplementedError
+
+    def get_config(self):
+        """Arguments to make the model again from a `.keras` file, without options of its encoder."""
+        return {"config": dataclasses.asdict(self.config), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        """The model of `get_config`, with all its variables."""
+        model = cls(**{**config, "config": cls.config_class(**config["config"])})
+        model.build()
+        return model
 
 
 def build_model(head, config, seed, dtype="float32", num_outputs=None, **encoder):

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from tiny import CONFIG, make_engine
 
-from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.training.optimization import Lamb
@@ -164,7 +164,8 @@ def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):
 def test_init_checkpoint_takes_weights_only(trained):
     _, folder = trained
     other = training_engine(seed=2)
-    assert checkpoint.load_weights(folder, other.weights(), WITH_DROPOUT) == folder / "checkpoint-1"
+    found = starting_weights.load(folder, other.weights(), WITH_DROPOUT)
+    assert found.path == folder / "checkpoint-1"
     saved = load_file(folder / "checkpoint-1" / checkpoint.WEIGHTS)
     assert saved.keys() == other.weights().keys()
     for name, variable in other.weights().items():
@@ -186,7 +187,7 @@ def test_another_model_is_refused(trained, change, message):
     engine = training_engine(config)
     before = snapshot(engine)
     with pytest.raises(InputError, match=message) as caught:
-        checkpoint.load_weights(folder, engine.weights(), config)
+        starting_weights.load(folder, engine.weights(), config)
     assert str(folder) in str(caught.value) and "another model" in str(caught.value)
     assert all(np.array_equal(values, before[name]) for name, values in snapshot(engine).items())
 
@@ -196,8 +197,9 @@ def test_missing_tensor_is_named(trained):
     config = dataclasses.replace(WITH_DROPOUT, num_hidden_layers=3)
     path = folder / "checkpoint-1" / checkpoint.MODEL_CONFIG
     path.write_text(json.dumps(dataclasses.asdict(config)))
+    (folder / "checkpoint-1" / checkpoint.CHECKSUMS).unlink()
     with pytest.raises(InputError, match="the file has no tensor bert/layer_2/attention"):
-        checkpoint.load_weights(folder, training_engine(config).weights(), config)
+        starting_weights.load(folder, training_engine(config).weights(), config)
 
 
 @pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.STATE])
@@ -216,4 +218,4 @@ def test_damaged_checkpoint_is_named(trained, name, damage):
 
 def test_no_checkpoint_to_start_from(tmp_path):
     with pytest.raises(InputError, match=r"`init_checkpoint` must be a folder with model\.safetensors"):
-        checkpoint.load_weights(tmp_path / "nowhere", training_engine().weights(), WITH_DROPOUT)
+        starting_weights.load(tmp_path / "nowhere", training_engine().weights(), WITH_DROPOUT)

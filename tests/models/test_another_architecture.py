@@ -71,6 +71,7 @@ class GateBlock(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="test")
 class GateModel(PackedModel):
+    config_class = GateConfig
     head = MASKED_LM
 
     def __init__(self, config, name="gates", remat=False):
@@ -105,15 +106,6 @@ class GateModel(PackedModel):
     def apply_heads(self, hidden_BSD, batch, training=None):
         gathered_BPD = gather_tokens(hidden_BSD, batch["prediction_positions"])
         return {"mlm_logits": ops.matmul(gathered_BPD, ops.transpose(self.table_VD)) + self.bias_V}
-
-    def get_config(self):
-        return {"config": dataclasses.asdict(self.config), "name": self.name}
-
-    @classmethod
-    def from_config(cls, config):
-        model = cls(**{**config, "config": GateConfig(**config["config"])})
-        model.build()
-        return model
 
 
 def make_model(head, config, num_outputs, remat=False):
