@@ -35,7 +35,7 @@ def main(config):
 
 
 def _run_all(config):
-    """Every task that is there, in a folder of its own, and the table of all."""
+    """Every task that is there, each in its folder, and the table of all."""
     # TensorFlow: not for --help
     from bert_packed.evaluation.glue_metrics import table_of_tasks
     from bert_packed.evaluation.glue_predictions import asked_files

@@ -1,7 +1,4 @@
-"""What a run exports while it trains: a folder for each step, in the form of Hugging Face.
-
-OUTPUT_DIR/export-200/     as `python -m bert_packed.export` writes it
-"""
+"""Exports of a run while it trains, in the form of Hugging Face: OUTPUT_DIR/export-200/ and so on."""
 
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
@@ -12,10 +9,7 @@ from bert_packed.runs.run_directory import RUN_FILE
 
 
 def check_export(config, model_config, data):
-    """Check, before a run starts, the tokenizer that it is to export.
-
-    Args:
-        config, model_config, data: Of the run.
+    """Check the tokenizer that a run is to export before it starts.
 
     Raises:
         InputError: the vocabulary is no such file, has more tokens than the model, or is not the records'.
@@ -34,19 +28,7 @@ def check_export(config, model_config, data):
 
 
 def export_step(folder, step, model, weights, config, data):
-    """Write `export-STEP`, which appears whole or not at all.
-
-    A step that is taken again after a kill replaces what was exported then.
-
-    Args:
-        folder: Output directory, `Path`, with `run.json`.
-        step: Optimizer steps taken.
-        model: Of the run.
-        weights: Dict from its names to what has the values.
-        config, data: Of the run.
-
-    Returns:
-        Path of the folder.
+    """Write `export-STEP`, whole or not at all, in place of what an earlier attempt at the step exported.
 
     Raises:
         NotFiniteError: a weight is NaN or infinite.

@@ -42,7 +42,7 @@ class TextModel:
 
 @dataclasses.dataclass(frozen=True)
 class LoopSteps:
-    """What the outer loop asks of a config."""
+    """The outer loop's part of a config."""
 
     num_train_steps: int
     log_steps: int
@@ -184,16 +184,10 @@ def _fine_tune(config, text, objective, data, inputs, folder):
 
 
 def has_results(config, text, inputs, results, evaluated):
-    """Whether a run is over, as it would be now, and what it found lies in its folder.
+    """Whether a run is over, as it would be now, and its results are in its folder; raises `InputError`.
 
-    Args:
-        config, text: As in `run_task`.
-        inputs: As of its `read_training`.
-        results: Names of files that are written when the run is over; a run that starts removes them.
-        evaluated: Paths that it reads; one that was written later than a result is to be read again.
-
-    Raises:
-        InputError: another run is in the directory.
+    Results are files written when the run is over, which a run that starts removes. A path of `evaluated`
+    that was written later than a result is to be read again.
     """
     folder = Path(config.output_dir)
     if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
@@ -233,11 +227,7 @@ def _tell_scores(config, scores, folder):
 
 
 def predict_packed(config, model, sequences):
-    """The outputs of a model for each sequence, computed packed.
-
-    Returns:
-        As of `finetuning_batches.predict`, and the number of packs.
-    """
+    """The outputs of a model for each sequence, computed packed, and the number of packs."""
     packs, spec = pack_all(
         sequences["lengths"], config.max_seq_length, config.max_sequences_per_pack, config.packing_algorithm
     )

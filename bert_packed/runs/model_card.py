@@ -1,4 +1,4 @@
-"""What an exported model says of itself: data, packing, recipe and audit, as far as files tell of them."""
+"""Model cards of exports: data, packing, recipe and audit, by the files of the run."""
 
 import dataclasses
 from pathlib import Path
@@ -36,13 +36,7 @@ NOT_RESULTS = {field.name for field in dataclasses.fields(TrainConfig) if field.
 
 
 def read_origin(path):
-    """What the folder of a run tells of one of its checkpoints.
-
-    Args:
-        path: A checkpoint folder or a run's output directory, or somebody else's model, which tells nothing.
-
-    Returns:
-        The dict of `run.json`, and the checkpoint's step; None each where it is not known.
+    """The dict of `run.json` and the step of a checkpoint or of a run's newest; (None, None) without a run.
 
     Raises:
         InputError: `run.json` is not JSON.
@@ -66,14 +60,9 @@ def read_audit(path):
 
 
 def write_model_card(folder, model, run=None, step=None, audit=None):
-    """Write `README.md`, whose front matter the hub reads.
+    """Write `README.md`, whose front matter the hub reads, to the folder of an export.
 
-    Args:
-        folder: Existing folder, that of the export.
-        model: What is exported.
-        run: Dict of `run.json`; None where it is not known.
-        step: Optimizer steps of the run; None where it is not known.
-        audit: Of `read_audit`; None where there was none.
+    `run` and `step` are of `read_origin`, `audit` of `read_audit`; None where they are not known.
     """
     family = family_of(model.config)
     name = family.load_names().classes[model.head]

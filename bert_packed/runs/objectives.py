@@ -1,4 +1,4 @@
-"""What a run learns: its objective, which the model must be made for and the records must hold."""
+"""The objective of a run, and checks that the model is made for it and that the records hold it."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from bert_packed.schema import CAUSAL_LM, FORMS, MLM, MLM_NSP
 
 
 def choose_objective(objective, model_config, config, num_rows=0):
-    """What a run learns, an `Objective`.
+    """The `Objective` of a run.
 
     Args:
         objective: One of `schema.OBJECTIVES`.
@@ -36,12 +36,7 @@ def choose_objective(objective, model_config, config, num_rows=0):
 
 
 def check_losses(config, objective):
-    """Raise `InputError` where the weighting of the other objective's loss is set, which nothing would read.
-
-    Args:
-        config: With `mlm_loss` and `lm_loss`.
-        objective: One of `schema.OBJECTIVES`.
-    """
+    """Raise `InputError` where the loss of the other objective is set, which nothing would read."""
     unread = "mlm_loss" if objective == CAUSAL_LM else "lm_loss"
     default = next(field.default for field in dataclasses.fields(config) if field.name == unread)
     if getattr(config, unread) != default:
@@ -51,13 +46,7 @@ def check_losses(config, objective):
 
 
 def check_records(config, name, packs):
-    """Raise `InputError` where the records that a flag names are not for the objective.
-
-    Args:
-        config: With `objective`.
-        name: The flag.
-        packs: `PackedFiles` that it names.
-    """
+    """Raise `InputError` where the records that a flag names are not for the objective."""
     if packs.files and packs.spec.objective != FORMS[config.objective]:
         raise InputError(
             f"`{name}` must hold records for objective={config.objective}. Received: {packs.files[0]}, for "

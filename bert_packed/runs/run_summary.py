@@ -1,4 +1,4 @@
-"""What a run tells people before, while and after it trains: lines of text and rows of tables."""
+"""Summaries for people before, while and after a run trains: lines of text and rows of tables."""
 
 import sys
 
@@ -47,13 +47,7 @@ def _describe_masks(data):
 
 
 def describe_cost(config, model_config, model_flops, data, flops_per_second):
-    """What a full step will cost on this machine, and how to make it smaller where it is long: lines of text.
-
-    Args:
-        config, model_config, data: Of the run.
-        model_flops: As of `step_cost.step_flops`.
-        flops_per_second: Of the machine, at matrix products.
-    """
+    """Cost of a full step on this machine, and ways to make it smaller where it is long: lines of text."""
     seconds = estimate_step_seconds(model_flops, data.train.spec, config.train_batch_size, flops_per_second)
     lines = [
         f"cost       about {describe(seconds)} a step on this machine, about "
@@ -76,17 +70,14 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
 
 
 def describe_counts(counts):
-    """What was left out or cut of a file, a line each; `counts` is a dict from what happened to how often."""
+    """A line of warning for each of `counts`, a dict from what was left out or cut to how often."""
     return "".join(f"\n  warning: {number:,} {what}" for what, number in counts.items() if number)
 
 
 def tell_skipped(step, why, sources=None):
-    """Say that a step was left out, why, and what it had read: a line on stderr.
+    """Print that a step was left out, its figures that were not finite and its records: a line on stderr.
 
-    Args:
-        step: Its number.
-        why: Which figures were not finite.
-        sources: Dict from file to the numbers of the records that are its packs; None where they are in none.
+    `sources` is a dict from file to the numbers of the records that are its packs; None where unknown.
     """
     packs = "; ".join(f"{file} {', '.join(map(str, numbers))}" for file, numbers in (sources or {}).items())
     packs = f"; its records: {packs}" if packs else ""

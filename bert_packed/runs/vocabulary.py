@@ -39,17 +39,11 @@ def find_vocab(config):
 
 
 def describe_vocabulary(path, size, model_config, has_checkpoint):
-    """Which vocabulary is used, in a line.
-
-    Args:
-        path: Vocabulary.
-        size: Its WordPieces.
-        model_config: `ModelConfig`.
-        has_checkpoint: Whether the model's embeddings were learned for some vocabulary already.
+    """A line about the vocabulary, of `size` WordPieces.
 
     Raises:
-        InputError: they were learned for a larger one. A model whose rows were rounded up to a multiple of 8
-            passes, and so does one that starts at random.
+        InputError: with `has_checkpoint`, the model's embeddings were learned for a larger one. A model whose
+            rows were rounded up to a multiple of 8 passes, and so does one that starts at random.
     """
     line = f"vocabulary {path}, {size:,} WordPieces"
     num_more = model_config.vocab_size - size
@@ -64,9 +58,9 @@ def describe_vocabulary(path, size, model_config, has_checkpoint):
 
 
 def check_as_trained(config, vocab_path):
-    """Check that a model which is used without training reads texts as it did in the run that trained it.
+    """Check that a model which is used without training reads texts as in the run that trained it.
 
-    Only runs of ours tell, by their `run.json`.
+    Only runs of ours have a `run.json` to compare with.
 
     Raises:
         InputError: `do_lower_case` or the vocabulary differs.
@@ -91,14 +85,7 @@ def check_as_trained(config, vocab_path):
 
 
 def make_masking(config, train):
-    """The dynamic masking of a run's packs, and the checksum of its vocabulary.
-
-    Args:
-        config: `TrainConfig`.
-        train: `PackedFiles` that it trains on.
-
-    Returns:
-        `DynamicMasking` and str; (None, None) where the masks are the records'.
+    """The dynamic masking of a run's packs, and the checksum of its vocabulary; (None, None) if static.
 
     Raises:
         InputError: the vocabulary is not found, no vocabulary, or another one than the records'.
