@@ -67,10 +67,10 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
     stride = mix32(seed[0] + mix32(seed[1]))
     # As for 4,096 packs of BERT-base. Elsewhere all numbers are 0, and would cost as much as the mask
     if not isinstance(num_packs, int) or num_packs * rows_per_pack * width > 2**32:
-        rows_per_turn = _word(min(2**32 // width, 2**32 - 1))
-        turns = ops.floor_divide(rows, rows_per_turn)
-        rows = rows - turns * rows_per_turn
-        stride = mix32(seed[0] + mix32(seed[1]) + mix32(turns))
+        rows_per_round = _word(min(2**32 // width, 2**32 - 1))
+        rounds = ops.floor_divide(rows, rows_per_round)
+        rows = rows - rounds * rows_per_round
+        stride = mix32(seed[0] + mix32(seed[1]) + mix32(rounds))
     start = mix32(stride + seed[1])
     columns = ops.cast(ops.arange(width, dtype="int32"), "uint32")
     words = mix32((rows * _word(width) + columns) * ops.bitwise_or(stride, _word(1)) + start)

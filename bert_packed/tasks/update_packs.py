@@ -85,8 +85,8 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
         members = np.concatenate(groups)
         is_too_deep = max(map(len, groups)) > limit
         if is_too_deep or len(groups) > -(-lengths[members].sum() // max_seq_length):
-            anew = _pack_anew(pack, members, lengths, max_seq_length, depth, seed)
-            groups = anew if is_too_deep or len(anew) < len(groups) else groups
+            again = _pack_again(pack, members, lengths, max_seq_length, depth, seed)
+            groups = again if is_too_deep or len(again) < len(groups) else groups
         updates.append(Packs(np.concatenate(groups), to_offsets([len(group) for group in groups])))
     deepest = max(int(packs.depths.max()) for packs in updates)
     return Updates(updates, PackSpec(max_seq_length, deepest, 0), max(map(len, updates)))
@@ -189,7 +189,7 @@ def _subset(sizes, wanted):
     return None
 
 
-def _pack_anew(pack, members, lengths, max_seq_length, depth, seed):
+def _pack_again(pack, members, lengths, max_seq_length, depth, seed):
     """Pack one step's sequences with a limit of depth: list of arrays of sequences."""
     if depth == 1:
         return np.split(members, np.arange(1, len(members)))
