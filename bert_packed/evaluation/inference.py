@@ -78,8 +78,8 @@ def load_encoder(
         max_seq_length: S; None is the longest that the model has positions for.
         batch_size: B, packs in a batch; None for 1 on a CPU, where more are no faster, and 8 elsewhere.
         dtype: "float32" or "mixed_bfloat16".
-        num_batches_at_once: Batches computed by a thread each; None for 2 on a CPU, and 1 elsewhere: the
-            caller's thread, whose settings, such as `jax.default_matmul_precision`, others do not see.
+        num_batches_at_once: Batches computed by a thread each; None for 2 on a CPU, and 1 elsewhere.
+            1 is the caller's thread, whose `jax.default_matmul_precision` and the like others do not see.
 
     Raises:
         InputError: the checkpoint or vocabulary does not fit, or the model was trained without keeping
@@ -122,8 +122,7 @@ def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
 
     Args:
         texts: List of str; an empty one is [CLS] [SEP].
-        pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", the hidden state of [CLS]; or
-            "none".
+        pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", that of [CLS]; or "none".
         max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
 
     Returns:

@@ -9,7 +9,7 @@ from bert_packed.models.dropout import Dropout
 
 
 def run_rematerialised(blocks, hidden_BSD, context, training=None):
-    """Call encoder blocks in order, keeping only their inputs: float `[B, S, D]`.
+    """Call encoder blocks in order, keeping only what passes from one to the next: float `[B, S, D]`.
 
     Where a block ends in a layer norm, its sum before the norm is kept, and the norm is recomputed with the
     next block. So the block's last product is not recomputed: no gradient needs its value (Section 3.2.3,

@@ -40,7 +40,8 @@ def next_token_objective(weighting, goes_on=False):
 def prediction_shares(label_sequences_BS, slot_weights_BK):
     """Tokens that predict, the share of each in its sequence's predictions, and predictions per sequence.
 
-    label_sequences  [1    1    0  2  0  0]      slot_weights [1 1]     0 predicts nothing, counts nothing
+    label_sequences  [1    1    0  2  0  0]      0 is no prediction
+    slot_weights     [1 1]                       0 is a sequence that does not count
     used             [1    1    0  1  0  0]      float32 [B, S]
     share            [1/2  1/2  0  1  0  0]      float32 [B, S]
     made             [2 1]                       float32 [B, K]
