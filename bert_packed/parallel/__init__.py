@@ -1,7 +1,6 @@
-"""Which devices and processes share a step, how a model lies on them, and how the processes agree and end.
+"""Data parallelism, layouts of a model over a mesh of devices, and the processes of a cluster.
 
-Read `replicas.py` for the devices; of a model that is spread over them `optimus.py` or `megatron.py`, which
-say how each weight lies and which product it uses (`summa.py`, by `mesh_layout.py` and `mesh.py`), and
-`layouts.py`, which chooses; `processes.py` for what a run asks of its cluster, `cluster.py` for how it
-is described and meets, `services.py` for what each backend does for it.
+`replicas.py` has the devices of a step. `layouts.py` makes a layout: `optimus.py` or `megatron.py` say how
+each weight is sharded and multiplied, on `mesh_layout.py`, `mesh.py` and `summa.py`. `processes.py` is a
+run's view of its cluster, `cluster.py` finds the members, `services.py` is the backends' part.
 """

@@ -1,4 +1,4 @@
-"""Which layout a run has, and the devices that it takes."""
+"""Construction of a run's layout, by the value of `--layout`."""
 
 import jax
 
@@ -9,22 +9,17 @@ from bert_packed.parallel.replicas import Replicas, check_processes, count_repli
 
 
 def make_layout_replicas(layout, mesh_shape, transport="gather", distribution="none"):
-    """The devices that share a run's steps and its model.
+    """`Replicas` of "optimus2d" or "megatron1d" on a mesh (copies of the model, rows, columns).
 
     Args:
-        layout: "optimus2d" or "megatron1d".
-        mesh_shape: (copies of the model, rows, columns).
         transport: Of `Optimus2D`.
         distribution: "none" for devices of this process, "multi_worker" for those of all processes.
 
-    Returns:
-        `Replicas`.
-
     Raises:
-        InputError: the mesh cannot be.
+        InputError: the devices do not make the mesh.
     """
     devices = jax.devices() if distribution == "multi_worker" else jax.local_devices()
-    # A process has devices that follow one another: its packs are told by its number alone, `group_of`
+    # A process has consecutive devices, so that its packs follow from its number alone, `group_of`
     devices = sorted(devices, key=lambda device: (device.process_index, device.id))
     mesh = make_mesh(mesh_shape, devices)
     num = count_replicas(layout, mesh_shape)

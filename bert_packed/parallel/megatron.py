@@ -1,19 +1,19 @@
-"""Megatron: of two matrices in a row the first is split by columns over all devices, the second by rows.
+"""Megatron: of two consecutive matrices the first is split by columns over all devices, the second by rows.
 
-Section 2.2 of "An Efficient 2D Method for Training Super-Large Deep Learning Models". On p devices, whatever
-rows and columns they stand in:
+Section 2.2 of "An Efficient 2D Method for Training Super-Large Deep Learning Models". On the p devices of a
+mesh:
 
-| what | shape | lies |
+| array | shape | sharding |
 |---|---|---|
 | queries, keys, values, the first layer of the feed-forward network | `[X, Y]` | Y over devices |
-| what follows on each | `[X, Y]` | X over devices |
+| the layer after each of them | `[X, Y]` | X over devices |
 | token embeddings | `[V, D]` | V over devices |
 | heads of attention; logits | `[B, S, N, H]`; `[B, P, V]` | N; V over devices |
-| all else | | the same on every device |
+| all others | | replicated |
 
 Two sums over all devices in the forward pass of a block, and two in the backward pass.
 
-Legend: as of `optimus`.
+Legend: as in `optimus`.
 """
 
 import jax
@@ -42,11 +42,7 @@ HEADS = PartitionSpec(None, None, ALL, None)
 
 
 class Megatron1D(MeshLayout):
-    """See the module.
-
-    Args:
-        mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
-    """
+    """Layout of the module's table."""
 
     name, pack_axes = "megatron1d", (AXIS,)
     weights, heads, ids = WEIGHTS, HEADS, WHOLE
@@ -96,7 +92,7 @@ class Megatron1D(MeshLayout):
 
 
 def _products(mesh):
-    """Products with kernels split by columns: no exchange forwards, one sum backwards for all of them."""
+    """Products with kernels split by columns: no exchange forward, one sum backward for all of them."""
 
     def forward(inputs, kernels):
         return [inputs @ kernel for kernel in kernels]
@@ -109,7 +105,7 @@ def _products(mesh):
 
 
 def _product_and_sum(mesh):
-    """The product with a kernel split by rows: one sum forwards, no exchange backwards."""
+    """Product with a kernel split by rows: one sum forward, no exchange backward."""
 
     def forward(inputs, kernel):
         return jax.lax.psum(inputs @ kernel, ALL)
@@ -133,10 +129,10 @@ def _logits(mesh):
 
 
 def _look_up(mesh):
-    """Rows of a table of which each device has a part, by a sum over devices."""
+    """Rows of a table split by rows, by a sum over devices."""
 
     def places(table, ids):
-        """Of ids in this device's part; the number of its rows for all others."""
+        """Rows of this device's part; the number of its rows for other ids."""
         places = ids - jax.lax.axis_index(ALL) * len(table)
         return jnp.where((places >= 0) & (places < len(table)), places, len(table))
 

@@ -21,14 +21,10 @@ AXES = (AXIS, ROW, COLUMN)
 
 
 def make_mesh(shape, devices):
-    """A mesh of the first devices: `jax.sharding.Mesh` with `AXES`.
-
-    Args:
-        shape: (copies, rows, columns).
-        devices: Those that there are; of several processes all, which the mesh must fill.
+    """`jax.sharding.Mesh` with `AXES` of the first devices; several processes must use all of them.
 
     Raises:
-        InputError: they are too few.
+        InputError: there are too few, or too many, devices for the shape (copies, rows, columns).
     """
     number, processes = math.prod(shape), jax.process_count()
     asked = f"{'x'.join(map(str, shape))} = {number} devices, where there are {len(devices)}"
@@ -45,13 +41,7 @@ def make_mesh(shape, devices):
 
 
 def on_blocks(function, mesh, in_specs, out_specs):
-    """A function of the blocks of each device, as one of whole arrays.
-
-    Args:
-        function: Computes one device's block of the results; may use collectives along `ROW` and `COLUMN`.
-        mesh: Where no mesh is set yet.
-        in_specs, out_specs: As of `jax.shard_map`, without copies of the model.
-    """
+    """A function of one device's blocks, as a function of whole arrays: `jax.shard_map` over `ROW` and `COLUMN`."""
     # Inside a program over copies of the model, the mesh is that program's
     is_inside = not jax.sharding.get_abstract_mesh().empty
     return jax.shard_map(
@@ -65,13 +55,13 @@ def on_blocks(function, mesh, in_specs, out_specs):
 
 
 def differentiable(forward, backward, mesh, in_specs, out_specs):
-    """A function of the blocks of each device, with its gradient, as one of whole arrays.
+    """`on_blocks` of a function with its gradient.
 
     Args:
-        forward: As `function` of `on_blocks`.
-        backward: Function of the arguments of `forward` and the gradient of what it returns, to the gradients
-            of these arguments; None of whole numbers.
-        mesh, in_specs, out_specs: As of `on_blocks`; one that stands for a list holds for all that is in it.
+        forward: Function of one device's blocks.
+        backward: Function of these blocks and the gradient of the result, to their gradients; None for
+            integers.
+        in_specs, out_specs: `PartitionSpec`s, one for a whole list.
     """
 
     @jax.custom_vjp
@@ -86,19 +76,13 @@ def differentiable(forward, backward, mesh, in_specs, out_specs):
 
 
 def spread(value, mesh, spec):
-    """An array on the devices of a mesh.
-
-    Args:
-        value: Any array, whole in this process; or one that lies so already.
-        mesh: `jax.sharding.Mesh`.
-        spec: `PartitionSpec`.
-    """
+    """An array, whole in this process, on the devices of a mesh; one that is there already is returned."""
     sharding = NamedSharding(mesh, spec)
     lies = getattr(value, "sharding", None)
     if isinstance(value, jax.core.Tracer) or lies == sharding:
         return value
     if isinstance(lies, NamedSharding) and lies.is_equivalent_to(sharding, value.ndim):
-        # The same layout by another name, for which a program would be compiled again
+        # The same sharding by another name would compile the program a second time
         shards = [shard.data for shard in value.addressable_shards]
         return jax.make_array_from_single_device_arrays(value.shape, sharding, shards)
     whole = np.asarray(value)
@@ -106,13 +90,7 @@ def spread(value, mesh, spec):
 
 
 class SpreadVariable:
-    """A Keras variable whose array lies on the devices of a mesh, to be read and assigned whole.
-
-    Args:
-        variable: The Keras variable.
-        mesh, spec: As of `spread`.
-        shape: Without the rows or columns that a layout adds, which stay 0.
-    """
+    """A sharded Keras variable, to be read and assigned whole; `shape` is without padding, which stays 0."""
 
     def __init__(self, variable, mesh, spec, shape):
         self.path, self.dtype, self.shape = variable.path, variable.dtype, tuple(shape)
@@ -120,26 +98,20 @@ class SpreadVariable:
         self._inside = tuple(slice(length) for length in self.shape)
 
     def numpy(self):
-        """The array in the host's memory; where it lies in several processes, all must ask together."""
+        """The array in the host's memory. A collective: all processes must call it."""
         value = self._variable.value
         is_here = not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated
         whole = np.asarray(value) if is_here else multihost_utils.process_allgather(value, tiled=True)
         return whole[self._inside]
 
     def assign(self, values):
-        """Put an array of `shape` in its place."""
         whole = np.zeros(self._variable.shape, self.dtype)
         whole[self._inside] = values
         self._variable.assign(spread(whole, self._mesh, self._spec))
 
 
 class FetchedVariable:
-    """The array of a `SpreadVariable` in the host's memory.
-
-    Args:
-        variable: It; all processes ask together.
-        keeps: Whether it is going to be read; if not, this process only helps others to get it.
-    """
+    """The array of a `SpreadVariable` in the host's memory, or with `keeps=False` only its collective."""
 
     def __init__(self, variable, keeps=True):
         values = variable.numpy()

@@ -1,5 +1,4 @@
-"""Linear layers and tables whose weights a layout spreads over devices, with rows or columns added where they
-do not divide.
+"""Base of layouts over a mesh: linear layers and tables with sharded weights, padded to divide.
 
 Legend: B packs, Q = S, P or K tokens of each pack, S pack length, D model width, V vocabulary, X and Y
 widths.
@@ -14,19 +13,12 @@ from keras import ops
 from bert_packed.models.layout import Layout, initializer
 from bert_packed.parallel.mesh import on_blocks
 
-# Of a class that is none: far below any logit, and without becoming infinite times 0
+# Logit of padding: far below any other, and finite, as infinity times 0 is NaN
 NO_LOGIT = -1e9
 
 
 class LaidDense(keras.layers.Dense):
-    """A linear layer that leaves its product to a layout.
-
-    Args:
-        layout: `MeshLayout`.
-        width: Of the result; the kernel is made wider where the layout needs it.
-        kernel_initializer: Of the kernel without what is added, which is 0.
-        Others: As of Keras's layer.
-    """
+    """A linear layer whose product is the layout's. Columns beyond `width` are padding, initialised to 0."""
 
     def __init__(self, layout, width, kernel_initializer, **kwargs):
         self.layout = layout
@@ -45,20 +37,16 @@ class LaidDense(keras.layers.Dense):
 
 
 class MeshLayout(Layout):
-    """What layouts over a mesh of devices have in common.
-
-    A layout says by name how a weight lies, what is added to its shape, and how products go: `multiply`,
-    `look_up` and the function `_logits` of hidden states and a table.
+    """Base class of layouts. A subclass has the attributes, the padding, `multiply`, `look_up` and `_logits`.
 
     Args:
         mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
 
     Attributes:
-        name: As `--layout` has it.
+        name: Value of `--layout`.
         pack_axes: Axes of the mesh along which packs are divided.
-        weights: Dict from regular expressions to how a weight lies whose path has a match; all others are
-            whole on every device.
-        heads, ids: How `[B, S, N, H]` of attention's heads and `[B, S]` of ids lie in a copy of the model.
+        weights: Dict from regular expressions of paths to `PartitionSpec`s; other weights are replicated.
+        heads, ids: `PartitionSpec`s of attention's heads `[B, S, N, H]` and of ids `[B, S]`.
     """
 
     name, pack_axes = None, ()
@@ -69,12 +57,7 @@ class MeshLayout(Layout):
         self._shapes = {}  # by id of a variable whose shape has something added
 
     def spec(self, path, num_axes):
-        """How a weight lies: `PartitionSpec`.
-
-        Args:
-            path: Of the variable, below the model or with it.
-            num_axes: How many axes it has.
-        """
+        """`PartitionSpec` of the weight at a path."""
         for pattern, spec in self.weights.items():
             if re.search(pattern, path):
                 assert len(spec) == num_axes, (path, num_axes)
@@ -82,31 +65,23 @@ class MeshLayout(Layout):
         return PartitionSpec()
 
     def padded_rows(self, num_rows):
-        """Rows of a table with so many, with those that are added."""
+        """Rows of a table, padding included."""
         raise NotImplementedError
 
     def padded_width(self, width):
-        """Columns of the kernel of a linear layer, with those that are added."""
+        """Columns of a linear layer's kernel, padding included."""
         raise NotImplementedError
 
     def multiply(self, name, inputs_BQX, kernels):
-        """Products of one input with several kernels of linear layers of a kind: list of `[B, Q, Y]`."""
+        """Products of one input with the kernels of linear layers of a name: list of `[B, Q, Y]`."""
         raise NotImplementedError
 
     def check(self, model_config, **packs):
-        """Check that a model and a step can be spread.
-
-        Args:
-            model_config: `ModelConfig`.
-            packs: How many packs are computed at once, by name of the flag.
-
-        Raises:
-            InputError: a number does not divide; the message names both.
-        """
+        """Raise `InputError` if the mesh does not divide the model or `packs`, counts by name of the flag."""
         raise NotImplementedError
 
     def describe(self, model_config):
-        """For people: the mesh, and what is added to the vocabulary; lines of text."""
+        """Lines of text for people: the mesh, and the padding of the vocabulary."""
         copies, rows, columns = self.mesh.devices.shape
         text = f"layout     {self.name}: {copies} x {rows} x {columns} devices (copies, rows, columns)"
         own, padded = model_config.vocab_size, self.padded_rows(model_config.vocab_size)
@@ -155,16 +130,17 @@ class MeshLayout(Layout):
         return ops.where(classes_V < num_classes, logits_BQV, NO_LOGIT)
 
     def note_shape(self, variable, shape):
-        """Remember the shape of a variable without what is added to it."""
-        self._shapes[id(variable)] = variable, tuple(shape)  # which keeps it: no other gets its id
+        """Remember the shape of a variable without its padding."""
+        self._shapes[id(variable)] = variable, tuple(shape)  # keeps the variable, so that no other gets its
+        id
 
     def shape_of(self, variable):
-        """The shape of a variable without what is added to it."""
+        """The shape of a variable without its padding."""
         return self._shapes.get(id(variable), (variable, tuple(variable.shape)))[1]
 
 
 def _padded(make, axis, number):
-    """An initializer whose values along an axis are those of another for `number` places, then 0."""
+    """The initializer `make` for the first `number` places along an axis, 0 beyond."""
 
     def initialize(shape, dtype=None):
         inner = list(shape)

@@ -1,8 +1,8 @@
-"""Optimus: matrices of weights and activations in blocks on a square of devices, joined by SUMMA.
+"""Optimus: weights and activations in blocks on a square mesh of devices, multiplied by SUMMA.
 
 Section 3.2 of "An Efficient 2D Method for Training Super-Large Deep Learning Models". On a mesh of q x q:
 
-| what | shape | lies |
+| array | shape | sharding |
 |---|---|---|
 | kernels, tables of embeddings | `[X, Y]` | X over rows, Y over columns: 1/p on a device |
 | biases, scales and shifts of norms | `[Y]` | Y over columns, the same in every row |
@@ -11,8 +11,7 @@ Section 3.2 of "An Efficient 2D Method for Training Super-Large Deep Learning Mo
 | ids, positions, labels | `[B, ...]` | B over rows |
 
 The paper keeps biases in the first row alone and broadcasts them; here each row has them, and their gradient
-is added up over the rows. What is not a product of a weight is left to XLA, which divides it as its inputs
-lie.
+is added up over the rows. All but products with weights is left to XLA's partitioner.
 
 Legend: B packs, S pack length, D model width, N heads, H head width, V vocabulary, P predictions per pack,
 Q = S, P or K tokens of each pack, T tokens of a device, X, Y widths.
@@ -43,14 +42,10 @@ HIDDEN, HEADS, IDS = (
 
 
 class Optimus2D(MeshLayout):
-    """See the module.
-
-    Args:
-        mesh: `jax.sharding.Mesh` with the axes of `mesh.AXES`.
-        transport: Name of one of `summa.TRANSPORTS`.
+    """Layout of the module's table; `transport` is one of `summa.TRANSPORTS`.
 
     Raises:
-        InputError: the mesh has not as many rows as columns.
+        InputError: the mesh is not square.
     """
 
     name, pack_axes = "optimus2d", (AXIS, ROW)
@@ -66,7 +61,7 @@ class Optimus2D(MeshLayout):
             )
         chosen = TRANSPORTS[transport]
         self._multiply = _products(mesh, chosen)
-        # Where matrices gather whole rows, these must not: a row of logits is the largest array of a step
+        # Never gathered: a row of logits is the largest array of a step
         self._logits = _logits(mesh, TRANSPORTS["ring"] if transport == "gather" else chosen)
         self._look_up = _look_up(mesh, chosen)
 
@@ -100,7 +95,7 @@ class Optimus2D(MeshLayout):
 
 
 def _products(mesh, transport):
-    """C = AB for one A and several B, whose blocks a device puts side by side: A travels once for all."""
+    """C = AB for one A and several B, whose blocks are joined, so that A is sent once."""
 
     def forward(inputs, kernels):
         inputs, kernels = _sent_here(inputs, kernels)
@@ -134,7 +129,7 @@ def _logits(mesh, transport):
 
 
 def _look_up(mesh, transport):
-    """C = AB where ids say which place of each row of A is 1."""
+    """C = AB where ids are the places of the ones in A."""
 
     def forward(table, ids):
         table, ids = _sent_here(table, ids)
@@ -147,11 +142,9 @@ def _look_up(mesh, transport):
 
 
 def _sent_here(*blocks):
-    """The same blocks, which XLA takes for new ones: sent when all of them are there, and not before.
-
-    Else it may gather the weights of all layers before the first is computed, and it keeps for the gradient
-    what a device received in the forward pass: fewer bytes to send, and no longer 1/p of the weights on it.
-    """
+    """The same blocks behind a barrier of XLA."""
+    # Without it XLA may gather the weights of all layers before the first is computed, and keeps for the
+    # gradient what a device received in the forward pass: then a device holds more than 1/p of the weights
     return jax.lax.optimization_barrier(blocks)
 
 
@@ -161,6 +154,6 @@ def _tokens(values):
 
 
 def _split(joined, kernels, lengths):
-    """What stands side by side as the kernels do, each with other axes before the last: list."""
+    """List of the products with each kernel, `[*lengths, Y]`, of the joined product."""
     ends = list(itertools.accumulate(kernel.shape[1] for kernel in kernels))
     return [part.reshape(*lengths, -1) for part in jnp.split(joined, ends[:-1], axis=1)]

@@ -1,12 +1,10 @@
-"""Which devices share a step, each with a copy of the model and a part of the packs.
+"""Data parallelism: devices that share a step, by `tf.distribute` or `jax.sharding`.
 
-Of a step's micro-batches of M packs each of R replicas computes M / R:
+Each of R replicas has a copy of the model and computes M / R packs of every micro-batch of M:
 
     packs of the step   0 1 2 3 | 4 5 6 7      M = 4, two micro-batches
     replica 0           0 1     | 4 5          R = 2
     replica 1               2 3 |     6 7
-
-Data parallel alone; the backends' own means carry it: `tf.distribute` and `jax.sharding`.
 """
 
 import contextlib
@@ -27,12 +25,12 @@ class Replicas:
 
     Attributes:
         num: R, of all processes.
-        num_local: Of this process.
-        shares_processor: Whether those of a process are parts of one processor, as logical devices are.
+        num_local: Replicas of this process.
+        shares_processor: True where a process's devices are parts of one processor, as logical devices are.
         strategy: `tf.distribute.Strategy`, or None under JAX.
-        mesh: `jax.sharding.Mesh` whose first axis is `AXIS`, copies of the model, or None under TensorFlow.
-        layout: `mesh_layout.MeshLayout` where the model is spread over devices; a replica is then those
-            devices that compute the same packs.
+        mesh: `jax.sharding.Mesh` whose first axis is `AXIS`, or None under TensorFlow.
+        layout: `mesh_layout.MeshLayout` of a sharded model; a replica is then the devices that compute the
+            same packs.
     """
 
     num: int
@@ -44,7 +42,7 @@ class Replicas:
 
     @property
     def num_whole(self):
-        """How many times as fast as one device all are together, at best."""
+        """Upper bound of the speed-up over one device."""
         num, num_local = self.num, self.num_local
         if self.mesh is not None:
             num, num_local = self.mesh.size, len(self.mesh.local_devices)
@@ -52,15 +50,14 @@ class Replicas:
 
     @property
     def num_copies(self):
-        """Copies of the model."""
         return self.mesh.shape[AXIS] if self.layout else self.num
 
     def scope(self):
-        """Where model and optimizer must be made: a context manager."""
+        """Context manager in which model and optimizer must be made."""
         if self.layout:
             import jax
 
-            # Never whole on a device: made in the host's memory, and from there each device's part
+            # Made in the host's memory: the whole model may not fit a device
             try:
                 return jax.default_device(jax.local_devices(backend="cpu")[0])
             except RuntimeError as error:
@@ -71,16 +68,11 @@ class Replicas:
         return self.strategy.scope() if self.strategy else contextlib.nullcontext()
 
     def by_replica(self, values, micro_batch_size):
-        """Put the packs of this process in the order of its replicas.
+        """Packs of this process, `[packs, ...]`, by replica: `[num_local, packs of a replica, ...]`.
 
-        Args:
-            values: NumPy array `[packs of this process, ...]`, in the order of the step.
-            micro_batch_size: How many of them are computed at once by the process.
+        Of 4 replicas that share 2 micro-batches of 4:
 
-        Returns:
-            Array `[num_local, packs of a replica, ...]`; of 4 replicas that share 2 micro-batches of 4:
-
-                [0 1 2 3 4 5 6 7]  ->  [[0 4] [1 5] [2 6] [3 7]]
+            [0 1 2 3 4 5 6 7]  ->  [[0 4] [1 5] [2 6] [3 7]]
         """
         parts = np.reshape(
             values, (-1, self.num_local, micro_batch_size // self.num_local, *values.shape[1:])
@@ -89,15 +81,12 @@ class Replicas:
 
 
 def make_replicas(distribution, strategy=None):
-    """The devices that a run's steps are shared by.
+    """`Replicas` of a run, or None for one device.
 
     Args:
-        distribution: "none" for one device; "mirrored" for all of this process; "multi_worker" for all of all
-            processes of a cluster, which has been started; "tpu" for all cores of a TPU.
+        distribution: "none" for one device; "mirrored" for all of this process; "multi_worker" for all
+            processes of a started cluster; "tpu" for all cores of a TPU.
         strategy: Of the cluster, under TensorFlow; None makes it here.
-
-    Returns:
-        `Replicas`, or None for one device.
 
     Raises:
         InputError: there is no TPU.
@@ -110,18 +99,14 @@ def make_replicas(distribution, strategy=None):
 
 
 def count_replicas(layout, mesh_shape):
-    """Parts into which a mesh divides packs.
-
-    Args:
-        layout: "optimus2d", under which each row of a copy of the model has its own packs, or "megatron1d".
-        mesh_shape: (copies, rows, columns).
-    """
+    """Number of parts into which a mesh (copies, rows, columns) divides packs."""
+    # Under optimus2d each row of a copy of the model has its own packs
     copies, rows, _ = mesh_shape
     return copies * rows if layout == "optimus2d" else copies
 
 
 def check_processes(num_processes, num_replicas):
-    """Raise `InputError` where processes neither have whole replicas nor share whole ones."""
+    """Raise `InputError` unless each process has whole replicas, or each replica whole processes."""
     if max(num_processes, num_replicas) % min(num_processes, num_replicas):
         raise InputError(
             "the number of processes must divide the parts that the mesh divides packs into, or they it. "
@@ -130,9 +115,8 @@ def check_processes(num_processes, num_replicas):
 
 
 def group_of(index, num_processes, num_replicas):
-    """Which packs a process computes: the number of its group, and of groups.
-
-    Processes whose devices are parts of one replica compute the same packs, and are a group:
+    """Number of a process's group, and of groups. The processes of a replica are a group, with the same
+    packs:
 
         4 processes, 2 replicas   (0, 2) (0, 2) (1, 2) (1, 2)
         2 processes, 4 replicas   (0, 2) (1, 2)
@@ -142,7 +126,7 @@ def group_of(index, num_processes, num_replicas):
 
 
 def check_shares(replicas, **sizes):
-    """Raise `InputError` where a number of packs cannot be shared equally; sizes by name of the flag."""
+    """Raise `InputError` if replicas do not divide a number of packs; sizes by name of the flag."""
     for name, size in sizes.items():
         if replicas and size % replicas.num:
             raise InputError(

@@ -1,5 +1,5 @@
-"""Products of matrices that lie in blocks on a square mesh of devices: SUMMA, Section 2.4 of "An Efficient 2D
-Method for Training Super-Large Deep Learning Models".
+"""SUMMA: products of matrices in blocks on a square mesh of devices. Section 2.4 of "An Efficient 2D Method
+for Training Super-Large Deep Learning Models".
 
 Device (i, j) of a mesh of q x q holds the block (i, j) of every matrix. Three products are each other's
 gradients:
@@ -13,10 +13,9 @@ In C = AB with q = 2, device (0, 1) needs its row of A and its column of B:
     A  a00 a01     B  b00 b01     C  .  a00 b01 + a01 b11
        a10 a11        b10 b11        .  .
 
-How blocks come to where they are needed is a transport, of which there are three. `Gather` takes one
-collective for each matrix and then holds a whole row or column of blocks. `Ring` passes blocks on from
-neighbour to neighbour, as many bytes, and never holds a row of the wide matrix: for logits over a vocabulary.
-`Tree` sends each block along a tree, as the paper counts.
+There are three transports of blocks. `Gather` takes one collective for each matrix and then holds a whole
+row or column of blocks. `Ring` passes the same bytes from neighbour to neighbour and never holds a row of
+the wide matrix: for logits over a vocabulary. `Tree` sends each block along a tree, as the paper counts.
 
 All of this runs inside `jax.shard_map`, on the blocks of one device.
 
@@ -50,23 +49,18 @@ class Gather:
         return jax.lax.psum_scatter(row.T @ b_TY, ROW, scatter_dimension=0, tiled=True)
 
     def rows(self, table_VX, ids_T):
-        """AB where each row of A is 1 at one place, 0 elsewhere: float `[T, X]`.
-
-        Args:
-            table_VX: Block of B.
-            ids_T: int32, the places, of all rows of B.
-        """
+        """AB where row t of A is 1 at place `ids_T[t]`, 0 elsewhere: float `[T, X]`."""
         return jnp.take(jax.lax.all_gather(table_VX, ROW, axis=0, tiled=True), ids_T, axis=0)
 
     def rows_transposed(self, ids_T, gradient_TX, num_rows):
-        """A^T B for the A of `rows`: float `[num_rows, X]`, this device's block of the table's gradient."""
+        """A^T B for the A of `rows`: float `[num_rows, X]`, the block of the table's gradient."""
         sums = jnp.zeros((num_rows * size(ROW), gradient_TX.shape[1]), gradient_TX.dtype)
         sums = sums.at[ids_T].add(gradient_TX)
         return jax.lax.psum_scatter(sums, ROW, scatter_dimension=0, tiled=True)
 
 
 class Ring(Gather):
-    """As `Gather`, but the blocks of A or C of a row of devices go round, one block a time on each."""
+    """As `Gather`, but blocks of A or C go round a row of devices, so that each holds one at a time."""
 
     name = "ring"
 
@@ -79,7 +73,7 @@ class Ring(Gather):
         number, place = size(COLUMN), jax.lax.axis_index(COLUMN)
         total = None
         for step in range(number):
-            # The sum for the device that it reaches with the last step
+            # The term of the device that the sum reaches with the last step
             term = a_TX @ column[(place + number - 1 - step) % number].T
             total = term if total is None else term + _shifted(total, COLUMN, 1)
         return total
@@ -92,7 +86,7 @@ class Ring(Gather):
 
 
 class Tree:
-    """Each block along a binomial tree, one after another: ceil(log2(q)) sends of a block, equation 4."""
+    """Broadcasts and reductions along binomial trees: ceil(log2(q)) sends of a block, equation 4."""
 
     name = "tree"
 
@@ -117,7 +111,7 @@ class Tree:
     def rows_transposed(self, ids_T, gradient_TX, num_rows):
         def block(root):
             places = ids_T - root * num_rows
-            # Dropped are places past the end; negative ones would count from there
+            # Places past the end are dropped; negative ones would count from the end
             places = jnp.where(places < 0, num_rows, places)
             sums = jnp.zeros((num_rows, gradient_TX.shape[1]), gradient_TX.dtype)
             return sums.at[places].add(gradient_TX, mode="drop")
@@ -129,51 +123,40 @@ TRANSPORTS = {transport.name: transport for transport in (Gather(), Ring(), Tree
 
 
 def size(axis):
-    """How many devices stand along an axis."""
     return jax.lax.axis_size(axis)
 
 
 def broadcast(block, axis, root):
-    """One device's block, on all along an axis.
+    """The block of device `root`, on all devices along an axis.
 
-        root 0 of 4    round 1: 0 > 1    round 2: 0 > 2, 1 > 3
-
-    Args:
-        block: Any array, of the same shape everywhere.
-        axis: Of the mesh.
-        root: Place of that device along it.
+    root 0 of 4    round 1: 0 > 1    round 2: 0 > 2, 1 > 3
     """
     distance = (jax.lax.axis_index(axis) - root) % size(axis)
     for reach in _reaches(axis):
         received = jax.lax.ppermute(block, axis, _sends(axis, root, reach))
-        block = jnp.where(distance >= reach, received, block)  # who is farther receives it in a later round
+        block = jnp.where(distance >= reach, received, block)  # devices farther away receive it later
     return block
 
 
 def reduce(term, axis, root):
-    """The sum of what all along an axis have, on one of them; on others what is left of partial sums.
+    """The sum of all terms along an axis, on device `root`; the others are left with partial sums.
 
-        root 0 of 4    round 1: 2 > 0, 3 > 1    round 2: 1 > 0
-
-    Args:
-        term: Any array, of the same shape everywhere.
-        axis: Of the mesh.
-        root: Place of that device along it.
+    root 0 of 4    round 1: 2 > 0, 3 > 1    round 2: 1 > 0
     """
     for reach in reversed(_reaches(axis)):
         back = [(receiver, sender) for sender, receiver in _sends(axis, root, reach)]
-        # Whom nobody sends to receives zeros
+        # A device to which none sends receives zeros
         term = term + jax.lax.ppermute(term, axis, back)
     return term
 
 
 def _reaches(axis):
-    """1, 2, 4, ...: how far the rounds of a tree send."""
+    """1, 2, 4, ...: distances of the rounds of a tree."""
     return [2**round_ for round_ in range((size(axis) - 1).bit_length())]
 
 
 def _sends(axis, root, reach):
-    """Who sends to whom in a round: those that the rounds before have reached, each to one more."""
+    """(sender, receiver) of a round: each device that was reached sends to one more."""
     number = size(axis)
     return [
         ((root + sender) % number, (root + sender + reach) % number)
@@ -182,7 +165,7 @@ def _sends(axis, root, reach):
 
 
 def _reduced_in_turn(make, axis):
-    """Of `make(l)`, which all along an axis have for every l, the sum on device l."""
+    """On device l, the sum of `make(l)` of all devices along an axis."""
     place, total = jax.lax.axis_index(axis), None
     for root in range(size(axis)):
         found = reduce(make(root), axis, root)
@@ -191,7 +174,7 @@ def _reduced_in_turn(make, axis):
 
 
 def _going_round(block, axis):
-    """The blocks of all along an axis, one after another: pairs of the place that it is from, and a block."""
+    """Pairs of place and block of all devices along an axis, one at a time."""
     number, place = size(axis), jax.lax.axis_index(axis)
     for step in range(number):
         yield (place + step) % number, block
@@ -200,6 +183,5 @@ def _going_round(block, axis):
 
 
 def _shifted(block, axis, by):
-    """Each device's block on the device so many places on."""
     number = size(axis)
     return jax.lax.ppermute(block, axis, [(place, (place + by) % number) for place in range(number)])
