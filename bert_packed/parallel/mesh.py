@@ -41,7 +41,7 @@ def make_mesh(shape, devices):
 
 
 def on_blocks(function, mesh, in_specs, out_specs):
-    """A function of one device's blocks, as a function of whole arrays: `jax.shard_map` over `ROW` and `COLUMN`."""
+    """A function of one device's blocks as one of whole arrays: `jax.shard_map` over `ROW`, `COLUMN`."""
     # Inside a program over copies of the model, the mesh is that program's
     is_inside = not jax.sharding.get_abstract_mesh().empty
     return jax.shard_map(

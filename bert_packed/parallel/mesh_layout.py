@@ -131,8 +131,7 @@ class MeshLayout(Layout):
 
     def note_shape(self, variable, shape):
         """Remember the shape of a variable without its padding."""
-        self._shapes[id(variable)] = variable, tuple(shape)  # keeps the variable, so that no other gets its
-        id
+        self._shapes[id(variable)] = variable, tuple(shape)  # held, so that no other gets its id
 
     def shape_of(self, variable):
         """The shape of a variable without its padding."""
