@@ -113,6 +113,12 @@ def pad_a_row(packs):
         packs[1][name] = [0] * len(packs[1][name])
 
 
+def pad_the_end_of_a_pack(packs):
+    for name in (*NAMES, schema.INPUT_MASK, schema.POSITION_IDS):
+        packs[2][name][-1] = 0
+    packs[5][schema.POSITION_IDS] = list(range(S))  # its row goes on with another sequence
+
+
 @pytest.mark.parametrize("batch", [1, 100])
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -123,6 +129,7 @@ def pad_a_row(packs):
             "record 3: position_ids must go on from the row's pack before, at 0. Received: 4.",
         ),
         (pad_a_row, "record 5: a row must have padding at its end only. Received: a token after it."),
+        (pad_the_end_of_a_pack, "record 6: a row must have padding at its end only."),
         (lambda packs: packs.pop(), "`num_rows` must divide the number of packs. Received: 3, "),
     ],
 )
