@@ -25,8 +25,8 @@ Prints a table. Exit status 0: all within tolerance; 1: not.
 class AuditConfig:
     """Every flag of the command."""
 
-    input_file: str = setting("", "packed TFRecords: comma-separated paths or globs")
-    init_checkpoint: str = setting("", "model to audit: as in run_pretraining.py")
+    input_file: str = setting("", "packed TFRecords: comma-separated paths or globs", required=True)
+    init_checkpoint: str = setting("", "model to audit: as in run_pretraining.py", required=True)
     bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
     num_packs: int = setting(8, "packs to audit, the first of the files", minimum=1)
     mlm_loss: str = setting(
@@ -41,9 +41,6 @@ class AuditConfig:
 
     def __post_init__(self):
         check_settings(self)
-        for name in ("input_file", "init_checkpoint"):
-            if not getattr(self, name):
-                raise InputError(f"`{name}` must be given. Received: nothing.")
 
 
 def main(config):

@@ -22,17 +22,16 @@ told on standard error.
 class EvalConfig:
     """Every flag of the command."""
 
-    data_file: str = setting("", "SQuAD JSON with the right answers")
-    prediction_file: str = setting("", "JSON object from question id to answer; an empty answer is none")
+    data_file: str = setting("", "SQuAD JSON with the right answers", required=True)
+    prediction_file: str = setting(
+        "", "JSON object from question id to answer; an empty answer is none", required=True
+    )
     na_prob_file: str = setting("", "v2.0: JSON object from question id to how likely it has no answer")
     na_prob_thresh: float = setting(1.0, "v2.0: above it a question is taken to have no answer")
     json: str = setting("", "also write the scores, in full precision, to this file")
 
     def __post_init__(self):
         check_settings(self)
-        for name in ("data_file", "prediction_file"):
-            if not getattr(self, name):
-                raise InputError(f"`{name}` must be given. Received: nothing.")
         check_files(self, ["data_file", "prediction_file", "na_prob_file"])
 
 

@@ -150,11 +150,14 @@ def help_text(program, config_class, description, is_full=True):
     lines = [description.strip(), "", f"usage: {program} [--flagfile=FILE] [--name=value ...]"]
     fields = dataclasses.fields(config_class)
     shown = [field for field in fields if is_full or not field.metadata["advanced"]]
-    for group in dict.fromkeys(field.metadata["group"] for field in shown):
-        lines += ["", f"{group}:"] if group else [""]
-        for field in shown:
-            if field.metadata["group"] == group:
-                lines += _describe(field)
+    groups, heading = {}, ""
+    for field in fields:
+        heading = field.metadata["group"] or heading
+        groups.setdefault(heading, []).extend([field] if field in shown else [])
+    for heading, its_fields in groups.items():
+        if its_fields:
+            lines += ["", *([f"{heading}:"] if heading else [])]
+            lines += [line for field in its_fields for line in _describe(field)]
     if len(shown) < len(fields):
         lines += ["", f"{len(fields) - len(shown)} advanced flags are hidden; --helpfull shows them."]
     return "\n".join(lines)

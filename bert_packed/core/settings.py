@@ -55,7 +55,8 @@ def setting(
             depend on it.
         transient: True for the call of a command alone, not its result: left out of resolved flags, and
             changeable.
-        group: Heading in `--help`; a config's settings of one group are listed together.
+        group: Heading in `--help` of this setting and of those after it, up to the next that has one.
+            Settings under one heading are listed together.
         advanced: Whether `--helpfull` shows it and `--help` does not.
 
     Returns:

@@ -7,22 +7,27 @@ from bert_packed.schema import PackSpec
 
 FORMATS = ("hf", "keras", "saved_model")
 DEFAULT_DEPTH, DEFAULT_PREDICTIONS = 3, 76
+IF_HF = {"format=hf": "be left out unless --format=hf"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:
     """Every flag of the command."""
 
-    init_checkpoint: str = setting("", "what to export: as in run_pretraining.py")
-    output_dir: str = setting("", "folder to make; it must be missing or empty")
+    init_checkpoint: str = setting("", "what to export: as in run_pretraining.py", required=True)
+    output_dir: str = setting("", "folder to make; it must be missing or empty", required=True)
     format: str = setting("hf", "form to write", choices=FORMATS)
     bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
     vocab_file: str = setting(
-        "", "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = none"
+        "",
+        "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = none",
+        only_with=IF_HF,
     )
     do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")
     audit_file: str = setting(
-        "", "hf: what python -m bert_packed.audit --json=FILE wrote of it, for the model card; empty = none"
+        "",
+        "hf: what python -m bert_packed.audit --json=FILE wrote of it, for the model card; empty = none",
+        only_with=IF_HF,
     )
     batch_size: int = setting(8, "saved_model: packs per call", minimum=1)
     max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
@@ -35,12 +40,6 @@ class ExportConfig:
 
     def __post_init__(self):
         check_settings(self)
-        for name in ("init_checkpoint", "output_dir"):
-            if not getattr(self, name):
-                raise InputError(f"`{name}` must be given. Received: nothing.")
-        for name in ("vocab_file", "audit_file"):
-            if getattr(self, name) and self.format != "hf":
-                raise InputError(f"`{name}` must be left out unless --format=hf. Received: {self.format}.")
         check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
 
     @property

@@ -130,7 +130,7 @@ def _choose_replicas(config, model_config, data, processes):
     check_options(model_config, layout=config.layout)
     from bert_packed.parallel.layouts import make_layout_replicas  # JAX, which need not be installed
 
-    replicas = make_layout_replicas(config.layout, config.mesh_shape, config.summa, config.distribution)
+    replicas = make_layout_replicas(config.layout, config.mesh_shape, distribution=config.distribution)
     replicas.layout.check(model_config, **packs)
     return replicas
 
@@ -155,13 +155,13 @@ def make_scale(config, model_config, data, engine, flops_per_second):
 
     Args:
         config, model_config, data, engine: Of the run.
-        flops_per_second: Of one device, measured, for a config without `peak_flops`; None for no figure.
+        flops_per_second: Of one device, measured; None for no figure.
     """
     num_devices = engine.replicas.num_whole if engine.replicas else 1
     return log_interval.Scale(
         positions_per_step=config.train_batch_size * data.train.spec.max_seq_length,
         model_flops=functools.partial(engine.objective.model_flops, model_config),
-        peak_flops=config.peak_flops or (flops_per_second and flops_per_second * num_devices),
+        peak_flops=flops_per_second and flops_per_second * num_devices,
     )
 
 

@@ -42,6 +42,8 @@ OWN_FILES = (
 )
 SKIPPED_FILE = re.compile(r"skipped_steps\.\d+\.jsonl")
 EVENTS_FOLDER = "tensorboard"
+# Defaults of flags that are gone. `autotune` is not among them: it chose for one machine, anew on another
+REMOVED_FLAGS = {"recipe": "", "summa": "gather", "peak_flops": 0.0}
 EXPORT = re.compile(r"export-\d+((\.replaced)?\.partial)?")  # of `exports.py`
 
 
@@ -160,7 +162,15 @@ def find_checkpoint(folder, config, facts):
     # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
     if config.overwrite or not checkpoints:
         return None
-    differences = _differences(read_json(folder / RUN_FILE), config, facts)
+    run = read_json(folder / RUN_FILE)
+    for name, default in REMOVED_FLAGS.items():
+        value = run["flags"].get(name, default)
+        if value != default:
+            raise InputError(
+                f"a run must continue without `{name}`, which is gone, or with its default, {default!r}, "
+                f"unless --overwrite. Received: {value!r}, in {folder / RUN_FILE}."
+            )
+    differences = _differences(run, config, facts)
     if differences:
         raise InputError(
             f"a run must continue as it was, unless --overwrite. Received: {'; '.join(differences)}; "

@@ -126,7 +126,7 @@ def test_heads_must_divide_width():
         ({"mask_replace_prob": 0.5}, "`mask_replace_prob` must be left out with masking=static"),
         (
             {"masking": "dynamic", "objective": "causal_lm"},
-            r"`masking` must be static for objective=causal_lm, .* Received: dynamic\.",
+            r"`masking` must be static for objective=causal_lm, .* Received: 'dynamic'\.",
         ),
         (
             {"masking": "dynamic", "random_replace_prob": 0.5},

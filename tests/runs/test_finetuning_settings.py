@@ -1,25 +1,48 @@
-"""Every flag of SQuAD arrives where it works: engine, hooks, packs, answers.
+"""Settings of fine-tuning in effect: runs up to the outer loop, which is handed over to the test.
 
-As `test_pretraining_settings`: the commands run, with the outer loop handed over to the test instead of
-training, once with every flag changed, once with what must be given, and a few times more for flags that
-exclude each other.
+Those that all tasks share are seen on SQuAD; GLUE and tagging have their own alone.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from finetuning_runs import LENGTH, WORDS, arguments, run, write_files
-from pretraining_runs import other_run
+from recorded_calls import arguments, other_run, run
+from squad_files import CONTEXT, QUESTIONS, entry, write
+from tiny import CONFIG
 
+import run_squad
+from bert_packed import finetune_glue, finetune_ner
 from bert_packed.checkpoints import checkpoint
-from bert_packed.runs.finetuning_config import SquadConfig
+from bert_packed.config import QUESTION_ANSWERING
+from bert_packed.evaluation import glue_predictions, squad_predictions
+from bert_packed.models.packed_model import build_model
+from bert_packed.runs import finetuning
+from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.tasks import glue, squad, squad_windows
+from bert_packed.text import tokenization
+from bert_packed.training import loop
+from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.metrics_log import read_rows
 
-FIELDS = {field.name: field for field in dataclasses.fields(SquadConfig)}
-
+LENGTH, SAVES = 48, 4
+WORDS = [f"w{number}" for number in range(20)]
+COMMANDS = {
+    "squad": (run_squad.main, SquadConfig),
+    "glue": (finetune_glue.main, GlueConfig),
+    "ner": (finetune_ner.main, NerConfig),
+}
+RECORDED = (
+    *((finetuning, name) for name in ("plan_updates", "pack_all", "make_engine")),
+    (squad, "read_squad"),
+    (squad_windows, "make_windows"),
+    (squad_predictions, "extract"),
+    (tokenization, "make_tokenizer"),
+    *((finetune_glue, name) for name in ("read_glue", "make_glue_sequences")),
+    (glue_predictions, "read_glue"),
+    *((finetune_ner, name) for name in ("read_conll", "make_tag_sequences")),
+)
 CHANGED = {
     "do_lower_case": False,
     "max_seq_length": 40,
@@ -53,205 +76,234 @@ CHANGED = {
     "n_best_size": 6,
     "max_answer_length": 8,
     "skip_bad_answers": True,
-}  # and files, in the fixture
-PLAIN = {"adam_bias_correction": False, "do_predict": False, "random_seed": 99}  # what CHANGED excludes
+}  # and files, in `changed`
+# Arguments of functions that are settings by the same name: all of their calls have the value
+PASSED = {
+    "make_tokenizer": ["do_lower_case"],
+    "make_windows": ["max_seq_length", "doc_stride", "max_query_length"],
+    "plan_updates": ["max_seq_length"],
+    "pack_all": ["max_seq_length"],
+    "read_squad": ["version_2_with_negative", "skip_bad_answers"],
+    "extract": ["version_2_with_negative", "null_score_diff_threshold", "n_best_size", "max_answer_length"],
+}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("files"))
+    """Questions, vocabularies, models, and a folder of SST-2 and of RTE."""
+    folder = tmp_path_factory.mktemp("files")
+    write(folder / "questions.json", *QUESTIONS)
+    pair = [entry("1", "Who wrote it?", "Ada Lovelace"), entry("2", "Why?", is_impossible=True)]
+    for name in ("train", "predict"):
+        write(folder / f"{name}.json", (CONTEXT, pair), version="v2.0")
+    for name, words in (("vocab", WORDS), ("other", WORDS[::-1])):
+        lines = [*tokenization.SPECIAL_TOKENS, *words]
+        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    for name, width in (("narrow", 16), ("wide", 32)):
+        shape = {"vocab_size": len(lines), "hidden_size": width, "num_hidden_layers": 1}
+        config = dataclasses.replace(CONFIG, **shape, **rates, max_position_embeddings=LENGTH)
+        (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(config)))
+    model = build_model(QUESTION_ANSWERING, config, num_outputs=2, seed=7)
+    checkpoint.save_weights(folder / "start", named_weights(model), config)
+    for task, header in (("SST-2", "sentence\tlabel"), ("RTE", "index\tsentence1\tsentence2\tlabel")):
+        (folder / task).mkdir()
+        row = "w1 w2\t1" if task == "SST-2" else "0\tw1 w2\tw3\tentailment"
+        for split in ("train", "dev"):
+            (folder / task / f"{split}.tsv").write_text(f"{header}\n" + f"{row}\n" * 4)
+    (folder / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tw1 w2\tw3\n")
+    return folder
+
+
+def train(engine, config, hooks, first_step=0, state=None):
+    """In the place of the outer loop: save and prune, without a step."""
+    for step in range(SAVES):
+        hooks.save(step, {})
+    hooks.prune()
+
+
+def run_to_loop(command, folder, **flags):
+    def predict(forward, sequences, packs, spec, batch_size):
+        found = {name: [np.zeros(n) for n in sequences["lengths"]] for name in ("start_logits", "end_logits")}
+        logits = [np.zeros((n, 2) if command == "ner" else 2) for n in sequences["lengths"]]
+        return {**found, "logits": logits}
+
+    stand_ins = {(loop, "train"): train, (finetuning, "predict"): predict}
+    seen = run(*COMMANDS[command], RECORDED, stand_ins, output_dir=folder, **flags)
+    seen.folder = folder
+    for name, argument in (("engine", "engine"), ("steps", "config"), ("hooks", "hooks")):
+        setattr(seen, name, (arguments(seen, "train", argument) or [None])[0])
+    if seen.engine:
+        seen.weights = {name: variable.numpy() for name, variable in seen.engine.weights().items()}
+        seen.batch = next(iter(seen.hooks.batches(0)))
+    return seen
+
+
+def given(files, **flags):
+    names = {"train_file": files / "questions.json", "predict_file": files / "questions.json"}
+    models = {"vocab_file": files / "vocab.txt", "bert_config_file": files / "narrow.json"}
+    return {**names, **models, "max_seq_length": LENGTH, "max_query_length": 16, **flags}
 
 
 @pytest.fixture(scope="module")
-def runs(files, tmp_path_factory):
-    """The runs of SQuAD by name, and all flags that some run changed."""
-    tmp = tmp_path_factory.mktemp("runs")
-    given = {
-        "train_file": files / "questions.json",
-        "predict_file": files / "questions.json",
-        "vocab_file": files / "vocab.txt",
-        "bert_config_file": files / "narrow.json",
-        "max_seq_length": LENGTH,
-        "max_query_length": 16,
-    }
-    changed = {
+def default(files, tmp_path_factory):
+    return run_to_loop("squad", tmp_path_factory.mktemp("default"), **given(files))
+
+
+@pytest.fixture(scope="module")
+def changed(files, tmp_path_factory):
+    tmp = tmp_path_factory.mktemp("changed")
+    seen = run_to_loop(
+        "squad",
+        other_run(tmp / "run"),
         **CHANGED,
-        "train_file": files / "train.json",
-        "predict_file": files / "predict.json",
-        "vocab_file": files / "other.txt",
-        "bert_config_file": files / "wide.json",
-        "init_checkpoint": files / "start",
-        "json": tmp / "scores.json",
-    }
-    model = {"init_checkpoint": files / "start", "bert_config_file": files / "wide.json", "do_train": False}
-    made = {
-        "default": run("squad", tmp / "default", **given),
-        "changed": run("squad", other_run(tmp / "changed"), **changed),
-        "plain": run("squad", tmp / "plain", **given, **PLAIN),
-        "untrained": run("squad", tmp / "untrained", **{**given, **model}, dtype="mixed_bfloat16"),
-        "kept": run("squad", other_run(tmp / "kept"), **given),
-    }
-    for name in ("default", "changed", "plain", "untrained"):
-        assert made[name].status == 0, made[name].error
-    return made, {**changed, **PLAIN, "do_train": False, "output_dir": tmp / "changed"}, tmp / "scores.json"
+        train_file=files / "train.json",
+        predict_file=files / "predict.json",
+        vocab_file=files / "other.txt",
+        bert_config_file=files / "wide.json",
+        init_checkpoint=files / "start",
+        json=tmp / "scores.json",
+    )
+    assert seen.status == 0, seen.error
+    return seen
 
 
-def schedule(seen):
-    """The optimizer's schedule, which is what the log says too."""
-    found = seen.engine.optimizer._learning_rate
-    steps = range(0, seen.steps.num_train_steps, 3)
-    assert [seen.hooks.learning_rate(step) for step in steps] == [float(found(step)) for step in steps]
-    return found
+@pytest.mark.parametrize("function", PASSED)
+def test_settings_that_are_passed_on(changed, function):
+    for name in PASSED[function]:
+        assert {*arguments(changed, function, name)} == {CHANGED[name]}
 
 
-def block(seen):
-    return seen.engine.model.bert.blocks[0]
+def test_packs(changed):
+    """One sequence with an answer and one without, 30 times, 5 a step."""
+    for function in ("plan_updates", "pack_all"):
+        assert arguments(changed, function, "depth") == [2]
+        assert arguments(changed, function, "algorithm") == ["spfhp"]
+    assert arguments(changed, "plan_updates", "batch_size") == [5]
+    assert arguments(changed, "predict", "batch_size") == [3]
+    assert arguments(changed, "make_engine", "arguments")[0][3] == 2
+    assert changed.steps.num_train_steps == 2 * 30 // 5
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """How a setting is seen to arrive: as `expected`, in the run that changed it, and not so in `other`."""
-
-    seen: Callable
-    expected: object
-    run: str = "changed"
-    other: str = "default"
-
-
-def called(**settings):
-    """Cases of settings that become arguments: by the setting, `(function, argument)` pairs."""
-    return {
-        name: Case(
-            lambda seen, pairs=pairs: {value for pair in pairs for value in arguments(seen, *pair)},
-            {CHANGED[name]},
-        )
-        for name, pairs in settings.items()
-    }
+def test_the_optimizer(changed):
+    optimizer = changed.engine.optimizer
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.8, 0.95, 1e-3)
+    assert (optimizer.name, optimizer.weight_decay_rate) == ("lamb", 0.05)
+    assert changed.engine.max_grad_norm == 0.5
+    for variable in changed.engine.model.trainable_variables:
+        is_plain = "LayerNorm" in variable.path or "bias" in variable.path.split("/")[-1]
+        assert optimizer.decays(variable) == (not is_plain)
 
 
-def attribute(**settings):
-    """Cases of settings that become attributes: by the setting, a function to the object, and its name."""
-    return {
-        name: Case(lambda seen, get=get, its=its: getattr(get(seen), its), CHANGED[name])
-        for name, (get, its) in settings.items()
-    }
+def test_the_learning_rate_of_the_log_and_of_the_optimizer(changed):
+    """6 steps up and 6 down."""
+    for step in range(12):
+        rate = 0.03 * min((step + 1) / 6, (12 - step) / 6)
+        assert changed.hooks.learning_rate(step) == pytest.approx(rate, rel=1e-5)
+        changed.engine.optimizer.iterations.assign(step)
+        assert float(changed.engine.optimizer.learning_rate) == pytest.approx(rate, rel=1e-5)
 
 
-def of_optimizer(seen):
-    return seen.engine.optimizer
+def test_the_model_and_where_it_starts(changed, files):
+    bert, stored = changed.engine.model.bert, checkpoint.read_weights(files / "start")
+    assert bert.config.hidden_size == 32 and bert.remat
+    block = bert.blocks[0]
+    assert block.attention.query.compute_dtype == "bfloat16"
+    assert {block.attention.dropout.rate, block.feed_forward.dropout.rate} == {0.2}
+    assert block.attention.attention_dropout.rate == 0.3
+    assert changed.weights.keys() == stored.keys()
+    assert all(np.array_equal(values, stored[name]) for name, values in changed.weights.items())
 
 
-def of_steps(seen):
-    return seen.steps
+def test_the_loop_and_what_it_writes(changed, files):
+    for name in ("log_steps", "save_checkpoints_steps", "max_skipped_steps"):
+        assert getattr(changed.steps, name) == CHANGED[name]
+    assert {path.name for path in changed.folder.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
+    assert (changed.folder / "vocab.txt").read_bytes() == (files / "other.txt").read_bytes()
+    assert (changed.folder / "predictions.json").exists()
+    assert "f1" in json.loads((changed.folder.parent / "scores.json").read_text())
+    paths, trains = (arguments(changed, "read_squad", name) for name in ("path", "for_training"))
+    read = [(path.rpartition("/")[2], each) for path, each in zip(paths, trains, strict=True)]
+    assert read == [("predict.json", False), ("train.json", True)]
 
 
-CASES = {
-    **called(
-        do_lower_case=[("make_tokenizer", "do_lower_case")],
-        max_seq_length=[(f, "max_seq_length") for f in ("make_windows", "plan_updates", "pack_all")],
-        max_sequences_per_pack=[("plan_updates", "depth"), ("pack_all", "depth")],
-        packing_algorithm=[("plan_updates", "algorithm"), ("pack_all", "algorithm")],
-        train_batch_size=[("plan_updates", "batch_size")],
-        predict_batch_size=[("predict", "batch_size")],
-        doc_stride=[("make_windows", "doc_stride")],
-        max_query_length=[("make_windows", "max_query_length")],
-        version_2_with_negative=[(f, "version_2_with_negative") for f in ("read_squad", "extract")],
-        skip_bad_answers=[("read_squad", "skip_bad_answers")],
-        null_score_diff_threshold=[("extract", "null_score_diff_threshold")],
-        n_best_size=[("extract", "n_best_size")],
-        max_answer_length=[("extract", "max_answer_length")],
-    ),
-    **attribute(
-        weight_decay=(of_optimizer, "weight_decay_rate"),
-        beta_1=(of_optimizer, "beta_1"),
-        beta_2=(of_optimizer, "beta_2"),
-        epsilon=(of_optimizer, "epsilon"),
-        max_grad_norm=(lambda seen: seen.engine, "max_grad_norm"),
-        optimizer=(of_optimizer, "name"),
-        learning_rate=(schedule, "peak"),
-        max_skipped_steps=(of_steps, "max_skipped_steps"),
-        log_steps=(of_steps, "log_steps"),
-        save_checkpoints_steps=(of_steps, "save_checkpoints_steps"),
-        micro_batch_size=(lambda seen: seen.engine, "_micro_batch_size"),
-        remat=(lambda seen: seen.engine.model.bert, "remat"),
-        attention_probs_dropout_prob=(lambda seen: block(seen).attention.attention_dropout, "rate"),
-    ),
-    # one sequence with an answer and one without, 30 times, 5 a step; half of the steps
-    "num_train_epochs": Case(
-        lambda seen: (seen.steps.num_train_steps, schedule(seen).num_train_steps), (12, 12)
-    ),
-    "warmup_proportion": Case(
-        lambda seen: schedule(seen).num_warmup_steps / schedule(seen).num_train_steps, 0.5
-    ),
-    "adam_bias_correction": Case(lambda seen: seen.engine.optimizer.corrects_bias, False, run="plain"),
-    "hidden_dropout_prob": Case(
-        lambda seen: {block(seen).attention.dropout.rate, block(seen).feed_forward.dropout.rate}, {0.2}
-    ),
-    "dtype": Case(lambda seen: block(seen).attention.query.compute_dtype, "bfloat16"),
-    "random_seed": Case(lambda seen: arguments(seen, "plan_updates", "seed"), [99], run="plain"),
-    "output_dir": Case(
-        lambda seen: (seen.folder.name, (seen.folder / "predictions.json").exists()), ("changed", True)
-    ),
-    "bert_config_file": Case(lambda seen: seen.engine.model.config.hidden_size, 32),
-    "vocab_file": Case(lambda seen: (seen.folder / "vocab.txt").read_text().split()[-1], WORDS[0]),
-    "train_file": Case(
-        lambda seen: arguments(seen, "read_squad", "path")[1].rpartition("/")[2],
-        "train.json",
-    ),
-    "predict_file": Case(
-        lambda seen: arguments(seen, "read_squad", "path")[0].rpartition("/")[2],
-        "predict.json",
-    ),
-    "keep_checkpoint_max": Case(lambda seen: len(list(seen.folder.glob("checkpoint-*"))), 2),
-    "do_train": Case(lambda seen: seen.engine, None, run="untrained"),
-    "do_predict": Case(lambda seen: len(seen.calls.get("extract", [])), 0, run="plain"),
-    "overwrite": Case(
-        lambda seen: (seen.status, (seen.folder / "checkpoint-77").exists()), (0, False), other="kept"
-    ),
-}
-BESIDE = ("init_checkpoint", "json", "accept_lost_rows")  # tested below, by more than a value
+def test_the_seed_bias_correction_and_no_prediction(default, files, tmp_path):
+    flags = {"adam_bias_correction": False, "do_predict": False, "random_seed": 99}
+    other = run_to_loop("squad", tmp_path, **given(files), **flags)
+    assert [seen.engine.optimizer.corrects_bias for seen in (default, other)] == [True, False]
+    assert "extract" in default.calls and "extract" not in other.calls
+    assert arguments(other, "plan_updates", "seed") == [99]
+    kernel = "question_answering/output/kernel"
+    assert not np.array_equal(default.weights[kernel], other.weights[kernel])
 
 
-def test_every_setting_has_an_entry():
-    """A new flag needs one: how is it seen to arrive?"""
-    assert sorted([*CASES, *BESIDE]) == sorted(FIELDS)
+def test_a_checkpoint_is_taken_as_it_is(files, tmp_path):
+    models = {"init_checkpoint": files / "start", "bert_config_file": files / "wide.json"}
+    seen = run_to_loop("squad", tmp_path, **given(files, **models), do_train=False)
+    assert seen.status == 0 and seen.engine is None and "extract" in seen.calls
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_setting_arrives(runs, name):
-    case, (made, flags, _) = CASES[name], runs
-    assert flags[name] != FIELDS[name].default
-    found = case.seen(made[case.run])
-    assert found == case.expected
-    assert case.seen(made[case.other]) != found
-
-
-def test_init_checkpoint_and_json(files, runs):
-    made, _, scores = runs
-    stored = checkpoint.read_weights(files / "start")
-    assert made["changed"].weights.keys() == stored.keys()
-    assert all(np.array_equal(values, stored[name]) for name, values in made["changed"].weights.items())
-    assert "f1" in json.loads(scores.read_text())
+def test_an_earlier_run_is_kept_unless_it_is_overwritten(files, tmp_path):
+    kept = run_to_loop("squad", other_run(tmp_path / "kept"), **given(files))
+    assert kept.status == 2 and (kept.folder / "checkpoint-77").exists()
 
 
 def test_lost_rows_of_the_log_are_refused_unless_accepted(files, tmp_path):
-    flags = {"train_file": files / "questions.json", "vocab_file": files / "vocab.txt", "log_steps": 1}
-    flags |= {"bert_config_file": files / "narrow.json", "max_seq_length": LENGTH, "do_predict": False}
-    flags |= {"max_query_length": 16, "num_train_epochs": 30.0}
-    assert run("squad", tmp_path, **flags).status == 0  # which saved three steps, and has logged none
-    refused = run("squad", tmp_path, **flags)
+    flags = given(files, log_steps=1, do_predict=False, num_train_epochs=30.0)
+    assert run_to_loop("squad", tmp_path, **flags).status == 0  # which saved three steps, and has logged none
+    refused = run_to_loop("squad", tmp_path, **flags)
     assert refused.status == 2 and "metrics.csv must have the row of every logged step" in refused.error
-    run("squad", tmp_path, **flags, accept_lost_rows=True)
+    run_to_loop("squad", tmp_path, **flags, accept_lost_rows=True)
     assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "3"]
 
 
-def test_the_seed_is_of_the_weights_too(runs):
-    kernel = "question_answering/output/kernel"
-    assert not np.array_equal(runs[0]["default"].weights[kernel], runs[0]["plain"].weights[kernel])
+def test_settings_of_glue(files, tmp_path):
+    flags = {"vocab_file": files / "vocab.txt", "bert_config_file": files / "narrow.json"}
+    runs = (
+        ("SST-2", {"max_seq_length": 24}, ["dev.tsv", "train.tsv"]),
+        ("RTE", {"max_seq_length": 32, "do_eval": False, "do_predict": True}, ["train.tsv"]),
+    )
+    for task, more, read in runs:
+        flags |= {"task_name": task, "data_dir": files / task, "num_train_epochs": 1, **more}
+        seen = run_to_loop("glue", tmp_path / task, **flags)
+        assert seen.status == 0, seen.error
+        assert all(each is glue.TASKS[task] for each in arguments(seen, "read_glue", "task"))
+        assert [path.split("/")[-2:] for path in arguments(seen, "read_glue", "path")] == [
+            [task, name] for name in read
+        ]
+        assert (seen.folder / "eval_results.json").exists() == (task == "SST-2")
+        assert (seen.folder / "RTE.tsv").exists() == (task == "RTE")
+        for function in ("make_glue_sequences", "plan_updates"):
+            assert {*arguments(seen, function, "max_seq_length")} == {more["max_seq_length"]}
 
 
-def test_norms_and_biases_are_not_decayed(runs):
-    engine = runs[0]["default"].engine
-    for variable in engine.model.trainable_variables:
-        is_plain = "LayerNorm" in variable.path or "bias" in variable.path.split("/")[-1]
-        assert engine.optimizer.decays(variable) == (not is_plain)
+def test_settings_of_tagging(files, tmp_path):
+    flags = {"vocab_file": files / "vocab.txt", "bert_config_file": files / "narrow.json"}
+    (tmp_path / "one.txt").write_text("w1 O\nw2 B-X\n\n" * 4)
+    (tmp_path / "two.txt").write_text("w3 B-X\n\n" * 4)
+    (tmp_path / "labels.txt").write_text("O\nB-Y\nB-X\n")
+    one = {"train_file": tmp_path / "one.txt", "predict_file": tmp_path / "two.txt", "max_seq_length": 32}
+    two = {"train_file": tmp_path / "two.txt", "labels_file": tmp_path / "labels.txt", "max_seq_length": 24}
+    two |= {
+        "do_predict": False,
+        "predict_file": tmp_path / "one.txt",
+        "doc_stride": 5,
+        "tag_loss": "per_token",
+    }
+    first, second = (
+        run_to_loop("ner", tmp_path / name, **flags, num_train_epochs=1, **its)
+        for name, its in (("first", one), ("second", two))
+    )
+    assert [first.status, second.status] == [0, 0], (first.error, second.error)
+    read = [[str(path)[-7:] for path in arguments(seen, "read_conll", "path")] for seen in (first, second)]
+    assert read == [["one.txt", "two.txt"], ["two.txt"]]
+    assert [seen.batch["token_ids"].max() for seen in (first, second)] == [7, 8]  # w2, w3
+    assert [(seen.folder / "predictions.txt").exists() for seen in (first, second)] == [True, False]
+    assert (first.folder / "labels.txt").read_text().split() == ["B-X", "O"]
+    assert (second.folder / "labels.txt").read_text().split() == ["O", "B-Y", "B-X"]
+    losses = [seen.engine.objective.losses["loss"] for seen in (first, second)]
+    assert losses == ["num_sequences", "num_predictions"]
+    for seen, length, stride in ((first, 32, NerConfig.doc_stride), (second, 24, 5)):
+        assert {*arguments(seen, "make_tag_sequences", "doc_stride")} == {stride}
+        for function in ("make_tag_sequences", "plan_updates"):
+            assert {*arguments(seen, function, "max_seq_length")} == {length}

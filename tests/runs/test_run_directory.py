@@ -83,6 +83,25 @@ def test_settings_that_change_no_result_may_change(started):
         assert find_checkpoint(folder, dataclasses.replace(config, **change), facts)
 
 
+@pytest.mark.parametrize(
+    ("name", "default", "other"), [("summa", "gather", "ring"), ("peak_flops", 0.0, 2e12)]
+)
+def test_a_flag_that_is_gone_may_be_recorded_at_its_default_alone(started, name, default, other):
+    folder, config, facts = started
+    run = json.loads((folder / "run.json").read_text())
+    for value in (default, other):
+        run["flags"][name] = value
+        (folder / "run.json").write_text(json.dumps(run))
+        if value == default:
+            assert find_checkpoint(folder, config, facts)
+    with pytest.raises(
+        InputError, match=rf"`{name}`, which is gone.* {default!r}, .*Received: .*run.json\.$"
+    ) as caught:
+        find_checkpoint(folder, config, facts)
+    assert repr(other) in str(caught.value)
+    assert find_checkpoint(folder, dataclasses.replace(config, overwrite=True), facts) is None
+
+
 def test_changed_added_and_removed_inputs_are_named(started, files):
     folder, config, facts = started
     before = facts["inputs"]["input_file"]

@@ -1,0 +1,102 @@
+"""Settings that pre-training and fine-tuning share."""
+
+import dataclasses
+
+from bert_packed.config import DTYPES, LEAST_EPSILON, MODEL_SIZES
+from bert_packed.core.settings import setting
+
+# Headings in `--help`
+DATA, MODEL, STEPS, OPTIMIZER, MEMORY, LOGS, RUN = (
+    "Data",
+    "Model",
+    "Batches and steps",
+    "Optimizer",
+    "Devices and memory",
+    "Logs and checkpoints",
+    "This call",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Base of the configs of runs; `settings.variant` gives a shared setting another default."""
+
+    output_dir: str = setting(
+        "", "where checkpoints, metrics.csv and results go", changeable=True, group=DATA
+    )
+    bert_config_file: str = setting(
+        "", f"size name ({', '.join(MODEL_SIZES)}) or path of a bert_config.json", group=MODEL
+    )
+    init_checkpoint: str = setting(
+        "",
+        "local checkpoint to start from: a folder of ours or Hugging Face's, or a TensorFlow checkpoint of "
+        "google-research/bert; empty = random",
+    )
+    hidden_dropout_prob: float = setting(
+        -1.0, "overrides the model's; -1 = as the model says", maximum=0.99, advanced=True
+    )
+    attention_probs_dropout_prob: float = setting(
+        -1.0, "overrides the model's; -1 = as the model says", maximum=0.99, advanced=True
+    )
+    train_batch_size: int = setting(32, "packs per optimizer step", minimum=1, group=STEPS)
+    micro_batch_size: int = setting(
+        0,
+        "packs computed at once; gradients of a step's micro-batches add up; 0 = train_batch_size",
+        minimum=0,
+    )
+    random_seed: int = setting(12345, "seed of weights, dropout and data order", minimum=0, maximum=2**31 - 1)
+    optimizer: str = setting(
+        "lamb",
+        "LAMB, or adam: Adam with weight decay beside it (AdamW)",
+        choices=("lamb", "adam"),
+        group=OPTIMIZER,
+    )
+    learning_rate: float = setting(1e-3, "peak learning rate", minimum=0)
+    weight_decay: float = setting(
+        0.01, "weight decay, with LAMB inside its trust ratio; none on biases and norms", minimum=0
+    )
+    beta_1: float = setting(
+        0.9, "the optimizer's decay of momentum", minimum=0, maximum=0.999999, advanced=True
+    )
+    beta_2: float = setting(
+        0.999, "the optimizer's decay of velocity", minimum=0, maximum=0.9999999, advanced=True
+    )
+    epsilon: float = setting(1e-6, "the optimizer's epsilon", minimum=LEAST_EPSILON, advanced=True)
+    max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
+    max_skipped_steps: int = setting(
+        10,
+        "the run ends with so many steps in a row whose loss or gradient is not finite; each of them leaves "
+        "the weights as they were",
+        minimum=1,
+        changeable=True,
+        advanced=True,
+    )
+    dtype: str = setting(
+        "float32",
+        "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm "
+        "statistics and losses stay float32",
+        choices=DTYPES,
+        group=MEMORY,
+    )
+    remat: bool = setting(
+        False, "compute each encoder block again in the backward pass: less memory, more time"
+    )
+    log_steps: int = setting(10, "steps between rows of metrics.csv", minimum=1, group=LOGS)
+    save_checkpoints_steps: int = setting(1000, "steps between checkpoints", minimum=1, changeable=True)
+    keep_checkpoint_max: int = setting(
+        3,
+        "newest checkpoints kept, and others until the newest has given a finite loss",
+        minimum=1,
+        changeable=True,
+    )
+    overwrite: bool = setting(
+        False, "start anew, removing an earlier run in output_dir", transient=True, group=RUN
+    )
+    accept_lost_rows: bool = setting(
+        False,
+        "continue a run although rows of its logs are lost, such as of a metrics.csv that was cut; in their "
+        "place stand rows without figures",
+        transient=True,
+        advanced=True,
+    )
+    json: str = setting("", "also write the final figures to this file, as JSON", transient=True)
