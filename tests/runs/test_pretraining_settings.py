@@ -21,7 +21,7 @@ from bert_packed.models.heads import count_flops
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.runs import compile_only, pretraining, records_vocabulary
+from bert_packed.runs import compile_only, pretraining, vocabulary
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.text import tokenization
 from bert_packed.text.masking import MaskingRules
@@ -147,7 +147,7 @@ def run_to_loop(folder, **flags):
     seen = run(
         run_pretraining.main,
         TrainConfig,
-        [(pretraining, "make_engine"), (pretraining, "Profile"), (records_vocabulary, "DynamicMasking")],
+        [(pretraining, "make_engine"), (pretraining, "Profile"), (vocabulary, "DynamicMasking")],
         {
             (loop, "train"): train,
             (sample_data, "build_missing"): lambda: None,
