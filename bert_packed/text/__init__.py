@@ -1,1 +1,1 @@
-"""Tokenizers, vocabularies and masking: what both halves know of text."""
+"""Tokenizers, vocabularies and masking."""

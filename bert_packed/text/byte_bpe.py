@@ -1,4 +1,4 @@
-"""How text becomes tokens without loss: byte-level BPE, trained here or by others, in a `tokenizer.json`."""
+"""Byte-level BPE in a `tokenizer.json`, trained here or elsewhere."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.text import tokenization
 
 END_OF_TEXT = "<|endoftext|>"
-# What opens and what closes a document, of several makers; the first pair that a vocabulary has counts
+# Tokens that open and close a document; the first pair that a vocabulary has counts
 BOUNDARIES = (
     (END_OF_TEXT, END_OF_TEXT),  # GPT-2, GPT-NeoX, and so Mamba
     ("<|begin_of_text|>", "<|end_of_text|>"),  # Llama 3
@@ -21,18 +21,12 @@ BOUNDARIES = (
     (tokenization.CLS, tokenization.SEP),  # BERT
 )
 MIN_VOCAB_SIZE = 257  # every byte, and END_OF_TEXT
-MIN_FREQUENCY = 2  # of a pair that is merged: one that occurs once shortens nothing else
+MIN_FREQUENCY = 2  # of a merged pair: one that occurs once shortens nothing else
 
 
 @dataclasses.dataclass(frozen=True)
 class DocumentTokenizer:
-    """A tokenizer with what stands around a document.
-
-    Attributes:
-        tokenizer: `tokenizers.Tokenizer`, whose offsets are those of characters in the text.
-        start_id, end_id: The tokens that open and close a document; they may be one.
-        vocab_size: Ids are below it.
-    """
+    """A tokenizer, with the ids of the tokens that open and close a document, which may be equal."""
 
     tokenizer: Tokenizer
     start_id: int
@@ -41,16 +35,10 @@ class DocumentTokenizer:
 
 
 def load(path):
-    """Read a `tokenizer.json`, ours or anybody's.
-
-    A special token that stands in the text is text, as everywhere here: a page about `<|endoftext|>` does not
-    end at the word.
-
-    Returns:
-        `DocumentTokenizer`.
+    """`DocumentTokenizer` of a `tokenizer.json`, ours or another's.
 
     Raises:
-        InputError: the file is none, or has none of `BOUNDARIES`.
+        InputError: the file is no tokenizer, or has none of `BOUNDARIES`.
         OSError: it cannot be read.
     """
     try:
@@ -65,6 +53,7 @@ def load(path):
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # A special token in the text is text: a page about <|endoftext|> does not end at the word
     tokenizer.encode_special_tokens = True
     ids = tokenizer.get_vocab()
     for start, end in BOUNDARIES:
@@ -82,13 +71,13 @@ def train(texts, vocab_size):
 
     Args:
         texts: Iterable of lists of texts.
-        vocab_size: Wanted number of tokens; a small text may give fewer.
+        vocab_size: Number of tokens; a small text may give fewer.
 
     Returns:
         `tokenizers.Tokenizer`: id 0 is `END_OF_TEXT`, then all bytes, then merges, the most frequent first.
 
     Raises:
-        InputError: `vocab_size` does not even hold the bytes.
+        InputError: `vocab_size` is below `MIN_VOCAB_SIZE`.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise InputError(
@@ -110,6 +99,6 @@ def train(texts, vocab_size):
 
 
 def save(tokenizer, path):
-    """Write a tokenizer as `load`, and Hugging Face's `PreTrainedTokenizerFast`, read it."""
+    """Write a tokenizer for `load` and for Hugging Face's `PreTrainedTokenizerFast`."""
     with storage.open_file(path, "wb") as file:
         file.write(tokenizer.to_str(pretty=True).encode())

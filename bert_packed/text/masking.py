@@ -1,4 +1,4 @@
-"""Which tokens of a sequence are to be predicted, and what stands in their place: BERT's masked LM."""
+"""Masking of BERT's masked LM: choice of the predictions of a sequence, and their replacement."""
 
 import dataclasses
 
@@ -13,20 +13,15 @@ RANDOM_REPLACE_PROB = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class MaskingRules:
-    """How predictions are chosen and hidden.
-
-    Attributes:
-        do_whole_word_mask: Whether the pieces of a word are predicted all or none.
-        mask_replace_prob: Share of the predicted tokens that become [MASK].
-        random_replace_prob: Share that becomes a random WordPiece.
+    """Rules of masking.
 
     Raises:
-        InputError: the two shares are more than all.
+        InputError: the two shares are more than 1 together.
     """
 
-    do_whole_word_mask: bool = False
-    mask_replace_prob: float = MASK_REPLACE_PROB
-    random_replace_prob: float = RANDOM_REPLACE_PROB
+    do_whole_word_mask: bool = False  # predict all pieces of a word or none
+    mask_replace_prob: float = MASK_REPLACE_PROB  # share of the predicted tokens that become [MASK]
+    random_replace_prob: float = RANDOM_REPLACE_PROB  # share that becomes a random WordPiece
 
     def __post_init__(self):
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:  # 0.1 and 0.9 are 1 in decimals
@@ -43,12 +38,12 @@ class MaskingRules:
 
 
 def masking_rules(config):
-    """The rules that a config's settings of the same names tell: `MaskingRules`; raises `InputError`."""
+    """`MaskingRules` of a config's settings of the same names; raises `InputError`."""
     return MaskingRules(config.do_whole_word_mask, config.mask_replace_prob, config.random_replace_prob)
 
 
 def count_predictions(length, masked_lm_prob, max_predictions_per_seq):
-    """How many tokens of a sequence are to be predicted: the share of all its tokens, at least one."""
+    """Number of predictions of a sequence: a share of all its tokens, at least one."""
     return min(max(1, round(length * masked_lm_prob)), max_predictions_per_seq)
 
 
@@ -62,21 +57,18 @@ def mask_tokens(token_ids, vocabulary, num_predictions, limit, rules, rng):
         positions   [2]
         labels      [8]
 
-    As google-research/bert does, except that the random replacement is never a special token: an id 0
-    within a sequence would read as padding.
+    As google-research/bert, except that the random replacement is never a special token: an id 0 within a
+    sequence would be read as padding.
 
     Args:
         token_ids: int32 `[L]` with [CLS] and [SEP].
-        vocabulary: `tokenization.Vocabulary`.
-        num_predictions: Wanted; fewer where the sequence has not as many, or no whole word fits the rest.
-        limit: Most predictions, where not even one whole word fits `num_predictions`.
-        rules: `MaskingRules`.
-        rng: `numpy.random.Generator`.
+        num_predictions: Wanted; fewer if the sequence is shorter, or no whole word fits the rest.
+        limit: Most predictions if not even one whole word fits `num_predictions`.
 
     Returns:
         masked_ids: int32 `[L]`.
         positions: int64 `[p]`, ascending, never of [CLS] or [SEP].
-        labels: int32 `[p]`, the tokens that stood there.
+        labels: int32 `[p]`, the tokens at these positions.
     """
     candidates = np.flatnonzero((token_ids != vocabulary.cls_id) & (token_ids != vocabulary.sep_id))
     num_predictions = min(num_predictions, len(candidates))
@@ -96,18 +88,8 @@ def mask_tokens(token_ids, vocabulary, num_predictions, limit, rules, rng):
 
 
 def _choose_words(candidates, starts, num_predictions, limit, rng):
-    """Choose whole words at random until `num_predictions` pieces are full; what does not fit is passed over.
-
-    Args:
-        candidates: Positions `[c]`, ascending.
-        starts: bool `[c]`: the piece opens a word. A piece after [CLS] or [SEP] opens one in any case.
-        num_predictions: Pieces wanted; fewer are chosen where no word fits what is left.
-        limit: Most pieces allowed where not even one word fits `num_predictions`.
-        rng: Generator.
-
-    Returns:
-        Positions, ascending, at least one.
-    """
+    """Ascending positions of whole words, chosen at random; a word that does not fit the rest is passed over."""
+    # A piece after [CLS] or [SEP] opens a word in any case
     opens = starts | (np.diff(candidates, prepend=-1) > 1)
     bounds = np.append(np.flatnonzero(opens), len(candidates))
     sizes = np.diff(bounds).tolist()
@@ -119,7 +101,7 @@ def _choose_words(candidates, starts, num_predictions, limit, rng):
             if not left:
                 break
     if not chosen:
-        # Every word is longer than the share: without this the sequence would teach nothing.
+        # Every word is longer than the share: without this the sequence would have no prediction
         word = sizes.index(min(sizes))
         return candidates[bounds[word] : bounds[word + 1]][:limit]
     return np.concatenate([candidates[bounds[word] : bounds[word + 1]] for word in sorted(chosen)])

@@ -1,4 +1,4 @@
-"""How text becomes WordPieces: a vocabulary from a file or trained on the input, applied by `tokenizers`."""
+"""WordPiece vocabularies, read or trained, and BERT's tokenization by `tokenizers`."""
 
 import dataclasses
 from collections import Counter
@@ -20,16 +20,12 @@ CONTINUATION = "##"  # opens every WordPiece that continues a word
 MAX_ALPHABET = 1000  # characters that a trained vocabulary spells words with; rarer ones become [UNK]
 MAX_WORDS_HELD = 2**20  # about 100 MB
 ENCODE_BATCH = 4096  # sentences
-ENCODE_CHARACTERS = 2**20  # of a batch as well: a token costs the tokenizer some hundred bytes
+ENCODE_CHARACTERS = 2**20  # of a batch: a token costs the tokenizer some hundred bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """WordPieces by id, with the roles that masking needs.
-
-    Attributes:
-        tokens: Tuple of str, the WordPiece of each id. Id 0 is [PAD].
-    """
+    """WordPieces by id; id 0 is [PAD]."""
 
     tokens: tuple[str, ...]
 
@@ -38,7 +34,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self):
-        """Dict from WordPiece to id; of equal WordPieces the last id counts, as in google-research/bert."""
+        """Dict from WordPiece to id; the last id of equal WordPieces counts, as in google-research/bert."""
         return {token: index for index, token in enumerate(self.tokens)}
 
     @cached_property
@@ -48,7 +44,7 @@ class Vocabulary:
 
     @cached_property
     def ordinary_ids(self):
-        """int32: the ids of all but the special tokens, ascending."""
+        """int32 `[V - 5]`, ascending: all ids but those of the special tokens."""
         special = [self.ids[token] for token in SPECIAL_TOKENS]
         return np.setdiff1d(np.arange(len(self.tokens)), special).astype(np.int32)
 
@@ -66,10 +62,7 @@ class Vocabulary:
 
 
 def load_vocab(path):
-    """Read a vocabulary: one WordPiece a line, its id the line's number from 0.
-
-    Returns:
-        `Vocabulary`.
+    """`Vocabulary` of a file with one WordPiece a line, whose id is the line's number from 0.
 
     Raises:
         InputError: the file is not UTF-8, lacks a special token, has no other one, or [PAD] is not its
@@ -77,7 +70,7 @@ def load_vocab(path):
         OSError: it cannot be read.
     """
     text = storage.read_text(path)
-    # Not `splitlines`: some vocabularies hold WordPieces such as U+2028, which it takes for line ends.
+    # Not `splitlines`, which takes WordPieces such as U+2028 for line ends
     line_end = "\n" if "\n" in text else "\r"
     tokens = tuple(line.strip("\r\n\t ") for line in text.rstrip("\r\n").split(line_end))
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
@@ -106,11 +99,8 @@ def save_vocab(vocabulary, path):
 
 
 def make_tokenizer(vocabulary, do_lower_case):
-    """The tokenizer that applies a vocabulary as BERT does: punctuation apart, longest WordPiece first.
-
-    With `do_lower_case`, text loses case and accents. The special tokens are not registered with the
-    tokenizer: the word "[MASK]" in a text about BERT is punctuation and letters, not a mask.
-    """
+    """BERT's tokenizer: punctuation apart, longest WordPiece first; `do_lower_case` strips accents too."""
+    # Special tokens are not registered: "[MASK]" in a text about BERT is punctuation and letters, not a mask
     tokenizer = Tokenizer(WordPiece(vocabulary.ids, unk_token=UNK, max_input_chars_per_word=100))
     tokenizer.normalizer = _normalizer(do_lower_case)
     tokenizer.pre_tokenizer = BertPreTokenizer()
@@ -119,15 +109,12 @@ def make_tokenizer(vocabulary, do_lower_case):
 
 def encode_sentences(tokenizer, sentences):
     """Encode sentences without adding special tokens: list of str -> list of lists of ids."""
-    # The fast form computes no offsets into the text, which nobody reads here.
+    # The fast form computes no offsets into the text
     return [code.ids for code in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
 
 
 def batches(sentences):
-    """Cut sentences, (number of the document, str), into lists that can be held: of such pairs.
-
-    Each holds up to `ENCODE_BATCH` sentences, and up to `ENCODE_CHARACTERS` unless one sentence has more.
-    """
+    """Lists of pairs (number of the document, sentence), within `ENCODE_BATCH` and `ENCODE_CHARACTERS`."""
     held, num_characters = [], 0
     for number, sentence in sentences:
         if held and (len(held) == ENCODE_BATCH or num_characters + len(sentence) > ENCODE_CHARACTERS):
@@ -142,22 +129,20 @@ def batches(sentences):
 def train_vocab(texts, vocab_size, do_lower_case):
     """Train a WordPiece vocabulary. Equal text gives an equal vocabulary.
 
-    `tokenizers` numbers the continuation characters (`##a`) in the order of a hash map and breaks ties of
-    its merges by these numbers, so that two trainings on the same text differ. Naming all continuation
-    characters as special tokens numbers them beforehand, in sorted order, and leaves no tie to chance.
-
     Args:
-        texts: Iterable of lists of sentences, such as documents; it is iterated twice.
-        vocab_size: Wanted number of WordPieces; a small text may give fewer.
-        do_lower_case: As in `make_tokenizer`.
+        texts: Iterable of lists of sentences; it is iterated twice.
+        vocab_size: Number of WordPieces; a small text may give fewer.
 
     Returns:
         `Vocabulary`, the special tokens first, in the order of `SPECIAL_TOKENS`.
 
     Raises:
-        InputError: `vocab_size` does not even hold the characters of the text.
+        InputError: `vocab_size` does not hold the characters of the text.
     """
     alphabet, continuations = _find_alphabet(texts, do_lower_case)
+    # `tokenizers` numbers the continuation characters (`##a`) in the order of a hash map and breaks ties of
+    # its merges by these numbers, so that two trainings on the same text differ. As special tokens they are
+    # numbered beforehand, in sorted order
     fixed = [*SPECIAL_TOKENS, *(CONTINUATION + character for character in continuations)]
     minimum = len(fixed) + len(alphabet)
     if vocab_size < minimum:

@@ -1,4 +1,4 @@
-"""The two kinds of vocabulary: the file of each, and how it is checked, trained and loaded."""
+"""The two kinds of vocabulary, WordPieces and byte-level BPE: file, check, training, loading."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ from bert_packed.text.byte_bpe import DocumentTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class WordPieces:
-    """BERT's WordPieces. Instances travel to other processes."""
+    """BERT's WordPieces."""
 
     vocab_size: int  # of one that is trained
-    do_lower_case: bool  # whether the text loses case and accents
+    do_lower_case: bool  # strip case and accents
     file_name = "vocab.txt"
 
     def check(self, path):
-        """Raise `InputError` where the file is no such vocabulary: `--vocab_file`, before text is read."""
+        """Raise `InputError` unless the file is such a vocabulary."""
         if path.endswith(".json"):
             raise InputError(
                 "`vocab_file` must have one WordPiece a line; a tokenizer.json is for --tokenizer=byte_bpe. "
@@ -42,23 +42,19 @@ class WordPieces:
 
 @dataclasses.dataclass(frozen=True)
 class ByteBpe:
-    """Byte-level BPE, or whatever else a `tokenizer.json` describes, with the methods of `WordPieces`."""
+    """Byte-level BPE, or any other `tokenizer.json`, with the methods of `WordPieces`."""
 
     vocab_size: int
     file_name = "tokenizer.json"
 
     def check(self, path):
-        """See `WordPieces`."""
         byte_bpe.load(path)
 
     def train(self, texts, path):
-        """See `WordPieces`."""
         byte_bpe.save(byte_bpe.train(texts, self.vocab_size), path)
 
     def load(self, path):
-        """See `WordPieces`."""
         return byte_bpe.load(path)
 
     def describe(self, path):
-        """See `WordPieces`."""
         return {"vocab_size": byte_bpe.load(path).vocab_size}
