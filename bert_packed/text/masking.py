@@ -88,7 +88,7 @@ def mask_tokens(token_ids, vocabulary, num_predictions, limit, rules, rng):
 
 
 def _choose_words(candidates, starts, num_predictions, limit, rng):
-    """Ascending positions of whole words, chosen at random; a word that does not fit the rest is passed over."""
+    """Ascending positions of random whole words; a word that does not fit the rest is passed over."""
     # A piece after [CLS] or [SEP] opens a word in any case
     opens = starts | (np.diff(candidates, prepend=-1) > 1)
     bounds = np.append(np.flatnonzero(opens), len(candidates))
