@@ -6,7 +6,7 @@ import pytest
 from packs import VOCAB_SIZE, packed_and_unpacked
 from tiny import CONFIG, to_floats
 
-from bert_packed.config import PRETRAINING
+from bert_packed.config import FINETUNING_HEADS, PRETRAINING
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training.engines import make_engine
@@ -73,6 +73,12 @@ def test_weights_and_logits_stay_float32(batches):
     assert {weight.dtype for weight in model.weights} == {"float32"}
     assert keras.backend.standardize_dtype(model.encode(batches[0]).dtype) == "bfloat16"
     assert {keras.backend.standardize_dtype(v.dtype) for v in model(batches[0]).values()} == {"float32"}
+
+
+@pytest.mark.parametrize("head", FINETUNING_HEADS)
+def test_logits_of_fine_tuning_stay_float32(batches, head):
+    outputs = build_model(head, CONFIG, 1, dtype=DTYPE, num_outputs=3)(batches[0])
+    assert {keras.backend.standardize_dtype(v.dtype) for v in outputs.values()} == {"float32"}
 
 
 def test_softmax_and_layer_norm_compute_in_float32(batches):
