@@ -80,7 +80,8 @@ def test_v2_thresholds():
     # Nothing answered: 2 right. Up to 0.1: 3. Up to 0.2: 4. Up to 0.7: "dog" is wrong.
     assert (plain["best_exact"], plain["best_exact_thresh"]) == (100.0, 0.2)
     assert (plain["best_f1"], plain["best_f1_thresh"]) == (100.0, 0.2)
-    assert score(questions, predictions, probs, na_prob_thresh=0.5)["exact_match"] == 100.0
+    for threshold in (0.2, 0.5):  # at the threshold, an answer counts
+        assert score(questions, predictions, probs, na_prob_thresh=threshold)["exact_match"] == 100.0
     assert score(questions, predictions, probs, na_prob_thresh=0.05)["exact_match"] == 50.0
     # A question without a prediction is wrong whatever its probability
     missing = {name: answer for name, answer in predictions.items() if name != "2"}
@@ -178,14 +179,16 @@ def test_command_on_v2(tmp_path):
 
 
 def test_a_threshold_that_lets_wrong_answers_in_is_no_better():
-    """By ascending probability: right, then an answer where there is none, then right again."""
+    """By ascending probability: rightly none, right, then an answer where there is none, then right again."""
     questions = [
         Question("a", "?", 0, (("one", 0),), False),
         Question("b", "?", 0, (), True),
         Question("c", "?", 0, (("two", 0),), False),
+        Question("d", "?", 0, (), True),
     ]
-    predictions, probs = {"a": "one", "b": "one", "c": "two"}, {"a": 0.1, "b": 0.2, "c": 0.3}
+    predictions = {"a": "one", "b": "one", "c": "two", "d": ""}
+    probs = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.05}
     scores = squad_scores.score(questions, predictions, probs)
     for name in ("exact", "f1"):
-        assert scores[f"best_{name}"] == pytest.approx(200 / 3)
+        assert scores[f"best_{name}"] == pytest.approx(75)
         assert scores[f"best_{name}_thresh"] == 0.1
