@@ -8,11 +8,10 @@ was handed out, and from when to when a thread ran it.
 import collections
 import dataclasses
 import math
-import re
 from pathlib import Path
 
 from bert_packed.core.settings import InputError
-from bert_packed.training.program_text import executions, read_module
+from bert_packed.training.program_text import executions, product_flops, read_module
 
 # Part of the name of an operation -> part of the step; the first that fits. Layers give the names
 PARTS = {
@@ -58,39 +57,33 @@ class Work:
 def read_work(text):
     """Work of each instruction but those inside a fusion, and those that only run others: dict by name."""
     module = read_module(text)
-    computations = module.computations.values()
-    inside = {one.attribute("calls") for of in computations for one in of.instructions.values()}
+    inside = {one.attribute("calls") for one in module.instructions}
     found = {}
-    for execution in executions(module):
-        computation, instruction = execution.computation, execution.instruction
-        if computation.name in inside or instruction.opcode in RUNS_OTHERS:
+    for instruction, times in executions(module):
+        if instruction.computation in inside or instruction.opcode in RUNS_OTHERS:
             continue
-        called = module.computations.get(instruction.attribute("calls"))
         # A fusion: what is inside does the work, its operands and results alone are memory
-        work = called.instructions.values() if called else [instruction]
-        shapes = [*computation.operand_shapes(instruction), instruction.shapes]
-        before = found.get(instruction.name) or Work(
-            _part(computation, instruction), _kind(instruction, work)
-        )
-        flops = sum(_product_flops(called or computation, one) for one in work)
+        work = module.computations.get(instruction.attribute("calls"), [instruction])
+        shapes = [*(one.shapes for one in instruction.operands), instruction.shapes]
+        before = found.get(instruction.name) or Work(_part(instruction), _kind(instruction, work))
+        flops = sum(product_flops(one) for one in work if one.opcode == "dot")
         exponentials = sum(math.prod(one.shapes[0].sizes) for one in work if one.opcode in EXPONENTIALS)
         found[instruction.name] = dataclasses.replace(
             before,
-            flops=before.flops + execution.times * flops,
-            num_bytes=before.num_bytes + execution.times * sum(s.num_bytes for of in shapes for s in of),
-            exponentials=before.exponentials + execution.times * exponentials,
+            flops=before.flops + times * flops,
+            num_bytes=before.num_bytes + times * sum(s.num_bytes for of in shapes for s in of),
+            exponentials=before.exponentials + times * exponentials,
         )
     return found
 
 
-def _part(computation, instruction):
+def _part(instruction):
     """The part of the step by the instruction's name in the model; without one, by that of what it takes."""
     while instruction is not None:
         name = instruction.attribute("op_name")
         if name:
             return next((part for key, part in PARTS.items() if key in name), OTHER_PART)
-        operands = instruction.operands
-        instruction = computation.instructions.get(operands[0]) if operands else None
+        instruction = next(iter(instruction.operands), None)
     return OTHER_PART
 
 
@@ -101,15 +94,6 @@ def _kind(instruction, work):
     if opcodes & {"reduce", "reduce-window"}:
         return SUMS
     return COPIES if opcodes <= MOVING else ELEMENTWISE
-
-
-def _product_flops(computation, instruction):
-    if instruction.opcode != "dot":
-        return 0
-    left = computation.operand_shapes(instruction)[0][0].sizes
-    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)[1]
-    depth = math.prod(left[int(axis)] for axis in summed.split(",") if axis)
-    return 2 * math.prod(instruction.shapes[0].sizes) * depth
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,6 +38,8 @@ COLLECTIVES = (
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
 OTHER_PRODUCTS = re.compile(r"gemm|matmul", re.IGNORECASE)
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([^\]]*)\]")
+_OPCODE = re.compile(r" ([a-z][\w\-]*)\(")  # the parentheses of layouts, as T(8,128), follow no space
+_NAME = re.compile(r"[\w.\-]+")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -68,62 +70,53 @@ class Shape:
         return -(-math.prod(self.sizes) * bits // 8)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Instruction:
     """One line of a computation.
 
     Attributes:
         name: Without `%`.
-        shapes: Of what it makes; several for a tuple, nested ones flattened.
+        computation: Name of the computation.
+        shapes: Of the result; several for a tuple, nested ones flattened.
         opcode: "dot", "while", ...
-        operands: Names of what it takes; of a constant or a parameter the text in its parentheses.
+        operands: Tuple of `Instruction`.
+        argument: The text in its parentheses: the value of a constant, the number of a parameter.
         attributes: The text behind its parentheses.
-        line: As it stands.
+        line: As printed.
     """
 
     name: str
+    computation: str
     shapes: tuple[Shape, ...]
     opcode: str
-    operands: tuple[str, ...]
+    operands: tuple["Instruction", ...]
+    argument: str
     attributes: str
     line: str
 
     def attribute(self, name):
         """The text of `name="..."` or `name=...` up to a comma or bracket; "" where there is none."""
         found = re.search(rf'\b{name}="([^"]*)"', self.attributes)
-        found = found or re.search(rf"\b{name}=%?([\w.\-]+)", self.unquoted)
+        # Names in a user's code, in quotes, may look like an attribute
+        found = found or re.search(rf"\b{name}=%?([\w.\-]+)", _QUOTED.sub('""', self.attributes))
         return found[1] if found else ""
 
     @property
-    def unquoted(self):
-        """The attributes without what stands in quotes, where a name in a user's code may look like one."""
-        return _QUOTED.sub('""', self.attributes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Computation:
-    """A function of the program: its name without `%`, and its instructions by name, in order."""
-
-    name: str
-    instructions: dict[str, Instruction]
-
-    @property
-    def root(self):
-        """The instruction whose result it returns; the last one where none is marked."""
-        marked = [one for one in self.instructions.values() if one.line.lstrip().startswith("ROOT ")]
-        return marked[0] if marked else list(self.instructions.values())[-1]
-
-    def operand_shapes(self, instruction):
-        """Shapes of what an instruction takes: a list of tuples of `Shape`, one for each operand."""
-        return [self.instructions[name].shapes for name in instruction.operands if name in self.instructions]
+    def called(self):
+        """Names of the computations that it runs, other than a loop's; reducers among them."""
+        if self.opcode in ("async-update", "async-done"):  # what async-start has begun
+            return []
+        attributes = _QUOTED.sub('""', self.attributes)
+        listed = _CALLED_LIST.search(attributes)
+        return _CALLED.findall(attributes) + (_NAME.findall(listed[1]) if listed else [])
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A whole program: its first line, its computations by name, and the name of the one that is run."""
+    """A whole program: its first line, lists of `Instruction` by computation, and the name of the entry."""
 
     header: str
-    computations: dict[str, Computation]
+    computations: dict[str, list[Instruction]]
     entry: str
 
     @property
@@ -135,20 +128,12 @@ class Module:
     @property
     def instructions(self):
         """All instructions, each once, whether or not they are reached: list."""
-        return [one for part in self.computations.values() for one in part.instructions.values()]
+        return [one for part in self.computations.values() for one in part]
 
-
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """An instruction that a run of the program executes, in its computation.
-
-    Attributes:
-        times: How often, in all; None inside a loop of unknown length. Every branch of a conditional counts.
-    """
-
-    instruction: Instruction
-    computation: Computation
-    times: int | None
+    def root(self, computation):
+        """The instruction whose result a computation returns; the last one where none is marked."""
+        lines = self.computations[computation]
+        return next((one for one in lines if one.line.lstrip().startswith("ROOT ")), lines[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +144,7 @@ class Collective:
         kind: One of `COLLECTIVES`.
         operand_bytes: What one device puts in, in one execution.
         group_size: Devices that exchange with one another; 2 of a collective-permute.
-        times: As of `Execution`.
+        times: Executions in a run of the program; None inside a loop of unknown length.
     """
 
     kind: str
@@ -179,7 +164,7 @@ def read_module(text):
     Raises:
         ValueError: there is no computation marked ENTRY in it.
     """
-    computations, entry, header, name, lines = {}, None, "", None, []
+    computations, entry, header, name = {}, None, "", None
     for line in text.splitlines():
         stripped = line.strip()
         if stripped.startswith("HloModule"):
@@ -187,52 +172,100 @@ def read_module(text):
         elif name is None and stripped.endswith("{") and " = " not in _COMMENT.sub("", stripped):
             words = stripped.split()
             is_entry = words[0] == "ENTRY"
-            name, lines = re.match(r"%?([\w.\-]+)", words[is_entry])[1], []
+            name, named = _NAME.search(words[is_entry])[0], {}
             entry = name if is_entry else entry
         elif name is not None and stripped.startswith("}"):
-            computations[name] = Computation(name, {one.name: one for one in lines})
+            computations[name] = list(named.values())
             name = None
         elif name is not None and " = " in line:
-            lines.append(_read_instruction(line))
+            instruction = _read_instruction(line, name, named)
+            named[instruction.name] = instruction
     if entry not in computations:
         raise ValueError("a program must have a computation marked ENTRY")
     return Module(header, computations, entry)
+
+
+def _read_instruction(line, computation, named):
+    """Parse `%name = shapes opcode(operands), attributes`; `named` are the instructions before it."""
+    name, _, rest = _COMMENT.sub("", line).strip().removeprefix("ROOT ").partition(" = ")
+    opcode = _OPCODE.search(rest)
+    shapes = tuple(
+        Shape(dtype, tuple(dim.strip() for dim in dims.split(",") if dim.strip()))
+        for dtype, dims in _SHAPE.findall(rest[: opcode.start()])
+    )
+    closing = _closing(rest, opcode.end() - 1)
+    argument = rest[opcode.end() : closing]
+    # Some printers write the shape before each operand: nothing in it is the name of an instruction
+    operands = tuple(named[word] for word in _NAME.findall(argument) if word in named)
+    return Instruction(
+        *(name.lstrip("%"), computation, shapes, opcode[1]),
+        *(operands, argument, rest[closing + 1 :], line),
+    )
+
+
+def _closing(text, opening):
+    """Where the parenthesis that opens at a place closes."""
+    depth = 0
+    for found in re.compile(r'[()]|"(?:[^"\\]|\\.)*"').finditer(text, opening):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.start()
+    raise ValueError(f"a parenthesis must close. Received: {text[:80]}")
 
 
 def executions(module):
     """Everything that a run of a program executes, with the bodies of its loops, calls and fusions.
 
     Yields:
-        `Execution`, in the order of the text; of a computation that is called from two places, twice.
+        (`Instruction`, how often in all, or None inside a loop of unknown length), in the order of the text;
+        of a computation that is called from two places, twice. Every branch of a conditional counts.
     """
-    yield from _executions(module, module.computations[module.entry], 1)
+    yield from _executions(module, module.entry, 1)
 
 
 def _executions(module, computation, times):
-    for instruction in computation.instructions.values():
-        yield Execution(instruction, computation, times)
-        called, rounds = _called(instruction), 1
+    for instruction in module.computations.get(computation, ()):
+        yield instruction, times
+        called, rounds = instruction.called, 1
         if instruction.opcode == "while":
-            called, rounds = [instruction.attribute("body")], trip_count(module, computation, instruction)
-        inside = None if times is None or rounds is None else times * rounds
+            called, rounds = [instruction.attribute("body")], trip_count(module, instruction)
         for name in called:
-            if name in module.computations:
-                yield from _executions(module, module.computations[name], inside)
+            yield from _executions(module, name, None if None in (times, rounds) else times * rounds)
 
 
 def matmul_flops(module):
     """Operations of the matrix products of a run of the program, on one device: int, or None.
 
     A product of `[m, k]` and `[k, n]` is 2 m k n; convolutions are not counted. None where a library computes
-    a product whose sizes are not written down, or one stands in a loop of unknown length.
+    a product whose sizes are not written down, or one is in a loop of unknown length.
     """
     total = 0
-    for one in executions(module):
-        flops = _product_flops(one.instruction, one.computation)
-        if flops is None or (flops and one.times is None):
+    for instruction, times in executions(module):
+        flops = product_flops(instruction)
+        if flops is None or (flops and times is None):
             return None
-        total += flops and flops * one.times
+        total += flops and flops * times
     return total
+
+
+def product_flops(instruction):
+    """Of one execution: 0 where it is no product, None where it is one of unknown size."""
+    if instruction.opcode == "dot":
+        found = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
+        contracted = [int(dim) for dim in found[1].split(",") if dim] if found else []
+    elif instruction.opcode == "custom-call":
+        target = instruction.attribute("custom_call_target")
+        if not LIBRARY_PRODUCTS.search(target):
+            return None if OTHER_PRODUCTS.search(target) else 0
+        found = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.attributes)
+        if not found:
+            return None
+        contracted = [int(dim) for dim in json.loads(found[1])]
+    else:
+        return 0
+    left = instruction.operands[0].shapes[0].sizes
+    result = instruction.shapes[0].sizes  # a library has a workspace behind it
+    return 2 * math.prod(result) * math.prod(left[dim] for dim in contracted)
 
 
 def find_collectives(module):
@@ -241,18 +274,17 @@ def find_collectives(module):
     An asynchronous one, `all-gather-start` and `all-gather-done` or inside `async-start`, counts once.
     """
     found = []
-    for execution in executions(module):
-        kind = execution.instruction.opcode.removesuffix("-start")
+    for instruction, times in executions(module):
+        kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            operands = execution.computation.operand_shapes(execution.instruction)
-            size = sum(shape.num_bytes for shapes in operands for shape in shapes)
-            group_size = read_group_size(execution.instruction.attributes, module.num_devices)
-            found.append(Collective(kind, size, group_size, execution.times))
+            size = sum(shape.num_bytes for one in instruction.operands for shape in one.shapes)
+            group_size = read_group_size(instruction.attributes, module.num_devices)
+            found.append(Collective(kind, size, group_size, times))
     return found
 
 
 def read_group_size(attributes, num_devices):
-    """How many devices exchange with one another, of all forms in which XLA writes down its groups.
+    """Number of devices that exchange with one another, of all forms in which XLA prints its groups.
 
         {{0,1},{2,3}}                          2
         {}, or nothing                         all
@@ -266,7 +298,7 @@ def read_group_size(attributes, num_devices):
         num_devices: Of the program.
 
     Raises:
-        ValueError: the groups stand in a form that is none of these.
+        ValueError: the groups have none of these forms.
     """
     found = re.search(r"\b(?:replica_groups|source_target_pairs)=(.*)", attributes)
     text = found[1] if found else "{}"
@@ -284,30 +316,10 @@ def read_group_size(attributes, num_devices):
     raise ValueError(f"groups of devices must have a known form. Received: {text[:80]}")
 
 
-def _product_flops(instruction, computation):
-    """Of one execution: 0 where it is no product, None where it is one of unknown size."""
-    if instruction.opcode == "dot":
-        found = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
-        contracted = [int(dim) for dim in found[1].split(",") if dim] if found else []
-    elif instruction.opcode == "custom-call":
-        target = instruction.attribute("custom_call_target")
-        if not LIBRARY_PRODUCTS.search(target):
-            return None if OTHER_PRODUCTS.search(target) else 0
-        found = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.attributes)
-        if not found:
-            return None
-        contracted = [int(dim) for dim in json.loads(found[1])]
-    else:
-        return 0
-    left = computation.operand_shapes(instruction)[0][0].sizes
-    result = instruction.shapes[0].sizes  # a library has a workspace behind it
-    return 2 * math.prod(result) * math.prod(left[dim] for dim in contracted)
+def trip_count(module, loop):
+    """How often the body of a `while` runs: int; None where the text does not say.
 
-
-def trip_count(module, computation, loop):
-    """How often the body of a `while` runs: int; None where the text does not tell.
-
-    XLA's own finding where it says so (`known_trip_count`). Else the loop must count from 0 in steps of one
+    XLA's own finding where there is one (`known_trip_count`). Else the loop must count from 0 in steps of one
     as long as the count is below a constant, or below each of several: so does `tf.while_loop` with
     `maximum_iterations`. Where one of these is no constant, this is the most that it runs.
     """
@@ -315,95 +327,45 @@ def trip_count(module, computation, loop):
     if known:
         return int(known[1])
     counter = re.search(r'"known_induction_variable":\{"tuple_index":"(\d+)"', loop.attributes)
-    if not counter or not _starts_at_zero(computation, loop, int(counter[1])):
+    condition = loop.attribute("condition")
+    if not counter or condition not in module.computations or not _starts_at_zero(loop, int(counter[1])):
         return None
-    condition = module.computations.get(loop.attribute("condition"))
-    limits = _limits(module, condition, condition.root, {}) if condition else []
-    return min(limits, default=None)
+    return min(_limits(module, module.root(condition), {}), default=None)
 
 
-def _starts_at_zero(computation, loop, index):
+def _starts_at_zero(loop, index):
     """Whether an element of the tuple that a loop begins with is known to be 0, or a copy of what is."""
-    start = computation.instructions.get(loop.operands[0])
-    if start is None or start.opcode != "tuple" or index >= len(start.operands):
+    start = loop.operands[0] if loop.operands else loop
+    if start.opcode != "tuple" or index >= len(start.operands):
         return False
-    found = computation.instructions.get(start.operands[index])
-    while found is not None and found.opcode in ("copy", "bitcast"):
-        found = computation.instructions.get(found.operands[0])
-    return found is not None and found.opcode == "constant" and found.operands == ("0",)
+    found = start.operands[index]
+    while found.opcode in ("copy", "bitcast") and found.operands:
+        found = found.operands[0]
+    return found.opcode == "constant" and found.argument == "0"
 
 
-def _limits(module, computation, instruction, arguments):
-    """The constants that something is compared to be below, of a conjunction: list of int.
+def _limits(module, instruction, arguments):
+    """The constants that something is compared to be below, in a conjunction: list of int.
 
     Args:
-        instruction: In `computation`; what must be true.
-        arguments: Dict from parameter number to a constant that a caller handed in.
+        instruction: What must be true.
+        arguments: Dict from parameter number to a constant that a caller handed in, or None.
     """
-    found = [computation.instructions.get(name) for name in instruction.operands]
+    operands = instruction.operands
     if instruction.opcode == "and":
-        return [limit for one in found if one for limit in _limits(module, computation, one, arguments)]
-    if instruction.opcode in ("fusion", "call") and (names := _called(instruction)):
-        inner = module.computations[names[0]]
-        handed = {number: _constant(one, arguments) for number, one in enumerate(found) if one}
-        return _limits(module, inner, inner.root, handed)
-    if instruction.opcode == "compare" and len(found) == 2 and all(found):
+        return [limit for one in operands for limit in _limits(module, one, arguments)]
+    if instruction.opcode in ("fusion", "call") and instruction.called:
+        handed = {number: _constant(one, arguments) for number, one in enumerate(operands)}
+        return _limits(module, module.root(instruction.called[0]), handed)
+    if instruction.opcode == "compare" and len(operands) == 2:
         side = {"LT": 1, "GT": 0}.get(instruction.attribute("direction"))
-        limit = None if side is None else _constant(found[side], arguments)
+        limit = None if side is None else _constant(operands[side], arguments)
         return [] if limit is None else [limit]
     return []
 
 
 def _constant(instruction, arguments):
     if instruction.opcode == "parameter":
-        return arguments.get(int(instruction.operands[0]))
-    is_number = instruction.opcode == "constant" and instruction.operands[0].isdecimal()
-    return int(instruction.operands[0]) if is_number else None
-
-
-def _called(instruction):
-    """Names of the computations that an instruction runs, other than a loop's; reducers among them."""
-    if instruction.opcode in ("async-update", "async-done"):  # what async-start has begun
-        return []
-    listed = _CALLED_LIST.search(instruction.unquoted)
-    names = _CALLED.findall(instruction.unquoted)
-    return names + [name.strip().lstrip("%") for name in (listed[1].split(",") if listed else [])]
-
-
-def _read_instruction(line):
-    name, _, rest = _COMMENT.sub("", line).strip().removeprefix("ROOT ").partition(" = ")
-    if rest.startswith("("):
-        end = _closing(rest, 0) + 1
-    else:
-        end = rest.index(" ")
-    shapes = tuple(
-        Shape(dtype, tuple(dim.strip() for dim in dims.split(",") if dim.strip()))
-        for dtype, dims in _SHAPE.findall(rest[:end])
-    )
-    opening = rest.index("(", end)
-    closing = _closing(rest, opening)
-    operands = tuple(_split(rest[opening + 1 : closing]))
-    return Instruction(
-        name.lstrip("%"), shapes, rest[end:opening].strip(), operands, rest[closing + 1 :], line
-    )
-
-
-def _closing(text, opening):
-    """Where the parenthesis that opens at a place closes."""
-    depth = 0
-    for found in re.compile(r'[()]|"(?:[^"\\]|\\.)*"').finditer(text, opening):
-        depth += {"(": 1, ")": -1}.get(found[0], 0)
-        if depth == 0:
-            return found.start()
-    raise ValueError(f"a parenthesis must close. Received: {text[:80]}")
-
-
-def _split(text):
-    """Names in a list of operands, whether or not each stands behind its shape."""
-    parts, depth, start = [], 0, 0
-    for place, character in enumerate(text + ","):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(text[start:place].strip())
-            start = place + 1
-    return [part.split()[-1].lstrip("%") for part in parts if part]
+        return arguments.get(int(instruction.argument))
+    is_number = instruction.opcode == "constant" and instruction.argument.isdecimal()
+    return int(instruction.argument) if is_number else None

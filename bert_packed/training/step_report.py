@@ -4,9 +4,13 @@ The contract that runs are promised: a step is one program, all of its dimension
 waits for Python. `describe_step` reads it from what was compiled, and counts operations, bytes and memory.
 """
 
+import collections
 import dataclasses
 import re
 import time
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from bert_packed.training.program_text import (
     executions,
@@ -95,19 +99,15 @@ def tensorflow_program(function, *arguments):
 
 
 def buffer_sizes(serialized):
-    """Sizes of a `StepProgram` by XLA's buffer assignment: dict.
-
-    Args:
-        serialized: An `xla.HloProto` in the wire format of protocol buffers.
-    """
-    assignment = dict(_fields(memoryview(serialized)))[BUFFER_ASSIGNMENT]
-    buffers = [dict(_fields(value)) for number, value in _fields(assignment) if number == BUFFER_ALLOCATIONS]
+    """Sizes of a `StepProgram` by XLA's buffer assignment, of a serialized `xla.HloProto`: dict."""
+    (assignment,) = _fields(serialized)[BUFFER_ASSIGNMENT]
+    buffers = [_fields(buffer) for buffer in _fields(assignment)[BUFFER_ALLOCATIONS]]
 
     def total(*wanted, without=()):
         return sum(
-            buffer.get(SIZE, 0)
+            sum(buffer[SIZE])  # a size of 0 is not written
             for buffer in buffers
-            if all(map(buffer.get, wanted)) and not any(map(buffer.get, without))
+            if all(any(buffer[flag]) for flag in wanted) and not any(any(buffer[flag]) for flag in without)
         )
 
     return {
@@ -118,28 +118,12 @@ def buffer_sizes(serialized):
     }
 
 
-def _fields(message):
-    """Fields of a message of protocol buffers: pairs of a number, and an int or bytes."""
-    place = 0
-
-    def varint():
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = message[place]
-            value |= (byte & 0x7F) << shift
-            place, shift = place + 1, shift + 7
-            if byte < 0x80:
-                return value
-
-    while place < len(message):
-        number, kind = divmod(varint(), 8)
-        if kind == 0:
-            yield number, varint()
-            continue
-        length = varint() if kind == 2 else {1: 8, 5: 4}[kind]
-        yield number, message[place : place + length]
-        place += length
+def _fields(serialized):
+    """Values of a message of protocol buffers by number of field; no public package has XLA's schema."""
+    found = collections.defaultdict(list)
+    for field in UnknownFieldSet(Empty.FromString(serialized)):
+        found[field.field_number].append(field.data)
+    return found
 
 
 def describe_step(programs):
@@ -245,8 +229,8 @@ def find_callbacks(module):
 
 def count_unknown_loops(module):
     """Loops whose number of rounds the text does not tell."""
-    loops = [one for one in executions(module) if one.instruction.opcode == "while"]
-    return sum(trip_count(module, loop.computation, loop.instruction) is None for loop in loops)
+    loops = [one for one, _ in executions(module) if one.opcode == "while"]
+    return sum(trip_count(module, loop) is None for loop in loops)
 
 
 def _known(combine, values):

@@ -133,8 +133,7 @@ def compiled_products(engine, batch, num_axes):
     (program,) = engine.step_programs(batch)
     found = [
         one.attributes
-        for of in read_module(program.text).computations.values()
-        for one in of.instructions.values()
+        for one in read_module(program.text).instructions
         if one.opcode == "dot" and len(one.shapes[0].sizes) == num_axes
     ]
     assert len(found) >= 6

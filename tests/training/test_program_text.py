@@ -48,6 +48,7 @@ FileNames
 
 %inner_body (t.1: (s32[], f32[2,3])) -> (s32[], f32[2,3]) {
   %t.1 = (s32[], f32[2,3]{1,0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%t.1), index=0
   %x = f32[2,3]{1,0:T(8,128)S(1)} get-tuple-element(%t.1), index=1
   %tanh = f32[2,3]{1,0} tanh(f32[2,3]{1,0} %x), metadata={op_name="a) = while(b, calls=%wrapped"}
   ROOT %next = (s32[], /*index=1*/f32[2,3]{1,0}) tuple(%i.1, /*index=1*/%tanh)
@@ -55,6 +56,7 @@ FileNames
 
 %outer_body (u: (s32[], f32[2,3])) -> (s32[], f32[2,3]) {
   %u = (s32[], f32[2,3]{1,0}) parameter(0)
+  %y = f32[2,3]{1,0} get-tuple-element(%u), index=1
   %zero = s32[] constant(0)
   %copied = s32[] copy(%zero)
   %start = (s32[], f32[2,3]{1,0}) tuple(%copied, %y)
@@ -83,7 +85,7 @@ def module():
 
 
 def times_of(module, opcode):
-    return [one.times for one in executions(module) if one.instruction.opcode == opcode]
+    return [times for one, times in executions(module) if one.opcode == opcode]
 
 
 def test_what_a_line_says(module):
@@ -92,14 +94,13 @@ def test_what_a_line_says(module):
         *("wrapped", "below_five", "inner_condition", "inner_body"),
         *("outer_body", "outer_condition", "main"),
     ]
-    body = module.computations["inner_body"]
-    assert body.root.name == "next" and body.root.operands == ("i.1", "tanh")
-    assert [shape.sizes for shape in body.root.shapes] == [(), (2, 3)]
-    tanh = body.instructions["tanh"]
-    assert (tanh.opcode, tanh.operands) == ("tanh", ("x",))  # behind its shape, and no text of the metadata
-    begun = module.computations["main"].instructions["begun"]
-    assert [shape.dtype for shape in begun.shapes] == ["f32", "f32", "u32"]
-    assert begun.attribute("calls") == "wrapped"
+    named = {one.name: one for one in module.instructions}
+    root, tanh = module.root("inner_body"), named["tanh"]
+    assert root.name == "next" and root.operands == (named["i.1"], tanh)
+    assert [shape.sizes for shape in root.shapes] == [(), (2, 3)]
+    assert (tanh.opcode, tanh.operands) == ("tanh", (named["x"],))  # no text of the metadata
+    assert [shape.dtype for shape in named["begun"].shapes] == ["f32", "f32", "u32"]
+    assert named["begun"].attribute("calls") == "wrapped" and named["five"].argument == "5"
 
 
 def test_how_often_what_is_executed(module):
@@ -121,8 +122,7 @@ def test_how_often_what_is_executed(module):
 )
 def test_rounds_of_a_loop_from_its_condition(change, rounds):
     module = read_module(PROGRAM.replace(*change))
-    outer = module.computations["outer_body"]
-    assert trip_count(module, outer, outer.instructions["inner"]) == rounds
+    assert trip_count(module, module.root("outer_body")) == rounds
     assert times_of(module, "tanh") == [rounds and 3 * rounds]
 
 
@@ -140,7 +140,7 @@ def test_rounds_of_a_loop_from_its_condition(change, rounds):
 )
 def test_bytes_of_a_shape(text, num_bytes, is_dynamic):
     module = read_module(f"ENTRY main {{\n  x = {text} parameter(0)\n}}")
-    (shape,) = module.computations["main"].instructions["x"].shapes
+    (shape,) = module.root("main").shapes
     assert (shape.num_bytes, shape.is_dynamic) == (num_bytes, is_dynamic)
     assert math.prod(shape.sizes) > 0
 
