@@ -50,6 +50,14 @@ def test_any_place_is_found_without_those_before(num_packs, buffer):
         assert np.array_equal(take(num_packs, buffer, 40, first=first), whole[first : first + 40]), first
 
 
+def test_the_first_block_is_resumed_at_its_end_in_every_epoch():
+    """Of two blocks of stretches of two packs; in some epochs the short stretch begins the second block."""
+    for epoch in range(400):
+        first = epoch * 257
+        found = [*take(257, 130, 129, first=first), *take(257, 130, 128, first=first + 129)]
+        assert sorted(found) == list(range(257)), epoch
+
+
 @pytest.mark.parametrize(("num_packs", "buffer"), SIZES)
 def test_no_more_than_the_buffer_is_held(num_packs, buffer):
     most = IN_ORDER_PACKS if buffer == 1 else buffer

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.runs import finetuning
@@ -57,3 +58,14 @@ def test_every_sequence_gets_its_own_outputs_out_of_training(depth, num_packs):
         assert found["start_logits"][number].tolist() == own.tolist()
         assert found["end_logits"][number].tolist() == list(range(length))
         assert found["logits"][number].tolist() == [100 + number, 200 + 2 * number]
+
+
+def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypatch):
+    config = SimpleNamespace(init_checkpoint="x", random_seed=0, dtype="float32")
+    objective = SimpleNamespace(build_model=lambda *_, **__: "model")
+    found = SimpleNamespace(missing=[])
+    monkeypatch.setattr(finetuning, "load_weights", lambda *_: found)
+    assert finetuning.load_model(config, None, objective, print) == "model"
+    found.missing.append("classification/pooler/kernel")
+    with pytest.raises(InputError, match=r"must be fine-tuned for this task.* lacks classification/pooler"):
+        finetuning.load_model(config, None, objective, print)

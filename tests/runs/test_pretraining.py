@@ -178,6 +178,16 @@ def test_each_process_reads_its_part_of_every_micro_batch(make_process, tmp_path
         np.testing.assert_array_equal(parts[1], all_packs[[2, 3, 6, 7]])
 
 
+def test_a_batch_that_grows_reads_on_where_the_steps_before_ended(make_process, tmp_path):
+    """Two steps of one micro-batch, then steps of two."""
+    process = make_process(Alone(), tmp_path / "run", initial_batch_size=4, batch_warmup_steps=2)
+    whole = [batch["token_ids"] for batch in itertools.islice(process.hooks.batches(0), 4)]
+    assert [np.count_nonzero(step.any(axis=1)) for step in whole] == [4, 4, 8, 8]
+    for first_step in (1, 2, 3):
+        resumed = next(process.hooks.batches(first_step))
+        np.testing.assert_array_equal(resumed["token_ids"], whole[first_step])
+
+
 def test_each_process_evaluates_its_part_of_every_batch(make_process, tmp_path):
     """The engine adds up what all of them have."""
     found = []

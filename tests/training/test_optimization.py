@@ -230,6 +230,31 @@ def test_adam_with_weight_decay_equals_a_loop(corrects_bias):
             np.testing.assert_allclose(variables[name].numpy(), values[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [Lamb, AdamWeightDecay])
+def test_a_gradient_that_is_nan_changes_neither_weight_nor_moments(kind):
+    """The other variables move as if it were not there."""
+    start = {"a/kernel": [[1.0, -2.0]], "b/kernel": [[0.5, 3.0]]}
+    spoiled, clean = ([make_variable(*pair) for pair in start.items()] for _ in range(2))
+    optimizers = kind(0.1, weight_decay_rate=0.1), kind(0.1, weight_decay_rate=0.1)
+    good = np.float32([[0.3, -0.7]])
+    for optimizer, variables in zip(optimizers, (spoiled, clean), strict=True):
+        optimizer.apply([good, good], variables)
+    before = [np.array(of.numpy()) for of in (spoiled[0], *(of[0] for of in moments_of(optimizers[0])))]
+    optimizers[0].apply([np.float32([[np.nan, 1.0]]) * np.nan, good], spoiled)
+    optimizers[1].apply([good, good], clean)
+    after = [np.array(of.numpy()) for of in (spoiled[0], *(of[0] for of in moments_of(optimizers[0])))]
+    np.testing.assert_array_equal(after, before)
+    assert np.all(np.array(before) != 0)
+    pairs = [(spoiled, clean), *zip(*map(moments_of, optimizers), strict=True)]
+    for one, other in pairs:
+        np.testing.assert_array_equal(one[1].numpy(), other[1].numpy())
+
+
+def moments_of(optimizer):
+    """First and second moments, a list of variables each."""
+    return zip(*(optimizer.moments_of(index) for index in range(2)), strict=True)
+
+
 def test_trust_ratios_are_those_of_the_last_update():
     rng = np.random.default_rng(3)
     scales = {"a/kernel": 1.0, "b/kernel": 9.0, "c/kernel": 0.1, "d/kernel": 3.0, "a/bias": 50.0}

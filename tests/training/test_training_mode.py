@@ -11,6 +11,7 @@ from tiny import CONFIG, make_engine, to_floats
 
 from bert_packed.models.dropout import Dropout
 from bert_packed.objectives.objective import COUNT_NAMES, Objective
+from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.training import engines
 
 pytestmark = pytest.mark.both_backends
@@ -85,6 +86,23 @@ def test_every_part_of_the_model_draws_in_every_micro_batch():
     assert abs(sums[0] - sums[1]) > 1e-3
     for seed, first in zip(seeds, start, strict=True):
         assert seed.numpy().tolist() == [first[0], first[1] + 4]
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_micro_batches_that_are_skipped_move_the_seeds_too():
+    """A batch that grows draws, at any step, what it would if all of its micro-batches were computed."""
+    batch = {name: np.repeat(values[:1], 3, axis=0) for name, values in packed_and_unpacked()[0].items()}
+    for values in batch.values():
+        values[1:] = 0  # two of three micro-batches are empty
+    moved = []
+    for skips_empty in (False, True):
+        objective = dataclasses.replace(pretraining_objective("per_token"), skips_empty=skips_empty)
+        model = objective.build_model(WITH_DROPOUT, 1)
+        engine = engines.make_engine(model, objective, keras.optimizers.SGD(0.0), micro_batch_size=1)
+        engine.train_step(batch)
+        state = engine.training_state().items()
+        moved.append({name: v.numpy().tolist() for name, v in state if name.startswith("dropout_seed/")})
+    assert moved[0] == moved[1] and len(moved[0]) > 1
 
 
 def test_evaluation_drops_nothing_and_moves_no_seed():
