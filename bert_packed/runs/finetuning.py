@@ -142,7 +142,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     if latest:
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
-        print(f"continues from {latest}")
+        print(run_directory.describe_continuation(folder, latest))
     else:
         if config.init_checkpoint:
             run_directory.check_outside(config.init_checkpoint, folder)

@@ -100,7 +100,7 @@ def start_engine(config, model_config, data, folder, latest, processes=ALONE):
         processes.say(engine.replicas.layout.describe(model_config))
     if latest:
         state = checkpoint.restore_checkpoint(latest, engine)
-        processes.say(f"continues from {latest}")
+        processes.say(run_directory.describe_continuation(folder, latest))
         return engine, state
     if config.init_checkpoint:
         found = starting_weights.load(

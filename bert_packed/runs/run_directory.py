@@ -265,20 +265,37 @@ def start_run(folder, config, facts):
     (folder / FLAGFILE).write_text(to_flagfile(config))
 
 
+def describe_continuation(folder, checkpoint):
+    """A line that says where a run continues, and one where `XLA_FLAGS` are not those of its last segment."""
+    text = f"continues from {checkpoint}"
+    segments = read_json(folder / RUN_FILE).get("segments") or [{}]
+    before, now = segments[-1].get("xla_flags"), os.environ.get("XLA_FLAGS", "")
+    if before in (None, now):  # None: fine-tuning did not record them before
+        return text
+    change = f"XLA_FLAGS were {before!r} before, {now!r} now"
+    return f"{text}\nxla        {change}: results may differ in the last digits"
+
+
 def record_segment(folder, first_step, backend, **facts):
     """Write down that a process trains on from a step, and by which backend: a run may change it in between.
 
     `run.json` then holds, for a run that was stopped at step 700 and went on under JAX,
 
-        "segments": [{"first_step": 0, "backend": "tensorflow"}, {"first_step": 700, "backend": "jax"}]
+        "segments": [{"first_step": 0, "backend": "tensorflow", "xla_flags": ""},
+                     {"first_step": 700, "backend": "jax", "xla_flags": ""}]
 
     Args:
         folder, first_step, backend: Of the process.
         facts: What else was found out about it, for JSON: `peak_flops`.
     """
     run = read_json(folder / RUN_FILE)
-    segments = [*run.get("segments", []), {"first_step": first_step, "backend": backend, **facts}]
-    write_json(folder / RUN_FILE, {**run, "segments": segments})
+    segment = {
+        "first_step": first_step,
+        "backend": backend,
+        **facts,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+    write_json(folder / RUN_FILE, {**run, "segments": [*run.get("segments", []), segment]})
 
 
 def record_skipped(folder, process, step, why, sources):

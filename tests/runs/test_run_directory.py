@@ -13,6 +13,7 @@ from bert_packed.core.storage import write_json
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import (
     agree,
+    describe_continuation,
     describe_inputs,
     find_checkpoint,
     locked,
@@ -249,14 +250,22 @@ def test_damage_is_named_with_and_without_a_manifest(files):
         describe_inputs(files)
 
 
-def test_every_part_of_a_run_is_on_record(started):
+def test_every_part_of_a_run_is_on_record(started, monkeypatch):
     folder, _, _ = started
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    line = "continues from checkpoint-1"
+    assert describe_continuation(folder, "checkpoint-1") == line  # of a version that recorded no segments
     record_segment(folder, 0, "tensorflow")
+    assert describe_continuation(folder, "checkpoint-1") == line
+    monkeypatch.setenv("XLA_FLAGS", "--a=1")
+    other = "\nxla        XLA_FLAGS were '' before, '--a=1' now: results may differ in the last digits"
+    assert describe_continuation(folder, "checkpoint-1") == line + other
     record_segment(folder, 70, "jax", peak_flops=2.0)
+    assert describe_continuation(folder, "checkpoint-1") == line  # it is the last segment that counts
     record = json.loads((folder / "run.json").read_text())
     assert record["segments"] == [
-        {"first_step": 0, "backend": "tensorflow"},
-        {"first_step": 70, "backend": "jax", "peak_flops": 2.0},
+        {"first_step": 0, "backend": "tensorflow", "xla_flags": ""},
+        {"first_step": 70, "backend": "jax", "peak_flops": 2.0, "xla_flags": "--a=1"},
     ]
     assert record["model"] == {"hidden_size": 8, "hidden_act": "gelu"}
 
