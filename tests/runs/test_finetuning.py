@@ -11,6 +11,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.runs import finetuning
+from bert_packed.runs.finetuning_config import FinetuneConfig
 
 pytestmark = pytest.mark.both_backends
 LENGTHS = [5, 12, 2, 3, 7, 1, 4]
@@ -60,12 +61,17 @@ def test_every_sequence_gets_its_own_outputs_out_of_training(depth, num_packs):
         assert found["logits"][number].tolist() == [100 + number, 200 + 2 * number]
 
 
-def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypatch):
-    config = SimpleNamespace(init_checkpoint="x", random_seed=0, dtype="float32")
-    objective = SimpleNamespace(build_model=lambda *_, **__: "model")
-    found = SimpleNamespace(missing=[])
-    monkeypatch.setattr(finetuning, "load_weights", lambda *_: found)
-    assert finetuning.load_model(config, None, objective, print) == "model"
+def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypatch, tmp_path):
+    config = FinetuneConfig(output_dir=str(tmp_path / "run"), init_checkpoint="x")
+    model = Known()
+    model.head = "classification"
+    objective = SimpleNamespace(build_model=lambda *_, **__: model)
+    found = SimpleNamespace(missing=[], lines=list)
+    monkeypatch.setattr(finetuning.starting_weights, "load", lambda *_: found)
+    predicted = []
+    arguments = config, SimpleNamespace(config=None), objective, None, lambda *of: predicted.append(of)
+    assert finetuning.run_task(*arguments) == 0 and predicted.pop()[0] is model
     found.missing.append("classification/pooler/kernel")
     with pytest.raises(InputError, match=r"must be fine-tuned for this task.* lacks classification/pooler"):
-        finetuning.load_model(config, None, objective, print)
+        finetuning.run_task(*arguments)
+    assert not predicted
