@@ -22,7 +22,7 @@ ORDER = {
     "bert_packed.objectives": {"keras"},
     "bert_packed.data": {"numpy", "tensorflow", "tqdm"},
     "bert_packed.torch": {"numpy", "torch"},
-    "bert_packed.training": {"keras", "numpy", "jax", "tensorflow", "tensorboard", "tqdm"},
+    "bert_packed.training": {"google", "keras", "numpy", "jax", "tensorflow", "tensorboard", "tqdm"},
     "bert_packed.checkpoints": {"keras", "numpy", "safetensors", "tensorflow", "tokenizers"},
     "bert_packed.runs": {"keras", "numpy"},
     "bert_packed.evaluation": {"keras", "numpy", "scipy"},

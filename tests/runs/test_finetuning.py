@@ -62,7 +62,7 @@ def test_every_sequence_gets_its_own_outputs_out_of_training(depth, num_packs):
 
 
 def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypatch, tmp_path):
-    config = FinetuneConfig(output_dir=str(tmp_path / "run"), init_checkpoint="x")
+    config = FinetuneConfig(output_dir=str(tmp_path / "run"), init_checkpoint="x", do_train=False)
     model = Known()
     model.head = "classification"
     objective = SimpleNamespace(build_model=lambda *_, **__: model)
