@@ -56,7 +56,6 @@ class ThroughputConfig(Settings):
     repeats: int = setting(3, "measurements of each way", minimum=1)
     plain: bool = setting(True, "also measure the straightforward way, of synthetic records alone")
     encoding: bool = setting(True, "also measure encoding alone")
-    work_dir: str = setting("", "folder for the data, removed at the end; empty = a temporary one")
 
 
 def main(config):
@@ -64,7 +63,7 @@ def main(config):
     tables = {}
     if config.encoding:
         tables["encode and write packs"] = encoding_rows(config)
-    with tempfile.TemporaryDirectory(prefix="data_throughput_", dir=config.work_dir or None) as folder:
+    with tempfile.TemporaryDirectory(prefix="data_throughput_") as folder:
         runs = measure_packing(config, folder)
     tables["pack from file to file"] = packing_rows(runs)
     tables["phases"] = phase_rows(runs)

@@ -10,18 +10,17 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.results import Settings, show
+from benchmarks.results import show
 from benchmarks.run_curves import read_run, summary_rows
 from benchmarks.sweep import (
     SQUAD,
     Run,
-    check_runs,
+    SweepConfig,
     packs_of,
     parse_seeds,
-    print_commands,
     read_packing_factor,
+    run_all,
     steps_for,
-    take_runs,
 )
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import parse_depth, setting
@@ -48,7 +47,7 @@ next step and stop. The flags of all runs are checked before the first.
 
 
 @dataclasses.dataclass(frozen=True)
-class FullConfig(Settings):
+class FullConfig(SweepConfig):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     phase1_packed: str = setting(
@@ -62,7 +61,6 @@ class FullConfig(Settings):
     train_file: str = setting("", "SQuAD JSON to fine-tune on", required=True)
     predict_file: str = setting("", "SQuAD JSON to answer, with the answers", required=True)
     vocab_file: str = setting("", "WordPieces that the TFRecords were made with", required=True)
-    output_dir: str = setting("", "where the runs and their logs go", required=True)
     pretraining_seeds: str = setting("1", "of pre-trainings of a kind, comma-separated", parse=parse_seeds)
     seeds: str = setting("1,2,3", "of fine-tunings from each, comma-separated", parse=parse_seeds)
     bert_config_file: str = setting("bert-mini", "size, or bert_config.json, of the model")
@@ -73,7 +71,6 @@ class FullConfig(Settings):
     phase1_learning_rate: float = setting(8e-3, "peak learning rate of phase 1", minimum=0)
     phase2_learning_rate: float = setting(4e-3, "peak learning rate of phase 2", minimum=0)
     num_points: int = setting(10, "most rows of each log, evaluations and checkpoints of a phase", minimum=1)
-    max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
     finetuning_depth: int | str = setting(
         1,
         "most sequences in a pack of fine-tuning; 1 = unpacked, as in the paper, or max",
@@ -84,7 +81,6 @@ class FullConfig(Settings):
         "--train_batch_size=16 --num_train_epochs=2 --learning_rate=3e-4",
         "more flags of run_squad.py for each run, as one text",
     )
-    print_commands: bool = setting(False, "only print the command of each run")
 
 
 def main(config):
@@ -92,11 +88,8 @@ def main(config):
     choose_backend()
     factors = {phase: read_packing_factor(config, f"{phase}_packed", f"{phase}_unpacked") for phase in PHASES}
     runs = make_runs(config, factors)
-    check_runs(runs, config.output_dir)
-    if config.print_commands:
-        return print_commands(runs, config.output_dir)
-    status = take_runs(runs, config.output_dir)
-    if status:
+    status = run_all(runs, config)
+    if status is not None:
         return status
     folder = Path(config.output_dir)
     logged = [read_run(folder / one.name, FIGURES) for one in runs if one.program != SQUAD]

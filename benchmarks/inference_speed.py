@@ -23,6 +23,7 @@ from data_gen.text import sample_corpus
 from data_gen.text.corpus import read_lines
 
 GIGA = 1e9
+REFERENCE_ROWS = 8  # of a batch of transformers
 FORWARD = 1 / 3  # of the operations of `count_flops`, which are those of a forward and a backward pass
 VECTOR_TOLERANCE = 1e-4  # of the largest: float32, in another order
 DESCRIPTION = """
@@ -49,7 +50,6 @@ class InferenceConfig(Settings):
     num_texts: int = setting(512, "texts to take, the first ones", minimum=1)
     max_seq_length: int = setting(512, "tokens per pack; longer texts are cut", minimum=16)
     batch_size: int = setting(0, "packs, or rows, in a batch of ours; 0 = as load_encoder", minimum=0)
-    reference_batch_size: int = setting(8, "rows of a batch of transformers", minimum=1)
     repeats: int = setting(7, "timed passes of each way over the texts", minimum=1)
     reference: bool = setting(False, "also measure transformers on torch (extra `reference`)")
 
@@ -107,7 +107,7 @@ def peer_ways(config, texts, stack):
         )
     ways = {}
     for name, keeps_memory in torch_processes().items():
-        arguments = config.init_checkpoint, config.max_seq_length, config.reference_batch_size
+        arguments = config.init_checkpoint, config.max_seq_length, REFERENCE_ROWS
         peer = stack.enter_context(PeerProcess(Encoder, *arguments, keeps_memory=keeps_memory))
         encode = functools.partial(peer.call, "encode", texts)
         ways |= {
@@ -168,11 +168,10 @@ def our_shapes(config, encoder, texts):
 def peer_shapes(config, lengths, texts, names):
     """Batches of the ways of transformers, as `our_shapes`, for texts with these numbers of tokens."""
     ordered = [lengths[index] for index in longest_first(texts)]
-    rows = config.reference_batch_size
     of_process = [
-        padded_batches(lengths, rows, config.max_seq_length),
-        padded_batches(lengths, rows),
-        padded_batches(ordered, rows),
+        padded_batches(lengths, REFERENCE_ROWS, config.max_seq_length),
+        padded_batches(lengths, REFERENCE_ROWS),
+        padded_batches(ordered, REFERENCE_ROWS),
     ]
     return dict(zip(names, of_process * (len(names) // 3), strict=True))
 

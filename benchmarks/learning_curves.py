@@ -8,19 +8,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from benchmarks.results import Settings, show
+from benchmarks.results import parse_names, show
 from benchmarks.run_curves import common_target, draw, read_run, summary_rows
-from benchmarks.sweep import (
-    Run,
-    check_runs,
-    packs_of,
-    parse_names,
-    parse_seeds,
-    print_commands,
-    read_packing_factor,
-    steps_for,
-    take_runs,
-)
+from benchmarks.sweep import Run, SweepConfig, packs_of, read_packing_factor, run_all, steps_for
 from bert_packed.config import ABLATIONS
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import setting
@@ -56,7 +46,7 @@ benchmarks.run_curves does so at any time.
 
 
 @dataclasses.dataclass(frozen=True)
-class CurvesConfig(Settings):
+class CurvesConfig(SweepConfig):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     packed_file: str = setting("", "packed training TFRecords: comma-separated paths or globs", required=True)
@@ -66,32 +56,25 @@ class CurvesConfig(Settings):
         "held-out TFRecords for all runs; at depth 1 an ablation shows what was learnt, not what it reads",
         required=True,
     )
-    output_dir: str = setting("", "where the runs, their logs and the pictures go", required=True)
     sets: str = setting(
         "same_sequences",
         "; ".join(f"{name}: {', '.join(variants)}" for name, variants in SETS.items()),
         parse=lambda text: parse_names(text, SETS),
     )
-    seeds: str = setting("1,2,3", "of the runs of a variant, comma-separated", parse=parse_seeds)
     bert_config_file: str = setting("bert-tiny", "size, or bert_config.json, of the model")
     num_sequences: int = setting(500_000, "sequences that each run sees", minimum=1)
     sequences_per_step: int = setting(64, "sequences per update of the unpacked run", minimum=1)
     learning_rate: float = setting(5e-3, "peak learning rate", minimum=0)
     num_points: int = setting(50, "most rows of each log, evaluations and checkpoints of a run", minimum=1)
-    max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
     run_flags: str = setting("", "more flags of run_pretraining.py for every run, as one text")
-    print_commands: bool = setting(False, "only print the command of each run")
 
 
 def main(config):
     """Take or continue the runs, then print, write and draw; returns an exit status."""
     choose_backend()
     runs = make_runs(config, read_packing_factor(config, "packed_file", "unpacked_file"))
-    check_runs(runs, config.output_dir)
-    if config.print_commands:
-        return print_commands(runs, config.output_dir)
-    status = take_runs(runs, config.output_dir)
-    if status:
+    status = run_all(runs, config)
+    if status is not None:
         return status
     folder = Path(config.output_dir)
     logged = [read_run(folder / one.name, FIGURES) for one in runs]

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.padding_rates import LONGEST, draw_lengths, padding_rows
 from benchmarks.pictures import draw_bars, new_figure, save_picture
-from benchmarks.results import Settings, show
+from benchmarks.results import Settings, parse_names, show
 from benchmarks.synthetic_data import best_shapes, token_batch
 from benchmarks.timing import median_row, ratios
 from benchmarks.training_steps import build_engine, stepping_through
@@ -54,19 +54,15 @@ packs alike, so that all is done in minutes; --shrink=1 is the real size.
 """
 
 
-def _parse_parts(text):
-    if not set(text.split(",")) <= set(PARTS):
-        raise ValueError(f"of {', '.join(PARTS)}, separated by commas")
-    return text
-
-
 @dataclasses.dataclass(frozen=True)
 class PackMambaConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     bert_config_file: str = setting("mamba-tiny", "size, or config.json, of the Mamba")
     parts: str = setting(
-        "padding,training,operators", f"what to measure: {', '.join(PARTS)}", parse=_parse_parts
+        "padding,training,operators",
+        f"what to measure: {', '.join(PARTS)}",
+        parse=lambda text: parse_names(text, PARTS),
     )
     input_file: str = setting(
         "", "unpacked records whose lengths to take; empty = lengths drawn like the paper's"

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 
-from benchmarks.results import Settings, show
+from benchmarks.results import Settings, parse_names, show
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, setting
 from bert_packed.training.engines import choose_backend
@@ -41,18 +41,16 @@ def _parse_devices(text):
     return text
 
 
-def _parse_parts(text):
-    if not set(text.split(",")) <= set(PARTS):
-        raise ValueError(f"of {', '.join(PARTS)}, separated by commas")
-    return text
-
-
 @dataclasses.dataclass(frozen=True)
 class ParallelismConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     devices: str = setting("4,16,64", "numbers of devices: 4, 16, 64, ...", parse=_parse_devices)
-    parts: str = setting(",".join(PARTS), f"tables to make: {', '.join(PARTS)}", parse=_parse_parts)
+    parts: str = setting(
+        ",".join(PARTS),
+        f"tables to make: {', '.join(PARTS)}",
+        parse=lambda text: parse_names(text, PARTS),
+    )
     num_layers: int = setting(
         4, "encoder blocks of memory and batch; the paper has 24, which takes minutes a program", minimum=1
     )

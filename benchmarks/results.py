@@ -1,9 +1,6 @@
 """Results of a benchmark: tables on standard output, and JSON that says where and how they were measured.
 
-Every benchmark writes the same JSON, so that the tables of the documentation can be made from committed
-files:
-
-    {"benchmark": "packing_tables", "machine": {"cpu": ...}, "settings": {...}, "tables": {"packing": [...]}}
+{"benchmark": "packing_tables", "machine": {"cpu": ...}, "settings": {...}, "tables": {"packing": [...]}}
 """
 
 import dataclasses
@@ -28,6 +25,14 @@ class Settings:
 
     def __post_init__(self):
         check_settings(self)
+
+
+def parse_names(text, known):
+    """Different ones of some names, with commas; raises `ValueError`."""
+    names = text.split(",")
+    if not set(names) <= set(known) or len(set(names)) < len(names):
+        raise ValueError(f"different ones of {', '.join(known)}, separated by commas")
+    return text
 
 
 def show(benchmark, config, tables, notes=()):

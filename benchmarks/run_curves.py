@@ -17,16 +17,14 @@ from bert_packed.core.storage import read_json
 
 LOGS = {"training": "metrics.csv", "held out": "eval_metrics.csv"}
 ACCURACY = "mlm_accuracy"
-OVER = ("step", "sequences", "hours")
 DESCRIPTION = """
 Reads the output directories of run_pretraining.py. Runs in folders NAME-seed1, NAME-seed2, ... are seeds of
 one variant NAME; any other folder is a variant with one run.
 
-The table has for each variant the last figures of its complete runs, mean, least and most over the seeds;
-with --target_accuracy also the sequences and hours that held-out accuracy took to it, where all complete
-seeds came to it. The picture has a row for each figure, in training and held out; runs that are still under
-way, or were stopped, are drawn as far as they are. Hours are those of training steps alone, without
-compiling, evaluating and saving.
+The table has for each variant the last figures of its complete runs, mean, least and most over the seeds.
+The picture has a row for each figure over steps, in training and held out; runs that are still under way, or
+were stopped, are drawn as far as they are. Hours are those of training steps alone, without compiling,
+evaluating and saving.
 """
 
 
@@ -36,10 +34,6 @@ class CurvesConfig(Settings):
 
     run_dirs: str = setting("", "output directories of runs: comma-separated paths or globs", required=True)
     figures: str = setting("mlm_loss", "columns of metrics.csv and eval_metrics.csv, comma-separated")
-    over: str = setting("step", "what the picture has across", choices=OVER)
-    target_accuracy: float = setting(
-        0.0, "held-out masked-LM accuracy whose cost is in the table; 0 = none", minimum=0, maximum=1
-    )
     picture: str = setting("", "also draw the curves into this PNG")
 
 
@@ -49,9 +43,9 @@ def main(config):
     folders = [Path(path) for one in patterns for path in sorted(glob.glob(one)) or [one]]
     figures = config.figures.split(",")
     runs = [read_run(folder, figures) for folder in folders]
-    show("run_curves", config, {"runs": summary_rows(runs, figures, config.target_accuracy)})
+    show("run_curves", config, {"runs": summary_rows(runs, figures)})
     if config.picture:
-        draw(runs, figures, [("training", config.over), ("held out", config.over)], config.picture)
+        draw(runs, figures, [(data, "step") for data in LOGS], config.picture)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +206,7 @@ def bands(runs, data, over, figure):
 
 
 def draw(runs, figures, panels, path):
-    """Draw a row of panels, (key of `LOGS`, one of `OVER`), for each figure, as PNG."""
+    """Draw a row of panels, (key of `LOGS`, "step", "sequences" or "hours"), for each figure, as PNG."""
     from benchmarks.pictures import draw_curves, new_figure, save_picture
 
     figure, grid = new_figure(len(panels), len(figures), size=(4.0, 2.8))

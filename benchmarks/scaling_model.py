@@ -119,18 +119,6 @@ def scaling_rows(printed, machine):
     return rows
 
 
-def efficiency_rows(printed, machine):
-    """Share of their time that devices compute, by the model: the left and right of Figure 7."""
-    rows = []
-    for one, two in printed:
-        row = {"devices": one.devices}
-        row["megatron1d"] = efficiency("megatron1d", _shape_of_row(one), one.devices, machine)
-        for name in ("tree", "gather"):
-            row[name] = efficiency(name, _shape_of_row(two), two.devices, machine)
-        rows.append(row)
-    return rows
-
-
 def scaling_tables(machine):
     """All tables of the model: dict from name to rows."""
     constants = {
@@ -142,9 +130,7 @@ def scaling_tables(machine):
     return {
         "constants": [constants],
         "weak scaling, 2D over 1D": scaling_rows(TABLE_2, machine),
-        "weak scaling, efficiency": efficiency_rows(TABLE_2, machine),
         "strong scaling, 2D over 1D": scaling_rows(TABLE_3, machine),
-        "strong scaling, efficiency": efficiency_rows(TABLE_3, machine),
         "crossover": crossover_rows(MANY_DEVICES),
         f"isoefficiency at {WANTED_EFFICIENCY:g}": isoefficiency_rows(
             MANY_DEVICES, machine, WANTED_EFFICIENCY

@@ -71,47 +71,31 @@ class StartConfig(Settings):
     """Every flag of the command; checks itself, raises `InputError`."""
 
     of: str = setting(COMMANDS_PART, "what to start", choices=PARTS)
-    commands: str = setting(
-        "", "comma-separated names of commands; empty = all", only_with=f"of={COMMANDS_PART}"
-    )
     num_packs: int = setting(8_000_000, "packs, in all files", minimum=1, only_with=f"of={FIRST_BATCH}")
     num_files: int = setting(64, "files", minimum=1, only_with=f"of={FIRST_BATCH}")
     repeats: int = setting(3, "measurements of each, whose median counts", minimum=1)
-    work_dir: str = setting(
-        "", "folder for the packs, removed at the end; empty = temporary", only_with=f"of={FIRST_BATCH}"
-    )
 
     def __post_init__(self):
         super().__post_init__()
         check_divides(self, "num_files", "num_packs")
-        unknown = set(self.names) - set(COMMANDS)
-        if unknown:
-            raise InputError(
-                f"`commands` must be of {', '.join(COMMANDS)}. Received: {', '.join(sorted(unknown))}."
-            )
-
-    @property
-    def names(self):
-        """The commands to start, in order."""
-        return self.commands.split(",") if self.commands else list(COMMANDS)
 
 
 def main(config):
     """Measure, print and write."""
     if config.of == COMMANDS_PART:
-        return show("start_up", config, {"commands": command_rows(config)})
-    with tempfile.TemporaryDirectory(prefix="start_up_", dir=config.work_dir or None) as folder:
+        return show("start_up", config, {"commands": command_rows(config.repeats)})
+    with tempfile.TemporaryDirectory(prefix="start_up_") as folder:
         size = write_packs(config, folder)
         rows = first_batch_rows(config, folder)
     note = f"{config.num_packs:,} packs in {config.num_files} files, {size / 2**20:,.0f} MiB"
     return show("start_up", config, {"first batch": rows}, [note])
 
 
-def command_rows(config):
+def command_rows(repeats):
     """Start each command with its help and with a missing input: rows of a table."""
     ways = {"--help": True, "missing input": False}
-    found = {(name, way): [] for name in config.names for way in ways}
-    for _ in range(config.repeats):
+    found = {(name, way): [] for name in COMMANDS for way in ways}
+    for _ in range(repeats):
         for name, way in found:
             found[name, way].append(start(name, is_help=ways[way]))
     return [
@@ -123,7 +107,7 @@ def command_rows(config):
                 for place, unit in enumerate(("s", "CPU s"))
             },
         }
-        for name in config.names
+        for name in COMMANDS
     ]
 
 

@@ -5,6 +5,7 @@ complete, may continue, or was made under other flags or on other files is decid
 any run.
 """
 
+import collections
 import contextlib
 import dataclasses
 import math
@@ -14,8 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.results import Settings
 from bert_packed.core.command_line import TOP, parse
-from bert_packed.core.settings import InputError
+from bert_packed.core.settings import InputError, setting
 from bert_packed.records.inputs import find_files, folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.runs.finetuning_config import SquadConfig
@@ -45,20 +47,22 @@ class Run:
     program: str = PRETRAINING
 
 
-def parse_names(text, known):
-    """Different ones of some names, with commas; raises `ValueError`."""
-    names = text.split(",")
-    if not set(names) <= set(known) or len(set(names)) < len(names):
-        raise ValueError(f"different ones of {', '.join(known)}, separated by commas")
-    return text
-
-
 def parse_seeds(text):
     """Different whole numbers with commas; raises `ValueError`."""
     seeds = text.split(",")
     if not all(seed.isdecimal() for seed in seeds) or len({*map(int, seeds)}) < len(seeds):
         raise ValueError("different whole numbers, separated by commas")
     return text
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig(Settings):
+    """Flags of every set of runs; checks itself, raises `InputError`."""
+
+    output_dir: str = setting("", "where the runs, their logs and the pictures go", required=True)
+    seeds: str = setting("1,2,3", "of the runs of a variant, comma-separated", parse=parse_seeds)
+    max_eval_steps: int = setting(0, "evaluation batches of 8 packs; 0 = all of the held-out data", minimum=0)
+    print_commands: bool = setting(False, "only print the command of each run")
 
 
 def read_packing_factor(config, packed, unpacked):
@@ -68,38 +72,30 @@ def read_packing_factor(config, packed, unpacked):
         InputError: no manifest is beside them, or those of flag `unpacked` are not the same sequences at
         depth 1.
     """
-    found = {}
-    for name in (packed, unpacked):
-        folders = sorted({folder_of(path) for path in find_files(getattr(config, name), name)})
-        found[name] = [read_manifest(folder) for folder in folders]
-        if not all(found[name]):
-            raise InputError(
-                f"`{name}` must have manifest.json beside it. Received: {getattr(config, name)}, without."
-            )
-    num_packs, num_rows = (sum(one["num_packs"] for one in found[name]) for name in (packed, unpacked))
-    in_packs, in_rows = (_histogram(found[name]) for name in (packed, unpacked))
-    num_sequences = sum(in_packs.values())
-    if num_rows != sum(in_rows.values()) or in_packs != in_rows:
+    (num_packs, in_packs), (num_rows, in_rows) = (_count(config, name) for name in (packed, unpacked))
+    num_sequences = in_packs.total()
+    # As many sequences are not enough: other ones of other lengths would be compared
+    if num_rows != in_rows.total() or in_packs != in_rows:
         raise InputError(
             f"`{unpacked}` must hold the {num_sequences:,} sequences of {packed} at depth 1. Received: "
-            f"{sum(in_rows.values()):,} in {num_rows:,} rows{_difference(in_packs, in_rows)}."
+            f"{in_rows.total():,} in {num_rows:,} rows{'' if in_packs == in_rows else ', of other lengths'}."
         )
     return num_sequences / num_packs
 
 
-def _histogram(manifests):
-    """Sequences of each length: dict."""
-    counts = {}
-    for manifest in manifests:
+def _count(config, name):
+    """Packs in the records of a flag, and a `Counter` of their sequences by length."""
+    num_packs, by_length = 0, collections.Counter()
+    for folder in {folder_of(path) for path in find_files(getattr(config, name), name)}:
+        manifest = read_manifest(folder)
+        if not manifest:
+            raise InputError(
+                f"`{name}` must have manifest.json beside it. Received: {getattr(config, name)}, without."
+            )
+        num_packs += manifest["num_packs"]
         histogram = manifest["histogram"]
-        for length, count in zip(histogram["lengths"], histogram["counts"], strict=True):
-            counts[length] = counts.get(length, 0) + count
-    return counts
-
-
-def _difference(one, other):
-    lengths = [length for length in one | other if one.get(length) != other.get(length)]
-    return f", {other.get(min(lengths), 0):,} of {min(lengths)} tokens" if lengths else ""
+        by_length.update(dict(zip(histogram["lengths"], histogram["counts"], strict=True)))
+    return num_packs, by_length
 
 
 def packs_of(num_sequences, packing_factor, name):
@@ -155,10 +151,17 @@ def check_runs(runs, folder):
                 )
 
 
-def print_commands(runs, folder):
-    """Print the command line of each run, for a shell."""
-    for run in runs:
-        print(shlex.join(command_of(run, folder)))
+def run_all(runs, config):
+    """Take or continue runs after all their flags are checked, or print their command lines for a shell.
+
+    Returns:
+        None where all are complete, else an exit status.
+    """
+    check_runs(runs, config.output_dir)
+    if config.print_commands:
+        print(*(shlex.join(command_of(run, config.output_dir)) for run in runs), sep="\n")
+        return 0
+    return take_runs(runs, config.output_dir) or None
 
 
 def take_runs(runs, folder):

@@ -12,8 +12,8 @@ from bert_packed.core.command_line import run
 
 def config_class(module):
     """The settings of a benchmark's module."""
-    found = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Settings)]
-    return next(one for one in found if one is not Settings)
+    classes = (one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Settings))
+    return next(one for one in classes if one.__module__ == module.__name__)
 
 
 def run_benchmark(name, **flags):

@@ -2,14 +2,13 @@
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import platform
 import resource
 import subprocess
 import sys
-import time
 from concurrent import futures
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from encoder_files import TEXTS
 from next_tokens import CONFIG as MAMBA
 from next_tokens import VOCAB_SIZE as NUM_TOKENS
 from packs import batch_of, packed_and_unpacked, random_sequence
+from peer_object import NUM_BYTES, Peer
 from reference import import_reference, minilm_folder
 from tiny import CONFIG, make_engine
 
@@ -26,39 +26,6 @@ from benchmarks.synthetic_data import token_batch
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
 from bert_packed.training.engines.engine import named_weights
-
-NUM_BYTES = 48 << 20  # more than the C library keeps by itself, 32 MiB
-
-
-class Peer:
-    def __init__(self, name):
-        if name == "refused":
-            raise InputError("`name` must be another.")
-        self._name, self._calls = name, 0
-
-    def say(self, what, times=1):
-        self._calls += 1
-        return f"{self._name} {self._calls}: {what * times}", os.getpid()
-
-    def least_faults(self):
-        """Pages that the system brought in for an array that was freed and is taken again."""
-        faults = []
-        for _ in range(5):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            np.ones(NUM_BYTES, np.uint8)
-            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-        return min(faults)
-
-    def end(self):
-        os._exit(3)
-
-    def sleep(self, seconds):
-        time.sleep(seconds)
-
-    def imported(self):
-        """Backends' packages in the process, after the module of transformers."""
-        importlib.import_module("benchmarks.peers.transformers_models")
-        return sorted({"keras", "tensorflow", "jax"} & set(sys.modules))
 
 
 def test_an_object_stays_in_another_process_until_the_block_ends():
@@ -88,9 +55,7 @@ def test_an_exception_in_the_block_does_not_wait_for_what_is_computed():
 
 
 PROGRAM = """
-import sys
-sys.path[:0] = TESTS
-from test_peers import Peer
+from peer_object import Peer
 from benchmarks.peers.process import PeerProcess
 
 if __name__ == "__main__":
@@ -103,17 +68,11 @@ if __name__ == "__main__":
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_memory_is_kept_where_asked_and_no_keras_is_there(tmp_path):
     """Processes begun as a user's are, from a program that is none of pytest's."""
-    folder = tmp_path / "tests"
-    folder.mkdir()
-    # The class alone: this file imports Keras
-    lines = "import importlib, os, resource, sys, time\nimport numpy as np\nNUM_BYTES = 48 << 20\n"
-    import inspect
-
-    (folder / "test_peers.py").write_text(lines + inspect.getsource(Peer))
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.replace("TESTS", repr([str(folder), os.path.abspath(".")])))
-    tuned = "GLIBC_TUNABLES", "MALLOC_"
+    program, tuned = tmp_path / "program.py", ("GLIBC_TUNABLES", "MALLOC_")
+    program.write_text(PROGRAM)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}
+    tests = Path(__file__).parents[1]
+    environment["PYTHONPATH"] = f"{tests}:{tests.parent}"
     command = [sys.executable, str(program)]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     (given_back, *_), (kept, *_) = lines = [line.split(maxsplit=1) for line in found.splitlines()]
@@ -140,12 +99,8 @@ def test_plain_bert_is_our_bert_on_single_sequences():
     model = make_engine().model
     plain = plain_bert.build_plain_model(CONFIG)
     ours = named_weights(model)
-    names = {
-        "embeddings": "bert/embeddings",
-        "layer": "bert/layer",
-        "pooler": "next_sentence/pooler",
-        "classifier": "next_sentence/classifier",
-    }
+    names = {"embeddings": "bert/embeddings", "layer": "bert/layer"}
+    names |= {head: f"next_sentence/{head}" for head in ("pooler", "classifier")}
     for name, weight in named_weights(plain).items():
         head = next((head for head in names if name.startswith(head)), "")
         weight.assign(ours.pop(names.get(head, "") + name.removeprefix(head)))
@@ -166,22 +121,21 @@ def test_bert_arguments_say_of_each_token_what_is_to_be_predicted():
     _, batch = packed_and_unpacked()
     arguments = transformers_models.bert_arguments(batch)
     expected = np.full(batch["token_ids"].shape, -100)
-    for row, positions in enumerate(batch["prediction_positions"]):
-        for place, position in enumerate(positions):
-            if batch["prediction_sequences"][row, place]:
-                expected[row, position] = batch["prediction_ids"][row, place]
+    for row, place in np.argwhere(batch["prediction_sequences"] > 0):
+        expected[row, batch["prediction_positions"][row, place]] = batch["prediction_ids"][row, place]
     # position 0 is no prediction because unused slots hold 0
     assert np.sum(expected[:, 0] == -100) > 3 and (expected != -100).sum() > 11
-    np.testing.assert_array_equal(arguments.pop("labels"), expected)
     assert set(batch["nsp_labels"][:, 0]) == {0, 1}
-    for name, ours in (
-        ("input_ids", batch["token_ids"]),
-        ("attention_mask", (batch["token_ids"] > 0).astype(int)),
-        ("token_type_ids", batch["token_type_ids"]),
-        ("next_sentence_label", batch["nsp_labels"].reshape(-1)),
-    ):
-        np.testing.assert_array_equal(arguments.pop(name), ours)
-    assert not arguments
+    wanted = {
+        "input_ids": batch["token_ids"],
+        "attention_mask": batch["token_ids"] > 0,
+        "token_type_ids": batch["token_type_ids"],
+        "labels": expected,
+        "next_sentence_label": batch["nsp_labels"].reshape(-1),
+    }
+    assert arguments.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(arguments[name], values, err_msg=name)
 
 
 def test_mamba_arguments_are_cut_behind_the_longest():
@@ -192,35 +146,27 @@ def test_mamba_arguments_are_cut_behind_the_longest():
     assert (arguments["labels"][1] == batch["token_ids"][1, :6]).all()
 
 
-@contextlib.contextmanager
-def peer_with_loss(monkeypatch, loss):
-    """In the place of `PeerProcess`, without torch: computes a loss, and keeps what it was called with."""
-    asked = []
+def test_a_peer_with_another_loss_is_refused(monkeypatch):
+    """The peer here computes our loss, by a plain loop and without torch, or one that is a little off."""
+    _, rows = packed_and_unpacked()
+    model = pretraining_objective("per_token").build_model(CONFIG, seed=0)
+    asked, factors = [], iter([1.0, 1.0003, 0.9997])
 
-    class Peer(contextlib.nullcontext):
-        def __init__(self, make, folder, name, batches, *recipe, keeps_memory):
+    class Stub(contextlib.nullcontext):
+        def __init__(self, *given, keeps_memory):
             super().__init__(self)
-            asked.append((make, name, recipe, keeps_memory, batches))
+            asked.append((*given, keeps_memory))
 
         def call(self, method, *of):
-            return loss() if method == "loss" else (method, *of)
+            return next(factors) * plain_loss(model, rows) if method == "loss" else (method, *of)
 
-    monkeypatch.setattr(training, "PeerProcess", Peer)
-    yield asked
-
-
-def test_a_peer_with_another_loss_is_refused(monkeypatch):
-    """The peer here computes our loss, by a plain loop, or one that is a little off."""
-    _, rows = packed_and_unpacked()
-    factor = 1.0
-    model = pretraining_objective("per_token").build_model(CONFIG, seed=0)
-    with peer_with_loss(monkeypatch, lambda: factor * plain_loss(model, rows)) as asked:
-        with training.transformers_training(CONFIG, {"torch": [rows]}, True) as peer:
-            assert peer.call("step", "torch", 3) == ("step", "torch", 3)
-        (make, name, recipe, keeps_memory, batches), *_ = asked
-        assert (make, name, recipe) == (transformers_models.Training, "BertForPreTraining", (1e-4, 0.01, 1.0))
-        assert keeps_memory and (batches["torch"][0]["input_ids"] == rows["token_ids"]).all()
-        factor = 1.0003
+    monkeypatch.setattr(training, "PeerProcess", Stub)
+    with training.transformers_training(CONFIG, {"torch": [rows]}, True) as peer:
+        assert peer.call("step", "torch", 3) == ("step", "torch", 3)
+    make, _, name, batches, *recipe, keeps_memory = asked[0]
+    assert (make, name, recipe) == (transformers_models.Training, "BertForPreTraining", [1e-4, 0.01, 1.0])
+    assert keeps_memory and (batches["torch"][0]["input_ids"] == rows["token_ids"]).all()
+    for _ in range(2):
         refused = pytest.raises(InputError, match="`reference`, torch, must compute our loss")
         with refused, training.transformers_training(CONFIG, {"torch": [rows]}):
             pass
@@ -281,13 +227,18 @@ def test_vectors_are_means_over_each_texts_own_tokens(monkeypatch):
 def test_keras_hub_arguments_say_what_is_to_be_predicted_and_what_counts():
     _, batch = packed_and_unpacked()
     inputs, labels, weights = keras_hub_model.arguments_of(batch)
-    np.testing.assert_array_equal(inputs["token_ids"], batch["token_ids"])
-    np.testing.assert_array_equal(inputs["segment_ids"], batch["token_type_ids"])
-    np.testing.assert_array_equal(inputs["padding_mask"], (batch["token_ids"] > 0).astype(int))
-    np.testing.assert_array_equal(inputs["mask_positions"], batch["prediction_positions"])
+    wanted = {
+        "token_ids": batch["token_ids"],
+        "segment_ids": batch["token_type_ids"],
+        "padding_mask": batch["token_ids"] > 0,
+        "mask_positions": batch["prediction_positions"],
+    }
+    assert inputs.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(inputs[name], values, err_msg=name)
     np.testing.assert_array_equal(labels, batch["prediction_ids"])
-    np.testing.assert_array_equal(weights, (batch["prediction_ids"] > 0).astype(np.float32))
-    assert len(inputs) == 4 and 0 < weights.mean() < 1
+    np.testing.assert_array_equal(weights, batch["prediction_ids"] > 0)
+    assert 0 < weights.mean() < 1
 
 
 def test_every_tensor_of_keras_hub_has_a_name_here():

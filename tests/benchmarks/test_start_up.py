@@ -5,7 +5,7 @@ import types
 from pathlib import Path
 
 import pytest
-from benchmark_command import config_class, tables_of
+from benchmark_command import tables_of
 
 from benchmarks import start_up
 from benchmarks.start_up import AGAIN, CONTINUE, START, UNKNOWN, StartConfig
@@ -14,46 +14,29 @@ from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import read_data
 
 
-def ended(monkeypatch, status, message):
-    """Let every command end at once."""
-    one = types.SimpleNamespace(returncode=status, stderr=message)
-    monkeypatch.setattr(start_up.subprocess, "run", lambda *_, **__: one)
-
-
 @pytest.mark.parametrize(
     ("is_help", "status", "message"),
     [(True, 1, "why"), (False, 0, ""), (False, 2, "unknown flag 'checkpoint'")],
 )
 def test_a_command_must_end_as_it_says(monkeypatch, is_help, status, message):
     """With 0 from its help; with 2, and the name of what is missing, otherwise."""
-    ended(monkeypatch, status, message)
+    ended = types.SimpleNamespace(returncode=status, stderr=message)
+    monkeypatch.setattr(start_up.subprocess, "run", lambda *_, **__: ended)
     with pytest.raises(InputError, match=rf"export must end with status [02].* Received: {status}, "):
         start_up.start("export", is_help)
 
 
-def test_medians_are_of_each_way(monkeypatch):
-    times = iter([(4.0, 1.0), (9.0, 2.0), (6.0, 1.0), (5.0, 3.0), (5.0, 2.0), (7.0, 1.0)])
-    monkeypatch.setattr(start_up, "start", lambda name, is_help: next(times))
-    (row,) = start_up.command_rows(StartConfig(commands="audit", repeats=3))
-    assert row == {
-        "command": "audit",
-        "--help, s": 5.0,
-        "--help, CPU s": 1.0,
-        "missing input, s": 7.0,
-        "missing input, CPU s": 2.0,
+def test_the_table_has_the_medians_of_each_way(monkeypatch, tmp_path):
+    monkeypatch.setattr(start_up, "COMMANDS", {"squad_eval": start_up.COMMANDS["squad_eval"]})
+    (row,) = tables_of("start_up", tmp_path, repeats=1)["commands"]  # a process
+    assert row.pop("command") == "squad_eval" and all(value > 0 for value in row.values())
+    times = {
+        True: iter([(4.0, 1.0), (6.0, 3.0), (5.0, 2.0)]),
+        False: iter([(9.0, 2.0), (5.0, 9.0), (7.0, 1.0)]),
     }
-
-
-def test_the_command_starts_a_command(tmp_path):
-    (row,) = tables_of("start_up", tmp_path, commands="squad_eval", repeats=1)["commands"]
-    assert row["command"] == "squad_eval" and all(
-        value > 0 for name, value in row.items() if name != "command"
-    )
-
-
-def test_unknown_commands_are_refused():
-    with pytest.raises(InputError, match=r"`commands` must be of .*Received: x, y\."):
-        config_class(start_up)(commands="y,audit,x")
+    monkeypatch.setattr(start_up, "start", lambda name, is_help: next(times[is_help]))
+    assert list(start_up.command_rows(3)[0].values()) == ["squad_eval", 5.0, 2.0, 7.0, 2.0]
+    assert list(row) == ["--help, s", "--help, CPU s", "missing input, s", "missing input, CPU s"]
 
 
 def test_every_command_of_the_package_is_started():
@@ -61,8 +44,7 @@ def test_every_command_of_the_package_is_started():
     assigned = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
     scripts = ast.literal_eval(assigned["SCRIPTS"])
     assert {module for module, *_ in start_up.COMMANDS.values()} == set(scripts)
-    for name, (module, *_) in start_up.COMMANDS.items():
-        assert module.rpartition(".")[2] == name
+    assert all(module.endswith(name) for name, (module, *_) in start_up.COMMANDS.items())
 
 
 @pytest.mark.slow
@@ -81,11 +63,10 @@ def test_the_packs_are_a_run_s_data(tmp_path):
 
 @pytest.mark.slow  # a process that imports TensorFlow
 def test_what_is_known_of_files_is_not_read_again(tmp_path):
-    flags = {"num_packs": 64 * 100, "num_files": 2, "repeats": 1, "work_dir": tmp_path}
-    rows = tables_of("start_up", tmp_path, of="first_batch", **flags)["first batch"]
+    flags = {"of": "first_batch", "num_packs": 64 * 100, "num_files": 2, "repeats": 1}
+    rows = tables_of("start_up", tmp_path, **flags)["first batch"]
     assert [row["way"] for row in rows] == [START, AGAIN, UNKNOWN, CONTINUE]
-    for row in rows:
-        assert 0 < row["seconds to know the data"] < row["seconds to the first batch"]
+    assert all(0 < row["seconds to know the data"] < row["seconds to the first batch"] for row in rows)
     read = {row["way"]: row["MiB read"] for row in rows}
     if read[START] is not None:
         assert max(read[AGAIN], read[CONTINUE]) < read[START]

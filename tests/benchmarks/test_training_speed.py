@@ -1,30 +1,19 @@
 """Training speed: the whole data's factor, ratios of neighbours, utilisation, honest baselines."""
 
+import contextlib
 import json
+import types
 
 import keras
 import numpy as np
 import pytest
-from benchmark_command import run_benchmark, tables_of, write_config
+from benchmark_command import tables_of, write_config
 from tiny import CONFIG
 
 from benchmarks import training_speed
+from benchmarks.peers import keras_hub_model, process, training
 from benchmarks.synthetic_data import plan_corpus, write_sequences
-from benchmarks.training_speed import (
-    PACKED,
-    PLAIN,
-    PLAIN_ON_PACKS,
-    UNPACKED,
-    SpeedConfig,
-    count_row,
-    describe,
-    make_batches,
-    make_engines,
-    sorted_lengths,
-    speed_up_rows,
-    step_rows,
-    sums_of_a_row,
-)
+from benchmarks.training_speed import PACKED, PLAIN, PLAIN_ON_PACKS, UNPACKED, SpeedConfig
 from bert_packed.config import PRETRAINING
 from bert_packed.core.settings import InputError
 from bert_packed.models.heads import count_flops
@@ -47,9 +36,9 @@ def corpus():
 
 
 def test_batches_are_of_the_plan_and_of_single_sequences(corpus):
-    described = describe(corpus)
+    described = training_speed.describe(corpus)
     assert described["sequences"] == 1000 and described["packing factor"] == 1000 / described["packs"]
-    batches = make_batches(corpus, SpeedConfig(reference=True, **TOY), CONFIG.vocab_size)
+    batches = training_speed.make_batches(corpus, SpeedConfig(reference=True, **TOY), CONFIG.vocab_size)
     for batch in batches[PACKED]:
         for row in batch["sequence_ids"]:
             pack = tuple(sorted(np.bincount(row[row > 0])[1:].tolist()))
@@ -63,27 +52,32 @@ def test_batches_are_of_the_plan_and_of_single_sequences(corpus):
 
 def test_sorted_batches_are_the_data_in_order():
     histogram = np.array([4, 0, 2, 0, 2])
-    assert sorted(sorted_lengths(histogram, 4, np.random.default_rng(0)).tolist()) == [1, 1, 3, 5]
+    assert sorted(training_speed.sorted_lengths(histogram, 4, np.random.default_rng(0)).tolist()) == [
+        1,
+        1,
+        3,
+        5,
+    ]
 
 
 def test_a_row_holds_the_mean_of_the_data(corpus):
-    rows = sums_of_a_row(corpus, is_packed=False)
+    rows = training_speed.sums_of_a_row(corpus, is_packed=False)
     assert rows == {
         "num_tokens": pytest.approx(0.6 * 4 + 0.3 * 9 + 0.1 * 16),
         "num_pairs": pytest.approx(0.6 * 16 + 0.3 * 81 + 0.1 * 256),
         "num_predictions": pytest.approx(0.6 * 1 + 0.3 * 1 + 0.1 * 2),
         "num_sequences": 1,
     }
-    packs = sums_of_a_row(corpus, is_packed=True)
+    packs = training_speed.sums_of_a_row(corpus, is_packed=True)
     for name, value in rows.items():
         assert packs[name] == pytest.approx(value * corpus.plan.packing_factor)
 
 
 def test_speeds_and_utilisation_are_of_the_data(corpus):
-    rows = {row.pop("way"): row for row in step_rows(SECONDS, corpus, CONFIG, 3, peak=1e6)}
+    rows = {row.pop("way"): row for row in training_speed.step_rows(SECONDS, corpus, CONFIG, 3, peak=1e6)}
     assert rows[PLAIN_ON_PACKS]["sequences/s"] is None
     for name, median in ((PACKED, 2.1), (UNPACKED, 4.2)):
-        row, sums = rows[name], sums_of_a_row(corpus, name == PACKED)
+        row, sums = rows[name], training_speed.sums_of_a_row(corpus, name == PACKED)
         assert row["s/step"] == median
         assert row["sequences/s"] == pytest.approx(3 * sums["num_sequences"] / median)
         assert row["real tokens/s"] == pytest.approx(3 * sums["num_tokens"] / median)
@@ -94,7 +88,7 @@ def test_speeds_and_utilisation_are_of_the_data(corpus):
 
 
 def test_ratios_are_of_neighbours_times_the_factor():
-    rows = {row.pop("figure"): row for row in speed_up_rows(SECONDS, 2.0, is_printed=True)}
+    rows = {row.pop("figure"): row for row in training_speed.speed_up_rows(SECONDS, 2.0, is_printed=True)}
     overhead = rows["overhead of packing, % of the step"]
     assert [overhead[name] for name in ("median", "from", "to")] == pytest.approx([4, 1, 7])
     assert overhead["print"] == 4.287
@@ -102,34 +96,31 @@ def test_ratios_are_of_neighbours_times_the_factor():
     assert rows["speed-up over plain"]["from"] == pytest.approx(1.0)  # the last took half of packed
     assert rows["speed-up over plain"]["print"] == 1.913 and rows["speed-up over plain"]["at least"] is None
     share = rows["share of the packing factor, over plain"]
-    assert (share["median"], share["at least"]) == (1.0, 0.98) and share["print"] == pytest.approx(
-        0.958, abs=1e-3
-    )
+    assert (share["median"], share["at least"]) == (1.0, 0.98)
+    assert share["print"] == pytest.approx(0.958, abs=1e-3)
     assert rows["speed-up over unpacked"]["median"] == pytest.approx(4.0)
     assert rows["speed-up over unpacked"]["print"] is None
     by_length = rows["speed-up over transformers, sorted by length"]
     assert by_length["median"] == pytest.approx(2.0 * 10 / 7) and by_length["from"] is None
-    assert {row["print"] for row in speed_up_rows(SECONDS, 2.0, is_printed=False)} == {None}
+    assert {row["print"] for row in training_speed.speed_up_rows(SECONDS, 2.0, is_printed=False)} == {None}
 
 
 def test_print_is_of_the_papers_data_alone():
     assert SpeedConfig().is_printed and SpeedConfig(histogram="wikipedia_512").is_printed
     others = {"histogram": "glue_cola"}, {"input_file": "x"}, {"max_seq_length": 384}
-    for change in (*others, {"max_sequences_per_pack": "max"}):
-        assert not SpeedConfig(**change).is_printed
+    assert not any(SpeedConfig(**one).is_printed for one in (*others, {"max_sequences_per_pack": "max"}))
 
 
 def test_xla_s_counts_are_compared():
     plain = StepProgram("", 1.0, flops=400.0, bytes_accessed=1000.0)
     packed = StepProgram("", 1.0, flops=402.0, bytes_accessed=950.0)
-    added = count_row(plain, packed)
-    assert list(added.values()) == [pytest.approx(0.5), pytest.approx(-5)] and "operations" in next(
-        iter(added)
-    )
+    added = training_speed.count_row(plain, packed)
+    assert added["packing adds, % of the operations"] == pytest.approx(0.5)
+    assert added["packing adds, % of the bytes moved"] == pytest.approx(-5)
 
 
 def test_the_engines_are_what_they_are_called():
-    engines = make_engines(CONFIG, 3)
+    engines = training_speed.make_engines(CONFIG, 3)
     names = [type(engine.model).__name__ for engine in engines.values()]
     assert list(engines) == [PLAIN, PACKED, UNPACKED]
     assert names == ["PlainBert", "PackedBertForPretraining", "PackedBertForPretraining"]
@@ -165,10 +156,7 @@ def test_a_measurement(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            {"histogram": "a", "input_file": "b"},
-            "`histogram` must be left out with input_file=b. Received: a",
-        ),
+        ({"histogram": "a", "input_file": "b"}, "`histogram` must be left out with input_file=b"),
         ({"batch_size": 4, "micro_batch_size": 3}, "`micro_batch_size` must divide `batch_size`"),
         ({"max_sequences_per_pack": 17, "max_seq_length": 16}, "`max_sequences_per_pack` must be at most"),
     ],
@@ -180,23 +168,12 @@ def test_mistakes_in_flags(flags, message):
 
 def test_peers_are_asked_for_their_rows(monkeypatch):
     """Without torch: each process steps on its own batches."""
-    import contextlib
-
-    from benchmarks.peers import keras_hub_model, process, training
-
     called = []
-
-    class Peer:
-        def __init__(self, keeps_memory):
-            self.keeps_memory = keeps_memory
-
-        def call(self, *arguments):
-            called.append((self.keeps_memory, *arguments))
 
     @contextlib.contextmanager
     def transformers_training(model_config, rows, keeps_memory):
         assert rows == {"padded": ["a", "b"], "sorted by length": ["c"]}
-        yield Peer(keeps_memory)
+        yield types.SimpleNamespace(call=lambda *of: called.append((keeps_memory, *of)))
 
     monkeypatch.setattr(keras_hub_model, "is_installed", lambda: False)
     monkeypatch.setattr(process, "torch_processes", lambda: {"transformers": False, "kept": True})
@@ -206,8 +183,6 @@ def test_peers_are_asked_for_their_rows(monkeypatch):
         ways = training_speed.peer_ways(CONFIG, batches, stack)
         for way in ways.values():
             way(5)
-    assert list(ways) == [
-        f"{who}, {rows}" for who in ("transformers", "kept") for rows in ("padded", "sorted by length")
-    ]
-    assert called[0] == (False, "step", "padded", 5) and called[3] == (True, "step", "sorted by length", 5)
-    assert run_benchmark("training_speed", bert_config_file="none") == 2
+    names = [(who, rows) for who in ("transformers", "kept") for rows in ("padded", "sorted by length")]
+    assert list(ways) == [", ".join(name) for name in names]
+    assert called == [(who == "kept", "step", rows, 5) for who, rows in names]
