@@ -192,7 +192,7 @@ def plain_run(path, target, max_seq_length, depth):
 
     start = time.perf_counter()
     with MemoryWatch() as watch:
-        num_sequences, _ = pack_plainly([path], target, max_seq_length, depth)
+        num_sequences = pack_plainly([path], target, max_seq_length, depth)
     rate = num_sequences / (time.perf_counter() - start)
     return PackingRun(rate, watch.largest_growth, watch.total_growth, {})
 

@@ -63,16 +63,8 @@ def compile_encoder(
 ):
     """Compile the blocks, forward, or forward with the gradients of weights and inputs: `StepProgram`.
 
-    Arguments of the program are the weights, the inputs, the ids, and the gradient of what comes out.
-
-    Args:
-        shape: `EncoderShape`.
-        layout: "none" for one device, "megatron1d" or "optimus2d".
-        side: q, rows and columns of the mesh.
-        transport: Of `Optimus2D`.
-        remat: Whether blocks are computed again for the gradient.
-        backward: Whether gradients are computed.
-        block: Class of the blocks.
+    Arguments of the program are the weights, the inputs, the ids, and the gradient of what comes out. `side`
+    is q, rows and columns of the mesh.
     """
     replicas = None if layout == "none" else make_layout_replicas(layout, (1, side, side), transport)
     encoder = _unfilled_encoder(shape, side, remat, block, replicas.layout if replicas else ONE_DEVICE)

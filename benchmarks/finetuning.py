@@ -42,20 +42,14 @@ class ComparisonConfig(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """What a run left in its output directory.
-
-    Attributes:
-        origin: Dict from `inputs` and `backends` to what the run read and ran on.
-        packing_factor: Mean sequences per pack; None where the run does not say.
-        speeds: Sequences per second, one a row of the training log.
-    """
+    """What a run left in its output directory."""
 
     folder: Path
     flags: dict
-    origin: dict
-    packing_factor: float | None
+    origin: dict  # `inputs` and `backends`: what it read and ran on
+    packing_factor: float | None  # None where the run does not say
     scores: dict
-    speeds: list[float]
+    speeds: list[float]  # sequences per second, one a row of the training log
 
 
 def main(config):

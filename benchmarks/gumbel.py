@@ -20,19 +20,13 @@ LEAST_SPREAD = 1e-9  # of speed-ups that have a distribution, of the largest
 
 @dataclasses.dataclass(frozen=True)
 class Gumbel:
-    """A Gumbel distribution of speed-ups, skewed to the larger ones.
+    """A Gumbel distribution of speed-ups, skewed to the larger ones."""
 
-    Attributes:
-        alpha: Its mode. The mean is 0.577 beta more.
-        beta: Its scale.
-    """
-
-    alpha: float
-    beta: float
+    alpha: float  # its mode
+    beta: float  # its scale
 
     @property
     def mean(self):
-        """Expected value."""
         return self.alpha + np.euler_gamma * self.beta
 
     def quantile(self, share):
@@ -48,12 +42,10 @@ PRINTED_8 = Gumbel(1.6038, 0.1288)  # of Listing 2, fitted by the authors to a l
 
 
 def of_one_device(group, num_devices):
-    """The distribution of one device, where that of several devices' least is known: `Gumbel`.
-
-    The least of n Gumbel values is no Gumbel value itself, so one device is fitted at two points, as in the
-    paper: the median and the mode of the group. Both are linear in alpha and beta, and are solved for them;
-    the paper's listing minimises the squares of their errors.
-    """
+    """The distribution of one device, where that of several devices' least is known: `Gumbel`."""
+    # The least of n Gumbel values is no Gumbel value itself, so one device is fitted at two points, as in
+    # the paper: median and mode of the group. Both are linear in alpha and beta, and are solved for them;
+    # the paper's listing minimises the squares of their errors
     points = []  # of the group: speed-up, and the share of groups below it
     for share in (0.5, math.exp(-1)):
         of_one = -math.expm1(math.log1p(-share) / num_devices)  # of single devices below it
@@ -64,34 +56,25 @@ def of_one_device(group, num_devices):
 
 
 def expected_least(one, num_devices):
-    """The speed-up to expect on n devices, of which the slowest counts: float.
-
-    With u = (1 - P_1)^n, uniform on 0..1, the mean of the inverse of P_1 at 1 - u^(1/n).
-    """
+    """The speed-up to expect on n devices, of which the slowest counts: float."""
 
     def speed_up(share):
+        # u = (1 - P_1)^n is uniform on 0..1
         return one.quantile(-math.expm1(math.log(share) / num_devices))
 
     return integrate.quad(speed_up, 0, 1, limit=200)[0]
 
 
 def expected_least_of_values(values, num_devices):
-    """The mean of the least of n values drawn from a list, with replacement: float.
-
-    Of values in ascending order the i-th of N is the least where all n draws are at or above it and not all
-    are above, so with probability ((N - i + 1) / N)^n - ((N - i) / N)^n. Nothing is assumed of their
-    distribution; but no device is ever slower than the slowest batch seen.
-    """
+    """The mean of the least of n values drawn from a list, with replacement: float."""
+    # Of values in ascending order the i-th of N is the least where all n draws are at or above it and not
+    # all are above. Nothing is assumed of their distribution, but none is slower than the slowest seen
     upto = (np.arange(len(values), -1, -1) / len(values)) ** num_devices
     return float(np.sort(values) @ -np.diff(upto))
 
 
 def fit(values):
-    """The Gumbel distribution of one device under which its speed-ups are most likely: `Gumbel`.
-
-    Raises:
-        InputError: they are all the same.
-    """
+    """The `Gumbel` under which speed-ups of one device are most likely; `InputError` if all are the same."""
     if np.ptp(values) <= LEAST_SPREAD * max(values):
         raise InputError(f"times of batches must give different speed-ups. Received: {values[0]:g} of all.")
     return Gumbel(*(float(value) for value in stats.gumbel_r.fit(values)))

@@ -131,13 +131,7 @@ def check_agreement(ways):
 
 
 def speed_rows(seconds, flops, num_texts, factor):
-    """Rows of the table.
-
-    Args:
-        seconds, flops: Dicts from way to seconds of passes over all texts, and to operations of a pass.
-        num_texts: Texts of a pass.
-        factor: Packing factor.
-    """
+    """Rows of the table, of seconds and operations of passes over all texts by way."""
     rows = []
     for name, times in seconds.items():
         gains = ratios(times, seconds["packed"])

@@ -25,21 +25,13 @@ PRODUCTS, MEMORY, EXPONENTIALS = "products", "memory", "exponentials"
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Work of a machine in a second.
+    """Work of a machine in a second."""
 
-    Attributes:
-        by_shape: Dict from the shape of a product, `(R, D, C)`, to operations.
-        memory: Bytes read and written.
-        exponentials: Of float32 numbers in the cache.
-        torch: Dict from shape to torch's operations; {} where it was not measured.
-        of_torch: Dict from shape to our rate as a share of torch's, a `timing.median_row`.
-    """
-
-    by_shape: dict
-    memory: float
-    exponentials: float
-    torch: dict = dataclasses.field(default_factory=dict)
-    of_torch: dict = dataclasses.field(default_factory=dict)
+    by_shape: dict  # from the shape of a product, `(R, D, C)`, to operations
+    memory: float  # bytes read and written
+    exponentials: float  # of float32 numbers in the cache
+    torch: dict = dataclasses.field(default_factory=dict)  # as `by_shape`; {} where it was not measured
+    of_torch: dict = dataclasses.field(default_factory=dict)  # share of torch's rate: `timing.median_row`
 
     @property
     def products(self):

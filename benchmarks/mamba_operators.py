@@ -17,12 +17,7 @@ OPERATORS = CONVOLUTION, SCAN = "convolution", "scan"
 
 
 def operator_program(operator, which, scan=ssm_pack):
-    """Compile an operator.
-
-    Args:
-        operator: `CONVOLUTION` or `SCAN`.
-        which: `FORWARD` or `BOTH`.
-        scan: Computes the scan.
+    """Compile one of `OPERATORS` for one of `PASSES`.
 
     Returns:
         Function of its inputs, positions and weights `[B, S, E]` to the output, or for `BOTH` to the gradient
@@ -45,16 +40,7 @@ def operator_program(operator, which, scan=ssm_pack):
 
 
 def operator_inputs(operator, config, batches):
-    """Random inputs of an operator for each of some batches.
-
-    Args:
-        operator: `CONVOLUTION` or `SCAN`.
-        config: `MambaConfig`.
-        batches: List of batch dicts.
-
-    Returns:
-        List of tuples of (list of inputs, positions, weights float32 `[B, S, E]`).
-    """
+    """Random inputs of an operator for each batch: list of (inputs, positions, weights `[B, S, E]`)."""
     rng, make = np.random.default_rng(0), {CONVOLUTION: _convolution_inputs, SCAN: _scan_inputs}[operator]
     given = []
     for batch in batches:
@@ -66,8 +52,7 @@ def operator_inputs(operator, config, batches):
 
 
 def running(program, given):
-    """A function of the repeat that calls a program for each of `operator_inputs`, and waits for the
-    results."""
+    """A function of the repeat that calls a program for each of `operator_inputs`, and waits for results."""
 
     def run(_):
         for arguments in given:

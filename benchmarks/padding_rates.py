@@ -44,12 +44,8 @@ def padding_rows(lengths, row_length, pack_length, window=WINDOW, seed=0):
         in order of arrival    5 . . . | 4 3 . | 4 2 . .
         sorted in a window     5 3 | 4 4 | 2 . . . . . .
 
-    Args:
-        lengths: Int `[n]`.
-        row_length: Tokens of a row that holds one sequence.
-        pack_length: S, tokens of a pack.
-        window: Sequences that wait at a time, of which the longest that fits goes into the open pack.
-        seed: Of the order of arrival.
+    In a window of sequences that wait, the longest that fits goes into the open pack. `seed` is of the order
+    of arrival.
     """
     histogram = count_lengths(lengths, pack_length)
     ours = ALGORITHMS[DEFAULT_ALGORITHM](histogram, pack_length, "max")

@@ -18,27 +18,16 @@ def new_figure(columns, rows=1, size=(4.2, 3.2)):
 
 
 def save_picture(figure, path, dpi=90):
-    """Write a PNG that appears under its name only when complete, and the folders that it lacks.
-
-    Args:
-        figure: matplotlib's `Figure`.
-        path: PNG is written whatever it ends in.
-        dpi: Dots per inch.
-    """
+    """Write a PNG, whatever `path` ends in, that appears under its name only when complete."""
     make_folder(Path(path).absolute().parent)
     with write_whole(str(path)) as partial:
         figure.savefig(partial, dpi=dpi, format="png")
 
 
 def draw_bars(axes, rows, label, columns, horizontal=True):
-    """Draw a group of bars for each row, a bar for each column; None is no bar.
+    """Draw a group of bars for each row under its `label`, a bar for each column; None is no bar.
 
-    Args:
-        axes: Of matplotlib.
-        rows: Dicts.
-        label: Name of the column with the label of a group.
-        columns: Dict from the name of a column to its label in the legend.
-        horizontal: Whether bars lie, the first row on top.
+    `columns` is a dict from the name of a column to its label in the legend.
     """
     width = BAR / len(columns)
     for number, (column, title) in enumerate(columns.items()):
@@ -57,19 +46,13 @@ def draw_bars(axes, rows, label, columns, horizontal=True):
 
 
 def draw_curves(axes, curves):
-    """Draw lines with bands.
-
-    Args:
-        axes: Of matplotlib.
-        curves: Dict from a label to a list of (x, y, least, most), or of (x, y) without a band.
-    """
+    """Draw lines with bands: dict from a label to a list of (x, y, least, most)."""
     # Packed and unpacked have their colors in every picture; the rest takes the next ones
     others = [label for label in curves if label not in COLORS]
     colors = COLORS | {label: f"C{number}" for number, label in enumerate(others, 2)}
     for label, points in curves.items():
-        x, y, *band = zip(*points, strict=True)
+        x, y, least, most = zip(*points, strict=True)
         axes.plot(x, y, color=colors[label], linewidth=1, label=label)
-        if band:
-            axes.fill_between(x, *band, color=colors[label], alpha=0.2, linewidth=0)
+        axes.fill_between(x, least, most, color=colors[label], alpha=0.2, linewidth=0)
     if curves:
         axes.legend(fontsize="small")

@@ -13,20 +13,8 @@ from bert_packed.packing.histogram import count_lengths
 tf = import_quietly("tensorflow")
 
 
-def pack_plainly(input_files, output_file, max_seq_length, depth, algorithm="lpfhp", seed=0):
-    """Pack BERT's unpacked records into one file of packs.
-
-    Args:
-        input_files: Paths.
-        output_file: Path.
-        max_seq_length: S.
-        depth: Most sequences per pack.
-        algorithm: Name of a packing algorithm.
-        seed: Of the shuffle.
-
-    Returns:
-        Number of sequences, and number of packs.
-    """
+def pack_plainly(input_files, output_file, max_seq_length, depth):
+    """Pack BERT's unpacked records into one file of packs; returns the number of sequences."""
     by_length, num_predictions = {}, []
     for path in input_files:
         for serialized in tf.data.TFRecordDataset(path).as_numpy_iterator():
@@ -34,17 +22,17 @@ def pack_plainly(input_files, output_file, max_seq_length, depth, algorithm="lpf
             by_length.setdefault(len(sequence["tokens"]), []).append(sequence)
             num_predictions.append(len(sequence["prediction_ids"]))
     lengths = [length for length, sequences in by_length.items() for _ in sequences]
-    plan = ALGORITHMS[algorithm](count_lengths(lengths, max_seq_length), max_seq_length, depth)
+    plan = ALGORITHMS["lpfhp"](count_lengths(lengths, max_seq_length), max_seq_length, depth)
     packs = []
     for strategy, count in plan.strategies.items():
         packs.extend([by_length[length].pop() for length in strategy] for _ in range(count))
-    random.Random(seed).shuffle(packs)
+    random.Random(0).shuffle(packs)
     room = max(1, *(sum(len(sequence["prediction_ids"]) for sequence in pack) for pack in packs))
     spec = schema.PackSpec(max_seq_length, depth, room)
     with tf.io.TFRecordWriter(str(output_file)) as writer:
         for pack in packs:
             writer.write(serialize(assemble(pack, spec)))
-    return len(lengths), len(packs)
+    return len(lengths)
 
 
 def read_sequence(serialized):

@@ -50,17 +50,11 @@ def main(config):
 
 @dataclasses.dataclass(frozen=True)
 class LoggedRun:
-    """What a run has logged.
+    """What a run has logged."""
 
-    Attributes:
-        variant: Name of the folder without its seed.
-        is_complete: Whether its last step is logged, and evaluated if any is.
-        points: Dict from a key of `LOGS` to a list of dicts: `step`, `sequences` and `hours` (None where they
-            are not known), and the figures.
-    """
-
-    variant: str
-    is_complete: bool
+    variant: str  # name of the folder without its seed
+    is_complete: bool  # whether its last step is logged, and evaluated if any is
+    # From a key of `LOGS`: `step`, `sequences` and `hours` (None where they are not known), and the figures
     points: dict[str, list[dict]]
 
 

@@ -125,10 +125,7 @@ def trace_steps(engine, batch, num_steps):
 def profile_rows(work, seconds, num_steps, rates):
     """Rows of the table, the longest first, then the sums of each kind and of all.
 
-    Args:
-        work, seconds: Dicts from an instruction to its `Work` in a step, and to its seconds in all steps.
-        num_steps: Traced steps.
-        rates: `machine_rates.Rates`.
+    `work` has the `Work` of an instruction in a step, `seconds` its time in all traced steps.
     """
     groups = collections.defaultdict(list)
     for name in seconds:

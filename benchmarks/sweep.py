@@ -32,18 +32,11 @@ STATUS_OF_SIGNAL = 128
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a training command.
+    """One run of a training command."""
 
-    Attributes:
-        name: Of its folder, `VARIANT-seedN`.
-        flags: Dict from flag to value, without `output_dir`; an empty value is left out.
-        more_flags: Further flags, as one text; they come last.
-        program: A key of `CONFIGS`.
-    """
-
-    name: str
-    flags: dict
-    more_flags: str = ""
+    name: str  # of its folder, `VARIANT-seedN`
+    flags: dict  # without `output_dir`; an empty value is left out
+    more_flags: str = ""  # as one text; they come last
     program: str = PRETRAINING
 
 

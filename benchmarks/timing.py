@@ -17,14 +17,9 @@ def ratios(seconds, baseline):
 
 
 def median_interval(values, confidence=0.95):
-    """Interval that holds the median of infinitely many repeats, by the ranks of the values: a pair.
+    """Interval that holds the median of infinitely many repeats in a share of all cases: a pair.
 
-    Args:
-        values: List of float, independent.
-        confidence: Share of such intervals that hold the median.
-
-    Returns:
-        Least and largest value of the interval; (None, None) of fewer than `FEWEST_FOR_INTERVAL` values.
+    (None, None) of fewer than `FEWEST_FOR_INTERVAL` values.
     """
     if len(values) < FEWEST_FOR_INTERVAL:
         return None, None

@@ -195,15 +195,7 @@ def sums_of_a_row(corpus, is_packed):
 
 
 def step_rows(seconds, corpus, model_config, batch_size, peak):
-    """Speeds of all ways: rows of a table.
-
-    Args:
-        seconds: Dict from way to list of seconds.
-        corpus: `synthetic_data.Corpus`.
-        model_config: `ModelConfig`.
-        batch_size: B.
-        peak: Operations a second that utilisation is a share of.
-    """
+    """Speeds of all ways: rows of a table; utilisation is a share of `peak`, operations a second."""
     from bert_packed.models.heads import count_flops
 
     rows = []
@@ -227,13 +219,7 @@ def step_rows(seconds, corpus, model_config, batch_size, peak):
 
 
 def speed_up_rows(seconds, factor, is_printed):
-    """Overhead and speed-ups with their intervals, beside print: rows of a table.
-
-    Args:
-        seconds: Dict from way to list of seconds, the n-th of each taken one after the other.
-        factor: Packing factor.
-        is_printed: Whether the paper prints such figures.
-    """
+    """Overhead and speed-ups with their intervals, beside print if the paper has such: rows of a table."""
 
     def row(figure, values, printed=None, at_least=None):
         columns = dict(zip(("median", "from", "to"), values, strict=True))

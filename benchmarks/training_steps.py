@@ -10,28 +10,18 @@ from bert_packed.training.engines import make_engine
 RECIPE = TrainConfig(input_file="-", output_dir="-")  # the defaults of a run: losses and LAMB
 
 
-def build_objective(model_config, mlm_loss=RECIPE.mlm_loss):
-    """What a model learns in pre-training: `Objective`."""
+def build_engine(model_config, micro_batch_size=0, remat=False, optimizer=None, objective=None):
+    """An engine of the running backend for pre-training, with fresh weights; LAMB of the default recipe.
+
+    `micro_batch_size` of 0 is all of a step's packs.
+    """
     from bert_packed.objectives.next_tokens import next_token_objective
     from bert_packed.objectives.pretraining import pretraining_objective
-
-    is_mamba = isinstance(model_config, MambaConfig)
-    return next_token_objective("per_token") if is_mamba else pretraining_objective(mlm_loss)
-
-
-def build_engine(model_config, micro_batch_size=0, remat=False, optimizer=None, objective=None):
-    """An engine of the running backend for pre-training, with fresh weights.
-
-    Args:
-        model_config: `ModelConfig` or `MambaConfig`.
-        micro_batch_size: Packs that are computed at once; 0 for all of a step's.
-        remat: Whether blocks are computed again for the gradient.
-        optimizer: Keras optimizer; None for LAMB of the default recipe.
-        objective: None for `build_objective`.
-    """
     from bert_packed.training.optimization import build_optimizer
 
-    objective = objective or build_objective(model_config)
+    if objective is None:
+        is_mamba = isinstance(model_config, MambaConfig)
+        objective = next_token_objective("per_token") if is_mamba else pretraining_objective(RECIPE.mlm_loss)
     model = objective.build_model(model_config, seed=0, **({"remat": True} if remat else {}))
     return make_engine(model, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
 

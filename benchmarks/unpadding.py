@@ -96,11 +96,7 @@ def main(config):
 
 
 def measure_times(config):
-    """Interleave batches of all ways.
-
-    Returns:
-        Seconds, a dict from way to a list; the packing factor; the share of padding in the rows of groups.
-    """
+    """Interleave batches: seconds by way, the packing factor, the share of padding in rows of groups."""
     choose_backend()
     import keras  # only now
 
@@ -175,14 +171,10 @@ def printed_scaling(one):
 def measured_scaling(speed_ups, of_packs, own, devices=DEVICES):
     """Speed-ups over padding by batches of this machine: a row of a table for each number of devices.
 
-    As in the paper un-padding follows its Gumbel distribution and packs take their median time everywhere.
-    `seen` has both as the mean of the least of n of the batches seen: the clock's noise weighs on both alike.
-
-    Args:
-        speed_ups, of_packs: Of each batch without padding, and of packs, in sequences a second.
-        own: `Gumbel` fitted to the former.
-        devices: Numbers of devices.
+    `own` is the `Gumbel` fitted to the speed-ups of batches without padding.
     """
+    # As in the paper un-padding follows its Gumbel distribution and packs take their median time everywhere.
+    # `seen` has both as the mean of the least of n batches seen: the clock's noise weighs on both alike
     packing = float(np.median(of_packs))
     rows = []
     for number in devices:

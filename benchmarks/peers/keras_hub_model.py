@@ -39,12 +39,7 @@ def is_installed():
 
 
 def copy_model(model_config, weights):
-    """KerasHub's `BertMaskedLM` with our weights.
-
-    Args:
-        model_config: `ModelConfig`.
-        weights: Dict from our names to variables, with a masked-LM head.
-    """
+    """KerasHub's `BertMaskedLM` with our weights, a dict from our names."""
     import keras_hub
 
     backbone = keras_hub.models.BertBackbone(
@@ -67,9 +62,7 @@ def copy_model(model_config, weights):
 
 
 def our_name(path):
-    """Our name of a tensor of theirs: `transformer_layer_0/feedforward_layer_norm/beta` is
-    `bert/layer_0/feed_forward/LayerNorm/beta` here.
-    """
+    """Our name of a tensor of theirs."""
     layer, _, tensor = path.rpartition("/")
     block, _, rest = layer.partition("/")
     if block.startswith("transformer_layer_"):
@@ -79,12 +72,7 @@ def our_name(path):
 
 
 class Training:
-    """Training steps of a `BertMaskedLM`.
-
-    Args:
-        model: From `copy_model`.
-        learning_rate, weight_decay, max_grad_norm: Of AdamW and of the clipping.
-    """
+    """Training steps of a `BertMaskedLM` from `copy_model`, by AdamW with clipping."""
 
     def __init__(self, model, learning_rate, weight_decay, max_grad_norm):
         self._model = model
@@ -105,11 +93,7 @@ class Training:
 
 
 def arguments_of(batch):
-    """Inputs, labels and their weights for a batch dict at depth 1.
-
-    prediction_positions [[1 3 0]], prediction_sequences [[1 1 0]], prediction_ids [[7 9 0]]
-    ->   mask_positions [[1 3 0]], labels [[7 9 0]], weights [[1 1 0]]
-    """
+    """Inputs, labels and their weights for a batch dict at depth 1."""
     inputs = {
         "token_ids": batch["token_ids"],
         "segment_ids": batch["token_type_ids"],

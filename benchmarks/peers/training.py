@@ -20,16 +20,8 @@ def transformers_training(model_config, rows, keeps_memory=False):
         with transformers_training(config, {"padded": batches}) as peer:
             peer.call("step", "padded", repeat)
 
-    Args:
-        model_config: `ModelConfig` or `MambaConfig`.
-        rows: Dict from name to a list of batch dicts at depth 1, whose rows may be of other lengths in each.
-        keeps_memory: As in `PeerProcess`.
-
-    Yields:
-        `PeerProcess` of a `transformers_models.Training`.
-
-    Raises:
-        InputError: torch or transformers is missing, or computes another loss for the first batch.
+    `rows` is a dict from name to a list of batch dicts at depth 1; each may have another row length. Raises
+    `InputError` where torch or transformers is missing, or computes another loss for the first batch.
     """
     with contextlib.ExitStack() as stack:
         yield _start(stack, model_config, rows, keeps_memory)
@@ -62,10 +54,7 @@ def _start(stack, model_config, rows, keeps_memory):
 
 
 def keras_hub_training(model_config, batch):
-    """KerasHub's model on the running backend, in this process, checked on a batch dict at depth 1.
-
-    Every row length is another program: give rows of one.
-    """
+    """KerasHub's model on the running backend, in this process, checked on a batch dict at depth 1."""
     from benchmarks.peers import keras_hub_model
     from bert_packed.objectives.pretraining import masked_lm_objective
     from bert_packed.training.engines.engine import named_weights

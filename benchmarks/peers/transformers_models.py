@@ -61,13 +61,9 @@ def mamba_arguments(batch):
 
 
 class Training:
-    """Training steps of a model, on batches that it holds.
+    """Training steps of a class of model from its folder, by AdamW with clipping, on batches that it holds.
 
-    Args:
-        folder: Hugging Face folder.
-        name: Class of the model.
-        batches: Dict from name to a list of the model's arguments, dicts of arrays.
-        learning_rate, weight_decay, max_grad_norm: Of AdamW and of the clipping.
+    `batches` is a dict from name to a list of the model's arguments.
     """
 
     def __init__(self, folder, name, batches, learning_rate, weight_decay, max_grad_norm):
@@ -102,13 +98,7 @@ class Training:
 
 
 class Encoder:
-    """Mean vectors of texts by `BertModel`, on padded batches.
-
-    Args:
-        folder: Hugging Face folder with model and tokenizer.
-        max_seq_length: S; longer texts are cut.
-        batch_size: B.
-    """
+    """Mean vectors of texts by `BertModel`, with the tokenizer of its folder, on padded batches."""
 
     def __init__(self, folder, max_seq_length, batch_size):
         self._torch, transformers = import_torch()
@@ -118,15 +108,8 @@ class Encoder:
         self._batch_size = batch_size
 
     def encode(self, texts, padding, sorts=False):
-        """Means over each text's tokens: float32 `[n, D]`.
-
-        Args:
-            texts: List of str.
-            padding: "max_length" for rows of S tokens, "longest" for as many as the batch's longest text has.
-            sorts: Whether texts of like length share a batch, the longest first: by characters, as
-                sentence-transformers does.
-        """
-        if sorts:
+        """Means over each text's tokens: float32 `[n, D]`; `padding` is "max_length" or "longest"."""
+        if sorts:  # by characters, the longest first, as sentence-transformers does
             order = longest_first(texts)
             vectors = self.encode([texts[index] for index in order], padding)
             return vectors[np.argsort(order)]

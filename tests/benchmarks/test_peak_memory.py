@@ -48,20 +48,6 @@ def test_growth_of_processes_that_are_started():
     assert 80 < largest < 130 and 1.8 * largest < total < 2.5 * largest
 
 
-@linux
-def test_a_small_program_does_not_look_as_large_as_its_parent():
-    """What `ru_maxrss` gets wrong."""
-    large = np.ones(300 * MEBIBYTE, np.uint8)
-    code = (
-        "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); "
-        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    _, own = map(int, printed.split())
-    assert own * 1024 < 100 * MEBIBYTE < large.nbytes
-    assert read_memory("self", "VmHWM") > large.nbytes
-
-
 def write_process(folder, process, parent, peak=None, name="python"):
     """What Linux says of a process, under /proc."""
     (folder / str(process)).mkdir()
@@ -92,16 +78,21 @@ def test_growth_is_above_the_base_and_each_process_counts_at_its_own_peak(monkey
         "second": iter([700, 700, 650, 400]),
         "small": iter([50] * 4),
     }
+    own = iter([300, 1000])
+    fields = []
+
+    def read(process, field):
+        fields.append(field)
+        return next(peaks.get(process, own))
+
+    monkeypatch.setattr(peak_memory, "read_memory", read)
+    monkeypatch.setattr(MemoryWatch, "_look_until_over", lambda watch: None)
     watch = MemoryWatch()
-    own = 1000
-    monkeypatch.setattr(
-        peak_memory, "read_memory", lambda process, _: next(peaks[process]) if process in peaks else own
-    )
-    watch._base = 300
+    watch.__enter__()
     for _ in range(4):
         watch._look(list(peaks))
-    watch._thread.start()
     watch.__exit__()
+    assert fields == ["VmRSS", *["VmHWM"] * 13]
     assert (watch.largest_growth, watch.total_growth) == (700, 600 + 400 + 0 + 700)
 
 

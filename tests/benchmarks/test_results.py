@@ -44,10 +44,6 @@ def test_tables_are_printed_and_written(tmp_path, capsys):
     assert printed.startswith("CPU: ") and "\none\n" in printed and "1.23457" in printed
     assert printed.endswith("\na note\n")
     written = read_json(tmp_path / "a.json")
-    assert written["tables"] == {"one": [{"of": "a", "s": 1.23456789}], "two": []} and written["notes"] == [
-        "a note"
-    ]
-    assert (
-        written["settings"] == {"json": str(tmp_path / "a.json")}
-        and "python" in written["machine"]["versions"]
-    )
+    assert written["tables"] == {"one": [{"of": "a", "s": 1.23456789}], "two": []}
+    assert written["notes"] == ["a note"] and "python" in written["machine"]["versions"]
+    assert written["settings"] == {"json": str(tmp_path / "a.json")}
