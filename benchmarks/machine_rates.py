@@ -4,6 +4,7 @@ Legend: R rows and C columns of a product, D what it sums over.
 """
 
 import dataclasses
+import math
 import statistics
 import time
 
@@ -27,16 +28,9 @@ PRODUCTS, MEMORY, EXPONENTIALS = "products", "memory", "exponentials"
 class Rates:
     """Work of a machine in a second."""
 
-    by_shape: dict  # from the shape of a product, `(R, D, C)`, to operations
+    products: float  # operations of the fastest product
     memory: float  # bytes read and written
     exponentials: float  # of float32 numbers in the cache
-    torch: dict = dataclasses.field(default_factory=dict)  # as `by_shape`; {} where it was not measured
-    of_torch: dict = dataclasses.field(default_factory=dict)  # share of torch's rate: `timing.median_row`
-
-    @property
-    def products(self):
-        """Operations of the fastest product."""
-        return max(self.by_shape.values())
 
     def least_seconds(self, flops, num_bytes, exponentials):
         """The least time for some work, by each of what it needs: dict from the name of a rate."""
@@ -48,7 +42,11 @@ class Rates:
 
 
 def measure_rates(shapes, num_repeats, with_torch=False):
-    """Interleave products of some shapes, a pass over memory, and exponentials: `Rates`, by the medians."""
+    """Interleave products of some shapes, a pass over memory, and exponentials.
+
+    Returns:
+        `Rates`, by the medians, and rows of a table; what is torch's is None where it was not measured.
+    """
     shapes = sorted({*shapes, (SQUARE, SQUARE, SQUARE)})
     ways = {("here", shape): product_program(*shape) for shape in shapes}
     if with_torch:
@@ -61,39 +59,23 @@ def measure_rates(shapes, num_repeats, with_torch=False):
     def rate(way, work):
         return work / statistics.median(times[way])
 
-    by_shape = {
-        key: rate(key, CHAIN_LENGTH * product_flops(*key[1])) for key in ways if key[0] in ("here", "torch")
-    }
-    of_torch = {
-        shape: median_row("of torch's", ratios(times["torch", shape], times["here", shape]))
-        for who, shape in by_shape
-        if who == "torch"
-    }
-    return Rates(
-        {shape: found for (who, shape), found in by_shape.items() if who == "here"},
-        rate(MEMORY, 3 * 4 * NUM_MOVED),
-        rate(EXPONENTIALS, CHAIN_LENGTH * NUM_EXPONENTIALS),
-        {shape: found for (who, shape), found in by_shape.items() if who == "torch"},
-        of_torch,
-    )
+    def row(what, found, unit):
+        columns = {"what": what, "here": found / GIGA, "unit": unit}
+        return columns | dict.fromkeys(("torch", "of torch's", "from", "to"))
 
-
-def rate_rows(rates):
-    """Rates as rows of a table; the last four columns are None where they were not measured."""
-    unmeasured = {"torch": None, "of torch's": None, "from": None, "to": None}
-    rows = [
-        {"what": f"product {' x '.join(map(str, shape))}", "here": rate / GIGA, "unit": "GFLOP/s"}
-        | ({"torch": rates.torch[shape] / GIGA, **rates.of_torch[shape]} if rates.torch else unmeasured)
-        for shape, rate in rates.by_shape.items()
-    ]
-    moved = {"what": "memory, two arrays read and one written", "here": rates.memory / GIGA, "unit": "GB/s"}
-    exponentials = {"what": EXPONENTIALS, "here": rates.exponentials / GIGA, "unit": "1e9/s"}
-    return [*rows, moved | unmeasured, exponentials | unmeasured]
-
-
-def product_flops(rows, depth, columns):
-    """Operations of a product `[R, D]` by `[D, C]`: a product and a sum for each of D."""
-    return 2 * rows * depth * columns
+    products, rows = [], []
+    for shape in shapes:
+        work = CHAIN_LENGTH * 2 * math.prod(shape)  # a product and a sum for each of D
+        products.append(rate(("here", shape), work))
+        rows.append(row(f"product {' x '.join(map(str, shape))}", products[-1], "GFLOP/s"))
+        if with_torch:
+            rows[-1]["torch"] = rate(("torch", shape), work) / GIGA
+            rows[-1] |= median_row("of torch's", ratios(times["torch", shape], times["here", shape]))
+    memory = rate(MEMORY, 3 * 4 * NUM_MOVED)
+    exponentials = rate(EXPONENTIALS, CHAIN_LENGTH * NUM_EXPONENTIALS)
+    rows.append(row("memory, two arrays read and one written", memory, "GB/s"))
+    rows.append(row(EXPONENTIALS, exponentials, "1e9/s"))
+    return Rates(max(products), memory, exponentials), rows
 
 
 def product_program(rows, depth, columns):

@@ -13,6 +13,8 @@ speed, though four of the paper's share a node.
 import dataclasses
 import math
 
+from scipy import optimize
+
 from benchmarks.communication_volume import SCALAR_BYTES, formula
 from benchmarks.encoder_program import EncoderShape
 
@@ -21,6 +23,7 @@ KEPT, AGAIN = "backward, all kept", "backward, whole block again"  # of `PASSES`
 SCHEMES = {"megatron1d": ("megatron1d", ""), "tree": ("optimus2d", "tree"), "gather": ("optimus2d", "gather")}
 MANY_DEVICES = (4, 16, 64, 256, 1024)
 WANTED_EFFICIENCY = 0.5  # of isoefficiency
+WIDEST = 1e12  # h at which every scheme is busy
 HIDDEN_PER_BATCH = 64 / 3  # h / b of Optimus in Table 2: 2048 / 96
 
 
@@ -184,14 +187,9 @@ def _shape_of(width, devices):
 
 
 def _width_for(scheme, devices, machine, wanted):
-    """h at which the efficiency is as wanted, by bisection: it grows with h."""
-    low, high = 1.0, 2.0
-    while efficiency(scheme, _shape_of(high, devices), devices, machine) < wanted:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        if efficiency(scheme, _shape_of(middle, devices), devices, machine) < wanted:
-            low = middle
-        else:
-            high = middle
-    return high
+    """h at which the efficiency, which grows with h, is as wanted."""
+
+    def missing(width):
+        return efficiency(scheme, _shape_of(width, devices), devices, machine) - wanted
+
+    return optimize.brentq(missing, 1.0, WIDEST)

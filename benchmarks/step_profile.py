@@ -64,7 +64,7 @@ class ProfileConfig(Settings):
 def main(config):
     """Measure, print, write and draw."""
     choose_backend()
-    from benchmarks.machine_rates import measure_rates, rate_rows  # Keras: only now
+    from benchmarks.machine_rates import measure_rates  # Keras: only now
 
     model_config = load_model_config(config.bert_config_file)
     check_positions(config.max_seq_length, model_config)
@@ -72,7 +72,7 @@ def main(config):
     batch = corpus.packed_batch(config.batch_size, model_config.vocab_size, rng)
     micro = config.micro_batch_size or config.batch_size
     shapes = product_shapes(model_config, micro, config.max_seq_length, batch["prediction_ids"].shape[1])
-    rates = measure_rates(shapes, config.repeats, config.reference)
+    rates, rate_rows = measure_rates(shapes, config.repeats, config.reference)
     engine = build_engine(model_config, config.micro_batch_size)
     untraced, traced, work, seconds = trace_steps(engine, batch, config.repeats)
     rows = profile_rows(work, seconds, config.repeats, rates)
@@ -86,7 +86,7 @@ def main(config):
         f"products at the machine's best rate would take {least:.3f} s of these {step:.3f} s: "
         f"{least / step:.0%}",
     ]
-    show("step_profile", config, {"rates": rate_rows(rates), "step": rows}, notes)
+    show("step_profile", config, {"rates": rate_rows, "step": rows}, notes)
     if config.picture:
         draw(rows, rates, config.picture)
 

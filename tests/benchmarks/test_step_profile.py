@@ -9,7 +9,7 @@ from benchmark_command import is_png, tables_of, write_config
 from tiny import CONFIG
 
 from benchmarks import machine_rates, step_instructions, step_memory, step_profile
-from benchmarks.machine_rates import Rates, rate_rows
+from benchmarks.machine_rates import Rates
 from benchmarks.step_instructions import COPIES, ELEMENTWISE, PRODUCTS, SUMS, HandingOut, Work, core_seconds
 from bert_packed.config import PRETRAINING
 from bert_packed.core.settings import InputError
@@ -116,7 +116,7 @@ def test_a_trace_has_calls_and_tasks(tmp_path):
 
 
 def test_a_group_is_limited_by_its_longest_bound():
-    rates = Rates({(1, 2, 3): 6e9, (4, 2, 3): 3e9}, memory=4e9, exponentials=2e9)
+    rates = Rates(products=6e9, memory=4e9, exponentials=2e9)
     expected = {
         ("attention", PRODUCTS): {"instructions": 2, "ms": 4, "share": 0.2, "GFLOP/s": 1, "GB/s": None}
         | {"operations a byte": 2000, "limited by": "products", "least ms": 4 / 6, "reached": 1 / 6},
@@ -125,7 +125,6 @@ def test_a_group_is_limited_by_its_longest_bound():
         ("feed-forward", ELEMENTWISE): {"limited by": "exponentials", "least ms": 2, "reached": 0.5},
         ("all", ""): {"instructions": 4, "ms": 20, "share": 1},
     }
-    assert rates.products == 6e9
     assert rates.least_seconds(3e9, 1e9, 1e9) == {"products": 0.5, "memory": 0.25, "exponentials": 0.5}
     work = {
         "a": Work("attention", PRODUCTS, 3_000_000, 1_000),
@@ -159,15 +158,13 @@ def test_rates_are_work_over_time(small_rates, monkeypatch):
     torch = types.SimpleNamespace(randn=lambda *of: of, mm=lambda *of: multiplied.append(of))
     monkeypatch.setattr(machine_rates, "time_interleaved", timed)
     monkeypatch.setattr("benchmarks.peers.transformers_models.import_torch", lambda: (torch, None))
-    rates = machine_rates.measure_rates({(8, 2, 16)}, 3, with_torch=True)
-    assert rates.by_shape == {(4, 4, 4): 8 * 128 / 0.5, (8, 2, 16): 8 * 512 / 0.5}
-    assert rates.memory == 3 * 4096 / 0.5 and rates.exponentials == 8 * 1024 / 0.5
-    assert rates.torch == {(4, 4, 4): 8 * 128 / 0.125, (8, 2, 16): 8 * 512 / 0.125}
-    assert rates.of_torch[8, 2, 16] == {"of torch's": 0.25, "from": None, "to": None}
+    rates, rows = machine_rates.measure_rates({(8, 2, 16)}, 3, with_torch=True)
+    assert rates == Rates(8 * 512 / 0.5, memory=3 * 4096 / 0.5, exponentials=8 * 1024 / 0.5)
     assert multiplied == [((4, 4), (4, 4))] * 8 + [((8, 2), (2, 16))] * 8
-    rows = {row["what"]: row for row in rate_rows(rates)}
-    assert rows["product 8 x 2 x 16"]["here"] == 8 * 512 / 0.5 / 1e9
-    assert rows["product 8 x 2 x 16"]["of torch's"] == 0.25 and rows["exponentials"]["torch"] is None
+    square, product, moved, exponentials = rows
+    assert (square["what"], square["here"], square["torch"]) == ("product 4 x 4 x 4", 2.048e-6, 8.192e-6)
+    assert (product["what"], product["here"], product["of torch's"]) == ("product 8 x 2 x 16", 8.192e-6, 0.25)
+    assert (moved["here"], moved["torch"], exponentials["here"]) == (2.4576e-5, None, 1.6384e-5)
 
 
 @pytest.mark.both_backends
