@@ -121,11 +121,8 @@ def test_google(tmp_path, weights, form):
     assert read.config == ONE_LAYER
 
 
-def test_config_of_each_form(tmp_path):
-    _, theirs, google = make_tensors()
-    assert starting_weights.read_config(write_hugging_face(tmp_path / "hf", theirs)) == ONE_LAYER
-    checkpoint.save_weights(tmp_path / "ours", make_engine(config=ONE_LAYER).weights(), ONE_LAYER)
-    assert starting_weights.read_config(tmp_path / "ours") == ONE_LAYER
+def test_a_checkpoint_without_config(tmp_path):
+    google = make_tensors()[2]
     with pytest.raises(InputError, match=r"must hold bert_config\.json or config\.json"):
         starting_weights.read_config(write_google(tmp_path / "google", google, config=None))
 

@@ -50,10 +50,11 @@ def test_tokenizer(trained, tmp_path):
     _, transformers = import_reference()
     vocabulary = [*SPECIAL_TOKENS, "pack", "##ed", "cafe"]
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    flags = {"init_checkpoint": trained, "output_dir": tmp_path / "hf"}
-    assert run_export(**flags, vocab_file=tmp_path / "vocab.txt", do_lower_case=True) == 0
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert tokenizer("Packed Café")["input_ids"] == [2, 5, 6, 7, 3]
+    for is_lower, ids in ((True, [2, 5, 6, 7, 3]), (False, [2, 1, 1, 3])):
+        flags = {"init_checkpoint": trained, "output_dir": tmp_path / f"{is_lower}"}
+        assert run_export(**flags, vocab_file=tmp_path / "vocab.txt", do_lower_case=is_lower) == 0
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / f"{is_lower}")
+        assert tokenizer("Packed Café")["input_ids"] == ids
 
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="other backends refuse it")
@@ -67,29 +68,22 @@ def test_saved_model_under_another_backend_is_refused(trained, tmp_path, capsys)
     ("flags", "message"),
     [
         ({"output_dir": "{full}"}, "`output_dir` must be missing or empty"),
-        ({"init_checkpoint": "{full}"}, "`init_checkpoint` must be a folder"),
         ({"init_checkpoint": ""}, "`init_checkpoint` must be given"),
         ({"init_checkpoint": "."}, "`init_checkpoint` must be a folder"),
-        ({"output_dir": "."}, "`output_dir` must not be the current folder"),
         ({"format": "onnx"}, "`format` must be one of hf, keras, saved_model"),
-        pytest.param(
-            {"format": "saved_model"}, "`max_seq_length` must be at most max_pos", marks=needs_tensorflow
-        ),
         ({"format": "keras", "vocab_file": "v"}, "`vocab_file` must be left out"),
         ({"format": "keras", "audit_file": "v"}, "`audit_file` must be left out unless --format=hf"),
         ({"audit_file": "none.json"}, "none.json must be JSON"),
-        ({"vocab_file": "{long}"}, "`vocab_file` must be at most vocab_size=31 of the model. Received: 32"),
     ],
 )
 def test_mistakes(trained, tmp_path, capsys, monkeypatch, flags, message):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    full, long = tmp_path / "full", tmp_path / "long.txt"
+    full = tmp_path / "full"
     full.mkdir()
     (full / "notes").touch()
-    long.write_text("word\n" * 32)
     flags = {"init_checkpoint": trained, "output_dir": tmp_path / "new", **flags}
-    assert run_export(**{name: str(v).format(full=full, long=long) for name, v in flags.items()}) == 2
+    assert run_export(**{name: str(v).format(full=full) for name, v in flags.items()}) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 

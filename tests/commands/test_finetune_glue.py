@@ -210,17 +210,10 @@ def test_all_tasks_predictions_for_the_server_and_going_on(data, all_data, tmp_p
 
 def test_mistakes_are_one_line(data, tmp_path, capsys):
     for change, message in (
-        (
-            {"task_name": ""},
-            "`task_name` must be one of CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI",
-        ),
         ({"task_name": "XNLI"}, "XNLI"),
         ({"task_name": "all", "data_dir": tmp_path}, "`data_dir` must hold a task's folder, such as CoLA"),
         ({"task_name": "MNLI"}, "dev_matched.tsv must exist"),
         ({"do_predict": "true"}, "test.tsv must exist"),
-        ({"data_dir": ""}, "`data_dir` must be given"),
-        ({"data_dir": tmp_path}, "dev.tsv must exist"),
-        ({"task_name": "RTE"}, "dev.tsv must have a column 'sentence1'"),
     ):
         assert command(**{**flags_of(data, "SST-2", tmp_path / "run"), **change}) == 2
         error = capsys.readouterr().err

@@ -128,10 +128,6 @@ def test_mistakes_are_one_line(data, tmp_path, capsys):
     bare.write_text("word\n")
     labels.write_text("O\nB-PER\n")
     for change, message in (
-        ({"train_file": ""}, "`train_file` must be given unless --do_train=false"),
-        ({"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
-        ({"predict_file": "none"}, "`predict_file` must be an existing file. Received: none"),
-        ({"labels_file": "none"}, "`labels_file` must be an existing file. Received: none"),
         ({"train_file": bare}, "bare.txt must have a tag in its last column. Received: one column"),
         ({"labels_file": labels}, "the tag must be one of O, B-PER"),
         ({"tag_loss": "sum"}, "tag_loss"),

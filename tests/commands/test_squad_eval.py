@@ -98,12 +98,6 @@ def test_v2_has_answer_by_the_list_of_answers():
     assert (scores["HasAns_exact_match"], scores["NoAns_exact_match"]) == (50.0, 0.0)
 
 
-def test_impossible_questions_keep_listed_answers_for_scores_only(tmp_path):
-    path = write(tmp_path / "a.json", (CONTEXT, [entry("1", "?", "1843", is_impossible=True)]))
-    assert read_squad(path, False).questions[0].answers == (("1843", CONTEXT.find("1843")),)
-    assert read_squad(path, True, version_2_with_negative=True).questions[0].answers == ()
-
-
 def test_v1_questions_without_answer_are_told_and_do_not_count(tmp_path, capsys):
     questions = [question("1", "cat"), Question("2", "?", 0, (), False)]
     assert score(questions, {"1": "cat", "2": "dog"}) == {"exact_match": 100.0, "f1": 100.0, "total": 1}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from encoder_files import TEXTS, write_encoder
 from reference import import_reference, minilm_folder, reference_minilm
-from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
+from tiny import CONFIG, make_engine
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import ablate
@@ -121,21 +121,6 @@ def test_one_compilation(model_folder, monkeypatch):
     inference.encode(encoder, 9 * TEXTS)
     inference.encode(encoder, TEXTS[:1])
     assert len(traced) == CONFIG.num_hidden_layers
-
-
-def test_long_text_is_cut_and_no_text_is_fine(encoder):
-    assert len(inference.encode(encoder, ["w1 " * 99], "none")[0]) == MAX_SEQ_LENGTH
-    assert inference.encode(encoder, []).shape == (0, 16)
-
-
-def test_depth_1_is_padded_rows_and_gives_the_same(encoder):
-    tokens = [[2, *ids, 3] for ids in encoder.tokenize(TEXTS)]
-    batches = list(inference.pack_tokens(tokens, MAX_SEQ_LENGTH, 2, 1))
-    assert max(batch["sequence_ids"].max() for batch, _ in batches) == 1
-    want = inference.encode(encoder, TEXTS)
-    got = inference.encode(encoder, TEXTS, max_sequences_per_pack=1)
-    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
-    assert inference.packing_factor(encoder, TEXTS) > 2 and inference.packing_factor(encoder, []) == 1
 
 
 def test_case_is_as_the_tokenizers_settings_say(model_folder, tmp_path):

@@ -53,6 +53,7 @@ def test_every_text_gets_its_own_states_in_order(known, seen, depth):
     mean = inference.encode(known, SHORT, "mean", depth)
     np.testing.assert_allclose(mean, [np.mean(states_of(text), axis=0) for text in SHORT])
     assert inference.encode(known, SHORT, "cls", depth).tolist() == [states_of(text)[0] for text in SHORT]
+    assert inference.encode(known, [], "mean", depth).shape == (0, 3)
     slots = max(batch["sequence_ids"].max() for batch in seen)
     assert slots == {1: 1, 2: 2, "max": 3}[depth]
 

@@ -11,7 +11,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import BERT_LAYOUT
 from bert_packed.records.sequences import make_sequences as make_columns
 from bert_packed.runs import finetuning
-from bert_packed.runs.finetuning_config import FinetuneConfig
+from bert_packed.runs.finetuning_config import FinetuneConfig, GlueConfig, NerConfig, SquadConfig
 
 pytestmark = pytest.mark.both_backends
 LENGTHS = [5, 12, 2, 3, 7, 1, 4]
@@ -75,3 +75,41 @@ def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypa
     with pytest.raises(InputError, match=r"must be fine-tuned for this task.* lacks classification/pooler"):
         finetuning.run_task(*arguments)
     assert not predicted
+
+
+GIVEN = {  # by its config what a command needs
+    SquadConfig: {"train_file": __file__, "predict_file": __file__},
+    GlueConfig: {"task_name": "RTE", "data_dir": "x"},
+    NerConfig: {"train_file": __file__, "predict_file": __file__},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (SquadConfig, {"output_dir": ""}, "`output_dir` must be given"),
+        (SquadConfig, {"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
+        (SquadConfig, {"do_train": False}, "`init_checkpoint` must be given unless --do_train"),
+        (SquadConfig, {"max_seq_length": 67}, "`max_seq_length` must be at least max_query_length . 4"),
+        (SquadConfig, {"max_sequences_per_pack": 385}, "`max_sequences_per_pack` must be at most max_seq"),
+        (SquadConfig, {"packing_algorithm": "nnlshp"}, "`max_sequences_per_pack` must be lower for pack"),
+        (SquadConfig, {"train_file": "none"}, "`train_file` must be an existing file. Received: none"),
+        (SquadConfig, {"predict_file": "."}, r"`predict_file` must be an existing file. Received: \."),
+        (SquadConfig, {"vocab_file": "none"}, "`vocab_file` must be an existing file. Received: none"),
+        (
+            GlueConfig,
+            {"task_name": ""},
+            "`task_name` must be one of CoLA, SST-2, MRPC, STS-B",
+        ),
+        (GlueConfig, {"data_dir": ""}, "`data_dir` must be given"),
+        (NerConfig, {"train_file": ""}, "`train_file` must be given unless --do_train=false"),
+        (NerConfig, {"predict_file": ""}, "`predict_file` must be given unless --do_predict=false"),
+        (NerConfig, {"predict_file": "none"}, "`predict_file` must be an existing file. Received: none"),
+        (NerConfig, {"labels_file": "none"}, "`labels_file` must be an existing file. Received: none"),
+    ],
+)
+def test_settings_that_exclude_each_other_or_name_no_file(config, change, message):
+    sound = {"output_dir": "x", **GIVEN[config]}
+    config(**sound)
+    with pytest.raises(InputError, match=message):
+        config(**{**sound, **change})

@@ -31,6 +31,8 @@ def run(tmp_path):
 def test_what_lies_beside_a_checkpoint_is_its_own(run):
     assert vocabulary.find_vocab(config(init_checkpoint=run)) == run / "vocab.txt"
     assert vocabulary.find_vocab(config(init_checkpoint=run / "checkpoint-4")) == run / "vocab.txt"
+    (run / "bert_model.ckpt.index").touch()
+    assert vocabulary.find_vocab(config(init_checkpoint=run / "bert_model.ckpt")) == run / "vocab.txt"
     given = config(init_checkpoint=run, vocab_file=run / "other.txt")
     assert vocabulary.find_vocab(given) == run / "other.txt"
 
@@ -66,10 +68,18 @@ def test_only_a_use_without_training_must_read_as_the_training_did(run, capsys):
     assert capsys.readouterr().out == f"vocabulary {run / 'other.txt'}, {len(words)} WordPieces\n"
     with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
         finetuning.read_text_model(dataclasses.replace(training, do_train=False))
+    long = dataclasses.replace(training, max_seq_length=CONFIG.max_position_embeddings + 1)
+    with pytest.raises(InputError, match="`max_seq_length` must be at most max_position_embeddings"):
+        finetuning.read_text_model(long)
+    with pytest.raises(InputError, match="`bert_config_file` must be of a BERT"):
+        finetuning.read_text_model(dataclasses.replace(training, bert_config_file="mamba-tiny"))
 
 
 def test_rows_that_round_a_vocabulary_up():
-    describe = vocabulary.describe_vocabulary
+    describe, model = vocabulary.describe_vocabulary, dataclasses.replace(CONFIG, vocab_size=30528)
+    assert describe("v", 30528, model, True) == "vocabulary v, 30,528 WordPieces"
+    padded = describe("v", 30522, model, True)
+    assert padded.endswith("30,522 WordPieces; the model has 6 more rows, which no text uses")
     for rows, size, is_padding in ((128, 100, True), (128, 1, True), (136, 8, False), (100, 98, False)):
         model = dataclasses.replace(CONFIG, vocab_size=rows)
         if is_padding:
