@@ -12,8 +12,6 @@ from foreign_checkpoints import ONE_LAYER
 from foreign_checkpoints import make_tensors as make_bert_tensors
 from foreign_checkpoints import write_hugging_face as write_bert
 from foreign_mamba import CONFIG, MAX_SEQ_LENGTH, draw_sequences, make_batch, make_tensors, write_hugging_face
-from next_tokens import write_packs
-from pretraining_command import run as run_pretraining
 from reference import import_reference
 from safetensors.numpy import load_file
 
@@ -128,29 +126,6 @@ def test_tokenizer_of_wordpieces(run_folder, tmp_path):
     assert tokenizer("Packed Café")["input_ids"] == [2, 5, 6, 7, 3]
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (2, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("uncompiled")
-def test_a_run_starts_from_a_model_of_transformers_and_goes_back(tmp_path, capsys):
-    folder = write_hugging_face(tmp_path / "hf", make_tensors()[1])
-    write_packs(tmp_path / "packs.tfrecord", make_batch(draw_sequences()))
-    flags = {
-        "objective": "causal_lm",
-        "input_file": tmp_path / "packs.tfrecord",
-        "output_dir": tmp_path / "run",
-        "bert_config_file": folder / "config.json",
-        "init_checkpoint": folder,
-        "train_batch_size": 2,
-        "num_train_steps": 1,
-    }
-    assert run_pretraining(*(f"--{name}={value}" for name, value in flags.items())) == 0
-    assert f"starts from 26 tensors of {folder}/model.safetensors" in capsys.readouterr().out
-    assert run_export(init_checkpoint=tmp_path / "run", output_dir=tmp_path / "back") == 0
-    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
-    assert before.keys() == after.keys()
-    changes = {name: np.abs(after[name] - values).max() for name, values in before.items()}
-    assert all(0 < change < 0.1 for change in changes.values()), changes  # a step from there
 
 
 def test_keras(run_folder, logits, tmp_path):

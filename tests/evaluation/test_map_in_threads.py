@@ -135,13 +135,6 @@ def no_thread_is_left():
     return not [thread for thread in threading.enumerate() if thread.name.startswith("map-in-threads")]
 
 
-def test_no_more_than_asked_are_inside():
-    function, begun = Held(0), []
-    function.once_begun(3, lambda: (begun.extend(function.begun), function.let(*range(20))))
-    assert len(list(map_in_threads(function, range(20), 2))) == 20
-    assert sorted(begun) == [0, 1, 2]
-
-
 def test_who_takes_no_more_leaves_no_thread():
     function = Held(0, 1)
     results = map_in_threads(function, range(20), 2)

@@ -7,9 +7,8 @@ import keras
 import numpy as np
 import pytest
 from packs import packed_and_unpacked, random_packs, write_packs
-from tiny import CONFIG, make_engine, write_data
+from tiny import CONFIG, make_engine
 
-import run_pretraining
 from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core import command_line
@@ -17,7 +16,6 @@ from bert_packed.core.settings import InputError
 from bert_packed.models import flash_attention
 from bert_packed.models.context import PackContext
 from bert_packed.models.layers import SelfAttention
-from bert_packed.runs.pretraining_config import TrainConfig
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
@@ -200,22 +198,3 @@ def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
         monkeypatch.setitem(flash_attention.KERNELS, "gpu", attend)
         assert command_line.run(audit.main, audit.AuditConfig, "", command) == status
         assert "attention: flash: the fused GPU kernel" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("uncompiled")
-def test_the_command_says_what_it_took_and_refuses_what_it_cannot(tmp_path, capsys):
-    write_data(tmp_path)
-    flags = {
-        "input_file": f"{tmp_path}/*.tfrecord",
-        "output_dir": tmp_path / "run",
-        "bert_config_file": tmp_path / "bert_config.json",
-        "train_batch_size": 3,
-        "num_train_steps": 1,
-    }
-    command = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    assert command_line.run(run_pretraining.main, TrainConfig, "", [*command, "--attention=flash"]) == 2
-    printed = capsys.readouterr()
-    assert "`attention` must not be flash where the platform is not" in printed.err
-    assert printed.err.count("\n") == 1 and not list((tmp_path / "run").glob("run.json"))
-    assert command_line.run(run_pretraining.main, TrainConfig, "", command) == 0
-    assert "attention  dense\n" in capsys.readouterr().out

@@ -46,13 +46,6 @@ def test_gradients_are_the_same(config, micro_batch_size):
 
 
 @pytest.mark.both_backends
-def test_dropout_is_in_the_comparison():
-    packed, _ = packed_and_unpacked()
-    sums = [make_remat_engine(True, c).gradients(packed)[1]["mlm_loss"] for c in (CONFIG, WITH_DROPOUT)]
-    assert abs(float(sums[0]) - float(sums[1])) > 1e-3
-
-
-@pytest.mark.both_backends
 def test_evaluation_draws_no_seeds():
     """Or a run that evaluates in between would train on with other dropout than one that does not."""
     packed, _ = packed_and_unpacked()
