@@ -1,5 +1,6 @@
 """Prediction of fine-tuning runs: what each sequence gets, by a model of which that is known."""
 
+import json
 from types import SimpleNamespace
 
 import keras
@@ -75,6 +76,22 @@ def test_without_training_the_checkpoint_must_have_the_head_of_the_task(monkeypa
     with pytest.raises(InputError, match=r"must be fine-tuned for this task.* lacks classification/pooler"):
         finetuning.run_task(*arguments)
     assert not predicted
+
+
+@pytest.mark.parametrize(("scores", "left"), [({}, None), (None, {"f1": 1.0}), ({"f1": 0.5}, {"f1": 0.5})])
+def test_scores_of_an_earlier_prediction_stay_where_none_are_wanted(tmp_path, monkeypatch, scores, left):
+    """And go where there is nothing to score against."""
+    monkeypatch.setattr(finetuning, "_load_model", lambda *_: "model")
+    path = tmp_path / "eval_results.json"
+    path.write_text('{"f1": 1.0}')
+    flags = {"do_train": False, "init_checkpoint": "x", "json": str(tmp_path / "copy.json")}
+    config = SquadConfig(**GIVEN[SquadConfig], output_dir=str(tmp_path), **flags)
+    given = []
+    predict = lambda *of: given.append(of) or scores  # noqa: E731
+    assert finetuning.run_task(config, SimpleNamespace(config=None), None, None, predict) == 0
+    assert given == [("model", tmp_path)]
+    assert (json.loads(path.read_text()) if path.exists() else None) == left
+    assert (tmp_path / "copy.json").exists() == bool(scores)
 
 
 GIVEN = {  # by its config what a command needs
