@@ -52,9 +52,14 @@ def settings(tmp_path):
         (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in documents))
     (tmp_path / "words").write_text("\n".join([*SPECIAL_TOKENS, *words]))
     common = {"max_seq_length": S, "num_workers": 1, "num_shards": 3, "provenance": True}
+    text = f"{tmp_path}/[ab].txt:1.25,{tmp_path}/[cd].txt"
     return {
         "pack": {"input_file": f"{tmp_path}/?.tfrecord", **common},
-        "create": {"input_file": f"{tmp_path}/?.txt", "vocab_file": f"{tmp_path}/words", **common},
+        "create": {
+            "input_file": f"{tmp_path}/[ab].txt:1.25,{tmp_path}/[cd].txt",
+            "vocab_file": f"{tmp_path}/words",
+            **common,
+        },
     }
 
 

@@ -290,51 +290,11 @@ def test_the_vocabulary_of_a_run_makes_the_next(tmp_path):
     assert first == following
 
 
-def test_the_embedded_corpus_is_text_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(create_job, "read_sample_documents", lambda _: [["One.", "Two."], ["Three."]])
-    manifest = make(tmp_path / "out", "", tokenizer="byte_bpe", vocab_size=257)
-    assert manifest["splits"]["train"]["num_bytes"] == len("One.\nTwo.") + len("Three.")
-
-
 def test_overwriting_leaves_nothing_of_the_other_vocabulary(tmp_path):
     text, _ = write_text(tmp_path)
     make(tmp_path / "out", text, tokenizer="byte_bpe", vocab_size=280)
     make(tmp_path / "out", text, overwrite=True)
     assert not (tmp_path / "out/tokenizer.json").exists() and (tmp_path / "out/vocab.txt").exists()
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"dupe_factor": 2}, r"`dupe_factor` must be left out with --objective=causal_lm.*Received: 2\."),
-        ({"masked_lm_prob": 0.2}, "`masked_lm_prob` must be left out"),
-        ({"short_seq_prob": 0.2}, "`short_seq_prob` must be left out"),
-        ({"do_whole_word_mask": True}, "`do_whole_word_mask` must be left out"),
-        ({"mask_replace_prob": 0.7}, "`mask_replace_prob` must be left out"),
-        ({"max_predictions_per_seq": 3}, "`max_predictions_per_seq` must be left out"),
-        (
-            {"do_lower_case": False, "tokenizer": "byte_bpe"},
-            "`do_lower_case` must be left out with --tokenizer=byte_bpe",
-        ),
-        (
-            {"tokenizer": "byte_bpe", "objective": "mlm_nsp"},
-            "`tokenizer` must be wordpiece with --objective=mlm_nsp",
-        ),
-        ({"objective": "clm"}, "`objective` must be one of mlm_nsp, mlm, causal_lm"),
-        ({"tokenizer": "bpe"}, "`tokenizer` must be one of wordpiece, byte_bpe"),
-    ],
-)
-def test_settings_that_mean_nothing(changed, message):
-    with pytest.raises(InputError, match=message):
-        CreateConfig(output_dir="out", **{"objective": "causal_lm", **changed})
-
-
-def test_settings_that_are_given_with_their_default_and_mean_nothing():
-    config = CreateConfig(output_dir="out", objective="causal_lm")
-    config.check_given({"objective", "do_lower_case", "vocab_size"})
-    with pytest.raises(InputError, match=r"`dupe_factor` must be left out.*Received: 10\."):
-        config.check_given({"dupe_factor"})
-    CreateConfig(output_dir="out").check_given({"dupe_factor", "do_lower_case"})
 
 
 def test_a_tokenizer_where_word_pieces_are_wanted(tmp_path):

@@ -128,6 +128,7 @@ def test_abbreviations_names_and_list_markers_do_not_end_sentences():
     "name, content, message",
     [
         ("a.txt", b"fine\n\xff\xfe\n", r"a\.txt, line 2: text must be UTF-8"),
+        ("a.txt", b"fine\r\r\xff\r", r"a\.txt, line 3: text must be UTF-8"),
         ("a.txt", b" \n\n", r"a\.txt must hold at least one sentence"),
         ("a.jsonl", b'{"text": " "}\n', r"a\.jsonl must hold at least one sentence"),
         ("a.txt.gz", b"not gzip", r"a\.txt\.gz must be a complete gzip file"),

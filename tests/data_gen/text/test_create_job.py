@@ -1,6 +1,5 @@
 """From text to records: every record follows from the seed, splits never mix, what is cut is counted."""
 
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -13,8 +12,8 @@ from text_files import NUM_DOCUMENTS, make_config, read_all_bytes, read_split, r
 
 from bert_packed import schema
 from bert_packed.packing.histogram import to_json
+from bert_packed.records.provenance import find_documents, provenance_path
 from bert_packed.text.tokenization import SPECIAL_TOKENS
-from data_gen.jobs.output import OutputDir
 from data_gen.text import create_job, create_steps
 from data_gen.text.create_config import CreateConfig
 from data_gen.text.document_sampling import Passes, shuffled_pairs
@@ -105,15 +104,18 @@ def count_own_words(features):
 
 
 @pytest.mark.parametrize("is_small", [True, False], ids=["small batches", "batches as they are"])
-def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, is_small):
+def test_each_document_is_drawn_dupe_factor_times_and_traced(text, tmp_path, monkeypatch, is_small):
     """Sentences of one word fill a sequence exactly: nothing is cut, so nothing may be missing or doubled."""
     for name, size in {"PAIRS_AT_ONCE": 5, "SHUFFLE_TOKENS": 250, "WRITE_BATCH": 4}.items():
         monkeypatch.setattr(create_steps, name, size if is_small else getattr(create_steps, name))
     sizes = np.random.default_rng(1).integers(2, 60, NUM_DOCUMENTS)
-    text[0].write_text("\n\n".join("\n".join([f"doc{i}"] * size) for i, size in enumerate(sizes)))
-    settings = {"dupe_factor": 3, "eval_fraction": 0.2, "num_shards": 4}
-    manifest = create_job.create(make_config(text, tmp_path / "out", **settings))
-    found = {split: count_own_words(read_split(tmp_path / "out", split)) for split in ("train", "eval")}
+    documents = ["\n".join([f"doc{i}"] * size) for i, size in enumerate(sizes)]
+    for name, some in (("a", documents[:10]), ("b", documents[10:])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(some))
+    settings = {"dupe_factor": 3, "eval_fraction": 0.2, "num_shards": 4, "provenance": True}
+    manifest = create_job.create(make_config((f"{tmp_path}/?.txt", text[1]), tmp_path / "out", **settings))
+    features = {split: read_split(tmp_path / "out", split) for split in ("train", "eval")}
+    found = {split: count_own_words(features[split]) for split in features}
     is_eval = found["eval"] > 0
     assert is_eval.sum() == 6
     assert found["eval"].tolist() == (sizes * is_eval).tolist()
@@ -121,6 +123,17 @@ def test_each_document_is_drawn_dupe_factor_times(text, tmp_path, monkeypatch, i
     for split, content in manifest["splits"].items():
         read = content["num_tokens_read"]
         assert (read, content["num_tokens_used"], content["num_tokens_cut"]) == (found[split].sum(), read, 0)
+        paths = [str(tmp_path / "out" / entry["name"]) for entry in content["files"]]
+        numbers = [range(1, entry["num_records"] + 1) for entry in content["files"]]
+        records = [(path, n) for path, some in zip(paths, numbers, strict=True) for n in some]
+        origins = [(Path(d.path).name, d.number) for d in find_documents(records)]
+        # the first word of A names the document; batches and shards are shuffled each for itself
+        first_words = restore(features[split])[:, 1] - len(SPECIAL_TOKENS)
+        assert origins == [("a.txt", i + 1) if i < 10 else ("b.txt", i - 9) for i in first_words.tolist()]
+        duplicates = np.concatenate([np.load(provenance_path(path))["duplicates"] for path in paths])
+        drawn = set(zip(first_words.tolist(), duplicates.tolist(), strict=True))
+        num_passes = 3 if split == "train" else 1
+        assert drawn == {(i, d) for i in np.flatnonzero(found[split]).tolist() for d in range(num_passes)}
 
 
 def draw_pairs(first, last, passes, seed, split_index):
@@ -174,32 +187,6 @@ def test_tokens_that_were_cut_are_counted(text, tmp_path, caplog, monkeypatch):
     assert len({record for record in caplog.records if line in record.message}) == 1
 
 
-def test_settings_arrive_where_sequences_are_drawn(text, tmp_path):
-    settings = {
-        "max_seq_length": 40,
-        "max_predictions_per_seq": 3,
-        "masked_lm_prob": 0.3,
-        "short_seq_prob": 0.4,
-    }
-    masking = {"do_whole_word_mask": True, "mask_replace_prob": 0.5, "random_replace_prob": 0.25}
-    config = make_config(text, "out", random_seed=77, dupe_factor=6, num_shards=5, **settings, **masking)
-    output = OutputDir(str(tmp_path))
-    (tmp_path / "corpus").mkdir()
-    records = create_job.make_records(config)
-    sources_of = np.zeros(10, int)
-    shards, passes = create_job.plan_shards(config, records, sources_of, [1.0], output, tmp_path / "corpus")
-    assert len(shards) == 5 and passes.keys() == {"train"}
-    for shard in shards:
-        assert dataclasses.asdict(shard.records.rules) == {
-            **settings,
-            "masking": masking,
-            "next_sentences": True,
-        }
-        assert (shard.seed, shard.passes, shard.split) == (77, [[6, 10]], "train")
-    ends = [(shard.first, shard.last) for shard in shards]
-    assert ends == [(12 * i, 12 * i + 12) for i in range(5)]
-
-
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_case_arrives_at_the_tokenizer(text, tmp_path, do_lower_case):
     text[0].write_text("DOC0 DOC1\nDOC2\n" * 9)
@@ -224,16 +211,6 @@ def test_equal_labels_of_a_few_sequences_are_chance(num_sequences, warned):
     assert bool(lines) == warned and (not warned or "split eval" in lines[0])
 
 
-def test_duplicates_differ_and_eval_has_none(text, tmp_path):
-    manifest = create_job.create(make_config(text, tmp_path / "out", eval_fraction=0.2, dupe_factor=4))
-    once = create_job.create(make_config(text, tmp_path / "once", eval_fraction=0.2, dupe_factor=1))
-    train, train_once = manifest["splits"]["train"], once["splits"]["train"]
-    assert train["num_sequences"] > 3 * train_once["num_sequences"]
-    ids = read_split(tmp_path / "out", "train")[schema.INPUT_IDS]
-    assert len(np.unique(ids, axis=0)) > 3 * train_once["num_sequences"]
-    assert manifest["splits"]["eval"]["num_sequences"] == once["splits"]["eval"]["num_sequences"]
-
-
 def test_records_are_shuffled(text, tmp_path):
     create_job.create(make_config(text, tmp_path / "out", dupe_factor=1, num_shards=1))
     first_words = restore(read_split(tmp_path / "out", "train"))[:, 1]
@@ -251,14 +228,19 @@ def test_a_vocabulary_is_trained_where_none_is_given(text, tmp_path):
     assert manifest["settings"]["vocab_size"] == 60
 
 
-def test_the_sample_corpus_is_the_input_where_none_is_given(tmp_path, monkeypatch):
+@pytest.mark.parametrize("objective", ["mlm_nsp", "causal_lm"])
+def test_the_sample_corpus_is_the_input_where_none_is_given(tmp_path, monkeypatch, objective):
     documents = [["Paths name files.", "They may be long."], ["Lists are mutable.", "Tuples are not."]]
     monkeypatch.setattr(create_job, "read_sample_documents", lambda _: iter(documents))
-    config = CreateConfig(output_dir=str(tmp_path / "out"), vocab_size=100, max_seq_length=16, num_workers=1)
+    config = make_config(("", ""), tmp_path / "out", vocab_size=100, objective=objective, dupe_factor=10)
     manifest = create_job.create(config)
     assert manifest["inputs"][0]["path"] == "embedded sample corpus"
-    assert manifest["splits"]["train"]["num_documents"] == 2
-    assert manifest["splits"]["train"]["num_sequences"] >= 20  # two documents, ten passes
+    train = manifest["splits"]["train"]
+    assert train["num_documents"] == 2
+    if objective == "causal_lm":
+        assert train["num_bytes"] == sum(len("\n".join(document)) for document in documents)
+    else:
+        assert train["num_sequences"] >= 20  # two documents, ten passes
 
 
 def test_files_and_formats_mix(text, tmp_path):
@@ -269,14 +251,6 @@ def test_files_and_formats_mix(text, tmp_path):
     manifest = create_job.create(make_config(text, tmp_path / "out", input_file=pattern))
     assert [entry["path"] for entry in manifest["inputs"]] == [str(tmp_path / "more.jsonl.gz"), str(text[0])]
     assert manifest["splits"]["train"]["num_documents"] == NUM_DOCUMENTS + 2
-
-
-def test_one_document(tmp_path, text):
-    path = tmp_path / "one.txt"
-    path.write_text("doc0 doc1 doc2\ndoc3 doc4\ndoc5\n")
-    manifest = create_job.create(make_config((path, text[1]), tmp_path / "out", dupe_factor=5))
-    assert manifest["splits"]["train"]["num_sequences"] >= 5
-    assert not read_split(tmp_path / "out", "train")[schema.NEXT_SENTENCE_LABELS].any()
 
 
 @pytest.mark.slow

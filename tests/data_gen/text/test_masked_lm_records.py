@@ -7,7 +7,6 @@ import pytest
 from text_files import make_config, read_split, restore, write_text
 
 from bert_packed import schema
-from bert_packed.core.settings import InputError
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 from data_gen.text import create_job
@@ -47,8 +46,3 @@ def test_packs_say_so_too_and_are_proven(made):
     packed = sorted(str(path) for path in Path(folder / "packed").glob("*.tfrecord"))
     found = compare_files(inputs, packed, "error")
     assert found.is_good and found.num_packed_sequences == manifest["num_sequences"]
-
-
-def test_settings_of_pairs_mean_nothing(tmp_path):
-    with pytest.raises(InputError, match=r"`short_seq_prob` must be left out with --objective=mlm"):
-        make_config(write_text(tmp_path), tmp_path / "out", objective="mlm", short_seq_prob=0.3)

@@ -5,7 +5,7 @@ import json
 import tracemalloc
 
 import pytest
-from text_files import make_config, read_all_bytes, write_text
+from text_files import make_config, write_text
 
 from bert_packed.core.settings import InputError
 from data_gen.text import corpus, sources
@@ -97,27 +97,6 @@ def test_a_table_behind_a_url(tmp_path):
         local = write(tmp_path / name, pa.table({"text": DOCUMENTS}))
         tf.io.gfile.copy(str(local), f"ram://tables/{name}", overwrite=True)
         assert list(corpus.read_texts([f"ram://tables/{name}"], 9)) == list(corpus.read_texts([local], 9))
-
-
-@pytest.mark.parametrize("objective", ["mlm_nsp", "causal_lm"])
-def test_records_are_those_of_the_same_documents_as_json_lines(tmp_path, objective):
-    text, vocab = write_text(tmp_path)
-    documents = [document.replace("\n", ".\n") for document in text.read_text().split("\n\n")]
-    (tmp_path / "json.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in documents))
-    table = pa.table({"url": [""] * len(documents), "text": documents})
-    write_parquet(tmp_path / "parquet.parquet", table, rows=7)
-    write_stream(tmp_path / "stream.arrow", table, rows=7)
-    settings = {"provenance": True, "eval_fraction": 0.2}
-    if objective == "causal_lm":
-        settings |= {"objective": objective, "dupe_factor": 10}
-    found = {}
-    for path in (tmp_path / "json.jsonl", tmp_path / "parquet.parquet", tmp_path / "stream.arrow"):
-        manifest = create(make_config((path, vocab), tmp_path / path.stem, **settings))
-        files = read_all_bytes(tmp_path / path.stem)
-        del files["manifest.json"]
-        found[path.stem] = files, manifest["splits"], [entry["num_documents"] for entry in manifest["inputs"]]
-    assert found["json"] == found["parquet"] == found["stream"]
-    assert found["json"][2] == [30]
 
 
 def test_a_saved_data_set_is_read_by_the_name_of_its_folder(tmp_path):
@@ -226,32 +205,3 @@ def test_without_pyarrow_the_extra_is_named_before_any_work(tmp_path, monkeypatc
     with pytest.raises(InputError, match=r"pip install 'bert_packed\[arrow\]'. Received: .*/a\.parquet\.$"):
         create(make_config((path, path), tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_run_that_was_stopped_within_a_table_goes_on_with_that_table(tmp_path, monkeypatch):
-    from data_gen.text import arrow_tables
-
-    text, vocab = write_text(tmp_path)
-    documents = [{"text": document} for document in text.read_text().split("\n\n")]
-    write_dataset(tmp_path / "saved", pa.Table.from_pylist(documents))
-    config = make_config((tmp_path / "saved", vocab), tmp_path / "out")
-    create(make_config((tmp_path / "saved", vocab), tmp_path / "whole"))
-    read_rows, names = arrow_tables.read_rows, []
-
-    def stopping(path):
-        for number, document in read_rows(path):
-            if "00001-of" in path and number == 3:
-                raise KeyboardInterrupt
-            yield number, document
-
-    def counting(path):
-        names.append(path.rsplit("/", 1)[1])
-        yield from read_rows(path)
-
-    monkeypatch.setattr(arrow_tables, "read_rows", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        create(config)
-    monkeypatch.setattr(arrow_tables, "read_rows", counting)
-    create(config)
-    assert names == ["data-00001-of-00002.arrow"]
-    assert read_all_bytes(tmp_path / "out") == read_all_bytes(tmp_path / "whole")
