@@ -1,4 +1,4 @@
-"""How text files become documents: numbered sentences, read one at a time, however long a document is.
+"""Reading text files: the numbered sentences of documents, one at a time, however long a document is.
 
 Two formats, each plain or gzipped (`.gz`), and tables (`arrow_tables.py`):
 
@@ -7,8 +7,7 @@ Two formats, each plain or gzipped (`.gz`), and tables (`arrow_tables.py`):
     rows with `text` or `paragraphs`, one document each         .parquet, .arrow
 
 A line ends with LF, CR LF, or CR alone. Sentences of documents in JSON and tables are found by `sentencex`,
-the rule-based splitter that Wikimedia maintains. Where text is wanted as it stands (`read_texts`), nothing is
-split or stripped.
+Wikimedia's rule-based splitter. `read_texts` neither splits nor strips.
 """
 
 import dataclasses
@@ -52,14 +51,14 @@ def read_sentences(paths):
 
 
 def read_texts(paths, most_characters):
-    r"""Read the text of documents as it stands: what `read_sentences` splits and strips, joined by line ends.
+    r"""Read the text of documents with its spaces, lines joined by line ends.
 
         "One fish.", "  Two fish.", "", "Red fish."   ->   (1, "One fish.\n  Two fish.") (2, "Red fish.")
 
     Args:
         paths: Iterable of paths or URLs.
-        most_characters: Longer documents of lines come in pieces of about so many, which begin with a line's
-            end: their text is the pieces, joined.
+        most_characters: Longer documents of lines come in pieces of about this size, which begin with a
+            line's end: their text is the pieces, joined.
 
     Yields:
         The number of the document in its file, from 1, and its text, or a piece of it. A document without a
@@ -85,7 +84,7 @@ def join_lines(lines, most_characters):
     for number, line in lines:
         if held and (number != held_number or num_characters >= most_characters):
             yield held_number, "\n".join(held)
-            # the piece that goes on begins with the line end that stands between
+            # the piece that goes on begins with the line end between the two
             held, num_characters = [""] if number == held_number else [], 0
         held.append(line)
         held_number = number
@@ -108,12 +107,7 @@ class TextDocuments:
 
 
 def find_line(path, number):
-    """The line, from 1, where a document of a text file begins; None in tables, and where it has not so many.
-
-    Args:
-        path: Of a text file, or of JSON lines, as in `read_lines`.
-        number: Of the document in its file, from 1.
-    """
+    """The line where document `number` begins, both from 1; None in tables, and for a document too many."""
     if is_table(path):
         return None
     is_json, found, before = _is_json(path), 0, ""
@@ -126,19 +120,14 @@ def find_line(path, number):
 
 
 def split_sentences(paragraph, language="en"):
-    """Split one paragraph into sentences.
+    """Split one paragraph into sentences: stripped, none empty, with every non-space character.
 
     A fragment without a letter, such as the marker of a numbered list, joins the sentence that follows it,
-    and a name with a full stop stays whole:
+    and a name with a full stop stays whole; line breaks count as spaces:
 
         "1. Open a.B first. 2. Read it."  ->  ["1. Open a.B first.", "2. Read it."]
 
-    Args:
-        paragraph: Text; line breaks count as spaces.
-        language: ISO 639-1 code, which chooses the abbreviations.
-
-    Returns:
-        List of str, stripped, none empty; every non-space character of the paragraph is in one of them.
+    `language` is an ISO 639-1 code, which chooses the abbreviations.
     """
     sentences, held = [], ""
     for part in sentencex.segment(language, " ".join(paragraph.split())):
@@ -158,7 +147,7 @@ def is_table(path):
 
 
 def _has_contents(path):
-    """Whether `_read_contents` reads a file: its documents are told apart without blank lines."""
+    """Whether `_read_contents` reads a file: its documents need no blank lines between them."""
     return is_table(path) or _is_json(path)
 
 
@@ -167,9 +156,9 @@ def _is_json(path):
 
 
 def read_lines(path, is_verbatim=False):
-    """Yield (line number from 1, stripped text) of a plain or gzipped file; raises as `read_sentences`.
+    """Yield (line number from 1, text) of a plain or gzipped file, stripped unless `is_verbatim`.
 
-    With `is_verbatim` the text is as it stands, without its line's end.
+    Raises `InputError` as `read_sentences` does.
     """
     number = 0
     is_gzip = str(path).lower().endswith(".gz")
@@ -178,7 +167,7 @@ def read_lines(path, is_verbatim=False):
             storage.open_file(path) as raw,
             gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file,
         ):
-            # Decoding line by line, rather than through the file object, tells which line is at fault.
+            # Line by line, rather than by the file object, so that the line at fault is known
             for number, line in enumerate(_split_lines(_read_pieces(file, raw)), 1):
                 # utf-8-sig: Windows editors open a file with a byte order mark
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -190,7 +179,7 @@ def read_lines(path, is_verbatim=False):
 
 
 def _read_pieces(file, raw):
-    """Yield the bytes of an open file, piece by piece, and tell how far the file beneath it was read."""
+    """Yield the bytes of an open file, piece by piece; progress is that of the file beneath it."""
     place = 0
     while piece := file.read(READ_BYTES):
         before, place = place, raw.tell()

@@ -36,7 +36,7 @@ from data_gen.text.create_steps import (
     train_vocabulary,
     write_shard,
 )
-from data_gen.text.document_sampling import choose_readings, plan_passes, save_passes, split_documents
+from data_gen.text.document_sampling import choose_readings, save_readings, split_documents
 from data_gen.text.instances import InstanceRules
 from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
 from data_gen.text.sources import Source, find_text_sources
@@ -70,18 +70,18 @@ def create(config):
             kind: "unpacked".
             settings: Dict of the settings that the records depend on.
             versions: Dict of those of the packages that made them.
-            vocab_size, vocab_sha256, do_lower_case: Which vocabulary, and how WordPieces are applied.
-            objective, tokenizer: Only where they are not BERT's.
+            vocab_size, vocab_sha256, do_lower_case: The vocabulary, and how WordPieces are applied.
+            objective, tokenizer: Where they are not BERT's.
             inputs: List of {path, sha256, num_documents}, documents without a WordPiece not counted; of
                 relative paths also `relative_path`, see `provenance.describe_path`.
             sources: List of {pattern, weight, num_files, num_documents, splits: dict from split to
-                {num_documents, num_readings}}: the parts of `input_file`, the documents that they hold, how
-                many of them a split reads, and how often it does, in all passes together.
-            splits: Dict from "train" and, where asked for, "eval" to {num_documents, num_sequences,
+                {num_documents, num_readings}}: the parts of `input_file`, their documents, those that a split
+                reads, and its readings in all passes.
+            splits: Dict from "train" and, with `eval_fraction`, "eval" to {num_documents, num_sequences,
                 num_random_nexts, num_tokens_read, num_tokens_used, num_tokens_cut, histogram, files: list of
                 {name, num_records, sha256}}. Tokens are of the text, once for every pass over it; those cut
-                are in no sequence of that pass, because a pair of sentences was over max_seq_length. For
-                causal language modelling num_predictions and num_bytes stand in place of what is BERT's.
+                are in no sequence of that pass, because a pair of sentences was over max_seq_length. Of
+                causal language modelling num_predictions and num_bytes replace BERT's.
 
     Raises:
         InputError: an input cannot be used, or the output directory is in use.
@@ -112,13 +112,13 @@ def create(config):
             output.write_manifest(manifest)
         else:
             manifest = output.manifest
-    totals = [
-        sum(split[name] for split in manifest["splits"].values())
-        for name in ("num_sequences", "num_documents")
-    ]
-    seconds = time.monotonic() - start
-    message = "made %d sequences of %d documents in %.1f s; %s"
-    logger.info(message, *totals, seconds, records.summarize(manifest))
+    splits = manifest["splits"].values()
+    logger.info(
+        "made %d sequences of %d documents in %.1f s; %s",
+        *(sum(split[name] for split in splits) for name in ("num_sequences", "num_documents")),
+        time.monotonic() - start,
+        records.summarize(manifest),
+    )
     for line in records.warnings_about(manifest):
         logger.warning("%s", line)
     return manifest
@@ -164,37 +164,36 @@ def summarize(manifest):
     return rows
 
 
-def plan_shards(config, records, sources_of, weights, output, corpus_dir):
-    """Cut each split's pairs into shards, and leave the documents of its passes beside the corpus.
+def choose_documents(config, num_passes, sources_of, weights):
+    """Choose the documents of each split, and the number of readings of each.
 
     Args:
-        config, records: From `create`.
+        config: `CreateConfig`.
+        num_passes: Over the training documents of weight 1.
         sources_of: int `[number of documents]`, the source of each.
         weights: Of each source.
-        output: `OutputDir`.
-        corpus_dir: Folder of the corpus.
 
     Returns:
-        List of `Shard`, and dict from split to list of `Passes`.
-
-    Raises:
-        InputError: the weights leave no document to train on.
+        Dict from split to two int64 `[d]`: document numbers, ascending, and readings. Raises `InputError`
+        where the weights leave no document to train on, or a split has none.
     """
     splits = split_documents(len(sources_of), config.eval_fraction, config.random_seed)
-    readings = {split: np.ones_like(documents) for split, documents in splits.items()}
-    readings["train"] = choose_readings(
-        sources_of[splits["train"]], weights, records.num_passes, config.random_seed
-    )
-    num_pairs = {split: int(found.sum()) for split, found in readings.items()}
-    if not num_pairs["train"]:
+    chosen = {split: (documents, np.ones_like(documents)) for split, documents in splits.items()}
+    train = splits["train"]
+    chosen["train"] = train, choose_readings(sources_of[train], weights, num_passes, config.random_seed)
+    if not chosen["train"][1].any():
         raise InputError(
             f"`input_file` must have weights that leave a document. Received: {config.input_file}, "
-            f"of {len(splits['train'])} documents."
+            f"of {len(train)} documents."
         )
-    shards, passes = [], {}
-    for split, documents in splits.items():
-        passes[split] = plan_passes(documents, readings[split])
-        sizes = save_passes(corpus_dir, split, passes[split])
+    return chosen
+
+
+def cut_shards(config, records, chosen, output, corpus_dir):
+    """Cut the (duplicate, document) pairs of each split into files: list of `Shard`."""
+    num_pairs = {split: int(readings.sum()) for split, (_, readings) in chosen.items()}
+    shards = []
+    for split in chosen:
         # shards of the splits are about equally large
         num_shards = min(-(-config.num_shards * num_pairs[split] // num_pairs["train"]), num_pairs[split])
         for index in range(num_shards):
@@ -209,12 +208,11 @@ def plan_shards(config, records, sources_of, weights, output, corpus_dir):
                     index=index,
                     first=num_pairs[split] * index // num_shards,
                     last=num_pairs[split] * (index + 1) // num_shards,
-                    passes=sizes,
                     seed=config.random_seed,
                     records=records,
                 )
             )
-    return shards, passes
+    return shards
 
 
 def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
@@ -228,7 +226,10 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
     if not len(sources_of):
         raise InputError(f"`input_file` must hold a word. Received: {config.input_file}.")
     weights = [source.weight for source in sources]
-    shards, passes = plan_shards(config, records, sources_of, weights, output, corpus_dir)
+    chosen = choose_documents(config, records.num_passes, sources_of, weights)
+    for split, found in chosen.items():
+        save_readings(corpus_dir, split, *found)
+    shards = cut_shards(config, records, chosen, output, corpus_dir)
     steps = [Step(f"write-{i:06d}", write_shard, s, s.last - s.first) for i, s in enumerate(shards)]
     written = job.run(steps, "write", "documents")
     described = records.vocabulary.describe(vocab_path)
@@ -242,10 +243,10 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
         "vocab_sha256": storage.file_sha256(vocab_path),
         **described,
         "inputs": described_inputs,
-        "sources": _describe_sources(sources, sources_of, passes),
+        "sources": _describe_sources(sources, sources_of, chosen),
         "splits": {
-            split: _describe_split(records, shards, written, split, len(found[0].documents))
-            for split, found in passes.items()
+            split: _describe_split(records, shards, written, split, int((readings > 0).sum()))
+            for split, (_, readings) in chosen.items()
         },
     }
 
@@ -326,29 +327,24 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
     return corpus_dir, described
 
 
-def _describe_sources(sources, sources_of, passes):
+def _describe_sources(sources, sources_of, chosen):
     """The manifest's list of sources; see `create`."""
-    num_sources = len(sources)
-    held = np.bincount(sources_of, minlength=num_sources).tolist()
-    counts = {}
-    for split, found in passes.items():
-        each = [np.bincount(sources_of[some.documents], minlength=num_sources) for some in found]
-        readings = sum(some.num_passes * counted for some, counted in zip(found, each, strict=True))
-        # whoever is read at all is read in the first pass
-        counts[split] = (each[0].tolist(), readings.tolist())
-    return [
-        {
-            "pattern": source.pattern,
-            "weight": source.weight,
-            "num_files": len(source.paths),
-            "num_documents": held[index],
-            "splits": {
-                split: {"num_documents": num_documents[index], "num_readings": num_readings[index]}
-                for split, (num_documents, num_readings) in counts.items()
-            },
-        }
-        for index, source in enumerate(sources)
-    ]
+    described = []
+    for index, source in enumerate(sources):
+        splits = {}
+        for split, (documents, readings) in chosen.items():
+            own = readings[sources_of[documents] == index]
+            splits[split] = {"num_documents": int((own > 0).sum()), "num_readings": int(own.sum())}
+        described.append(
+            {
+                "pattern": source.pattern,
+                "weight": source.weight,
+                "num_files": len(source.paths),
+                "num_documents": int((sources_of == index).sum()),
+                "splits": splits,
+            }
+        )
+    return described
 
 
 def _describe_split(records, shards, written, split, num_documents):

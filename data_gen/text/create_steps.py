@@ -64,7 +64,6 @@ class Shard:
     index: int  # within its split
     first: int  # the shard's range of the split's pairs
     last: int
-    passes: list[list[int]]  # over the documents of the split, from `save_passes`
     seed: int  # of the run
     records: BertRecords | CausalRecords
 
@@ -146,7 +145,7 @@ def write_shard(shard):
 
 def _draw_batches(shard, corpus, split_index, counts):
     """Yield lists of drawn sequences, about `SHUFFLE_TOKENS` in each: ((duplicate, document), tuple)."""
-    passes = load_passes(shard.corpus_dir, shard.split, shard.passes)
+    passes = load_passes(shard.corpus_dir, shard.split)
 
     def read_groups():
         for first in range(shard.first, shard.last, PAIRS_AT_ONCE):

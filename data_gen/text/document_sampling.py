@@ -6,8 +6,8 @@ Three documents that are to be read twice, 5 times and not at all, and a fourth,
     passes 2, 3, 4    [1]
 
 A pair is a pass (the *duplicate*: it chooses segments and masks) and a document. Pairs are numbered, pass
-after pass, and shuffled; nobody stores them. A random next sentence comes from another document of the same
-pass, so that sources are mixed in them as they are everywhere else.
+after pass, and shuffled; they are never stored. A random next sentence comes from another document of the
+same pass, so that sources are mixed in them as they are everywhere else.
 """
 
 import dataclasses
@@ -25,17 +25,11 @@ SHUFFLE_PAIRS, CHOOSE_EVAL, CHOOSE_READINGS = 2, 3, 4
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """Passes, one after the other, that read the same documents.
+    """Passes, one after the other, that read the same documents."""
 
-    Attributes:
-        first: Number of the first of them.
-        num_passes: How many they are.
-        documents: int64 `[d]`, ascending.
-    """
-
-    first: int
+    first: int  # number of the first of them
     num_passes: int
-    documents: np.ndarray
+    documents: np.ndarray  # int64 [d], ascending
 
     @property
     def num_pairs(self):
@@ -62,13 +56,12 @@ def split_documents(num_documents, eval_fraction, seed):
 
 
 def choose_readings(sources, weights, num_passes, seed):
-    """How often each document is to be read.
+    """Choose the number of readings of each document.
 
         weight 2.5 in one pass, four documents of the source   ->   for instance [2 3 3 2]
 
-    Every document of a source is read `num_passes` times its weight, rounded down; where that leaves a rest,
-    that share of the source's documents, to the nearest whole number of them, is read once more: which ones,
-    the seed says.
+    Every document of a source is read `num_passes` times its weight, rounded down. Where that leaves a rest,
+    that share of the source's documents, to the nearest whole number and by the seed, is read once more.
 
     Args:
         sources: int `[d]`, the source of each document.
@@ -82,25 +75,29 @@ def choose_readings(sources, weights, num_passes, seed):
     readings = np.zeros(len(sources), np.int64)
     for index, weight in enumerate(weights):
         of_source = np.flatnonzero(sources == index)
-        least = int(num_passes * weight)
-        num_more = round((num_passes * weight - least) * len(of_source))
-        places = shuffle_places(
-            np.arange(len(of_source)), len(of_source), (seed, index, 0, 0, CHOOSE_READINGS)
+        num_documents, least = len(of_source), int(num_passes * weight)
+        num_more = round((num_passes * weight - least) * num_documents)
+        key = (seed, index, 0, 0, CHOOSE_READINGS)
+        readings[of_source] = least + (
+            shuffle_places(np.arange(num_documents), num_documents, key) < num_more
         )
-        readings[of_source] = least + (places < num_more)
     return readings
 
 
+def save_readings(corpus_dir, split, documents, readings):
+    """Write the documents of a split, int64 `[d]`, ascending, and the readings of each, beside the corpus."""
+    with storage.write_whole(_path(corpus_dir, split)) as partial, storage.open_file(partial, "wb") as file:
+        np.save(file, np.stack([documents, readings]))
+
+
+def load_passes(corpus_dir, split):
+    """`plan_passes` of what `save_readings` wrote."""
+    with storage.open_file(_path(corpus_dir, split)) as file:
+        return plan_passes(*np.load(file))
+
+
 def plan_passes(documents, readings):
-    """Group the passes that read the same documents.
-
-    Args:
-        documents: int64 `[d]`, ascending.
-        readings: int64 `[d]`, how often each is to be read; those with 0 are in no pass.
-
-    Returns:
-        List of `Passes`, each with fewer documents than the one before.
-    """
+    """Passes that read documents as often as `readings` says: list of `Passes`, each with fewer documents."""
     passes, first = [], 0
     for num_readings in np.unique(readings[readings > 0]).tolist():
         passes.append(Passes(first, num_readings - first, documents[readings >= num_readings]))
@@ -108,37 +105,13 @@ def plan_passes(documents, readings):
     return passes
 
 
-def save_passes(corpus_dir, split, passes):
-    """Note the documents of a split's passes beside the corpus.
-
-    Returns:
-        List of [number of passes, number of documents], plain JSON, with which `load_passes` finds them.
-    """
-    with storage.write_whole(_path(corpus_dir, split)) as partial, storage.open_file(partial, "wb") as file:
-        for some in passes:
-            file.write(some.documents.astype(np.int64).tobytes())
-    return [[some.num_passes, len(some.documents)] for some in passes]
-
-
-def load_passes(corpus_dir, split, sizes):
-    """What `save_passes` noted: list of `Passes`."""
-    with storage.open_file(_path(corpus_dir, split)) as file:
-        documents = np.frombuffer(file.read(), np.int64)
-    passes, first, start = [], 0, 0
-    for num_passes, num_documents in sizes:
-        passes.append(Passes(first, num_passes, documents[start : start + num_documents]))
-        first += num_passes
-        start += num_documents
-    return passes
-
-
 def shuffled_pairs(first, last, passes, seed, split_index):
-    """Some of a split's pairs, in shuffled order, those of equal passes together.
+    """Draw some of a split's pairs, in shuffled order, those of equal passes together.
 
     Args:
-        first, last: Which places of the shuffle.
+        first, last: Places of the shuffle, the latter excluded.
         passes: List of `Passes`.
-        seed, split_index: What the shuffle is drawn from.
+        seed, split_index: Key of the shuffle.
 
     Returns:
         List of int64 `[m, 2]`, pairs (duplicate, document), and int64 `[d]`, the documents of which random
@@ -157,4 +130,4 @@ def shuffled_pairs(first, last, passes, seed, split_index):
 
 
 def _path(corpus_dir, split):
-    return os.path.join(corpus_dir, f"{split}_documents.int64")
+    return os.path.join(corpus_dir, f"{split}_documents.npy")

@@ -1,7 +1,7 @@
-"""How documents become BERT's training sequences: sentence pairs, actual or random next, then masked.
+"""BERT's training sequences: sentence pairs of documents, actual or random next, then masked.
 
 The rules are google-research/bert's, the random stream is not: every document draws from its own generator,
-so that a sequence never depends on which worker made it.
+so that a sequence never depends on the worker that made it.
 """
 
 import dataclasses
@@ -20,23 +20,14 @@ USUAL_MASKING = MaskingRules()
 
 @dataclasses.dataclass(frozen=True)
 class InstanceRules:
-    """What a sequence may be.
+    """Rules of a sequence."""
 
-    Attributes:
-        max_seq_length: S, tokens with [CLS] and [SEP].
-        max_predictions_per_seq: P.
-        masked_lm_prob: Share of tokens to predict.
-        short_seq_prob: Share of documents that are cut to a random shorter length; 0 without next sentences.
-        masking: How predictions are chosen and hidden.
-        next_sentences: Whether a sequence is a pair of segments; else it is sentences of one document.
-    """
-
-    max_seq_length: int
-    max_predictions_per_seq: int
-    masked_lm_prob: float = 0.15
-    short_seq_prob: float = 0.1
+    max_seq_length: int  # S, with [CLS] and [SEP]
+    max_predictions_per_seq: int  # P
+    masked_lm_prob: float = 0.15  # share of tokens to predict
+    short_seq_prob: float = 0.1  # share of documents cut to a random shorter length, of pairs alone
     masking: MaskingRules = USUAL_MASKING
-    next_sentences: bool = True
+    next_sentences: bool = True  # a sequence is a pair of segments; else sentences of one document
 
 
 def document_generator(seed, split_index, duplicate, document):
@@ -101,7 +92,7 @@ def collect_instances(instances):
 
 
 def draw_segments(corpus, document, documents, rules, rng):
-    """Draw the A and B segments of one document, one by one, as spans of the corpus: nothing is copied yet.
+    """Draw the A and B segments of one document, one by one, as spans of the corpus.
 
     Sentences are gathered into a chunk until it reaches the target length, which is S - 3, or with
     `short_seq_prob` a random shorter one. The chunk is cut in two at random. In half of the cases B is
@@ -115,16 +106,9 @@ def draw_segments(corpus, document, documents, rules, rng):
     A chunk of one sentence has no actual next and gets a random one. Where the split has no other document,
     B is the actual next, and a sentence alone is cut in two.
 
-    Args:
-        corpus: `TokenCorpus`.
-        document: Number of the document.
-        documents: int `[d]`, ascending, with `document` among them: where random nexts come from.
-        rules: `InstanceRules`.
-        rng: The document's generator.
-
     Yields:
         (a_begin, a_end, b_begin, b_end, is_random_next): positions in `corpus.token_ids`, and 1 for a random
-        next. A and B have at least one token each. The generator may be drawn from in between.
+        next. A and B have at least one token each. `rng` may be drawn from in between.
     """
     first, last = corpus.document_offsets[document : document + 2].tolist()
     offsets = corpus.sentence_offsets
@@ -158,14 +142,7 @@ def cut_document(corpus, document, max_seq_length):
     No token is lost: a sentence that is longer than a sequence is cut, and its rest goes on with the next.
 
         sentences of 3, 2, 12, 1 tokens, S = 10   ->   3 + 2, 8, 4 + 1      each with [CLS] and [SEP]
-
-    Args:
-        corpus: `TokenCorpus`.
-        document: Number of the document.
-        max_seq_length: S.
-
-    Yields:
-        (begin, end): positions in `corpus.token_ids`.
+    Yields (begin, end), positions in `corpus.token_ids`.
     """
     first, last = corpus.document_offsets[document : document + 2].tolist()
     offsets, room = corpus.sentence_offsets, max_seq_length - NUM_SPECIAL_ALONE
@@ -181,7 +158,7 @@ def cut_document(corpus, document, max_seq_length):
 
 
 def count_own_tokens(sequences, num_special=NUM_SPECIAL):
-    """How many tokens of sequences are text of their own documents: not special, and not of a random next.
+    """Number of tokens that are text of their sequences' own documents: not special, nor of a random next.
 
     [CLS] A A [SEP] B [SEP]   actual next: 3, random next: 2
     """
@@ -200,20 +177,14 @@ def truncate_pair(span_a, span_b, max_num_tokens, rng):
 
         lengths 7 and 3, limit 6   ->   A loses 4
 
-    Args:
-        span_a, span_b: (begin, end).
-        max_num_tokens: Limit for the sum of the lengths, at least 2.
-        rng: Generator; not drawn from where the spans fit.
-
-    Returns:
-        The two spans, shortened.
+    Spans are (begin, end); `rng` is not drawn from where they fit.
     """
     length_a, length_b = span_a[1] - span_a[0], span_b[1] - span_b[0]
     excess = length_a + length_b - max_num_tokens
     if excess <= 0:
         return span_a, span_b
     to_equal = min(excess, abs(length_a - length_b))
-    rest = excess - to_equal  # taken in turns, B first
+    rest = excess - to_equal  # one by one, B first
     loss_a = rest // 2 + (to_equal if length_a > length_b else 0)
     loss_b = excess - loss_a
     front_a, front_b = int(rng.binomial(loss_a, 0.5)), int(rng.binomial(loss_b, 0.5))
@@ -229,13 +200,7 @@ def join_segments(corpus_ids, spans, vocabulary):
         A = 7 8, B = 9   ->   [2 7 8 3 9 3]
                               [0 0 0 0 1 1]
 
-    Args:
-        corpus_ids: int32, all tokens of the corpus.
-        spans: (a_begin, a_end, b_begin, b_end), or (a_begin, a_end).
-        vocabulary: `tokenization.Vocabulary`.
-
-    Returns:
-        int32 `[L]` and int8 `[L]`.
+    Of `spans`, (a_begin, a_end, b_begin, b_end) or (a_begin, a_end): int32 `[L]` and int8 `[L]`.
     """
     segments = list(zip(spans[::2], spans[1::2], strict=True))
     length = 1 + sum(end - begin + 1 for begin, end in segments)
@@ -251,11 +216,6 @@ def join_segments(corpus_ids, spans, vocabulary):
 
 def to_features(sequences, max_seq_length, max_predictions_per_seq):
     """Pad sequences to the features of google-research/bert's pre-training record.
-
-    Args:
-        sequences: `Sequences`, n of them.
-        max_seq_length: S.
-        max_predictions_per_seq: P.
 
     Returns:
         Dict from the names in `schema.UNPACKED_LENGTHS` to arrays `[n, S]`, `[n, P]` or `[n, 1]`; unused

@@ -1,15 +1,13 @@
-"""Which files `--input_file` names for text, and how often the documents of each source are to be read.
+"""The sources of a text that `--input_file` names: files and weights.
 
     "wiki/*.parquet:2,books/*.txt"     two sources: the documents of wiki/ are read twice as often
 
-A source is a part between commas. Its *weight*, the number behind its last colon, says how often each of its
-documents is read in every pass over the text: 1 where there is none, any number above 0. It is no share of a
-mixture, as `interleave_datasets` of Hugging Face's `datasets` draws examples by, for two reasons. Data are
-made once, not sampled without end: a share would have to drop or repeat documents by a factor that nobody
-sees and that changes with the size of every other source. And how often a text is repeated is what
-overfitting depends on, and what is reported (the epochs of each data set in "Language Models are Few-Shot
-Learners", arXiv:2005.14165, Table 2.2). The manifest counts the documents and readings of each source, so
-that a share is found with one division.
+A source is a part between commas. Its *weight*, the number behind its last colon, is the number of readings
+of each document in every pass over the text: 1 where there is none, any number above 0. It is no share of a
+mixture, as in `interleave_datasets` of Hugging Face's `datasets`. Data are made once: a share would drop
+or repeat documents by a factor that nobody sees and that changes with the size of every other source. And
+overfitting depends on repetitions, which papers report (the epochs of each data set in "Language Models are
+Few-Shot Learners", arXiv:2005.14165, Table 2.2). The manifest counts documents and readings of each source.
 """
 
 import dataclasses
@@ -32,17 +30,11 @@ SPLITS_OF_DATASET = "dataset_dict.json"  # in a folder of such folders
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One part of `--input_file`.
+    """One part of `--input_file`."""
 
-    Attributes:
-        pattern: As it was given, without its weight.
-        weight: How often each document is read in every pass.
-        paths: Its files, sorted; those that an earlier source has are not among them.
-    """
-
-    pattern: str
-    weight: float
-    paths: tuple[str, ...]
+    pattern: str  # as it was given, without its weight
+    weight: float  # readings of each document in every pass
+    paths: tuple[str, ...]  # sorted, without those that an earlier source has
 
 
 def find_text_sources(pattern):

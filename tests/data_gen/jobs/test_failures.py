@@ -55,11 +55,7 @@ def settings(tmp_path):
     text = f"{tmp_path}/[ab].txt:1.25,{tmp_path}/[cd].txt"
     return {
         "pack": {"input_file": f"{tmp_path}/?.tfrecord", **common},
-        "create": {
-            "input_file": f"{tmp_path}/[ab].txt:1.25,{tmp_path}/[cd].txt",
-            "vocab_file": f"{tmp_path}/words",
-            **common,
-        },
+        "create": {"input_file": text, "vocab_file": f"{tmp_path}/words", **common},
     }
 
 
@@ -380,7 +376,7 @@ def test_a_note_is_written_after_what_it_tells_of_is_on_the_disk(tmp_path, setti
     written = {str(out / path) for path in found}
     work = out / INCOMPLETE_NAME / "work"
     if name == "create":
-        columns = ("token_ids", "sentence_offsets", "document_offsets", "train_documents.int64")
+        columns = ("token_ids", "sentence_offsets", "document_offsets", "train_documents.npy")
         written |= {str(work / "corpus" / column) for column in columns}
     else:
         written |= {str(work / f"run-0000{index}-00000.run") for index in range(4)}

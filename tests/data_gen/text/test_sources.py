@@ -14,7 +14,7 @@ from data_gen.text.document_sampling import (
     choose_readings,
     load_passes,
     plan_passes,
-    save_passes,
+    save_readings,
     shuffled_pairs,
 )
 from data_gen.text.sources import find_text_sources
@@ -112,8 +112,8 @@ def test_every_document_is_in_as_many_passes_as_it_is_to_be_read(tmp_path):
         (2, 1, [3, 11]),
         (3, 2, [3]),
     ]
-    sizes = save_passes(str(tmp_path), "train", planned)
-    passes = load_passes(str(tmp_path), "train", json.loads(json.dumps(sizes)))
+    save_readings(str(tmp_path), "train", documents, readings)
+    passes = load_passes(str(tmp_path), "train")
     wanted = [
         (turn, document)
         for document, num_readings in zip(documents.tolist(), readings.tolist(), strict=True)
