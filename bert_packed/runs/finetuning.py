@@ -18,7 +18,7 @@ from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.run_summary import show_row, tell_skipped
 from bert_packed.tasks.update_packs import fit_predictions, pack_all, plan_updates
 from bert_packed.text import tokenization
-from bert_packed.training import log_interval, loop, metrics_log
+from bert_packed.training import loop, metrics_log, training_metrics
 from bert_packed.training.backend import compiled, out_of_memory_names
 from bert_packed.training.engines import make_engine
 from bert_packed.training.engines.engine import named_weights
@@ -174,7 +174,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
         learning_rate=lambda step: float(schedule(step)),
         means=objective.means,
         tell_skipped=tell_skipped,
-        scale=log_interval.Scale(num_packs * config.max_seq_length),
+        scale=training_metrics.Scale(num_packs * config.max_seq_length),
     )
     with run_directory.naming_last_checkpoint(folder):
         stopped_by = loop.train(engine, steps, hooks, first_step, state)

@@ -21,11 +21,11 @@ from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
 from bert_packed.runs import run_directory
 from bert_packed.runs.exports import export_step
+from bert_packed.runs.interleaved_timing import Contender, compare
 from bert_packed.runs.objectives import choose_objective
-from bert_packed.runs.packed_vs_unpacked import Contender, compare
 from bert_packed.runs.run_summary import tell_skipped
 from bert_packed.runs.step_cost import measured_flops_per_second
-from bert_packed.training import log_interval, loop, metrics_log
+from bert_packed.training import loop, metrics_log, training_metrics
 from bert_packed.training.engines import make_engine
 from bert_packed.training.optimization import build_optimizer, build_schedule
 from bert_packed.training.profiling import Profile
@@ -151,14 +151,14 @@ def machine_rate(config):
 
 
 def make_scale(config, model_config, data, engine, flops_per_second):
-    """What the figures that people watch are measured against: `log_interval.Scale`.
+    """What the figures that people watch are measured against: `training_metrics.Scale`.
 
     Args:
         config, model_config, data, engine: Of the run.
         flops_per_second: Of one device, measured; None for no figure.
     """
     num_devices = engine.replicas.num_whole if engine.replicas else 1
-    return log_interval.Scale(
+    return training_metrics.Scale(
         positions_per_step=config.train_batch_size * data.train.spec.max_seq_length,
         model_flops=functools.partial(engine.objective.model_flops, model_config),
         peak_flops=flops_per_second and flops_per_second * num_devices,

@@ -17,9 +17,9 @@ from bert_packed.records.inputs import find_files, folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.split_sequences import find_num_rows
 from bert_packed.records.tfrecords import FileScan
-from bert_packed.runs.input_scans import scan_inputs
+from bert_packed.runs.input_files import describe_inputs, scan_inputs
 from bert_packed.runs.objectives import check_losses, check_records
-from bert_packed.runs.run_directory import SCANS_FILE, check_own, describe_inputs
+from bert_packed.runs.run_directory import SCANS_FILE, check_own
 from bert_packed.runs.vocabulary import make_masking
 from bert_packed.schema import PackSpec
 

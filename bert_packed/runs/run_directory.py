@@ -1,4 +1,4 @@
-"""Whether a run may start or continue in its output directory: lock, flags, model, inputs."""
+"""Output directory of a run: its lock, whether the run may start or continue there, its records."""
 
 import contextlib
 import dataclasses
@@ -21,8 +21,6 @@ from bert_packed.core.command_line import to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import PARTIAL_SUFFIX, lock, read_json, write_json
 from bert_packed.parallel.processes import ALONE
-from bert_packed.records import tfrecords
-from bert_packed.records.inputs import check_promises, read_promises
 from bert_packed.records.manifests import SCANS_NAME
 from bert_packed.tasks.glue import SERVER_NAMES
 from bert_packed.training.nonfinite import NotFiniteError
@@ -114,34 +112,6 @@ def naming_last_checkpoint(folder):
         ) from error
 
 
-def describe_inputs(paths, scans=None, are_checked=False):
-    """What identifies a run's input files, and how many packs they hold.
-
-    Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
-    tells that the records need not be decoded to be trusted.
-
-    Args:
-        paths: Of packed TFRecord files.
-        scans: Their `tfrecords.FileScan`, where they were read already.
-        are_checked: Whether their records were, so that only the manifests are left to compare.
-
-    Returns:
-        List of dicts `path`, `sha256`, `num_records`.
-
-    Raises:
-        InputError: a file is damaged (file and record), or is not what its manifest says.
-    """
-    described = []
-    promised = read_promises(paths)
-    for path, scan in zip(paths, scans or map(tfrecords.scan_file, paths), strict=True):
-        if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
-            # names the record if the file is damaged
-            num_records = scan.num_records if are_checked else tfrecords.count_records(path)
-            check_promises(promised.get(path, {}), path, num_records, scan.sha256)
-        described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})
-    return described
-
-
 def find_checkpoint(folder, config, facts):
     """Check that a run may start in a directory or continue there; nothing is changed yet.
 
@@ -149,7 +119,7 @@ def find_checkpoint(folder, config, facts):
         folder: Output directory, locked.
         config: `TrainConfig`.
         facts: Dict of JSON-able dicts that the result depends on besides flags: `inputs` (from flag name to
-            the list that `describe_inputs` made), `model`, `data`.
+            the list that `input_files.describe_inputs` made), `model`, `data`.
 
     Returns:
         Path of the checkpoint to continue from, or None for a start.

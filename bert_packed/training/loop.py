@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from tqdm import tqdm
 
 from bert_packed.objectives.objective import add_sums
-from bert_packed.training.log_interval import LogInterval, Scale, describe
 from bert_packed.training.nonfinite import NotFiniteError, SkippedSteps, check_sums
 from bert_packed.training.profiling import Profile
 from bert_packed.training.stop_request import StopRequest
+from bert_packed.training.training_metrics import LogInterval, Scale, describe
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tensorboard.summary import Writer
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
-from bert_packed.training.log_interval import WATCHED
+from bert_packed.training.training_metrics import WATCHED
 
 TRAIN_FILE, EVAL_FILE = "metrics.csv", "eval_metrics.csv"
 SPEED = ("skipped_steps", "learning_rate", "sequences_per_second", "tokens_per_second")

@@ -14,8 +14,8 @@ from bert_packed import audit
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import QUESTION_ANSWERING, ablate
 from bert_packed.core.command_line import run
-from bert_packed.data.unpacking import unpack
 from bert_packed.evaluation import contamination
+from bert_packed.evaluation.contamination import unpack
 from bert_packed.models import context
 from bert_packed.models.context import PackContext
 from bert_packed.models.packed_model import build_model

@@ -19,7 +19,7 @@ from bert_packed.config import config_json
 from bert_packed.core import command_line
 from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
-from bert_packed.training.log_interval import TIMED_FIGURES
+from bert_packed.training.training_metrics import TIMED_FIGURES
 from data_gen import pack_job
 from data_gen.pack_config import PackConfig
 

@@ -21,7 +21,7 @@ from tiny import MAX_SEQ_LENGTH, write_data
 from bert_packed.runs import pretraining
 from bert_packed.runs.run_directory import LOCK_FILE
 from bert_packed.training.engines.tensorflow import TensorFlowEngine
-from bert_packed.training.log_interval import TIMED_FIGURES
+from bert_packed.training.training_metrics import TIMED_FIGURES
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMED_COLUMNS = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)

@@ -10,8 +10,8 @@ from finetuning_batches import packed_and_unpacked
 from keras import ops
 from tiny import CONFIG, replace_sums, to_floats
 
-from bert_packed.data.unpacking import unpack
 from bert_packed.evaluation import contamination
+from bert_packed.evaluation.contamination import unpack
 from bert_packed.objectives.finetuning import (
     answer_sums,
     answers_objective,

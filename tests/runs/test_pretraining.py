@@ -17,8 +17,8 @@ from bert_packed.parallel.processes import Alone
 from bert_packed.runs import pretraining
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import read_data
-from bert_packed.training.log_interval import Scale
 from bert_packed.training.metrics_log import read_rows
+from bert_packed.training.training_metrics import Scale
 
 pytestmark = pytest.mark.usefixtures("uncompiled_file")
 

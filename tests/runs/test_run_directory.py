@@ -3,18 +3,16 @@
 import contextlib
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 from tiny import write_data
 
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import write_json
+from bert_packed.runs.input_files import describe_inputs
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import (
     agree,
     describe_continuation,
-    describe_inputs,
     find_checkpoint,
     locked,
     naming_last_checkpoint,
@@ -220,34 +218,6 @@ def test_output_directory_that_is_a_file(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(InputError, match="which is a file"), locked(tmp_path / "run"):
         pass
-
-
-def test_a_manifest_beside_the_records_is_held_to_its_word(files):
-    plain = describe_inputs(files)
-    assert [entry["num_records"] for entry in plain] == [9, 6]
-    folder = files[0].rpartition("/")[0]
-    listed = [
-        {"name": entry["path"].rpartition("/")[2], "sha256": entry["sha256"], "num_records": 9 - 3 * i}
-        for i, entry in enumerate(plain)
-    ]
-    write_json(f"{folder}/manifest.json", {"kind": "of another tool", "files": ["a"]})
-    assert describe_inputs(files) == plain
-    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": listed})
-    assert describe_inputs(files) == plain
-    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": [{**listed[0], "num_records": 70}]})
-    with pytest.raises(InputError, match=r"packed-0\.tfrecord must hold 70 records, as .*Received: 9\."):
-        describe_inputs(files)
-    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": [{**listed[0], "sha256": "0"}]})
-    with pytest.raises(InputError, match=r"packed-0\.tfrecord must have the SHA-256 0, as .*manifest\.json"):
-        describe_inputs(files)
-
-
-def test_damage_is_named_with_and_without_a_manifest(files):
-    content = bytearray(Path(files[1]).read_bytes())
-    content[len(content) // 2] ^= 1
-    Path(files[1]).write_bytes(content)
-    with pytest.raises(InputError, match=r"packed-1\.tfrecord, record \d: .* truncated or corrupt"):
-        describe_inputs(files)
 
 
 def test_every_part_of_a_run_is_on_record(started, monkeypatch):

@@ -11,8 +11,7 @@ from clock import Clock
 from bert_packed.config import PRETRAINING, ModelConfig, ablate
 from bert_packed.models.heads import count_flops
 from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.runs import interleaved_timing, run_summary, step_cost
-from bert_packed.runs.packed_vs_unpacked import Contender, compare
+from bert_packed.runs import run_summary, step_cost
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.step_cost import describe, estimate_step_seconds, step_flops
 from bert_packed.schema import PackSpec
@@ -69,34 +68,6 @@ def test_a_machine_that_is_too_fast_for_a_small_product_gets_a_larger_one(monkey
 )
 def test_durations_for_people(seconds, text):
     assert describe(seconds) == text
-
-
-def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(interleaved_timing, "time", clock)
-    calls = []
-
-    def contender(name, factor, seconds):
-        run = clock.taking(seconds, result={"num_sequences": 1.0})
-
-        def take(batch):
-            calls.append((name, batch))
-            return run()
-
-        return Contender(name, take, [0, 1], 4 * factor, factor)
-
-    unpacked = contender("unpacked", 1.0, [100, 2, 9, 2])
-    rows = compare([unpacked, contender("packed", 2.0, [100, 5, 2.5, 2])], num_repeats=3)
-    # one step each to compile, then in turns
-    names, order = ["unpacked", "packed"], [(0, 1), (0, 1), (1, -1), (0, 1)]
-    assert calls == [(name, batch) for batch, step in order for name in names[::step]]
-    # medians 2 s and 2.5 s for 4 and 8 sequences
-    columns = ("data", "packing_factor", "seconds_per_step", "sequences_per_second", "speed_up")
-    assert [tuple(row) for row in rows] == [columns, columns]
-    assert [tuple(row.values()) for row in rows] == [
-        ("unpacked", 1.0, 2.0, 2.0, 1.0),
-        ("packed", 2.0, 2.5, pytest.approx(3.2), pytest.approx(1.6)),
-    ]
 
 
 def data_of(factor):

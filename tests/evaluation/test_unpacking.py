@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_packed.data.unpacking import unpack
+from bert_packed.evaluation.contamination import unpack
 from bert_packed.objectives.features import RECORDED
 
 BATCH = {

@@ -1,8 +1,9 @@
-"""What a run's input files are, found by reading every byte of them once in their life, by one process."""
+"""Input files of a run: checksums and numbers of records, found by one reading of every byte for all runs."""
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import ALONE
+from bert_packed.records import tfrecords
 from bert_packed.records.file_scans import (
     read_checksums,
     read_scans,
@@ -11,8 +12,35 @@ from bert_packed.records.file_scans import (
     write_scans,
     write_scans_beside,
 )
-from bert_packed.records.inputs import folder_of
-from bert_packed.runs.run_directory import describe_inputs
+from bert_packed.records.inputs import check_promises, folder_of, read_promises
+
+
+def describe_inputs(paths, scans=None, are_checked=False):
+    """What identifies a run's input files, and how many packs they hold.
+
+    Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
+    tells that the records need not be decoded to be trusted.
+
+    Args:
+        paths: Of packed TFRecord files.
+        scans: Their `tfrecords.FileScan`, where they were read already.
+        are_checked: Whether their records were, so that only the manifests are left to compare.
+
+    Returns:
+        List of dicts `path`, `sha256`, `num_records`.
+
+    Raises:
+        InputError: a file is damaged (file and record), or is not what its manifest says.
+    """
+    described = []
+    promised = read_promises(paths)
+    for path, scan in zip(paths, scans or map(tfrecords.scan_file, paths), strict=True):
+        if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
+            # names the record if the file is damaged
+            num_records = scan.num_records if are_checked else tfrecords.count_records(path)
+            check_promises(promised.get(path, {}), path, num_records, scan.sha256)
+        described.append({"path": str(path), "sha256": scan.sha256, "num_records": scan.num_records})
+    return described
 
 
 def scan_inputs(paths, store, processes=ALONE):

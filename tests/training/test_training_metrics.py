@@ -9,7 +9,7 @@ from bert_packed.config import CLASSIFICATION, PRETRAINING
 from bert_packed.models.heads import count_flops
 from bert_packed.objectives.objective import count_sequences
 from bert_packed.objectives.pretraining import pretraining_counts
-from bert_packed.training.log_interval import (
+from bert_packed.training.training_metrics import (
     STEP_FIGURES,
     TIMED_FIGURES,
     WATCHED,

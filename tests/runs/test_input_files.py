@@ -9,11 +9,12 @@ import pytest
 from tiny import write_data
 
 from bert_packed.core.settings import InputError
+from bert_packed.core.storage import write_json
 from bert_packed.parallel.processes import Alone
 from bert_packed.records import file_scans, tfrecords
 from bert_packed.records.tfrecords import scan_file
-from bert_packed.runs import input_scans, run_directory
-from bert_packed.runs.input_scans import scan_inputs
+from bert_packed.runs import input_files
+from bert_packed.runs.input_files import describe_inputs, scan_inputs
 from bert_packed.runs.run_directory import SCANS_FILE
 
 
@@ -32,12 +33,40 @@ def store(tmp_path):
 def read(monkeypatch):
     """The files that were read from end to end, by a scan or record by record."""
     found = []
-    scan, count = input_scans.scan_unchanged, tfrecords.count_records
-    monkeypatch.setattr(input_scans, "scan_unchanged", lambda path: found.append(path) or scan(path))
+    scan, count = input_files.scan_unchanged, tfrecords.count_records
+    monkeypatch.setattr(input_files, "scan_unchanged", lambda path: found.append(path) or scan(path))
     monkeypatch.setattr(
-        run_directory.tfrecords, "count_records", lambda path: found.append(path) or count(path)
+        input_files.tfrecords, "count_records", lambda path: found.append(path) or count(path)
     )
     return found
+
+
+def test_a_manifest_beside_the_records_is_held_to_its_word(files):
+    plain = describe_inputs(files)
+    assert [entry["num_records"] for entry in plain] == [9, 6]
+    folder = files[0].rpartition("/")[0]
+    listed = [
+        {"name": entry["path"].rpartition("/")[2], "sha256": entry["sha256"], "num_records": 9 - 3 * i}
+        for i, entry in enumerate(plain)
+    ]
+    write_json(f"{folder}/manifest.json", {"kind": "of another tool", "files": ["a"]})
+    assert describe_inputs(files) == plain
+    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": listed})
+    assert describe_inputs(files) == plain
+    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": [{**listed[0], "num_records": 70}]})
+    with pytest.raises(InputError, match=r"packed-0\.tfrecord must hold 70 records, as .*Received: 9\."):
+        describe_inputs(files)
+    write_json(f"{folder}/manifest.json", {"kind": "packed", "files": [{**listed[0], "sha256": "0"}]})
+    with pytest.raises(InputError, match=r"packed-0\.tfrecord must have the SHA-256 0, as .*manifest\.json"):
+        describe_inputs(files)
+
+
+def test_damage_is_named_with_and_without_a_manifest(files):
+    content = bytearray(Path(files[1]).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(files[1]).write_bytes(content)
+    with pytest.raises(InputError, match=r"packed-1\.tfrecord, record \d: .* truncated or corrupt"):
+        describe_inputs(files)
 
 
 def same(found, files):
@@ -72,7 +101,7 @@ def test_another_run_reads_what_has_changed_alone(files, store, tmp_path, read):
 
 
 def read_scans_of(store, files):
-    return {path: scan for path, (scan, _) in input_scans.read_scans(store, files).items()}
+    return {path: scan for path, (scan, _) in input_files.read_scans(store, files).items()}
 
 
 def test_a_folder_where_nothing_may_be_written_is_read_by_each_run(files, store, tmp_path, read, monkeypatch):
@@ -113,13 +142,13 @@ def test_a_changed_file_of_the_same_size_is_found_damaged(files, store, read):
 def test_a_manifest_that_comes_later_is_held_to_its_word_without_a_reading(files, store, read):
     scan_inputs(files, store)
     read.clear()
-    entries = run_directory.describe_inputs(files, [scan_file(path) for path in files], are_checked=True)
+    entries = describe_inputs(files, [scan_file(path) for path in files], are_checked=True)
     listed = [{**entry, "name": Path(entry["path"]).name} for entry in entries]
     listed[1]["num_records"] = 70
     Path(files[0]).with_name("manifest.json").write_text(json.dumps({"kind": "packed", "files": listed}))
     found = scan_inputs(files, store)
     with pytest.raises(InputError, match=r"packed-1\.tfrecord must hold 70 records, as .*Received: 6\."):
-        run_directory.describe_inputs(files, [found[path] for path in files], are_checked=True)
+        describe_inputs(files, [found[path] for path in files], are_checked=True)
     assert read == []
 
 
@@ -163,12 +192,12 @@ def test_of_several_processes_the_first_reads(files, store, read):
 
 def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, read, monkeypatch):
     """The same names on another disk: what the first process found is not of these files."""
-    stamps = {index: input_scans.read_scans for index in range(2)}
+    stamps = {index: input_files.read_scans for index in range(2)}
 
     def on_the_other_disk(store, paths):
         return {} if threading.current_thread().name == "other" else stamps[0](store, paths)
 
-    monkeypatch.setattr(input_scans, "read_scans", on_the_other_disk)
+    monkeypatch.setattr(input_files, "read_scans", on_the_other_disk)
 
     def work(processes):
         threading.current_thread().name = "other" if processes.index else "first"
@@ -178,7 +207,7 @@ def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, rea
     assert [same(scans, files) for scans in found] == [True] * 2
     assert sorted(read) == sorted([*files, *files] * 2)
     # and if they are other files, says so
-    scan = input_scans.scan_unchanged
+    scan = input_files.scan_unchanged
 
     def scan_other(path):
         if threading.current_thread().name == "other":
@@ -186,7 +215,7 @@ def test_a_machine_with_copies_of_its_own_reads_them(files, store, tmp_path, rea
             return scan(str(tmp_path / "other"))
         return scan(path)
 
-    monkeypatch.setattr(input_scans, "scan_unchanged", scan_other)
+    monkeypatch.setattr(input_files, "scan_unchanged", scan_other)
     first, other = run_together(2, work)
     assert same(first, files)
     assert "packed-0.tfrecord must be the same file for every process. Received: SHA-256" in str(other)
