@@ -134,7 +134,7 @@ def test_a_row_is_a_line_of_what_is_known():
 def test_the_last_figures_are_those_of_the_last_rows(tmp_path):
     objective = pretraining_objective("per_sequence")
     trained, held_out = train_columns(objective), eval_columns(objective)
-    for name, columns, steps in (("metrics", trained, (1, 5)), ("eval_metrics", held_out, (4, 3))):
+    for name, columns, steps in (("metrics", trained, (1, 5)), ("eval_metrics", held_out, (1, 3))):
         lines = [",".join(columns)]
         lines += [
             ",".join([str(step), *(str(step + place / 8) for place in range(1, len(columns)))])
