@@ -4,7 +4,7 @@ import dataclasses
 import sys
 
 from bert_packed.checkpoints.starting_weights import check_exists
-from bert_packed.config import ATTENTIONS, MASKED_LM, ablate, ablations, without_dropout
+from bert_packed.config import ATTENTIONS, MASKED_LM, WEIGHTINGS, ablate, ablations, without_dropout
 from bert_packed.core.command_line import print_table, run
 from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.records.inputs import find_files
@@ -29,10 +29,8 @@ class AuditConfig:
     init_checkpoint: str = setting("", "model to audit: as in run_pretraining.py", required=True)
     bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
     num_packs: int = setting(8, "packs to audit, the first of the files", minimum=1)
-    mlm_loss: str = setting(
-        "per_sequence", "weight of a prediction, as in training", choices=("per_sequence", "per_token")
-    )
-    lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=("per_sequence", "per_token"))
+    mlm_loss: str = setting("per_sequence", "weight of a prediction, as in training", choices=WEIGHTINGS)
+    lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=WEIGHTINGS)
     attention: str = setting(
         "dense", "as in run_pretraining.py, without dropout of attention; of a Mamba none", choices=ATTENTIONS
     )

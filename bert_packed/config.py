@@ -16,6 +16,7 @@ DTYPES = ("float32", "mixed_bfloat16")
 # NaN. Smaller numbers are 0 in float32
 LEAST_EPSILON = 1e-30
 ATTENTIONS = ("auto", "dense", "flash")
+WEIGHTINGS = ("per_sequence", "per_token")  # of predictions in a loss
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 DROPOUT_FIELDS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 # Heads of models: masked tokens and next sentences, masked tokens alone, answer spans, a label for each

@@ -5,7 +5,7 @@ Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it h
 
 import dataclasses
 
-from bert_packed.config import MODEL_SIZES, check_dropout_overrides
+from bert_packed.config import MODEL_SIZES, WEIGHTINGS, check_dropout_overrides
 from bert_packed.core.settings import (
     InputError,
     check_depth_fits,
@@ -226,7 +226,7 @@ class NerConfig(FinetuneConfig):
         "per_sequence",
         "per_sequence: mean over the words of each sequence, then over sequences; per_token: mean over the "
         "words of a step, as Hugging Face",
-        choices=("per_sequence", "per_token"),
+        choices=WEIGHTINGS,
         group=OPTIMIZER,
     )
     max_seq_length: int = variant(

@@ -8,6 +8,7 @@ import dataclasses
 from bert_packed.config import (
     ATTENTIONS,
     MODEL_SIZES,
+    WEIGHTINGS,
     ablation_fields,
     check_dropout_overrides,
     parse_ablation,
@@ -22,7 +23,6 @@ from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, mas
 LAYOUTS = ("none", "megatron1d", "optimus2d")
 MASKINGS = ("static", "dynamic")
 OBJECTIVE, MASKING = "Losses", "Masking"
-WEIGHTINGS = ("per_sequence", "per_token")
 MASKED = f"objective={MLM_NSP},{MLM}"
 IF_DYNAMIC = {"masking=dynamic": "be left out with masking=static, which keeps the records' masks"}
 IF_EVALUATED = {"eval_input_file": "be 0 without eval_input_file"}

@@ -21,17 +21,39 @@ sys.exit(status)
 """
 
 
-@pytest.mark.parametrize("name", ["input_file", "eval_input_file", "unpacked_input_file"])
-def test_a_missing_input_is_told_without_tensorflow(tmp_path, name):
-    (tmp_path / "there.tfrecord").write_bytes(b"x")
-    inputs = dict.fromkeys(("input_file", name), str(tmp_path / "there.tfrecord"))
-    inputs[name] = str(tmp_path / "missing")
-    flags = [f"--{flag}={path}" for flag, path in inputs.items()] + [f"--output_dir={tmp_path / 'run'}"]
-    program = PROGRAM.format(module="run_pretraining", flags=flags)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+RUN = {"input_file": "there", "output_dir": "out"}
+MISTAKES = [
+    *(
+        ("run_pretraining", {**RUN, name: "missing"}, f"`{name}` must match at least one file. ", "'missing'")
+        for name in ("input_file", "eval_input_file", "unpacked_input_file")
+    ),
+    *(
+        (
+            f"bert_packed.{name}",
+            {"init_checkpoint": "missing", **more},
+            "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint",
+            "missing",
+        )
+        for name, more in (("export", {"output_dir": "out"}), ("audit", {"input_file": "there"}))
+    ),
+    (
+        "bert_packed.finetune_glue",
+        {"task_name": "RTE", "data_dir": "missing", "output_dir": "out", "init_checkpoint": "x"},
+        "`data_dir` must be an existing folder. ",
+        "missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "flags", "rule", "received"), MISTAKES)
+def test_a_missing_input_is_told_without_tensorflow(tmp_path, module, flags, rule, received):
+    (tmp_path / "there").write_bytes(b"x")
+    argv = [f"--{name}={value}" for name, value in flags.items()]
+    program = PROGRAM.format(module=module, flags=argv)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 2, ended.stderr
-    assert f"`{name}` must match at least one file. Received: {str(tmp_path / 'missing')!r}." in ended.stderr
-    assert not (tmp_path / "run").exists()
+    assert rule in ended.stderr and f"Received: {received}." in ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
 class JoinedError(Exception):
@@ -52,26 +74,6 @@ def test_in_a_cluster_the_others_are_met_before_inputs_are_looked_for(tmp_path, 
     )
     with pytest.raises(JoinedError if distribution == "multi_worker" else InputError):
         run_pretraining.main(config)
-
-
-@pytest.mark.parametrize(("name", "more"), [("export", "--output_dir=out"), ("audit", "--input_file=x")])
-def test_a_missing_checkpoint_is_told_without_tensorflow(tmp_path, name, more):
-    (tmp_path / "x").write_bytes(b"x")
-    flags = ["--init_checkpoint=missing", more]
-    program = PROGRAM.format(module=f"bert_packed.{name}", flags=flags)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    assert ended.returncode == 2, ended.stderr
-    assert "`init_checkpoint` must be a folder, or the prefix of a TensorFlow checkpoint" in ended.stderr
-    assert "Received: missing." in ended.stderr and not (tmp_path / "out").exists()
-
-
-def test_a_missing_folder_of_glue_is_told_without_tensorflow(tmp_path):
-    flags = ["--task_name=RTE", "--data_dir=missing", "--output_dir=out", "--init_checkpoint=x"]
-    program = PROGRAM.format(module="bert_packed.finetune_glue", flags=flags)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    assert ended.returncode == 2, ended.stderr
-    assert "`data_dir` must be an existing folder. Received: missing." in ended.stderr
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_prefix_and_a_folder_are_there(tmp_path):

@@ -99,6 +99,7 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
         second: int = setting(2, "two", group="Data", advanced=True)
         third: int = setting(3, "three", group="Model", advanced=True)
         fourth: int = setting(4, "four", group="Data")
+        fifth: int = setting(5, "five")
 
     def help_of(flag):
         assert command_line.run(None, Grouped, "About.", ["program.py", flag]) == 0
@@ -108,7 +109,8 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
             if line
         ]
 
-    first, fourth = ["--first (default: 1)", "one"], ["--fourth (default: 4)", "four"]
+    first = ["--first (default: 1)", "one"]
+    fourth = ["--fourth (default: 4)", "four", "--fifth (default: 5)", "five"]  # of the group before it
     hidden = "2 advanced flags are hidden; --helpfull shows them."
     assert help_of("--help") == ["Model:", *first, "Data:", *fourth, hidden]
     second, third = ["--second (default: 2)", "two"], ["--third (default: 3)", "three"]

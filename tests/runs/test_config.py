@@ -1,12 +1,13 @@
 """Configs: the published sizes, bert_config.json, and every rule with its message."""
 
+import dataclasses
 import json
 
 import pytest
 
 from bert_packed.config import MODEL_SIZES, MambaConfig, ModelConfig, load_model_config
 from bert_packed.core.settings import InputError
-from bert_packed.runs.finetuning_config import FinetuneConfig
+from bert_packed.runs.finetuning_config import FinetuneConfig, GlueConfig, NerConfig, SquadConfig
 from bert_packed.runs.pretraining_config import TrainConfig
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
@@ -148,6 +149,70 @@ def test_evaluation_may_be_limited_where_there_is_one():
 def test_micro_batch_defaults_to_the_whole_batch():
     assert TrainConfig(**GIVEN, train_batch_size=6).packs_at_once == 6
     assert TrainConfig(**GIVEN, train_batch_size=6, micro_batch_size=2).packs_at_once == 2
+
+
+ADAM = {"weight_decay": 0.01, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6, "max_grad_norm": 1.0}
+PRETRAINING = {
+    **ADAM,
+    "optimizer": "lamb",
+    "train_batch_size": 32,
+    "num_train_steps": 100_000,
+    "num_warmup_steps": 10_000,
+    "num_decay_steps": 0,
+    "learning_rate": 1e-3,
+    "end_learning_rate": 0.0,
+    "decay_power": 1.0,
+    "objective": "mlm_nsp",
+    "mlm_loss": "per_sequence",
+    "lm_loss": "per_token",
+    "packing_correction": "none",
+    "masking": "static",
+    "mask_replace_prob": 0.8,
+    "random_replace_prob": 0.1,
+    "hidden_dropout_prob": -1.0,
+    "attention_probs_dropout_prob": -1.0,
+    "random_seed": 12345,
+    "shuffle_buffer_size": 1000,
+    "max_skipped_steps": 10,
+    "log_steps": 10,
+    "eval_batch_size": 8,
+    "save_checkpoints_steps": 1000,
+    "keep_checkpoint_max": 3,
+}
+FINETUNING = {
+    **ADAM,
+    "optimizer": "adam",
+    "adam_bias_correction": True,
+    "train_batch_size": 32,
+    "micro_batch_size": 1,
+    "predict_batch_size": 8,
+    "learning_rate": 5e-5,
+    "num_train_epochs": 3.0,
+    "warmup_proportion": 0.1,
+    "max_seq_length": 384,
+    "max_sequences_per_pack": "max",
+    "do_lower_case": True,
+    "random_seed": 12345,
+    "keep_checkpoint_max": 1,
+}
+OF_TASKS = {
+    SquadConfig: {"doc_stride": 128, "max_query_length": 64, "n_best_size": 20, "max_answer_length": 30},
+    GlueConfig: {"max_seq_length": 128, "do_eval": True, "do_predict": False},
+    NerConfig: {"max_seq_length": 128, "doc_stride": 64, "tag_loss": "per_sequence"},
+}
+
+
+@pytest.mark.parametrize(
+    ("config_class", "defaults"),
+    [(TrainConfig, PRETRAINING), (FinetuneConfig, FINETUNING), *OF_TASKS.items()],
+)
+def test_defaults_of_what_changes_numbers(config_class, defaults):
+    assert {name: getattr(config_class, name) for name in defaults} == defaults
+
+
+def test_help_shows_what_most_runs_need():
+    fields = dataclasses.fields(TrainConfig)
+    assert sum(not field.metadata["advanced"] for field in fields) <= 42 < len(fields)
 
 
 def test_epsilon_of_fine_tuning_is_never_0():
