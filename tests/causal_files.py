@@ -2,6 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
+from unpacked_records import example
 
 from bert_packed import schema
 from bert_packed.records import tfrecords
@@ -29,25 +30,13 @@ def make_sequences(lengths, seed=0, vocab_size=300):
 
 def write_sequences(path, sequences):
     """Write dicts of lists as one TFRecord file; returns the path as text."""
-    tfrecords.write_records(path, [to_example(features) for features in sequences])
+    tfrecords.write_records(path, [example(features) for features in sequences])
     return str(path)
 
 
 def write_causal(path, lengths, seed=0):
     """Write `make_sequences`; returns the path as text."""
     return write_sequences(path, make_sequences(lengths, seed))
-
-
-def to_example(features):
-    """One record as TensorFlow itself serializes it."""
-
-    def to_feature(name, values):
-        if schema.dtype(name) == "float32":
-            return tf.train.Feature(float_list=tf.train.FloatList(value=values))
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-
-    named = {name: to_feature(name, values) for name, values in features.items()}
-    return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString(deterministic=True)
 
 
 def read_examples(paths):

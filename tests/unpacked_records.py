@@ -4,8 +4,9 @@ import numpy as np
 import tensorflow as tf
 
 from bert_packed import schema
-from bert_packed.records import tfrecords
+from bert_packed.records import first_records, tfrecords
 from bert_packed.records.example_bytes import serialize_examples
+from bert_packed.records.examples import parse_examples
 from bert_packed.records.read_bert import read_unpacked
 from bert_packed.records.sequences import concatenate
 
@@ -56,6 +57,14 @@ def example(features):
 def load(path):
     """All sequences of one unpacked file."""
     return concatenate(list(read_unpacked(path)))
+
+
+def read_packs(paths):
+    """All packs of some files, as one dict of arrays."""
+    spec = first_records.read_pack_spec(paths)
+    lengths = {name: spec.size(kind) for name, kind in spec.lengths.items()}
+    parts = [parse_examples(batch, lengths) for path in paths for batch in tfrecords.read_batches(path)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in lengths}
 
 
 def list_unpacked(features):

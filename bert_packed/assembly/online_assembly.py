@@ -5,7 +5,6 @@ import numpy as np
 from bert_packed.assembly.bert_packs import assemble_packs
 from bert_packed.assembly.packs import Packs
 from bert_packed.core.settings import InputError
-from bert_packed.packing.online import check_waiting
 from bert_packed.records.sequences import concatenate, take, to_offsets
 
 
@@ -27,7 +26,12 @@ def pack_stream(batches, packer, spec, waiting=None):
         InputError: a sequence is longer than S or has more predictions than P; it names the record.
         ValueError: `waiting` is not what waits in the packer.
     """
-    numbers = check_waiting(packer, () if waiting is None else waiting)  # of arrival, ascending
+    numbers, num_waiting = packer.waiting, 0 if waiting is None else len(waiting)
+    if num_waiting != len(numbers):
+        raise ValueError(
+            f"`waiting` must be the sequences that wait in the packer, {len(numbers)} here. "
+            f"Received: {num_waiting}."
+        )
     for batch in batches:
         _check_fits(batch, spec)
         first = packer.num_arrived

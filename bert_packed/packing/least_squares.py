@@ -23,7 +23,6 @@ class NnlsResult:
 
     x: np.ndarray  # float64 [n], not negative
     converged: bool  # False where the iterations ran out; `x` is then the best so far
-    num_iterations: int  # columns taken into the mix, those dropped again included
 
 
 def solve_nnls(matrix, target, max_iterations):
@@ -37,9 +36,9 @@ def solve_nnls(matrix, target, max_iterations):
     used = _UsedColumns(matrix, transposed, transposed @ target)
     residual, best = target, np.inf
     useless = []  # columns that came and went without getting nearer; without this, rounding makes cycles
-    for iteration in range(max_iterations):
+    for _ in range(max_iterations):
         if not _take_one(used, transposed @ residual, tolerance, useless):
-            return NnlsResult(x, True, iteration)
+            return NnlsResult(x, True)
         newest = used.columns[-1]
         solution = used.solve()
         while (solution <= 0).any():
@@ -57,7 +56,7 @@ def solve_nnls(matrix, target, max_iterations):
         distance = np.linalg.norm(residual)
         useless = [] if distance < best * (1 - 1e-13) else [*useless, newest]
         best = min(best, distance)
-    return NnlsResult(x, False, max_iterations)
+    return NnlsResult(x, False)
 
 
 def _take_one(used, gradient, tolerance, useless):

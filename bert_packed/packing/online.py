@@ -149,11 +149,6 @@ class OnlinePacker:
         return self._numbers.copy()
 
     @property
-    def room(self):
-        """How many sequences can come before the buffer is full and packs leave, at least 1."""
-        return self._buffer_size - len(self._lengths)
-
-    @property
     def max_seq_length(self):
         """S."""
         return self._settings["max_seq_length"]
@@ -209,50 +204,6 @@ class OnlinePacker:
         waiting[taken] = False
         self._lengths, self._numbers = self._lengths[waiting], self._numbers[waiting]
         return _by_oldest(numbers, sizes)
-
-
-def pack_items(items, packer, length_of=len, waiting=()):
-    """Pack any iterable of sequences: yields lists of items that share a pack, in the end also what waits.
-
-    The packer's state, taken when a list is out, is where to go on once the lists of the same buffer are all
-    out; `packer.num_arrived` items have been read then.
-
-    Args:
-        items: Iterable.
-        packer: `OnlinePacker`.
-        length_of: Function from an item to its length.
-        waiting: For a packer that goes on, the items that wait in it, in the order of `packer.waiting`.
-
-    Raises:
-        ValueError: `waiting` is not what waits, or a length breaks its rule.
-    """
-    items_by_number = dict(zip(check_waiting(packer, waiting).tolist(), waiting, strict=True))
-    items = iter(items)
-    # as many at a time as fill the buffer: no pack leaves before, and one at a time costs twenty times more
-    while arriving := list(itertools.islice(items, packer.room)):
-        first = packer.num_arrived
-        ready = packer.add([length_of(item) for item in arriving])
-        items_by_number.update(enumerate(arriving, start=first))
-        yield from _split(ready, items_by_number)
-    yield from _split(packer.flush(), items_by_number)
-
-
-def check_waiting(packer, waiting):
-    """Check that `waiting` has an entry a sequence that waits in a packer: their numbers, int64 `[n]`."""
-    numbers = packer.waiting
-    if len(waiting) != len(numbers):
-        raise ValueError(
-            f"`waiting` must be the sequences that wait in the packer, {len(numbers)} here. "
-            f"Received: {len(waiting)}."
-        )
-    return numbers
-
-
-def _split(ready, waiting):
-    numbers, sizes = ready
-    numbers = iter(numbers.tolist())
-    for size in sizes.tolist():
-        yield [waiting.pop(next(numbers)) for _ in range(size)]
 
 
 def _by_oldest(numbers, sizes):

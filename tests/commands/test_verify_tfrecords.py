@@ -82,35 +82,31 @@ def test_duplicated_pack(tmp_path, input_file, packed, capsys):
     assert expected in output and "not in the packs" not in output
 
 
-def change_token(packed):
-    packed[schema.INPUT_IDS][2, 0] += 1
-
-
-def change_sentence(packed):
-    packed[schema.SEGMENT_IDS][2, 0] ^= 1
-
-
-def change_label(packed):
-    packed[schema.MASKED_LM_IDS][2, 0] += 1
-
-
-def move_prediction(packed):
-    packed[schema.MASKED_LM_POSITIONS][2, 0] -= 1
-
-
-def flip_next_sentence(packed):
-    packed[schema.NEXT_SENTENCE_LABELS][2, 1] ^= 1
-
-
 def drop_last_prediction(packed):
     last = np.count_nonzero(packed[schema.MASKED_LM_WEIGHTS][2]) - 1
     for name in (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS):
         packed[name][2, last] = 0
 
 
+def change(name, place=0):
+    """Damage: one value of the third pack becomes another; a number beside it, or 0 and 1 the other."""
+
+    def damage(packed):
+        packed[name][2, place] ^= 1
+
+    return damage
+
+
 @pytest.mark.parametrize(
     "damage",
-    [change_token, change_sentence, change_label, move_prediction, flip_next_sentence, drop_last_prediction],
+    [
+        change(schema.INPUT_IDS),
+        change(schema.SEGMENT_IDS),
+        change(schema.MASKED_LM_IDS),
+        change(schema.MASKED_LM_POSITIONS),
+        change(schema.NEXT_SENTENCE_LABELS, 1),
+        drop_last_prediction,
+    ],
 )
 def test_changed_sequence_is_found_on_both_sides(tmp_path, input_file, packed, capsys, damage):
     damage(packed)
@@ -129,29 +125,18 @@ def test_tokens_swapped_between_sequences_are_found(tmp_path, input_file, packed
     assert status == 1
 
 
-def swap_sequence_ids(packed):
-    mask = packed[schema.INPUT_MASK][2]
-    mask[:] = np.select([mask == 1, mask == 2], [2, 1], mask)
+def put(name, place, value):
+    """Damage: another value in the third pack, or what a function makes of the one there."""
 
+    def damage(packed):
+        row = packed[name][2]
+        row[place] = value(row[place]) if callable(value) else value
 
-def shift_positions(packed):
-    packed[schema.POSITION_IDS][2] = np.arange(S)
+    return damage
 
 
 def move_boundary(packed):
     packed[schema.INPUT_MASK][2, int(np.argmax(packed[schema.INPUT_MASK][2] == 2))] = 1
-
-
-def move_cls(packed):
-    packed[schema.NEXT_SENTENCE_POSITIONS][2, 1] += 1
-
-
-def swap_prediction_owner(packed):
-    packed[schema.MASKED_LM_WEIGHTS][2, 0] = 2
-
-
-def forget_slot(packed):
-    packed[schema.NEXT_SENTENCE_WEIGHTS][2, 1] = 0
 
 
 def pad_between(packed):
@@ -168,18 +153,18 @@ def pad_between(packed):
         packed[name][2] += packed[name][2] >= first
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        swap_sequence_ids,
-        shift_positions,
-        pad_between,
-        move_boundary,
-        move_cls,
-        swap_prediction_owner,
-        forget_slot,
-    ],
-)
+MALFORMED = {
+    "sequences swapped": put(schema.INPUT_MASK, slice(None), lambda mask: np.array([0, 2, 1, 3])[mask]),
+    "positions of the pack": put(schema.POSITION_IDS, slice(None), np.arange(S)),
+    "padding between": pad_between,
+    "another boundary": move_boundary,
+    "another [CLS]": put(schema.NEXT_SENTENCE_POSITIONS, 1, lambda place: place + 1),
+    "prediction of another": put(schema.MASKED_LM_WEIGHTS, 0, 2),
+    "slot forgotten": put(schema.NEXT_SENTENCE_WEIGHTS, 1, 0),
+}
+
+
+@pytest.mark.parametrize("damage", MALFORMED.values(), ids=MALFORMED.keys())
 def test_malformed_pack_is_found(tmp_path, input_file, packed, capsys, damage):
     damage(packed)
     _, status = compare(tmp_path, input_file, packed)

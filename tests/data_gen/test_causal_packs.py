@@ -5,17 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 from causal_files import make_sequences, read_examples, sequences_of, write_causal, write_sequences
-from crash import all_bytes
 from unpacked_records import make_features, write_features
 
 from bert_packed import schema
 from bert_packed.assembly.causal_packs import CausalKind
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHM_NAMES
-from bert_packed.records import first_records, tfrecords
+from bert_packed.records import first_records
 from bert_packed.records.provenance import find_sources
 from bert_packed.records.read_causal import read_causal
-from data_gen import pack_job, pack_steps
+from data_gen import pack_job
 from data_gen.pack_config import PackConfig
 from data_gen.verification import compare_files
 
@@ -85,19 +84,6 @@ def test_long_packs_and_where_they_come_from(tmp_path, length):
         for number, packed in enumerate(read_examples([shard]), 1):
             wanted = [sequences[record - 1] for _, record in find_sources(str(shard), number)]
             assert [content([one]) for one in sequences_of(packed)] == [content([one]) for one in wanted]
-
-
-@pytest.mark.parametrize("changed", [{}, SPLIT])
-def test_small_runs_and_parts_give_the_same_bytes(tmp_path, monkeypatch, changed):
-    for seed, name in enumerate("ab"):
-        write_causal(tmp_path / f"{name}.tfrecord", LENGTHS, seed)
-    given = {"input_file": tmp_path / "?.tfrecord", "provenance": True, **changed}
-    pack(tmp_path / "whole", **given)
-    monkeypatch.setattr(pack_steps, "RUN_BYTES", 40 * S)
-    monkeypatch.setattr(tfrecords, "READ_BATCH", 16)
-    monkeypatch.setattr(pack_steps, "PACKS_AT_ONCE", 2)
-    pack(tmp_path / "small", **given)
-    assert all_bytes(tmp_path / "small") == all_bytes(tmp_path / "whole")
 
 
 def test_overlong_sequences_are_dropped_or_refused_and_never_truncated(tmp_path):

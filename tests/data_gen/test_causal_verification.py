@@ -288,11 +288,7 @@ SHARES = ("efficiency", "packing_factor")
 NUMBERS = ("num_packs", "num_sequences", "num_parts", "num_tokens", "num_records", "depth")
 LIES = {
     **{f"`{name}` {more:+}": (name, more) for name in NUMBERS for more in (1, -1)},
-    **{
-        f"`{name}` {more:+}": (name, more)
-        for name in ("efficiency", "packing_factor")
-        for more in (1e-6, -1e-6)
-    },
+    **{f"`{name}` {more:+}": (name, more) for name in SHARES for more in (1e-6, -1e-6)},
 }
 
 

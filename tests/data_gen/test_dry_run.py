@@ -145,18 +145,6 @@ def test_wikipedia_is_packed_at_depth_three():
     assert 8_143_829 <= best["packs"] <= 8_143_829 * (1 + 1e-4) and best["gap"] <= 1e-4
 
 
-def test_wikipedia_needs_more_depth_with_lpfhp():
-    rows, _ = try_choices(load_known_histogram("wikipedia_512"), "lpfhp", 512, "max")
-    (best,) = (row for row in rows if row["recommended"])
-    assert (best["algorithm"], best["max_seq_length"]) == ("lpfhp", 512)
-    # LPFHP wastes more at small depths than cghp: 16 and no limit are near 8, and 8 within half a percent
-    by_depth = {row["max_sequences_per_pack"]: row for row in rows if row["max_seq_length"] == 512}
-    assert by_depth[8]["packs"] == 8_207_569 and by_depth["max"]["packs"] == 8_138_483
-    assert best["packs"] <= 8_138_483 * 1.005
-    unpacked = by_depth[1]
-    assert unpacked["speed_up"] == 1 and unpacked["packs"] == 16_279_552
-
-
 def test_what_an_algorithm_cannot_do_is_left_out_and_told(monkeypatch):
     monkeypatch.setattr(nnlshp, "MAX_STRATEGIES", 29)
     rows, notes = try_choices(np.array([0, 3, 5, 2, 4, 1, 0, 2]), "nnlshp", 8, "max")
@@ -240,7 +228,6 @@ def test_command(tmp_path, capsys):
         (["--histogram=x.json", "--input_file=y"], "needs either `input_file` or `histogram`"),
         (["--histogram=/none.json"], "No such file"),
         (["--histogram=bad.json"], "bad.json: must be JSON with `lengths` and `counts`"),
-        (["--histogram=negative.json"], "must not be negative"),
         (["--histogram=empty.json"], "must count a sequence"),
         (
             ["--histogram=wikipedia_512", "--algorithm=nnlshp", "--max_sequences_per_pack=20"],
@@ -258,14 +245,11 @@ def test_command(tmp_path, capsys):
             ["--histogram=wikipedia_512", "--max_predictions_per_pack=9"],
             "`max_predictions_per_pack` must be left out with --dry_run, which cannot follow it. Received: 9",
         ),
-        (["--histogram=wikipedia_512", "--algorithm=tetris"], "`algorithm` must be one of"),
-        (["--histogram=wikipedia_512", "--max_sequences_per_pack=0"], "at least 1, or the word max"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text("[1, 2]")
-    (tmp_path / "negative.json").write_text('{"lengths": [3], "counts": [-1]}')
     (tmp_path / "empty.json").write_text('{"lengths": [3], "counts": [0]}')
     assert run(*arguments) == 2
     printed = capsys.readouterr().err

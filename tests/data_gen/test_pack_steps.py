@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from causal_files import write_causal
 from crash import all_bytes
 from unpacked_records import make_features, write_features
 
@@ -57,13 +58,24 @@ def groups(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("changes", [{"max_seq_length": S}, {"features": f"input_ids:int:{3 * S}"}])
-def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, changes, monkeypatch):
+def write_bert(path, lengths, seed):
+    write_features(path, make_features(lengths, S, seed))
+
+
+@pytest.mark.parametrize(
+    ("write", "changes"),
+    [
+        (write_bert, {"max_seq_length": S}),
+        (write_bert, {"features": f"input_ids:int:{3 * S}"}),
+        (write_causal, {"max_seq_length": S}),
+        (write_causal, {"max_seq_length": S, "split_sequences": True, "num_rows": 3}),
+    ],
+)
+def test_small_runs_and_parts_give_the_same_bytes(tmp_path, groups, write, changes, monkeypatch):
     """Several runs of each file and several parts of each shard: in production, 32 to 128 MiB each."""
     rng = np.random.default_rng(0)
     for seed, name in enumerate("ab"):
-        features = make_features(rng.integers(2, S + 1, 100), S, seed)
-        write_features(tmp_path / f"{name}.tfrecord", features)
+        write(tmp_path / f"{name}.tfrecord", rng.integers(2, S + 1, 100), seed)
     settings = {"input_file": f"{tmp_path}/?.tfrecord", "num_shards": 2, **changes}
     settings |= {"provenance": True, "num_workers": 1}
     pack(PackConfig(output_dir=str(tmp_path / "small"), **settings))

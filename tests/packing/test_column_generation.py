@@ -72,11 +72,6 @@ def test_rounding_ends_at_the_bound_without_integer_programs():
     assert sum(plan.num_packs == plan.certificate.lower_bound for plan in plans) >= 3
 
 
-def test_same_input_same_plan():
-    histogram = np.random.default_rng(3).integers(0, 900, 64)
-    assert pack_cghp(histogram, 64, 3) == pack_cghp(histogram, 64, 3)
-
-
 @pytest.mark.parametrize("factor", [0, 1e9])
 def test_no_clock_decides(monkeypatch, factor):
     """A machine whose clock stands still, or runs a year in a moment, makes the same plans."""

@@ -62,7 +62,7 @@ def solved(monkeypatch):
 
     def solve(matrix, target, max_iterations):
         asked.append((matrix.toarray(), target, max_iterations))
-        return NnlsResult(np.array([2.4, 2.6, 0.3, 0.4, *np.zeros(matrix.shape[1] - 4)]), True, 1)
+        return NnlsResult(np.array([2.4, 2.6, 0.3, 0.4, *np.zeros(matrix.shape[1] - 4)]), True)
 
     monkeypatch.setattr(least_squares, "solve_nnls", solve)
     return asked

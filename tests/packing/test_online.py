@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_packed.packing.baselines import shuffled_lengths
 from bert_packed.packing.histogram import load_known_histogram
-from bert_packed.packing.online import POLICIES, OnlinePacker, pack_items
+from bert_packed.packing.online import POLICIES, OnlinePacker
 
 
 def packs_of(ready):
@@ -124,51 +124,6 @@ def test_wikipedia_stream_is_packed_to_the_efficiency_asked():
     packer = OnlinePacker(512, "max", buffer_size=10_000)
     num_packs = len(packer.add(lengths)[1]) + len(packer.flush()[1])
     assert lengths.sum() / (512 * num_packs) >= 0.995
-
-
-def test_pack_items_gives_the_items_themselves():
-    items = ["aaaaa", "bbb", "cccccc", "dd", "eeee", "ffff"]
-    packs = list(pack_items(items, OnlinePacker(8, "max", buffer_size=4, leaving_share=1.0)))
-    assert packs == [["aaaaa", "bbb"], ["cccccc", "dd"], ["eeee", "ffff"]]
-
-
-class CountingPacker(OnlinePacker):
-    """Counts its calls."""
-
-    num_calls = 0
-
-    def add(self, lengths):
-        assert len(lengths) <= self.room
-        self.num_calls += 1
-        return super().add(lengths)
-
-
-def test_pack_items_adds_whole_buffers_and_makes_the_same_packs():
-    lengths = np.random.default_rng(1).integers(1, 33, 500).tolist()
-    plain = OnlinePacker(32, 4, buffer_size=50)
-    expected = packs_of(plain.add(lengths)) + packs_of(plain.flush())
-    packer = CountingPacker(32, 4, buffer_size=50)
-    packs = pack_items(enumerate(lengths), packer, length_of=lambda item: item[1])
-    assert [[number for number, _ in pack] for pack in packs] == expected
-    assert packer.num_calls <= 500 / (0.75 * 50) + 1
-
-
-def test_pack_items_goes_on_with_what_waits():
-    lengths = np.random.default_rng(2).integers(1, 33, 300).tolist()
-    whole = OnlinePacker(32, 4, buffer_size=50)
-    expected = packs_of(whole.add(lengths)) + packs_of(whole.flush())
-    first = OnlinePacker(32, 4, buffer_size=50)
-    packs = packs_of(first.add(lengths[:120]))
-    waiting = [(number, lengths[number]) for number in first.waiting.tolist()]
-    rest = enumerate(lengths[120:], start=120)
-    assert len(waiting) > 5
-    for wrong in ((), waiting[1:]):
-        with pytest.raises(ValueError, match=f"that wait in the packer, {len(waiting)} here. Received: "):
-            next(pack_items(rest, first, waiting=wrong))
-    second = OnlinePacker.from_state(first.state())
-    items = pack_items(rest, second, length_of=lambda item: item[1], waiting=waiting)
-    packs += [[number for number, _ in pack] for pack in items]
-    assert packs == expected
 
 
 @pytest.mark.parametrize(

@@ -130,24 +130,20 @@ def test_a_damaged_store_gives_nothing_wrong(store, files):
     assert numbers_found == {0, len(files)}
 
 
-def folder(store):
-    os.mkdir(store)
-
-
-def another_program(store):
-    Path(store).write_bytes(b"PK\x03\x04" + bytes(100))
-
-
-def link_to_itself(store):
-    os.symlink(store, store)
-
-
-@pytest.mark.parametrize("make", [folder, another_program, link_to_itself])
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkdir,
+        lambda store: store.write_bytes(b"PK\x03\x04" + bytes(100)),
+        lambda store: store.symlink_to(store),
+    ],
+    ids=["folder", "another program", "link to itself"],
+)
 def test_what_is_no_store_beside_the_files_holds_nothing_and_stops_nobody(files, make):
     make(Path(files[0]).with_name(".scans.npz"))
     assert read_scans_beside(files) == {}
     write_scans_beside({path: scan_unchanged(path) for path in files})
-    assert list(read_scans_beside(files)) == ([] if make is folder else files)
+    assert list(read_scans_beside(files)) == ([] if make is os.mkdir else files)
 
 
 def test_a_store_that_is_somebody_elses_holds_nothing_and_stops_nobody(files, monkeypatch):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from unpacked_records import list_packed, list_unpacked, make_features, write_features
+from unpacked_records import list_packed, list_unpacked, make_features, read_packs, write_features
 
 from bert_packed import schema
 from bert_packed.core import storage
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError
-from bert_packed.records import examples, first_records, provenance, tfrecords
+from bert_packed.records import provenance
 from bert_packed.records.provenance import find_sources, provenance_path
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from data_gen.find_sources import DESCRIPTION, SourcesConfig, main
@@ -47,11 +47,7 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
     seen = set()
     for entry in manifest["files"]:
         path = str(out / entry["name"])
-        spec = first_records.read_pack_spec([path])
-        sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
-        (batch,) = tfrecords.read_batches(path)
-        arrays = examples.parse_examples(batch, sizes)
-        found = iter(list_packed(arrays))
+        found = iter(list_packed(read_packs([path])))
         for number in range(1, entry["num_records"] + 1):
             for source, record in find_sources(path, number):
                 assert next(found) == inputs[source][record - 1]
@@ -62,14 +58,6 @@ def test_every_sequence_of_a_pack_is_found_in_its_source(tmp_path):
     assert len(seen) == 100
     with pytest.raises(InputError, match=r"must have the record\. Received: 0 of"):
         find_sources(path, 0)
-
-
-def test_without_an_index_there_is_an_error(tmp_path):
-    path = write_features(tmp_path / "a.tfrecord", make_features([3], S))
-    with pytest.raises(
-        InputError, match=r"must be packed with --provenance\. Received: no .*a\.provenance\.npz"
-    ):
-        find_sources(path, 1)
 
 
 def test_a_link_keeps_its_own_name(tmp_path, monkeypatch):
@@ -154,9 +142,7 @@ def test_the_command_prints_the_sources(shard, capsys):
 
 
 def test_names_that_are_not_utf_8_are_printed(shard, capfdbinary):
-    content = json.loads((shard.parent / "manifest.json").read_text())
-    content["inputs"][0]["path"] = os.fsdecode(b"\xff.tfrecord")
-    (shard.parent / "manifest.json").write_text(json.dumps(content))
+    change_manifest(inputs=[{"path": os.fsdecode(b"\xff.tfrecord")}, {"path": "b"}])(shard)
     argv = ["find_sources.py", f"--packed_file={shard}", "--record_number=1"]
     assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
     assert rb" \xff.tfrecord " in capfdbinary.readouterr().out
@@ -182,18 +168,12 @@ def lose_manifest(shard):
     (shard.parent / "manifest.json").unlink()
 
 
-def replace_manifest(shard):
-    (shard.parent / "manifest.json").write_text('{"inputs": ["a", "b"], "splits": [], "files": {}}')
+def change_manifest(**changes):
+    def change(shard):
+        content = json.loads((shard.parent / "manifest.json").read_text())
+        (shard.parent / "manifest.json").write_text(json.dumps(content | changes))
 
-
-def replace_inputs(shard):
-    content = json.loads((shard.parent / "manifest.json").read_text())
-    (shard.parent / "manifest.json").write_text(json.dumps({**content, "inputs": ["a", {"path": 3}]}))
-
-
-def lose_an_input(shard):
-    content = json.loads((shard.parent / "manifest.json").read_text())
-    (shard.parent / "manifest.json").write_text(json.dumps({**content, "inputs": content["inputs"][:1]}))
+    return change
 
 
 def replace_shard(shard):
@@ -213,27 +193,32 @@ def age_index(shard):
     np.savez(provenance_path(shard), **{**arrays, "pack_offsets": np.append(arrays["pack_offsets"], 7)})
 
 
+NO_INDEX = r"x\.provenance\.npz must be an index of --provenance"
+NO_MANIFEST = r"must hold the manifest\.json .*Received: "
+OTHER_SHARD = r"x\.provenance\.npz must be of .*x\.tfrecord with .* Received: "
+
+
 @pytest.mark.parametrize(
     ("damage", "flags", "message"),
     [
-        (cut_index, [], r"x\.provenance\.npz must be an index of --provenance"),
-        (replace_index, [], r"x\.provenance\.npz must be an index of --provenance"),
-        (flip_index, [], r"x\.provenance\.npz must be an index of --provenance"),
-        (lose_manifest, [], r"must hold the manifest\.json .*x\.tfrecord\. Received: none that lists it"),
-        (replace_manifest, [], r"must hold the manifest\.json .* Received: none that lists it"),
-        (replace_inputs, [], r"must hold the manifest\.json .* Received: 0 inputs, .* names number 2"),
-        (lose_an_input, [], r"must hold the manifest\.json .* Received: 1 inputs, .* names number 2"),
-        (replace_shard, [], r"must hold the manifest\.json .*x\.tfrecord\. Received: one with another SHA"),
-        (
-            copy_index,
-            [],
-            r"x\.provenance\.npz must be of .*x\.tfrecord with .* Received: that of a file with",
-        ),
-        (age_index, [], r"x\.provenance\.npz must be of .*x\.tfrecord with .* Received: one of 6 entries"),
+        (cut_index, [], NO_INDEX),
+        (replace_index, [], NO_INDEX),
+        (flip_index, [], NO_INDEX),
+        (lose_manifest, [], NO_MANIFEST + "none that lists it"),
+        (change_manifest(inputs=["a", "b"], splits=[], files={}), [], NO_MANIFEST + "none that lists it"),
+        (change_manifest(inputs=["a", {"path": 3}]), [], NO_MANIFEST + "0 inputs, .* names number 2"),
+        (change_manifest(inputs=[{"path": "a"}]), [], NO_MANIFEST + "1 inputs, .* names number 2"),
+        (replace_shard, [], NO_MANIFEST + "one with another SHA"),
+        (copy_index, [], OTHER_SHARD + "that of a file with"),
+        (age_index, [], OTHER_SHARD + "one of 6 entries"),
         (None, ["--record_number=5"], r"x\.tfrecord must have the record\. Received: 5 of 4"),
         (None, ["--record_number=0"], "`record_number` must be at least 1"),
         (None, ["--packed_file="], "`packed_file` must be given"),
-        (None, ["--packed_file=/nowhere.tfrecord"], "must be packed with --provenance"),
+        (
+            None,
+            ["--packed_file=/nowhere.tfrecord"],
+            r"with --provenance\. Received: no /nowhere\.prov",
+        ),
     ],
 )
 def test_mistakes_of_the_command_are_one_line(shard, capsys, damage, flags, message):
@@ -262,11 +247,9 @@ def traced(tmp_path):
 
 def rows_of(shard):
     """The table of every pack of a shard, and the first word of each sequence."""
-    (spec, (batch,)) = first_records.read_pack_spec([shard]), tfrecords.read_batches(shard)
-    sizes = {name: spec.size(kind) for name, kind in schema.PACKED_LENGTHS.items()}
-    sequences = list_packed(examples.parse_examples(batch, sizes))
-    rows = []
-    for number in range(1, len(batch) + 1):
+    packs = read_packs([shard])
+    sequences, rows = list_packed(packs), []
+    for number in range(1, len(packs[schema.INPUT_IDS]) + 1):
         argv = ["f.py", f"--packed_file={shard}", f"--record_number={number}", f"--json={shard}.json"]
         assert run(main, SourcesConfig, DESCRIPTION, argv) == 0
         rows += json.loads(Path(f"{shard}.json").read_text())
