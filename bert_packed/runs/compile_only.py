@@ -1,4 +1,4 @@
-"""What `--compile_only` does: a run's step, compiled for its real shapes, written down and reported on."""
+"""`--compile_only`: compile a run's step for its real shapes, write program and report, train nothing."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ UNKNOWN = "not told"
 def compile_run(config, backend):
     """Compile the step of a run, write its program and its report, and print a table.
 
-    Nothing is trained, and no output directory is read or written.
+    No output directory is read or written.
 
     Args:
         config: `TrainConfig` with `compile_only`.
@@ -47,7 +47,11 @@ def compile_run(config, backend):
     check_fits(data, model_config, config)
     programs = compile_step(config, model_config, data)
     report = {"backend": backend, **describe_step(programs)}
-    _check_devices(config, report)
+    if config.num_virtual_devices not in (0, report["devices"]):
+        raise InputError(
+            f"`num_virtual_devices` must be as many as the step runs on, which is {report['devices']}. "
+            f"Received: {config.num_virtual_devices}."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for number, program in enumerate(programs):
         name = PROGRAM_FILE if len(programs) == 1 else PROGRAM_FILE.replace("step", f"step-{number}")
@@ -59,13 +63,7 @@ def compile_run(config, backend):
 
 
 def compile_step(config, model_config, data):
-    """Build the engine of a run over the devices that the backend sees, and compile its training step.
-
-    This is where a run on many devices differs from one on one: it is `build_engine` that spreads it.
-
-    Returns:
-        List of `StepProgram`, those that a step runs.
-    """
+    """The `StepProgram`s of a run's training step, over the devices that the backend sees: list."""
     engine = build_engine(config, model_config, data)
     if config.layout != "none":
         print(engine.replicas.layout.describe(model_config))
@@ -97,14 +95,6 @@ def _check_folder(folder):
         raise InputError(f"`compile_only` must be a folder. Received: {folder}, which is a file.")
     if (folder / RUN_FILE).exists():  # whose next start would refuse it for files that are not its own
         raise InputError(f"`compile_only` must not be the output_dir of a run. Received: {folder}.")
-
-
-def _check_devices(config, report):
-    if config.num_virtual_devices not in (0, report["devices"]):
-        raise InputError(
-            f"`num_virtual_devices` must be as many as the step runs on, which is {report['devices']}. "
-            f"Received: {config.num_virtual_devices}."
-        )
 
 
 def _print_report(report, folder):

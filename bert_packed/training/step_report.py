@@ -34,22 +34,15 @@ SIZE, IS_THREAD_LOCAL, IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT = 2, 3, 5, 7, 1
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-    """A program as an engine compiled it; None is what the backend does not tell.
+    """A program as an engine compiled it, on one of its devices; None is what the backend does not tell."""
 
-    Attributes:
-        text: Optimised HLO.
-        compile_seconds: From the traced step to the program.
-        num_devices: Devices that run it; None where the text says how many.
-        flops, bytes_accessed: By XLA's own count, on one device; it counts the body of a loop once.
-        argument_bytes, output_bytes, aliased_bytes, temporary_bytes: Memory of one device by XLA's plan: what
-            goes in, what comes out, what of it is written over what went in, and what is held meanwhile.
-    """
-
-    text: str
-    compile_seconds: float
-    num_devices: int | None = None
+    text: str  # optimised HLO
+    compile_seconds: float  # from the traced step to the program
+    num_devices: int | None = None  # that run it; None where the text says how many
+    # By XLA's own count, which takes the body of a loop once
     flops: float | None = None
     bytes_accessed: float | None = None
+    # By XLA's plan of memory: inputs, results, results that are written over inputs, and the rest
     argument_bytes: int | None = None
     output_bytes: int | None = None
     aliased_bytes: int | None = None
@@ -133,16 +126,11 @@ def describe_step(programs):
         programs: List of `StepProgram`, run one after the other.
 
     Returns:
-        Dict for JSON; a value is None where the backend does not tell, or a loop has an unknown length.
-        `programs`, `devices`;
-        `dynamic_dimensions`, `host_callbacks`: instructions that break the contract, and in `broken_by` what
-            stands there;
-        `loops_of_unknown_length`;
-        `matmul_flops`: see `program_text.matmul_flops`;
-        `flops`, `bytes_accessed`, `argument_bytes`, `output_bytes`, `temporary_bytes`, `peak_bytes`: see
-            `StepProgram`; sums over the programs of what is done, the largest of what is held;
-        `compile_seconds`;
-        `collective_bytes`: what a device puts into collectives; `collectives`, see `summarise`.
+        Dict for JSON; None is what the backend does not tell, or a loop of unknown length hides. Of programs
+        the sum of what is done (`flops`, `matmul_flops`, `bytes_accessed`, `compile_seconds`,
+        `collective_bytes`) and the largest of what is held (`argument_bytes`, `output_bytes`,
+        `temporary_bytes`, `peak_bytes`). `dynamic_dimensions` and `host_callbacks` count instructions that
+        break the contract, `broken_by` has their lines. `collectives`: see `summarise`.
     """
     modules = [read_module(program.text) for program in programs]
     dynamic = [line for module in modules for line in find_dynamic(module)]

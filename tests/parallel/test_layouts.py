@@ -160,12 +160,7 @@ def test_logits_of_the_vocabulary_are_nowhere_whole(trained, case):
     layout, (copies, rows, columns), _ = case
     predictions = 8 // copies // (rows if layout == "optimus2d" else 1) * 12
     parts = columns if layout == "optimus2d" else rows * columns
-    sizes = [
-        shape.sizes
-        for computation in module.computations.values()
-        for instruction in computation.instructions.values()
-        for shape in instruction.shapes
-    ]
+    sizes = [shape.sizes for instruction in module.instructions for shape in instruction.shapes]
     padded = -(-31 // parts) * parts
     own = [one for one in sizes if one and one[-1] == padded // parts and np.prod(one[:-1]) == predictions]
     assert own  # each device has its part of the logits
@@ -177,8 +172,7 @@ def test_gradients_are_in_blocks_between_micro_batches(trained, case):
     (program,) = trained(case).engine.step_programs(batch_at(0))
     sizes = {
         shape.sizes
-        for computation in read_module(program.text).computations.values()
-        for instruction in computation.instructions.values()
+        for instruction in read_module(program.text).instructions
         for shape in instruction.shapes
         if instruction.opcode == "while"
     }

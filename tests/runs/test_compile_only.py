@@ -9,7 +9,7 @@ import types
 import keras
 import numpy as np
 import pytest
-from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine, write_data
+from tiny import CONFIG, make_engine, write_data
 
 import run_pretraining
 from bert_packed.core import command_line
@@ -18,7 +18,6 @@ from bert_packed.runs import compile_only
 from bert_packed.runs.compile_only import STATUS_NOT_STATIC, empty_batch
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.pretraining_data import read_data
-from bert_packed.schema import PackSpec
 from bert_packed.training.step_report import StepProgram
 
 TEXT = """HloModule step, num_partitions=2
@@ -63,32 +62,18 @@ def run(data, **flags):
 
 def test_what_it_writes_and_says(data, asked, tmp_path, capsys):
     target = tmp_path / "new" / "compiled"
-    assert run(data, compile_only=target) == 0
+    assert run(data, compile_only=target, num_virtual_devices=2) == 0 and asked.devices == [2]
     assert {path.name for path in target.iterdir()} == {"step.hlo.txt", "step.json"}
     assert (target / "step.hlo.txt").read_text() == TEXT
     report = json.loads((target / "step.json").read_text())
-    assert {
-        name: report[name] for name in ("backend", "programs", "devices", "flops", "compile_seconds")
-    } == {
-        "backend": keras.backend.backend(),
-        "programs": 1,
-        "devices": 2,
-        "flops": 24.0,
-        "compile_seconds": 2.5,
-    }
+    names = ("backend", "programs", "devices", "flops", "compile_seconds")
+    assert [report[name] for name in names] == [keras.backend.backend(), 1, 2, 24.0, 2.5]
     assert report["temporary_bytes"] is None and report["collective_bytes"] == 96
     assert report["versions"]["keras"] == keras.__version__
     printed = capsys.readouterr().out
     assert "host callbacks" in printed and "not told" in printed and "all-reduce" in printed
     (batch,) = asked.batches
-    assert {name: values.shape for name, values in batch.items()} == {
-        **{
-            name: (4, MAX_SEQ_LENGTH)
-            for name in ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
-        },
-        **{name: (4, 12) for name in ("prediction_positions", "prediction_ids", "prediction_sequences")},
-        **{name: (4, 4) for name in ("cls_positions", "slot_weights", "nsp_labels")},
-    }
+    assert batch.keys() == {feature.name for feature in RECORDED} and len(batch["token_ids"]) == 4
 
 
 def test_the_batch_is_one_of_the_pipeline(data, tmp_path):
@@ -155,11 +140,6 @@ def test_mistakes(data, asked, tmp_path, capsys, flags, message):
     assert not (tmp_path / "new").exists() and not (tmp_path / "run").exists()
 
 
-def test_virtual_devices_are_made_before_anything_is_computed(data, asked, tmp_path):
-    assert run(data, compile_only=tmp_path, num_virtual_devices=2) == 0
-    assert asked.devices == [2]
-
-
 def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
     """Of a file only its first record is read: one that is cut off later will do."""
     whole = (data / "packed-0.tfrecord").read_bytes()
@@ -187,9 +167,3 @@ def test_a_process_has_the_devices_that_it_asked_for():
     command = [sys.executable, "-c", COUNT_DEVICES]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.stdout == "3 {'cpu'}\n", done.stderr
-
-
-def test_an_empty_batch_has_the_shapes_of_its_records():
-    batch = empty_batch(RECORDED, PackSpec(16, 3, 5), 2)
-    assert batch["prediction_ids"].shape == (2, 5) and batch["slot_weights"].shape == (2, 3)
-    assert (batch["token_ids"].dtype, batch["slot_weights"].dtype) == ("int32", "float32")

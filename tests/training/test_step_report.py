@@ -34,7 +34,13 @@ ENTRY %main (a: f32[4,6], b: f32[6,5]) -> f32[4,5] {
   ROOT %product = f32[4,5]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 """
-FLOPS = 7 * 3 * (2 * 4 * 5 * 6) + 2 * 4 * 5 * 6
+ONE = 2 * 4 * 5 * 6
+FLOPS = 7 * 3 * ONE + ONE
+UNKNOWN_LENGTH = {"known_trip_count": "unknown"}
+CUBLAS = (
+    '%g = (f32[4,5]{1,0}, s8[900]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", '
+    'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
+)
 
 
 def report_of(planted="", **changes):
@@ -49,6 +55,24 @@ def test_a_static_program():
     assert report["matmul_flops"] == FLOPS
     # what a backend does not tell stays unknown
     assert {report[name] for name in ("flops", "bytes_accessed", "peak_bytes", "temporary_bytes")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "flops"),
+    [
+        (UNKNOWN_LENGTH, None),
+        ({**UNKNOWN_LENGTH, " dot(%many": " add(%many"}, ONE),  # a loop without products hides none
+        ({" dot(%many": " add(%many"}, ONE),
+        ({"PLANTED": CUBLAS}, FLOPS + ONE),
+        # a library's own form: no guess
+        ({"PLANTED": '%g = f32[4,5]{1,0} custom-call(%a, %b), custom_call_target="__onednn$matmul"'}, None),
+    ],
+)
+def test_operations_of_the_products(changes, flops):
+    text = PLAIN
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    assert describe_step([StepProgram(text, 1.0)])["matmul_flops"] == flops
 
 
 @pytest.mark.parametrize(
@@ -109,7 +133,7 @@ def test_two_programs_are_no_static_step():
     ]
     report = describe_step(programs)
     assert not is_static(report)
-    names = (
+    names = [
         "programs",
         "devices",
         "matmul_flops",
@@ -117,7 +141,7 @@ def test_two_programs_are_no_static_step():
         "bytes_accessed",
         "peak_bytes",
         "compile_seconds",
-    )
+    ]
     assert [report[name] for name in names] == [2, 2, 2 * FLOPS, 20.0, 40.0, 100 + 60 - 40 + 30, 3.0]
     assert describe_step([programs[0], StepProgram(programs[0].text, 1.0)])["flops"] is None
 
