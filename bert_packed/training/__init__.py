@@ -1,4 +1,4 @@
-"""The step and the loop around it: one compiled program a step, logs, stops, the optimizers.
+"""Training: one compiled program per step, the loop around it, logs, stopping, optimizers.
 
 Read `loop.py`, then `engines/tensorflow.py` or `engines/jax.py`, then `optimization.py`.
 """

@@ -6,12 +6,9 @@ import keras
 
 
 def compiled(function, model=None):
-    """A function of arrays or dicts of them, compiled by XLA once for each set of input shapes.
+    """Compile a function of arrays, or of dicts of them, by XLA: once for each set of input shapes.
 
-    Args:
-        function: Reads variables of `model` only, and assigns none.
-        model: Keras model. JAX would take the values of its variables for constants of the program, folded
-            into it and never read again; so they become its arguments.
+    The function may read variables of `model` and of no other, and must not assign any.
     """
     if keras.backend.backend() == "jax":
         return _compiled_by_jax(function, model)
@@ -23,6 +20,8 @@ def compiled(function, model=None):
 def _compiled_by_jax(function, model):
     import jax
 
+    # Arguments of the program: JAX would fold variables that it closes over as constants, and never read
+    # them again
     variables = model.variables if model is not None else []
 
     @jax.jit
@@ -34,7 +33,7 @@ def _compiled_by_jax(function, model):
 
 
 def gradient(function):
-    """The gradient of `function(inputs)`, a scalar, by its argument."""
+    """The gradient of a scalar `function(inputs)` with respect to its inputs, as a function."""
     if keras.backend.backend() == "jax":
         import jax
 
@@ -52,14 +51,11 @@ def gradient(function):
 
 @contextlib.contextmanager
 def out_of_memory_names(where, setting):
-    """Turn the backend's own error into one for people; results must be waited for inside.
+    """Raise `MemoryError` where the backend runs out of device memory; the body must wait for its results.
 
     Args:
-        where: What was computed: "a training step".
-        setting: Flag that makes it smaller.
-
-    Raises:
-        MemoryError: the device had too little memory for what the body computes.
+        where: The computation, for the message: "a training step".
+        setting: Flag to lower, for the message.
     """
     try:
         yield
@@ -80,13 +76,10 @@ def _is_out_of_memory(error):
 
 
 def make_virtual_devices(number):
-    """Let the backend see that many CPU devices and no others: to compile for them, not to compute faster.
+    """Make `number` CPU devices, and no others, visible to the backend, in order to compile for them.
 
-    Args:
-        number: At least 1; more than the machine has, too.
-
-    Raises:
-        RuntimeError: the backend has computed something already in this process, and so counted its devices.
+    There may be more than the machine has cores. Raises `RuntimeError` where the backend has already
+    initialised its devices in this process.
     """
     if keras.backend.backend() == "jax":
         import jax

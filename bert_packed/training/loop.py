@@ -1,7 +1,4 @@
-"""The outer loop on the host: data, progress, logs, evaluation, checkpoints and stopping.
-
-Model, optimizer, loss and data arrive as arguments; one call of the engine is one compiled step.
-"""
+"""The training loop on the host: data, progress, logs, evaluation, checkpoints and stopping."""
 
 import dataclasses
 import time
@@ -18,21 +15,19 @@ from bert_packed.training.training_metrics import LogInterval, Scale, describe
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """What the loop calls; each is a plain function.
+    """Callbacks and settings of `train`.
 
     Attributes:
-        batches: From a first step to an endless iterable of batches.
-        log: With a row of training figures.
-        evaluate: With a step; None for no evaluation.
-        save: With a step and the loop's own state.
-        export: With a step; None for no export.
-        prune: Once the weights saved last have given finite sums: older checkpoints may go.
-        learning_rate: From a step's index, from 0, to its rate.
-        means: From sums over steps to the figures of a row.
-        tell_skipped: With a step that was left out and what of its figures was not finite, as text.
-        shows_progress: Whether there is a progress bar, where somebody would see it.
-        scale: What the figures of a row are measured against.
-        profile: The steps that are traced.
+        batches: Function from the number of steps taken to an endless iterable of the next batches.
+        log: Takes a row of training figures.
+        evaluate: Takes a step; None for no evaluation.
+        save: Takes a step and the loop's own state, plain JSON.
+        prune: Removes older checkpoints; called once the last one saved has given finite sums.
+        learning_rate: Function from a step's index, from 0, to its rate.
+        means: Function from sums over steps to the figures of a row.
+        tell_skipped: Takes a skipped step and its figures that are not finite, as text.
+        shows_progress: Show a progress bar where stderr is a terminal.
+        export: Takes a step; None for no export.
     """
 
     batches: Callable[[int], Iterable]
@@ -50,28 +45,21 @@ class Hooks:
 
 
 def train(engine, config, hooks, first_step=0, state=None):
-    """Train from `first_step` to `config.num_train_steps`, or until asked to stop.
-
-    A step is saved before it is evaluated, so that neither a mistake in the held-out data nor a signal during
-    a long evaluation costs a step. What is saved says that the evaluation is due; a run that continues there
-    begins with it.
-
-    Finite weights may be useless all the same. So older checkpoints go when the next step or the evaluation
-    of what was saved has given finite sums, or when the run is complete, and not with the saving.
+    """Train from `first_step` to `config.num_train_steps`, or until SIGTERM or SIGINT.
 
     Args:
-        engine: Engine with `train_step(batch, wants_stop)`; where several processes take part, its sums hold
+        engine: Has `train_step(batch, wants_stop)`; with several processes its sums hold
             `num_stop_requests`.
-        config: `TrainConfig`, or what else has its numbers of steps.
+        config: `TrainConfig`, or another object with its numbers of steps.
         hooks: `Hooks`.
-        first_step: Steps taken before; the data continue there.
-        state: What `hooks.save` was given with that step; None at the start.
+        first_step: Number of steps taken before; the data continue there.
+        state: The state that `hooks.save` got at that step; None at the start.
 
     Returns:
-        The signal that stopped the run after a save, or None when it is complete.
+        The signal that stopped the run after a save, or None when the run is complete.
 
     Raises:
-        NotFiniteError: too many steps in a row are not finite, or what would be saved is not.
+        NotFiniteError: `config.max_skipped_steps` steps in a row, or what would be saved, are not finite.
     """
     state = state or {"interval": {}, "evaluation_due": False}
     interval = LogInterval.from_state(state, hooks.scale)
@@ -98,6 +86,7 @@ def train(engine, config, hooks, first_step=0, state=None):
                 interval.add(sums, None if is_first else time.perf_counter() - start, waiting)
             is_first = False
             if is_unproven and not why:
+                # Only now: weights that were finite when saved may still give NaN in their first step
                 hooks.prune()
                 is_unproven = False
             bar.update()
@@ -111,6 +100,8 @@ def train(engine, config, hooks, first_step=0, state=None):
                 # Before it is saved: a kill in between repeats the step, and none stays without its export
                 hooks.export(step)
             due = bool(hooks.evaluate) and is_due(step, config.eval_steps, config)
+            # Saved before it is evaluated: neither bad held-out data nor a signal during a long evaluation
+            # costs a step. A run that continues here begins with the evaluation that is due
             if stopped_by or is_due(step, config.save_checkpoints_steps, config):
                 hooks.save(step, {**interval.state(), "evaluation_due": due})
                 is_unproven = True
@@ -123,18 +114,15 @@ def train(engine, config, hooks, first_step=0, state=None):
 
 
 def evaluate(engine, batches, max_batches=0):
-    """Sums over evaluation batches.
+    """Sums over evaluation batches: dict of floats.
 
     Args:
-        engine: Engine with `eval_step(batch)`.
+        engine: Has `eval_step(batch)`.
         batches: Iterable of batches.
-        max_batches: Stop after so many; 0 takes all.
-
-    Returns:
-        Dict of floats for `metrics.means`.
+        max_batches: Upper limit of batches taken; 0 takes all.
 
     Raises:
-        NotFiniteError: one of them is no finite number.
+        NotFiniteError: a sum is not finite.
     """
     total = {}
     for number, batch in enumerate(batches, 1):
@@ -153,12 +141,12 @@ def _evaluate_step(hooks, step):
 
 
 def is_due(step, every, config):
-    """Whether what is done every so often (0: never) and after the last step is done after `step`."""
+    """True after every `every` steps (0 for never), and after the last step always."""
     return step == config.num_train_steps or (every > 0 and step % every == 0)
 
 
 def due_steps(every, config, last_step):
-    """All steps up to one of which `is_due` holds: list of int."""
+    """The steps from 1 to `last_step` for which `is_due` holds: list of int."""
     return [step for step in range(1, last_step + 1) if is_due(step, every, config)]
 
 

@@ -1,4 +1,4 @@
-"""Log of a run: rows of CSV, and the same figures as TensorBoard events."""
+"""Metrics logs of a run: rows of CSV, and the same figures as TensorBoard events."""
 
 import csv
 import io
@@ -16,25 +16,23 @@ SPEED = ("skipped_steps", "learning_rate", "sequences_per_second", "tokens_per_s
 
 
 def train_columns(objective):
-    """Columns of the log of training: what `loop.LogInterval.row` holds."""
+    """Columns of the training log, those of `training_metrics.LogInterval.row`."""
     return ("step", *objective.figures, *SPEED, *WATCHED)
 
 
 def eval_columns(objective):
-    """Columns of the log of evaluations."""
+    """Columns of the evaluation log."""
     return ("step", *objective.figures, "num_sequences")
 
 
 class MetricsLog:
-    """Appends rows to `metrics.csv` or `eval_metrics.csv` and mirrors them in TensorBoard.
-
-    Earlier rows may be of another version, with other columns: what they lack stays empty, what they alone
-    have is kept behind the columns of today.
+    """Appends rows to a CSV file and mirrors them in TensorBoard.
 
     Args:
-        path: The CSV file; TensorBoard events go to the folder of the same stem beside it.
+        path: The CSV file; TensorBoard events go to `tensorboard/STEM` beside it.
         columns: Column names; the first is `step`.
-        rows: Earlier rows, of `rows_to_keep`; any others in the file are removed, their events too.
+        rows: Earlier rows, from `rows_to_keep`; any others in the file are removed, their events too.
+            Another version may have written them: missing columns stay empty, unknown ones are kept, last.
     """
 
     def __init__(self, path, columns, rows=()):
@@ -71,26 +69,23 @@ class MetricsLog:
 
 
 class NoLog:
-    """In the place of a `MetricsLog` in a process that writes none."""
+    """The `MetricsLog` of a process that writes none, since the first process has the same rows."""
 
     def write(self, row):
-        """Leave it to the first process, which has the same row."""
+        pass
 
     def flush_to_disk(self):
-        """Leave it to the first process."""
+        pass
 
 
 def rows_to_keep(path, last_step, due_steps, accepts_lost=False):
-    """The rows of a log that a run finds when it continues; nothing is changed.
+    """The rows of a log with which a run continues: list of dicts, by ascending step. Changes no file.
 
     Args:
         path: The CSV file.
-        last_step: Rows past this step are left out: their steps are taken again.
-        due_steps: Steps up to `last_step` that the run has written a row of.
-        accepts_lost: Whether a missing row is replaced by one without figures.
-
-    Returns:
-        List of dicts, by ascending step.
+        last_step: Rows past this step are left out, since their steps are taken again.
+        due_steps: Steps up to `last_step` of which the run has written a row.
+        accepts_lost: Replace missing rows by rows without figures.
 
     Raises:
         InputError: a row is missing, or the file is no log.
@@ -110,8 +105,7 @@ def rows_to_keep(path, last_step, due_steps, accepts_lost=False):
 def read_rows(path):
     """The complete rows of a log: list of dicts of text; [] where there is no such file.
 
-    Raises:
-        InputError: the file is no log; the message names the line.
+    Raises `InputError`, naming the line, where the file is no log.
     """
     if not path.exists():
         return []

@@ -1,7 +1,6 @@
 """Non-finite losses, gradients and weights: skipped steps, and the end of a run that has diverged.
 
-A loss can be finite in the very step whose update makes the weights NaN, so sums and saved tensors are both
-checked.
+Sums and saved tensors are both checked, since a step with a finite loss may make the weights NaN.
 """
 
 import math
@@ -12,11 +11,11 @@ from bert_packed.core.settings import InputError
 
 
 class NotFiniteError(InputError):
-    """A run has diverged: NaN or infinity where a number should be.
+    """A run has diverged: a loss, gradient or weight is NaN or infinite.
 
     Attributes:
-        weights_step: After which step the weights gave such a number; None where it is not known, or where
-            they hold one themselves and so are not saved.
+        weights_step: The step after which the weights gave such a number; None where it is not known, or
+            where they hold one themselves and so are not saved.
     """
 
     def __init__(self, message, weights_step=None):
@@ -25,7 +24,7 @@ class NotFiniteError(InputError):
 
 
 def check_sums(sums, where):
-    """Raise `NotFiniteError` where one of some floats by name is not finite; `where` ends its message."""
+    """Raise `NotFiniteError` if one of a dict of floats is not finite; `where` ends the message."""
     if received := _describe(sums):
         raise NotFiniteError(f"the loss must stay finite. Received: {received} {where}.")
 
@@ -35,26 +34,22 @@ def _describe(sums):
 
 
 class SkippedSteps:
-    """Counts steps that the engine left out because their loss or gradient was not finite.
-
-    Args:
-        most: The run ends with that many in a row.
-    """
+    """Counts skipped steps, whose loss or gradient was not finite; `most` in a row end the run."""
 
     def __init__(self, most):
         self._most = most
         self._num_in_row = 0
 
     def note(self, step, sums, is_skipped):
-        """The figures of a step that are not finite, as text; "" unless it was left out.
+        """The figures of a skipped step that are not finite, as text; "" if it was not skipped.
 
         Args:
             step: Its number, from 1.
-            sums: Dict of floats, as the engine returned them.
-            is_skipped: Whether the engine left it out.
+            sums: Dict of floats, the engine's.
+            is_skipped: True if the engine left out the update.
 
         Raises:
-            NotFiniteError: it is the last of too many in a row.
+            NotFiniteError: it is the last of `most` in a row.
         """
         self._num_in_row = self._num_in_row + 1 if is_skipped else 0
         if not is_skipped:
@@ -65,22 +60,14 @@ class SkippedSteps:
         where = f"at step {step}"
         if self._num_in_row > 1:
             where += f", as at the {self._num_in_row - 1} before it (`max_skipped_steps`={self._most})"
-        # The weights are those that the first of them met
+        # No skipped step has changed the weights: they are those from before the first
         raise NotFiniteError(
             f"loss and gradient must stay finite. Received: {received} {where}.", step - self._num_in_row
         )
 
 
 def check_arrays(arrays, where):
-    """Check tensors, of weights or of the optimizer.
-
-    Args:
-        arrays: Dict of NumPy arrays.
-        where: What they are of, for the message.
-
-    Raises:
-        NotFiniteError: naming the first that holds a value that is not finite.
-    """
+    """Raise `NotFiniteError`, naming the first array with a non-finite value; `where` ends the message."""
     for name, values in arrays.items():
         is_finite = np.isfinite(values)
         if not is_finite.all():

@@ -1,4 +1,4 @@
-"""LAMB as tensorflow-addons computes it, AdamW, their schedule, and the packing correction of the betas."""
+"""LAMB as in tensorflow-addons, AdamW, the learning-rate schedule, and the packing correction of betas."""
 
 import re
 import types
@@ -6,29 +6,19 @@ import types
 import keras
 from keras import ops
 
-# Regular expressions: those of google-research/bert, and what the authors of Mamba do not decay
+# Regular expressions: those of google-research/bert, and the parameters that Mamba's authors do not decay
 EXCLUDED_FROM_DECAY = ("LayerNorm", "bias", "RMSNorm", "mixer/A_log$", "mixer/D$")
 
 
 class MomentOptimizer(keras.optimizers.Optimizer):
-    """Base of Adam and LAMB: moments of the gradient, clipping, and weight decay with its exclusions.
+    """Base of Adam and LAMB, which differ in the `ratio` of the update.
 
-        m, v    = moments of the gradient, corrected for their zero start
-        update  = m / (sqrt(v) + epsilon) + weight_decay * w
+        m, v    = moments of the gradient, corrected for their zero start if `corrects_bias`
+        update  = m / (sqrt(v) + epsilon) + weight_decay_rate * w
         w       = w - learning_rate * ratio * update
 
-    A subclass gives the `ratio`. A variable whose gradient is NaN keeps its value and its moments; the step
-    counts for the schedule.
-
-    Args:
-        learning_rate: Number or schedule.
-        beta_1, beta_2: Decay rates of the moments.
-        epsilon: Added to the root of the second moment.
-        weight_decay_rate: 0 for none.
-        exclude_from_weight_decay: Regular expressions; a variable whose path contains a match is not
-            decayed.
-        global_clipnorm: Gradients are scaled to at most this global norm; None for never.
-        corrects_bias: Whether the moments are corrected for their zero start.
+    A variable whose gradient is NaN keeps its value and its moments; the step still counts for the schedule.
+    A variable whose path matches one of the regular expressions `exclude_from_weight_decay` is not decayed.
     """
 
     def __init__(
@@ -60,15 +50,15 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         self._decays = [self.decays(variable) for variable in variables]
 
     def moments_of(self, index):
-        """The moments of the weight of an index: two variables of its shape."""
+        """First and second moment of the weight with this index: two variables of its shape."""
         return self._momentums[index], self._velocities[index]
 
     def decays(self, variable):
-        """Whether weight decay applies to a variable."""
+        """True if weight decay applies to a variable."""
         return self.weight_decay_rate > 0 and not _matches(self.exclude_from_weight_decay_patterns, variable)
 
     def ratio(self, index, variable, update):
-        """The factor of the update of the variable of an index: a number or a scalar."""
+        """The factor of a variable's update: a number or a scalar."""
         raise NotImplementedError
 
     def update_step(self, gradient, variable, learning_rate):
@@ -79,7 +69,8 @@ class MomentOptimizer(keras.optimizers.Optimizer):
         step = ops.cast(self.iterations + 1, dtype)
         beta_1, beta_2 = ops.cast(self.beta_1, dtype), ops.cast(self.beta_2, dtype)
 
-        # Element by element, which XLA fuses with what follows: one number for all would have to come first
+        # Element by element, which XLA fuses with the rest: a single flag would need a pass over the
+        # gradient first
         counts = ops.isfinite(gradient)
         old_momentum, old_velocity = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)
         new_momentum = old_momentum * beta_1 + gradient * (1 - beta_1)
@@ -109,14 +100,13 @@ class MomentOptimizer(keras.optimizers.Optimizer):
 class Lamb(MomentOptimizer):
     """LAMB (You et al. 2019), step for step `tfa.optimizers.LAMB`.
 
-    `keras.optimizers.Lamb` is another algorithm: there the weight decay stays outside the trust ratio.
-
         ratio   = |w| / |update|    (1 where either norm is 0, or the variable is excluded)
 
+    `keras.optimizers.Lamb` is another algorithm: its weight decay stays outside the trust ratio.
+
     Args:
-        exclude_from_layer_adaptation: Regular expressions; a variable whose path contains a match keeps a
-            ratio of 1. None means the same as for decay.
-        Others: As of `MomentOptimizer`.
+        exclude_from_layer_adaptation: Regular expressions; a variable whose path contains a match has a ratio
+            of 1. None for the same as `exclude_from_weight_decay`.
     """
 
     def __init__(self, learning_rate=0.001, exclude_from_layer_adaptation=None, name="lamb", **kwargs):
@@ -124,7 +114,7 @@ class Lamb(MomentOptimizer):
         if exclude_from_layer_adaptation is None:
             exclude_from_layer_adaptation = self.exclude_from_weight_decay_patterns
         self.exclude_from_layer_adaptation_patterns = tuple(exclude_from_layer_adaptation)
-        # In a plain object: Keras and TensorFlow would track a dict of the optimizer's own
+        # In a plain object: Keras and TensorFlow would track a dict that is an attribute of the optimizer
         self._last = types.SimpleNamespace(ratios={})
 
     def build(self, variables):
@@ -134,7 +124,7 @@ class Lamb(MomentOptimizer):
         self._adapts = [self.adapts(variable) for variable in variables]
 
     def adapts(self, variable):
-        """Whether the trust ratio applies to a variable."""
+        """True if the trust ratio applies to a variable."""
         return not _matches(self.exclude_from_layer_adaptation_patterns, variable)
 
     def ratio(self, index, variable, update):
@@ -148,9 +138,9 @@ class Lamb(MomentOptimizer):
         return ratio
 
     def trust_ratios(self):
-        """The ratios of the last update, of the variables that are adapted; to be called once an update.
+        """Statistics of the last update's ratios over the variables that are adapted.
 
-        In the program of the update: its ratios are values of that program, which others cannot read.
+        Call it once per update, inside the update's compiled program, whose values the ratios are.
 
         Returns:
             Dict of float32 scalars `trust_ratio_min`, `trust_ratio_median` and `trust_ratio_max`; {} where no
@@ -174,11 +164,8 @@ class Lamb(MomentOptimizer):
 class AdamWeightDecay(MomentOptimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017): a ratio of 1.
 
-    Args:
-        corrects_bias: google-research/bert's `AdamWeightDecayOptimizer` does not correct, which makes its
-            first steps larger by up to (1 - beta_1) / sqrt(1 - beta_2), about 3, and its fine-tuning of small
-            data less stable.
-        Others: As of `MomentOptimizer`.
+    google-research/bert's `AdamWeightDecayOptimizer` has no bias correction. That makes its first steps
+    larger, by up to (1 - beta_1) / sqrt(1 - beta_2), about 3, and its fine-tuning on small data less stable.
     """
 
     def __init__(self, learning_rate=0.001, corrects_bias=True, name="adam_weight_decay", **kwargs):
@@ -189,24 +176,19 @@ class AdamWeightDecay(MomentOptimizer):
 
 
 class WarmupPolynomialDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear rise to the peak over `num_warmup_steps`, then or later polynomial decay to the end value.
+    """Linear warm-up to the peak, then polynomial decay to the end value.
 
-    With a peak of 4, 2 warm-up steps and 6 steps in all, linear:
+    The decay takes all steps after the warm-up, or the last `num_decay_steps` (warm-up, stable, decay). A
+    peak of 4, 2 warm-up steps and 6 steps in total:
 
-        step     0  1  2  3  4  5
-        rate     2  4  4  3  2  1
+        step                         0  1  2  3  4  5
+        rate                         2  4  4  3  2  1
+        rate, num_decay_steps = 2    2  4  4  4  4  2
 
-    The decay takes all steps after the warm-up, or the last `num_decay_steps` (warm-up, stable, decay); of 2:
+    The schedule begins at `first_step`, the steps that an optimizer with kept moments has counted before.
 
-        rate     2  4  4  4  4  2
-
-    google-research/bert starts at 0, so that its first step changes nothing, and decays from step 0 on,
-    so that the rate jumps where warm-up ends; ours starts one notch up and decays from the peak.
-
-    An optimizer whose moments are of earlier steps counts these too; with a `first_step` of 3:
-
-        step     3  4  5  6  7  8
-        rate     2  4  4  3  2  1
+    google-research/bert's starts at 0, so that the first step changes nothing, and decays from step 0 on, so
+    that the rate jumps at the end of warm-up.
     """
 
     def __init__(
@@ -247,12 +229,8 @@ OPTIMIZERS = {"lamb": Lamb, "adam": AdamWeightDecay}  # by the names of `--optim
 def correct_betas(beta_1, beta_2, packing_factor):
     """The packing correction, beta := beta^p: Sections 3.3 and D of "Efficient Sequence Packing ...".
 
-    One step on p sequences per pack then moves momentum and velocity as far as p steps on one each.
-
-        beta_1 = 0.81, p = 2   ->   0.6561
-
-    Args:
-        packing_factor: p, mean sequences per pack, at least 1.
+    One step on p sequences per pack then moves the moments as far as p steps on one each: 0.81 -> 0.6561 for
+    p = 2. The factor p is the mean number of sequences per pack, at least 1.
     """
     return beta_1**packing_factor, beta_2**packing_factor
 
@@ -276,8 +254,8 @@ def build_optimizer(config, packing_factor=1.0, steps_before=0):
     Args:
         config: `TrainConfig`.
         packing_factor: Used with `--packing_correction=betas`.
-        steps_before: Steps of earlier runs whose moments it is going to be given, as of
-            `checkpoint.steps_before`: it counts on from them, and the schedule begins there.
+        steps_before: Number of steps of the earlier runs whose moments the optimizer will get; the schedule
+            begins there.
     """
     factor = packing_factor if config.packing_correction == "betas" else 1.0
     make = OPTIMIZERS[config.optimizer]
@@ -285,12 +263,7 @@ def build_optimizer(config, packing_factor=1.0, steps_before=0):
 
 
 def optimizer_settings(config, packing_factor=1.0):
-    """Arguments of `MomentOptimizer` by the flags that every run has: dict.
-
-    Args:
-        config: Anything with `beta_1`, `beta_2`, `epsilon`, `weight_decay` and `max_grad_norm`.
-        packing_factor: As in `correct_betas`; 1 for betas as they are.
-    """
+    """Arguments of `MomentOptimizer` from a `TrainConfig` or `FinetuneConfig`, as a dict."""
     beta_1, beta_2 = correct_betas(config.beta_1, config.beta_2, packing_factor)
     return {
         "beta_1": beta_1,
@@ -303,7 +276,7 @@ def optimizer_settings(config, packing_factor=1.0):
 
 
 def trust_ratios(optimizer):
-    """As of `Lamb.trust_ratios`; {} of an optimizer that has none."""
+    """`Lamb.trust_ratios`; {} for other optimizers."""
     return optimizer.trust_ratios() if isinstance(optimizer, Lamb) else {}
 
 
@@ -316,10 +289,7 @@ def _norm(tensor):
 
 
 def _median(values_N):
-    """The median of a few numbers by their ranks: float32 scalar.
-
-    TensorFlow sorts by `top_k`, whose result has a dynamic dimension.
-    """
+    # By ranks: TensorFlow sorts by `top_k`, whose result has a dynamic dimension
     number = values_N.shape[0]
     places_N = ops.arange(number)
     is_equal_NN = ops.equal(values_N[None, :], values_N[:, None])

@@ -1,4 +1,4 @@
-"""A profile of some steps of a run, for TensorBoard: what the devices did, operation by operation."""
+"""Profiler traces of a range of training steps, for TensorBoard."""
 
 import contextlib
 
@@ -6,9 +6,7 @@ import keras
 
 
 class Profile:
-    """Traces the steps of a range, as far as this process takes them.
-
-    A context: leaving it ends and writes a trace that a signal or a mistake cut short.
+    """Context manager that traces the steps of a range; leaving it early writes the trace so far.
 
         with Profile("run/tensorboard/profile", range(10, 21)) as profile:
             for step in ...:
@@ -16,8 +14,8 @@ class Profile:
                     ...
 
     Args:
-        folder: Where the trace goes, as `plugins/profile/TIME/HOST.xplane.pb`.
-        steps: Range of the steps; empty for none.
+        folder: Receives the trace as `plugins/profile/TIME/HOST.xplane.pb`.
+        steps: Range of steps; empty for none.
     """
 
     def __init__(self, folder="", steps=range(0)):
@@ -33,7 +31,7 @@ class Profile:
 
     @contextlib.contextmanager
     def step(self, number):
-        """Trace while the body runs, where `number` is one of the steps."""
+        """Trace the body if `number` is one of the steps."""
         if number not in self._steps:
             yield
             return
@@ -74,7 +72,7 @@ def _end():
 
 
 def _marked(number):
-    """A context whose body the trace shows as a training step."""
+    """Context manager whose body the trace shows as a training step."""
     if keras.backend.backend() == "jax":
         import jax
 

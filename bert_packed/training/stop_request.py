@@ -1,4 +1,4 @@
-"""How a run is asked to stop: the first signal after the step under way, the second at once."""
+"""Stopping a run by signals: the first after the current step, the second at once."""
 
 import contextlib
 import os
@@ -15,16 +15,8 @@ GRACE = 1.0  # seconds; schedulers and shells may send what is meant as one sign
 class StopRequest:
     """Notes the first SIGTERM or SIGINT while the loop runs; a second, `GRACE` later, ends the process.
 
-    A step is one call into compiled code, of hours for a large model on a CPU, and Python's handlers wait
-    until it returns. The second signal must not: Python's C handler writes every signal's number into a
-    socket, and a thread, which runs beside the compiled code, counts them. Whatever a run writes appears
-    whole or not at all, so that it may end at any time.
-
-    A SIGINT that the process was started to ignore stays ignored, as everywhere in Python: shells without job
-    control start `command &` so, and a Ctrl-C at their terminal is meant for others. SIGTERM stops always.
-
-    Several processes of a run stop together: each hands its wish to the next step, which counts them, and all
-    see the same number. So they save at the same step, the one after a signal.
+    Several processes stop together, at the same step: each passes its request to the next step, which counts
+    the requests of all.
 
     Attributes:
         signal: Number of the first signal that this process got, or None.
@@ -35,9 +27,13 @@ class StopRequest:
 
     @contextlib.contextmanager
     def watching(self):
-        """Watch while the body runs; only in the main thread."""
+        """Context manager that watches for signals while its body runs; for the main thread only."""
+        # Python's handlers wait until compiled code returns, and a step of a large model may take hours. So
+        # the C handler writes each signal's number into a socket, and a thread counts them meanwhile
         reader, writer = socket.socketpair()
         writer.setblocking(False)
+        # An ignored SIGINT stays ignored: shells without job control start `command &` in this way, and a
+        # Ctrl-C at their terminal is meant for others
         watched = [number for number in SIGNALS if number == signal.SIGTERM or not _is_ignored(number)]
         before = {number: signal.signal(number, self._note) for number in watched}
         fd_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
@@ -54,11 +50,11 @@ class StopRequest:
             reader.close()
 
     def agreed(self, num_requests):
-        """The signal by which the run stops after a step, or None.
+        """The signal that stops the run after a step, or None.
 
         Args:
-            num_requests: How many processes asked for it when the step began; None where the step does not
-                count them: there is this process alone, and what it got during the step counts.
+            num_requests: Number of processes that requested it when the step began; None for a run of one
+                process, where a signal during the step counts too.
         """
         if num_requests is None:
             return self.signal
@@ -81,6 +77,7 @@ def _end_at_second_signal(reader):
         now = time.monotonic()
         first = now if first is None else first
         if now - first > GRACE:
+            # Safe at any time: a run writes each file whole or not at all
             sys.stderr.write("stopped at once; the same command continues from the last checkpoint\n")
             sys.stderr.flush()
             os._exit(128 + numbers[0])

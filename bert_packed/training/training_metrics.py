@@ -1,4 +1,4 @@
-"""Figures of a row of the training log: means, rates and use of the machine since the last row."""
+"""Figures of a row of the training log: means, throughput and utilisation since the last row."""
 
 import dataclasses
 
@@ -6,18 +6,18 @@ from bert_packed.objectives.objective import add_sums
 
 # Figures of a step beside its sums; a row has the mean over its steps
 STEP_FIGURES = ("gradient_norm", "trust_ratio_min", "trust_ratio_median", "trust_ratio_max")
-TIMED_FIGURES = ("data_wait_share", "model_flop_utilisation")  # of a clock: no two runs have the same
+TIMED_FIGURES = ("data_wait_share", "model_flop_utilisation")  # by the clock: no two runs have the same
 WATCHED = (*STEP_FIGURES, "packing_efficiency", *TIMED_FIGURES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What a run is measured against; a figure whose scale is None has no value.
+    """Denominators of relative figures; a figure whose denominator is None has no value.
 
     Attributes:
-        positions_per_step: Places for tokens in the packs of a step: packs times their length.
-        model_flops: Function from sums over steps to the operations that a model needs for them.
-        peak_flops: Operations a second that all devices of the run reach together in matrix products.
+        positions_per_step: Packs per step times pack length.
+        model_flops: Function from sums over steps to the model's floating-point operations for them.
+        peak_flops: Operations per second of all devices of the run together, in matrix products.
     """
 
     positions_per_step: int | None = None
@@ -27,15 +27,14 @@ class Scale:
 
 @dataclasses.dataclass
 class LogInterval:
-    """Sums over the steps since the last row of the log; the first three are saved with a checkpoint.
+    """Sums over the steps since the last row of the log; checkpoints save the first three.
 
     Attributes:
-        sums: Of the steps that were taken.
-        num_skipped: Steps left out, whose sums are not among these.
+        sums: Sums over the steps that were not skipped.
+        num_skipped: Number of skipped steps.
         watched: Sums of `STEP_FIGURES`, steps and tokens.
-        scale: `Scale`.
         timed: Sums over the steps that this process timed.
-        seconds, waiting: Time of these steps, and the part of it until there was a batch.
+        seconds, waiting: Time of these steps, and the part spent waiting for a batch.
     """
 
     sums: dict = dataclasses.field(default_factory=dict)
@@ -48,21 +47,22 @@ class LogInterval:
 
     @classmethod
     def from_state(cls, state, scale):
-        """The interval in which a checkpoint was saved; older versions saved less."""
+        """Restore the interval in which a checkpoint was saved."""
+        # By `get`: older versions saved less
         return cls(
             dict(state["interval"]), state.get("num_skipped", 0), dict(state.get("watched", {})), scale
         )
 
     def state(self):
-        """The entries of a checkpoint's state."""
+        """The interval as entries of a checkpoint's state, for `from_state`."""
         return {"interval": self.sums, "num_skipped": self.num_skipped, "watched": dict(self.watched)}
 
     def add(self, sums, seconds, waiting=0.0):
-        """Add a step that was taken, and so is finite.
+        """Add a step that was not skipped.
 
         Args:
-            sums: Dict of floats: what the engine returned.
-            seconds: Of the step, with waiting; None for the first of a process, which holds the compilation.
+            sums: Dict of finite floats, the engine's.
+            seconds: Duration, waiting included; None for the first step of a process, which compiles.
             waiting: Seconds of these until there was a batch.
         """
         figures = {name: sums[name] for name in STEP_FIGURES if name in sums}
@@ -74,7 +74,7 @@ class LogInterval:
             self.timed = add_sums(self.timed, sums)
 
     def row(self, step, means, learning_rate):
-        """The row of the log that ends the interval at `step`: dict, None for what is not known."""
+        """The row of the log that ends the interval at `step`: dict, None for unknown figures."""
         figures = means(self.sums) if self.sums else {}  # none where every step was left out
         return {
             "step": step,
@@ -106,7 +106,7 @@ class LogInterval:
 
 
 def describe(row):
-    """A row in short, for the progress bar: "loss 2.345 mlm 0.123 45.6 seq/s ... |g| 0.52 packed 98.0%"."""
+    """Short form of a row, for the progress bar: "loss 2.345 mlm 0.123 45.6 seq/s ... packed 98.0%"."""
     parts = [f"loss {row['loss']:.3f}" if "loss" in row else "no loss"]
     parts += [
         f"{name.removesuffix('_accuracy')} {value:.3f}"

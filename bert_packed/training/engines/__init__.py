@@ -1,4 +1,4 @@
-"""Compiled training steps, one file per backend, and the one place that chooses between them."""
+"""Compiled training steps, one file per backend, and the choice of the backend."""
 
 import importlib
 import importlib.util
@@ -8,7 +8,7 @@ from bert_packed.core.freed_memory import ALL_BLOCKS, keep_freed_memory
 from bert_packed.core.quiet_import import import_quietly
 from bert_packed.core.settings import InputError
 
-# Keras backend -> module and class of its engine; they are built, called and saved alike
+# Keras backend -> module and class of its engine
 ENGINES = {
     "tensorflow": ("bert_packed.training.engines.tensorflow", "TensorFlowEngine"),
     "jax": ("bert_packed.training.engines.jax", "JaxEngine"),
@@ -16,16 +16,9 @@ ENGINES = {
 
 
 def choose_backend():
-    """Settle the backend, whatever `keras.json` says, and import Keras on it without start-up lines.
+    """Import Keras on the backend of `KERAS_BACKEND`, by default TensorFlow, whatever `keras.json` says.
 
-    `KERAS_BACKEND` decides; without it, TensorFlow. Under JAX, TensorFlow only reads records: it is kept off
-    the GPU, whose memory it would reserve at its first operation.
-
-    Returns:
-        A key of `ENGINES`.
-
-    Raises:
-        InputError: `KERAS_BACKEND` is another one, or JAX is not installed.
+    Returns a key of `ENGINES`. Raises `InputError` for any other backend, or where JAX is not installed.
     """
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if backend not in ENGINES:
@@ -34,13 +27,14 @@ def choose_backend():
     if backend == "jax":
         if importlib.util.find_spec("jax") is None:
             raise InputError("KERAS_BACKEND=jax needs `pip install -e '.[jax]'`. Received: no package jax.")
+        # TensorFlow only reads records here: its first operation would reserve the memory of the GPU
         import_quietly("tensorflow").config.set_visible_devices([], "GPU")
     import_quietly("keras")
     return backend
 
 
 def make_engine(*arguments, **keywords):
-    """The running backend's engine; arguments as of `TensorFlowEngine`."""
+    """The engine of the backend in use; arguments as in `Engine`."""
     import keras  # not above: a command chooses the backend first
 
     module, name = ENGINES[keras.backend.backend()]

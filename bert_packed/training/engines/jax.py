@@ -1,9 +1,8 @@
-"""One training step as one XLA program on JAX: forward, loss, accumulation, LAMB.
+"""One training step as one XLA program on JAX: forward, loss, accumulation, update.
 
-Between steps the values live in the Keras variables, as under TensorFlow; the program takes them as its first
-argument and writes the new ones over the old. Of several copies of the model each computes the gradients of
-its packs, and the program adds them up once, when all micro-batches are done. A copy is one device, or those
-over which a layout spreads it; on these the program is written as for one, and XLA divides it.
+The values of Keras variables are its first argument, donated, and are assigned back after the step. Each copy
+of the model computes the gradients of its packs; they are added up once, after all micro-batches. A copy is
+on one device, or on several over which a layout spreads it; XLA then partitions the program.
 
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
@@ -24,7 +23,7 @@ from bert_packed.training.engines.engine import Engine, clip, num_used_micro_bat
 from bert_packed.training.optimization import MomentOptimizer, trust_ratios
 from bert_packed.training.step_report import jax_program
 
-SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)  # on every device, and by device along the first axis
+SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)  # replicated; split along the first axis
 
 
 class JaxEngine(Engine):
@@ -60,7 +59,7 @@ class JaxEngine(Engine):
         return sums
 
     def step_arguments(self, batch, wants_stop=False):
-        """What `compiled_train_step` takes for a batch of `train_step`."""
+        """Arguments of `compiled_train_step` for a batch of `train_step`."""
         return self.state(), self._place(batch), *self._stop_requests(wants_stop)
 
     def step_programs(self, batch):
@@ -75,8 +74,8 @@ class JaxEngine(Engine):
     def gradients(self, batch, training=True):
         state = self.state()
         values = state["trainable"], state["other"], self._place(batch)
-        # Compiled: operation by operation, JAX would compile each of them by itself. Not inside another
-        # program, such as the audit's, which decides on its own compilation
+        # Compiled: eagerly, JAX would compile each operation separately. Not inside another program, such as
+        # the audit's, which decides on its own compilation
         is_traced = any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves(values))
         compute = self._normalised_gradients if is_traced else self._compiled_gradients
         gradients, sums, other = compute(*values, training=training)
@@ -110,20 +109,20 @@ class JaxEngine(Engine):
         }
 
     def _spread(self, variable):
-        """The value of a variable on its devices: after the first step it lies there already."""
+        """The value of a variable on its devices, where it already is after the first step."""
         if self.replicas is None:
             return variable.value
         return spread(variable.value, self.replicas.mesh, self._spec(variable))
 
     def _spec(self, variable):
-        """How a variable lies on the devices; moments lie as their weights do."""
+        """The `PartitionSpec` of a variable; a moment has that of its weight."""
         if self._layout is None:
             return SAME
         weight = self._weight_of_moment.get(id(variable), variable)
         return self._layout.spec(weight.path, len(weight.shape))
 
     def _whole(self, variables):
-        """Variables by name as a checkpoint has them."""
+        """Variables by name, as checkpoints hold them."""
         if self._layout is None:
             return variables
         return {
@@ -137,7 +136,7 @@ class JaxEngine(Engine):
         }
 
     def _kept_in_place(self, state, sums):
-        """A new state that lies as the old one did, and sums that every device has."""
+        """The new state, sharded as the old one, and sums that every device has."""
         if self._layout is None:
             return state, sums
         put = jax.lax.with_sharding_constraint
@@ -152,7 +151,7 @@ class JaxEngine(Engine):
         return state, jax.tree.map(lambda value: put(value, NamedSharding(mesh, SAME)), sums)
 
     def _place(self, batch, in_parts=True):
-        """The batch as arrays of which each device holds its own packs."""
+        """The batch as arrays sharded over devices by packs."""
         if self.replicas is None:
             return batch
         axes = self._layout.pack_axes if self._layout else (AXIS,)
@@ -167,7 +166,7 @@ class JaxEngine(Engine):
             return ()
         mesh = self.replicas.mesh
         requests = np.zeros(len(mesh.local_devices), np.float32)
-        requests[0] = wants_stop  # of a process one device asks
+        requests[0] = wants_stop  # one device per process, so that the sum counts processes
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         return (jax.make_array_from_process_local_data(sharding, requests),)
 
@@ -219,27 +218,27 @@ class JaxEngine(Engine):
         return self._on_each_copy(part)(list(trainable), list(other), batch)
 
     def _add_copies(self, values):
-        """What all copies of the model have of each array, added up."""
+        """The sum of each array over all copies of the model."""
         return jax.lax.psum(values, AXIS) if self.replicas.num_copies > 1 else values
 
     def _on_each_copy(self, function):
-        """A function of weights, seeds and packs that each copy of the model computes for its own packs."""
+        """A function of weights, seeds and packs, mapped over the copies of the model."""
         return jax.shard_map(
             function,
             mesh=self.replicas.mesh,
             in_specs=(SAME, SAME, SPLIT),
             out_specs=SAME,
-            axis_names={AXIS},  # on others, over which a copy is spread, the function is of whole arrays
-            check_vma=False,  # that seeds move on alike cannot be seen from the program
+            axis_names={AXIS},  # along other axes, over which a copy is spread, arrays are whole
+            check_vma=False,  # it cannot see that all copies advance seeds alike
         )
 
     def _accumulate(self, trainable, other, batch, denominators, training):
-        """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
+        """Gradients of the step's loss, accumulated over micro-batches by a loop inside the program.
 
-        A batch of B = 4 packs with M = 2 runs as `[[p0 p1], [p2 p3]]`; each part's loss is divided by the
-        whole step's denominators, so the parts add up to the gradient of all four at once. The seeds go from
-        part to part, so that each drops other units.
+        4 packs with M = 2 run as `[[p0 p1], [p2 p3]]`. Dropout's seeds go from part to part.
         """
+        # Each part is divided by the whole step's denominators, so parts add up to the gradient of all at
+        # once
         size = next(iter(batch.values())).shape[0]
         micro = self._packs_at_once(size, self.replicas.num_copies if self.replicas else 1)
         if micro == size:
@@ -260,25 +259,24 @@ class JaxEngine(Engine):
         if not self.objective.skips_empty:
             return jax.lax.fori_loop(0, number, add_part, start)
         num_used = jnp.maximum(num_used_micro_batches(parts["sequence_ids"]), 1)
-        # By its constant limit, readers of the program know how often it runs at most
+        # The constant limit lets readers of the program bound its iterations
         _, (gradients, sums, moved) = jax.lax.while_loop(
             lambda state: (state[0] < num_used) & (state[0] < number),
             lambda state: (state[0] + 1, add_part(*state)),
             (0, start),
         )
-        # The seeds move on by as much whatever is skipped, and so on all devices
+        # Seeds advance by the same amount whatever is skipped, and so alike on all devices
         rounds = num_used.astype("uint32")
         moved = [old + (new - old) // rounds * number for old, new in zip(other, moved, strict=True)]
         return gradients, sums, moved
 
     def _in_parts(self, values, micro):
-        """Packs of a copy of the model as `[A, M, ...]`, on the devices where they are.
+        """Packs of a copy of the model as `[A, M, ...]`, without moving them between devices.
 
-        Where they are spread over rows of devices, each row has its part of every micro-batch, one after
-        another, as `Replicas.by_replica` puts them. Cut as on one device, a part would lie on one row.
-
-            [[0 1 4 5] [2 3 6 7]]  ->  [[0 1 2 3] [4 5 6 7]]      two rows, two micro-batches of 4
+        [[0 1 4 5] [2 3 6 7]]  ->  [[0 1 2 3] [4 5 6 7]]      two rows, two micro-batches of 4
         """
+        # Each row of devices has its part of every micro-batch, in the order of `Replicas.by_replica`. A
+        # plain reshape would take a micro-batch from one row
         rows = self.replicas.num // self.replicas.num_copies if self.replicas else 1
         shape = (len(values) // micro, micro, *values.shape[1:])
         if rows == 1:
@@ -293,7 +291,7 @@ class JaxEngine(Engine):
             sums = self.objective.sums(outputs, batch)
             return self.objective.loss(sums, denominators), (sums, list(new_other))
 
-        # A layout has products of its own, and XLA spreads what is between them over devices
+        # A layout has its own matrix products, and XLA partitions the operations between them
         form = gradients_for_cpus() if self._layout is None else contextlib.nullcontext()
         with form:
             gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
@@ -301,7 +299,7 @@ class JaxEngine(Engine):
 
 
 class Snapshot:
-    """What an engine holds, in the host's memory; see `Engine.to_save`."""
+    """Variables of an engine in host memory; see `Engine.to_save`."""
 
     def __init__(self, engine, keeps):
         self._weights = _fetch(engine.weights(), keeps)
@@ -315,11 +313,9 @@ class Snapshot:
 
 
 def _compiler_options(platform):
-    """Options of XLA that keep rematerialised blocks apart from the first computation of them: dict.
-
-    On the CPU, XLA drops the barriers around what is computed again before it merges equal computations, and
-    so keeps every activation after all. GPU and TPU drop them late enough, and cannot do without that.
-    """
+    """XLA options under which rematerialisation saves memory: dict."""
+    # On the CPU, XLA drops the barriers around rematerialised blocks before it merges equal computations, and
+    # so keeps every activation after all. GPU and TPU drop them late enough, and need the pass
     return {"xla_disable_hlo_passes": "cse_barrier_expander"} if platform == "cpu" else {}
 
 

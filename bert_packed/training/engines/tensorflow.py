@@ -1,7 +1,7 @@
-"""One training step as one XLA program on TensorFlow: forward, loss, accumulation, LAMB.
+"""One training step as one XLA program on TensorFlow: forward, loss, accumulation, update.
 
-On several devices the program of each ends with its gradients. `tf.distribute` adds these up, and the update,
-which no compiled program may hold there, follows.
+On several devices the program of each ends with its gradients. `tf.distribute` adds them up, and the update
+follows outside the program, since `tf.distribute` allows none in a compiled one.
 
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
@@ -28,7 +28,7 @@ class TensorFlowEngine(Engine):
     def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
         super().__init__(model, objective, optimizer, micro_batch_size, replicas)
         options = {"jit_compile": True, "reduce_retracing": False, "autograph": False}
-        # Whose seeds the engine moves on; a model with other state has none of these
+        # Layers whose seeds the engine advances
         moves_seeds = replicas is not None or objective.skips_empty
         self._dropouts = [layer for layer in find_dropouts(model) if layer.rate > 0] if moves_seeds else []
         if replicas is None:
@@ -55,8 +55,7 @@ class TensorFlowEngine(Engine):
     def step_programs(self, batch):
         if self.replicas is None:
             return [tensorflow_program(self.compiled_train_step, batch)]
-        # The program of one replica, which ends with its gradients: what `tf.distribute` adds up, and the
-        # update, are in no program
+        # The program of one replica, which ends with its gradients: reduction and update are in no program
         part = {
             name: tf.constant(values[0]) for name, values in self._by_replica(batch, in_parts=True).items()
         }
@@ -85,7 +84,7 @@ class TensorFlowEngine(Engine):
         return self.objective.sums(self.model(batch, training=False), batch)
 
     def _distribute(self, batch, in_parts=True):
-        """The packs of this process as values that `tf.distribute` hands to each replica."""
+        """The packs of this process as per-replica values of `tf.distribute`."""
         by_replica = self._by_replica(batch, in_parts)
 
         def part(context):
@@ -101,11 +100,11 @@ class TensorFlowEngine(Engine):
         num_rounds = size // self._packs_at_once(size)
         self._move_seeds(num_rounds)
         sums = {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
-        # Not by each replica: the update is one, and all of them together are asked of its ratios once
+        # Not in each replica: there is one update, whose ratios can be read once
         return {**sums, **trust_ratios(self.optimizer)}
 
     def _move_seeds(self, num_rounds):
-        """Move the seeds of dropout on, as so many micro-batches do."""
+        """Advance the seeds of dropout, as `num_rounds` micro-batches do."""
         for layer in self._dropouts:
             seed = layer.seed_generator.state
             seed.assign(seed.value + tf.cast(tf.stack([0, num_rounds]), seed.value.dtype))
@@ -115,7 +114,7 @@ class TensorFlowEngine(Engine):
         denominators = self.objective.denominators(context.all_reduce(SUM, self.objective.counts(batch)))
         number = context.replica_id_in_sync_group
         gradients, sums = self._compiled_part(batch, denominators, number)
-        # Of a process one replica asks
+        # One replica per process, so that the sum counts processes
         asks = wants_stop * tf.cast(number % self.replicas.num_local == 0, tf.float32)
         gradients, sums, num_asked = context.all_reduce(SUM, (gradients, sums, asks))
         gradients, figures = clip(gradients, sums, self.max_grad_norm)
@@ -136,15 +135,10 @@ class TensorFlowEngine(Engine):
         return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
 
     def _accumulate(self, batch, denominators, training, replica=None):
-        """Gradients of the step's loss, added up over micro-batches by a loop inside the program.
+        """Gradients of the step's loss, accumulated over micro-batches by a loop inside the program.
 
-        A batch of B = 4 packs with M = 2 runs as `[[p0 p1], [p2 p3]]`; each part's loss is divided by the
-        whole step's denominators, so the parts add up to the gradient of all four at once.
-
-        Args:
-            batch, training: As of `gradients`.
-            denominators: Of the whole step, on all replicas.
-            replica: Number of the replica whose packs these are, int32 scalar; None for one device.
+        4 packs with M = 2 run as `[[p0 p1], [p2 p3]]`. The denominators are those of the whole step, on all
+        replicas; `replica` is the index of this one, int32, or None for one device.
         """
         size = next(iter(batch.values())).shape[0]
         micro = self._packs_at_once(size)
@@ -169,7 +163,7 @@ class TensorFlowEngine(Engine):
             lambda index, *_: index < num_used, add_part, (0, zeros, no_sums), maximum_iterations=num_parts
         )
         if self.objective.skips_empty and training and replica is None:
-            # By as much whatever is skipped, as on several devices
+            # Seeds advance by the same amount whatever is skipped, as on several devices
             self._move_seeds(num_parts - num_used)
         return gradients, sums
 
@@ -183,10 +177,8 @@ class TensorFlowEngine(Engine):
 
     @contextlib.contextmanager
     def _dropout_of(self, replica, index, num_packs):
-        """Let a replica drop, in the micro-batch of an index, what one device would drop of these packs.
-
-        Its layers' own seeds cannot move on here: `tf.distribute` lets no replica write what all share.
-        """
+        """Make a replica's dropout in micro-batch `index` that of one device for the same packs."""
+        # The seeds themselves cannot advance here: `tf.distribute` lets no replica write shared variables
         if replica is None:
             yield
             return
