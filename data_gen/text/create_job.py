@@ -21,7 +21,7 @@ from bert_packed.text.masking import masking_rules
 from bert_packed.text.tokenization import ENCODE_CHARACTERS
 from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.jobs.output import open_output_dir, refuse_own_input
-from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers, num_cores
+from data_gen.jobs.runners import TEXT_BYTES_THAT_PAY, check_runner, choose_num_workers
 from data_gen.jobs.steps import Job, Step
 from data_gen.text.bert_records import BertRecords
 from data_gen.text.causal_records import CausalRecords
@@ -38,7 +38,7 @@ from data_gen.text.create_steps import (
 )
 from data_gen.text.document_sampling import choose_readings, save_readings, split_documents
 from data_gen.text.instances import InstanceRules
-from data_gen.text.sample_corpus import NAME, PACKAGES, read_sample_documents
+from data_gen.text.sample_corpus import NAME, read_sample_documents
 from data_gen.text.sources import Source, find_text_sources
 
 logger = logging.getLogger(__name__)
@@ -96,14 +96,14 @@ def create(config):
     stamps, vocab_stamps = stamp_files(paths), stamp_files([vocab_file] if vocab_file else [])
     identity = {
         "settings": config.resolved(),
-        "inputs": stamps or versions(PACKAGES),  # whose documentation is the embedded corpus
+        "inputs": stamps,  # none: the embedded corpus, which follows from the versions
         "vocabulary": vocab_stamps,
         "versions": versions(),
         "code": code_sha256(),
     }
     with open_output_dir(config.output_dir, config.overwrite, identity) as output:
         if output.manifest is None:
-            inputs = _open_inputs(records, stamps, config.num_workers or num_cores())
+            inputs = _open_inputs(records, stamps)
             sources = sources or [Source(NAME, 1.0, (NAME,))]
             size = sum(text.size for text in inputs)
             num_workers = choose_num_workers(config.num_workers, size, TEXT_BYTES_THAT_PAY)
@@ -251,15 +251,14 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
     }
 
 
-def _open_inputs(records, stamps, num_workers):
-    """List of `TextInput`; the embedded corpus, read by so many processes, without a stamp."""
+def _open_inputs(records, stamps):
+    """List of `TextInput`; the embedded corpus without a stamp."""
     if stamps:
         return [
             TextInput(stamp[0], TextDocuments((stamp[0],), records.is_verbatim), [stamp], stamp[1])
             for stamp in stamps
         ]
-    found = tqdm(read_sample_documents(num_workers), desc="sample corpus", unit=" documents", disable=None)
-    documents = list(found)  # some megabytes, and parsing again would take longer than all the rest
+    documents = list(tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None))
     text = "\n\n".join("\n".join(document) for document in documents)
     numbered = [(number, line) for number, document in enumerate(documents, 1) for line in document]
     if records.is_verbatim:

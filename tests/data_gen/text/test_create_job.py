@@ -231,7 +231,7 @@ def test_a_vocabulary_is_trained_where_none_is_given(text, tmp_path):
 @pytest.mark.parametrize("objective", ["mlm_nsp", "causal_lm"])
 def test_the_sample_corpus_is_the_input_where_none_is_given(tmp_path, monkeypatch, objective):
     documents = [["Paths name files.", "They may be long."], ["Lists are mutable.", "Tuples are not."]]
-    monkeypatch.setattr(create_job, "read_sample_documents", lambda _: iter(documents))
+    monkeypatch.setattr(create_job, "read_sample_documents", lambda: iter(documents))
     config = make_config(("", ""), tmp_path / "out", vocab_size=100, objective=objective, dupe_factor=10)
     manifest = create_job.create(config)
     assert manifest["inputs"][0]["path"] == "embedded sample corpus"
