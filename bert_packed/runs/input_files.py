@@ -16,18 +16,12 @@ from bert_packed.records.inputs import check_promises, folder_of, read_promises
 
 
 def describe_inputs(paths, scans=None, are_checked=False):
-    """What identifies a run's input files, and how many packs they hold.
-
-    Every byte is read once: the checksum tells a changed file, and a manifest that lists the same checksum
-    tells that the records need not be decoded to be trusted.
+    """What identifies a run's input files: list of dicts `path`, `sha256`, `num_records`.
 
     Args:
         paths: Of packed TFRecord files.
         scans: Their `tfrecords.FileScan`, where they were read already.
-        are_checked: Whether their records were, so that only the manifests are left to compare.
-
-    Returns:
-        List of dicts `path`, `sha256`, `num_records`.
+        are_checked: Whether their records were decoded, so that only the manifests are left to compare.
 
     Raises:
         InputError: a file is damaged (file and record), or is not what its manifest says.
@@ -35,6 +29,7 @@ def describe_inputs(paths, scans=None, are_checked=False):
     described = []
     promised = read_promises(paths)
     for path, scan in zip(paths, scans or map(tfrecords.scan_file, paths), strict=True):
+        # Records with the checksum of a manifest need not be decoded to be trusted
         if promised.get(path) != {"sha256": scan.sha256, "num_records": scan.num_records}:
             # names the record if the file is damaged
             num_records = scan.num_records if are_checked else tfrecords.count_records(path)
@@ -44,19 +39,15 @@ def describe_inputs(paths, scans=None, are_checked=False):
 
 
 def scan_inputs(paths, store, processes=ALONE):
-    """Find what is in files, reading those that were not read before, or have changed since.
+    """Read files that were not read before, or have changed since: dict from path to `tfrecords.FileScan`.
 
-    The first process reads, and keeps what it found in `store`, for the others, and beside the files, for
-    other runs. A file that has another stamp where another process is, as a copy on that machine's own disk
-    has, is read by that process too.
+    The first process reads, and keeps the result in `store`, for the others, and beside the files, for other
+    runs. Another process reads files that have another stamp there, as copies on its machine's own disk.
 
     Args:
         paths: Of packed TFRecord files.
-        store: Where to keep it: a file in a folder that all processes see.
+        store: A file in a folder that all processes see.
         processes: `parallel.processes.Processes`; all of them call this.
-
-    Returns:
-        Dict from path to `tfrecords.FileScan`, of files that are whole and what their manifests say.
 
     Raises:
         InputError: a file is damaged, is not what its manifest says, changes while it is read, or is another

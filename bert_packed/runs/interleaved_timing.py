@@ -8,23 +8,18 @@ from collections.abc import Callable
 
 
 def time_interleaved(ways, num_repeats):
-    """Time functions one after the other, again and again.
-
-    The order is reversed every time (`a b`, `b a`, `a b`, ...): a machine that slows down steadily favours
-    none.
+    """Time functions one after the other, again and again: dict from name to a list of seconds.
 
     Args:
         ways: Dict from name to a function of the number of the repeat that returns when its work is done.
             Each is called once before, untimed: to compile.
         num_repeats: Timed calls of each.
-
-    Returns:
-        Dict from name to a list of seconds, one a repeat.
     """
     for way in ways.values():
         way(0)
     seconds = {name: [] for name in ways}
     for repeat in range(num_repeats):
+        # `a b`, `b a`, `a b`, ...: a machine that slows down steadily favours none
         for name in list(ways)[:: -1 if repeat % 2 else 1]:
             start = time.perf_counter()
             ways[name](repeat)
@@ -34,20 +29,12 @@ def time_interleaved(ways, num_repeats):
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A training step on one form of the data.
+    """A training step on one form of the data."""
 
-    Attributes:
-        name: For the table.
-        step: Takes one training step on a batch and returns its sums.
-        batches: Batches to time, all of the same shape.
-        sequences_per_step: Mean of the whole data set. The few batches timed would say too much or too
-            little, since packs hold very different numbers of sequences.
-        packing_factor: Mean sequences per pack of the whole data set.
-    """
-
-    name: str
-    step: Callable[[dict], dict]
-    batches: list[dict]
+    name: str  # for the table
+    step: Callable[[dict], dict]  # takes one training step on a batch and returns its sums
+    batches: list[dict]  # to time, all of the same shape
+    # Means of the whole data set: the few packs of these batches hold very different numbers of sequences
     sequences_per_step: float
     packing_factor: float
 

@@ -1,4 +1,4 @@
-"""How the parts of a pre-training run fit together: engine, hooks of the outer loop, final comparison."""
+"""Parts of a pre-training run: engine, hooks of the outer loop, comparison of speeds."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a run's packed records are, found out before the first batch: files, shapes, counts, factor."""
+"""Packed records of a run, read and checked before the first batch: files, shapes, counts, factor."""
 
 import dataclasses
 import functools
@@ -26,21 +26,13 @@ from bert_packed.schema import PackSpec
 
 @dataclasses.dataclass(frozen=True)
 class PackedFiles:
-    """The records that one flag names.
+    """The records that one flag names."""
 
-    Attributes:
-        files: Paths; none where the flag is empty.
-        spec: Their fixed shapes, or None without files.
-        manifests: Manifests beside them, of those folders that have one of packed records.
-        has_all_manifests: Whether every folder has one.
-        found: List of `tfrecords.FileScan`, of each file; None where they are not read.
-    """
-
-    files: list[str]
-    spec: PackSpec | None
-    manifests: list[dict]
-    has_all_manifests: bool
-    found: list[FileScan] | None = None
+    files: list[str]  # none where the flag is empty
+    spec: PackSpec | None  # their fixed shapes; None without files
+    manifests: list[dict]  # beside them, of those folders that have one of packed records
+    has_all_manifests: bool  # whether every folder has one
+    found: list[FileScan] | None = None  # of each file; None where they are not read
 
     @functools.cached_property
     def index(self):
@@ -57,22 +49,22 @@ class PackedFiles:
 
     @functools.cached_property
     def num_rows(self):
-        """R, rows in which the packs follow one another (`--split_sequences`); 0 where each stands alone."""
+        """R, rows in which packs follow one another (`--split_sequences`); 0 where each is alone."""
         return find_num_rows(self.files) if self.files else 0
 
     @property
     def vocabularies(self):
-        """Checksums of the vocabularies that the manifests tell: sorted list."""
+        """Checksums of the vocabularies in the manifests: sorted list."""
         return sorted({m["vocab_sha256"] for m in self.manifests if m.get("vocab_sha256")})
 
     @property
     def vocab_size(self):
-        """Of the vocabulary, or None where no manifest tells."""
+        """Of the vocabulary, or None where no manifest has it."""
         return max((manifest.get("vocab_size") or 0 for manifest in self.manifests), default=0) or None
 
     @property
     def longest(self):
-        """Longest sequence that the manifests tell, or 0."""
+        """Longest sequence in the manifests, or 0."""
         return max(
             (max(manifest["histogram"]["lengths"], default=0) for manifest in self.manifests), default=0
         )
@@ -80,21 +72,14 @@ class PackedFiles:
 
 @dataclasses.dataclass(frozen=True)
 class PackedData:
-    """All records of a run.
-
-    Attributes:
-        train, eval, unpacked: `PackedFiles` of the three flags; K and P may differ between them.
-        inputs: Dict from flag name to descriptions of its files, of those that the result depends on.
-        masking: `DynamicMasking` of the training packs, or None where their masks stay.
-        masking_vocabulary: Checksum of the vocabulary by which that masks, or None.
-    """
+    """All records of a run: those of three flags, whose K and P may differ."""
 
     train: PackedFiles
     eval: PackedFiles
     unpacked: PackedFiles
-    inputs: dict[str, list[dict]]
-    masking: DynamicMasking | None = None
-    masking_vocabulary: str | None = None
+    inputs: dict[str, list[dict]]  # by flag name, descriptions of the files that the result depends on
+    masking: DynamicMasking | None = None  # of the training packs; None where their masks stay
+    masking_vocabulary: str | None = None  # checksum of the vocabulary of `masking`
 
     @property
     def num_packs(self):
@@ -125,8 +110,8 @@ def read_data(config, processes=ALONE):
 
     Raises:
         InputError: no file matches, a file is damaged or unpacked, files disagree in shape or vocabulary,
-            the packing factor or the vocabulary is needed and nothing tells it, or the output directory is
-            not a run's.
+            the packing factor or the vocabulary is needed and unknown, or the output directory is not a
+            run's.
     """
     check_own(config.output_dir)
     names = ("input_file", "eval_input_file", "unpacked_input_file")

@@ -40,17 +40,17 @@ OWN_FILES = (
 )
 SKIPPED_FILE = re.compile(r"skipped_steps\.\d+\.jsonl")
 EVENTS_FOLDER = "tensorboard"
-# Defaults of flags that are gone. `autotune` is not among them: it chose for one machine, anew on another
+# Defaults of flags that are gone. `autotune` is not among them: it chose for each machine
 REMOVED_FLAGS = {"recipe": "", "summa": "gather", "peak_flops": 0.0}
 EXPORT = re.compile(r"export-\d+((\.replaced)?\.partial)?")  # of `exports.py`
 
 
 @contextlib.contextmanager
 def locked(output_dir, processes=ALONE):
-    """Hold a run's output directory, so that two runs never write to it at once.
+    """Hold a run's output directory, so that two runs never write to it at once: context manager of its path.
 
-    The first process holds it for all, and leaves a word in the lock's file by which the others know that it
-    is the same directory that they see.
+    The first process holds it for all, and writes a word into the lock's file, by which the others know that
+    they see the same directory.
 
     Raises:
         InputError: another run holds it, or it is not one directory that all processes share.
@@ -81,10 +81,10 @@ def _hold(folder):
 
 
 def check_own(output_dir):
-    """Check, before anything is read, that a directory may be this run's; one that is missing may be.
+    """Check, before anything is read, that a directory may be this run's; it may be missing.
 
     Raises:
-        InputError: it is a file, or holds what no run of ours writes.
+        InputError: it is a file, or holds files of others.
     """
     folder = _check_folder(output_dir)
     others = sorted(path.name for path in folder.iterdir() if not _is_ours(path)) if folder.exists() else []
@@ -98,7 +98,7 @@ def check_own(output_dir):
 
 @contextlib.contextmanager
 def naming_last_checkpoint(folder):
-    """Where the body's training diverges, tell in the `InputError` which checkpoint is the last good one."""
+    """Where the body's training diverges, name the last good checkpoint in the `InputError`."""
     try:
         yield
     except NotFiniteError as error:
@@ -117,7 +117,7 @@ def find_checkpoint(folder, config, facts):
 
     Args:
         folder: Output directory, locked.
-        config: `TrainConfig`.
+        config: `TrainConfig` or `FinetuneConfig`.
         facts: Dict of JSON-able dicts that the result depends on besides flags: `inputs` (from flag name to
             the list that `input_files.describe_inputs` made), `model`, `data`.
 
@@ -150,21 +150,18 @@ def find_checkpoint(folder, config, facts):
 
 
 def find_whole_checkpoint(folder, tell):
-    """The newest checkpoint of a run that is as it was written; newer ones lose their names, not their bytes.
+    """The newest checkpoint of a run that is as it was written; newer ones are set aside.
 
     They go when the run has saved their step again (`checkpoint.prune_checkpoints`). Of several processes the
     first calls it, before the others list the checkpoints.
 
     Args:
-        folder: Output directory of a run with checkpoints that may continue, as `find_checkpoint` knows.
+        folder: Output directory of a run that `find_checkpoint` lets continue.
         tell: Called with a line for people for each damaged one.
-
-    Returns:
-        Its path.
 
     Raises:
         InputError: there is none; then nothing is changed.
-        OSError: one cannot be read, by another reason than a bad disk.
+        OSError: one cannot be read, for another reason than a bad disk.
     """
     damaged = []
     for path in reversed(list_checkpoints(folder)):
@@ -186,18 +183,15 @@ def find_whole_checkpoint(folder, tell):
 
 
 def agree(folder, config, facts, tell, processes=ALONE):
-    """The checkpoint that a run continues from, for all its processes, which must have been given the same.
+    """The checkpoint that all processes of a run continue from, or None for a start.
 
     Args:
-        folder, config, facts: As of `find_checkpoint`.
-        tell: As of `find_whole_checkpoint`.
+        folder, config, facts: See `find_checkpoint`.
+        tell: See `find_whole_checkpoint`.
         processes: Those of the run; the first finds it.
 
-    Returns:
-        Its path, or None for a start.
-
     Raises:
-        InputError: as `find_checkpoint` and `find_whole_checkpoint`, or flags, inputs or other facts differ
+        InputError: see `find_checkpoint` and `find_whole_checkpoint`; or flags, inputs or other facts differ
             from the first process's.
     """
     first = processes.first_decides(lambda: {"flags": dataclasses.asdict(config), **facts})
@@ -247,16 +241,14 @@ def describe_continuation(folder, checkpoint):
 
 
 def record_segment(folder, first_step, backend, **facts):
-    """Write down that a process trains on from a step, and by which backend: a run may change it in between.
+    """Record in `run.json` that a process trains on from a step: a run may change its backend in between.
 
-    `run.json` then holds, for a run that was stopped at step 700 and went on under JAX,
+    For a run that was stopped at step 700 and went on under JAX,
 
         "segments": [{"first_step": 0, "backend": "tensorflow", "xla_flags": ""},
                      {"first_step": 700, "backend": "jax", "xla_flags": ""}]
 
-    Args:
-        folder, first_step, backend: Of the process.
-        facts: What else was found out about it, for JSON: `peak_flops`.
+    `facts` are further entries: `peak_flops`.
     """
     run = read_json(folder / RUN_FILE)
     segment = {
@@ -269,19 +261,12 @@ def record_segment(folder, first_step, backend, **facts):
 
 
 def record_skipped(folder, process, step, why, sources):
-    """Write down that a step was left out: a line of JSON in `skipped_steps.PROCESS.jsonl`.
+    """Record a step that was left out as a line of JSON in `skipped_steps.PROCESS.jsonl`.
 
         {"step": 12, "not_finite": "nsp_loss inf", "packs": {"packed-0.tfrecord": [7, 31]}}
 
     A step that is taken again after a kill may have two. `find_sources.py` leads from a record to its
-    documents.
-
-    Args:
-        folder: Output directory.
-        process: Number of the process, whose part of the packs these are.
-        step: Its number.
-        why: Which figures were not finite.
-        sources: Dict from file to numbers of records.
+    documents. `sources` is a dict from file to numbers of records, of this process's part of the packs.
     """
     line = json.dumps({"step": step, "not_finite": why, "packs": sources})
     with (folder / f"skipped_steps.{process}.jsonl").open("a") as file:
@@ -319,7 +304,7 @@ def _check_folder(output_dir):
 
 
 def _differences(before, config, facts):
-    """Everything that differs from the run on record, in words."""
+    """Everything that differs from the run on record: list of texts."""
     found = []
     for field in dataclasses.fields(config):
         # A flag that is newer than the run was at its default

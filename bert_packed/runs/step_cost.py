@@ -1,4 +1,4 @@
-"""What one training step will cost on this machine, before it is compiled.
+"""Cost of a training step on this machine, estimated before it is compiled.
 
 Legend: B packs per batch, S pack length.
 """
@@ -19,8 +19,6 @@ OVERHEAD = 1.5
 def step_flops(model_flops, spec, batch_size):
     """Floating-point operations of one step, forward and backward, over full packs.
 
-    Attention's two S x S products are counted in full: the mask does not save them.
-
     Args:
         model_flops: Function from sums to operations, an objective's for some model.
         spec: `schema.PackSpec` of the packs.
@@ -29,6 +27,7 @@ def step_flops(model_flops, spec, batch_size):
     num_tokens = batch_size * spec.max_seq_length
     sums = {
         "num_tokens": num_tokens,
+        # Attention's two S x S products in full: the mask does not save them
         "num_pairs": num_tokens * spec.max_seq_length,
         "num_predictions": batch_size * (spec.max_predictions_per_pack or spec.max_seq_length),
         "num_sequences": 0,
@@ -37,16 +36,14 @@ def step_flops(model_flops, spec, batch_size):
 
 
 def measured_flops_per_second(repeats=10, dtype="float32"):
-    """This machine's rate at a compiled matrix product, the best of `repeats`.
-
-    The best, not the median: other programs slow some of these milliseconds down, but not a whole run. The
-    matrices have side 1024, or twice that, and so on, as long as a product takes under `LEAST_SECONDS`: an
-    accelerator would spend less on a small one than on being called.
+    """This machine's rate at a compiled matrix product: float, the best of `repeats`.
 
     Args:
         repeats: Products timed of each side.
         dtype: "float32" or "bfloat16", of the matrices.
     """
+    # The best, not the median: other programs slow some of these milliseconds down, but not a whole run. Side
+    # 1024, or twice that, and so on: on a small product an accelerator would spend less than on being called
     product = compiled(lambda a: ops.matmul(a, a))
     size = MATMUL_SIZE
     while True:
@@ -63,7 +60,7 @@ def measured_flops_per_second(repeats=10, dtype="float32"):
 
 
 def _wait(matrix):
-    """Until a device has computed a matrix; of which only one element is fetched."""
+    """Wait until a device has computed a matrix, of which one element is fetched."""
     return ops.convert_to_numpy(matrix[0, 0])
 
 
@@ -76,11 +73,9 @@ def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
 
 
 def count_full_steps(config, num_steps=None):
-    """Steps of the whole batch that cost as much as the first steps of a run, whose batch may grow: float.
+    """Steps of the whole batch that cost as much as the first `num_steps` (None: all) of a run: float.
 
-    Args:
-        config: `TrainConfig`.
-        num_steps: How many first ones; None for all.
+    The batch of a `TrainConfig` may grow.
     """
     num_steps = config.num_train_steps if num_steps is None else num_steps
     return config.growth.packs_before(num_steps) / config.train_batch_size if config.growth else num_steps

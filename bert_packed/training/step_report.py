@@ -63,7 +63,7 @@ def jax_program(lowered):
     seconds = time.perf_counter() - start
     counts, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
     sizes = {}
-    if memory is not None:  # not every plug-in tells
+    if memory is not None:  # some plug-ins have no plan
         sizes = {
             "argument_bytes": memory.argument_size_in_bytes,
             "output_bytes": memory.output_size_in_bytes,
