@@ -362,13 +362,5 @@ def without_dropout(config):
     return dataclasses.replace(config, **rates)
 
 
-def check_dropout_overrides(overrides):
-    """Raise `InputError` where a run's config has a rate of dropout that is neither a rate nor -1."""
-    for name in DROPOUT_FIELDS:
-        value = getattr(overrides, name)
-        if value < 0 and value != -1:
-            raise InputError(f"`{name}` must be at least 0, or -1. Received: {value}.")
-
-
 def _field_names(config):
     return {field.name for field in dataclasses.fields(config)}

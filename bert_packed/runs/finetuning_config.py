@@ -5,15 +5,8 @@ Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it h
 
 import dataclasses
 
-from bert_packed.config import MODEL_SIZES, WEIGHTINGS, check_dropout_overrides
-from bert_packed.core.settings import (
-    InputError,
-    check_depth_fits,
-    check_settings,
-    parse_depth,
-    setting,
-    variant,
-)
+from bert_packed.config import MODEL_SIZES, WEIGHTINGS
+from bert_packed.core.settings import InputError, check_depth_fits, parse_depth, setting, variant
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
 from bert_packed.runs.run_config import DATA, MODEL, OPTIMIZER, STEPS, RunConfig
 from bert_packed.tasks.glue import TASK_NAMES
@@ -79,8 +72,7 @@ class FinetuneConfig(RunConfig):
     keep_checkpoint_max: int = variant(RunConfig, "keep_checkpoint_max", 1)
 
     def __post_init__(self):
-        check_settings(self)
-        check_dropout_overrides(self)
+        super().__post_init__()
         check_files(self, ["vocab_file"])
         check_depth_fits(self.max_sequences_per_pack, self.max_seq_length)
         check_depth(self.packing_algorithm, self.max_seq_length, self.max_sequences_per_pack)

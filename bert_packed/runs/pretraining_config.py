@@ -5,15 +5,8 @@ Names are google-research/bert's wherever it has one.
 
 import dataclasses
 
-from bert_packed.config import (
-    ATTENTIONS,
-    MODEL_SIZES,
-    WEIGHTINGS,
-    ablation_fields,
-    check_dropout_overrides,
-    parse_ablation,
-)
-from bert_packed.core.settings import InputError, check_divides, check_settings, setting, variant
+from bert_packed.config import ATTENTIONS, MODEL_SIZES, WEIGHTINGS, ablation_fields, parse_ablation
+from bert_packed.core.settings import InputError, check_divides, setting, variant
 from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from bert_packed.runs.run_config import DATA, LOGS, MEMORY, MODEL, OPTIMIZER, RUN, STEPS, RunConfig
@@ -261,7 +254,7 @@ class TrainConfig(RunConfig):
     )
 
     def __post_init__(self):
-        check_settings(self)
+        super().__post_init__()
         if not self.output_dir and not self.compile_only:
             raise InputError("`output_dir` must be given. Received: nothing.")
         after_warmup = max(self.num_train_steps - self.num_warmup_steps, 0)
@@ -283,7 +276,6 @@ class TrainConfig(RunConfig):
         self._check_batch_warmup()
         masking_rules(self)  # checks its shares
         self._check_layout()
-        check_dropout_overrides(self)
         check_divides(self, "micro_batch_size", "train_batch_size")
 
     def _check_batch_warmup(self):

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from bert_packed.config import DTYPES, LEAST_EPSILON, MODEL_SIZES
-from bert_packed.core.settings import setting
+from bert_packed.config import DROPOUT_FIELDS, DTYPES, LEAST_EPSILON, MODEL_SIZES
+from bert_packed.core.settings import InputError, check_settings, setting
 
 # Headings in `--help`
 DATA, MODEL, STEPS, OPTIMIZER, MEMORY, LOGS, RUN = (
@@ -100,3 +100,10 @@ class RunConfig:
         advanced=True,
     )
     json: str = setting("", "also write the final figures to this file, as JSON", transient=True)
+
+    def __post_init__(self):
+        check_settings(self)
+        for name in DROPOUT_FIELDS:
+            value = getattr(self, name)
+            if value < 0 and value != -1:
+                raise InputError(f"`{name}` must be at least 0, or -1. Received: {value}.")
