@@ -51,26 +51,16 @@ def command(*arguments):
     return run(main, PackConfig, DESCRIPTION, ["pack_tfrecords.py", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("algorithm", ["spfhp", "lpfhp"])
-@pytest.mark.parametrize("depth", [1, 3, "max"])
-def test_every_sequence_is_packed_once(tmp_path, features, input_file, algorithm, depth):
+@pytest.mark.parametrize(("depth", "num_packs"), [(1, 80), (2, 45), ("max", 45)])
+def test_every_sequence_is_packed_once_and_the_manifest_says_how(
+    tmp_path, features, input_file, depth, num_packs
+):
     out = tmp_path / "out"
-    manifest = pack(config(input_file, out, algorithm=algorithm, max_sequences_per_pack=depth, num_shards=3))
-    packs = packs_in(out)
-    assert Counter(list_packed(packs)) == Counter(list_unpacked(features))
-    depths = packs[schema.INPUT_MASK].max(axis=1)
-    assert depths.max() == manifest["depth"] and len(depths) == manifest["num_packs"]
-    if depth == 1:
-        assert manifest["packing_factor"] == 1 and depths.max() == 1
-    else:
-        assert np.mean(depths > 1) > 0.3
-
-
-def test_manifest_describes_the_packs(tmp_path, input_file):
-    out = tmp_path / "out"
-    manifest = pack(config(input_file, out, num_shards=4))
+    manifest = pack(config(input_file, out, num_shards=4, max_sequences_per_pack=depth))
     assert manifest == read_manifest(out)
     packs = packs_in(out)
+    assert Counter(list_packed(packs)) == Counter(list_unpacked(features))
+    assert packs[schema.INPUT_MASK].max() == manifest["depth"] <= (80 if depth == "max" else depth)
     plan = from_json(manifest["plan"])
     histogram = np.bincount(LENGTHS, minlength=S + 1)[1:]
     validate_plan(plan, histogram)
@@ -82,7 +72,7 @@ def test_manifest_describes_the_packs(tmp_path, input_file):
     used = np.count_nonzero(packs[schema.MASKED_LM_WEIGHTS], axis=1)
     assert manifest["spec"] == {
         "max_seq_length": S,
-        "max_sequences_per_pack": plan.depth,
+        "max_sequences_per_pack": plan.depth if depth == "max" else depth,
         "max_predictions_per_pack": used.max(),
     }
     assert [entry["name"] for entry in manifest["files"]] == [
@@ -94,7 +84,7 @@ def test_manifest_describes_the_packs(tmp_path, input_file):
     assert manifest["inputs"] == [
         {"path": input_file, "num_records": 80, "sha256": storage.file_sha256(input_file)}
     ]
-    assert manifest["num_packs"] == 45  # pinned
+    assert manifest["num_packs"] == num_packs  # pinned
 
 
 def test_same_seed_same_bytes(tmp_path, input_file):

@@ -56,6 +56,7 @@ def test_good_values_pass(values):
         ("algorithm", "zpfhp", "one of spfhp, lpfhp"),
         ("overwrite", "yes", "true or false"),
         ("depth", 0, "a whole number of at least 1, or the word max"),
+        ("depth", -1, "a whole number of at least 1, or the word max"),
         ("depth", "some", "a whole number of at least 1, or the word max"),
     ],
 )
@@ -186,13 +187,6 @@ def test_parts_divide_wholes_and_text_is_utf8(values, message):
     with pytest.raises(InputError) as caught:
         Batches(**values)
     assert str(caught.value).endswith(message)
-
-
-def test_parse_depth():
-    assert parse_depth("max") == "max"
-    assert parse_depth("12") == 12
-    with pytest.raises(ValueError, match="or the word max"):
-        parse_depth("-1")
 
 
 @pytest.mark.parametrize("config", [CreateConfig, PackConfig])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -265,8 +266,9 @@ def test_commas_in_names(tmp_path):
     assert find("a", "b") == ["a", "b"]  # each with its folder: no file has that name
     assert find("c, d.txt") == ["c, d.txt"]
     assert find("a", "c, d.txt", "e,*", "f,g/*", "b") == ["a", "b", "c, d.txt", "e,1.txt", "e,2.txt", "f,g/h"]
-    with pytest.raises(InputError, match=r"must match at least one file\. Received: '.*/none'"):
-        find("a", "none", "c, d.txt")
+    for none in ("none", "none-*"):
+        with pytest.raises(InputError, match=rf"match at least one file\. Received: '.*/{re.escape(none)}'"):
+            find("a", none, "c, d.txt")
 
 
 def test_names_that_are_not_utf8_are_refused(tmp_path):
@@ -274,16 +276,9 @@ def test_names_that_are_not_utf8_are_refused(tmp_path):
     Path(name).write_text("x")
     with pytest.raises(InputError, match=r"`input_file` must match names in UTF-8\. .*caf\\udce9\.txt"):
         find_files(f"{tmp_path}/*.txt", "input_file")
-    with pytest.raises(InputError, match=r"`input_file` must be UTF-8, .*\\udce9"):
-        config(name, tmp_path / "out")
 
 
-def test_find_files_refuses_nothing_and_empty_files(tmp_path):
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(
-        InputError, match=r"`input_file` must match at least one file\. Received: '.*none-\*'"
-    ):
-        find_files(f"{tmp_path}/a.txt,{tmp_path}/none-*", "input_file")
+def test_empty_files_are_refused(tmp_path):
     (tmp_path / "b.txt").touch()
     with pytest.raises(InputError, match=r"b\.txt, which is empty"):
         find_files(f"{tmp_path}/*", "input_file")

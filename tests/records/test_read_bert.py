@@ -45,20 +45,6 @@ def test_unpacked_records_are_read_in_columns(tmp_path, lengths, size, monkeypat
     assert_holds(sequences, features)
 
 
-def test_files_of_other_widths_join(tmp_path):
-    first = make_features([5, 8], 8, max_predictions=4)
-    second = make_features([3, 12], 16, seed=1, max_predictions=9)
-    joined = concatenate(
-        [
-            load(write_features(tmp_path / "a.tfrecord", first)),
-            load(write_features(tmp_path / "b.tfrecord", second)),
-        ]
-    )
-    assert joined["lengths"].tolist() == [5, 8, 3, 12]
-    assert_holds(take(joined, [0, 1]), first)
-    assert_holds(take(joined, np.array([False, False, True, True])), second)
-
-
 def test_predictions_in_any_order_become_ascending(tmp_path):
     features = make_features([6], 8)
     features[schema.MASKED_LM_POSITIONS][:] = [0, 4, 1, 3]
