@@ -54,13 +54,14 @@ def lower_bound(histogram, max_seq_length, max_sequences_per_pack):
 def material_bound(histogram, max_seq_length):
     """Tokens / S, rounded up."""
     counts, _ = check_arguments(histogram, max_seq_length, "max")
-    return _ceil_divide(_num_tokens(counts.tolist()), max_seq_length)
+    # Python's whole numbers: counts near 2**53 times their lengths exceed 64 bits
+    return -(-sum(length * count for length, count in enumerate(counts.tolist(), 1)) // max_seq_length)
 
 
 def depth_bound(histogram, max_seq_length, max_sequences_per_pack):
     """Sequences / depth, rounded up."""
     counts, depth = check_arguments(histogram, max_seq_length, max_sequences_per_pack)
-    return _ceil_divide(sum(counts.tolist()), depth)
+    return -(-sum(counts.tolist()) // depth)
 
 
 def l2_bound(histogram, max_seq_length):
@@ -80,7 +81,7 @@ def l2_bound(histogram, max_seq_length):
         medium = up_to[max_seq_length - k] - up_to[half]
         room = medium * max_seq_length - (tokens_up_to[max_seq_length - k] - tokens_up_to[half])
         small = tokens_up_to[half] - tokens_up_to[max(k - 1, 0)]
-        best = max(best, large + max(0, _ceil_divide(small - room, max_seq_length)))
+        best = max(best, large + max(0, -((room - small) // max_seq_length)))
     return best
 
 
@@ -108,7 +109,7 @@ def dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values):
     slot_values = np.maximum.accumulate(np.concatenate([[0], np.where(counts > 0, values, 0)]))
     most_valuable = int(best_packs(slot_values, depth).best[-1])
     total = sum(count * value for count, value in zip(counts.tolist(), values.tolist(), strict=True))
-    return _ceil_divide(total, most_valuable) if most_valuable else 0
+    return -(-total // most_valuable) if most_valuable else 0
 
 
 def most_sequences(counts, shortest, max_seq_length, depth):
@@ -120,12 +121,3 @@ def scale_values(values, depth):
     """Round float values in 0..1 down to whole numbers that `dual_bound` can sum without overflow."""
     bits = min(44, 59 - math.ceil(math.log2(depth + 1)))
     return np.floor(np.clip(values, 0, 1) * 2.0**bits).astype(np.int64)
-
-
-def _num_tokens(counts):
-    # Python's whole numbers: counts near 2**53 times their lengths exceed 64 bits
-    return sum(length * count for length, count in enumerate(counts, start=1))
-
-
-def _ceil_divide(dividend, divisor):
-    return -(-dividend // divisor)

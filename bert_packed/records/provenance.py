@@ -186,14 +186,13 @@ def find_sources(path, record_number):
             f"{os.path.dirname(path) or '.'} must hold the manifest.json that was written with {path}. "
             f"Received: {'one with another SHA-256' if promised else 'none that lists it'}."
         )
-    with _open_archive(index_path) as archive:
-        _check_owner(archive, index_path, path, checksum, "pack_offsets", promised.get("num_records", 0) + 1)
-        num_packs = _num_entries(archive, "pack_offsets") - 1
-        if not 1 <= record_number <= num_packs:
-            raise InputError(f"{path} must have the record. Received: {record_number} of {num_packs}.")
-        first, last = _read_entries(archive, "pack_offsets", [record_number - 1, record_number])
-        file_indices = _read_entries(archive, "file_indices", range(first, last))
-        numbers = _read_entries(archive, "record_numbers", range(first, last))
+    with _open_arrays(index_path) as arrays:
+        _check_owner(arrays, index_path, path, checksum, "pack_offsets", promised.get("num_records", 0) + 1)
+        offsets = arrays["pack_offsets"]
+        if not 1 <= record_number < len(offsets):
+            raise InputError(f"{path} must have the record. Received: {record_number} of {len(offsets) - 1}.")
+        some = np.arange(*offsets[record_number - 1 : record_number + 1])
+        file_indices, numbers = (arrays[name][some].tolist() for name in ("file_indices", "record_numbers"))
     _check_inputs(inputs, index_path, max(file_indices))
     return [(inputs[index]["path"], number) for index, number in zip(file_indices, numbers, strict=True)]
 
@@ -223,19 +222,18 @@ def find_documents(sources, packed_file=""):
         numbers = sorted({number for other, number in sources if other == path})
         inputs, promised = _read_manifest_of(index_path, path)
         checksum = checksums.get(path) or (storage.file_sha256(path) if storage.exists(path) else None)
-        with _open_archive(index_path) as archive:
+        with _open_arrays(index_path) as arrays:
             if checksum:
                 size = promised.get("num_records")
-                _check_owner(archive, index_path, path, checksum, "document_numbers", size)
-            num_records = _num_entries(archive, "document_numbers")
+                _check_owner(arrays, index_path, path, checksum, "document_numbers", size)
+            num_records = len(arrays["document_numbers"])
             if numbers[-1] > num_records:
                 raise InputError(
                     f"{index_path} must be of the instances that were packed. "
                     f"Received: {num_records} records, of which number {numbers[-1]} was packed."
                 )
-            places = [number - 1 for number in numbers]
-            file_indices = _read_entries(archive, "file_indices", places)
-            document_numbers = _read_entries(archive, "document_numbers", places)
+            names, places = ("file_indices", "document_numbers"), np.array(numbers) - 1
+            file_indices, document_numbers = (arrays[name][places].tolist() for name in names)
         _check_inputs(inputs, index_path, max(file_indices))
         for number, file_index, document in zip(numbers, file_indices, document_numbers, strict=True):
             entry = inputs[file_index]
@@ -244,25 +242,25 @@ def find_documents(sources, packed_file=""):
 
 
 @contextlib.contextmanager
-def _open_archive(index_path):
-    """Open an index; raises `InputError` where it is none, or is damaged."""
+def _open_arrays(index_path):
+    """Open an index: yields a mapping of its columns; raises `InputError` where it is none, or is damaged."""
     try:
-        with storage.open_file(index_path) as file, zipfile.ZipFile(file) as archive:
-            yield archive
+        with storage.open_file(index_path) as file, np.load(file, allow_pickle=False) as arrays:
+            yield arrays
     except InputError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, IndexError) as error:
         raise InputError(f"{index_path} must be an index of --provenance. Received: {error}.") from error
 
 
-def _check_owner(archive, index_path, path, checksum, column, size):
+def _check_owner(arrays, index_path, path, checksum, column, size):
     """Raise `InputError` where an index is not of the file `path`, which has this SHA-256."""
     # without a checksum, as indexes were once, by the size of a column, where the manifest says that
-    if f"{CHECKSUM}.npy" in archive.namelist():
-        found = bytes(_read_entries(archive, CHECKSUM, range(32))).hex()
+    if CHECKSUM in arrays:
+        found = bytes(arrays[CHECKSUM].tolist()).hex()
         received = f"that of a file with {found}" if found != checksum else ""
     else:
-        found = _num_entries(archive, column)
+        found = len(arrays[column])
         received = f"one of {found} entries" if size not in (found, None) else ""
     if received:
         raise InputError(f"{index_path} must be of {path} with SHA-256 {checksum}. Received: {received}.")
@@ -299,33 +297,3 @@ def _check_inputs(inputs, index_path, largest):
             f"{folder} must hold the manifest.json that was written with {index_path}. "
             f"Received: {len(inputs)} inputs, of which it names number {largest + 1}."
         )
-
-
-def _num_entries(archive, name):
-    with archive.open(f"{name}.npy") as entry:
-        return _read_header(entry)[1]
-
-
-def _read_entries(archive, name, places):
-    """Some entries of one array in an `.npz`, at ascending places, never holding all: list of int."""
-    places = np.asarray(places)
-    found, start = [], 0
-    with archive.open(f"{name}.npy") as entry:
-        dtype, size = _read_header(entry)
-        # to the end, where the checksum is compared
-        while content := entry.read(VALUES_AT_ONCE * dtype.itemsize):
-            values = np.frombuffer(content, dtype)
-            first, last = np.searchsorted(places, [start, start + len(values)])
-            found += values[places[first:last] - start].tolist()
-            start += len(values)
-    if start != size or len(found) < len(places):
-        raise ValueError(f"{name} ends too early")
-    return found
-
-
-def _read_header(entry):
-    """Type and size of the array that an open `.npy` holds."""
-    if np.lib.format.read_magic(entry) != (1, 0):
-        raise ValueError("another version of NumPy's format")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(entry)
-    return dtype, shape[0]

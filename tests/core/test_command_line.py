@@ -118,7 +118,7 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
 
 
 def test_help_whose_reader_has_stopped_is_no_mistake():
-    """As of `--help | head -1`."""
+    """Like `--help | head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, Path(pack_tfrecords.__file__), "--help"]

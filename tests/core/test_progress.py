@@ -16,7 +16,7 @@ S = 16
 
 
 class Bar:
-    """Stands in for tqdm; remembers when it moved and by how much."""
+    """In the place of tqdm; remembers when it moved and by how much."""
 
     def __init__(self, total=0, **_):
         self.total, self.moves = total, []

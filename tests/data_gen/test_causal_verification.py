@@ -233,7 +233,7 @@ ROW_FAULTS = [
 def test_good_packs_are_equal(made, damage, kind):
     result = compare_files([f"{made}/in.tfrecord"], files_of(made / kind), "error")
     assert result.is_good and result.num_input_sequences == result.num_packed_sequences == len(LENGTHS)
-    # and what is written here anew is the same, byte for byte: below, nothing but the fault is found
+    # and what is written here again is the same, byte for byte: below, nothing but the fault is found
     again, _ = damage(kind, None)
     assert again.is_good
 

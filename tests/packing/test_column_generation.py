@@ -74,7 +74,7 @@ def test_rounding_ends_at_the_bound_without_integer_programs():
 
 @pytest.mark.parametrize("factor", [0, 1e9])
 def test_no_clock_decides(monkeypatch, factor):
-    """A machine whose clock stands still, or runs a year in a moment, makes the same plans."""
+    """A machine whose clock does not move, or runs a year in a moment, makes the same plans."""
     tiny = [0, 16, 5, 7, 15, 0, 0, 0, 0, 0]
     histogram = np.random.default_rng(3).integers(0, 9, 64)
     plans = [pack_cghp(tiny, 10, 5), pack_cghp(histogram, 64, 6), pack_cghp(histogram, 64, 6, effort=1e-3)]
@@ -138,7 +138,7 @@ def test_every_effort_ends_in_a_whole_plan_and_more_is_no_worse():
 
 
 def test_a_solve_ends_within_the_effort():
-    """A limit that falls into the first solve: the solver itself is stopped, after so many iterations."""
+    """A limit that falls into the first solve: the solver itself is stopped by a limit of iterations."""
     histogram = load_known_histogram("wikipedia_512", 512)
     counter = Effort()
     search = relaxation.Relaxation(histogram, 3, counter)

@@ -69,7 +69,7 @@ def test_a_sequence_that_nothing_suits_leaves_by_its_age():
 @pytest.mark.parametrize(
     ("lengths", "settings", "expected"),
     [
-        # as many leave as were asked for, and of equal packs no more
+        # the share that leaves, and of equal packs no more
         ([4, 4, 4, 4], {"leaving_share": 0.75}, [[0, 1], [2, 3]]),
         ([4, 4, 4, 4], {"leaving_share": 0.5}, [[0, 1]]),
         # all are too old, those of a pack that has left already among them

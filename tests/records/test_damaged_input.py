@@ -143,7 +143,7 @@ def check_error(error, path):
 @many(12, 60)
 @pytest.mark.parametrize("damage", DAMAGES + RECORD_DAMAGES, ids=lambda damage: damage.__name__)
 def test_reading_damaged_bytes(original, damage, num_trials):
-    """Exactly the sequences of the records that are whole, each as often and where it stands; else an error.
+    """Exactly the sequences of the records that are whole, each as often and at its place; else an error.
 
     Without a manifest nobody can tell a file of fewer whole records from a file that never had more.
     """

@@ -102,7 +102,7 @@ def test_a_manifest_that_is_no_json_is_a_mistake(tmp_path, input_file, content):
 
 
 def test_an_unfinished_run_of_an_input_that_changed_starts_over(tmp_path, features, input_file, monkeypatch):
-    """Its size is the same: only the time of the change tells."""
+    """Its size is the same: only the time of the change differs."""
 
     def fail(work):
         raise OSError("the disk is gone")

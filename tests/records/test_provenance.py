@@ -181,7 +181,7 @@ def replace_shard(shard):
 
 
 def copy_index(shard):
-    """The index of another shard: of as many packs, so that nothing but a checksum tells."""
+    """The index of another shard: of as many packs, so that only the checksum differs."""
     shard.write_bytes(b"more packs")
     write_manifest(shard)
 
