@@ -27,6 +27,18 @@ from data_gen.run_files import read_array, read_run
 S = 16
 
 
+def spy(monkeypatch, owner, name):
+    """The arguments of each call of a function, a list of tuples that is filled from now on."""
+    calls, function = [], getattr(owner, name)
+
+    def call(*arguments):
+        calls.append(arguments)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
 @pytest.fixture
 def groups(monkeypatch):
     """Runs and parts of some packs; dict that is filled with how many of them there were."""
@@ -97,16 +109,10 @@ def test_runs_and_parts_grow_with_the_input_so_that_their_product_does_not(tmp_p
     size = sum((tmp_path / f"{name}.tfrecord").stat().st_size for name in "ab")
     monkeypatch.setattr(pack_steps, "RUN_BYTES", 1)
     monkeypatch.setattr(pack_steps, "NUM_RUNS", 8)
-    works, read = [], pack_job.read_file
-
-    def watch(work):
-        works.append(work)
-        return read(work)
-
-    monkeypatch.setattr(pack_job, "read_file", watch)
+    calls = spy(monkeypatch, pack_job, "read_file")
     settings = {"input_file": f"{tmp_path}/?.tfrecord", "output_dir": str(tmp_path / "out")}
     pack(PackConfig(max_seq_length=S, num_workers=1, **settings))
-    assert [work.run_bytes for work in works] == [size // 8] * 2  # of all files together
+    assert [work.run_bytes for (work,) in calls] == [size // 8] * 2  # of all files together
 
 
 def test_a_run_ends_once_it_is_full_and_counts_add_up_over_batches(tmp_path):
@@ -146,49 +152,30 @@ def packing(tmp_path):
 
 
 def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
-    seeds, choose_slots, order = [], pack_steps.choose_slots, assignments.PackOrder
-
-    def choose(lengths, first_ranks, totals, seed):
-        seeds.append(("slots", seed))
-        return choose_slots(lengths, first_ranks, totals, seed)
-
-    def make_order(strategies, seed):
-        seeds.append(("packs", seed))
-        return order(strategies, seed)
-
-    monkeypatch.setattr(pack_steps, "choose_slots", choose)
-    monkeypatch.setattr(assignments, "PackOrder", make_order)
+    calls = [spy(monkeypatch, pack_steps, "choose_slots"), spy(monkeypatch, assignments, "PackOrder")]
     pack(packing)
-    assert set(seeds) == {("slots", 77), ("packs", 77)}
+    assert [{arguments[-1] for arguments in some} for some in calls] == [{77}, {77}]
 
 
 @pytest.mark.parametrize(("assembled_bytes", "expected"), [(2999, [2, 1]), (999, [1, 1, 1])])
 def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch, assembled_bytes, expected):
     """What goes into memory together is bounded by bytes, or is one pack: records may be large."""
-    sizes, assemble = [], BertKind.assemble
-
-    def watch(data, columns, packs, spec):
-        sizes.append(len(packs))
-        return assemble(data, columns, packs, spec)
-
     monkeypatch.setattr(pack_steps, "pack_bytes", lambda kind, depth: 1000)
-    monkeypatch.setattr(BertKind, "assemble", watch)
+    calls = spy(monkeypatch, BertKind, "assemble")
     monkeypatch.setattr(pack_steps, "ASSEMBLED_BYTES", assembled_bytes)
     pack(dataclasses.replace(packing, max_sequences_per_pack=2, num_shards=1))
-    assert sizes == expected
+    assert [len(packs) for _, _, packs, _ in calls] == expected
 
 
 def test_measuring_reads_no_tokens(packing, monkeypatch):
-    asked, read = [], pack_steps.read_run
-
-    def note(path, layout, group=None, names=None):
-        asked.append(names)
-        return read(path, layout, group, names)
-
-    monkeypatch.setattr(pack_steps, "read_run", note)
+    calls = spy(monkeypatch, pack_steps, "read_run")
     pack(dataclasses.replace(packing, num_shards=1))
     # all to sort, little to measure, all to write
-    assert asked == [None, {"slots", "lengths", "num_predictions"}, None]
+    assert [names for *_, names in (call[3:] or (None,) for call in calls)] == [
+        None,
+        {"slots", "lengths", "num_predictions"},
+        None,
+    ]
 
 
 def test_a_file_that_changes_until_its_checksum_is_taken_is_refused(packing, monkeypatch):
@@ -217,17 +204,11 @@ def test_runs_leave_the_disk_once_they_are_sorted(packing, monkeypatch):
 
 
 def test_a_run_is_known_by_all_that_its_packs_depend_on(packing, monkeypatch):
-    known, open_output_dir = [], pack_job.open_output_dir
-
-    def note(path, overwrite, identity):
-        known.append(identity)
-        return open_output_dir(path, overwrite, identity)
-
-    monkeypatch.setattr(pack_job, "open_output_dir", note)
+    calls = spy(monkeypatch, pack_job, "open_output_dir")
     manifest = {"vocab_size": 300, "files": [{"name": "in.tfrecord", "num_records": 6}]}
     (Path(packing.input_file).parent / "manifest.json").write_text(json.dumps(manifest))
     pack(packing)
-    (identity,) = known
+    ((_, _, identity),) = calls
     assert identity.keys() == {"settings", "inputs", "input manifests", "versions", "code"}
     assert identity["settings"] == packing.resolved()
     assert identity["inputs"] == stamp_files([packing.input_file])

@@ -230,18 +230,26 @@ def test_mistakes_of_the_command_are_one_line(shard, capsys, damage, flags, mess
     assert error.count("\n") == 1 and re.search(message, error), error
 
 
+TRACED = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
+
+
+def write_words(folder):
+    (folder / "words.txt").write_text("\n".join([*SPECIAL_TOKENS, *(f"w{i}" for i in range(6))]))
+
+
+def create_instances(input_file, output_dir, vocab_file, **settings):
+    create(CreateConfig(input_file, output_dir, vocab_file, dupe_factor=2, **TRACED, **settings))
+
+
 @pytest.fixture
 def traced(tmp_path):
     """Packs of instances of two texts, both with an index: (a shard, its folder)."""
-    words = [f"w{i}" for i in range(6)]
-    (tmp_path / "words.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    write_words(tmp_path)
     (tmp_path / "a.txt").write_text("\n\nw0 w0\nw0\n\n\n\u200b\n\n \nw1 w1\nw1\n")
     lines = [{"text": "w2 w2"}, {"text": ""}, {"text": " \n "}, {"paragraphs": ["w3 w3", "w3"]}]
     (tmp_path / "b.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
-    common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
-    text = {"input_file": f"{tmp_path}/[ab].*", "vocab_file": f"{tmp_path}/words.txt", "dupe_factor": 2}
-    create(CreateConfig(output_dir=str(tmp_path / "in"), **text, **common))
-    pack(PackConfig(input_file=f"{tmp_path}/in/train-*", output_dir=str(tmp_path / "out"), **common))
+    create_instances(f"{tmp_path}/[ab].*", f"{tmp_path}/in", f"{tmp_path}/words.txt")
+    pack(PackConfig(input_file=f"{tmp_path}/in/train-*", output_dir=str(tmp_path / "out"), **TRACED))
     return str(tmp_path / "out" / "packed-00000-of-00001.tfrecord"), tmp_path
 
 
@@ -298,14 +306,12 @@ def test_a_text_that_changed_has_no_lines_and_lost_instances_no_documents(traced
 
 
 def test_relative_paths_lead_to_documents_from_any_folder(tmp_path, monkeypatch, capsys):
-    words = [f"w{i}" for i in range(6)]
     (tmp_path / "text").mkdir()
-    (tmp_path / "text/words.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    write_words(tmp_path / "text")
     (tmp_path / "text/a.txt").write_text("w0 w0\nw0\n\nw1 w1\nw1\n")
     monkeypatch.chdir(tmp_path)
-    common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
-    create(CreateConfig("text/a.txt", "in", "text/words.txt", dupe_factor=2, **common))
-    pack(PackConfig(input_file="in/train-*", output_dir="deep/out", **common))
+    create_instances("text/a.txt", "in", "text/words.txt")
+    pack(PackConfig(input_file="in/train-*", output_dir="deep/out", **TRACED))
     shard = "deep/out/packed-00000-of-00001.tfrecord"
     expected, _ = rows_of(shard)
     assert {row["input file"] for row in expected} == {"in/train-00000-of-00001.tfrecord"}
@@ -334,10 +340,8 @@ def test_relative_paths_lead_to_documents_from_any_folder(tmp_path, monkeypatch,
 
 def test_instances_made_anew_are_not_those_that_were_packed(traced):
     shard, folder = traced
-    text = {"input_file": f"{folder}/[ab].*", "vocab_file": f"{folder}/words.txt", "dupe_factor": 2}
-    common = {"max_seq_length": S, "num_shards": 1, "num_workers": 1, "provenance": True}
-    again = CreateConfig(output_dir=f"{folder}/in", random_seed=5, overwrite=True, **text, **common)
-    create(again)
+    again = {"random_seed": 5, "overwrite": True}
+    create_instances(f"{folder}/[ab].*", f"{folder}/in", f"{folder}/words.txt", **again)
     sources = find_sources(shard, 1)
     with pytest.raises(InputError, match=r"train-.*npz must be of .*/in/train-.* Received: that of a file"):
         provenance.find_documents(sources, shard)
