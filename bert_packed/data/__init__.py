@@ -1,4 +1,4 @@
-"""Batches of packs for a step: from records of pre-training, or from labelled sequences of fine-tuning.
+"""Batches of packs, from pre-training records or from labelled sequences for fine-tuning.
 
 Read `read_order.py`, `input_pipeline.py`, `batches.py`.
 """

@@ -1,4 +1,4 @@
-"""Batch-size warm-up: a batch that grows by whole micro-batches, in arrays of one shape.
+"""Batch-size warm-up: batches that grow by whole micro-batches, in arrays of constant shape.
 
 Legend: B packs per full step, M packs per micro-batch.
 """
@@ -13,24 +13,18 @@ import numpy as np
 class BatchGrowth:
     """Packs of each step. From 2 packs to 8 over 4 steps, in micro-batches of 2:
 
-        step           0  1  2  3  4  5
-        packs          2  2  4  6  8  8
-        packs before   0  2  4  8 14 22
-
-    Attributes:
-        initial: Packs of the first step, a multiple of M.
-        full: B, a multiple of M.
-        micro_batch_size: M.
-        num_steps: Steps until B is reached; 0 for B from the start.
+    step           0  1  2  3  4  5
+    packs          2  2  4  6  8  8
+    packs before   0  2  4  8 14 22
     """
 
-    initial: int
-    full: int
+    initial: int  # a multiple of M
+    full: int  # B, a multiple of M
     micro_batch_size: int
-    num_steps: int = 0
+    num_steps: int = 0  # until B is reached; 0 for B from the start
 
     def packs(self, steps):
-        """Packs of steps counted from 0, a whole number or int64 `[n]`: int64 of the same shape."""
+        """Packs of steps, from 0: int64 of the shape of `steps`, a scalar or `[n]`."""
         more = (self.full - self.initial) // self.micro_batch_size
         grown = more * np.minimum(steps, self.num_steps) // max(self.num_steps, 1)
         return np.where(
@@ -43,10 +37,10 @@ class BatchGrowth:
 
 
 class GrowingBatches(Iterator):
-    """Batches of one shape, the first of which end in empty packs.
+    """Batches of B packs, the first of which end in empty packs.
 
     Args:
-        batches: `CheckedBatches` of a micro-batch each, or of a process's part of one.
+        batches: `CheckedBatches` of one micro-batch each, or of a process's part of one.
         first_step: Step of the first batch.
     """
 
@@ -71,5 +65,4 @@ class GrowingBatches(Iterator):
 
     @property
     def sources(self):
-        """As `CheckedBatches.sources`."""
         return self._sources

@@ -1,7 +1,4 @@
-"""Batches as NumPy arrays, checked against the model and read ahead in a thread.
-
-Legend: B packs per batch.
-"""
+"""Batches as NumPy arrays, checked against the model and read ahead in a thread; B packs per batch."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +13,14 @@ from bert_packed.records.examples import parse_examples
 
 
 class CheckedBatches(Iterator):
-    """Iterator over a dataset's batches, as dicts of int32 and float32 arrays that fit the model.
+    """Iterator over a dataset's batches: dicts of int32 and float32 arrays with ids within the model's
+    tables.
 
-    Args:
-        dataset: From `train_batches` or `eval_batches`, as are `files`, `spec` and `features`.
-        model_config: Its table sizes are the limits of ids.
+    `dataset` is from `train_batches` or `eval_batches`, with `files`, `spec` and `features` as there.
 
     Raises:
-        InputError: a record is damaged, of another shape, has an id that the model has no row for, or goes on
-            from a pack that it does not follow.
+        InputError: a record is damaged, has another shape, has an id outside the model's tables, or continues
+            a pack that it does not follow.
     """
 
     def __init__(self, dataset, files, spec, model_config, features=RECORDED):
@@ -38,14 +34,14 @@ class CheckedBatches(Iterator):
 
     @property
     def sources(self):
-        """Records of the last batch: dict from file to numbers, from 1, as `find_sources.py` takes them."""
+        """Records of the last batch: dict from file to record numbers, from 1, as in `find_sources.py`."""
         found = {}
         for file, number in zip(*(values.tolist() for values in self._last), strict=True):
             found.setdefault(str(self._files[file]), []).append(number)
         return found
 
     def packs(self, index):
-        """Packs of the last batch: int64 `[B]`, numbers among those of all files of a `PackIndex`, from 0."""
+        """Packs of the last batch: int64 `[B]`, numbered from 0 over all files of a `PackIndex`."""
         files, numbers = self._last
         return index.starts[files] + numbers - 1
 
@@ -90,7 +86,7 @@ def _check_beginnings(feature, values, sources, files):
 
 
 def _find_damage(files, spec, features):
-    """Read files one after the other and raise the `InputError` of the first damaged record, if any."""
+    """Read all files, to raise the `InputError` of the first damaged record, if any."""
     lengths = {feature.record_name: spec.size(feature.length) for feature in features}
     for path in files:
         for batch in tfrecords.read_batches(path):
@@ -98,7 +94,7 @@ def _find_damage(files, spec, features):
 
 
 class ReadAhead(Iterator):
-    """Iterator over endless batches, one of which a thread makes while the device computes."""
+    """Iterator over endless batches; a thread prepares the next one while the device computes."""
 
     def __init__(self, batches):
         self._batches = batches
@@ -107,13 +103,12 @@ class ReadAhead(Iterator):
         self._sources = {}
 
     def __next__(self):
-        batch, self._sources = self._next.result()  # a mistake in the data is raised here
+        batch, self._sources = self._next.result()  # raises the thread's errors
         self._next = self._thread.submit(self._read)
         return batch
 
     @property
     def sources(self):
-        """As `CheckedBatches.sources`."""
         return self._sources
 
     def _read(self):

@@ -1,4 +1,4 @@
-"""Dynamic masking (RoBERTa): other predictions each time that a pack is read.
+"""Dynamic masking (RoBERTa): new predictions each time that a pack is read.
 
 Legend: B packs per batch, S pack length, P predictions per pack.
 """
@@ -14,10 +14,10 @@ ORDER, FATE, RANDOM = 1, 2, 3  # what is drawn
 
 
 class DynamicMasking:
-    """Other predictions for packs, as many in each sequence as the record has.
+    """New predictions for packs, as many in each sequence as the record has; with whole words perhaps fewer.
 
-    They follow from seed, epoch, number of the pack and column alone, whichever process reads the pack. With
-    2 = [CLS], 3 = [SEP], 4 = [MASK], 0 = padding:
+    They depend on seed, epoch, pack number and position only, not on the process. With 2 = [CLS], 3 = [SEP],
+    4 = [MASK], 0 = padding:
 
         token_ids             [ 2  7  4  3  2  9  4  3  0]   ->   [ 2  4  8  3  2  4  6  3  0]
         sequence_ids          [ 1  1  1  1  2  2  2  2  0]        the same
@@ -25,11 +25,7 @@ class DynamicMasking:
         prediction_ids        [ 8  6  0]                          [ 7  9  0]
         prediction_sequences  [ 1. 2. 0.]                         the same
 
-    With whole words a sequence may get fewer predictions than the record has, never more.
-
-    Args:
-        vocabulary: `tokenization.Vocabulary` of the records.
-        rules: `MaskingRules`.
+    `vocabulary` must be that of the records; `rules` are `MaskingRules`.
     """
 
     def __init__(self, vocabulary, rules, seed):
@@ -37,16 +33,16 @@ class DynamicMasking:
 
     @property
     def vocab_size(self):
-        """WordPieces, any of which may be written into a batch."""
+        """Number of WordPieces, any of which may occur in a batch."""
         return len(self._vocabulary)
 
     def redraw(self, batch, epochs, packs):
-        """The batch with other predictions; arrays that change are copies.
+        """The batch with new predictions; arrays that change are copies.
 
         Args:
             batch: Dict with the arrays of `PREDICTIONS`, `[B, P]`, `token_ids` and `sequence_ids`, `[B, S]`.
-            epochs: int `[B]`, times that each pack was read before.
-            packs: int `[B]`, number of each pack among all.
+            epochs: int `[B]`, number of times that each pack was read before.
+            packs: int `[B]`, number of each pack.
 
         Raises:
             InputError: a token is not in the vocabulary.
@@ -80,12 +76,12 @@ class DynamicMasking:
         """Rows and columns of the predictions, int64 `[p]` each, in reading order."""
         special = [self._vocabulary.cls_id, self._vocabulary.sep_id]
         rows, columns = np.nonzero((sequence_ids > 0) & ~np.isin(token_ids, special))
-        # Every sequence of the batch has a number, by reading order
+        # Sequences of the batch are numbered in reading order
         num_slots = max(sequence_ids.max(initial=0), owners.max(initial=0)) + 1
         sequences = rows * num_slots + sequence_ids[rows, columns]
         counted = np.arange(len(owners))[:, None] * num_slots + owners
         wanted = np.bincount(counted[owners > 0], minlength=len(owners) * num_slots)
-        begins = np.ones(len(rows), bool)  # of what is chosen as one
+        begins = np.ones(len(rows), bool)  # of units that are chosen as a whole
         if self._rules.do_whole_word_mask:
             is_next = (np.diff(sequences, prepend=-1) == 0) & (np.diff(columns, prepend=-1) == 1)
             begins = ~(is_next & self._vocabulary.is_continuation[token_ids[rows, columns]])
@@ -107,17 +103,17 @@ class DynamicMasking:
 
 
 def _keep(sequences, sizes, order, wanted):
-    """Number of tokens of each word, `[w]`, that are predicted: all or none.
+    """Number of predicted tokens of each word, `[w]`; `wanted` is by sequence.
 
         sequences [1 1 1 2 2], sizes [2 1 1 4 3], order [5 9 2 8 4], wanted [0 2 2]   ->   [0 1 1 0 2]
 
-    `wanted` is by sequence. Words are taken by `order`; a word that does not fit the rest is passed over. If
-    no word of a sequence fits, the beginning of its shortest is taken.
+    Whole words are taken by `order`; a word that exceeds the rest is passed over. If no word of a sequence
+    fits, the beginning of its shortest is taken.
     """
     by_order = np.lexsort((order, sequences))
     starts = np.flatnonzero(np.diff(sequences, prepend=-1))
     sorted_sizes, kept = sizes[by_order], np.zeros(len(sizes), np.int64)
-    # As long as all words fit, no word needs to be looked at alone
+    # Vectorised up to the first word that does not fit
     before = np.cumsum(sorted_sizes) - sorted_sizes
     before -= np.repeat(before[starts], np.diff(starts, append=len(sizes)))
     fits = before + sorted_sizes <= wanted[sequences]
@@ -142,8 +138,7 @@ def _keep(sequences, sizes, order, wanted):
 class MaskedBatches(Iterator):
     """Iterator over `CheckedBatches` of `train_batches`, with `DynamicMasking` by epoch.
 
-    `index`, `shard` and `batch_size` are those of `train_batches`; `first_step` is the step of the first
-    batch.
+    `index`, `shard`, `batch_size` and `first_step` are those of `train_batches`.
     """
 
     def __init__(self, batches, masking, index, shard, batch_size, first_step):
@@ -158,5 +153,4 @@ class MaskedBatches(Iterator):
 
     @property
     def sources(self):
-        """As `CheckedBatches.sources`."""
         return self._batches.sources

@@ -1,4 +1,4 @@
-"""Batches of fine-tuning, and predictions: packs of labelled sequences.
+"""Fine-tuning batches of labelled sequences, and predictions by sequence.
 
 Legend: B packs per batch, S pack length, K sequences per pack, C classes, n sequences.
 """
@@ -16,29 +16,21 @@ from bert_packed.tasks.update_packs import assemble_filled, by_slot
 
 @dataclasses.dataclass(frozen=True)
 class LabelledSequences:
-    """Sequences with labels.
+    """n sequences with labels.
 
     Attributes:
-        sequences: `Sequences`, n of them; their predictions, if any, are labels of tokens.
-        labels: Dict from the batch's name to array `[n]`.
         positions: Labels that are token positions, counted from the start of the sequence here and from the
             start of the pack in a batch.
-        classes: Names of the classes, by number; () where they have none.
     """
 
-    sequences: Sequences
-    labels: dict[str, np.ndarray]
+    sequences: Sequences  # their predictions, if any, are labels of tokens
+    labels: dict[str, np.ndarray]  # from the name in a batch to [n]
     positions: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # names by number
 
 
 def make_batch(data, packs, spec, num_packs):
-    """One batch of static shape.
-
-    Args:
-        data: `LabelledSequences`.
-        packs: `Packs` of its sequences, at most `num_packs`; empty packs are added up to B.
-        num_packs: B.
+    """A batch of B = `num_packs` packs: at most B `Packs` of `LabelledSequences`, and empty ones.
 
     Returns:
         Dict of int32 and float32 arrays: `token_ids`, `sequence_ids`, `token_type_ids`, `position_ids`
@@ -56,23 +48,23 @@ def make_batch(data, packs, spec, num_packs):
 
 
 def train_batches(data, updates, num_packs, first_step=0) -> Iterator[dict]:
-    """Batches of the steps from `first_step` on; `updates` are of `update_packs.plan_updates`."""
+    """Batches of the steps from `first_step` on; `updates` are from `update_packs.plan_updates`."""
     for packs in updates.packs[first_step:]:
         yield make_batch(data, packs, updates.spec, num_packs)
 
 
 def predict(forward, sequences, packs, spec, batch_size):
-    """Run a model on packs; outputs are returned by sequence, in the order of the sequences.
+    """Run a model on packs, and return its outputs in the order of the sequences.
 
     Args:
-        forward: Compiled function from a batch to a dict of outputs: `[B, S]` or `[B, S, C]` for each token,
-            or `[B, K, C]` for each sequence.
-        sequences: `Sequences`, n of them, without predictions.
-        packs, spec: Of `update_packs.pack_all`.
+        forward: Compiled function from a batch to a dict of outputs: `[B, S]` or `[B, S, C]` for tokens,
+            `[B, K, C]` for sequences.
+        sequences: n `Sequences` without predictions.
+        packs, spec: From `update_packs.pack_all`.
         batch_size: B; the last batch is filled with empty packs.
 
     Returns:
-        Dict from output name to a list of n arrays: `[tokens of the sequence]` or `[tokens, C]`, or `[C]`.
+        Dict from output name to a list of n arrays, `[tokens]`, `[tokens, C]` or `[C]`.
     """
     data, found = LabelledSequences(sequences, {}), {}
     starts = range(0, len(packs), batch_size)
@@ -86,7 +78,7 @@ def predict(forward, sequences, packs, spec, batch_size):
 
 
 def _give_back(values, batch, packs, lengths, own):
-    # No pack holds as many sequences as tokens: each has [CLS] and [SEP]
+    # K < S, since each sequence has [CLS] and [SEP]
     by_token = values.shape[1] == batch["token_ids"].shape[1]
     for row in range(len(packs)):
         members = packs.members[packs.offsets[row] : packs.offsets[row + 1]]

@@ -1,6 +1,6 @@
-"""Datasets of batches of fixed shape: endless and resumable to train, complete to evaluate, packed online.
+"""`tf.data` pipelines of fixed-shape batches: for training, for evaluation, and packed online.
 
-Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
+Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, W processes.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from bert_packed.objectives.features import BATCH_NAMES, RECORDED
 from bert_packed.packing.online import OnlinePacker
 from bert_packed.records.read_bert import read_unpacked
 
-READ_AHEAD = 2**18  # bytes of a file that are read at once
-READERS = 8  # stretches of packs that are read at a time
+READ_AHEAD = 2**18  # bytes per read of a file
+READERS = 8  # spans of packs that are read in parallel
 from_variant = tf.data.experimental.from_variant
 
 
@@ -31,17 +31,17 @@ def train_batches(
     Every epoch reads each pack once. Batches run across the end of an epoch, so no pack is dropped.
 
     Args:
-        index: `read_order.PackIndex` of packed TFRecord files.
-        spec: `schema.PackSpec` of the files.
-        batch_size: B, packs of a step, of all processes.
+        index: `PackIndex` of packed TFRecord files.
+        spec: `PackSpec` of the files.
+        batch_size: B, packs per step of all processes.
         shuffle_buffer_size: Packs that are shuffled together; 1 for the order on disk. Memory holds twice as
-            many. W processes hold a W-th each.
-        first_step: Batches to leave out; they are not read.
+            many; each of W processes holds a W-th of them.
+        first_step: Number of batches to skip, without reading them.
         features: `Feature`s to read.
-        shard: `ProcessShard`, the packs of a step that this process reads.
+        shard: `ProcessShard`, this process's part of each step.
 
     Returns:
-        `tf.data.Dataset` of (batch, sources) of `_decode`, of B / W packs.
+        `tf.data.Dataset` of (batch, sources), as from `_decode`, with B / W packs.
 
     Raises:
         InputError: the shard's micro-batches do not divide B.
@@ -58,24 +58,24 @@ def train_batches(
 
 
 def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=None):
-    """Every pack once, in the order on disk; the last batch is filled with empty packs.
+    """Each pack once, in the order on disk; the last batch is filled with empty packs (.).
 
-    Of 6 packs in batches of 4, two processes have, with . for an empty pack:
+    6 packs in batches of 4, for two processes:
 
         process 0    0 1    4 5
         process 1    2 3    . .
 
     Args:
         files, spec, features: As in `train_batches`.
-        batch_size: E, packs that all processes compute at once.
-        shard: `ProcessShard`; its micro-batches do not matter here. All processes have equally many batches.
-        index: `PackIndex` of the files, for several processes; None reads the files to make it.
+        batch_size: B, packs that all processes compute at once.
+        shard: `ProcessShard`, whose micro-batches are ignored. All processes have equally many batches.
+        index: `PackIndex` of the files, needed for several processes only; None to read the files for it.
 
     Returns:
-        `tf.data.Dataset` of (batch, sources), all batches of size E / W.
+        `tf.data.Dataset` of (batch, sources), with B / W packs.
 
     Raises:
-        InputError: W does not divide E.
+        InputError: W does not divide B.
     """
     shard = shard.of_evaluation(batch_size)
     own_size = shard.batch_size(batch_size)
@@ -91,21 +91,21 @@ def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=
 def online_batches(
     files, spec, batch_size, num_epochs=None, buffer_size=10_000, max_age=None, policy="best_fit"
 ):
-    """Batches of unpacked records, packed while they are read: for streams that no plan can be made for.
+    """Batches of unpacked records, packed while they are read, where no plan can be made beforehand.
 
     The same files give the same batches, so `skip` resumes.
 
     Args:
         files: Paths of unpacked TFRecord files, google-research/bert's format.
-        spec: `schema.PackSpec` wanted; a pack with more than P predictions is split.
-        num_epochs: None for ever. The last batch of a finite stream is filled with empty packs.
-        buffer_size, max_age, policy: As in `packing.online.OnlinePacker`.
+        spec: `PackSpec` of the packs; one with more than P predictions is split.
+        num_epochs: None for an endless stream. The last batch of a finite one is filled with empty packs.
+        buffer_size, max_age, policy: As in `OnlinePacker`.
 
     Returns:
         `tf.data.Dataset` of dicts of int32 and float32 tensors `[B, ...]` of static shape.
 
     Raises:
-        ValueError: there is no file, or a setting of the packer breaks its rule.
+        ValueError: there is no file, or a setting of the packer is not allowed.
     """
     if not files:
         raise ValueError("`files` must name at least one file. Received: none.")  # else an endless wait
@@ -119,7 +119,7 @@ def online_batches(
             policy=policy,
         )
 
-    make_packer()  # a wrong setting is refused here, not by TensorFlow at the first batch
+    make_packer()  # raises for a wrong setting here, not in TensorFlow at the first batch
 
     def batches():
         epochs = itertools.count() if num_epochs is None else range(num_epochs)
@@ -143,7 +143,7 @@ def online_batches(
 
 
 def _read_in_order(files, order):
-    """Dataset of (serialized record, index of its file, number of the record, from 1)."""
+    """Dataset of (serialized record, index of its file, record number from 1)."""
     paths = tf.constant(files)
 
     def read_file(index):
@@ -166,7 +166,7 @@ def _read_shard(index, shard, own_size):
     num_before = (index.num_packs - 1) // shard.micro_batch_size * shard.micro_batch_size
     if shard.holds(np.arange(num_before, index.num_packs)).any():
         return batches
-    # The others compute one more batch, and its collectives wait for this process
+    # The others compute one more batch, whose collectives wait for this process too
     empty = (tf.zeros([0], tf.string), tf.zeros([0], tf.int64), tf.zeros([0], tf.int64))
     return batches.concatenate(tf.data.Dataset.from_tensors(empty))
 
@@ -198,8 +198,8 @@ def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
 
     spans = (tf.gather(paths, files), offsets, counts, tf.minimum(num_bytes, READ_AHEAD))
     num_packs = tf.size(order, tf.int64)
-    # Several files are open at once, for stores that answer late. A block is as long as all packs, so that
-    # each span is complete before the next
+    # Several files are open at once, to hide the latency of object stores. No span exceeds `block_length`,
+    # so that each is complete before the next
     records = tf.data.Dataset.from_tensor_slices(spans).interleave(
         read_span, READERS, block_length=num_packs, num_parallel_calls=READERS, deterministic=True
     )
@@ -210,7 +210,7 @@ def _read_block(paths, files, offsets, counts, numbers, num_bytes, order):
 
 
 def _decode(serialized, file_indices, numbers, spec, features):
-    """Packs to a dict of int32 and float32 tensors `[B, ...]`, and (file indices, record numbers)."""
+    """Parse packs: dict of int32 and float32 tensors `[B, ...]`, and (file indices, record numbers)."""
     names = {feature.record_name: feature.name for feature in features}
     wanted = {name: tf.io.FixedLenFeature(spec.shape(name), schema.dtype(name)) for name in names}
     batch = {
@@ -227,7 +227,7 @@ def _owners(batch):
 
     sequence_ids [1 1 2 2]   positions [1 3 0]   weights [1 1 0]   ->   [1 2 0]
     """
-    # Other weights, and places outside the pack, stay: `CheckedBatches` refuses them by name
+    # Wrong weights and positions stay, for `CheckedBatches` to refuse them with the feature's name
     weights_BP, last = batch["prediction_sequences"], batch["sequence_ids"].shape[1] - 1
     places_BP = tf.clip_by_value(batch["prediction_positions"], 0, last)
     owners_BP = tf.gather(batch["sequence_ids"], places_BP, batch_dims=1)

@@ -1,17 +1,17 @@
-"""Reading order of training packs: endless, shuffled, and computable from any place.
+"""Reading order of training packs: endless, shuffled, and computable from any position.
 
-An epoch cuts the packs on disk into *stretches* from a random border, and shuffles these. A *block* is as
-many stretches as the shuffle buffer holds packs; its packs are shuffled. With 12 packs, a buffer of 4 and
-stretches of 2:
+An epoch cuts the packs on disk into *stretches*, from a random start, and shuffles these. A *block* is the
+stretches that fit in the shuffle buffer; its packs are shuffled. With 12 packs, a buffer of 4 and stretches
+of 2:
 
     on the disk         0  1  2  3  4  5  6  7  8  9 10 11
     stretches          ..]  [1  2] [3  4] [5  6] [7  8] [9 10] [11 0]
     blocks             {9 10 3 4}  {1 2 7 8}  {11 0 5 6}
     order              4 10 9 3    2 7 8 1    6 11 5 0
 
-So any two packs may meet, the disk is read in stretches, and memory holds one block. The shuffles are
-functions of the place (`shuffle.py`) and are not stored: a run that continues computes the block in which it
-stopped.
+So any two packs may share a batch, disk reads are sequential within stretches, and memory holds one block.
+Shuffles are functions of the position (`shuffle.py`) and not stored: a resumed run computes only the block in
+which it stopped.
 """
 
 import dataclasses
@@ -21,26 +21,21 @@ import numpy as np
 from bert_packed.records.shuffle import find_items, shuffle_places
 from bert_packed.records.tfrecords import count_records, scan_file
 
-# Per block. Packs of one stretch always share a block, so stretches should be short; but each costs a disk a
-# seek and an object store a request
+# Per block. Packs of a stretch always share a block, so short stretches shuffle better, but each costs a seek
+# on a disk and a request to an object store
 NUM_STRETCHES = 64
-IN_ORDER_PACKS = 2**10  # of a block, where nothing is shuffled
-BORDERS, STRETCHES, PACKS = 1, 2, 3  # what is drawn
+IN_ORDER_PACKS = 2**10  # per block, where nothing is shuffled
+BORDERS, STRETCHES, PACKS = 1, 2, 3  # last part of the keys of random numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class PackIndex:
-    """Places of packs in files.
-
-    Attributes:
-        starts: int64 `[files + 1]`, packs before each file; the number of all packs last.
-        offsets: For each file an int64 array, the byte at which every pack starts; the file's size last.
-    """
+    """Positions of packs in files."""
 
     files: list[str]
-    starts: np.ndarray
-    # For every pack: with a place for every few, a process that reads a pack in four would read most bytes
-    # twice
+    starts: np.ndarray  # int64 [files + 1], packs before each file; the number of all packs last
+    # Of each file int64, the byte at which each pack starts; the file's size last. With offsets of every few
+    # packs, a process that reads a pack in four would read most bytes twice
     offsets: list[np.ndarray]
 
     @property
@@ -50,47 +45,35 @@ class PackIndex:
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Runs of packs that follow one another in a file.
+    """Runs of consecutive packs of a file; int64 `[n]` each."""
 
-    Attributes:
-        files: int64 `[n]`, into `PackIndex.files`.
-        offsets: int64 `[n]`, byte at which the first starts.
-        counts: int64 `[n]`, packs.
-        numbers: int64 `[n]`, of the first in its file, from 1.
-        num_bytes: int64 `[n]`, of all of them.
-    """
-
-    files: np.ndarray
-    offsets: np.ndarray
-    counts: np.ndarray
-    numbers: np.ndarray
+    files: np.ndarray  # into `PackIndex.files`
+    offsets: np.ndarray  # byte at which the run starts
+    counts: np.ndarray  # packs
+    numbers: np.ndarray  # record number of the first pack, from 1
     num_bytes: np.ndarray
 
 
 def index_files(paths, scans=None):
-    """`PackIndex` of TFRecord files, by reading each once or from its scan of `tfrecords.scan_file`.
+    """`PackIndex` of TFRecord files, from `scans` of `tfrecords.scan_file` or by reading each file once.
 
-    Raises:
-        InputError: a file is damaged; it names the record.
+    Raises `InputError`, naming the record, if a file is damaged.
     """
     scans = [scan_file(path) for path in paths] if scans is None else scans
     for path, scan in zip(paths, scans, strict=True):
         if scan.num_records is None:
-            count_records(path)  # which finds the place
+            count_records(path)  # raises, naming the damaged record
     starts = np.cumsum([0, *(scan.num_records for scan in scans)])
     return PackIndex([str(path) for path in paths], starts, [scan.offsets for scan in scans])
 
 
 def read_order(num_packs, seed, shuffle_buffer_size, first=0):
-    """Blocks of pack numbers of endless epochs; every epoch has each of the N packs once.
+    """Yield blocks of pack numbers, from 0, of endless epochs; each epoch has every pack once.
 
     Args:
-        num_packs: N, at least 1.
-        shuffle_buffer_size: Most packs of a block; 1 for the order on the disk.
-        first: Packs to leave out, at no cost.
-
-    Yields:
-        int64 `[at most shuffle_buffer_size]`: numbers of packs, from 0.
+        num_packs: At least 1.
+        shuffle_buffer_size: Maximum number of packs per block; 1 for the order on disk.
+        first: Number of packs to skip, at no cost.
     """
     epoch, num_read = divmod(first, num_packs)
     while True:
@@ -115,19 +98,19 @@ def find_spans(index, packs):
 
 
 class _Epoch:
-    """One epoch's blocks: see `read_order` for the arguments."""
+    """Blocks of one epoch; arguments as in `read_order`."""
 
     def __init__(self, num_packs, seed, shuffle_buffer_size, epoch):
         self._num_packs = num_packs
         self._is_shuffled = shuffle_buffer_size > 1
-        # A very large buffer, larger than the data, is how users shuffle all packs together
+        # The buffer may be larger than the data, to shuffle all packs together
         most = min(shuffle_buffer_size if self._is_shuffled else IN_ORDER_PACKS, num_packs)
         self._length = max(1, most // NUM_STRETCHES)
         self._per_block = most // self._length
         self._num_stretches = -(-num_packs // self._length)
         self._key = (seed, epoch)
         self.num_blocks = -(-self._num_stretches // self._per_block)
-        # The last stretch may be shorter than the others: by how much, and its place in the order
+        # The last stretch may be shorter than the others, by `_missing` packs; its position in the order
         self._missing = self._num_stretches * self._length - num_packs
         self._short_place, self._first = self._num_stretches - 1, 0
         if self._is_shuffled:
@@ -140,7 +123,7 @@ class _Epoch:
         return stretches * self._length - (self._missing if self._short_place < stretches else 0)
 
     def find_block(self, num_read):
-        """Block of the pack that follows the first `num_read` of this epoch."""
+        """Number of the block that holds the pack after the first `num_read` of this epoch."""
         number = num_read // (self._per_block * self._length)
         return number + (self.num_before(number + 1) <= num_read)
 

@@ -1,8 +1,8 @@
-"""Packed data and the packed loss for training with torch, without Keras or TensorFlow.
+"""Packed data and packed loss for training with torch, without Keras or TensorFlow.
 
     from bert_packed.torch import PackedBertForPreTraining, PackedDataset, pretraining_loss
 
-Read `dataset.py`, `attention_mask.py`, `pretraining.py`; docs/torch.md has a complete training.
+docs/torch.md has a complete training script.
 """
 
 from bert_packed.torch.attention_mask import block_attention_mask

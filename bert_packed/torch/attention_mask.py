@@ -1,10 +1,11 @@
-"""Attention mask of packs, as models of transformers take it."""
+"""Attention mask of packs for models of transformers."""
 
 import torch
 
 
 def block_attention_mask(sequence_ids, dtype=torch.float32):
-    """The 4D `attention_mask` that lets each token see its own sequence alone.
+    """4D additive mask `[..., 1, S, S]`, on the device of `sequence_ids`: each token sees its own sequence
+    only.
 
         sequence_ids   [1 1 2 0]   ->   [  0   0 min min]
                                         [  0   0 min min]
@@ -13,10 +14,7 @@ def block_attention_mask(sequence_ids, dtype=torch.float32):
 
     Args:
         sequence_ids: Integers `[..., S]`: the token's sequence 1..K, 0 is padding.
-        dtype: Of the model's computation; `min` is its lowest number, which a softmax makes exactly 0.
-
-    Returns:
-        `[..., 1, S, S]` of the dtype, on the device of `sequence_ids`.
+        dtype: The model's dtype of computation; `min` is its lowest finite number.
     """
     # Padding sees padding: a softmax over nothing would be NaN
     is_own = sequence_ids[..., :, None] == sequence_ids[..., None, :]

@@ -21,22 +21,22 @@ IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 
 
 class PackedDataset(torch.utils.data.IterableDataset):
-    """Every pack once an epoch, over all ranks and DataLoader workers together.
+    """Each pack once per epoch, over all ranks and DataLoader workers together.
 
-    All ranks have equally many batches, filled up with empty packs (.), which have no weight in the loss. For
-    7 packs, in the order that seed and epoch give them:
+    Empty packs (.), which have no weight in the loss, give all ranks equally many. 7 packs, in shuffled
+    order:
 
         rank 0, worker 0    0 4        rank 1, worker 0    1 5
         rank 0, worker 1    2 6        rank 1, worker 1    3 .
 
-    An item is a dict of int64 tensors; the first four are the arguments of `transformers.BertModel`:
+    An item is a dict of int64 tensors; the first four are arguments of `transformers.BertModel`:
 
     | name | shape | meaning |
     |---|---|---|
     | `input_ids` | `[S]` | WordPieces; 0 is padding |
     | `token_type_ids` | `[S]` | sentence A/B |
     | `position_ids` | `[S]` | restarts at 0 in every sequence |
-    | `attention_mask` | `[1, S, S]` | `block_attention_mask`, of `mask_dtype` |
+    | `attention_mask` | `[1, S, S]`, `mask_dtype` | see `block_attention_mask` |
     | `sequence_ids` | `[S]` | the token's sequence 1..K; 0 is padding |
     | `masked_lm_positions` | `[P]` | positions of the predictions in the pack |
     | `masked_lm_ids` | `[P]` | their labels |
@@ -45,21 +45,20 @@ class PackedDataset(torch.utils.data.IterableDataset):
     | `next_sentence_labels` | `[K]` | 1 = random next; -100, ignored, in packs for masked LM alone |
     | `next_sentence_weights` | `[K]`, float32 | 1 = the slot holds a sequence |
 
-    `state_dict` and `load_state_dict` serve `torchdata.stateful_dataloader.StatefulDataLoader`. A
-    `torch.utils.data.DataLoader` may be resumed in the same way only if it has no workers.
+    `state_dict` and `load_state_dict` are for `torchdata.stateful_dataloader.StatefulDataLoader`; a plain
+    `torch.utils.data.DataLoader` can be resumed by them only if it has no workers.
 
     Args:
         input_file: Packed TFRecords: comma-separated paths or globs.
-        seed: Integer; with the epoch it gives the order.
+        seed: Seed of the order, which changes with each epoch.
         shuffle_buffer_size: Packs held in memory and shuffled together; 1 for the order on disk.
-        rank, world_size: Of this process; None for those of `torch.distributed`, or 0 and 1 without it.
-        mask_dtype: Of `attention_mask`, by far the largest tensor; None leaves it out, to make it on the
-            device.
-        index_file: File that keeps the positions of packs, so that only the first start reads all files.
+        rank, world_size: Default to those of `torch.distributed`, or to 0 and 1 without it.
+        mask_dtype: Dtype of `attention_mask`, by far the largest tensor; None to make it on the device.
+        index_file: Keeps the positions of packs, so that only the first start reads all files.
 
     Attributes:
-        spec: `schema.PackSpec`: S, K and P.
-        num_packs: Of all ranks, in an epoch.
+        spec: `PackSpec`: S, K and P.
+        num_packs: Packs per epoch, of all ranks.
 
     Raises:
         InputError: a file holds no packs for masked tokens and next sentences, is damaged, or disagrees with
@@ -103,22 +102,20 @@ class PackedDataset(torch.utils.data.IterableDataset):
         self.num_packs = self._index.num_packs
         self._seed, self._shuffle_buffer_size = seed, shuffle_buffer_size
         self._rank, self._world_size, self._mask_dtype = rank, world_size, mask_dtype
-        # Shared with workers that live longer than an epoch, in which a copied number would stay as it was
+        # Shared memory: persistent workers would never see a change of a copied number
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._state = None  # for the next iteration to continue from
+        self._state = None  # where the next iteration continues
         self._num_read, self._read_epoch = 0, 0  # of the iteration that began last
 
     def set_epoch(self, epoch):
-        """Choose the order of later iterations: call it before each epoch, or all have the same.
-
-        Another epoch than that of a loaded state begins at its first pack.
-        """
+        """Choose the epoch of later iterations; without this call all epochs have the same order."""
+        # Another epoch than that of a loaded state begins at its first pack
         if self._state and self._state["epoch"] != epoch:
             self._state = None
         self._epoch.fill_(epoch)
 
     def state_dict(self):
-        """Position of the iteration of this process or worker: dict of integers."""
+        """Position of this process's or worker's iteration: dict of integers."""
         if self._state:
             return dict(self._state)
         epoch = int(self._epoch)
@@ -126,15 +123,12 @@ class PackedDataset(torch.utils.data.IterableDataset):
         return {"epoch": epoch, "num_read": num_read, **self._settings()}
 
     def load_state_dict(self, state):
-        """Continue, in the next iteration, after the packs that had been read when a state was made.
-
-        The state of any rank serves all, for the same worker and arguments.
-        """
+        """Make the next iteration continue from a state, of any rank, with the same worker and arguments."""
         self._epoch.fill_(state["epoch"])
         self._state = dict(state)
 
     def __iter__(self):
-        # At once, not with the first pack: `state_dict` meanwhile gives the loaded state
+        # Not in the generator, which starts with the first pack: until then `state_dict` would be wrong
         state, self._state = self._state, None
         self._num_read, self._read_epoch = 0, int(self._epoch)
         if state:
@@ -156,7 +150,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             for features in self._read_packs(packs[is_own]):
                 self._num_read += 1
                 yield self._to_item(features)
-        # Every rank has as many as the first
+        # Empty packs, until this rank has as many as the first
         most_per_rank = -(-self.num_packs // self._world_size)
         for _ in range(self._num_read, len(range(worker, most_per_rank, num_workers))):
             self._num_read += 1
@@ -189,7 +183,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             yield features
 
     def _to_item(self, features):
-        """The features of a pack under transformers' names."""
+        """Rename the features of a pack to transformers' names."""
         values = {name: torch.from_numpy(array) for name, array in features.items()}
         sequence_ids, positions = values[schema.INPUT_MASK], values[schema.MASKED_LM_POSITIONS]
         item = {
@@ -199,7 +193,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             "sequence_ids": sequence_ids,
             "masked_lm_positions": positions,
             "masked_lm_ids": values[schema.MASKED_LM_IDS],
-            # By position: in records for other programs the weights are 0 and 1
+            # By position: in records for other programs the weights are 0 and 1, not sequences
             "masked_lm_sequences": sequence_ids[positions] * (values[schema.MASKED_LM_WEIGHTS] > 0),
             "cls_positions": values[schema.NEXT_SENTENCE_POSITIONS],
             "next_sentence_labels": values[schema.NEXT_SENTENCE_LABELS],
@@ -211,7 +205,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
 
     def _settings(self):
         return {
-            # With other settings, the same number of packs would be other packs
+            # With other settings `num_read` would count different packs
             "seed": self._seed,
             "shuffle_buffer_size": self._shuffle_buffer_size,
             "num_packs": self.num_packs,
@@ -239,7 +233,7 @@ def _find_worker():
 
 
 def _index(paths, index_file):
-    """The `PackIndex` of files, checked against their manifests."""
+    """`PackIndex` of files, checked against their manifests."""
     kept = read_scans(index_file, paths) if index_file else {}
     scans = {**read_scans_beside([path for path in paths if path not in kept]), **kept}
     scans |= {path: scan_unchanged(path) for path in paths if path not in scans}

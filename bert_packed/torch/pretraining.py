@@ -1,4 +1,4 @@
-"""The pre-training heads of `transformers` on every sequence of a pack, and a loss independent of packing.
+"""Pre-training heads of `transformers` for every sequence of a pack, and a loss independent of packing.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, D model width,
 V vocabulary.
@@ -15,24 +15,22 @@ WEIGHTINGS = ("per_sequence", "per_token")
 
 
 class PackedBertForPreTraining(torch.nn.Module):
-    """`transformers.BertForPreTraining` that predicts for every sequence of a pack.
-
-    The model keeps its parameters: `model.save_pretrained(...)` writes what was trained.
-    """
+    """Wraps a `transformers.BertForPreTraining`, whose parameters it trains, for packs."""
 
     def __init__(self, model):
         super().__init__()
         self.model = model
 
     def forward(self, batch):
-        """Dict of `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, K, 2]` of stacked items of `PackedDataset`.
+        """Dict of `mlm_logits` `[B, P, V]` and `nsp_logits` `[B, K, 2]` from stacked items of
+        `PackedDataset`.
 
         A missing `attention_mask` is made from `sequence_ids`. Raises `InputError` where the model's
-        attention takes no 4D mask, and would let sequences see each other.
+        attention would ignore a 4D mask, and so let sequences see each other.
         """
         bert, heads = self.model.bert, self.model.cls
         attention = self.model.config._attn_implementation
-        if attention not in ATTENTIONS:  # here: it may be set at any time
+        if attention not in ATTENTIONS:  # not in `__init__`: it may change at any time
             raise InputError(
                 f"`attn_implementation` must be one of {', '.join(ATTENTIONS)}. Received: {attention}."
             )
@@ -63,23 +61,22 @@ def pretraining_counts(batch):
 
 
 def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
-    """Masked-LM and next-sentence loss in float32, in which a pack's sequences weigh as if alone.
-
-    Next-sentence labels of -100 add nothing, and leave the gradient of that head 0.
+    """Masked-LM and next-sentence loss of sequences, each weighted as if it were alone in its pack.
 
         sequences      [1    1    1    2   0]
         per_sequence   [1/3  1/3  1/3  1   0]   / num_sequences
         per_token      [1    1    1    1   0]   / num_predictions, as in transformers
 
     Args:
-        logits, batch: Of `PackedBertForPreTraining`.
+        logits: Output of `PackedBertForPreTraining`.
+        batch: Its input; next-sentence labels of -100 are ignored.
         mlm_loss: "per_sequence" or "per_token".
-        counts: Of `pretraining_counts`, summed over the step's micro-batches and ranks; None where this batch
-            is the step. `DistributedDataParallel` averages gradients over ranks: multiply the loss by their
+        counts: `pretraining_counts`, summed over the step's micro-batches and ranks; None where this batch is
+            the step. `DistributedDataParallel` averages gradients over ranks: multiply the loss by their
             number.
 
     Returns:
-        Dict of float32 scalars: `loss`, the sum of `mlm_loss` and `nsp_loss`.
+        Dict of float32 scalars: `mlm_loss`, `nsp_loss` and their sum, `loss`.
     """
     if mlm_loss not in WEIGHTINGS:
         raise InputError(f"`mlm_loss` must be one of {', '.join(WEIGHTINGS)}. Received: {mlm_loss}.")
@@ -93,7 +90,7 @@ def pretraining_loss(logits, batch, mlm_loss="per_sequence", counts=None):
         weights_BP = weights_BP / made.gather(1, sequences_BP).clamp(min=1)
     mlm = (_nll(logits["mlm_logits"], batch["masked_lm_ids"]) * weights_BP).sum()
     nsp = (_nll(logits["nsp_logits"], batch["next_sentence_labels"]) * batch["next_sentence_weights"]).sum()
-    # A step of empty packs alone has a loss of 0
+    # Clamped, so that a step of empty packs has a loss of 0
     num_sequences, num_predictions = (
         torch.as_tensor(counts[name]).clamp(min=1) for name in ("num_sequences", "num_predictions")
     )
