@@ -23,7 +23,7 @@ from bert_packed.packing.baselines import cost_of_sorted_batching, greedy_starts
 from bert_packed.packing.histogram import count_lengths, known_histogram_names, load_known_histogram
 from bert_packed.packing.nnlshp import first_mix, mix_nnlshp, packing_matrix
 from bert_packed.packing.plan import validate_plan
-from bert_packed.tasks.glue import TASKS, read_columns
+from bert_packed.tasks.glue import TASKS, read_lines
 from bert_packed.text.tokenization import encode_sentences, load_vocab, make_tokenizer
 from data_gen.dry_run import DEPTHS
 from data_gen.pictures import plot_efficiency, plot_lengths
@@ -230,7 +230,7 @@ def measure_glue(glue_dir, vocab_file, max_seq_length):
     for task in TASKS.values():
         path = Path(glue_dir) / task.name / "train.tsv"
         if path.exists():
-            texts = read_columns(path, task.columns[:-1], task.has_torn_lines)
+            texts, _, _ = read_lines(path, task.columns[:-1], task.has_torn_lines)
             lengths = np.ones(len(texts[0]), np.int64)  # [CLS]
             for column in texts:
                 lengths += [len(ids) + 1 for ids in encode_sentences(tokenizer, column)]  # [SEP]

@@ -101,7 +101,7 @@ def read_glue(path, task):
         InputError: the file is missing, empty or not UTF-8, or a line lacks a column or has a label that the
             task does not know (line number).
     """
-    (*texts, labels), numbers, num_torn = _read_lines(path, task.columns, task.has_torn_lines)
+    (*texts, labels), numbers, num_torn = read_lines(path, task.columns, task.has_torn_lines)
     found = []
     for number, label in zip(numbers, labels, strict=True):
         try:
@@ -123,7 +123,7 @@ def read_glue_test(path, task):
     `InputError` as in `read_glue`, and where an index is no integer or occurs twice.
     """
     # Torn lines are errors here: the server wants an answer for each
-    (*texts, indices), numbers, _ = _read_lines(path, (*(task.test_columns or task.columns[:-1]), 0))
+    (*texts, indices), numbers, _ = read_lines(path, (*(task.test_columns or task.columns[:-1]), 0))
     seen = set()
     for number, index in zip(numbers, indices, strict=True):
         if not (index.isascii() and index.isdecimal()) or index in seen:
@@ -179,12 +179,7 @@ def cut_sizes(sizes, room):
     return sizes
 
 
-def read_columns(path, columns, skips_torn=False):
-    """Columns of a tab-separated file: list of one list of str per column; arguments of `_read_lines`."""
-    return _read_lines(path, columns, skips_torn)[0]
-
-
-def _read_lines(path, columns, skips_torn=False):
+def read_lines(path, columns, skips_torn=False):
     """Read columns of a tab-separated file, by name from its header, or by number where it has none.
 
     Returns one list of str per column, the line number of each example, and the number of lines left out.
