@@ -228,3 +228,19 @@ def test_a_run_starts_from_a_foreign_checkpoint(tmp_path, capsys):
     argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
     assert command_line.run(run_pretraining.main, TrainConfig, "", argv) == 0
     assert f"starts from {len(theirs)} tensors of {folder}/model.safetensors" in capsys.readouterr().out
+
+
+def test_labels_of_a_run_are_those_of_its_checkpoints(tmp_path):
+    (tmp_path / "checkpoint-4").mkdir()
+    (tmp_path / "labels.txt").write_text("O\nB-X\n")
+    for name in ("", "checkpoint-4"):
+        assert starting_weights.stored_labels(tmp_path / name) == ("O", "B-X")
+    (tmp_path / "model").mkdir()
+    assert starting_weights.stored_labels(tmp_path / "model") == ()
+    for content, message in (
+        ('{"id2label": {"0": "O", "2": "B-X"}}', "must hold id2label from 0 on"),
+        ('{"id2label": {"0": "O", "1": ""}}', "must name each label once. Received: 'O', ''"),
+    ):
+        (tmp_path / "model" / "config.json").write_text(content)
+        with pytest.raises(InputError, match=message):
+            starting_weights.stored_labels(tmp_path / "model")

@@ -1,6 +1,7 @@
 """Prediction of fine-tuning runs: what each sequence gets, by a model of which that is known."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import keras
@@ -130,3 +131,30 @@ def test_settings_that_exclude_each_other_or_name_no_file(config, change, messag
     config(**sound)
     with pytest.raises(InputError, match=message):
         config(**{**sound, **change})
+
+
+def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(finetuning, "_fine_tune", lambda *of: given.append(of[3:]) or ("model", 15))
+    config, given = SquadConfig(output_dir=str(tmp_path), **GIVEN[SquadConfig]), []
+    predict = lambda *_: pytest.fail("predicts")  # noqa: E731
+    assert finetuning.run_task(config, None, None, lambda: ("data", {"train_file": []}), predict) == 128 + 15
+    assert given == [("data", {"train_file": []}, tmp_path)]
+    assert "the same command continues" in capsys.readouterr().err
+
+
+def test_a_run_has_results_that_are_younger_than_what_they_are_of(tmp_path, monkeypatch):
+    config = SquadConfig(output_dir=str(tmp_path), **GIVEN[SquadConfig])
+    monkeypatch.setattr(finetuning, "_facts", lambda *_: {})
+    found = tmp_path / "checkpoint-4"
+    monkeypatch.setattr(finetuning.run_directory, "find_checkpoint", lambda *_: found)
+    for number, name in enumerate(("old", "asked", "new")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, ns=(number, number))
+
+    def has(*results, asked=(tmp_path / "asked",)):
+        return finetuning.has_results(config, None, {}, results, asked)
+
+    assert has("new") and has("old", "new", asked=[]) is False and has("asked", "new", asked=[])
+    assert not has("new", "old") and not has("asked") and not has("new", "none") and not has()
+    found = None
+    assert not has("new")

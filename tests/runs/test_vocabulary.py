@@ -68,6 +68,8 @@ def test_only_a_use_without_training_must_read_as_the_training_did(run, capsys):
     assert capsys.readouterr().out == f"vocabulary {run / 'other.txt'}, {len(words)} WordPieces\n"
     with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
         finetuning.read_text_model(dataclasses.replace(training, do_train=False))
+    new = dataclasses.replace(training, init_checkpoint="", bert_config_file="bert-tiny")
+    assert finetuning.read_text_model(new).config.vocab_size == len(words)
     long = dataclasses.replace(training, max_seq_length=CONFIG.max_position_embeddings + 1)
     with pytest.raises(InputError, match="`max_seq_length` must be at most max_position_embeddings"):
         finetuning.read_text_model(long)
