@@ -1,4 +1,4 @@
-"""How rows of Parquet and Arrow files become documents, read few at a time: needs the extra `arrow`.
+"""Reading documents from rows of Parquet and Arrow files, few at a time: needs the extra `arrow`.
 
 A row is a document, as a line of JSON is: its `text`, or its `paragraphs`. Arrow files are streams, such as
 Hugging Face's `datasets` keep (`save_to_disk`, and their cache), or have an index at the end. Files are
@@ -23,9 +23,6 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 def read_rows(path):
     """Read the documents of a table.
-
-    Args:
-        path: Of a Parquet file, named `.parquet`, or an Arrow file.
 
     Yields:
         The row's number from 1, and its `text` (str), or where that is missing or null its `paragraphs` (list

@@ -64,12 +64,11 @@ class BertRecords:
             yield from ((number, ids) for number, ids in zip(numbers, encoded, strict=True) if ids)
 
     def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
-        """Make sequences one by one.
+        """Make the sequences of pairs one by one.
 
         Args:
             corpus: `TokenCorpus`.
-            groups: Iterable of what `shuffled_pairs` returns: pairs (duplicate, document), int `[m, 2]`, and
-                the documents of their random nexts.
+            groups: Iterable of what `shuffled_pairs` returns.
             vocab_path: The vocabulary.
             seed, split_index: Random choices are drawn from these, the duplicate and the document.
             counts: Dict of `counted`, to be added to.

@@ -127,8 +127,7 @@ def encode_texts(texts, tokenizer):
         tokenizer: `byte_bpe.DocumentTokenizer`.
 
     Yields:
-        The number of a document, and lists of tokens and of their bytes. Documents that give no token are
-        left out.
+        What `write_corpus` takes; documents that give no token are left out.
     """
     current, is_open, rest = None, False, 0  # `rest`: bytes since the last token
     for batch in tokenization.batches(texts):
@@ -153,16 +152,9 @@ def encode_texts(texts, tokenizer):
 
 
 def count_bytes(text, ends):
-    """The bytes of a text that each of its tokens represents, and the number left after the last one.
+    """UTF-8 bytes of a text that each of its tokens represents, int64 `[n]`, and those after the last one.
 
-        "a dog", tokens that end at characters 1, 2 and 4   ->   [1 1 2], 1
-
-    Args:
-        text: str.
-        ends: Int array `[n]`: the character at which each token ends.
-
-    Returns:
-        int64 `[n]`, and int; together they are the UTF-8 bytes of `text`.
+    "a dog", tokens that end at characters 1, 2 and 4   ->   [1 1 2], 1
     """
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     widths = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)

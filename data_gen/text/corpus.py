@@ -27,16 +27,13 @@ READ_BYTES = 2**16  # at once
 
 
 def read_sentences(paths):
-    """Read the sentences of text files, in the order of `paths`.
+    """Read the sentences of text files, paths or URLs, in this order.
 
         "One fish.", "Two fish.", "", "Red fish."   ->   (1, "One fish.") (1, "Two fish.") (2, "Red fish.")
 
-    Args:
-        paths: Iterable of paths or URLs.
-
     Yields:
-        The number of the sentence's document in its file, from 1, and the sentence (str, stripped, not
-        empty). JSON documents and rows without text have a number too.
+        The number of the sentence's document in its file, from 1, and the sentence, stripped, not empty. JSON
+        documents and rows without text have a number too.
 
     Raises:
         InputError: naming the file and, where there is one, the line: not UTF-8, not gzip, not JSON, no
@@ -55,17 +52,12 @@ def read_texts(paths, most_characters):
 
         "One fish.", "  Two fish.", "", "Red fish."   ->   (1, "One fish.\n  Two fish.") (2, "Red fish.")
 
-    Args:
-        paths: Iterable of paths or URLs.
-        most_characters: Longer documents of lines come in pieces of about this size, which begin with a
-            line's end: their text is the pieces, joined.
+    Documents of lines of more than `most_characters` come in pieces of about this size, which begin with a
+    line's end: their text is the pieces, joined. Raises as `read_sentences`.
 
     Yields:
         The number of the document in its file, from 1, and its text, or a piece of it. A document without a
         character but spaces is left out, and has a number.
-
-    Raises:
-        InputError: as `read_sentences`.
     """
     for path in paths:
         lines = _join_contents(path) if _has_contents(path) else _read_document_lines(path, is_verbatim=True)

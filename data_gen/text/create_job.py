@@ -1,6 +1,5 @@
 """Text becomes files of unpacked records: the steps of `create_steps.py`, in order, and the manifest."""
 
-import dataclasses
 import hashlib
 import logging
 import os
@@ -29,8 +28,8 @@ from data_gen.text.corpus import TextDocuments, join_lines
 from data_gen.text.create_config import WORDPIECE
 from data_gen.text.create_steps import (
     Shard,
+    Text,
     TokenizeWork,
-    VocabularyWork,
     join,
     tokenize,
     train_vocabulary,
@@ -42,17 +41,6 @@ from data_gen.text.sample_corpus import NAME, read_sample_documents
 from data_gen.text.sources import Source, find_text_sources
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class TextInput:
-    """One file, or the embedded corpus."""
-
-    name: str  # path, or the name of the embedded corpus
-    documents: object  # iterable of (number of the document, text), as often as is wanted
-    stamps: list  # of its stamp (`records/inputs.py`); empty for the embedded corpus
-    size: int  # bytes, or characters of the embedded corpus
-    sha256: str | None = None  # of the embedded corpus; None where whoever reads the file finds it
 
 
 def create(config):
@@ -147,20 +135,12 @@ def summarize(manifest):
     """The rows of the printed table: one dict a split."""
     rows = []
     for split, content in manifest["splits"].items():
-        histogram = content["histogram"]
-        num_tokens = int(np.dot(histogram["lengths"], histogram["counts"]))
+        num_tokens = int(np.dot(content["histogram"]["lengths"], content["histogram"]["counts"]))
         num_sequences = content["num_sequences"]
-        max_seq_length = manifest["settings"]["max_seq_length"]
-        rows.append(
-            {
-                "split": split,
-                "documents": content["num_documents"],
-                "sequences": num_sequences,
-                "tokens": num_tokens,
-                "mean length": num_tokens / num_sequences,
-                "padding": 1 - num_tokens / (num_sequences * max_seq_length),
-            }
-        )
+        row = {"split": split, "documents": content["num_documents"], "sequences": num_sequences}
+        row |= {"tokens": num_tokens, "mean length": num_tokens / num_sequences}
+        capacity = num_sequences * manifest["settings"]["max_seq_length"]
+        rows.append(row | {"padding": 1 - num_tokens / capacity})
     return rows
 
 
@@ -252,18 +232,22 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
 
 
 def _open_inputs(records, stamps):
-    """List of `TextInput`; the embedded corpus without a stamp."""
+    """List of `Text`, one a file, or the embedded corpus."""
     if stamps:
-        return [
-            TextInput(stamp[0], TextDocuments((stamp[0],), records.is_verbatim), [stamp], stamp[1])
-            for stamp in stamps
-        ]
+        return [_open_files(records, [stamp]) for stamp in stamps]
     documents = list(tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None))
     text = "\n\n".join("\n".join(document) for document in documents)
     numbered = [(number, line) for number, document in enumerate(documents, 1) for line in document]
     if records.is_verbatim:
         numbered = list(join_lines(numbered, ENCODE_CHARACTERS))
-    return [TextInput(NAME, numbered, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
+    return [Text(NAME, numbered, [], len(text), hashlib.sha256(text.encode()).hexdigest())]
+
+
+def _open_files(records, stamps):
+    """`Text` of files together."""
+    paths = tuple(path for path, *_ in stamps)
+    documents = TextDocuments(paths, records.is_verbatim)
+    return Text(",".join(paths), documents, stamps, sum(size for _, size, _ in stamps))
 
 
 def _find_vocab_file(config, records):
@@ -291,11 +275,9 @@ def _make_vocabulary(records, vocab_stamps, inputs, output, job):
             shutil.copyfileobj(source, target)
     else:
         stamps = [stamp for text in inputs for stamp in text.stamps]
-        paths = tuple(text.name for text in inputs)
-        documents = TextDocuments(paths, records.is_verbatim) if stamps else inputs[0].documents
-        work = VocabularyWork(records.vocabulary, documents, stamps, path)
-        # the text is read twice
-        step = Step("vocabulary", train_vocabulary, work, 2 * sum(text.size for text in inputs))
+        text = _open_files(records, stamps) if stamps else inputs[0]
+        work = (records.vocabulary, text, path)
+        step = Step("vocabulary", train_vocabulary, work, 2 * text.size)  # it is read twice
         job.run([step], "train vocabulary", "B")
     return path
 
@@ -305,7 +287,7 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
     steps, parts = [], []
     for index, text in enumerate(inputs):
         parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))
-        work = TokenizeWork(records, text.documents, text.stamps, index, vocab_path, parts[-1])
+        work = TokenizeWork(records, text, index, vocab_path, parts[-1])
         steps.append(Step(f"tokenize-{index:06d}", tokenize, work, text.size))
     found = job.run(steps, "tokenize", "B")
     corpus_dir = os.path.join(output.work_folder, "corpus")
@@ -316,11 +298,7 @@ def _make_corpus(config, records, inputs, vocab_path, output, job):
 
     job.run([Step("join", join, (parts, records.layout, corpus_dir))], "join", release=release)
     described = [
-        {
-            **(describe_path(text.name, config.output_dir) if text.stamps else {"path": text.name}),
-            "sha256": text.sha256 or tokenized["sha256"],
-            "num_documents": tokenized["num_documents"],
-        }
+        (describe_path(text.name, config.output_dir) if text.stamps else {"path": text.name}) | tokenized
         for text, tokenized in zip(inputs, found, strict=True)
     ]
     return corpus_dir, described

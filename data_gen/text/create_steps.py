@@ -13,7 +13,6 @@ from bert_packed.packing import histogram as histograms
 from bert_packed.records.inputs import unchanged
 from bert_packed.records.provenance import DOCUMENT_COLUMNS, write_traced
 from bert_packed.text import tokenization
-from bert_packed.text.vocabularies import ByteBpe, WordPieces
 from data_gen.text.bert_records import BertRecords
 from data_gen.text.causal_records import CausalRecords
 from data_gen.text.document_sampling import load_passes, shuffled_pairs
@@ -31,22 +30,22 @@ SHUFFLE_SHARD = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class VocabularyWork:
-    """Train a vocabulary."""
+class Text:
+    """One or several files, or the embedded corpus."""
 
-    vocabulary: WordPieces | ByteBpe
-    documents: object  # iterable of (number of the document, text) that can be pickled
-    stamps: list  # from `stamp_files`, of the files that they are read from
-    path: str
+    name: str  # path, or the name of the embedded corpus
+    documents: object  # iterable of (number of the document, text), as often as is wanted; can be pickled
+    stamps: list  # of its files (`records/inputs.py`); empty for the embedded corpus
+    size: int  # bytes, or characters of the embedded corpus
+    sha256: str | None = None  # of the embedded corpus; of a file, `tokenize` finds it
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizeWork:
-    """Tokenize the documents of one file."""
+    """Tokenize the documents of one text."""
 
     records: BertRecords | CausalRecords
-    documents: object  # as in `VocabularyWork`
-    stamps: list  # likewise; at most one
+    text: Text
     file_index: int  # from 0
     vocab_path: str
     folder: str  # of the columns
@@ -80,27 +79,25 @@ class _Texts:
 
 
 def train_vocabulary(work):
-    """Train a vocabulary and write it."""
-    with storage.write_whole(work.path) as partial, unchanged(work.stamps):
-        work.vocabulary.train(_Texts(work.documents), partial)
+    """Train a vocabulary, (`WordPieces` or `ByteBpe`, `Text`, path), and write it."""
+    vocabulary, text, path = work
+    with storage.write_whole(path) as partial, unchanged(text.stamps):
+        vocabulary.train(_Texts(text.documents), partial)
 
 
 def tokenize(work):
-    """Tokenize documents into a folder.
-
-    Returns:
-        Dict: `num_documents`, those that have a token; `sha256` of their file, None without one.
+    """Tokenize documents into a folder: `sha256` of their file, and `num_documents` that have a token.
 
     Raises:
         InputError: the text cannot be used, or the file changes meanwhile.
     """
+    text = work.text
     storage.make_folder(work.folder)
-    with unchanged(work.stamps):
-        pieces = work.records.encode(work.documents, work.vocab_path)
+    with unchanged(text.stamps):
+        pieces = work.records.encode(text.documents, work.vocab_path)
         num_documents = write_corpus(pieces, work.records.layout, work.folder, work.file_index)
-        # with the block's promise: of what was read
-        checksums = [storage.file_sha256(path) for path, _, _ in work.stamps]
-    return {"num_documents": num_documents, "sha256": checksums[0] if checksums else None}
+        checksum = text.sha256 or storage.file_sha256(text.name)  # with the block's promise: of what was read
+    return {"sha256": checksum, "num_documents": num_documents}
 
 
 def join(work):

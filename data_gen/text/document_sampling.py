@@ -40,8 +40,7 @@ def split_documents(num_documents, eval_fraction, seed):
     """Choose the documents of each split.
 
     Returns:
-        Dict from split to int64 array of document numbers, ascending: "train", and "eval" where
-        `eval_fraction` is not 0.
+        Dict from "train" and, where `eval_fraction` is not 0, "eval" to document numbers, ascending, int64.
 
     Raises:
         InputError: there is one document, and both splits need one.
@@ -63,14 +62,7 @@ def choose_readings(sources, weights, num_passes, seed):
     Every document of a source is read `num_passes` times its weight, rounded down. Where that leaves a rest,
     that share of the source's documents, to the nearest whole number and by the seed, is read once more.
 
-    Args:
-        sources: int `[d]`, the source of each document.
-        weights: Of each source.
-        num_passes: Over a document of weight 1.
-        seed: The run's seed.
-
-    Returns:
-        int64 `[d]`.
+    Of `sources`, int `[d]`, the source of each document: int64 `[d]`.
     """
     readings = np.zeros(len(sources), np.int64)
     for index, weight in enumerate(weights):
@@ -106,12 +98,7 @@ def plan_passes(documents, readings):
 
 
 def shuffled_pairs(first, last, passes, seed, split_index):
-    """Draw some of a split's pairs, in shuffled order, those of equal passes together.
-
-    Args:
-        first, last: Places of the shuffle, the latter excluded.
-        passes: List of `Passes`.
-        seed, split_index: Key of the shuffle.
+    """Draw the pairs of a split at places `first` to `last` of the shuffle, those of equal passes together.
 
     Returns:
         List of int64 `[m, 2]`, pairs (duplicate, document), and int64 `[d]`, the documents of which random

@@ -41,13 +41,11 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
 
     Args:
         corpus: `TokenCorpus`.
-        pairs: int `[m, 2]`: duplicate and document number. A document's n-th duplicate has other segments
-            and other masks.
+        pairs: int `[m, 2]`. A document's n-th duplicate has other segments and other masks.
         documents: int `[d]`, ascending: documents of this split, from which random nexts are taken.
         vocabulary: `tokenization.Vocabulary`.
         rules: `InstanceRules`.
-        seed: The run's seed.
-        split_index: Number of the split, so that equal documents draw differently in each.
+        seed, split_index: Keys of the random choices, with the duplicate and the document.
 
     Yields:
         (duplicate, document), in the order of `pairs`, and a tuple for `collect_instances`: tokens int32

@@ -45,9 +45,6 @@ def find_text_sources(pattern):
 
         "a.txt:0.5"  "s3://b/c.txt"  "d:e.txt"  "f.txt:2" (one file, where there is one of that name)
 
-    Args:
-        pattern: `--input_file`.
-
     Returns:
         List of `Source`, in the order of the pattern.
 
