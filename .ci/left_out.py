@@ -1,4 +1,4 @@
-"""List the tests that a run of pytest skipped, one node a line, from its JUnit file: arguments of another run.
+"""List the tests that pytest skipped, from its JUnit file, one node a line: arguments of another run.
 
 python .ci/left_out.py tests.xml > left_out; python -m pytest @left_out
 """
