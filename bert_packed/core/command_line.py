@@ -165,7 +165,7 @@ def help_text(program, config_class, description, is_full=True):
 
 def _describe(field):
     choices, default = field.metadata["choices"], as_text(field.default)
-    about = field.metadata["help"] + (f" One of {', '.join(map(str, choices))}." if choices else "")
+    about = field.metadata["help"] + (f" (one of {', '.join(map(str, choices))})" if choices else "")
     return [
         f"  --{field.name}" + (f" (default: {default})" if default else ""),
         *textwrap.wrap(about, 96, initial_indent="      ", subsequent_indent="      "),

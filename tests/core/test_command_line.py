@@ -89,7 +89,7 @@ def test_help_describes_every_flag(capsys):
     assert "What it does." in printed.out
     for field in dataclasses.fields(Example):
         assert f"--{field.name}" in printed.out and field.metadata["help"] in printed.out
-    assert "One of spfhp, lpfhp." in printed.out
+    assert "(one of spfhp, lpfhp)" in printed.out
 
 
 def test_help_groups_settings_and_hides_the_advanced(capsys):
