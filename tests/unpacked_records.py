@@ -10,6 +10,8 @@ from bert_packed.records.examples import parse_examples
 from bert_packed.records.read_bert import read_unpacked
 from bert_packed.records.sequences import concatenate
 
+PREDICTIONS = (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS)
+
 
 def make_features(lengths, max_seq_length, seed=0, max_predictions=4, vocab_size=300):
     """Features of unpacked records with random content; dict of arrays `[n, ...]`.
@@ -71,21 +73,15 @@ def list_unpacked(features):
     """The sequences of unpacked features, each as a tuple that a test can compare and sort."""
     found = []
     for row in range(len(features[schema.INPUT_IDS])):
-        length = int(features[schema.INPUT_MASK][row].sum())
-        predictions = [
-            (
-                int(features[schema.MASKED_LM_POSITIONS][row, slot]),
-                int(features[schema.MASKED_LM_IDS][row, slot]),
-            )
-            for slot in range(features[schema.MASKED_LM_IDS].shape[1])
-            if features[schema.MASKED_LM_WEIGHTS][row, slot]
-        ]
+        its = {name: values[row].tolist() for name, values in features.items()}
+        length = sum(its[schema.INPUT_MASK])
+        predictions = zip(*(its[name] for name in PREDICTIONS), strict=True)
         found.append(
             (
-                tuple(features[schema.INPUT_IDS][row, :length].tolist()),
-                tuple(features[schema.SEGMENT_IDS][row, :length].tolist()),
-                tuple(predictions),
-                int(features[schema.NEXT_SENTENCE_LABELS][row, 0]),
+                tuple(its[schema.INPUT_IDS][:length]),
+                tuple(its[schema.SEGMENT_IDS][:length]),
+                tuple((position, label) for position, label, weight in predictions if weight),
+                its[schema.NEXT_SENTENCE_LABELS][0],
             )
         )
     return found
@@ -95,24 +91,16 @@ def list_packed(features):
     """The sequences of packed features, pack after pack, by a loop over tokens: as `list_unpacked`."""
     found = []
     for row in range(len(features[schema.INPUT_IDS])):
-        for sequence in range(1, int(features[schema.INPUT_MASK][row].max()) + 1):
-            places = [s for s, owner in enumerate(features[schema.INPUT_MASK][row]) if owner == sequence]
-            predictions = [
-                (int(position) - places[0], int(label))
-                for position, label, weight in zip(
-                    features[schema.MASKED_LM_POSITIONS][row],
-                    features[schema.MASKED_LM_IDS][row],
-                    features[schema.MASKED_LM_WEIGHTS][row],
-                    strict=True,
-                )
-                if weight == sequence
-            ]
+        its = {name: np.asarray(values[row]).tolist() for name, values in features.items()}
+        for sequence in range(1, max(its[schema.INPUT_MASK]) + 1):
+            places = [place for place, owner in enumerate(its[schema.INPUT_MASK]) if owner == sequence]
+            predictions = zip(*(its[name] for name in PREDICTIONS), strict=True)
             found.append(
                 (
-                    tuple(int(features[schema.INPUT_IDS][row, s]) for s in places),
-                    tuple(int(features[schema.SEGMENT_IDS][row, s]) for s in places),
-                    tuple(predictions),
-                    int(features[schema.NEXT_SENTENCE_LABELS][row, sequence - 1]),
+                    tuple(its[schema.INPUT_IDS][place] for place in places),
+                    tuple(its[schema.SEGMENT_IDS][place] for place in places),
+                    tuple((at - places[0], label) for at, label, weight in predictions if weight == sequence),
+                    its[schema.NEXT_SENTENCE_LABELS][sequence - 1],
                 )
             )
     return found

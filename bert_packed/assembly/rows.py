@@ -91,9 +91,7 @@ def cut_sequences(starts, lengths, max_seq_length):
                                                        firsts  [0 0 1 5]     first token of it
                                                        lengths [3 1 4 1]
 
-    Args:
-        starts, lengths: Int `[n]`: the place of each first token in its row, and tokens.
-        max_seq_length: S.
+    `starts` are the places of the first tokens in their rows.
     """
     starts, lengths = np.asarray(starts, np.int64), np.asarray(lengths, np.int64)
     first_packs, last_packs = starts // max_seq_length, (starts + lengths - 1) // max_seq_length

@@ -26,12 +26,8 @@ def keep_freed_memory(settings=LARGE_ARRAYS):
     zeros: 492,000 pages in packing 480 MB of records, now 24,000, and a fifth of a step of bert-mini under
     JAX. The process holds as much as its largest step did, under JAX up to a third more.
 
-    Args:
-        settings: `LARGE_ARRAYS`, or `ALL_BLOCKS` for XLA, before JAX or TensorFlow is imported.
-
-    Returns:
-        False, and nothing is changed, with another C library than GNU's, or where the environment has
-        settings of it (`GLIBC_TUNABLES`, `MALLOC_...`).
+    `settings` are `ALL_BLOCKS` for XLA, before JAX or TensorFlow is imported. Returns False, and changes
+    nothing, with another C library than GNU's, or where the environment has settings of it.
     """
     if not is_ours_to_set():
         return False

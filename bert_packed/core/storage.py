@@ -215,7 +215,6 @@ def read_json(path, kind=dict, default=_NO_DEFAULT):
 
     Raises:
         InputError: the file is missing, not UTF-8, not JSON, or of another kind; the message names it.
-        OSError: it cannot be read.
     """
     try:
         content = json.loads(read_text(path))
@@ -252,11 +251,7 @@ def lock(path, in_use):
     """Hold a local file, made where it is missing, or folder against other processes.
 
     The system frees it even where this process is killed. A URL is not locked: an object store has no locks
-    that a killed process would free.
-
-    Args:
-        path: Of the file or folder.
-        in_use: Message of the `InputError` where another process holds it.
+    that a killed process would free. `in_use` is the message of the `InputError` where another holds it.
     """
     if is_remote(path):
         yield

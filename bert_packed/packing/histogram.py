@@ -86,7 +86,6 @@ def load_histogram(path, max_seq_length=None):
 
     Raises:
         ValueError: the file is not such JSON, or its numbers are no histogram; the message names the file.
-        OSError: the file cannot be read.
     """
     try:
         return _parse_histogram(Path(path).read_bytes(), max_seq_length)

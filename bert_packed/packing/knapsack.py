@@ -58,13 +58,8 @@ class BestPacks:
 def best_packs(values, max_slots):
     """Compute the table for packs of at most `max_slots` slots, fewer where more of them add nothing.
 
-    Args:
-        values: int64 `[S + 1]`, not negative, the value of a slot by its size; entry 0 is 0. It must not
-            fall: a slot may always be filled with something shorter.
-        max_slots: Whole number from 0.
-
-    Raises:
-        ValueError: `max_slots` times the largest value is not below 2**60.
+    `values` are int64 `[S + 1]`, of a slot by its size, 0 first, and must not fall: a slot may always be
+    filled with something shorter. `ValueError` where the largest, `max_slots` times, is not below 2**60.
     """
     if int(values.max()) * max_slots >= 2**VALUE_BITS:
         raise ValueError(

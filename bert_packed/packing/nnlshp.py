@@ -62,10 +62,7 @@ def first_mix(
 
     Returns:
         Strategies as from `list_strategies`, their counts, float64 `[strategies]` of whole numbers, and a
-        list of notes.
-
-    Raises:
-        ValueError: an argument breaks its rule, or there are over two million strategies.
+        list of notes. Over two million strategies are a `ValueError`.
     """
     from scipy import sparse  # half a second: not for --help and the other algorithms
 

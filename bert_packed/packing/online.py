@@ -44,9 +44,6 @@ class OnlinePacker:
             policy: "best_fit" (LPFHP on the buffer) or "first_fit" (first-fit decreasing on it).
             leaving_share: Part of a full buffer that leaves at a time, over 0 to 1: less is better packed
                 and slower (0.25 packs 0.01 % better than 0.75 at half the speed).
-
-        Raises:
-            ValueError: an argument breaks its rule.
         """
         self._depth = check_limits(max_seq_length, max_sequences_per_pack)
         if not is_whole(buffer_size) or buffer_size < 1:
@@ -79,12 +76,8 @@ class OnlinePacker:
     def add(self, lengths):
         """Take in lengths `[n]`, and give out the packs that are ready, by their oldest sequence.
 
-        Returns:
-            `(numbers, sizes)`: int64 arrival numbers, pack after pack, and int64 `[packs]`, how many are in
-            each.
-
-        Raises:
-            ValueError: a length is no whole number or outside 1..S; nothing has been taken in then.
+        Returns `(numbers, sizes)`: int64 arrival numbers, pack after pack, and int64 `[packs]`, how many are
+        in each. A length that is no whole number in 1..S is a `ValueError`, and none is taken in then.
         """
         lengths = check_lengths(lengths, self.max_seq_length)
         ready = []

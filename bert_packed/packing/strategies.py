@@ -13,10 +13,8 @@ import numpy as np
 def count_strategies(max_seq_length, depth, limit=math.inf):
     """The number of partitions of S into at most `depth` parts, exactly.
 
-    S = 512: 257 at depth 2, 22,102 at depth 3, about 940 thousand at depth 4.
-
-    Counting stops above `limit`, at some number above it: all partitions of 8192 take seconds to count, and
-    their number has 94 digits.
+    S = 512: 257 at depth 2, 22,102 at depth 3, about 940 thousand at depth 4. Counting stops above `limit`,
+    at some number above it: all partitions of 8192 take seconds, and their number has 94 digits.
     """
     # Partitions into at most d parts are partitions into parts of at most d.
     ways = [1] + [0] * max_seq_length

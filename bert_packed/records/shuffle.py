@@ -15,7 +15,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def shuffle_places(items, num_items, key):
-    """The places of some items in a shuffle.
+    """The places of some items in a shuffle: int64 `[m]`, each in 0..num_items-1.
 
         items [0 1 2 3 4] of 5   ->   for instance [3 0 4 1 2]: each of 0..4 once
 
@@ -23,9 +23,6 @@ def shuffle_places(items, num_items, key):
         items: Integer array `[m]`, each in 0..num_items-1.
         num_items: n, or an integer array `[m]` where the items belong to shuffles of different sizes.
         key: Tuple of whole numbers, or integer arrays `[m]`, that chooses the shuffle.
-
-    Returns:
-        int64 `[m]`, each in 0..num_items-1.
     """
     return _walk(_move, items, num_items, key)
 

@@ -78,7 +78,7 @@ def read_batches(path, max_bytes=READ_BYTES, spans=None):
     """Read the records of a file, or of parts of it, in batches.
 
     Args:
-        path: TFRecord file.
+        path: TFRecord file. An `OSError` names it.
         max_bytes: Most bytes of a batch, unless it is one record.
         spans: Parts of the file: for each the byte at which its first record starts, its bytes, and the
             number of that record, from 1. None reads all.
@@ -88,7 +88,6 @@ def read_batches(path, max_bytes=READ_BYTES, spans=None):
 
     Raises:
         InputError: the file is empty, or a record is corrupt or truncated; those before it have been yielded.
-        OSError: the file cannot be opened or read; the message names it.
     """
     path = os.fspath(path)
     size, _ = storage.size_and_time(path)

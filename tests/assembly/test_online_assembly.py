@@ -53,15 +53,6 @@ def test_split_by_predictions():
     assert sizes.tolist() == [2, 1, 2, 1]
 
 
-def test_too_many_predictions_in_one_sequence(records):
-    path, _ = records
-    spec = PackSpec(S, 4, 3)
-    with pytest.raises(
-        ValueError, match=r"u.tfrecord, record \d+: .* max_predictions_per_pack=3 predictions"
-    ):
-        list(pack_stream([load(path)], OnlinePacker(S, 4, buffer_size=16), spec))
-
-
 def test_a_resumed_packer_needs_what_waits_in_it(records):
     path, _ = records
     sequences = load(path)
@@ -80,16 +71,24 @@ def test_a_resumed_packer_needs_what_waits_in_it(records):
         np.testing.assert_array_equal(values, whole[name])
 
 
-def test_a_sequence_over_the_pack_is_named(records):
+@pytest.mark.parametrize(
+    ("spec", "column", "what"),
+    [
+        (PackSpec(8, 4, 6), "lengths", "max_seq_length=8 tokens"),
+        (PackSpec(S, 4, 3), "num_predictions", "max_predictions_per_pack=3 predictions"),
+    ],
+)
+def test_a_sequence_over_the_pack_is_named(records, spec, column, what):
+    """The first of several, by what it has too much of."""
     path, _ = records
-    spec, sequences = PackSpec(8, 4, 6), load(path)
-    sequences = take(sequences, np.argsort(sequences["lengths"]))
-    assert sequences["lengths"][0] <= 8
-    index = int(np.argmax(sequences["lengths"] > 8))
-    record, length = sequences["record_numbers"][index], sequences["lengths"][index]
-    message = rf"u\.tfrecord, record {record}: .* at most max_seq_length=8 tokens\. Received: {length}"
+    sequences, limit = load(path), int(what.split("=")[1].split()[0])
+    sequences = take(sequences, np.argsort(sequences[column]))
+    assert sequences[column][0] <= limit
+    index = int(np.argmax(sequences[column] > limit))
+    record, received = sequences["record_numbers"][index], sequences[column][index]
+    message = rf"u\.tfrecord, record {record}: .* at most {what}\. Received: {received}"
     with pytest.raises(InputError, match=message):
-        list(pack_stream([sequences], OnlinePacker(8, 4, buffer_size=16), spec))
+        list(pack_stream([sequences], OnlinePacker(spec.max_seq_length, 4, buffer_size=16), spec))
 
 
 def test_stage_has_static_shapes_and_loses_nothing(records):

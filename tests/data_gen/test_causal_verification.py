@@ -56,9 +56,7 @@ def damage(made, tmp_path):
             last = path == paths[-1]
             write_sequences(path, changed[start : None if last else start + len(some)])
             start += len(some)
-        # the manifest's checksums are of the packs as they were
-        manifest = json.loads((folder / "manifest.json").read_text())
-        return compare_files([f"{made}/in.tfrecord"], paths, "error"), manifest
+        return compare_files([f"{made}/in.tfrecord"], paths, "error")
 
     return change_and_compare
 
@@ -234,22 +232,20 @@ def test_good_packs_are_equal(made, damage, kind):
     result = compare_files([f"{made}/in.tfrecord"], files_of(made / kind), "error")
     assert result.is_good and result.num_input_sequences == result.num_packed_sequences == len(LENGTHS)
     # and what is written here again is the same, byte for byte: below, nothing but the fault is found
-    again, _ = damage(kind, None)
-    assert again.is_good
+    assert damage(kind, None).is_good
 
 
 @pytest.mark.parametrize("kind", ["whole", "rows"])
 @pytest.mark.parametrize("fault", [*FAULTS, repeat_a_pack], ids=lambda fault: fault.__name__)
 def test_faults_are_seen(damage, kind, fault):
-    result, _ = damage(kind, fault)
+    result = damage(kind, fault)
     assert not result.is_equal
     assert result.malformed or result.num_missing + result.num_unexpected > 0
 
 
 @pytest.mark.parametrize("fault", ROW_FAULTS, ids=lambda fault: fault.__name__)
 def test_faults_of_rows_are_seen(damage, fault):
-    result, _ = damage("rows", fault)
-    assert not result.is_equal
+    assert not damage("rows", fault).is_equal
 
 
 @pytest.mark.parametrize("kind", ["whole", "rows"])
@@ -284,17 +280,14 @@ def find_false(made, tmp_path):
     return change_and_compare
 
 
-SHARES = ("efficiency", "packing_factor")
 NUMBERS = ("num_packs", "num_sequences", "num_parts", "num_tokens", "num_records", "depth")
-LIES = {
-    **{f"`{name}` {more:+}": (name, more) for name in NUMBERS for more in (1, -1)},
-    **{f"`{name}` {more:+}": (name, more) for name in SHARES for more in (1e-6, -1e-6)},
-}
+SHARES = ("efficiency", "packing_factor")
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_false_numbers_of_rows_are_found(find_false, lie):
-    name, more = LIES[lie]
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", NUMBERS + SHARES)
+def test_false_numbers_of_rows_are_found(find_false, name, sign):
+    more = sign * (1e-6 if name in SHARES else 1)
     (sentence,) = find_false("rows", lambda manifest: manifest.update({name: manifest[name] + more}))
     assert f"`{name}` must be " in sentence
 

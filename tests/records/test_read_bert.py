@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from packed_records import CAUSAL_PACK, PACK
-from unpacked_records import list_unpacked, load, make_features, write_features
+from unpacked_records import PREDICTIONS, list_unpacked, load, make_features, write_features
 
 from bert_packed import schema
 from bert_packed.core.settings import InputError
@@ -20,9 +20,6 @@ from bert_packed.records.sequences import concatenate, take
 def write_pack(path, **changed):
     features = {name: np.array([changed.get(name, values)]) for name, values in PACK.items()}
     return write_features(path, features)
-
-
-PREDICTIONS = (schema.MASKED_LM_POSITIONS, schema.MASKED_LM_IDS, schema.MASKED_LM_WEIGHTS)
 
 
 def assert_holds(sequences, features):
