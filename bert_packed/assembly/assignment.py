@@ -1,17 +1,16 @@
-"""Assignment of sequences to the packs of a plan, found for any part of the data alone.
+"""Assignment of sequences to the packs of a plan, computable for any part of the data alone.
 
-The plan gives how often each strategy is used, a shuffle (`shuffle.py`) the order of the packs. The slots for
-sequences of one length are numbered strategy by strategy, before the packs are shuffled, and all sequences of
-that length in the order of the input. A second shuffle puts these into those:
+Two shuffles (`shuffle.py`) decide: of the packs, and of the sequences of each length over the slots of that
+length. Slots are numbered strategy by strategy, before the packs are shuffled:
 
     packs of the plan     (3 5) (3 5) (3)        plan {(3 5): 2, (3): 1}
     slots of 3             0     1     2         sequences of length 3: the first gets slot 2, ...
     slots of 5               0     1
     places in the output   2     0     1         shuffled
 
-Both shuffles can be undone for any few numbers. So the pack of a slot, and the slots of a pack, follow from
-plan, order of the input and seed, not from shards or processes, and no table grows with the data. A "length"
-may be any whole number that separates kinds of sequences.
+Both shuffles are invertible at single positions. So the pack of a slot, and the slots of a pack, depend on
+plan, input order and seed, not on shards or processes, and no table grows with the data. A "length" may be
+any integer that separates kinds of sequences.
 """
 
 import numpy as np
@@ -34,8 +33,8 @@ class PackOrder:
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
         self._seed = seed
-        # A strategy may hold a length several times: its slots of that length are numbered pack after pack.
-        # One entry for each strategy and each of its lengths, ascending by length, then by strategy:
+        # An entry for each strategy and each of its lengths, ascending by length, then by strategy. A length
+        # may occur several times in a strategy; its slots are then numbered pack by pack
         pairs = self._lengths * len(depths) + np.repeat(np.arange(len(depths)), depths)
         pairs, self._entries, self._times = np.unique(pairs, return_inverse=True, return_counts=True)
         self._turns = rank_in_groups(self._entries)
@@ -50,9 +49,10 @@ class PackOrder:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def slots(self, first, last):
-        """The slots of the packs from `first` and before `last`, pack after pack, in three int64 arrays.
+        """Slots of the packs `first` to `last`, the latter excluded, as three int64 arrays.
 
-        The length of each slot, ascending in a pack, its number among those of its length, and slots a pack.
+        They are the length of each slot, ascending in a pack; its number among the slots of that length; and
+        the number of slots of each pack.
         """
         places = shuffle_places(np.arange(first, last), self.num_packs, (self._seed, SHUFFLE_PACKS))
         strategies = np.searchsorted(self._ends, places, side="right")
@@ -64,7 +64,7 @@ class PackOrder:
         return self._lengths[chosen], numbers, depths
 
     def find_packs(self, lengths, slots):
-        """The packs, int64 `[n]`, of some slots: ints `[n]`, their lengths, and numbers among those."""
+        """Packs, int64 `[n]`, of slots given by their lengths and numbers, int `[n]` each."""
         first_entries = np.searchsorted(self._entry_lengths, lengths)
         numbers = np.asarray(slots) + self._entry_starts[first_entries]
         entries = np.searchsorted(self._entry_ends, numbers, side="right")
@@ -74,11 +74,11 @@ class PackOrder:
 
 
 def choose_slots(lengths, first_ranks, totals, seed):
-    """The slots of sequences that follow one another in the input: numbers among those of their lengths.
+    """Slots of consecutive sequences of the input: int64 `[n]`, each a number among those of its length.
 
-    Int64 `[n]`, from their lengths, `[n]`, and how many of each length there are before them and in all.
+    `first_ranks` and `totals` count the sequences of each length before these, and in the whole input.
     """
-    order = np.argsort(lengths, kind="stable")  # stable: ranks follow the order of the input
+    order = np.argsort(lengths, kind="stable")  # ranks follow the order of the input
     counts = np.bincount(lengths, minlength=len(totals))
     ranks = np.empty(len(lengths), np.int64)
     ranks[order] = range_indices(np.asarray(first_ranks)[counts > 0], counts[counts > 0])
@@ -86,15 +86,15 @@ def choose_slots(lengths, first_ranks, totals, seed):
 
 
 def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
-    """Put sequences into the slots of packs that follow one another.
+    """Put sequences into the slots of consecutive packs: `Packs` with each of 0..n-1 exactly once.
 
         slot_lengths [3 5 3], slot_numbers [9 4 8], depths [2 1]
         lengths      [3 5 3], slots        [8 4 9]                  ->   packs {2, 1}, {0}
 
-    The first three are `PackOrder.slots` of these packs, the others int `[n]`, of all sequences that belong
-    into them. Returns `Packs` with each of 0..n-1 exactly once; `ValueError` where the slots are for others.
+    The first three are from `PackOrder.slots`; the others, int `[n]`, are those of the sequences of these
+    packs. Raises `ValueError` where the sequences do not match the slots.
     """
-    # Sorted alike, both must be the same, or a run was lost or read twice
+    # Equal once sorted, unless some sequences were lost or read twice
     by_length = np.lexsort((slots, lengths))
     slots_by_length = np.lexsort((slot_numbers, slot_lengths))
     for mine, wanted in ((lengths, slot_lengths), (slots, slot_numbers)):
@@ -106,13 +106,12 @@ def fill_packs(slot_lengths, slot_numbers, depths, lengths, slots):
 
 
 def assign_sequences(plan, lengths, seed):
-    """Fill all packs of a `PackingPlan` at once, where everything fits into memory.
-
-    Packs are shuffled by the seed, and so are sequences of one length. In a pack, lengths ascend.
+    """Fill all packs of a `PackingPlan` in memory: `Packs` with each of 0..n-1 exactly once.
 
         lengths [3 5 3], plan {(3, 5): 1, (3,): 1}   ->   packs {2}, {0, 1}
 
-    Returns `Packs` with each of 0..n-1 exactly once; `ValueError` where the plan is for other lengths.
+    The seed shuffles packs, and sequences of equal length; in a pack, lengths ascend. Raises `ValueError`
+    where the plan is for other lengths.
     """
     order = PackOrder(plan.strategies, seed)
     lengths = np.asarray(lengths, np.int64)

@@ -1,4 +1,4 @@
-"""BERT's records and their packs: overlong sequences cut, room for predictions, the arrays of `schema.py`."""
+"""BERT's records and their packs: truncation, room for predictions, and the arrays of `schema.py`."""
 
 import dataclasses
 
@@ -27,23 +27,21 @@ class BertKind(RecordKind):
 
     @property
     def capacities(self):
-        """See `RecordKind`; of predictions about as many."""
+        # An estimate for predictions: `make_spec` has the number
         return super().capacities | {"num_predictions": schema.default_predictions(self.max_seq_length)}
 
     def fit(self, sequences):
-        """See `RecordKind`; sequences may also be truncated."""
         num_overlong = int(np.count_nonzero(sequences["lengths"] > self.max_seq_length))
         if self.overlong == "truncate" and num_overlong:
             return truncate(sequences, self.max_seq_length), {"truncated": num_overlong, "dropped": 0}
         return super().fit(sequences)
 
     def measure(self, sequences, packs):
-        """The most predictions in any of some packs."""
         return int(packs.totals(sequences["num_predictions"]).max(initial=0))
 
     def make_spec(self, depth, measured):
-        """`PackSpec` for K=`depth` and the most predictions of a pack; `InputError` where they do not fit."""
-        # A feature of length 0 looks like a missing one: data without predictions has room for one
+        """`PackSpec` for K=`depth` and `measured` predictions; `InputError` where these do not fit."""
+        # At least 1, also for data without predictions: a feature of length 0 looks like a missing one
         needed = max(measured, 1)
         if self.max_predictions_per_pack and self.max_predictions_per_pack < needed:
             raise InputError(
@@ -53,7 +51,6 @@ class BertKind(RecordKind):
         return schema.PackSpec(self.max_seq_length, depth, self.max_predictions_per_pack or needed)
 
     def assemble(self, sequences, packs, spec):
-        """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
         arrays = assemble_packs(sequences, packs, spec)
         if self.masked_lm_weights == schema.BINARY:
             arrays[schema.MASKED_LM_WEIGHTS] = np.minimum(arrays[schema.MASKED_LM_WEIGHTS], 1)
@@ -61,11 +58,11 @@ class BertKind(RecordKind):
 
 
 def truncate(sequences, max_seq_length):
-    """Shorten sequences over `max_seq_length`: keep the first tokens, and the last one as the closing [SEP].
+    """Shorten sequences over `max_seq_length`: keep the first tokens, and the last, [SEP].
 
         2 7 4 6 9 3  with 4   ->   2 7 4 3
 
-    Where sentence A alone fills the length, nothing is left of sentence B but its [SEP].
+    Where sentence A fills the length, only the [SEP] is left of sentence B.
     """
     lengths = sequences["lengths"]
     token_position = range_indices(np.zeros(len(sequences), np.int64), lengths)
@@ -79,22 +76,17 @@ def truncate(sequences, max_seq_length):
         tokens=sequences["tokens"][keep_token],
         token_type_ids=sequences["token_type_ids"][keep_token],
         num_predictions=sum_ranges(keep_prediction, sequences["num_predictions"]),
-        # the last token moves to the last place that is left
+        # the last token moves to the last position that is left
         prediction_positions=np.minimum(position, max_seq_length - 1)[keep_prediction],
         prediction_ids=sequences["prediction_ids"][keep_prediction],
     )
 
 
 def assemble_packs(sequences, packs, spec):
-    """Gather sequences into the arrays of the packed record; `schema.py` shows a pack.
+    """Gather `Sequences` of `BERT_LAYOUT` into the arrays of n packed records; `schema.py` shows a pack.
 
-    Args:
-        sequences: `Sequences` of `BERT_LAYOUT`.
-        packs: `Packs`, n of them, whose members index `sequences`.
-        spec: `schema.PackSpec`; a pack that exceeds it is a `ValueError`.
-
-    Returns:
-        Dict from feature name to array: `[n, S]`, `[n, P]` or `[n, K]`; int32, weights float32.
+    Returns a dict from feature name to array, `[n, S]`, `[n, P]` or `[n, K]`; int32, weights float32. Raises
+    `ValueError` for a pack that exceeds the `PackSpec`.
     """
     members, numbers = packs.members, packs.slots + 1
     lengths, num_predictions = sequences["lengths"][members], sequences["num_predictions"][members]

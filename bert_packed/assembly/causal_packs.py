@@ -1,7 +1,7 @@
 """Records for causal language modelling and their packs; `schema.py` shows one.
 
-A sequence is packed as a whole or, in rows (`rows.py`), cut where packs end. Then the bytes of each label are
-needed: a part counts those of its own labels.
+A sequence is packed as a whole or, in rows (`rows.py`), cut where packs end. Each part then counts the bytes
+of its own labels.
 """
 
 import dataclasses
@@ -34,16 +34,15 @@ class CausalKind(RecordKind):
 
     @property
     def layout(self):
-        """See `RecordKind`."""
         return CAUSAL_LAYOUT | (LABEL_BYTES if self.is_split else {})
 
     @property
     def num_lengths(self):
-        """See `RecordKind`; 0 for any length."""
+        """1 + the largest length; 0 for any length."""
         return 0 if self.is_split else super().num_lengths
 
     def fit(self, sequences):
-        """See `RecordKind`. Of truncated sequences, the bytes of lost labels would not be known."""
+        # Without truncation: the bytes of lost labels would not be known
         if not self.is_split:
             return super().fit(sequences)
         if "label_bytes" in sequences.layout:
@@ -52,24 +51,21 @@ class CausalKind(RecordKind):
         return Sequences(self.layout, columns, sequences.files), {}
 
     def make_spec(self, depth, measured):
-        """The shapes of the packed record: no P."""
         return schema.PackSpec(self.max_seq_length, depth, 0)
 
     def assemble(self, sequences, packs, spec):
-        """The arrays of packed records: see `assemble_causal`."""
         return assemble_causal(sequences, packs, spec)
 
 
 def share_bytes(sequences):
-    """Bytes for each label, int32 `[T]`, of records that have only their sums: as equal as can be.
+    """Divide a sequence's bytes among its labels as equally as possible: int32 `[T]`, 0 for tokens without
+    one.
 
         num_bytes 8, label_mask [1 1 1 0]   ->   [2 3 3 0]
-
-    Where nothing is predicted, there are none.
     """
     lengths, offsets = sequences["lengths"], sequences.offsets("tokens")
     labels = to_offsets(sequences["label_mask"])
-    ranks = labels[1:] - np.repeat(labels[offsets[:-1]], lengths)  # from 1, of a label
+    ranks = labels[1:] - np.repeat(labels[offsets[:-1]], lengths)  # of each label in its sequence, from 1
     totals = np.maximum(np.repeat(np.diff(labels[offsets]), lengths), 1)
     num_bytes = np.repeat(sequences["num_bytes"], lengths)
     shares = num_bytes * ranks // totals - num_bytes * (ranks - 1) // totals
@@ -77,7 +73,7 @@ def share_bytes(sequences):
 
 
 def assemble_causal(sequences, packs, spec):
-    """`bert_packs.assemble_packs` in int64, for `CAUSAL_LAYOUT`, or parts, with `FIRST_POSITIONS` too."""
+    """`bert_packs.assemble_packs` for `CAUSAL_LAYOUT`, in int64; parts also have `FIRST_POSITIONS`."""
     members, lengths = packs.members, sequences["lengths"][packs.members]
     arrays = empty_arrays(schema.CAUSAL_LENGTHS, packs, spec)
     is_cut = "first_positions" in sequences.layout

@@ -5,7 +5,7 @@ Two sequences of `inputs:int:8,label:int:each` in a pack with K=3:
     inputs               [7 4 3 9 3 0 0 0]
     inputs_sequence_ids  [1 1 1 2 2 0 0 0]     the position's sequence; 0 = padding
     inputs_position_ids  [0 1 2 0 1 0 0 0]     restarts in every sequence
-    label                [5 6 0]               one a slot
+    label                [5 6 0]               one per slot
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ from bert_packed.records.sequences import ORIGINS, Column, make_sequences, range
 class FeatureShapes:
     """Sizes of packed records."""
 
-    max_sequences_per_pack: int  # K, slots of the features that are one a sequence
-    capacities: dict[str, int]  # of each feature with one
+    max_sequences_per_pack: int  # K, length of features with one position per sequence
+    capacities: dict[str, int]  # of each feature with a capacity
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureKind:
-    """Records of any features, with the members of `RecordKind`.
+    """Records of any features, with the interface of `RecordKind`.
 
-    A sequence may have several lengths. Then plans are made for classes of lengths.
+    A sequence has a length for each feature with a capacity; with several, plans are for classes of lengths.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -65,7 +65,7 @@ class FeatureKind:
 
     @property
     def num_lengths(self):
-        """See `RecordKind`; of classes."""
+        """Number of classes of lengths."""
         return math.prod(self._steps)
 
     def read(self, path):
@@ -88,20 +88,20 @@ class FeatureKind:
             progress.advance(batch.num_bytes)
 
     def lengths(self, sequences):
-        """The class of each sequence, which is its length where it has but one: int64 `[n]`."""
+        """Class of each sequence, int64 `[n]`; its length, if it has only one."""
         classes = 0
         for spec, grain, steps in zip(self.leaders, self._grains, self._steps, strict=True):
             classes = classes * steps + -(-sequences[spec.sizes] // grain)
         return classes
 
     def describe_lengths(self, histogram):
-        """What the manifest says of the lengths: with several, the classes that strategies consist of.
+        """Plain JSON for the manifest: the histogram, or with several lengths the classes that occur.
 
             grains [5 1], capacities [512 114]     class 168 = 1 * 115 + 53: a length of 1..5, and one of 53
                                                    classes [168], lengths [[5, 53]]
 
-        `lengths` are then lists in the order of `features`, rounded up to multiples of `grains`, and at most
-        the capacity; `classes` are their numbers in the plan's strategies.
+        `lengths` are rounded up to multiples of `grains`, at most the capacity; `classes` are the numbers in
+        the plan's strategies.
         """
         if len(self.leaders) == 1:
             return histograms.to_json(histogram[1:])
@@ -118,14 +118,13 @@ class FeatureKind:
         return 0
 
     def make_spec(self, depth, measured):
-        """What the shapes of a record depend on: `FeatureShapes`."""
         return FeatureShapes(depth, {spec.name: spec.capacity for spec in self.leaders})
 
     def make_plan(self, histogram, algorithm, depth):
-        """Plan the packs: dict of plain JSON, as `plan_lengths` returns it.
+        """Plan the packs: dict of plain JSON, as from `plan_lengths`.
 
-        With several lengths the efficiency is the mean of theirs, as far as the classes tell lengths apart,
-        and the algorithm is `vector_packing.py`, whatever the settings name.
+        With several lengths the algorithm is always `vector_packing.py`, and the efficiency is the mean over
+        features, of lengths rounded up as in `describe_lengths`.
         """
         if len(self.leaders) == 1:
             return plan_lengths(histogram[1:], algorithm, self.leaders[0].capacity, depth)
@@ -154,7 +153,6 @@ class FeatureKind:
         }
 
     def assemble(self, sequences, packs, spec):
-        """The arrays of packed records: dict from feature to array `[number of packs, ...]`."""
         arrays = {}
         for feature in self.features:
             size = feature.capacity or spec.max_sequences_per_pack
@@ -179,11 +177,12 @@ class FeatureKind:
 
     @property
     def _grains(self):
-        """Steps of lengths, so that there are not too many classes."""
+        """Granularity of each length, such that there are at most `MAX_CLASSES` classes."""
         if len(self.leaders) == 1:
             return (1,)
         most = round(MAX_CLASSES ** (1 / len(self.leaders)))
-        most -= most ** len(self.leaders) > MAX_CLASSES  # the root is a float: 14 of 2 may come as 1.9999
+        # Rounded first: the float root for 14 features may be 1.9999 instead of 2
+        most -= most ** len(self.leaders) > MAX_CLASSES
         return tuple(-(-spec.capacity // (most - 1)) for spec in self.leaders)
 
     @property
@@ -192,13 +191,13 @@ class FeatureKind:
         return tuple(-(-spec.capacity // grain) + 1 for spec, grain in pairs)
 
     def _rounded_lengths(self, classes):
-        """The longest sequence of each class: int `[n, number of leaders]`."""
+        """Largest lengths of each class: int `[n, number of leaders]`."""
         steps = np.stack(np.unravel_index(classes, self._steps), axis=1)
-        # a length rounded up may pass its capacity
+        # a length rounded up may exceed its capacity
         return np.minimum(steps * np.array(self._grains), [spec.capacity for spec in self.leaders])
 
     def _check(self, values, batch):
-        """Columns of a batch of records, from what `examples.parse_ragged` returns."""
+        """Check the result of `examples.parse_ragged`: columns of a batch of records."""
         columns = {"record_numbers": np.arange(batch.number, batch.number + len(batch))}
         for spec in self.features:
             flat, num_values = values[spec.name]

@@ -1,23 +1,24 @@
-"""The format of `--features=SPEC`: features of a record, and how much of each a pack holds.
+"""The format of `--features=SPEC`: features of a record, and their capacity in a pack.
 
     inputs:int:512,targets:int:114                              T5 pairs: a sequence has two lengths
     audio:float*80:3000,text:int:400                            frames of 80 values, and their transcript
-    atoms:int:128,places:float*3:=atoms,energy:float:each       molecules: three values an atom, one label
+    atoms:int:128,places:float*3:=atoms,energy:float:each       molecules: three values per atom, one label
 
-NAME:TYPE:CAPACITY. TYPE is int or float, with *N for N values at each position. CAPACITY is the positions in
-a pack, or =NAME for a feature that is as long as another in every sequence, or `each` for one a sequence.
+NAME:TYPE:CAPACITY. TYPE is int or float, with *N for N values per position. CAPACITY is the number of
+positions in a pack, =NAME for a feature that is always as long as another, or `each` for one position per
+sequence.
 """
 
 import dataclasses
 import re
 
-MAX_CLASSES = 2**14  # combinations of lengths in a plan; more are rounded up
-MAX_CAPACITIES = 14  # so that each has two steps at least
+MAX_CLASSES = 2**14  # combinations of lengths in a plan; lengths are rounded up to have fewer
+MAX_CAPACITIES = 14  # so that each length has at least two steps
 
 EACH = "each"
-# What packs receive for each feature with a capacity
+# Features added to packs for each feature with a capacity
 ADDED_SUFFIXES = SEQUENCE_IDS, POSITION_IDS = "_sequence_ids", "_position_ids"
-RESERVED_NAMES = {"slots", "file_indices", "record_numbers"}  # columns of ours beside those of the features
+RESERVED_NAMES = {"slots", "file_indices", "record_numbers"}  # columns beside those of the features
 _ENTRY = re.compile(
     r"(?P<name>[^:,=]+):(?P<type>int|float)(\*(?P<width>[1-9]\d*))?:(?P<size>each|[1-9]\d*|=.+)"
 )
@@ -29,18 +30,19 @@ class FeatureSpec:
 
     name: str
     is_float: bool  # float32, otherwise int64
-    width: int  # values at each position
-    leader: str  # the feature whose length it has, which may be itself; "" for one position a sequence
-    capacity: int  # positions of a pack that it may fill; 0 for one a sequence
+    width: int  # values per position
+    leader: str  # the feature whose length it has, which may be itself; "" for one position per sequence
+    capacity: int  # positions in a pack; 0 for one per sequence
 
     @property
     def sizes(self):
-        """Name of the column that counts its positions; "" for one. No name in a SPEC has a colon."""
+        """Name of the column that counts its positions; "" for one per sequence."""
+        # Unambiguous: no name in a SPEC has a colon
         return f"{self.leader}:length" if self.leader else ""
 
     @property
     def is_leader(self):
-        """Whether it has a capacity itself."""
+        """True for a feature with its own capacity."""
         return self.leader == self.name
 
 

@@ -1,4 +1,4 @@
-"""Packs of a stream of sequences, assembled while it is read."""
+"""Online packing of a stream of sequences."""
 
 import numpy as np
 
@@ -9,22 +9,22 @@ from bert_packed.records.sequences import concatenate, take, to_offsets
 
 
 def pack_stream(batches, packer, spec, waiting=None):
-    """Pack sequences as they arrive, with no more of them in memory than the packer's buffer holds.
+    """Pack sequences as they arrive, keeping only those of the packer's buffer in memory.
 
     A pack with more predictions than P is split between two sequences, so nothing is dropped.
 
     Args:
-        batches: Iterable of `Sequences`, batch after batch; it may never end.
-        packer: `online.OnlinePacker` for the spec's S and K.
-        spec: `schema.PackSpec`.
-        waiting: `Sequences` that wait in a packer that was continued, in the order of `packer.waiting`.
+        batches: Iterable of `Sequences`, possibly endless.
+        packer: `OnlinePacker` for the spec's S and K.
+        spec: `PackSpec`.
+        waiting: `Sequences` that wait in a resumed packer, in the order of `packer.waiting`.
 
     Yields:
-        Dicts of arrays from `assemble_packs`; at the end of `batches` also of what waits.
+        Dicts of arrays from `assemble_packs`; at the end of `batches` the sequences that wait, too.
 
     Raises:
-        InputError: a sequence is longer than S or has more predictions than P; it names the record.
-        ValueError: `waiting` is not what waits in the packer.
+        InputError: a sequence, whose record is named, is longer than S or has more predictions than P.
+        ValueError: `waiting` has another length than `packer.waiting`.
     """
     numbers, num_waiting = packer.waiting, 0 if waiting is None else len(waiting)
     if num_waiting != len(numbers):
@@ -48,14 +48,14 @@ def pack_stream(batches, packer, spec, waiting=None):
 
 
 def _packs(ready, waiting, numbers, spec):
-    """The packer's packs as `Packs` of indices into `waiting`, split where predictions exceed P."""
+    """The packer's packs as `Packs` of `waiting`, split where predictions exceed P."""
     members = np.searchsorted(numbers, ready[0])
     sizes = split_by_predictions(waiting["num_predictions"][members], ready[1], spec.max_predictions_per_pack)
     return Packs(members, to_offsets(sizes))
 
 
 def split_by_predictions(num_predictions, sizes, limit):
-    """Split packs that have more predictions than fit, of which no sequence has more than `limit`.
+    """Split packs with more predictions than `limit`, which no single sequence may exceed.
 
     num_predictions [5 4 3 2], sizes [3 1], limit 9   ->   sizes [2 1 1]
     """

@@ -1,4 +1,4 @@
-"""Packs as indices of sequences, and the places of their entries in arrays of one row a pack."""
+"""Packs as indices of sequences, and the positions of their entries in arrays with one row per pack."""
 
 import dataclasses
 
@@ -10,12 +10,12 @@ from bert_packed.records.sequences import range_indices, sum_ranges, to_offsets
 
 @dataclasses.dataclass(frozen=True)
 class Packs:
-    """The sequences of each pack, in columns.
+    """Indices of the sequences of each pack.
 
     packs {4, 0}, {2}   ->   members [4 0 2], offsets [0 2 3], owners [0 0 1], slots [0 1 0]
     """
 
-    members: np.ndarray  # int64 [n], indices of sequences, pack after pack and slot after slot
+    members: np.ndarray  # int64 [n], indices of sequences, pack by pack and slot by slot
     offsets: np.ndarray  # int64 [num_packs + 1], the start of each pack in `members`; n last
 
     def __len__(self):
@@ -23,58 +23,55 @@ class Packs:
 
     @property
     def depths(self):
-        """Sequences in each pack: int64 `[num_packs]`."""
         return np.diff(self.offsets)
 
     @property
     def owners(self):
-        """The pack of each member: int64 `[n]`."""
         return np.repeat(np.arange(len(self)), self.depths)
 
     @property
     def slots(self):
-        """The slot of each member in its pack, from 0: int64 `[n]`."""
         return range_indices(np.zeros(len(self)), self.depths)
 
     def totals(self, sizes):
-        """Sum over each pack of an int array with a number for every sequence: int64 `[num_packs]`."""
+        """Sums over each pack of `sizes`, int by sequence: int64 `[num_packs]`."""
         return sum_ranges(sizes[self.members], self.depths)
 
     def between(self, start, stop):
-        """The packs `start` to `stop`, the latter excluded, as `Packs`."""
+        """The `Packs` from `start` to `stop`, the latter excluded."""
         first, last = self.offsets[start], self.offsets[min(stop, len(self))]
         return Packs(self.members[first:last], self.offsets[start : stop + 1] - first)
 
 
 def find_places(sequences, packs, name, size):
-    """Where the entries of a column are, and where they go in packs.
+    """Positions of the entries of a ragged column, in the column and in packs.
 
         packs {1, 0}, lengths [2 3], size 6   ->   source [2 3 4 0 1], target [0 1 2 3 4], starts [0 3]
 
     Args:
         sequences: `Sequences`.
-        packs: `Packs`, n of them, whose members index `sequences`.
-        name: Column of any number of entries a sequence.
-        size: Entries that a pack has room for; more are a `ValueError`.
+        packs: n `Packs` of them.
+        name: Column with any number of entries per sequence.
+        size: Capacity of a pack; raises `ValueError` for a pack with more entries.
 
     Returns:
-        Three int64 arrays, member after member: the index of each entry in the column, its index in an array
+        Three int64 arrays, member by member: the index of each entry in the column, its index in an array
         `[n * size]`, and the start of each member in its pack.
     """
     sizes = sequences[sequences.layout[name].sizes][packs.members]
     offsets = to_offsets(sizes)
     starts = offsets[:-1] - np.repeat(offsets[packs.offsets[:-1]], packs.depths)
     needed = int((starts + sizes).max(initial=0))
-    if needed > size:  # otherwise it would go on in the row of its neighbour
+    if needed > size:  # else entries would run into the next pack's row
         raise ValueError(f"packs must fit `spec`. Received: {needed} {name} in a pack with room for {size}.")
     source = range_indices(sequences.offsets(name)[packs.members], sizes)
     return source, range_indices(packs.owners * size + starts, sizes), starts
 
 
 def empty_arrays(names, packs, spec, whole_type=np.int64):
-    """Zeros for the features `names` of n `Packs`: dict from name to `[n, S]`, `[n, P]` or `[n, K]`.
+    """Zeros for features of n `Packs`: dict from name to `[n, S]`, `[n, P]` or `[n, K]`.
 
-    Whole numbers are of `whole_type`, others float32. More sequences than slots are a `ValueError`.
+    Integers have the dtype `whole_type`. Raises `ValueError` for a pack with more sequences than slots.
     """
     depth = int(packs.depths.max(initial=0))
     if depth > spec.max_sequences_per_pack:

@@ -1,6 +1,6 @@
-"""The common part of the kinds of records that are packed: reading, lengths and plans.
+"""Base of the kinds of records: reading, lengths and plans.
 
-`bert_packs.py`, `causal_packs.py` and `feature_packs.py` add how packs are shaped and assembled.
+`bert_packs.py`, `causal_packs.py` and `feature_packs.py` add the shapes and the assembly of packs.
 """
 
 import dataclasses
@@ -20,35 +20,34 @@ class RecordKind:
     """Records of one objective, whose sequences have one length each."""
 
     max_seq_length: int
-    overlong: str = "error"  # of longer sequences, or "truncate" or "drop"
+    overlong: str = "error"  # or "truncate" or "drop": the treatment of longer sequences
     vocab_size: int | None = None  # ids are below it; None where it is not known
 
-    layout: ClassVar[dict[str, Column]]  # what packing conserves of a sequence, and its origin
+    layout: ClassVar[dict[str, Column]]  # columns that packing preserves, and origins
     measured_columns: ClassVar[tuple[str, ...]]  # those that `lengths` and `measure` need
-    advice: ClassVar[str]  # settings that let longer sequences pass, for messages
+    advice: ClassVar[str]  # settings that accept longer sequences, for messages
 
     @property
     def num_lengths(self):
-        """Lengths are below it."""
+        """1 + the largest length."""
         return self.max_seq_length + 1
 
     @property
     def capacities(self):
-        """Entries that a pack has room for, by the column that counts a sequence's."""
+        """Capacity of a pack, by the column that counts the entries of a sequence."""
         return {"lengths": self.max_seq_length}
 
     def read(self, path):
-        """Read, check and fit one file; raises `InputError` where a record cannot be used.
+        """Read and check one file; raises `InputError` where a record cannot be used.
 
-        Yields:
-            Of a batch, `Sequences` to be packed; dict of those "truncated" and "dropped"; number of records.
+        Yields, by batch, the `Sequences` to be packed, the counts of `fit`, and the number of records.
         """
         for batch in self.read_unpacked(path):
             check_vocabulary(batch, self.vocab_size)
             yield *self.fit(batch), len(batch)
 
     def fit(self, sequences):
-        """Drop sequences that are too long, or raise an `InputError` that names the first.
+        """Drop overlong sequences, or raise `InputError` for the first.
 
         Returns `Sequences`, and a dict with the numbers of those "truncated" and "dropped".
         """
@@ -64,26 +63,25 @@ class RecordKind:
         return (take(sequences, ~is_overlong) if is_overlong.any() else sequences), counts
 
     def lengths(self, sequences):
-        """What a plan is made for: int64 `[n]`, each from 1 and below `num_lengths`."""
+        """Lengths for the plan: int64 `[n]`, each from 1 and below `num_lengths`."""
         return sequences["lengths"]
 
     def describe_lengths(self, histogram):
-        """What a manifest says of a histogram, int64 `[num_lengths]`: plain JSON."""
+        """Plain JSON for a manifest, from a histogram, int64 `[num_lengths]`."""
         return histograms.to_json(histogram[1:])
 
     def make_plan(self, histogram, algorithm, depth):
-        """Plan the packs for a histogram, `[num_lengths]`: see `plan_lengths`."""
         return plan_lengths(histogram[1:], algorithm, self.max_seq_length, depth)
 
     def measure(self, sequences, packs):
-        """What the fullest of some packs needs that the plan does not know: predictions, of BERT's."""
+        """Maximum over packs of what plans do not limit: predictions, in BERT's records."""
         return 0
 
 
 def plan_lengths(histogram, algorithm, max_seq_length, depth):
-    """Run a packing algorithm, by its name, and check what it made: dict of plain JSON for a manifest.
+    """Run a packing algorithm and validate its plan: dict of plain JSON for a manifest.
 
-    `InputError` where the algorithm does not scale to this length, depth or number of sequences.
+    Raises `InputError` where the algorithm does not scale to this length, depth or number of sequences.
     """
     histogram = np.asarray(histogram, np.int64)
     try:

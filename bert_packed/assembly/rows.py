@@ -1,13 +1,13 @@
 """Rows of equal length without padding between sequences, and their cuts into packs.
 
-A row is as long as many packs, and sequences lie in it end to end:
+A row is as long as many packs; its sequences are concatenated:
 
     lengths          5 5 5 3 2 2     2 rows
-    row 0            5 3 2           each length is dealt out evenly; the rest goes, the longest first,
-    row 1            5 5 2           to the row that is shortest by then
+    row 0            5 5 2           each length is divided evenly; the rest goes, longest first, to the row
+    row 1            5 3 2           that is shortest so far
     places           shuffled        in each row, by the seed
 
-Row and place of a sequence follow from histogram, order of the input and seed, as in `assignment.py`.
+Row and place of a sequence depend on histogram, input order and seed, as in `assignment.py`.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ import numpy as np
 from bert_packed.records.sequences import to_offsets
 from bert_packed.records.shuffle import find_items, shuffle_places
 
-SHUFFLE_ROWS = 3  # second number of a key; `assignment.py` has 1 and 2
+SHUFFLE_ROWS = 3  # in keys of shuffles, where `assignment.py` has 1 and 2
 
 
 @dataclasses.dataclass(frozen=True)
 class RowPlan:
-    """How many sequences of each length each row has."""
+    """Number of sequences of each length in each row."""
 
-    lengths: np.ndarray  # int64 [L], ascending, those that occur
-    counts: np.ndarray  # int64 [L], sequences of each
+    lengths: np.ndarray  # int64 [L], those that occur, ascending
+    counts: np.ndarray  # int64 [L], sequences of each length
     has_extra: np.ndarray  # bool [L, R]: the row has one more than counts // R
 
     @property
@@ -45,15 +45,15 @@ class RowPlan:
 
     @cached_property
     def starts(self):
-        """int64 `[L, R]`: sequences in the row that are shorter."""
+        """Number of shorter sequences in the row: int64 `[L, R]`."""
         each = (self.counts // self.num_rows)[:, None] + self.has_extra
         return np.cumsum(each, axis=0) - each
 
 
 def plan_rows(lengths, counts, num_rows):
-    """Deal sequences out to R rows that differ by at most the longest sequence: `RowPlan`.
+    """Distribute sequences over R rows whose tokens differ by at most the longest sequence: `RowPlan`.
 
-    `lengths` ascend, `counts` are the sequences of each, at least R in all.
+    `lengths` ascend; `counts`, the sequences of each, add up to at least R.
     """
     lengths, counts = np.asarray(lengths, np.int64), np.asarray(counts, np.int64)
     has_extra = np.zeros((len(lengths), num_rows), bool)
@@ -66,10 +66,10 @@ def plan_rows(lengths, counts, num_rows):
 
 
 def find_rows(plan, lengths, slots, seed):
-    """The rows of sequences with slots of `assignment.choose_slots`, and their places: two int64 `[n]`."""
+    """Rows of sequences with slots from `choose_slots`, and places in their rows: two int64 `[n]`."""
     kinds = np.searchsorted(plan.lengths, lengths)
     rounds, rows = np.divmod(slots, plan.num_rows)
-    # The last round of a length deals to some rows only
+    # The last round of a length reaches only some rows
     is_extra = rounds == plan.counts[kinds] // plan.num_rows
     extra_rows, first_extras = np.nonzero(plan.has_extra)[1], to_offsets(plan.has_extra.sum(axis=1))
     rows[is_extra] = extra_rows[first_extras[kinds[is_extra]] + rows[is_extra]]
@@ -78,20 +78,20 @@ def find_rows(plan, lengths, slots, seed):
 
 
 def lengths_in_row(plan, row, first, last, seed):
-    """The lengths of the sequences at the places `first` to `last` of a row, the latter excluded: int64."""
+    """Lengths of the sequences at places `first` to `last` of a row, the latter excluded: int64."""
     key = (seed, SHUFFLE_ROWS, row)
     items = find_items(np.arange(first, last), int(plan.row_counts[row]), key)
     return plan.lengths[np.searchsorted(plan.starts[:, row], items, side="right") - 1]
 
 
 def cut_sequences(starts, lengths, max_seq_length):
-    """Cut sequences where packs end.
+    """Cut sequences where packs end: three int64 arrays, part by part.
 
-        starts [0 3], lengths [3 6], packs of 4   ->   owners  [0 1 1 1]     the sequence
-                                                       firsts  [0 0 1 5]     first token of it
+        starts [0 3], lengths [3 6], packs of 4   ->   owners  [0 1 1 1]     sequence of the part
+                                                       firsts  [0 0 1 5]     its first token of the sequence
                                                        lengths [3 1 4 1]
 
-    `starts` are the places of the first tokens in their rows.
+    `starts` are the positions, in tokens, of sequences in their row, int `[n]`.
     """
     starts, lengths = np.asarray(starts, np.int64), np.asarray(lengths, np.int64)
     first_packs, last_packs = starts // max_seq_length, (starts + lengths - 1) // max_seq_length

@@ -1,4 +1,4 @@
-"""The arrays of a batch: names here and in a record, lengths, and limits of the values.
+"""The arrays of a batch: their names in batches and records, lengths, and limits of values.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack.
 """
@@ -12,23 +12,17 @@ from bert_packed import schema
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """One array of a batch.
-
-    Attributes:
-        length: "S", "P" or "K": a value for every token `[B, S]`, prediction `[B, P]` or sequence `[B, K]`.
-        record_name: In a packed record; None where records do not hold it.
-        limit_name: Name, for messages, of the number that the values, integers from 0, must be below.
-        begins_at_0: True where no pack continues from another: the first value of each must be 0.
-    """
+    """One array of a batch."""
 
     name: str
-    length: str
-    record_name: str | None = None
-    limit_name: str | None = None
+    length: str  # "S", "P" or "K": [B, S] by token, [B, P] by prediction or [B, K] by sequence
+    record_name: str | None = None  # in packed records; None where they do not hold it
+    limit_name: str | None = None  # for messages
+    # (model config, spec) to a number; values are integers from 0 and below it
     limit: Callable[[object, schema.PackSpec], int] | None = None
     is_position: bool = False  # values are indices into the pack
     is_slot: bool = False  # values are sequences of the pack, 1..K, 0 for none
-    begins_at_0: bool = False
+    begins_at_0: bool = False  # the first value of a pack must be 0, since none continues from another
 
 
 def _recorded(name, record_name, limit_name=None, limit=None, **kind):
@@ -79,7 +73,7 @@ NEXT_SENTENCES = (
 SEQUENCES = (*TOKENS, *SLOTS)
 MASKED_TOKENS = (*TOKENS, SLOTS[1], *PREDICTIONS)  # where no sequence is classified
 RECORDED = (*SEQUENCES, *PREDICTIONS, *NEXT_SENTENCES)  # all that a packed record holds
-# Of packs for next-token prediction, whose positions have no limit: they are not looked up
+# Of packs for next-token prediction; positions have no limit, since no table of embeddings is indexed by them
 NEXT_TOKENS = (
     _id("token_ids", schema.INPUT_IDS, "vocab_size"),
     _slot("sequence_ids", schema.INPUT_MASK),

@@ -22,7 +22,7 @@ LABELS = Feature("labels", "K")
 
 
 def answers_objective():
-    """Start and end of the answer to each sequence's question, as indices into the pack."""
+    """Start and end of each sequence's answer, as indices into the pack."""
     return Objective(
         head=QUESTION_ANSWERING,
         features=(*SEQUENCES, *ANSWER_SPANS),
@@ -36,12 +36,12 @@ def answers_objective():
 
 
 def classes_objective(num_classes):
-    """One of C classes for every sequence."""
+    """One of C classes for each sequence."""
     return _labels_objective(class_sums, num_classes, {"accuracy": ("correct", "num_sequences")})
 
 
 def numbers_objective():
-    """A number for every sequence, by the square of the error."""
+    """A number for each sequence, with squared error as its loss."""
     return _labels_objective(number_sums, 1, {})
 
 
@@ -60,10 +60,10 @@ def _labels_objective(sums, num_outputs, accuracies):
 
 
 def tags_objective(num_tags, tag_loss="per_sequence"):
-    """One of C tags for every word, at its first WordPiece; words are a batch's predictions.
+    """One of C tags for each word, at its first WordPiece; words are the batch's predictions.
 
-    `tag_loss` "per_sequence" is the mean over sequences of the mean over each one's words; "per_token" the
-    mean over all words of the step, as in transformers' run_ner.
+    `tag_loss` "per_sequence" is the mean over sequences of the mean over their words; "per_token" is the mean
+    over all words of the step, as in transformers' run_ner.
     """
     return Objective(
         head=TOKEN_CLASSIFICATION,
@@ -79,11 +79,12 @@ def tags_objective(num_tags, tag_loss="per_sequence"):
 
 
 def own_logits(logits_BS, sequence_ids_BS, num_slots):
-    """The logits that compete in each sequence: float32 `[B, K, S]`.
+    """Logits of each sequence's own tokens: float32 `[B, K, S]`; softmax and gradient are exactly 0 at the
+    dots.
 
     logits        [5 3 1 4 2 9],  sequence_ids  [1 1 1 2 2 0]
     sequence 1    [5 3 1 . . .]
-    sequence 2    [. . . 4 2 .]       a softmax and its gradient are exactly 0 at the dots
+    sequence 2    [. . . 4 2 .]
     """
     slots_K = ops.arange(1, num_slots + 1, dtype="int32")
     belongs_BKS = ops.equal(ops.cast(sequence_ids_BS, "int32")[:, None, :], slots_K[None, :, None])
@@ -92,10 +93,7 @@ def own_logits(logits_BS, sequence_ids_BS, num_slots):
 
 
 def answer_sums(outputs, batch):
-    """Sums over the sequences of a batch of packs: `loss`, `start_correct`, `end_correct`, counts.
-
-    Positions in `batch` are int32 `[B, K]`, indices into the pack, 0 in unused slots.
-    """
+    """Sums of `answers_objective`; positions in `batch` are int32 `[B, K]`, 0 in unused slots."""
     weights_BK = batch["slot_weights"]
     sums, loss = {}, 0.0  # mean of the negative log-likelihoods of start and end, as in google-research/bert
     for name in ("start", "end"):
@@ -111,7 +109,7 @@ def answer_sums(outputs, batch):
 
 
 def class_sums(outputs, batch):
-    """Sums over the sequences of a batch of packs: `loss`, `correct`, and `count_sequences`."""
+    """Sums of `classes_objective`: `loss`, `correct`, and `count_sequences`."""
     weights_BK = batch["slot_weights"]
     nll_BK, right_BK = nll_and_right(outputs["logits"], batch["labels"])
     return {
@@ -122,13 +120,13 @@ def class_sums(outputs, batch):
 
 
 def number_sums(outputs, batch):
-    """Sums of squared errors, of `logits` `[B, K, 1]` from float32 `labels` `[B, K]`."""
+    """Sums of `numbers_objective`, from `logits` `[B, K, 1]` and float32 `labels` `[B, K]`."""
     errors_BK = outputs["logits"][..., 0] - batch["labels"]
     return {"loss": ops.sum(ops.square(errors_BK) * batch["slot_weights"]), **count_sequences(batch)}
 
 
 def tag_sums(outputs, batch, tag_loss):
-    """Sums over the words of a batch of packs: `loss`, `correct`, and `tag_counts`."""
+    """Sums of `tags_objective`: `loss`, `correct`, and `tag_counts`."""
     sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     logits_BPC = gather_tokens(outputs["logits"], batch["prediction_positions"])
     nll_BP, right_BP = nll_and_right(logits_BPC, batch["prediction_ids"])
@@ -140,6 +138,6 @@ def tag_sums(outputs, batch, tag_loss):
 
 
 def tag_counts(batch):
-    """The sums that need no model: `num_predictions`, the words, and `count_sequences`."""
+    """Number of words, `num_predictions`, and `count_sequences`."""
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
     return {"num_predictions": ops.sum(used_BP), **count_sequences(batch)}

@@ -1,4 +1,4 @@
-"""Next-token losses of packs, as sums that weigh every sequence as if it were alone.
+"""Next-token losses of packs, as sums that weight each sequence as if it were alone.
 
 No prediction crosses a boundary: records have no label for the last token of a sequence.
 
@@ -17,8 +17,8 @@ from bert_packed.schema import CAUSAL_LM
 def next_token_objective(weighting, goes_on=False):
     """Causal language modelling; `goes_on` is True where sequences continue from pack to pack in rows.
 
-    `weighting` "per_token" is the mean over predictions; with "per_sequence" those of one sequence share a
-    weight of 1.
+    `weighting` "per_token" is the mean over predictions, "per_sequence" the mean over sequences of the mean
+    over their predictions.
     """
     return Objective(
         head=CAUSAL_LM,
@@ -38,13 +38,13 @@ def next_token_objective(weighting, goes_on=False):
 
 
 def prediction_shares(label_sequences_BS, slot_weights_BK):
-    """Tokens that predict, the share of each in its sequence's predictions, and predictions per sequence.
+    """Weights of predictions, per token and per sequence, and predictions per sequence: float32.
 
     label_sequences  [1    1    0  2  0  0]      0 is no prediction
-    slot_weights     [1 1]                       0 is a sequence that does not count
-    used             [1    1    0  1  0  0]      float32 [B, S]
-    share            [1/2  1/2  0  1  0  0]      float32 [B, S]
-    made             [2 1]                       float32 [B, K]
+    slot_weights     [1 1]                       0 is an unused slot
+    used             [1    1    0  1  0  0]      [B, S]
+    share            [1/2  1/2  0  1  0  0]      [B, S]
+    made             [2 1]                       [B, K]
     """
     slots_K = ops.arange(1, slot_weights_BK.shape[1] + 1, dtype="int32")
     belongs_BSK = ops.cast(ops.equal(ops.cast(label_sequences_BS, "int32")[:, :, None], slots_K), "float32")
@@ -73,7 +73,7 @@ def next_token_sums(outputs, batch, weighting):
 
 
 def next_token_counts(batch):
-    """The sums that need no model: predictions, sequences that predict, bytes, and `count_sequences`."""
+    """Predictions, sequences with a prediction, bytes of text, and `count_sequences`."""
     used_BS, _, made_BK = prediction_shares(batch["label_sequences"], batch["slot_weights"])
     bytes_BK = ops.cast(batch["sequence_bytes"], "float32") * batch["slot_weights"]
     return {

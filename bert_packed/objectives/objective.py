@@ -13,43 +13,38 @@ from bert_packed.config import family_of
 from bert_packed.models import packed_model
 from bert_packed.objectives.features import Feature
 
-LARGEST_EXPONENT = 709  # of a float
+LARGEST_EXPONENT = 709  # whose power of e is a finite float
 COUNT_NAMES = ("num_sequences", "num_tokens", "num_pairs")
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The head of a model, and the sums that are minimised and watched.
+    """The head of a model, its losses, and the sums for losses and metrics.
 
-    Every loss is a sum over sequences of the loss that each would have alone, divided once by a count over
-    the whole step. So micro-batches and replicas add up exactly, and packing is invisible. This needs two
-    rules. Nothing in `sums` is divided by a count of the batch. A sequence whose `slot_weights` is 0, or a
+    Each loss is a sum over sequences of the loss that each would have alone, divided once by a count over
+    the whole step. So micro-batches and replicas add up exactly, and packing does not change a loss. Two
+    rules follow. `sums` divides nothing by a count of the batch. A sequence whose `slot_weights` is 0, or a
     prediction whose `prediction_sequences` is 0, adds nothing to any sum, whatever its other values.
-
-    Attributes:
-        outputs: Dict from output of the model to "S", "P" or "K": rows are tokens, predictions or sequences.
-        counts: Function from a batch to those of the sums that need no model, `COUNT_NAMES` among them.
-        skips_empty: True to skip empty micro-batches at the end of a step; dropout's seeds advance for them.
     """
 
     head: str
     features: tuple[Feature, ...]  # of a batch, `sequence_ids` and `slot_weights` among them
-    outputs: dict[str, str]
+    outputs: dict[str, str]  # from the model's outputs to "S", "P" or "K": by token, prediction or sequence
     sums: Callable[[dict, dict], dict]  # (outputs, batch) to float32 scalars, `sum_names`
-    counts: Callable[[dict], dict]
+    counts: Callable[[dict], dict]  # batch to the sums that need no model, `COUNT_NAMES` among them
     losses: dict[str, str]  # from each sum that is minimised to the count that divides it
     # From a figure to its dividend and divisor, both sums; a perplexity is e to the power of the ratio
     accuracies: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     perplexities: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     num_outputs: int | None = None  # classes, 1 for a number; None where the head does not classify
-    skips_empty: bool = False
+    skips_empty: bool = False  # skip empty micro-batches at the end of a step, yet advance dropout's seeds
 
     def build_model(self, config, seed, **options):
         """A model of any architecture with this head; arguments as in `packed_model.build_model`."""
         return packed_model.build_model(self.head, config, seed, num_outputs=self.num_outputs, **options)
 
     def model_flops(self, config, sums):
-        """Operations that a model needs to learn from sequences, by the sums of `sum_names`: float."""
+        """Floating-point operations of training on the sequences of these `sums`: float."""
         return family_of(config).load_models().count_flops(self.head, config, sums)
 
     @property
@@ -69,13 +64,13 @@ class Objective:
         return {name: ops.maximum(counts[count], 1.0) for name, count in self.losses.items()}
 
     def loss(self, sums, denominators):
-        """The scalar that is differentiated, from sums of a step or of one of its micro-batches."""
+        """The scalar to differentiate, from the sums of a step or of one of its micro-batches."""
         return sum(sums[name] / denominator for name, denominator in denominators.items())
 
     def means(self, sums):
-        """Losses, accuracies and perplexities from sums over any number of batches; {} for none.
+        """Losses, accuracies and perplexities from sums over any number of batches.
 
-        A mean over nothing is 0, a perplexity over nothing NaN.
+        Without any sequence, as from {}, means are 0 and perplexities NaN.
         """
         sums = {**dict.fromkeys(self.sum_names, 0.0), **sums}
         parts = {name: _ratio(sums[name], sums[count]) for name, count in self.losses.items()}
@@ -89,9 +84,9 @@ class Objective:
 
 
 def count_sequences(batch):
-    """Counts that every objective has: dict of float32 scalars, `COUNT_NAMES`.
+    """Counts of all objectives, `COUNT_NAMES`: dict of float32 scalars.
 
-    `num_pairs`, the work of attention, counts ordered pairs of tokens of one sequence.
+    `num_pairs`, for the FLOPs of attention, counts ordered pairs of tokens of one sequence.
 
         sequence_ids [1 1 1 2 2 0]   ->   num_tokens 5, num_pairs 9 + 4
     """
@@ -106,31 +101,29 @@ def count_sequences(batch):
 
 
 def nll_and_right(logits, labels):
-    """Negative log-likelihood of integer labels, and 1 where no logit is larger than the label's: float32.
+    """Negative log-likelihood of integer labels, and 1 if no logit exceeds the label's: float32.
 
     logits [[1 3 2]], label [1]   ->   nll [log(e + e^3 + e^2) - 3], right [1]
     """
-    # Logits over a vocabulary are the largest array of a step. XLA fuses a comparison into the passes of the
-    # softmax, where `argmax`, a gather and its gradient would be further passes
+    # Logits over a vocabulary are the largest array of a step. XLA fuses this comparison with the softmax;
+    # `argmax`, a gather and its gradient would be further passes
     classes_C = ops.arange(logits.shape[-1], dtype="int32")
     is_label = ops.equal(ops.cast(labels, "int32")[..., None], classes_C)
     label_logits = ops.sum(ops.where(is_label, logits, 0.0), axis=-1)
     largest = ops.stop_gradient(ops.max(logits, axis=-1))
-    # The label's distance from the largest first: added to the logarithm, a large logit would round it away
+    # Subtract the largest logit from the label's first: adding a large logit to the logarithm would lose it
     nll = ops.log(ops.sum(ops.exp(logits - largest[..., None]), axis=-1)) - (label_logits - largest)
     return nll, ops.cast(label_logits >= largest, "float32")
 
 
 def add_sums(total, sums):
-    """Running total of sums, with one step's added; {} is zero."""
+    """Add one step's sums to a running total, {} at first: dict of floats."""
     return {name: total.get(name, 0.0) + float(value) for name, value in sums.items()}
 
 
 def _perplexity(nll):
-    """e to the power of a mean negative log-likelihood, or infinity."""
     return math.exp(nll) if nll < LARGEST_EXPONENT else math.inf
 
 
 def _ratio(total, count):
-    """`total / count`, and 0 for a mean over nothing."""
     return total / count if count else 0.0

@@ -1,4 +1,4 @@
-"""Masked-LM and next-sentence losses of packs, as sums that weigh every sequence as if it were alone.
+"""Masked-LM and next-sentence losses of packs, as sums that weight each sequence as if it were alone.
 
 Legend: B packs per batch, S pack length, P predictions per pack, K sequences per pack, V vocabulary.
 """
@@ -19,10 +19,7 @@ _MLM_ACCURACIES = {
 
 
 def pretraining_objective(mlm_loss, next_sentence=True):
-    """Masked language model and next-sentence prediction.
-
-    `mlm_loss` is as in `prediction_weights`. Without `next_sentence`, an ablation, that loss is 0.
-    """
+    """Masked LM, `mlm_loss` as in `prediction_weights`, and next sentences, optionally with a loss of 0."""
     return Objective(
         head=PRETRAINING,
         features=RECORDED,
@@ -35,7 +32,7 @@ def pretraining_objective(mlm_loss, next_sentence=True):
 
 
 def masked_lm_objective(mlm_loss):
-    """Masked language model alone."""
+    """Masked LM alone."""
     return Objective(
         head=MASKED_LM,
         features=MASKED_TOKENS,
@@ -71,7 +68,7 @@ def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
     slot_weights_BK = batch["slot_weights"]
     nsp_nll_BK, nsp_right_BK = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"])
     return {
-        # Times 0, not left out: its weights then have a gradient, of 0
+        # Times 0, not left out: the head's weights still need a gradient
         "nsp_loss": ops.sum(nsp_nll_BK * slot_weights_BK) * float(next_sentence),
         "nsp_correct": ops.sum(nsp_right_BK * slot_weights_BK),
         **masked_lm_sums(outputs, batch, mlm_loss),
@@ -79,9 +76,9 @@ def pretraining_sums(outputs, batch, mlm_loss, next_sentence=True):
 
 
 def masked_lm_sums(outputs, batch, mlm_loss):
-    """The sums without next sentences, and `pretraining_counts`: dict of float32 scalars.
+    """Sums of the masked LM, and `pretraining_counts`: dict of float32 scalars.
 
-    `mlm_correct` counts predictions; `mlm_sequence_accuracy` sums each sequence's share of right ones.
+    `mlm_correct` counts predictions; `mlm_sequence_accuracy` sums each sequence's share of correct ones.
     """
     sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
@@ -97,7 +94,7 @@ def masked_lm_sums(outputs, batch, mlm_loss):
 
 
 def pretraining_counts(batch):
-    """The sums that need no model: predictions, sequences with a prediction, and `count_sequences`."""
+    """Predictions, sequences with a prediction, and `count_sequences`."""
     sequences_BP, num_slots = batch["prediction_sequences"], batch["slot_weights"].shape[1]
     return {
         "num_predictions": ops.sum(prediction_weights(sequences_BP, num_slots, "per_token")),
@@ -107,6 +104,6 @@ def pretraining_counts(batch):
 
 
 def _belongs(prediction_sequences_BP, num_slots):
-    """float32 `[B, P, K]`: 1 where prediction p is of sequence k + 1."""
+    """1 if prediction p belongs to sequence k + 1: float32 `[B, P, K]`."""
     slots_K = ops.arange(1, num_slots + 1, dtype="float32")
     return ops.cast(ops.equal(prediction_sequences_BP[:, :, None], slots_K), "float32")
