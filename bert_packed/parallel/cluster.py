@@ -1,11 +1,11 @@
-"""How the processes of a cluster are described, under both backends, and how they find each other.
+"""Cluster description in `TF_CONFIG`, under both backends, and rendezvous of its processes.
 
-Every process has the same command and an environment variable of its own, as TensorFlow defined it:
+All processes run the same command, each with its own value of the environment variable:
 
     TF_CONFIG='{"cluster": {"worker": ["host-a:4711", "host-b:4711"]},
                 "task": {"type": "worker", "index": 1}}'
 
-The first worker's address is where the backend's coordination service listens; under TensorFlow every worker
+The backend's coordination service listens at the first worker's address; under TensorFlow every worker also
 listens at its own.
 """
 
@@ -22,7 +22,7 @@ from bert_packed.parallel.services import SERVICES
 
 DISTRIBUTIONS = ("none", "mirrored", "multi_worker", "tpu")
 VARIABLE = "TF_CONFIG"
-START_SECONDS = 300  # a process that is not there by then is not waited for
+START_SECONDS = 300  # how long to wait for all processes
 EXAMPLE = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
 ANSWER_SECONDS = 5.0
 RETRY_SECONDS = 0.5
@@ -31,18 +31,13 @@ GO = b"go"
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The processes of a run.
+    """The processes of a run."""
 
-    Attributes:
-        addresses: `host:port` of each.
-        index: Of this one.
-    """
-
-    addresses: tuple[str, ...]
-    index: int
+    addresses: tuple[str, ...]  # host:port of each
+    index: int  # of this process
 
     def not_up(self, seconds, received):
-        """The `InputError` of a cluster that has not come together within some seconds."""
+        """The `InputError` of a cluster that is not complete in time."""
         return InputError(
             f"all {len(self.addresses)} workers of the cluster, the first at {self.addresses[0]}, must come "
             f"up within {seconds} seconds. Received: {received}"
@@ -50,18 +45,10 @@ class Cluster:
 
 
 def start(distribution, backend, seconds=START_SECONDS):
-    """Meet the other processes of a run; before the backend computes anything.
+    """Connect the processes of a run, before the backend initialises its devices.
 
-    Args:
-        distribution: As the flag. All but "multi_worker" have one process.
-        backend: "tensorflow" or "jax".
-        seconds: How long to wait for the others.
-
-    Returns:
-        `Processes`; `ALONE` where there is one.
-
-    Raises:
-        InputError: `TF_CONFIG` is missing or wrong, or a process does not come up in time.
+    Returns `Processes`, or `ALONE` unless `distribution` is "multi_worker". Raises `InputError` where
+    `TF_CONFIG` is missing or wrong, or a process does not come up within `seconds`.
     """
     if distribution != "multi_worker":
         return ALONE
@@ -71,13 +58,11 @@ def start(distribution, backend, seconds=START_SECONDS):
 
 
 def meet(cluster, seconds):
-    """Wait until all processes are there, before the backend does: it would abort, or wait without a limit.
+    """Wait until all processes are up; raises `InputError` for a missing one, or where the port is taken.
 
-    All others connect to the first one's address and say their index; when it has heard of all, it answers.
-
-    Raises:
-        InputError: one is not there in time, or the port is taken.
+    Each connects to the first one's address and sends its index; once all have, the first answers.
     """
+    # Before the backend connects, which would abort, or wait without a limit
     host, _, port = cluster.addresses[0].rpartition(":")
     deadline = time.monotonic() + seconds
     if cluster.index == 0:
@@ -114,10 +99,10 @@ def _hear_all(cluster, port, deadline):
                 connection = connections.enter_context(server.accept()[0])
             except TimeoutError:
                 return f"no worker {min(missing)} at {cluster.addresses[min(missing)]}."
-            with contextlib.suppress(OSError, ValueError):  # somebody else's, such as a port scanner's
+            with contextlib.suppress(OSError, ValueError):  # from other programs, such as port scanners
                 connection.settimeout(ANSWER_SECONDS)
                 there[int(connection.recv(16))] = connection
-            # Who has gone meanwhile may come again
+            # A process that has closed its connection may retry
             there = {index: one for index, one in there.items() if not _is_closed(one)}
         for connection in there.values():
             connection.sendall(GO)
@@ -125,7 +110,7 @@ def _hear_all(cluster, port, deadline):
 
 
 def _is_closed(connection):
-    """Whether the other end has gone, of a connection at which nothing more is said."""
+    """True if the other end, which sends nothing more, has closed the connection."""
     connection.setblocking(False)
     try:
         return not connection.recv(1)
@@ -136,7 +121,7 @@ def _is_closed(connection):
 
 
 def read_cluster(text):
-    """The `Cluster` that a `TF_CONFIG` describes; raises `InputError`."""
+    """Parse a `TF_CONFIG`: `Cluster`; raises `InputError`."""
     if not text:
         raise _error(f"hold {EXAMPLE} where distribution is multi_worker", "nothing")
     try:

@@ -1,8 +1,8 @@
-"""The processes of a run: who writes and decides, and how they end together.
+"""The processes of a run: the first writes and decides, and all end together.
 
-They exchange what the first one decides by collectives of the backend, whose own service watches all of them.
-When one is lost, the service ends the others or their next exchange fails. A run writes each file whole or
-not at all, so that it may end at any time.
+Decisions are shared by collectives of the backend, whose service watches all processes. When one is lost, the
+service ends the others, or their next collective fails. A run writes each file whole or not at all, so that
+it may end at any time.
 """
 
 import atexit
@@ -19,19 +19,19 @@ from bert_packed.core.command_line import STATUS_INTERRUPTED
 from bert_packed.core.settings import InputError
 
 STATUS_LOST = 75  # EX_TEMPFAIL of sysexits.h: the same command may well succeed
-HEARTBEAT_SECONDS = 20  # without a sign of life for so long, a process counts as lost
+HEARTBEAT_SECONDS = 20  # a process that is silent for longer counts as lost
 NOT_YET_SECONDS = 60  # a collective may fail after half an hour (Gloo); a decision may take longer
-GRACE_SECONDS = 3  # the first process ends last, since the service and its sockets go with it
-MISTAKES = (InputError, OSError, MemoryError, KeyboardInterrupt)  # what a command tells in one line
-SHOWN = 300  # characters of the backend's words on a loss
+GRACE_SECONDS = 3  # the first process ends last, since the service and its sockets end with it
+MISTAKES = (InputError, OSError, MemoryError, KeyboardInterrupt)  # commands report these in one line
+SHOWN = 300  # characters of the backend's message about a loss
 
 
 class Alone:
-    """The one process of a run that is not shared: nobody to wait for, nobody to ask.
+    """The only process of a run.
 
     Attributes:
         index: Number of this process, from 0.
-        num: Processes that share the run.
+        num: Number of processes.
         strategy: `tf.distribute.Strategy` over all of them, or None.
     """
 
@@ -39,24 +39,18 @@ class Alone:
 
     @property
     def is_first(self):
-        """Whether this process is the one that writes."""
+        """True in the process that writes."""
         return self.index == 0
 
     def first_decides(self, decide):
-        """What the first process finds out, everywhere.
+        """Call `decide()` in the first process, while the others wait; returns its plain JSON in all of them.
 
-        Args:
-            decide: Called in the first process alone, without arguments; returns something JSON-able. The
-                others wait until it has returned.
-
-        Raises:
-            InputError: with its message in all processes, where `decide` raised one, an `OSError` or a
-                `MemoryError`; in the first the error itself.
+        An `InputError`, `OSError` or `MemoryError` of `decide` becomes an `InputError` in the others.
         """
         return decide()
 
     def say(self, text):
-        """Print for people, in the first process alone."""
+        """Print in the first process only."""
         if self.is_first:
             print(text, flush=True)
 
@@ -71,13 +65,13 @@ ALONE = Alone()
 
 
 class Processes(Alone):
-    """The processes of a cluster. A context around all that they do; it ends this one if another is lost.
+    """The processes of a cluster: a context manager that ends this one if another is lost.
 
     Args:
-        index, num: As of `Alone`.
-        service: The backend's own, already connected: `share(numbers)`, where all processes meet and get the
-            float32 array of the first; `is_loss(error)`, whether an exception comes from a lost process;
-            `leave(together)`; `strategy`.
+        index, num: As in `Alone`.
+        service: The backend's, already connected. `share(numbers)` returns the first process's float32 array
+            in all; `is_loss(error)` is True for errors that a lost process causes; `leave(together)`
+            disconnects; `strategy` is as in `Alone`.
     """
 
     def __init__(self, index, num, service):
@@ -107,13 +101,13 @@ class Processes(Alone):
             end_lost(f"another process was lost: {one_line(error)[:SHOWN]}")
         else:
             self._service.leave(together=False)
-            # Python's own end would wait for the others, who wait for this process
+            # A normal exit would wait for the others, which wait for this process
             status = STATUS_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 2
             atexit.register(self._end_at_once, status if issubclass(kind, MISTAKES) else 1)
 
     def _end_at_once(self, status):
         if self.is_first:
-            time.sleep(GRACE_SECONDS)  # others may be about to end by the same mistake
+            time.sleep(GRACE_SECONDS)  # others may be about to end by the same error
         _exit(status)
 
     def _send(self, text):
@@ -128,7 +122,7 @@ class Processes(Alone):
 
     @contextlib.contextmanager
     def _others_waiting(self):
-        """Tell the others every now and then that there is no decision yet, while the body finds it."""
+        """Send the others "not yet" while the body runs, before their collective would time out."""
         is_over = threading.Event()
 
         def repeat():
@@ -145,7 +139,7 @@ class Processes(Alone):
 
 
 def end_lost(reason):
-    """End this process because another one is lost, with one line."""
+    """End this process, with one line, because another one is lost."""
     program = os.path.basename(sys.argv[0])
     sys.stderr.write(f"{program}: {reason}; the same commands continue from the last checkpoint\n")
     _exit(STATUS_LOST)

@@ -1,4 +1,4 @@
-"""The service of each backend by which the processes of a cluster exchange numbers and watch one another."""
+"""The coordination service of each backend, by which processes exchange numbers and detect losses."""
 
 import re
 import socket
@@ -12,25 +12,24 @@ from bert_packed.parallel.processes import GRACE_SECONDS, HEARTBEAT_SECONDS, end
 WATCH_SECONDS = 5.0  # between looks at the others' servers
 ANSWER_SECONDS = 5.0
 SHUTDOWN_SECONDS = 10
-# Of the messages of JAX's errors, which are of one class
+# In messages of JAX's errors, which all have the same class
 JAX_LOSSES = re.compile(r"Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")
 
 
 class JaxService:
-    """See `Processes`. The service of `jax.distributed`, which the first process hosts.
+    """The service of `jax.distributed`, hosted by the first process; see `Processes`.
 
-    It aborts a process that it cannot reach, or whose others are lost, with words of its own.
+    It aborts a process that cannot reach it, or when another is lost, with its own message.
     """
 
     strategy = None
 
     def __init__(self, cluster, seconds):
-        """Connect; raises `InputError` where that is not possible."""
         import jax
         from jax.experimental import multihost_utils
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        # It would take SIGTERM, by which a run is asked to save and stop
+        # It would handle SIGTERM, which makes a run save and stop
         jax.config.update("jax_enable_preemption_service", False)
         self._jax, self._multihost = jax, multihost_utils
         try:
@@ -43,8 +42,8 @@ class JaxService:
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                 shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             )
-            # Gloo lets the sockets of all devices find each other for 30 seconds and no more, which a first
-            # collective in a step that one process compiles for longer than another would exceed
+            # Gloo connects the sockets of all devices at the first collective, within 30 seconds. In a step
+            # that is too short: one process may compile it for much longer than another
             multihost_utils.sync_global_devices("start")
         except (RuntimeError, ValueError) as error:
             raise cluster.not_up(seconds, f"{error}.") from error
@@ -64,14 +63,14 @@ class JaxService:
 
 
 class TensorFlowService:
-    """See `Processes`. The coordination service of `MultiWorkerMirroredStrategy`, which the first hosts.
+    """The coordination service of `MultiWorkerMirroredStrategy`, hosted by the first process; see
+    `Processes`.
 
-    The strategy reads `TF_CONFIG` by itself and starts a server in every process. A lost process fails the
-    next exchange. In between, a thread sees whether the others' servers still listen.
+    The strategy reads `TF_CONFIG` and starts a server in each process. If one is lost, the next collective
+    fails; in between, a thread checks that the others' servers still listen.
     """
 
     def __init__(self, cluster, seconds):
-        """Start the servers and the strategy; raises `InputError` where that is not possible."""
         import tensorflow as tf
 
         self._tf = tf
@@ -112,7 +111,7 @@ class TensorFlowService:
         others = [pair for pair in enumerate(cluster.addresses) if pair[0] != cluster.index]
         while not self._leaving.wait(WATCH_SECONDS):
             for index, address in others:
-                # Who ends by a mistake that all see ends in order here too
+                # After a grace period: where all end by the same error, this process is leaving too
                 if is_refused(address) and not self._leaving.wait(GRACE_SECONDS):
                     end_lost(f"worker {index} ({address}) was lost")
 
@@ -121,7 +120,7 @@ SERVICES = {"jax": JaxService, "tensorflow": TensorFlowService}
 
 
 def is_refused(address):
-    """Whether a host says that nobody listens at an address; False where it says nothing."""
+    """True if a host refuses connections at an address; False where it does not answer."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
