@@ -11,6 +11,8 @@ from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.training import metrics_log
+from bert_packed.training.training_metrics import TIMED_FIGURES
 
 
 def write_all(folder):
@@ -57,3 +59,12 @@ def write_batch(path, batch, leave_out=None):
     """The packs of a batch in a file, all features or all but one."""
     features = {name: batch[ours] for name, ours in BATCH_NAMES.items() if name != leave_out}
     tfrecords.write_records(path, serialize_examples(features))
+
+
+def read_rows(path):
+    """The complete rows of a log without figures of a clock; none where there is no log."""
+    timed = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
+    return [
+        {name: value for name, value in row.items() if name not in timed}
+        for row in metrics_log.read_rows(path)
+    ]

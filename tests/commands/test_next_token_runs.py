@@ -1,6 +1,5 @@
 """A Mamba trained by the command: from text to figures, continued bit for bit, with rows cut across packs."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -10,7 +9,7 @@ import next_tokens
 import numpy as np
 import pytest
 from causal_files import make_sequence, read_examples, write_sequences
-from pretraining_command import run
+from pretraining_command import read_rows, run
 from safetensors.numpy import load_file
 
 from bert_packed import audit, schema
@@ -19,11 +18,9 @@ from bert_packed.config import config_json
 from bert_packed.core import command_line
 from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
-from bert_packed.training.training_metrics import TIMED_FIGURES
 from data_gen import pack_job
 from data_gen.pack_config import PackConfig
 
-TIMED = ("sequences_per_second", "tokens_per_second", *TIMED_FIGURES)
 NUM_ROWS = 2
 pytestmark = [pytest.mark.both_backends, pytest.mark.usefixtures("uncompiled_file")]
 
@@ -79,11 +76,6 @@ def arguments(data, output_dir, packs="packs", **changes):
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
-def rows_of(path):
-    with path.open(newline="") as file:
-        return [{k: v for k, v in row.items() if k not in TIMED} for row in csv.DictReader(file)]
-
-
 @pytest.mark.parametrize("packs", [pytest.param("packs", marks=pytest.mark.slow), "rows"])
 def test_a_run_continues_bit_for_bit(data, tmp_path, packs):
     """Weights, moments, and of rows the states that wait for their next pack."""
@@ -97,8 +89,8 @@ def test_a_run_continues_bit_for_bit(data, tmp_path, packs):
         for key, values in want.items():
             np.testing.assert_array_equal(got[key], values, err_msg=key)
     for name in ("metrics.csv", "eval_metrics.csv"):
-        rows = rows_of(tmp_path / "whole" / name)
-        assert rows == rows_of(tmp_path / "again" / name)
+        rows = read_rows(tmp_path / "whole" / name)
+        assert rows == read_rows(tmp_path / "again" / name)
         assert [row["step"] for row in rows] == (["1", "2", "3"] if name == "metrics.csv" else ["3"])
         assert all(float(row["byte_perplexity"]) > 1 for row in rows)
     state = load_file(tmp_path / "whole" / "checkpoint-3" / "training.safetensors")
@@ -138,7 +130,7 @@ def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
     logits = np.asarray(build_model(CAUSAL_LM, config, 12345)(alone)["logits"]).astype(float)
     chosen = np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     total = np.sum((np.log(np.exp(logits).sum(axis=-1)) - chosen)[used > 0])
-    steps = rows_of(tmp_path / "run" / "metrics.csv")
+    steps = read_rows(tmp_path / "run" / "metrics.csv")
     assert [int(row["step"]) for row in steps] == list(range(1, num_steps + 1)) and num_steps >= 4
     counts = labels_of_steps(folder / "rows", num_steps)
     assert sum(counts) == np.count_nonzero(used)

@@ -1,6 +1,5 @@
 """Shares of several processes: joined they are the order of one, and nobody reads another's packs."""
 
-import collections
 import itertools
 import sys
 from pathlib import Path
@@ -14,9 +13,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import eval_batches, train_batches
 from bert_packed.data.process_shards import WHOLE, ProcessShard
-from bert_packed.data.read_order import find_spans, index_files, read_order
-from bert_packed.records import tfrecords
-from bert_packed.records.tfrecords import FRAME_BYTES
+from bert_packed.data.read_order import index_files, read_order
 from bert_packed.schema import PackSpec
 
 SPEC = PackSpec(MAX_SEQ_LENGTH, 4, 12)
@@ -110,18 +107,6 @@ def test_who_reads_what_is_as_the_picture_says():
             assert shard.holds(np.arange(48)).tolist() == [low <= place % micro < high for place in range(48)]
 
 
-@pytest.mark.parametrize("buffer", [1, 7, 1000])
-@pytest.mark.parametrize("num_processes", [2, 4])
-def test_no_pack_twice_or_never_in_an_epoch(num_processes, buffer):
-    """Eight epochs of fifty packs are twenty-five steps of sixteen; counted over all processes."""
-    seen = collections.Counter()
-    for index in range(num_processes):
-        blocks = ProcessShard(8, index, num_processes).of_blocks(read_order(50, SEED, buffer))
-        own = 25 * STEP // num_processes
-        seen.update(itertools.islice(itertools.chain.from_iterable(blocks), own))
-    assert len(seen) == 50 and set(seen.values()) == {8}
-
-
 @pytest.mark.parametrize("buffer", [1, 33])
 def test_a_process_reads_no_pack_but_its_own(tmp_path, files, written, buffer):
     """With every pack of the other processes destroyed it goes on as before."""
@@ -176,15 +161,6 @@ def bytes_read():
     return int(line.split()[1])
 
 
-def test_spans_of_a_share_are_its_records_and_no_byte_more(files):
-    index = index_files(files)
-    sizes = [len(record) + FRAME_BYTES for path in files for record in tfrecords.read_records(path)]
-    packs = np.arange(NUM_PACKS)[ProcessShard(4, 1, 4).holds(np.arange(NUM_PACKS))]
-    spans = find_spans(index, packs)
-    assert spans.counts.tolist() == [1] * len(packs)
-    assert spans.num_bytes.tolist() == [sizes[pack] for pack in packs]
-
-
 @pytest.mark.parametrize(
     ("num_packs", "num_processes"), [(1, 2), pytest.param(9, 4, marks=pytest.mark.slow), (50, 2)]
 )
@@ -208,10 +184,9 @@ def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
     own = batch_size // num_processes
     index = index_files(paths)
     for process in range(num_processes):
-        # the micro-batch of training has no say
-        dataset = eval_batches(
-            paths, SPEC, batch_size, shard=ProcessShard(4, process, num_processes), index=index
-        )
+        # the micro-batch of training has no say; without an index it is found by reading
+        shard = ProcessShard(4, process, num_processes)
+        dataset = eval_batches(paths, SPEC, batch_size, shard=shard, index=index if process else None)
         batch, _ = dataset.element_spec
         assert all(tensor.shape.is_fully_defined() and tensor.shape[0] == own for tensor in batch.values())
         found = list(CheckedBatches(dataset, paths, SPEC, CONFIG))
@@ -221,20 +196,6 @@ def test_evaluation_shares_hold_every_pack_once_in_equally_many_batches(
             assert [tuple(row) for row in batch["token_ids"].tolist()] == rows[first : first + own]
             is_empty = np.array([row == empty for row in rows[first : first + own]])
             assert not any(values[is_empty].any() for values in batch.values())
-
-
-def test_a_share_of_evaluation_finds_the_index_itself(files):
-    shard = ProcessShard(2, 1, 2)
-    found, same = (
-        [
-            batch["token_ids"]
-            for batch in CheckedBatches(
-                eval_batches(files, SPEC, 4, shard=shard, index=index), files, SPEC, CONFIG
-            )
-        ]
-        for index in (None, index_files(files))
-    )
-    np.testing.assert_array_equal(found, same)
 
 
 def test_sources_name_the_packs_of_a_share(files, written):

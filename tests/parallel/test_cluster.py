@@ -1,4 +1,4 @@
-"""How a cluster is described: TF_CONFIG, and one line for every mistake in it."""
+"""Description of a cluster: TF_CONFIG, one line for every mistake in it, and the meeting of its processes."""
 
 import contextlib
 import json

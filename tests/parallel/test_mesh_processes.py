@@ -1,4 +1,4 @@
-"""Which packs each of several processes computes of a mesh, and that processes and mesh fit."""
+"""Packs of a mesh that each of several processes computes, and that processes and mesh fit."""
 
 import pytest
 

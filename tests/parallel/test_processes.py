@@ -1,4 +1,4 @@
-"""What processes of a cluster agree on and how they end, with a service of the test's own."""
+"""Decisions and the end of the processes of a cluster, with a service of the test."""
 
 import atexit
 import os

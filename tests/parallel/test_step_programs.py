@@ -1,4 +1,4 @@
-"""What is in the step of several devices: its share of the work, and the whole gradient sent once."""
+"""Program of a step on several devices: its share of the work, and the whole gradient sent once."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What each of several processes of a run does: the first writes, all read their own packs, all wait."""
+"""Processes of a run: the first writes, all read their own packs, all wait."""
 
 import dataclasses
 import itertools

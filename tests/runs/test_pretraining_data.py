@@ -1,4 +1,4 @@
-"""What the manifests beside the records promise is checked, on this machine and behind a URL alike."""
+"""Manifests beside a run's records: checked on this machine and behind a URL alike."""
 
 import dataclasses
 import json
@@ -152,11 +152,3 @@ def test_a_file_that_is_not_what_its_manifest_says_is_refused(place, root, entry
     storage.write_text(path, json.dumps(manifest))
     with pytest.raises(InputError, match=r"packed-0\.tfrecord must .*, as the manifest\.json beside it says"):
         read_data(config(input_file=pattern))
-
-
-def test_the_packing_factor_is_asked_for(place, root):
-    pattern = place("a")
-    storage.remove(f"{root}/a/manifest.json")
-    assert read_data(config(input_file=pattern)).train.packing_factor is None
-    with pytest.raises(InputError, match="`packing_correction` must be none where no manifest"):
-        read_data(config(input_file=pattern, packing_correction="betas"))

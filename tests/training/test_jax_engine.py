@@ -1,4 +1,4 @@
-"""What only JAX does: donated state, its own out-of-memory."""
+"""JAX's own: donated state, out-of-memory, programs inside programs."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What is in a compiled step: the contract, planted breaches of it, counts by hand and of a real step."""
+"""Report of a compiled step: the contract, planted breaches of it, counts by hand and of a real step."""
 
 # ruff: noqa: E501  a line of XLA stays one
 
