@@ -1,4 +1,4 @@
-"""What a run tells people: cost by a plain count, speed by a clock that is told the time, figures of logs."""
+"""Texts of a run for people: cost by a plain count, figures of logs."""
 
 import dataclasses
 import functools
