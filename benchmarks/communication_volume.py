@@ -122,8 +122,6 @@ def communication_rows(sides, make_shape=small_shape):
                         "formula": _terms(name, layout),
                         "scalars by formula": _number(wanted),
                         "scalars counted": _number(sent.products),
-                        "bytes counted": _number(SCALAR_BYTES * sent.products),
-                        "by": ", ".join(OF_PRODUCTS[layout, transport]),
                         "equal": "yes" if sent.products == wanted else "NO",
                         "besides, %": 100 * float(sent.others / sent.products),
                     }

@@ -7,7 +7,6 @@ python -m benchmarks.start_up --of=first_batch --json=first_batch.json
 import dataclasses
 import multiprocessing
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -29,7 +28,7 @@ from bert_packed.records.example_bytes import serialize_examples
 PARTS = COMMANDS_PART, FIRST_BATCH = "commands", "first_batch"
 DESCRIPTION = """
 commands     starts each command of the package in a process, with --help and with an input that does not
-             exist, and prints the seconds until it ends, by the clock and of processors: imports above all
+             exist, and prints the seconds until it ends: imports above all
 first_batch  writes many small packs, and measures a training to its first batch: from the start, and
              continuing at half an epoch, with and without what an earlier start found out about the files; in
              a process that has imported everything, with no byte of the data in memory (on Linux)
@@ -99,38 +98,26 @@ def command_rows(repeats):
         for name, way in found:
             found[name, way].append(start(name, is_help=ways[way]))
     return [
-        {
-            "command": name,
-            **{
-                f"{way}, {unit}": statistics.median(times[place] for times in found[name, way])
-                for way in ways
-                for place, unit in enumerate(("s", "CPU s"))
-            },
-        }
+        {"command": name, **{f"{way}, s": statistics.median(found[name, way]) for way in ways}}
         for name in COMMANDS
     ]
 
 
 def start(name, is_help):
-    """Start a command once; returns its seconds by the clock, and of processors.
-
-    Raises:
-        InputError: it did not end as it must.
-    """
+    """Start a command once; returns its seconds. `InputError` where it did not end as it must."""
     module, *flags = COMMANDS[name]
     with tempfile.TemporaryDirectory() as folder:
         target = os.path.join(folder, MISSING)
         arguments = ["--help"] if is_help else [flag if "=" in flag else f"{flag}={target}" for flag in flags]
-        # Of all children that have ended: the difference is that of this one
-        before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        begin = time.perf_counter()
         ended = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
-        seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = time.perf_counter() - begin
     rule = "0" if is_help else f"{MISTAKE}, and name what is missing"
     if ended.returncode != (0 if is_help else MISTAKE) or not (is_help or target in ended.stderr):
         raise InputError(
             f"{name} must end with status {rule}. Received: {ended.returncode}, {ended.stderr.strip()[-200:]}"
         )
-    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds
 
 
 def write_packs(config, folder):
@@ -171,7 +158,6 @@ def first_batch_rows(config, folder):
                 "files known": "yes" if WAYS[way] else "no",
                 "seconds to know the data": statistics.median(known),
                 "seconds to the first batch": statistics.median(first),
-                "slowest": max(first),
                 "MiB read": None if None in num_read else statistics.median(num_read) / 2**20,
             }
         )

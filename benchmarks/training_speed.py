@@ -136,7 +136,7 @@ def sorted_lengths(histogram, num_batches, rng):
         histogram of 1 1 1 1 3 3 5 5, four batches   ->   1 1 3 5
     """
     upto = np.cumsum(histogram)
-    # Neighbours in sorted data are of one length: a batch is taken as of one length
+    # Neighbours in sorted data are of one length: a batch is taken for one length
     places = (np.arange(num_batches) + 0.5) / num_batches * upto[-1]
     return rng.permutation(1 + np.searchsorted(upto, places, side="right"))
 

@@ -1,7 +1,7 @@
 """Layouts over devices: formulas and tables by the paper's print, the search, the verdict."""
 
 import dataclasses
-import fractions
+from fractions import Fraction
 
 import pytest
 from benchmark_command import is_png, run_benchmark, tables_of
@@ -9,8 +9,8 @@ from benchmark_command import is_png, run_benchmark, tables_of
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
 
-from benchmarks import layout_memory, parallelism, scaling_model
-from benchmarks.communication_volume import count_sent, factor, formula
+from benchmarks import communication_volume, layout_memory, parallelism, scaling_model
+from benchmarks.communication_volume import Sent, count_sent, factor, formula
 from benchmarks.encoder_program import EncoderShape
 from benchmarks.layout_memory import batch_rows, largest_batch, memory_rows, table2_shape
 from benchmarks.parallelism import keeps_promises
@@ -38,7 +38,7 @@ def test_table_1_at_the_last_row_of_table_2(name, megatron, optimus):
     assert formula(name, "megatron1d", "", 8, WEAK_64_MEGATRON) == megatron
     assert formula(name, "optimus2d", "tree", 8, WEAK_64) == optimus
     # 7 blocks of each of 8 devices, where the tree sends 8 * 3
-    assert formula(name, "optimus2d", "gather", 8, WEAK_64) == fractions.Fraction(optimus * 7, 24)
+    assert formula(name, "optimus2d", "gather", 8, WEAK_64) == Fraction(optimus * 7, 24)
     twice = dataclasses.replace(WEAK_64, num_layers=2)
     assert formula(name, "optimus2d", "tree", 8, twice) == 2 * optimus
 
@@ -76,6 +76,18 @@ def test_what_is_sent_by_hand():
     unknown = PROGRAM.replace(', backend_config={"known_trip_count":{"n":"6"}}', "")
     with pytest.raises(ValueError, match="loop of unknown length"):
         count_sent(unknown, ())
+
+
+@pytest.mark.parametrize(("change", "equal"), [(0, "yes"), (-1, "NO"), (1, "NO")])
+def test_a_count_that_is_not_its_formula_is_seen(monkeypatch, change, equal):
+    def count_passes(layout, transport, side, shape):
+        return {"forward": Sent(formula("forward", layout, transport, side, shape) + change, Fraction(1))}
+
+    monkeypatch.setattr(communication_volume, "count_passes", count_passes)
+    rows = communication_volume.communication_rows([2])
+    assert [row["layout"] for row in rows] == ["megatron1d", "optimus2d", "optimus2d"]
+    assert {row["equal"] for row in rows} == {equal}
+    assert rows[0]["scalars by formula"] == rows[0]["scalars counted"] - change == 4 * 3 / 4 * 6 * 20 * 32
 
 
 def test_the_fit_gives_the_times_of_its_row():
@@ -143,6 +155,7 @@ def test_the_crossover():
         lambda batch: 1000 + 17 * batch,
         lambda batch: 2000 + 900 * (batch // 64),
         lambda batch: 9000 + batch // 1000,
+        lambda batch: 2000 + 10 * batch,  # 800 fill the budget
         lambda batch: 90_000 + batch,
     ],
 )

@@ -3,8 +3,7 @@
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from bert_packed.text import tokenization
 from data_gen.pack_config import PackConfig
 from data_gen.pack_job import pack
 
-ROOT = Path(__file__).resolve().parents[2]
 CURVES = learning_curves.CurvesConfig(
     packed_file="p", unpacked_file="u", eval_file="e", output_dir="o", num_sequences=800, sequences_per_step=8
 )
@@ -166,19 +164,15 @@ def test_runs_are_taken_in_order_until_one_fails(script, tmp_path, capsys):
 
 def test_a_signal_is_handed_on(script, tmp_path):
     (script / "status").write_text("wait")
-    program = (
-        "import sys, pathlib; from benchmarks import sweep; sweep.TOP = pathlib.Path(sys.argv[1])\n"
-        "runs = [sweep.Run(f'a-seed{n}', {'random_seed': n}) for n in (1, 2, 3)]\n"
-        "sys.exit(sweep.take_runs(runs, sys.argv[2]))"
-    )
-    command = [sys.executable, "-c", program, str(script), str(tmp_path / "all")]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while "2" not in ((script / "seen").read_text() if (script / "seen").exists() else ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 143 and (script / "seen").read_text() == "1 2 "
+
+    def stop():
+        while not (script / "seen").exists() or "2" not in (script / "seen").read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert take_runs(some_runs(1, 2, 3), tmp_path / "all") == 143
+    assert (script / "seen").read_text() == "1 2 " and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_run_from_weights_that_were_replaced_is_refused(script, tmp_path):
