@@ -132,13 +132,6 @@ def test_at_the_width_found_devices_compute_as_much_as_wanted():
     assert sent * 1e-9 == pytest.approx(work, rel=1e-3)
 
 
-def test_problems_grow_as_section_3_says():
-    """p^3 for 1D, (sqrt(p) log p)^3 for 2D, once h is far above s."""
-    few, many = scaling_model.isoefficiency_rows([4**8, 4**9], scaling_model.Machine(1e12, 1e-9), 0.5)
-    assert many["W, megatron1d"] / few["W, megatron1d"] == pytest.approx(4**3, rel=1e-2)
-    assert many["W, tree"] / few["W, tree"] == pytest.approx((2 * 9 / 8) ** 3, rel=1e-2)
-
-
 def test_the_crossover():
     rows = {row["devices"]: row for row in scaling_model.crossover_rows([4, 16, 64])}
     # 28 bsh + 48 h^2 of which h / bs = 2048 / (96 * 512) makes 30 bsh, against 12 bsh

@@ -30,6 +30,12 @@ PROGRAM = """HloModule jit_step
   ROOT %tanh.1 = f32[4,5]{1,0} tanh(%dot.1)
 }
 
+%fused_mixed (m: f32[4,5]) -> f32[4,5] {
+  %m = f32[4,5]{1,0} parameter(0)
+  %moved = f32[4,5]{1,0} copy(%m)
+  ROOT %scaled = f32[4,5]{1,0} multiply(%moved, %moved)
+}
+
 %body (y: f32[3,5]) -> f32[3,5] {
   %y = f32[3,5]{1,0} parameter(0)
   ROOT %squared = f32[3,3]{1,0} dot(%y, %y), lhs_contracting_dims={1}, rhs_contracting_dims={1}
@@ -42,6 +48,7 @@ ENTRY %main (x: f32[4,3], w: f32[3,5]) -> f32[5] {
   %turned = f32[5,4]{1,0} transpose(%named), dimensions={1,0}
   %wide = f32[4,5]{1,0} exponential(%named), metadata={op_name="layer_0/feed_forward/exp"}
   %batched = f32[2,4,5]{2,1,0} dot(%x, %w), lhs_contracting_dims={0,1}, metadata={op_name="predictions/dot"}
+  %mixed = f32[4,5]{1,0} fusion(%wide), calls=%fused_mixed, metadata={op_name="embeddings/mul"}
   %zero = f32[] constant(0)
   %looped = f32[3,5]{1,0} while(%w), body=%body, backend_config={"known_trip_count":{"n":"7"}}
   ROOT %total = f32[5]{0} reduce(%wide, %zero), to_apply=%summed, metadata={op_name="lamb/sum"}
@@ -56,6 +63,7 @@ def test_instructions_have_part_kind_and_work():
     assert work["wide"] == Work("feed-forward", ELEMENTWISE, 0, 4 * (20 + 20), 20)
     assert work["batched"] == Work("vocabulary logits", PRODUCTS, 2 * 40 * 12, 4 * (12 + 15 + 40))
     assert work["total"] == Work("optimizer", SUMS, 0, 4 * (20 + 1 + 5))
+    assert work["mixed"] == Work("embeddings", ELEMENTWISE, 0, 4 * (20 + 20))
     squared = Work("losses and the rest", PRODUCTS, 7 * 2 * 9 * 5, 7 * 4 * (15 + 15 + 9))
     assert work["squared"] == squared  # in a loop of seven rounds
     assert not {"dot.1", "tanh.1", "looped"} & work.keys()
