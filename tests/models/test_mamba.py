@@ -75,6 +75,16 @@ def test_blocks_computed_again_give_the_same_gradients(num_rows):
         np.testing.assert_allclose(other, one, atol=1e-6 * np.abs(one).max())
 
 
+def test_norms_round_their_result_alone():
+    hidden = np.random.default_rng(0).normal(size=(2, 3, 64)).astype("float32")
+    norm = mamba.RMSNorm(1e-5, dtype="mixed_bfloat16")
+    norm.build(hidden.shape)
+    found = norm(hidden)
+    assert keras.backend.standardize_dtype(found.dtype) == "bfloat16"
+    want = hidden / np.sqrt(np.mean(hidden**2, axis=-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(np.asarray(ops.cast(found, "float32")), want, rtol=1.001 * 2.0**-8)
+
+
 def test_bfloat16_computes_states_and_logits_in_float32(monkeypatch):
     seen = {}
 
