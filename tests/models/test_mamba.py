@@ -99,6 +99,8 @@ def test_bfloat16_computes_states_and_logits_in_float32(monkeypatch):
     batch = packed_and_unpacked()[0]
     dtypes = ("float32", "mixed_bfloat16")
     wide, narrow = (build_model(CAUSAL_LM, CONFIG, 1, dtype)(batch)["logits"] for dtype in dtypes)
+    rounded = ops.cast(ops.cast(narrow, "bfloat16"), "float32")
+    assert np.mean(np.asarray(rounded != narrow)) > 0.9  # nor are they rounded on their way
     assert "float32" in str(seen["delta"])
     assert "bfloat16" in str(seen["u"]) and "float32" in str(seen["y"]) and "float32" in str(narrow.dtype)
     wide, narrow = np.asarray(wide), np.asarray(narrow)
