@@ -51,8 +51,6 @@ def main(config):
         sizes = (config.max_seq_length, config.doc_stride, config.max_query_length)
         windows = make_windows(questions, text.tokenizer, text.vocabulary, *sizes, path)
         print(_describe(path, questions, windows), flush=True)
-        if for_training:
-            finetuning.check_sequences(windows.sequences, path)
         return questions, windows
 
     # Both files are read before training: a mistake in the second would show after hours

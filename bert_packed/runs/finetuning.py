@@ -92,7 +92,11 @@ def run_task(config, text, objective, read_training, predict=None):
     """
     with run_directory.locked(config.output_dir) as folder:
         if config.do_train:
-            model, stopped_by = _fine_tune(config, text, objective, *read_training(), folder)
+            data, inputs = read_training()
+            if not len(data.sequences):
+                (path, *_), *_ = inputs.values()
+                raise InputError(f"{path} must give at least one sequence. Received: none.")
+            model, stopped_by = _fine_tune(config, text, objective, data, inputs, folder)
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
                 return 128 + stopped_by
@@ -235,12 +239,6 @@ def predict_packed(config, model, sequences):
     forward = compiled(lambda batch: model(batch, training=False), model)
     with out_of_memory_names("prediction", "predict_batch_size"):
         return predict(forward, sequences, packs, spec, config.predict_batch_size), len(packs)
-
-
-def check_sequences(sequences, what):
-    """Raises `InputError` where there is no sequence to work on."""
-    if not len(sequences):
-        raise InputError(f"{what} must give at least one sequence. Received: none.")
 
 
 def _build_engine(config, model_config, objective, steps):

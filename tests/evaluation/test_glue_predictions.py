@@ -1,4 +1,4 @@
-"""What is written for GLUE's server, of logits that are known."""
+"""Files for GLUE's server, of logits that are known."""
 
 from types import SimpleNamespace
 

@@ -137,8 +137,12 @@ def test_a_stopped_training_predicts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(finetuning, "_fine_tune", lambda *of: given.append(of[3:]) or ("model", 15))
     config, given = SquadConfig(output_dir=str(tmp_path), **GIVEN[SquadConfig]), []
     predict = lambda *_: pytest.fail("predicts")  # noqa: E731
-    assert finetuning.run_task(config, None, None, lambda: ("data", {"train_file": []}), predict) == 128 + 15
-    assert given == [("data", {"train_file": []}, tmp_path)]
+    data, inputs = SimpleNamespace(sequences=[]), {"train_file": ["a.json"]}
+    with pytest.raises(InputError, match=r"a\.json must give at least one sequence\. Received: none"):
+        finetuning.run_task(config, None, None, lambda: (data, inputs), predict)
+    data.sequences.append(1)
+    assert finetuning.run_task(config, None, None, lambda: (data, inputs), predict) == 128 + 15
+    assert given == [(data, inputs, tmp_path)]
     assert "the same command continues" in capsys.readouterr().err
 
 
