@@ -25,7 +25,7 @@ from bert_packed.schema import FORMS, MLM_NSP, PackSpec
 
 @dataclasses.dataclass
 class FileFacts:
-    """What a file of packs holds, or of the inputs that packs were made of."""
+    """Counts of a file of packs, or of the inputs that packs were made of."""
 
     num_records: int = 0
     num_overlong: Counter = dataclasses.field(default_factory=Counter)  # of inputs, "truncated" and "dropped"

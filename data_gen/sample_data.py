@@ -1,4 +1,4 @@
-"""What packing without an input file packs: instances of the embedded sample corpus."""
+"""Instances of the embedded sample corpus, which are packed without an input file."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""What `run_squad.py` learns without files: the project's own questions, and a vocabulary for them."""
+"""The project's own questions and their vocabulary, from which `run_squad.py` learns without files."""
 
 import os
 from pathlib import Path

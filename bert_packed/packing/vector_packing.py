@@ -15,8 +15,8 @@ NAME = "vector-greedy"
 def pack_vectors(sizes, counts, capacities, depth):
     """Pack classes: dict from strategy, an ascending tuple of class numbers, to its number of packs.
 
-    `sizes`, `[c, g]`, are the g lengths of each class, none over its of the g capacities; `counts`, `[c]`,
-    its sequences; `depth` the most in a pack.
+    `sizes`, `[c, g]`, are the g lengths of each class, none over its capacity, `[g]`; `counts`, `[c]`, its
+    sequences; `depth` the most of them in a pack.
     """
     shares = sizes / capacities
     order = np.lexsort((-shares.sum(axis=1), -shares.max(axis=1)))

@@ -1,4 +1,4 @@
-"""What a manifest says of a plan follows from its packs, and a plan that loses sequences is refused."""
+"""Figures of a plan follow from its packs, and a plan that loses sequences is refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a compiled program, or a worker, frees is there for its next run, without the system."""
+"""Memory that a compiled program, or a worker, frees is there for its next run, without the system."""
 
 import os
 import platform
