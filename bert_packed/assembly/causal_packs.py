@@ -54,7 +54,26 @@ class CausalKind(RecordKind):
         return schema.PackSpec(self.max_seq_length, depth, 0)
 
     def assemble(self, sequences, packs, spec):
-        return assemble_causal(sequences, packs, spec)
+        """`bert_packs.assemble_packs` in int64, for `CAUSAL_LAYOUT`, or parts, with `FIRST_POSITIONS` too."""
+        members, lengths = packs.members, sequences["lengths"][packs.members]
+        arrays = empty_arrays(schema.CAUSAL_LENGTHS, packs, spec)
+        is_cut = "first_positions" in sequences.layout
+        first_positions = sequences["first_positions"][members] if is_cut else np.zeros(len(members))
+
+        def put(name, indices, values):
+            arrays[name].reshape(-1)[indices] = values
+
+        source, target, _ = find_places(sequences, packs, "tokens", spec.max_seq_length)
+        numbers = np.repeat(packs.slots + 1, lengths)
+        put(schema.INPUT_IDS, target, sequences["tokens"][source])
+        put(schema.INPUT_MASK, target, numbers)
+        put(schema.POSITION_IDS, target, range_indices(first_positions, lengths))
+        put(schema.LABEL_IDS, target, sequences["labels"][source])
+        put(schema.LABEL_MASK, target, numbers * sequences["label_mask"][source])
+        target = packs.owners * spec.max_sequences_per_pack + packs.slots
+        put(schema.SEQUENCE_WEIGHTS, target, 1)
+        put(schema.SEQUENCE_BYTES, target, sequences["num_bytes"][members])
+        return arrays
 
 
 def share_bytes(sequences):
@@ -70,26 +89,3 @@ def share_bytes(sequences):
     num_bytes = np.repeat(sequences["num_bytes"], lengths)
     shares = num_bytes * ranks // totals - num_bytes * (ranks - 1) // totals
     return np.where(sequences["label_mask"] == 1, shares, 0).astype(np.int32)
-
-
-def assemble_causal(sequences, packs, spec):
-    """`bert_packs.assemble_packs` for `CAUSAL_LAYOUT`, in int64; parts also have `FIRST_POSITIONS`."""
-    members, lengths = packs.members, sequences["lengths"][packs.members]
-    arrays = empty_arrays(schema.CAUSAL_LENGTHS, packs, spec)
-    is_cut = "first_positions" in sequences.layout
-    first_positions = sequences["first_positions"][members] if is_cut else np.zeros(len(members))
-
-    def put(name, indices, values):
-        arrays[name].reshape(-1)[indices] = values
-
-    source, target, _ = find_places(sequences, packs, "tokens", spec.max_seq_length)
-    numbers = np.repeat(packs.slots + 1, lengths)
-    put(schema.INPUT_IDS, target, sequences["tokens"][source])
-    put(schema.INPUT_MASK, target, numbers)
-    put(schema.POSITION_IDS, target, range_indices(first_positions, lengths))
-    put(schema.LABEL_IDS, target, sequences["labels"][source])
-    put(schema.LABEL_MASK, target, numbers * sequences["label_mask"][source])
-    target = packs.owners * spec.max_sequences_per_pack + packs.slots
-    put(schema.SEQUENCE_WEIGHTS, target, 1)
-    put(schema.SEQUENCE_BYTES, target, sequences["num_bytes"][members])
-    return arrays
