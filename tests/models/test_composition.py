@@ -157,25 +157,17 @@ class WitnessBlock(RunningMeanBlock):
         return super().call(hidden_BSD, context, training=training)
 
 
-def test_blocks_share_one_context_of_ids_positions_and_mask():
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_blocks_share_one_context_of_ids_positions_and_mask(is_embedded):
     packed, _ = packed_and_unpacked()
     model = build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock)
-    model.encode(packed)
+    model.encode_embedded(model.embed(packed), packed) if is_embedded else model.encode(packed)
     (one,), (other,) = (block.seen for block in model.bert.blocks)
     assert one is other
     np.testing.assert_array_equal(one.sequence_ids_BS, packed["sequence_ids"])
     np.testing.assert_array_equal(one.position_ids_BS, packed["position_ids"])
     ids = packed["sequence_ids"]
     np.testing.assert_array_equal(one.mask_B1SS[:, 0], ids[:, :, None] == ids[:, None, :])
-
-
-def test_blocks_after_the_embeddings_know_the_same_of_their_packs():
-    packed, _ = packed_and_unpacked()
-    model = build_model(PRETRAINING, CONFIG, 1, block=WitnessBlock)
-    model.encode_embedded(model.embed(packed), packed)
-    (seen,) = model.bert.blocks[0].seen
-    np.testing.assert_array_equal(seen.sequence_ids_BS, packed["sequence_ids"])
-    np.testing.assert_array_equal(seen.position_ids_BS, packed["position_ids"])
 
 
 def test_a_model_of_other_blocks_is_not_saved_as_one_of_bert():

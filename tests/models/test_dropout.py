@@ -70,16 +70,6 @@ def test_share_dropped(rate):
     assert abs(dropped - rate * num_units) < 5 * np.sqrt(rate * (1 - rate) * num_units)
 
 
-def test_no_row_or_column_is_favoured():
-    """Chi-square of the drops of each row, and of each column, against equal shares."""
-    mask = mask_of((1024, 1024), 0.1)
-    for axis in (0, 1):
-        dropped = (~mask).sum(axis=axis)
-        statistic = ((dropped - 102.4) ** 2 / (1024 * 0.1 * 0.9)).sum()
-        # 1,024 degrees of freedom: mean 1024, standard deviation 45
-        assert abs(statistic - 1024) < 5 * 45
-
-
 def agreement(first, second):
     """Standard deviations by which two masks of rate 0.5 agree more or less often than by chance."""
     return abs((first == second).mean() - 0.5) * 2 * np.sqrt(first.size)
