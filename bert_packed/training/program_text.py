@@ -72,27 +72,16 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instruction:
-    """One line of a computation.
+    """One line of a computation."""
 
-    Attributes:
-        name: Without `%`.
-        computation: Name of the computation.
-        shapes: Of the result; several for a tuple, nested ones flattened.
-        opcode: "dot", "while", ...
-        operands: Tuple of `Instruction`.
-        argument: The text in its parentheses: the value of a constant, the number of a parameter.
-        attributes: The text behind its parentheses.
-        line: As printed.
-    """
-
-    name: str
-    computation: str
-    shapes: tuple[Shape, ...]
-    opcode: str
+    name: str  # without `%`
+    computation: str  # the name of it
+    shapes: tuple[Shape, ...]  # of the result; several for a tuple, nested ones flattened
+    opcode: str  # "dot", "while", ...
     operands: tuple["Instruction", ...]
-    argument: str
-    attributes: str
-    line: str
+    argument: str  # text in its parentheses: the value of a constant, the number of a parameter
+    attributes: str  # text behind its parentheses
+    line: str  # as printed
 
     def attribute(self, name):
         """The text of `name="..."` or `name=...` up to a comma or bracket; "" where there is none."""
@@ -138,19 +127,12 @@ class Module:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One instruction by which devices exchange arrays.
+    """One instruction by which devices exchange arrays."""
 
-    Attributes:
-        kind: One of `COLLECTIVES`.
-        operand_bytes: What one device puts in, in one execution.
-        group_size: Devices that exchange with one another; 2 of a collective-permute.
-        times: Executions in a run of the program; None inside a loop of unknown length.
-    """
-
-    kind: str
-    operand_bytes: int
-    group_size: int
-    times: int | None
+    kind: str  # one of `COLLECTIVES`
+    operand_bytes: int  # what one device puts in, in one execution
+    group_size: int  # devices that exchange with one another; 2 of a collective-permute
+    times: int | None  # executions in a run of the program; None inside a loop of unknown length
 
     @property
     def num_bytes(self):
@@ -159,11 +141,7 @@ class Collective:
 
 
 def read_module(text):
-    """The `Module` of a text.
-
-    Raises:
-        ValueError: there is no computation marked ENTRY in it.
-    """
+    """The `Module` of a text; raises `ValueError` where no computation is marked ENTRY."""
     computations, entry, header, name = {}, None, "", None
     for line in text.splitlines():
         stripped = line.strip()
@@ -217,8 +195,9 @@ def executions(module):
     """Everything that a run of a program executes, with the bodies of its loops, calls and fusions.
 
     Yields:
-        (`Instruction`, how often in all, or None inside a loop of unknown length), in the order of the text;
-        of a computation that is called from two places, twice. Every branch of a conditional counts.
+        (`Instruction`, executions in all, None inside a loop of unknown length), in the order of the text; an
+        instruction of a computation that is called from two places, twice. Every branch of a conditional
+        counts.
     """
     yield from _executions(module, module.entry, 1)
 
@@ -317,15 +296,12 @@ def read_group_size(attributes, num_devices):
 
 
 def trip_count(module, loop):
-    """How often the body of a `while` runs: int; None where the text does not say.
-
-    XLA's own finding where there is one (`known_trip_count`). Else the loop must count from 0 in steps of one
-    as long as the count is below a constant, or below each of several: so does `tf.while_loop` with
-    `maximum_iterations`. Where one of these is no constant, this is the most that it runs.
-    """
+    """How often the body of a `while` runs, or None where the text does not say: XLA's finding, or ours."""
     known = re.search(r'"?known_trip_count"?:\s*\{\s*"n":\s*"?(\d+)', loop.attributes)
     if known:
         return int(known[1])
+    # Or it counts from 0 in steps of one while it is below a constant, or below each of several, as
+    # `tf.while_loop` with `maximum_iterations` does. Where one of these is no constant, this is the most
     counter = re.search(r'"known_induction_variable":\{"tuple_index":"(\d+)"', loop.attributes)
     condition = loop.attribute("condition")
     if not counter or condition not in module.computations or not _starts_at_zero(loop, int(counter[1])):
@@ -334,7 +310,7 @@ def trip_count(module, loop):
 
 
 def _starts_at_zero(loop, index):
-    """Whether an element of the tuple that a loop begins with is known to be 0, or a copy of what is."""
+    """Whether an element of a loop's first tuple is 0, or a copy of 0."""
     start = loop.operands[0] if loop.operands else loop
     if start.opcode != "tuple" or index >= len(start.operands):
         return False
@@ -345,12 +321,8 @@ def _starts_at_zero(loop, index):
 
 
 def _limits(module, instruction, arguments):
-    """The constants that something is compared to be below, in a conjunction: list of int.
-
-    Args:
-        instruction: What must be true.
-        arguments: Dict from parameter number to a constant that a caller handed in, or None.
-    """
+    """The constants that something is compared to be below, in a conjunction: list of int."""
+    # `arguments`: constants that a caller handed in, or None, by number of the parameter
     operands = instruction.operands
     if instruction.opcode == "and":
         return [limit for one in operands for limit in _limits(module, one, arguments)]
