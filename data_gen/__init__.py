@@ -1,1 +1,1 @@
-"""Offline half of bert_packed: text to instances, histogram, plan, packs and TFRecords. No Keras here."""
+"""Offline data preparation: text to instances, histogram, plan, packs and TFRecords, without Keras."""

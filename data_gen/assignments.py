@@ -1,9 +1,9 @@
-"""Two assignments of sequences to packs, each found for any part of the data alone: by a plan, and by rows.
+"""Assignments of sequences to packs, by a plan or by rows, computable for any part of the data alone.
 
-`PlannedPacks` puts whole sequences into the packs of a plan (`assembly/assignment.py`). `CutRows` lays
-sequences end to end into rows and cuts these where packs end (`assembly/rows.py`). Row r's t-th pack is
-number t * R + r of all packs: reading R packs a step gives each row its next pack, whose first sequence may
-continue the last one of the row's pack before.
+`PlannedPacks` puts whole sequences into the packs of a plan (`assembly/assignment.py`). `CutRows`
+concatenates sequences into rows and cuts these where packs end (`assembly/rows.py`). Row r's t-th pack is
+number t * R + r of all packs. So R packs per step give each row its next pack, whose first sequence may
+continue the last sequence of the row's previous pack.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from bert_packed.records.sequences import (
 from data_gen.run_files import read_array, write_array
 
 SLOTS = {"slots": Column("<i8")}
-# Parts of sequences: the row of each, and where in it the part starts, in tokens
+# Parts of sequences: the row of each, and its start in the row, in tokens
 PIECES = CAUSAL_LAYOUT | FIRST_POSITIONS | {"rows": Column("<i4"), "row_starts": Column("<i8")}
-PLACES_AT_ONCE = 2**16  # of a row
+PLACES_AT_ONCE = 2**16  # places of a row per read or write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,57 +45,55 @@ class PlannedPacks:
 
     @property
     def layout(self):
-        """Columns of what is packed."""
         return self.kind.layout | SLOTS
 
     @property
     def key_columns(self):
-        """The columns that `find_packs` and `RecordKind.measure` need: no others are read for them."""
+        """The columns that `find_packs` and `RecordKind.measure` need."""
         return {*SLOTS, *self.kind.measured_columns}
 
     def place(self, sequences, slots):
-        """What is packed of sequences with these slots (see `choose_slots`): `Sequences`, and their packs."""
+        """`Sequences` to pack, from some with slots of `choose_slots`, and the packs that they belong to."""
         packs = PackOrder(self.strategies, self.seed).find_packs(self.kind.lengths(sequences), slots)
         return Sequences(self.layout, {**sequences.columns, "slots": slots}), packs
 
     def find_packs(self, sequences, first, last):
-        """The packs `first` to `last`, the latter excluded, of all that belongs into them: `Packs`."""
+        """`Packs` number `first` to `last`, the latter excluded, of the sequences that belong to them."""
         wanted = PackOrder(self.strategies, self.seed).slots(first, last)
         return fill_packs(*wanted, self.kind.lengths(sequences), sequences["slots"])
 
 
 @dataclasses.dataclass(frozen=True)
 class CutRows:
-    """Pieces of sequences in rows without padding between, with the methods of `PlannedPacks`."""
+    """Pieces of sequences in rows without padding, with the methods of `PlannedPacks`."""
 
     kind: CausalKind  # of split sequences
     num_rows: int
     seed: int
-    folder: str  # of the plan, and of the starts of all sequences in their rows
+    folder: str  # holds the plan, and the starts of all sequences in their rows
 
     layout = PIECES
     key_columns = frozenset({"rows", "row_starts"})
 
     def save_plan(self, plan):
-        """Write a `RowPlan` for the steps, which would be sent it one by one otherwise."""
+        """Write a `RowPlan` for all steps."""
+        # Once, instead of with the argument of each step
         write_array(self._path("rows.npy"), np.stack([plan.lengths, plan.counts]))
         write_array(self._path("extras.npy"), plan.has_extra)
 
     def load_plan(self):
-        """Read what `save_plan` wrote."""
         return RowPlan(*read_array(self._path("rows.npy")), read_array(self._path("extras.npy")))
 
     def starts_path(self, row):
-        """Where the start, in tokens, of each sequence of a row is: int64, without a header."""
+        """File of the starts, in tokens, of a row's sequences: int64, without a header."""
         return self._path(f"row-{row:06d}.int64")
 
     def place(self, sequences, slots):
-        """See `PlannedPacks`."""
         length, plan = self.kind.max_seq_length, self.load_plan()
         rows, places = find_rows(plan, sequences["lengths"], slots, self.seed)
         starts = self._read_starts(rows, places)
         owners, firsts, sizes = cut_sequences(starts, sequences["lengths"], length)
-        # the pieces of a sequence follow one another, so that its tokens stay where they are
+        # the pieces of a sequence are consecutive, so that columns of tokens need not change
         pieces = make_sequences(
             PIECES,
             "",
@@ -110,7 +108,6 @@ class CutRows:
         return pieces, self._number_packs(pieces)
 
     def find_packs(self, pieces, first, last):
-        """See `PlannedPacks`."""
         packs = self._number_packs(pieces) - first
         order = np.lexsort((pieces["row_starts"], packs))
         return Packs(order, to_offsets(np.bincount(packs, minlength=last - first)))
@@ -119,7 +116,7 @@ class CutRows:
         return pieces["row_starts"] // self.kind.max_seq_length * self.num_rows + pieces["rows"]
 
     def _read_starts(self, rows, places):
-        """Where sequences start in their rows: int64 `[n]`, from what `lay_row` wrote."""
+        """Starts of sequences in their rows: int64 `[n]`, from the files of `lay_row`."""
         starts = np.empty(len(places), np.int64)
         for row in np.unique(rows):
             order = np.flatnonzero(rows == row)
@@ -139,7 +136,7 @@ class CutRows:
 
 
 def lay_row(work):
-    """Note where each sequence of a row, (`CutRows`, its number), starts, in the order of the places."""
+    """Write the start of each sequence of a row, given as (`CutRows`, row number), in the order of places."""
     rows, row = work
     plan = rows.load_plan()
     num_sequences, end = int(plan.row_counts[row]), 0

@@ -1,4 +1,4 @@
-"""Dry run: efficiency and cost of several lengths and depths, and a recommendation, without packing."""
+"""Dry run: efficiency and cost for several lengths and depths, and a recommendation, without packing."""
 
 import dataclasses
 import itertools
@@ -19,19 +19,19 @@ from data_gen.pictures import draw_efficiency, draw_histogram
 DEFAULT_FOLDER = "packing_report"
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, "max")
 LENGTH_FACTORS = (0.25, 0.5, 1, 2)
-# Width of BERT-base: decides when attention, which grows with the square of the length, outweighs the rest
+# Width of BERT-base: determines the length from which attention, quadratic in it, outweighs the rest
 MODEL_WIDTH = 768
-# A depth within this share of the best is as good: more slots for sequences cost a little of every step
+# A smaller depth within this share of the best is preferred: each slot for a sequence costs a little per step
 DEPTH_TOLERANCE = 0.005
-# What a choice needs: a hundredth of a percent takes a tenth of the time of a millionth
+# Enough for a choice: a gap of 1e-4 takes a tenth of the time of 1e-6
 GAP = 1e-4
 
 
 def report_choices(config):
     """Try the lengths and depths of a `PackConfig` with `dry_run`, and draw them.
 
-    What cannot be tried is one line on stderr, beside the progress bar. Returns rows of `try_choices`, and
-    the folder with `length_histogram.png` and `efficiency_by_depth.png`.
+    Prints the notes of `try_choices` on stderr; returns its rows, and the folder with `length_histogram.png`
+    and `efficiency_by_depth.png`.
     """
     histogram = read_histogram(config.histogram, config.input_file)
     rows, notes = try_choices(
@@ -52,15 +52,17 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
     Args:
         histogram: int64 `[L]`, of all lengths that occur, also over `max_seq_length`.
         algorithm: Name in `ALGORITHMS`.
-        max_seq_length: S; a quarter, half and the double of it are tried as well.
+        max_seq_length: S; a quarter, half and twice of it are tried as well.
         max_sequences_per_pack: Depth; "max" for 1 to 8 and max.
 
     Returns:
-        List of dicts, the rows of the table in ascending length and depth, without those that the algorithm
-        cannot do; and a list with a sentence about these, if any, and about text that would be cut.
-        `speed_up` compares the floating-point operations of BERT-base, attention included, with unpacked
-        data of length S; it is None for a length that cuts more tokens than S does. `InputError` where the
-        algorithm can do none of the depths at S.
+        Rows of the table, dicts in ascending length and depth, without combinations that the algorithm cannot
+        do; and a list of sentences about these and about truncated text. `speed_up` compares the FLOPs of
+        BERT-base with those for unpacked data of length S; it is None for a length that cuts more tokens
+        than S.
+
+    Raises:
+        InputError: the algorithm can do none of the depths at S.
     """
     depths = DEPTHS if max_sequences_per_pack == "max" else (max_sequences_per_pack,)
     lengths = sorted({max(3, int(max_seq_length * factor)) for factor in LENGTH_FACTORS})
@@ -70,7 +72,7 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
         start = time.perf_counter()
         try:
             plan = _plan(histogram, algorithm, length, depth, shallower.get(length))
-        except ValueError as error:  # an algorithm that does not scale so far
+        except ValueError as error:  # the algorithm does not scale to this length or depth
             failures.append((length, depth, error))
             continue
         shallower[length] = plan
@@ -83,7 +85,7 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
     baseline = training_cost(sum(histogram.tolist()), max_seq_length)
     best = recommend(rows)
     for row in rows:
-        if row["tokens_cut"] <= at_asked["tokens_cut"]:  # of less text the speed-up would say nothing
+        if row["tokens_cut"] <= at_asked["tokens_cut"]:  # a speed-up on less text would be misleading
             row["speed_up"] = baseline / training_cost(row["packs"], row["max_seq_length"])
         row["recommended"] = row is best
     notes = []
@@ -102,10 +104,9 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
 
 
 def recommend(rows):
-    """Choose a row, in ascending length and depth; None where each length cuts text.
+    """Choose the cheapest length that cuts no token, at the smallest depth within 0.5 % of its cheapest.
 
-    Of the lengths that cut no token it is the cheapest one, at the smallest depth that is within 0.5 % of the
-    length's cheapest.
+    Rows are in ascending length and depth; None where each length cuts text.
     """
     costs = [
         (training_cost(row["packs"], row["max_seq_length"]), row) for row in rows if not row["tokens_cut"]
@@ -118,20 +119,18 @@ def recommend(rows):
 
 
 def training_cost(num_packs, length):
-    """Floating-point operations of an epoch through one encoder block of BERT-base, in units of 4 x 768.
-
-    A token costs 24 D^2 in the products with weights and 4 S D in attention: 6 D + S, times 4 D.
-    """
+    """FLOPs of an epoch in an encoder block of BERT-base, in units of 4 x 768."""
+    # A token costs 24 D^2 in products with weights and 4 S D in attention: 6 D + S, times 4 D
     return num_packs * length * (6 * MODEL_WIDTH + length)
 
 
 def _plan(histogram, algorithm, max_seq_length, depth, shallower):
-    """A `PackingPlan`; `shallower` is that of the same length and less depth, None for the first."""
+    """A `PackingPlan`; `shallower` is that of the same length and smaller depth, None for the first."""
     folded = fold(histogram, max_seq_length)
     if algorithm != DEFAULT_ALGORITHM:
         return ALGORITHMS[algorithm](folded, max_seq_length, depth)
     if shallower and shallower.num_packs <= (1 + GAP) * lower_bound(folded, max_seq_length, depth):
-        # as good as a plan of this depth needs to be; its dual values prove nothing for more depth
+        # good enough for this depth too; but its dual values prove nothing for a larger one
         return dataclasses.replace(
             shallower, max_sequences_per_pack=depth, notes=(), dual_values=(), lp_bound=None
         )
@@ -139,7 +138,7 @@ def _plan(histogram, algorithm, max_seq_length, depth, shallower):
 
 
 def _describe(plan, histogram, seconds):
-    """A row of the table, without its speed-up."""
+    """A row of the table, without speed-up."""
     length, certificate = plan.max_seq_length, plan.certificate
     squares = np.arange(1, length + 1, dtype=np.float64) ** 2  # no overflow
     needed = int(np.dot(fold(histogram, length), squares))  # pairs of tokens of one sequence
@@ -156,7 +155,7 @@ def _describe(plan, histogram, seconds):
         "packing_factor": plan.packing_factor,
         "depth": plan.depth,
         "strategies": len(plan.strategies),
-        # Pairs of tokens that attention computes, over those that it needs; 1 is no waste
+        # Ratio of the pairs of tokens that attention computes to those that it needs; 1 without waste
         "attention_cost": plan.num_packs * length**2 / needed,
         "speed_up": None,
         "truncated": sum(over),

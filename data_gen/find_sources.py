@@ -1,4 +1,4 @@
-"""Command line: which input records, and which documents, the sequences of one pack come from."""
+"""Command line: find the input records and documents of a pack's sequences."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ def main(config):
 
 @functools.cache
 def find_line_of(document):
-    """The line where a `Document` begins; None where its text is not here, or not as it was."""
+    """The line where a `Document` begins; None where its text is missing or has changed."""
     from data_gen.text import corpus
 
     if not storage.is_file(document.path) or _sha256(document.path) != document.sha256:

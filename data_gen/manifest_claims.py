@@ -1,6 +1,6 @@
-"""Comparison of the manifest beside packs with the packs: checksums, counts, plan and lower bounds.
+"""Verification of manifests against their packs: checksums, counts, plan and lower bounds.
 
-What it says of planned packs follows from the strategies that they are made of, which one reading counts:
+All claims about planned packs follow from their strategies, which one pass over the packs counts:
 
     packs (3 5) (8) (3 5)     ->     num_packs 3, num_sequences 5, efficiency 24 / 24, ...
 """
@@ -25,22 +25,22 @@ from bert_packed.schema import FORMS, MLM_NSP, PackSpec
 
 @dataclasses.dataclass
 class FileFacts:
-    """Counts of a file of packs, or of the inputs that packs were made of."""
+    """Facts about the content of a file, packed or input."""
 
     num_records: int = 0
     num_overlong: Counter = dataclasses.field(default_factory=Counter)  # of inputs, "truncated" and "dropped"
-    num_parts: int = 0  # sequences in packs, parts counted each
-    depth: int = 0  # the most in a pack
+    num_parts: int = 0  # sequences in packs, each part of one counted
+    depth: int = 0  # maximum of sequences in a pack
     largest_id: int = 0  # of a token or label
     lengths: Counter = dataclasses.field(default_factory=Counter)  # of whole sequences
     strategies: Counter = dataclasses.field(default_factory=Counter)  # tuples of ascending lengths
-    # Strategies to count; None counts all. Other packers have a new one in nearly every pack, and memory must
-    # not grow with the packs.
+    # Strategies to count; None for all. In other programs' packs nearly each has a new one, and memory must
+    # not grow with the packs
     planned: frozenset | None = None
-    num_others: int = 0  # packs of other strategies
+    num_others: int = 0  # packs with other strategies
 
     def add_packs(self, sequences, num_packs):
-        """Add a batch of packs: `Sequences`, of which those of a pack share their record's number."""
+        """Add a batch of packs: `Sequences`, where those of a pack share its record number."""
         self.num_records += num_packs
         self.num_parts += len(sequences)
         for strategy, count in count_strategies(sequences["lengths"], sequences["record_numbers"]).items():
@@ -59,7 +59,7 @@ class FileFacts:
 
 
 def count_strategies(lengths, packs):
-    """Strategies of some packs: lengths [5 3 8], packs [1 1 2] -> {(3, 5): 1, (8,): 1}."""
+    """Count strategies of packs: lengths [5 3 8], packs [1 1 2] -> {(3, 5): 1, (8,): 1}."""
     order = np.lexsort((lengths, packs))
     lengths, starts = lengths[order], np.unique(packs[order], return_index=True)[1]
     depths = np.diff(starts, append=len(lengths))
@@ -72,7 +72,7 @@ def count_strategies(lengths, packs):
 
 
 def planned_strategies(folder):
-    """The strategies of the plan in a folder's manifest: frozen set of tuples; empty without one of ours."""
+    """Strategies of the plan in a folder's manifest: frozenset of tuples; empty without a valid one."""
     manifest = read_manifest(folder, any_json=True) or {}
     try:
         return frozenset(tuple(strategy) for strategy, _ in manifest["plan"]["strategies"])
@@ -81,16 +81,16 @@ def planned_strategies(folder):
 
 
 def find_false_claims(packed, inputs, spec, is_split=False):
-    """Compare the manifests beside packs with what the files hold: sentences that name what is false.
+    """Compare the manifests beside packs with the files: list of sentences, one per false claim.
 
-    What a manifest says of its packs together is checked where all of them were read. A `lower_bound` must be
-    proven by the histogram and the dual values of the plan; a weaker one than they prove is true. Manifests
-    of other programs claim nothing.
+    Claims about all packs of a manifest are checked only where all of them were read. A `lower_bound` must be
+    proven by the histogram and the dual values of the plan, but may be weaker. Manifests of other programs
+    are ignored.
 
     Args:
-        packed, inputs: Dicts from path to `FileFacts`: the packs, and what they were made of.
+        packed, inputs: Dicts from path to `FileFacts`, of the packs and of their inputs.
         spec: `PackSpec` of the packs.
-        is_split: Whether they are of split sequences.
+        is_split: True for packs of split sequences.
     """
     found, readings, are_complete = [], [], True
     for folder, paths in _group_by_folder(packed).items():
@@ -119,7 +119,7 @@ def find_false_claims(packed, inputs, spec, is_split=False):
 
 
 def _group_by_folder(paths):
-    """Dict from folder to the paths in it; two spellings of a folder are one, the first."""
+    """Dict from folder to its paths; different spellings of a folder are merged under the first."""
     spellings, groups = {}, {}
     for folder, path in sorted((folder_of(path), path) for path in paths):
         place = folder if storage.is_remote(folder) else os.path.realpath(folder)
@@ -128,7 +128,7 @@ def _group_by_folder(paths):
 
 
 class _Claims:
-    """Collects what is false in one manifest."""
+    """Collects the false claims of one manifest."""
 
     def __init__(self, path):
         self._path = path
@@ -138,14 +138,14 @@ class _Claims:
         self.false.append(f"{self._path}: {sentence}")
 
     def check(self, name, claimed, fact):
-        """Compare a number or plain JSON with what it must be."""
+        """Compare a claim, a number or plain JSON, with the fact."""
         is_float = isinstance(claimed, float) and isinstance(fact, int | float)
         if not (math.isclose(claimed, fact, rel_tol=1e-9) if is_float else claimed == fact):
             self.add(f"`{name}` must be {_short(fact)}. Received: {_short(claimed)}.")
 
 
 def _check_files(claims, listed, folder, facts):
-    """Check the entries of files; returns whether all files that are listed were read."""
+    """Check the entries of files; returns True if all listed files were read."""
     for entry in listed:
         name = entry["name"]
         path = os.path.join(folder, name)
@@ -158,7 +158,7 @@ def _check_files(claims, listed, folder, facts):
 
 
 def _check_inputs(claims, listed, folder, inputs):
-    """Check the entries of inputs that are where they were packed from, or were moved to with the packs."""
+    """Check the entries of inputs that are still in place, or were moved together with the packs."""
     here = {real_name(path): path for path in inputs}
     for entry in listed:
         path = here.get(real_name(resolve_path(entry, folder)))
@@ -168,9 +168,9 @@ def _check_inputs(claims, listed, folder, inputs):
 
 
 def _check_packs(claims, manifest, listed, spec, is_split):
-    """Check what is said of the packs of all files together."""
+    """Check the claims about the packs of all files together."""
     num_others = sum(facts.num_others for facts in listed)
-    if num_others and not is_split:  # all else that is said follows from the strategies
+    if num_others and not is_split:  # all other claims follow from the strategies
         claims.add(f"`strategies` of the plan must be those of all packs. Received: {num_others} of others.")
         return
     lengths = sum((facts.lengths for facts in listed), Counter())
@@ -187,7 +187,7 @@ def _check_packs(claims, manifest, listed, spec, is_split):
         "packing_factor": num_sequences / num_packs,
         "depth": depth,
     }
-    if is_split:  # how rows are laid, reading them has proven
+    if is_split:  # reading the rows has verified their layout
         facts |= {"num_parts": sum(facts.num_parts for facts in listed), "num_tokens": num_tokens}
     for name, fact in facts.items():
         claims.check(name, manifest[name], fact)
@@ -200,7 +200,7 @@ def _check_packs(claims, manifest, listed, spec, is_split):
 
 
 def _check_plan(claims, manifest, plan, max_seq_length, strategies):
-    """Check a plan by the strategies of all packs, and prove the lower bounds again by them."""
+    """Check a plan against the strategies of all packs, and prove its lower bounds again."""
     depth = plan.max_sequences_per_pack
     real = dataclasses.replace(plan, max_seq_length=max_seq_length, strategies=strategies, dual_values=())
     claims.check("strategies of the plan", plan.strategies, strategies)
@@ -212,7 +212,7 @@ def _check_plan(claims, manifest, plan, max_seq_length, strategies):
     proven = certify(real.num_packs, *limits, plan.dual_values)
     bounds = dict(proven.bounds)
     if "LP" in said["bounds"] and "LP" not in bounds and plan.dual_values:
-        # `certify` prices no values where a bound that costs nothing is reached: the claim may still be true
+        # `certify` skips dual values once a cheaper bound is reached, but the claim may still be true
         bounds["LP"] = dual_bound(*limits, plan.dual_values)
     for name, claimed, most in (
         ("lower_bound", bound, proven.lower_bound),
@@ -227,7 +227,7 @@ def _check_plan(claims, manifest, plan, max_seq_length, strategies):
 
 
 def _numbers_read(manifest):
-    """What a manifest says of reading the inputs: dict from name to number; `ValueError` if it is none."""
+    """A manifest's claims about inputs: dict from name to integer; `ValueError` for other values."""
     overlong = {f"num_overlong {n}": manifest["num_overlong"].get(n, 0) for n in ("truncated", "dropped")}
     numbers = {"num_records": manifest["num_records"], **overlong}
     for value in numbers.values():
@@ -237,7 +237,7 @@ def _numbers_read(manifest):
 
 
 def _check_readings(claims, readings, inputs):
-    """Check what all manifests together say of reading the inputs, whose `FileFacts` are given."""
+    """Check the claims of all manifests together about the inputs, a collection of `FileFacts`."""
     facts = {
         "num_records": sum(facts.num_records for facts in inputs),
         **{f"num_overlong {n}": sum(f.num_overlong[n] for f in inputs) for n in ("truncated", "dropped")},

@@ -1,14 +1,14 @@
-"""Comparison of two collections of digests too large for memory: sums of all, then the digests of the rest.
+"""Comparison of two multisets of digests that exceed memory.
 
-Each digest of 128 bits chooses one of 65,536 buckets. A first reading adds up, for each bucket and side, the
-digests and their number:
+Each 128-bit digest belongs to one of 65,536 buckets. A first pass adds up digests and their number, for each
+bucket and side:
 
     left {a b c}, right {c a a}     ->   sums a + b + c and c + a + a, 3 and 3: they differ
-    left {a b c}, right {c a b}     ->   equal sums: the same digests, in whatever order
+    left {a b c}, right {c a b}     ->   equal sums: the same digests, in any order
 
-Sums of digests are equal by chance once in 2^128 (Clarke and others, "Incremental multiset hash functions",
-2003, MSet-Add), so buckets of equal sums are done with. Where others are left, the digests are read again,
-and only those in these buckets are held: as many buckets at a time as fit.
+Sums are equal by chance once in 2^128 (Clarke et al., "Incremental multiset hash functions", 2003,
+MSet-Add), so buckets with equal sums are equal. For the others, the digests are read again, for as many
+buckets at a time as fit in memory.
 """
 
 import numpy as np
@@ -16,11 +16,11 @@ import numpy as np
 from bert_packed.records.sequences import rank_in_groups
 
 NUM_BUCKETS = 2**16
-MOST_HELD = 2**21  # digests of both sides at once: 40 bytes each, and as much again three times to sort them
+MOST_HELD = 2**21  # digests of both sides in memory: 40 bytes each, four times that while they are sorted
 
 
 class BucketSums:
-    """Numbers and sums of the digests in each bucket of one side: 24 bytes a bucket, whatever its size."""
+    """Number and sum of the digests in each bucket of one side, in 24 bytes per bucket."""
 
     def __init__(self):
         self.counts = np.zeros(NUM_BUCKETS, np.int64)
@@ -34,7 +34,7 @@ class BucketSums:
             np.add.at(self._sums[:, half], buckets, digests[:, half])  # modulo 2^64
 
     def find_different(self, other):
-        """The buckets whose content differs from that of another side: ascending int array."""
+        """Buckets whose content differs from the other side's: ascending int array."""
         differs = (self.counts != other.counts) | np.any(self._sums != other._sums, axis=1)
         return np.flatnonzero(differs)
 
@@ -45,15 +45,12 @@ def find_buckets(digests):
 
 
 def find_unmatched(sums, readers):
-    """Find what one side has and the other has not, or not as often.
+    """Yield, by group of buckets, the origins on either side without a partner: two int arrays `[m, 3]`.
 
     Args:
         sums: Two `BucketSums`, of all digests of each side.
-        readers: For each side a function that reads it again: to an iterable of pairs of digests, uint64
-            `[n, 2]`, and of where they are from, int array `[n, 3]`.
-
-    Yields:
-        For each group of buckets, the origins of either side that have no partner: two int arrays `[m, 3]`.
+        readers: For each side a function that reads it again: to an iterable of (digests, uint64 `[n, 2]`;
+            their origins, int `[n, 3]`).
     """
     for group in group_buckets(sums[0].find_different(sums[1]), sums[0].counts + sums[1].counts):
         sides = [hold(read(), group) for read in readers]
@@ -62,11 +59,11 @@ def find_unmatched(sums, readers):
 
 
 def group_buckets(buckets, counts):
-    """Cut buckets into groups whose digests can be held together.
+    """Group buckets, at most `MOST_HELD` digests in a group of several: list of int arrays.
 
         counts [3 4 2 9] with MOST_HELD = 7   ->   buckets {0 1}, {2}, {3}
 
-    `buckets` ascend, `counts` are the digests in every bucket, of both sides. Returns a list of int arrays.
+    `counts` are the digests of both sides in each bucket.
     """
     groups, size = [], MOST_HELD
     for bucket in buckets.tolist():
@@ -79,7 +76,7 @@ def group_buckets(buckets, counts):
 
 
 def hold(batches, buckets):
-    """Those of (digests, origins) in some buckets, in their order: two arrays, `[m, 2]` and `[m, 3]`."""
+    """Keep the (digests, origins) of some buckets, in order: two arrays, `[m, 2]` and `[m, 3]`."""
     is_wanted = np.zeros(NUM_BUCKETS, bool)
     is_wanted[buckets] = True
     held = [(np.zeros((0, 2), np.uint64), np.zeros((0, 3), np.int64))]
@@ -90,11 +87,9 @@ def hold(batches, buckets):
 
 
 def unmatched(left, right):
-    """Which entries of two multisets have no partner in the other.
+    """Ascending indices of entries without a partner in the other multiset; both are uint64 `[n, 2]`.
 
-        left [a b a], right [a c]   ->   left [1 2], right [1]
-
-    Both are digests, uint64 `[n, 2]`. Returns ascending indices into each.
+    left [a b a], right [a c]   ->   left [1 2], right [1]
     """
     both = np.concatenate([left, right])
     order = np.lexsort(both.T)

@@ -21,13 +21,12 @@ LEFT_OUT = "be left out with {}, which cannot follow it"
 NOT_FEATURES = {"features=": LEFT_OUT.format("--features")}
 NOT_SPLIT = {"split_sequences=false": LEFT_OUT.format("--split_sequences")}
 NOT_DRY_RUN = {"dry_run=false": LEFT_OUT.format("--dry_run")}
-# Of records for one objective only, which the files tell
+# For records of one objective only, which is that of the files
 BERT_SETTINGS = ("max_predictions_per_pack", "masked_lm_weights")
 CAUSAL_SETTINGS = ("split_sequences", "num_rows")
 
 
 def _parse_features(text):
-    """Check a SPEC and keep it as text."""
     if text:
         parse_features(text)
     return text
@@ -147,13 +146,13 @@ class PackConfig:
                     f"`{name}` must be {' or '.join(allowed)} with --features. "
                     f"Received: {getattr(self, name)!r}."
                 )
-        # a sequence has one position or more of the first feature with a capacity
+        # a sequence has at least one position of the first feature with a capacity
         first = next(spec for spec in parse_features(self.features) if spec.is_leader)
         check_depth_fits(self.max_sequences_per_pack, first.capacity, f"the capacity of {first.name}")
 
     def check_given(self, names):
-        """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
-        # Beside --dry_run they may be: it is the same command with one flag more
+        """Refuse flags without effect, even if they were given with their defaults."""
+        # But not with --dry_run, which may be added to any command
         if self.features or self.split_sequences:
             check_settings(self, names)
             self._refuse(
@@ -161,7 +160,7 @@ class PackConfig:
             )
 
     def check_objective(self, objective):
-        """Refuse what records of an objective, one of `schema.OBJECTIVES`, cannot follow."""
+        """Refuse settings that cannot be honoured for records of an objective, one of `schema.OBJECTIVES`."""
         is_causal = objective == CAUSAL_LM
         names = BERT_SETTINGS if is_causal else CAUSAL_SETTINGS
         self._refuse(self._changed(names), f"records for {objective}")
@@ -173,7 +172,7 @@ class PackConfig:
             )
 
     def resolved(self, objective=MLM_NSP):
-        """The settings that the result depends on for records of an objective, as a dict."""
+        """Dict of the settings that affect the result for records of an objective."""
         unused = {*unmet_settings(self), *self._unused()}
         if objective == CAUSAL_LM:
             unused.update(BERT_SETTINGS)
@@ -182,7 +181,7 @@ class PackConfig:
         return {name: value for name, value in result_settings(self).items() if name not in unused}
 
     def _unused(self):
-        """Features with several capacities have one packer."""
+        # Features with several capacities have only one packing algorithm
         capacities = (
             [spec for spec in parse_features(self.features) if spec.is_leader] if self.features else []
         )

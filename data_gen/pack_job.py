@@ -1,4 +1,4 @@
-"""Files of sequences become files of packs: the steps of `pack_steps.py`, in order, and the manifest."""
+"""Packing of files: the steps of `pack_steps.py`, in order, and the manifest."""
 
 import collections
 import dataclasses
@@ -44,12 +44,10 @@ logger = logging.getLogger(__name__)
 
 
 def pack(config, seconds=None):
-    """Pack the records of `config.input_file` into `config.output_dir`.
+    """Pack the records of `config.input_file` into `config.output_dir`; returns the manifest, a dict.
 
-    The directory receives `packed-00000-of-0000N.tfrecord`, ... and `manifest.json`, all or none. A run that
-    was killed is continued by the same call.
-
-    `seconds` is a dict that receives the time of each phase. Returns the manifest, a dict; raises
+    The directory receives `packed-00000-of-0000N.tfrecord`, ... and `manifest.json`, all or none. The same
+    call continues a run that was killed. `seconds`, a dict, receives the time of each phase. Raises
     `InputError` where an input cannot be used, or the output directory is in use.
     """
     start, seconds = time.monotonic(), {} if seconds is None else seconds
@@ -83,7 +81,7 @@ def pack(config, seconds=None):
 
 
 def metrics_row(manifest):
-    """The papers' metrics of a packed data set, as one row of a table: dict from column to value."""
+    """The papers' metrics of a packed data set: dict from column of a table to value."""
     efficiency = {"efficiency %": 100 * manifest["efficiency"], "packing factor": manifest["packing_factor"]}
     if manifest.get("split_sequences"):
         return {
@@ -115,7 +113,7 @@ def metrics_row(manifest):
 
 
 def make_kind(config, objective, vocab_size):
-    """What the records are, by the settings and the objective: a `RecordKind`."""
+    """The `RecordKind` for the settings and the objective."""
     if config.features:
         return FeatureKind(parse_features(config.features), config.overlong)
     common = (config.max_seq_length, config.overlong, vocab_size)
@@ -125,7 +123,7 @@ def make_kind(config, objective, vocab_size):
 
 
 def _pack_inputs(config, objective, stamps, promises, output, job):
-    """All steps; returns the manifest."""
+    """Run all steps; returns the manifest."""
     vocabulary, promised = promises
     kind, folder = make_kind(config, objective, vocabulary.get("vocab_size")), output.work_folder
     run_bytes = choose_run_bytes(sum(size for _, size, _ in stamps))
@@ -178,7 +176,7 @@ def _pack_inputs(config, objective, stamps, promises, output, job):
 
 
 def _count_lengths(runs, num_lengths):
-    """Sequences of each length in all runs: int64 `[num_lengths]`, or as many as occur where that is 0."""
+    """Histogram of lengths in all runs: int64 `[num_lengths]`, or to the largest length where that is 0."""
     totals = np.zeros(num_lengths, np.int64)
     for path, _ in runs:
         lengths, counts = read_array(histogram_path(path))
@@ -188,13 +186,13 @@ def _count_lengths(runs, num_lengths):
 
 
 def make_plan(arguments):
-    """Step that plans: (kind, histogram, algorithm, largest depth) -> JSON for the manifest."""
+    """Planning step: (kind, histogram, algorithm, depth) -> JSON for the manifest."""
     kind, *rest = arguments
     return kind.make_plan(*rest)
 
 
 def _assign_to_plan(config, kind, totals, folder, job):
-    """`PlannedPacks`, and what the manifest says of the plan."""
+    """`PlannedPacks`, and the manifest's entries about the plan."""
     if not totals.sum():
         raise InputError("`input_file` must leave a sequence to pack. Received: only overlong ones.")
     arguments = (kind, totals.tolist(), config.algorithm, config.max_sequences_per_pack)
@@ -204,7 +202,7 @@ def _assign_to_plan(config, kind, totals, folder, job):
 
 
 def _assign_to_rows(config, kind, totals, folder, job):
-    """`CutRows`, and what the manifest says of them, as far as it is known before the rows are cut."""
+    """`CutRows`, and the manifest's entries about rows; those that are None are known after cutting."""
     num_rows, num_sequences = config.num_rows, int(totals.sum())
     if num_sequences < num_rows:
         raise InputError(
@@ -230,10 +228,7 @@ def _assign_to_rows(config, kind, totals, folder, job):
 
 
 def cut_shards(num_packs, num_shards, packs_per_part, num_rows=1):
-    """Cut packs into shards, about equally large and none empty, and these into parts: tuples of `Part`.
-
-    Shards are of multiples of `num_rows`.
-    """
+    """Divide packs into nonempty shards of about equal size, multiples of `num_rows`: tuples of `Part`."""
     num_steps = num_packs // num_rows
     num_shards = min(num_shards, num_steps)
     limits = [num_steps * shard // num_shards * num_rows for shard in range(num_shards + 1)]
@@ -251,7 +246,7 @@ def cut_shards(num_packs, num_shards, packs_per_part, num_rows=1):
 def _sort_runs(work, runs, totals, parts, job):
     """Sort all runs by part; each is removed once it is sorted."""
     write_array(work.part_ends_path, np.array([part.last for part in parts], np.int64))
-    # On the disk, since one array a run in memory would grow with lengths times sequences
+    # On disk: one array per run in memory would grow with lengths times sequences
     steps, before = [], np.zeros_like(totals)
     for number, (path, num_sequences) in enumerate(runs):
         lengths, counts = read_array(histogram_path(path))
@@ -268,7 +263,7 @@ def _remove_run(step):
 
 
 def _write_shards(config, work, shards, spec, output, job):
-    """Write all shards: the manifest's list of files."""
+    """Write all shards; returns the manifest's list of files."""
     steps = []
     for shard, parts in enumerate(shards):
         path = output.path(f"packed-{shard:05d}-of-{len(shards):05d}.tfrecord")

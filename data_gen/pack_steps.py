@@ -1,10 +1,10 @@
-"""Steps of packing, each in bounded memory and by any process: read, sort, measure, write.
+"""Steps of packing, each in bounded memory and in any process: read, sort, measure, write.
 
     input files ──► runs ──► sorted runs ──► parts ──► shards
                read     sort             measure, write
 
-`data_gen.jobs` says what these words mean. Sorting cuts each run (`run_files.py`) into the sequences of each
-part, so that writing a part reads one group of every run.
+`data_gen/jobs/__init__.py` defines these terms. Sorting groups each run (`run_files.py`) by part, so that
+writing a part reads one group of each run.
 """
 
 import collections
@@ -24,49 +24,49 @@ from bert_packed.records.sequences import concatenate, entry_bytes, take
 from data_gen.assignments import CutRows, PlannedPacks
 from data_gen.run_files import read_array, read_run, write_array, write_run
 
-# Of a run and of a part, as columns; two or three times that while they are joined and cut. Every part reads
-# a piece of every run, so that their number counts squared: they grow with the input, up to what fits easily.
+# Of a run and of a part, as columns; two or three times that while they are joined and cut. Each part reads a
+# piece of each run, so reads grow with the square of their number: runs grow with the input, up to a limit
 RUN_BYTES, MAX_RUN_BYTES = 2**25, 2**27
-NUM_RUNS = 2**10  # about, as long as their size allows
-PACKS_AT_ONCE = 512  # gathered and encoded together: 512 packs of S=512 take about 10 MB
-ASSEMBLED_BYTES = 2**21  # likewise, of the columns that go into them: four times that as arrays of int64
+NUM_RUNS = 2**10  # approximately, within the limits of their size
+PACKS_AT_ONCE = 512  # assembled and encoded together: 512 packs of S=512 take about 10 MB
+ASSEMBLED_BYTES = 2**21  # likewise, of the columns that go into them; as int64 arrays four times that
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadWork:
-    """Read one input file into runs."""
+    """Argument of `read_file`."""
 
     kind: RecordKind
     stamp: list  # of the file, from `stamp_files`
     file_index: int  # among the inputs
     promised: dict  # of the file, from `read_input_manifests`
-    folder: str  # of the runs
+    folder: str  # receives the runs
     run_bytes: int  # from `choose_run_bytes`
 
 
 @dataclasses.dataclass(frozen=True)
 class PackWork:
-    """Sequences to be packed: sent with each step, so that it must not grow with the number of runs."""
+    """Common argument of the steps after reading."""
 
+    # Sent with each step, so it must not grow with the number of runs
     assignment: PlannedPacks | CutRows
     folder: str
     num_runs: int
 
     def sorted_run_path(self, number):
-        """Where a run is once it is sorted."""
         return os.path.join(self.folder, f"sorted-{number:06d}.run")
 
     def ranks_path(self, number):
-        """Int array `[3, m]`: the lengths in a run, and sequences of each before the run, and in all."""
+        """File of an int array `[3, m]`: lengths in a run; sequences of each before the run, and in total."""
         return os.path.join(self.folder, f"ranks-{number:06d}.npy")
 
     @property
     def part_ends_path(self):
-        """Int array `[number of parts]`: the first pack after each part."""
+        """File of an int array `[number of parts]`: the first pack after each part."""
         return os.path.join(self.folder, "part-ends.npy")
 
     def read_part(self, part, names=None):
-        """The sequences of a part, from all runs, or some of their columns: `Sequences`, and its `Packs`."""
+        """`Sequences` of a part from all runs, with all columns or those in `names`, and its `Packs`."""
         layout, paths = self.assignment.layout, map(self.sorted_run_path, range(self.num_runs))
         sequences = concatenate([read_run(path, layout, part.index, names) for path in paths])
         return sequences, self.assignment.find_packs(sequences, part.first, part.last)
@@ -74,7 +74,7 @@ class PackWork:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Packs that are assembled together, from `first` to `last`, the latter excluded."""
+    """Packs `first` to `last`, the latter excluded, which are assembled together."""
 
     index: int  # of the group in the sorted runs
     first: int
@@ -83,48 +83,49 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class ShardWork:
-    """Write one shard."""
+    """Argument of `write_shard`."""
 
     pack_work: PackWork
     parts: tuple[Part, ...]  # in order
     path: str
     spec: object  # from `RecordKind.make_spec`
-    provenance: str  # path of the index of its sequences; "" for none
+    provenance: str  # path of its provenance index; "" for none
 
 
 def choose_run_bytes(num_bytes):
-    """Bytes of a run and of a part for an input of `num_bytes`: of nothing else, so that any run agrees."""
+    """Bytes of a run and of a part for an input of `num_bytes`."""
+    # By nothing else, so that a resumed run chooses the same
     return min(max(num_bytes // NUM_RUNS, RUN_BYTES), MAX_RUN_BYTES)
 
 
 def pack_bytes(kind, depth):
-    """About how many bytes the columns of a full pack take, which holds `depth` sequences."""
+    """Approximate size in bytes of the columns of a full pack of `depth` sequences."""
     entries = (entry_bytes(kind.layout, sizes) * most for sizes, most in kind.capacities.items())
     return sum(entries) + math.ceil(depth * entry_bytes(kind.layout))
 
 
 def histogram_path(run):
-    """Where the histogram of a run is: int array `[2, m]`, lengths and how many sequences have each."""
+    """File of a run's histogram: int array `[2, m]`, lengths and their counts."""
     return f"{run}.histogram.npy"
 
 
 def read_file(work):
-    """Read an input file into runs, each with its histogram beside it, see `histogram_path`.
+    """Read an input file into runs, each with its histogram beside it.
 
-    Returns a dict with the `entry` of the manifest, `num_overlong`, dict, and `runs`, list of [path, number
-    of sequences]. `InputError` where a record cannot be used, or the file changes meanwhile.
+    Returns a dict of `entry`, for the manifest; `num_overlong`, a dict; and `runs`, a list of [path, number
+    of sequences]. Raises `InputError` where a record cannot be used, or the file changes meanwhile.
     """
     path = work.stamp[0]
     with unchanged([work.stamp]):
         num_records, num_overlong, runs = _read_runs(work, path)
-        checksum = storage.file_sha256(path)  # with the block's promise: of what was read
+        checksum = storage.file_sha256(path)  # of the content read, since the file is unchanged
     check_promises(work.promised, path, num_records, checksum)
     entry = {"path": path, "num_records": num_records, "sha256": checksum}
     return {"entry": entry, "num_overlong": num_overlong, "runs": runs}
 
 
 def _read_runs(work, path):
-    """Write the runs of a file: number of its records, dict of those overlong, and list as in `read_file`."""
+    """Write the runs of a file: (number of records, `num_overlong`, `runs`), as in `read_file`."""
     runs, held, num_bytes, num_records, num_overlong = [], [], 0, 0, collections.Counter()
 
     def flush():
@@ -154,7 +155,7 @@ def _read_runs(work, path):
 
 
 def sort_run(work_number_and_run):
-    """Give each sequence of a run its slot, and write what is packed of it in the order of the parts."""
+    """Assign slots to the sequences of a run, and write them, or their pieces, in the order of parts."""
     work, number, run = work_number_and_run
     assignment = work.assignment
     sequences = read_run(run, assignment.kind.layout)
@@ -171,7 +172,7 @@ def sort_run(work_number_and_run):
 
 
 def measure_part(work_and_part):
-    """Of the packs of a part: most sequences in one, sequences in all, and the largest `kind.measure`."""
+    """Measure a part: maximum of sequences per pack, number of sequences, and `kind.measure`."""
     work, part = work_and_part
     sequences, packs = work.read_part(part, work.assignment.key_columns)
     measured = work.assignment.kind.measure(sequences, packs)
@@ -179,7 +180,7 @@ def measure_part(work_and_part):
 
 
 def write_shard(work):
-    """Assemble the packs of a shard and write them: the manifest's entry of the file, a dict."""
+    """Assemble and write the packs of a shard; returns the manifest's entry of the file, a dict."""
     kind = work.pack_work.assignment.kind
     size = ASSEMBLED_BYTES // pack_bytes(kind, work.spec.max_sequences_per_pack)
     size = min(max(size, 1), PACKS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""Command line: pack pre-training records, several sequences to a pack, without padding between them."""
+"""Command line: pack pre-training records, several sequences per pack, without padding between them."""
 
 import collections
 import sys

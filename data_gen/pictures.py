@@ -1,4 +1,4 @@
-"""Pictures of the dry run: a histogram of lengths, and efficiency by depth."""
+"""Plots of the dry run: histogram of lengths, and efficiency by depth."""
 
 import math
 
@@ -8,7 +8,7 @@ from bert_packed.core.storage import write_whole
 
 
 def draw_histogram(histogram, max_seq_length, path):
-    """Draw the lengths, int64 `[L]`, and the share of padding that packing would remove, as a PNG."""
+    """Draw a histogram of lengths, int64 `[L]`, as a PNG; the title has the padding without packing."""
     figure, axes = _new_figure()
     num_sequences = sum(histogram.tolist())
     clipped = np.minimum(np.arange(1.0, len(histogram) + 1), max_seq_length)
@@ -16,12 +16,12 @@ def draw_histogram(histogram, max_seq_length, path):
     plot_lengths(axes, histogram)
     axes.axvline(max_seq_length, color="tab:red", linewidth=1, label=f"length {max_seq_length}")
     axes.set(title=f"{num_sequences:,} sequences; {padding:.1%} of the tokens are padding without packing")
-    axes.legend(loc="upper right")  # "best" looks at every length for a free place
+    axes.legend(loc="upper right")  # "best" would search all lengths for free space
     _save(figure, path)
 
 
 def draw_efficiency(rows, path):
-    """Draw efficiency by depth of rows from `dry_run.try_choices`, a line for each length, as a PNG."""
+    """Draw efficiency by depth, from rows of `dry_run.try_choices`, as a PNG with a line for each length."""
     figure, axes = _new_figure()
     points = {}
     for row in rows:
@@ -37,7 +37,8 @@ def draw_efficiency(rows, path):
 
 
 def plot_lengths(axes, histogram):
-    """Plot a histogram, int64 `[L]`, as one outline: a bar for each of many lengths takes minutes."""
+    """Plot a histogram, int64 `[L]`."""
+    # As one outline: a bar for each of many lengths takes minutes
     axes.stairs(histogram, np.arange(len(histogram) + 1) + 0.5, fill=True, color="tab:blue")
     axes.set(xlabel="tokens in a sequence", ylabel="sequences")
     if histogram.max() > 50 * max(np.median(histogram[histogram > 0]), 1):
@@ -45,10 +46,10 @@ def plot_lengths(axes, histogram):
 
 
 def plot_efficiency(axes, points):
-    """Plot efficiency by depth: dict from depth to its place on the x axis.
+    """Plot efficiency by depth; returns a dict from depth to its position on the x axis.
 
-    `points` is a dict from the label of a line to a dict from depth, a whole number or "max", to efficiency
-    in 0..1; a line may lack depths.
+    `points` is a dict from the label of a line to a dict from depth, an integer or "max", to efficiency in
+    0..1; a line may lack depths.
     """
     depths = {depth for line in points.values() for depth in line}
     ordered = sorted(depths, key=lambda depth: math.inf if depth == "max" else depth)

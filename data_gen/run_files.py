@@ -1,10 +1,10 @@
-"""Files of runs: sequences that wait on the disk between two steps, in groups that are read one by one.
+"""Files of runs: sequences on disk between two steps, in groups that can be read separately.
 
-    header    names of the sizes columns, entries in all, number of groups
-    table     [0 0] [2 5] [3 9]      where each group starts, in rows and in entries of each sizes column
-    columns   lengths [3 2 4], tokens [7 8 9 5 6 1 1 1 1]      one after the other
+    header    names of the sizes columns, total entries of each, number of groups
+    table     [0 0] [2 5] [3 9]      start of each group, in rows and in entries of each sizes column
+    columns   lengths [3 2 4], tokens [7 8 9 5 6 1 1 1 1]      concatenated
 
-Of the table, a reader of one group needs the two lines around it.
+A reader of one group needs only two consecutive lines of the table.
 """
 
 import json
@@ -16,13 +16,12 @@ from bert_packed.records.sequences import Sequences, to_offsets
 
 
 def write_array(path, array):
-    """Write one array to a file that appears when complete."""
+    """Write an array to a file that appears when complete."""
     with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
         np.save(file, array)
 
 
 def read_array(path):
-    """Read what `write_array` wrote."""
     with storage.open_file(path) as file:
         return np.load(file)
 
@@ -46,14 +45,11 @@ def write_run(path, sequences, group_sizes):
 
 
 def read_run(path, layout, group=None, names=None):
-    """Read what `write_run` wrote: `Sequences`.
+    """Read `Sequences` of a run, from one group or all, and with some columns or all.
 
-    Args:
-        path, layout: As they were written.
-        group: Number of one group; None for all sequences.
-        names: The columns to read, with those that size them; None for all.
+    Columns that size those in `names` must be among them.
     """
-    # Others are passed over by their sizes, so that measuring reads no tokens
+    # Other columns are skipped, so that measuring reads no tokens
     wanted = {name: column for name, column in layout.items() if names is None or name in names}
     columns = {}
     with storage.open_file(path) as file:

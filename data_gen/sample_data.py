@@ -1,4 +1,4 @@
-"""Instances of the embedded sample corpus, which are packed without an input file."""
+"""Packing of the embedded sample corpus."""
 
 import dataclasses
 import os
@@ -12,28 +12,20 @@ from data_gen.text.create_job import create
 SAMPLE_DIR = "sample_data"
 SPLITS = ("train", "eval")
 EVAL_FRACTION = 0.05
-DUPE_FACTOR = 1  # not the usual 10: to try the software, not to wait for it
+DUPE_FACTOR = 1  # not the usual 10, to save time
 
 
 def pack_sample_corpus(config, seconds=None):
-    """Pack both splits of the sample corpus, whose instances are created where they are missing.
+    """Pack both splits of the sample corpus: dict from split to the manifest of its packs.
 
-    Instances are in `sample_data/instances_LENGTH`, packs in `train` and `eval` of the output directory,
-    which is `sample_data/packed_LENGTH` where the config names none.
-
-    Args:
-        config: `PackConfig` without an `input_file`.
-        seconds: `defaultdict(dict)` that receives, by split, the time of each phase; None where nobody asks.
-
-    Returns:
-        Dict from split to the manifest of its packs.
-
-    Raises:
-        InputError: an output directory is in use, or the corpus cannot be built.
+    Instances are in `sample_data/instances_LENGTH`, and created where missing. Packs are in `train` and
+    `eval` of the output directory, by default `sample_data/packed_LENGTH`. `seconds`, a `defaultdict(dict)`,
+    receives the time of each phase, by split. Raises `InputError` where an output directory is in use, or
+    the corpus cannot be built.
     """
     instances = os.path.join(SAMPLE_DIR, f"instances_{config.max_seq_length}")
     output_dir = config.output_dir or os.path.join(SAMPLE_DIR, f"packed_{config.max_seq_length}")
-    if read_manifest(instances) is None:  # the manifest comes last: with it, all instances are there
+    if read_manifest(instances) is None:  # the manifest is written last, so its instances are complete
         create(
             CreateConfig(
                 output_dir=instances,
@@ -54,10 +46,7 @@ def pack_sample_corpus(config, seconds=None):
 
 
 def build_missing(max_seq_length=512):
-    """Build the packed and the unpacked records of the sample corpus where they are missing.
-
-    They are in `sample_data/packed_LENGTH` and `sample_data/unpacked_LENGTH`, each with `train` and `eval`.
-    """
+    """Build missing records of the corpus, in `sample_data/packed_LENGTH` and `unpacked_LENGTH`."""
     for name, depth in (("packed", "max"), ("unpacked", 1)):
         output_dir = os.path.join(SAMPLE_DIR, f"{name}_{max_seq_length}")
         if all(read_manifest(os.path.join(output_dir, split)) for split in SPLITS):
@@ -66,6 +55,6 @@ def build_missing(max_seq_length=512):
             output_dir=output_dir,
             max_seq_length=max_seq_length,
             max_sequences_per_pack=depth,
-            overwrite=True,  # what a killed build left behind
+            overwrite=True,  # leftovers of a killed build
         )
         pack_sample_corpus(config)

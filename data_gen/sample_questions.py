@@ -1,4 +1,4 @@
-"""The project's own questions and their vocabulary, from which `run_squad.py` learns without files."""
+"""Sample data of `run_squad.py`: the project's own questions, and a vocabulary for them."""
 
 import os
 from pathlib import Path
@@ -14,14 +14,7 @@ VOCAB_SIZE = 8192
 
 
 def build_missing(do_lower_case=True):
-    """Train the vocabulary, on the embedded corpus and the questions, where it is missing.
-
-    Args:
-        do_lower_case: As in `tokenization.make_tokenizer`.
-
-    Returns:
-        Path of the vocabulary.
-    """
+    """Train the vocabulary, if missing, on the embedded corpus and the questions; returns its path."""
     folder = os.path.join(SAMPLE_DIR, "uncased" if do_lower_case else "cased")
     path = os.path.join(folder, "vocab.txt")
     if not os.path.exists(path):
@@ -30,6 +23,6 @@ def build_missing(do_lower_case=True):
         documents = [*read_sample_documents(), texts]
         vocabulary = tokenization.train_vocab(documents, VOCAB_SIZE, do_lower_case)
         os.makedirs(folder, exist_ok=True)
-        with write_whole(path) as partial:  # a killed training leaves no half vocabulary
+        with write_whole(path) as partial:  # a kill must not leave half a vocabulary
             tokenization.save_vocab(vocabulary, partial)
     return path

@@ -1,4 +1,4 @@
-"""Comparison of packs with the sequences of their inputs, and with what their manifests say."""
+"""Comparison of packs with the sequences of their inputs, and with their manifests."""
 
 import dataclasses
 import functools
@@ -31,34 +31,34 @@ NUM_SHOWN = 5  # differences of each kind
 class Comparison:
     """The result of `compare_files`."""
 
-    num_input_sequences: int  # those dropped by `overlong` not counted
+    num_input_sequences: int  # without those that `overlong` drops
     num_packed_sequences: int
     num_missing: int  # sequences of the inputs that are not in the packs
     num_unexpected: int  # sequences in the packs that are not in the inputs, or too often
-    differences: tuple[str, ...]  # the first of them, or what is wrong with the layout, a sentence each
-    malformed: bool = False  # the packs break the layout; the counts are of what was read before
-    false_claims: tuple[str, ...] = ()  # what the manifests beside the packs say and is not so
+    differences: tuple[str, ...]  # sentences: the first differences, or the violation of the layout
+    malformed: bool = False  # the packs violate the layout; counts are of the content read before that
+    false_claims: tuple[str, ...] = ()  # sentences about the manifests beside the packs
 
     @property
     def is_equal(self):
-        """Whether the packs hold the sequences of the inputs."""
+        """True if the packs hold the sequences of the inputs."""
         return not self.differences
 
     @property
     def is_good(self):
-        """Whether they do, and nothing that is said of them is false."""
+        """True if, in addition, no claim of the manifests is false."""
         return self.is_equal and not self.false_claims
 
 
 def compare_files(input_files, packed_files, overlong):
-    """Compare the sequences of unpacked and packed files, and what manifests say with what is.
+    """Compare the sequences of unpacked and packed files, and the manifests of the packs with both.
 
-    Two sequences are the same where all columns but their origins are. Memory does not grow with their number
-    (`multiset.py`); where they differ the files are read again, once for each two million sequences in
-    buckets that do.
+    Sequences are equal where all columns but their origins are. Memory does not grow with their number
+    (`multiset.py`). If the files differ, they are read again, once for each two million sequences in buckets
+    that differ.
 
-    `overlong` is what packing did with inputs longer than the packs: "error", "truncate" or "drop". Returns a
-    `Comparison`; raises `InputError` where a file cannot be read as what it should be.
+    `overlong`, "error", "truncate" or "drop", is the setting with which the packs were made. Returns a
+    `Comparison`; raises `InputError` where a file cannot be read, or has the wrong kind of records.
     """
     _refuse_other_features(packed_files)
     objective = find_common_objective([*packed_files, *input_files])
@@ -66,14 +66,14 @@ def compare_files(input_files, packed_files, overlong):
     kind = (CausalKind if objective == CAUSAL_LM else BertKind)(spec.max_seq_length, overlong)
 
     num_rows = find_num_rows(packed_files) if objective == CAUSAL_LM else 0
-    inputs, packed = {}, {}  # `FileFacts` of each path, counted again where the files are read again
+    inputs, packed = {}, {}  # `FileFacts` of each path; every pass over the files starts them again
 
     def read_inputs():
         inputs.update((path, FileFacts()) for path in input_files)
         for path in input_files:
             for batch in kind.read_unpacked(path):
                 inputs[path].num_records += len(batch)
-                # Under "error" packing would have refused them: here they count as missing.
+                # With "error", packing refuses overlong sequences: here they count as missing
                 if overlong != "error" and not num_rows:
                     batch, num_overlong = kind.fit(batch)
                     inputs[path].num_overlong.update(num_overlong)
@@ -126,12 +126,15 @@ def compare_files(input_files, packed_files, overlong):
 
 
 def find_overlong(packed_files):
-    """What packing did with overlong sequences, from the manifests beside the packs; "error" without one."""
+    """The `overlong` setting of packs, from the manifests beside them; "error" without one.
+
+    Raises `InputError` where manifests disagree.
+    """
     found = {}
     for directory in sorted({folder_of(path) for path in packed_files}):
         settings = (read_manifest(directory, any_json=True) or {}).get("settings")
         overlong = settings.get("overlong") if isinstance(settings, dict) else None
-        # another program's manifest.json says nothing of it
+        # the manifest.json may be another program's
         found[overlong if overlong in OVERLONG_CHOICES else OVERLONG_CHOICES[0]] = directory
     if len(found) > 1:
         raise InputError(f"packs must be made with one --overlong. Received: {found}.")
@@ -142,7 +145,7 @@ def _refuse_other_features(packed_files):
     """Raise `InputError` for packs that were made with `--features`."""
     for path in packed_files:
         names = feature_names(first_record(path), path, 1)
-        if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # which no layout of BERT's has
+        if any(name.endswith(ADDED_SUFFIXES[0]) for name in names):  # in no other kind of packs
             raise InputError(
                 "`packed_file` must be packs of BERT's records: those of --features have no verifier. "
                 f"Received: {path}."
@@ -150,7 +153,7 @@ def _refuse_other_features(packed_files):
 
 
 def _read(read, paths, layout, title="looking for differences"):
-    """Read one side: yields digests uint64 `[n, 2]`, and of each the file, record and length, `[n, 3]`."""
+    """Read one side: yields digests, uint64 `[n, 2]`, and their (file, record, length), `[n, 3]`."""
     numbers = {path: number for number, path in enumerate(paths)}
     with tqdm(desc=title, unit=" sequences", disable=None) as progress:
         for batch in read():

@@ -1,4 +1,4 @@
-"""Command line: prove that packs hold every input sequence exactly once, and are what is said of them."""
+"""Command line: prove that packs hold every input sequence exactly once and their manifests are true."""
 
 import dataclasses
 import sys

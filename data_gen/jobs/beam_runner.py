@@ -1,4 +1,4 @@
-"""Steps on Apache Beam: an element each, their results in a folder that all machines share."""
+"""Steps on Apache Beam, one element each, with results in a folder that all machines share."""
 
 import contextlib
 import importlib
@@ -13,23 +13,23 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 
 OPTIONS_VARIABLE = "BEAM_OPTIONS"
-BUG = ".bug"  # suffix of the note of an error that no user made
+BUG = ".bug"  # suffix of notes of errors that are not the user's
 
 
 def run_pipeline(runner, function, elements, work_folder):
     """Apply a function to every element, on any machine.
 
     Args:
-        runner: Name of a Beam runner. Its own options are in the environment variable `BEAM_OPTIONS`, as
-            `--flink_master=host:8081 --parallelism=64`. Those after a lone `--` are a job server's, which
-            Beam does not know here: they are passed on unchecked.
-        function: Function of a module.
-        elements: List of what can be pickled.
+        runner: Name of a Beam runner, with options in the environment variable `BEAM_OPTIONS`, such as
+            `--flink_master=host:8081 --parallelism=64`. Those after a lone `--` are for a job server; Beam
+            does not know them, so they are passed on unchecked.
+        function: A module's function.
+        elements: List of picklable objects.
         work_folder: Folder that all machines see.
 
     Raises:
-        InputError: `BEAM_OPTIONS` cannot be used.
-        InputError, OSError: what the function raised first, in the order of the elements.
+        InputError: `BEAM_OPTIONS` is wrong.
+        InputError, OSError: the function's error for the first element that has one.
         OSError: the runner failed.
     """
     pipeline = _make_pipeline(runner)
@@ -39,18 +39,18 @@ def run_pipeline(runner, function, elements, work_folder):
     numbered = [(function, folder, number, element) for number, element in enumerate(elements)]
     try:
         with pipeline:
-            # without the reshuffle Beam would fuse everything into the one step that makes the list
+            # without the reshuffle Beam would fuse everything with the single step that creates the list
             _ = pipeline | beam.Create(numbered) | beam.Reshuffle() | beam.Map(_apply)
-    except Exception as error:  # every runner has other errors
+    except Exception as error:  # each runner has its own errors
         if any(name.endswith(BUG) for name in storage.list_names(folder)):
-            raise  # ours: the traceback is wanted
+            raise  # a mistake of ours needs its traceback
         _raise_noted(folder)
         raise OSError(f"{runner} failed: {type(error).__name__}: {_last_line(error)}") from error
     _raise_noted(folder)
 
 
 def _make_pipeline(runner):
-    """A pipeline with the runner's options, all of them checked; raises `InputError`."""
+    """A pipeline with the runner's options, all checked; raises `InputError`."""
     if runner == "DataflowRunner":
         _check_dataflow()
     text = os.environ.get(OPTIONS_VARIABLE, "")
@@ -69,7 +69,7 @@ def _make_pipeline(runner):
             unknown = options.get_all_options(retain_unknown_options=True).keys() - known
             if unknown:  # Beam would drop it with a warning
                 raise ValueError(f"--{min(unknown)} is none")
-            # its check of what the runner cannot do without is a ValueError too
+            # for a missing option that the runner requires, this raises ValueError too
             return beam.Pipeline(options=PipelineOptions(words[:end] + words[end + 1 :], runner=runner))
     except (ValueError, TypeError, SystemExit) as error:
         reason = _last_line(complaint.getvalue()).partition("error: ")[2] or _last_line(error)
@@ -79,7 +79,7 @@ def _make_pipeline(runner):
 
 
 def _check_dataflow():
-    """Raise `InputError` where Beam was installed without what Dataflow needs."""
+    """Raise `InputError` where Beam was installed without Dataflow's dependencies."""
     try:
         importlib.import_module("apache_beam.runners.dataflow.internal.apiclient")
     except ImportError as error:
@@ -95,14 +95,15 @@ def _last_line(error):
 
 
 def _raise_noted(folder):
-    """Raise the first mistake that a step has noted, if any."""
+    """Raise the first error that a step has noted, if any."""
     for name in storage.list_names(folder):
         kind, message = storage.read_text(os.path.join(folder, name)).split("\n", 1)
         raise {"input": InputError, "system": OSError}[kind](message)
 
 
 def _apply(numbered):
-    """Call the function; a user's mistake is kept for the parent, which Beam would bury in a traceback."""
+    """Call the function, and note its error for the parent."""
+    # Beam itself would hide a user's error in a traceback
     function, folder, number, element = numbered
     try:
         function(element)

@@ -1,7 +1,7 @@
-"""Output directories: a command's files appear there all together when complete, or not at all.
+"""Output directories, in which all files of a command appear together when complete, or not at all.
 
-Until then they are in `.incomplete`, with a note of the run that makes them. A user's mistake leaves nothing
-of it. A run that was killed, interrupted, or failed for another reason, leaves it, and the same one goes on.
+Until then they are in `.incomplete`, with the identity of the run that makes them. After a user's error that
+folder is removed. After a kill, an interrupt or another error it stays, and the same command continues.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.manifests import MANIFEST_NAME, is_of_scans, read_manifest
 
 INCOMPLETE_NAME = ".incomplete"
-WORK_NAME = "work"  # within it: what is not to be published
-IDENTITY_NAME = "identity.json"  # within that: which run this is
-PUBLISH_NAME = "publish.json"  # and which names it is about to publish
-OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # what --overwrite may replace, with the scans and these:
+WORK_NAME = "work"  # within it: files that are not published
+IDENTITY_NAME = "identity.json"  # within that: the identity of the run
+PUBLISH_NAME = "publish.json"  # and the names that it is about to publish
+OWN_SUFFIXES = (".tfrecord", ".provenance.npz")  # --overwrite may replace these, scans, and
 OWN_NAMES = (MANIFEST_NAME, "vocab.txt", "tokenizer.json")
 
 logger = logging.getLogger(__name__)
@@ -26,60 +26,51 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class OutputDir:
-    """The folder in which a command collects its files until all are complete.
-
-    Attributes:
-        folder: Path.
-        manifest: None, or the manifest where an earlier run had finished all and was killed while its files
-            received their names. Then there is nothing left to do.
-    """
+    """The folder in which a command collects its files until all are complete."""
 
     folder: str
+    # Where an earlier run was complete and was killed while its files were renamed: nothing is left to do
     manifest: dict | None = None
 
     def path(self, name):
-        """The path to write to of the file that will be `name`."""
+        """The path at which to write the file that will be `name`."""
         return os.path.join(self.folder, name)
 
     @property
     def work_folder(self):
-        """Folder for whatever the command needs until it is complete."""
+        """Folder for temporary files of the command."""
         return self.path(WORK_NAME)
 
     def write_manifest(self, content):
         """Write `manifest.json`, which becomes visible after all other files."""
-        # a line per key: indentation would give every number of a histogram its own
+        # a line per key: `indent` would write every number of a histogram on its own line
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
         storage.write_text(self.path(MANIFEST_NAME), "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 @contextlib.contextmanager
 def open_output_dir(path, overwrite, identity):
-    """Collect files in `path/.incomplete` and move them to their names when the block ends well.
+    """Context manager for an `OutputDir`, whose files are moved to `path` when the block has succeeded.
 
         with open_output_dir("packs", overwrite, identity) as output:
             if output.manifest is None:
                 write_records(output.path("packed-00000-of-00001.tfrecord"), records)
                 output.write_manifest(manifest)
 
-    After a user's mistake nothing of the block is left, unless its files are on their way to their names.
-    After a kill, Ctrl-C or another error, such as a full disk, `.incomplete` is left: the next run of equal
-    identity finds it as it was, any other removes it. The manifest comes last, so a directory with a manifest
-    is complete.
+    After an `InputError` of the block, `path/.incomplete` is removed, unless its files are already being
+    moved. After a kill, Ctrl-C or another error, such as a full disk, it stays: the next run with equal
+    identity continues in it, any other removes it. The manifest is moved last, so a directory with one is
+    complete.
 
     Args:
-        path: Directory; made where it is missing.
-        overwrite: Whether a directory in use may be replaced. Its old records, `manifest.json` and
-            `vocab.txt` stay until the new files are complete; other files stay for good.
-        identity: Dict of all that the files depend on, as plain JSON.
-
-    Yields:
-        `OutputDir`.
+        path: Directory; created where it is missing.
+        overwrite: Replace a directory in use. Its old records, `manifest.json` and vocabulary stay until the
+            new files are complete; other files are kept.
+        identity: Plain JSON of everything that the files depend on.
 
     Raises:
         InputError: the directory is in use and not to be overwritten, another run writes to it, or it is
             a file.
-        What the block raises, with a note that the same command continues where that is so.
     """
     final = os.fspath(path)
     if storage.is_file(final):
@@ -89,12 +80,12 @@ def open_output_dir(path, overwrite, identity):
             "`output_dir` must have a name in UTF-8, which is all that TensorFlow writes to. "
             f"Received: {storage.printable(final)}."
         )
-    identity = json.loads(json.dumps(identity))  # as a reader finds it: tuples are lists
+    identity = json.loads(json.dumps(identity))  # with lists for tuples, for comparison with the file
     is_new = not storage.exists(final)
     storage.make_folder(final)
     with storage.lock(final, f"`output_dir` is being written by another run. Received: {final}."):
         folder = os.path.join(final, INCOMPLETE_NAME)
-        # of a run that was killed: a living one would hold the lock
+        # left by a killed run, since a live one would hold the lock
         is_same = _read_identity(folder) == identity
         is_publishing = is_same and _is_publishing(folder)
         names = storage.list_names(final)
@@ -113,8 +104,8 @@ def open_output_dir(path, overwrite, identity):
             yield OutputDir(folder, manifest)
             _publish(folder, final)
         except BaseException as error:
-            with contextlib.suppress(OSError):  # the first error is the one to report
-                # While they get their names, the old files may be gone already
+            with contextlib.suppress(OSError):  # report the first error, not one from cleaning up
+                # While files are moved, the old ones may be gone already
                 is_kept = _read_identity(folder) == identity and not isinstance(error, InputError)
                 if is_kept or _is_publishing(folder):
                     error.add_note(f"the same command continues with what is in {folder}")
@@ -134,20 +125,20 @@ def refuse_own_input(input_files, directory):
 
 
 def _real_path(path):
-    """A path without links; a URL as it is, because `os.path` would take it for a local path."""
+    """A path without links; a URL unchanged, since `os.path` would treat it as a local path."""
     return str(path).rstrip("/") if storage.is_remote(path) else os.path.realpath(path)
 
 
 def _is_publishing(folder):
-    """Whether the files in `.incomplete` are complete and on their way to their names."""
+    """True if the files in `.incomplete` are complete and being moved to their names."""
     return storage.exists(os.path.join(folder, WORK_NAME, PUBLISH_NAME))
 
 
 def _read_identity(folder):
-    """The identity of the run that `.incomplete` is of, or None."""
+    """The identity of the run that made `.incomplete`, or None."""
     try:
         return storage.read_json(os.path.join(folder, WORK_NAME, IDENTITY_NAME), default=None)
-    except InputError:  # not what a run writes: nobody's
+    except InputError:  # not written by a run
         return None
 
 
@@ -162,7 +153,7 @@ def _say_what_differs(folder, identity):
 def _prepare(folder, identity):
     work = os.path.join(folder, WORK_NAME)
     storage.make_folder(work)
-    for place in (folder, work):  # what killed steps left: room on the disk
+    for place in (folder, work):  # partial files of killed steps would only take disk space
         for name in storage.list_names(place):
             if name.endswith(storage.PARTIAL_SUFFIX):
                 storage.remove(os.path.join(place, name))
@@ -170,7 +161,7 @@ def _prepare(folder, identity):
 
 
 def _publish(folder, final):
-    """Replace the old files of `final` by those in `folder`; may be killed and called again at any point."""
+    """Replace the old files of `final` by those in `folder`; can be killed at any point and called again."""
     plan = os.path.join(folder, WORK_NAME, PUBLISH_NAME)
     if not storage.exists(plan):
         names = [name for name in storage.list_names(folder) if name != WORK_NAME]
@@ -179,21 +170,22 @@ def _publish(folder, final):
     names = storage.read_json(plan, list)
     left = [name for name in names if storage.exists(os.path.join(folder, name))]
     if left:
-        # Without its manifest a directory counts as incomplete: it goes first and comes last.
+        # A directory without its manifest counts as incomplete, so it is removed first and moved last
         old = [name for name in storage.list_names(final) if _is_own(name)]
         for name in reversed(sorted(old, key=_manifest_last)):
             if name == MANIFEST_NAME or name not in names:
                 storage.remove(os.path.join(final, name))
     for name in left:
         if name == MANIFEST_NAME:
-            storage.flush_folder(final)  # or a power cut could keep the manifest's name and lose another
+            storage.flush_folder(final)  # else a power cut could keep the manifest's name and lose another
         storage.replace(os.path.join(folder, name), os.path.join(final, name))
     storage.flush_folder(final)
     _discard(folder)
 
 
 def _discard(folder):
-    """Remove `.incomplete`. Its identity goes first: what is left after a kill is nobody's."""
+    """Remove `.incomplete`."""
+    # Its identity first, so that no run continues with what a kill may leave
     identity = os.path.join(folder, WORK_NAME, IDENTITY_NAME)
     if storage.exists(identity):
         storage.remove(identity)
@@ -213,5 +205,5 @@ def _remove_if_empty(directory):
         if not storage.list_names(directory):
             storage.remove_folder(directory)
         return
-    with contextlib.suppress(OSError):  # someone else's file in it: then it is not ours to remove
+    with contextlib.suppress(OSError):  # not empty: another program has written a file there
         os.rmdir(directory)

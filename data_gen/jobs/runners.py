@@ -1,4 +1,4 @@
-"""Runners of the steps of a command: local processes, or Apache Beam by `beam_runner.py`."""
+"""Choice of runners for steps, local processes or Apache Beam, and pools of local workers."""
 
 import contextlib
 import importlib.util
@@ -13,7 +13,7 @@ from bert_packed.core.settings import InputError
 
 LOCAL = "local"
 RUNNERS = (LOCAL, "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner")
-# One process is as fast up to here, because others take time to start
+# Up to here one process is as fast, because others take time to start
 BYTES_THAT_PAY = 2**26  # of records to pack
 TEXT_BYTES_THAT_PAY = 2**24  # of text to make records of
 STATUS_ORPHANED = 1
@@ -31,7 +31,7 @@ RUNNER_HELP = (
 
 
 def choose_num_workers(num_workers, num_bytes, bytes_that_pay=BYTES_THAT_PAY):
-    """The number of processes for `--num_workers` and an input's size, where 0 = as many as pay."""
+    """The number of processes for `--num_workers` (0 = automatic) and the size of the input."""
     if num_workers:
         return num_workers
     return num_cores() if num_bytes > bytes_that_pay else 1
@@ -45,7 +45,7 @@ def num_cores():
 
 
 def check_runner(runner, num_workers):
-    """Raise `InputError` where a runner is not installed, or cannot honour `num_workers`."""
+    """Raise `InputError` for a runner that is not installed, or that cannot honour `num_workers`."""
     if runner == LOCAL:
         return
     if num_workers:
@@ -61,17 +61,14 @@ def check_runner(runner, num_workers):
 
 
 def start_workers(number, prepare=None, *arguments, freed_memory=LARGE_ARRAYS):
-    """A pool of processes that leave Ctrl-C to this one, which reports it once, and end with it.
+    """A `ProcessPoolExecutor` whose workers ignore Ctrl-C, which this process reports, and end with it.
 
     Args:
-        number: Processes.
-        prepare: Function that each calls first, with `arguments`; both can be pickled.
-        freed_memory: Settings of `keep_freed_memory` for each; None leaves the C library as it is.
-
-    Returns:
-        `ProcessPoolExecutor`.
+        number: Number of processes.
+        prepare: Function that each worker calls first, with `arguments`; all picklable.
+        freed_memory: Settings of `keep_freed_memory` for each; None leaves the C library unchanged.
     """
-    # Spawned, not forked: TensorFlow's and the tokenizer's threads do not survive a fork.
+    # Spawned, not forked: TensorFlow's and the tokenizer's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
     return futures.ProcessPoolExecutor(number, context, _begin, (freed_memory, prepare, *arguments))
 
@@ -95,7 +92,7 @@ def _begin(freed_memory, prepare, *arguments):
 
 
 def _end_with_parent():
-    # Or the workers of a killed run would go on writing beside those of the next
+    # Else the workers of a killed run would write alongside those of the next
     with contextlib.suppress(OSError):
         multiprocessing.parent_process().join()
     os._exit(STATUS_ORPHANED)

@@ -1,8 +1,8 @@
-"""Jobs in steps, by one process, several or Apache Beam: each step is done once, even across kills.
+"""Resumable jobs of steps, by one process, several, or Apache Beam.
 
-A step is a function of its argument alone that writes whole files and returns a small result, which is noted
-in the job's work folder. A job that is started again finds the notes and does the rest. So the result does
-not depend on the runner, the order of the steps or the number of kills.
+A step is a function of its argument alone. It writes whole files and returns a small result, which is noted
+in the job's work folder; a restarted job does only the steps without a note. So the result does not depend
+on the runner, the order of steps or the number of kills.
 """
 
 import contextlib
@@ -21,37 +21,30 @@ from tqdm import tqdm
 from bert_packed.core import progress, storage
 from data_gen.jobs.runners import LOCAL, start_workers, telling_lost_workers
 
-SECONDS_BETWEEN_LOOKS = 0.5  # at what the workers have done
+SECONDS_BETWEEN_LOOKS = 0.5  # at the progress of workers
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One piece of work.
+    """One piece of work of a job."""
 
-    Attributes:
-        name: Unique in its job, and a file name.
-        function: Function of a module, from `argument` to a result that is plain JSON.
-        argument: Anything that can be pickled.
-        size: Its part of the progress bar, which `progress.advance` moves within the step.
-    """
-
-    name: str
-    function: Callable[[Any], Any]
-    argument: Any
-    size: int = 1
+    name: str  # unique in its job, and a valid file name
+    function: Callable[[Any], Any]  # a module's function, whose result is plain JSON
+    argument: Any  # picklable
+    size: int = 1  # share of the progress bar, which `progress.advance` moves within the step
 
 
 class Job:
-    """Does steps; keeps the notes of those done, and the processes between calls.
+    """Does steps, notes their results, and keeps the workers between calls of `run`.
 
         with Job(output.work_folder, num_workers=2) as job:
             results = job.run([Step("shard-0", write_shard, 0), Step("shard-1", write_shard, 1)], "write")
 
     Args:
-        work_folder: Folder for the notes; of one job only, and shared by all machines that work on it.
+        work_folder: Folder for the notes of this job only, shared by all machines that work on it.
         num_workers: Local processes; 1 = this one.
         runner: One of `runners.RUNNERS`.
-        seconds: Dict that receives the time of each call of `run`, under its title; None where nobody asks.
+        seconds: Dict that receives the time of each call of `run`, under its title.
     """
 
     def __init__(self, work_folder, num_workers=1, runner=LOCAL, seconds=None):
@@ -69,26 +62,16 @@ class Job:
         if self._pool is None:
             return
         if kind is not None:
-            # A worker that went on would write its step into the folder of whoever comes next
+            # Else workers would finish their steps, perhaps in the folder of the next run
             for process in list((self._pool._processes or {}).values()):
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, steps, title, unit="steps", release=None):
-        """Do the steps that are not done yet.
+        """Do the steps that are not done yet, and return all results, in the order of the steps.
 
-        Args:
-            steps: List of `Step`.
-            title: Of the progress bar.
-            unit: Of `Step.size`.
-            release: Function called with each step once it is done, to remove what only that step needed; it
-                may be called again after a kill.
-
-        Returns:
-            List of results in the order of the steps.
-
-        Raises:
-            What a step raises.
+        `title` and `unit`, of `Step.size`, are for the progress bar. `release` is called with each step once
+        it is done, to remove files that only that step needed; after a kill, perhaps again.
         """
         start, release = time.monotonic(), release or (lambda step: None)
         results, left = {}, []
@@ -111,7 +94,7 @@ class Job:
         return [results[step.name] for step in steps]
 
     def _do(self, steps, bar):
-        """Do steps in any order and move the bar: yields (step, result)."""
+        """Do steps in any order, and move the bar: yields (step, result)."""
         if self._runner != LOCAL and steps:
             from data_gen.jobs.beam_runner import run_pipeline  # an extra; its import takes seconds
 
@@ -145,7 +128,7 @@ class Job:
 
 
 def do_step(work):
-    """Do one (step, work folder), note its result, and return it as the note has it: lists for tuples."""
+    """Do one (step, work folder), note its result and return it as noted, with lists for tuples."""
     step, work_folder = work
     with progress.step(step.size):
         note = json.dumps({"result": step.function(step.argument)})
@@ -159,8 +142,8 @@ def _note_path(work_folder, step):
 
 @contextlib.contextmanager
 def _shown(counter, bar):
-    """Move the bar by what the workers add to a counter during the block."""
-    number = counter.get_obj()  # without its lock, which a killed worker may never have given back
+    """Move the bar by the progress that workers add to a counter during the block."""
+    number = counter.get_obj()  # without its lock, which a killed worker may still hold
     shown = number.value
 
     def show():
@@ -185,7 +168,7 @@ def _shown(counter, bar):
 
 
 def _count_into(counter):
-    """Let this process add its progress to a counter that it shares with its parent."""
+    """Make this process add its progress to a counter shared with its parent."""
 
     def add(amount):
         with counter.get_lock():
