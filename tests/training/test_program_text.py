@@ -42,7 +42,8 @@ FileNames
 %inner_condition (t: (s32[], f32[2,3])) -> pred[] {
   %t = (s32[], f32[2,3]{1,0}) parameter(0)
   %i = s32[] get-tuple-element(%t), index=0
-  ROOT %less = pred[] fusion(%i), kind=kLoop, calls=%below_five
+  %limit = s32[] constant(4)
+  ROOT %less = pred[] fusion(%i, %limit), kind=kLoop, calls=%below_five
 }
 
 %inner_body (t.1: (s32[], f32[2,3])) -> (s32[], f32[2,3]) {
@@ -113,6 +114,7 @@ def test_how_often_what_is_executed(module):
     [
         (("", ""), 5),
         (("constant(5)", "constant(9)"), 7),  # below both
+        (("constant(5)", "parameter(1)"), 4),  # handed in by the caller
         (("direction=LT", "direction=NE"), 7),  # what is no limit does not count
         (('"known_induction_variable"', '"unknown"'), None),
         (("constant(0)", "constant(1)"), None),  # it starts elsewhere
