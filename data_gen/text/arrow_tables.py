@@ -1,9 +1,9 @@
-"""Reading documents from rows of Parquet and Arrow files, few at a time: needs the extra `arrow`.
+"""Documents from rows of Parquet and Arrow files, read a few at a time; needs the extra `arrow`.
 
-A row is a document, as a line of JSON is: its `text`, or its `paragraphs`. Arrow files are streams, such as
-Hugging Face's `datasets` keep (`save_to_disk`, and their cache), or have an index at the end. Files are
-mapped, and memory of what was read is given back: of a row group a page is held, of a batch some rows (all of
-it where it is compressed).
+A row, like a line of JSON, is a document: its `text`, or its `paragraphs`. Arrow files are streams, as in
+Hugging Face's `datasets` (`save_to_disk`, and its cache), or have an index at the end. Files are mapped, and
+pages are released after reading: memory holds one page of a row group, or some rows of a batch (all where it
+is compressed).
 """
 
 import contextlib
@@ -17,26 +17,22 @@ from data_gen.text.mapped_arrays import map_bytes, release
 
 ROWS_AT_ONCE = 1024
 BYTES_AT_ONCE = 2**20  # of text, unless one row has more
-FILE_MAGIC = b"ARROW1"  # opens an Arrow file that has an index
+FILE_MAGIC = b"ARROW1"  # first bytes of an Arrow file with an index
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def read_rows(path):
-    """Read the documents of a table.
+    """Yield row numbers, from 1, and documents of a table.
 
-    Yields:
-        The row's number from 1, and its `text` (str), or where that is missing or null its `paragraphs` (list
-        of str); "" where a row has neither.
-
-    Raises:
-        InputError: naming the file: no such table, cut off, damaged, not UTF-8, or without a column of these
-            names that holds strings.
+    A document is the row's `text` (str), or where that is missing or null its `paragraphs` (list of str), or
+    "". Raises `InputError`, naming the file, if it is truncated, damaged, not UTF-8, or has no column of
+    strings with one of these names.
     """
     content = map_bytes(path)
     number = 0
     with _telling_what_is_wrong(path):
         for batch in (_read_parquet if is_parquet(path) else _read_arrow)(path, content):
-            batch.validate(full=True)  # what a damaged file says of places in memory must not be believed
+            batch.validate(full=True)  # a damaged file may hold offsets outside its memory
             for document in _documents(batch):
                 number += 1
                 yield number, document
@@ -44,12 +40,12 @@ def read_rows(path):
 
 
 def is_parquet(path):
-    """Whether a table is a Parquet file, by its name."""
+    """True if a table is a Parquet file, by its name."""
     return str(path).lower().endswith(".parquet")
 
 
 def _read_parquet(path, content):
-    """Yield record batches of the text columns of a Parquet file, each of some rows."""
+    """Yield record batches of some rows of a Parquet file's text columns."""
     with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False) as file:
         names = _text_columns(path, file.schema_arrow)
         for index in range(file.num_row_groups):
@@ -64,7 +60,7 @@ def _read_parquet(path, content):
 
 
 def _read_arrow(path, content):
-    """Yield record batches of the text columns of an Arrow file, each of some rows."""
+    """Yield record batches of some rows of an Arrow file's text columns."""
     source = pa.BufferReader(content)
     place = 0
     for names, batch in _record_batches(path, content, source):
@@ -77,7 +73,7 @@ def _read_arrow(path, content):
 
 
 def _record_batches(path, content, source):
-    """Yield the names of the text columns and a record batch, for each."""
+    """Yield (names of the text columns, record batch) of an Arrow file."""
     if content[: len(FILE_MAGIC)].tobytes() == FILE_MAGIC:
         with pa.ipc.open_file(source) as reader:
             names = _text_columns(path, reader.schema)
@@ -88,18 +84,18 @@ def _record_batches(path, content, source):
         names = _text_columns(path, reader.schema)
         for batch in reader:
             yield names, batch
-    # a stream that was cut between two record batches reads well, without the rest of its rows
+    # a stream truncated between two record batches reads without an error
     if content[-len(END_OF_STREAM) :].tobytes() != END_OF_STREAM:
         raise InputError(f"{path} must be a complete Arrow stream. Received: one without its end.")
 
 
 def _rows_at_once(num_rows, num_bytes):
-    """How many rows of so many, of equal length, are `BYTES_AT_ONCE`."""
+    """Number of rows in `BYTES_AT_ONCE`, by their mean size."""
     return max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE * num_rows // max(num_bytes, 1)))
 
 
 def _documents(batch):
-    """Yield what `read_rows` does of each row of a record batch."""
+    """Yield the documents of a record batch, as in `read_rows`."""
     names = batch.schema.names
     columns = [batch.column(name).to_pylist() for name in ("text", "paragraphs") if name in names]
     for values in zip(*columns, strict=True):
@@ -108,7 +104,7 @@ def _documents(batch):
 
 
 def _text_columns(path, schema):
-    """Those of `text` and `paragraphs` that a table has, and that are text; raises `InputError` for none."""
+    """Those of `text` and `paragraphs` that are text columns of a table; raises `InputError` for none."""
     types = {field.name: field.type for field in schema}
     rules = {"text": _is_text, "paragraphs": _is_list_of_text}
     names = [name for name, is_such in rules.items() if name in types and is_such(types[name])]
@@ -133,12 +129,12 @@ def _is_list_of_text(kind):
 
 @contextlib.contextmanager
 def _telling_what_is_wrong(path):
-    """Turn what pyarrow says of a damaged file into an `InputError` that names it."""
+    """Turn pyarrow's errors about a damaged file into an `InputError` that names it."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk, not of what is on it
+            raise  # from the operating system, not about the content
         kind = "Parquet" if is_parquet(path) else "Arrow"
         reason = " ".join(str(error).split()).rstrip(".")
         raise InputError(f"{path} must be a complete {kind} file, in UTF-8. Received: {reason}.") from error

@@ -1,4 +1,4 @@
-"""BERT's records: sentence pairs, or sentences of one document, masked and padded to one length."""
+"""BERT's records: sentence pairs, or sentences of one document, masked and padded to equal length."""
 
 import dataclasses
 
@@ -19,9 +19,9 @@ from data_gen.text.instances import (
 )
 from data_gen.text.token_corpus import SENTENCES
 
-# Share of the text's tokens; of prose, a sentence a line, it is 0.03 at length 512, 0.11 at 128
+# Share of the text's tokens; for prose with a sentence per line, it is 0.03 at length 512, 0.11 at 128
 MOST_CUT = 0.25
-MIN_LABELS = 20  # sequences of a split whose labels are looked at
+MIN_LABELS = 20  # sequences of a split whose labels are checked
 FORMAT_RULE = (
     "warning: text must have one sentence a line and a blank line between documents, or be JSON lines with "
     "`text`, whose sentences are found here"
@@ -30,32 +30,25 @@ FORMAT_RULE = (
 
 @dataclasses.dataclass(frozen=True)
 class BertRecords:
-    """BERT's records. Instances travel to other processes.
-
-    Attributes:
-        vocabulary: `WordPieces`.
-        rules: `InstanceRules`.
-        num_passes: Over the training documents, each with other segments and masks.
-    """
+    """BERT's records; must be picklable."""
 
     vocabulary: WordPieces
     rules: InstanceRules
-    num_passes: int
+    num_passes: int  # over the training documents, each with other segments and masks
 
     is_verbatim = False  # sentences are read, not text with its spaces and line ends
     layout = SENTENCES  # of the corpus
-    # What shards add up for the manifest; tokens of the documents once for every pass
+    # Numbers that shards add up for the manifest; documents' tokens count once per pass
     counted = ("num_random_nexts", "num_tokens_read", "num_tokens_used")
 
     @property
     def max_seq_length(self):
-        """Most tokens of a sequence."""
         return self.rules.max_seq_length
 
     def encode(self, sentences, vocab_path):
-        """Tokenize sentences, (number of the document, str): yields what `write_corpus` takes.
+        """Tokenize sentences, (document number, str): yields pieces for `write_corpus`.
 
-        Sentences that give no WordPiece, and documents without a sentence left, are left out.
+        Sentences without a WordPiece, and documents without such a sentence, are left out.
         """
         tokenizer = self.vocabulary.load(vocab_path).tokenizer
         for batch in tokenization.batches(sentences):
@@ -64,17 +57,14 @@ class BertRecords:
             yield from ((number, ids) for number, ids in zip(numbers, encoded, strict=True) if ids)
 
     def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
-        """Make the sequences of pairs one by one.
+        """Yield (duplicate, document) and a tuple for `collect`, which begins with the tokens, by sequence.
 
         Args:
             corpus: `TokenCorpus`.
-            groups: Iterable of what `shuffled_pairs` returns.
-            vocab_path: The vocabulary.
-            seed, split_index: Random choices are drawn from these, the duplicate and the document.
-            counts: Dict of `counted`, to be added to.
-
-        Yields:
-            (duplicate, document), and a tuple for `collect` that begins with the tokens.
+            groups: Iterable of (pairs, documents), as in lists from `shuffled_pairs`.
+            vocab_path: Path of the vocabulary.
+            seed, split_index: Keys of random choices, with the duplicate and the document.
+            counts: Dict of `counted`, which is updated.
         """
         vocabulary = tokenization.load_vocab(vocab_path)
         for pairs, documents in groups:
@@ -82,7 +72,7 @@ class BertRecords:
             yield from draw_instances(corpus, pairs, documents, vocabulary, self.rules, seed, split_index)
 
     def collect(self, drawn, counts):
-        """`Sequences` of a list of drawn tuples; what they hold is added to `counts`."""
+        """`Sequences` of a list of drawn tuples; updates `counts`."""
         sequences = collect_instances(drawn)
         counts["num_random_nexts"] += int(np.count_nonzero(sequences["next_sentence_labels"]))
         num_special = NUM_SPECIAL if self.rules.next_sentences else NUM_SPECIAL_ALONE
@@ -90,17 +80,17 @@ class BertRecords:
         return sequences
 
     def serialize(self, sequences, order):
-        """The records of the sequences at `order`, int `[m]`: list of bytes."""
+        """Serialize the sequences at `order`, int `[m]`: list of bytes."""
         rules = self.rules
         features = to_features(take(sequences, order), rules.max_seq_length, rules.max_predictions_per_seq)
         return serialize_examples(features)
 
     def describe(self, counts):
-        """Numbers of a split for the manifest that follow from its counts."""
+        """Further numbers of a split for the manifest, from its counts."""
         return {"num_tokens_cut": counts["num_tokens_read"] - counts["num_tokens_used"]}
 
     def summarize(self, manifest):
-        """A line of the log on the result."""
+        """A line about the result, for the log."""
         cut, read = (
             sum(split[name] for split in manifest["splits"].values())
             for name in ("num_tokens_cut", "num_tokens_read")
@@ -119,7 +109,7 @@ class BertRecords:
                     f"{manifest['settings']['max_seq_length']}"
                 )
             label = content["num_random_nexts"] / content["num_sequences"]
-            # few labels are equal by chance, twenty in one split of half a million
+            # a few labels may all be equal by chance; twenty are in one of half a million splits
             if self.rules.next_sentences and label in (0, 1) and content["num_sequences"] >= MIN_LABELS:
                 is_one = content["num_documents"] == 1
                 cause = "the text is one document" if is_one else "no document has a next line"

@@ -1,13 +1,13 @@
-"""Records for causal language modelling: pieces of documents, each token's next as its label.
+"""Records for causal language modelling: pieces of documents, with the next token of each as its label.
 
-A document of 7 tokens, the first and the last of which open and close it, in pieces of at most 4:
+A document of 7 tokens, of which 0 opens and closes it, in pieces of at most 4:
 
     input_ids    [0 7 4 8] [9 5 0]
     label_ids    [7 4 8 9] [5 0 0]     the first token of a piece is predicted in the piece before it
-    label_mask   [1 1 1 1] [1 1 0]     at the document's end nothing is
+    label_mask   [1 1 1 1] [1 1 0]     0 at the document's end
     num_bytes          14        3     UTF-8 bytes of the text that the labels represent
 
-A last piece of nothing but the document's end is left out: the piece before predicts it.
+A last piece of only the closing token is left out: the piece before predicts it.
 """
 
 import dataclasses
@@ -42,11 +42,9 @@ class CausalRecords:
     counted = ("num_predictions", "num_bytes")  # each byte of the documents once
 
     def encode(self, texts, vocab_path):
-        """See `BertRecords`."""
         return encode_texts(texts, self.vocabulary.load(vocab_path))
 
     def draw(self, corpus, groups, vocab_path, seed, split_index, counts):
-        """See `BertRecords`; nothing is random."""
         for pairs, _ in groups:
             for duplicate, document in pairs.tolist():
                 first, last = corpus.document_offsets[document : document + 2].tolist()
@@ -62,7 +60,6 @@ class CausalRecords:
                     yield (duplicate, document), tuple(array.copy() for array in arrays)
 
     def collect(self, drawn, counts):
-        """See `BertRecords`: `Sequences`."""
         tokens, labels_of, bytes_of = zip(*drawn, strict=True)
         lengths, num_labels = (np.array([len(ids) for ids in arrays]) for arrays in (tokens, labels_of))
         mask = np.ones(lengths.sum(), bool)
@@ -85,7 +82,6 @@ class CausalRecords:
         )
 
     def serialize(self, sequences, order):
-        """See `BertRecords`."""
         chosen = take(sequences, order)
         return serialize_ragged(
             {
@@ -98,11 +94,9 @@ class CausalRecords:
         )
 
     def describe(self, counts):
-        """See `BertRecords`."""
         return {}
 
     def summarize(self, manifest):
-        """See `BertRecords`."""
         num_predictions, num_bytes = (
             sum(split[name] for split in manifest["splits"].values())
             for name in ("num_predictions", "num_bytes")
@@ -111,23 +105,19 @@ class CausalRecords:
         return f"{num_predictions} predictions stand for {num_bytes} bytes of text ({each:.2f} each)"
 
     def warnings_about(self, manifest):
-        """See `BertRecords`: whatever text there is, something is learnt from it."""
         return []
 
 
 def encode_texts(texts, tokenizer):
-    """Tokenize documents, each between the tokens that open and close it.
+    """Tokenize documents, with an opening and a closing token: yields pieces for `write_corpus`.
 
-    Every byte of a document's text is counted once: a space that the tokenizer leaves out counts with the
-    token after it, what follows the last token with the one that closes the document, and the bytes of a
-    character that several tokens make up with the first of them.
+    Each byte of a document's text counts once: a space that the tokenizer drops counts with the token after
+    it, text after the last token with the closing token, and a character of several tokens with the first of
+    them. Documents without a token are left out.
 
     Args:
-        texts: Iterable of (number of the document, text); a document may come in several texts.
+        texts: Iterable of (document number, text); a document may come in several texts.
         tokenizer: `byte_bpe.DocumentTokenizer`.
-
-    Yields:
-        What `write_corpus` takes; documents that give no token are left out.
     """
     current, is_open, rest = None, False, 0  # `rest`: bytes since the last token
     for batch in tokenization.batches(texts):
@@ -152,13 +142,13 @@ def encode_texts(texts, tokenizer):
 
 
 def count_bytes(text, ends):
-    """UTF-8 bytes of a text that each of its tokens represents, int64 `[n]`, and those after the last one.
+    """UTF-8 bytes of each token's text, int64 `[n]`, and those after the last token.
 
     "a dog", tokens that end at characters 1, 2 and 4   ->   [1 1 2], 1
     """
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     widths = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
     byte_ends = to_offsets(widths)
-    # some tokenizers give offsets that go back, such as those of one character's accents
+    # offsets of some tokenizers decrease, for example at accents of one character
     places = byte_ends[np.maximum.accumulate(np.asarray(ends, np.int64))]
     return np.diff(places, prepend=0), int(byte_ends[-1] - (places[-1] if len(places) else 0))

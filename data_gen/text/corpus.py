@@ -1,4 +1,4 @@
-"""Reading text files: the numbered sentences of documents, one at a time, however long a document is.
+"""Text files as numbered sentences of documents, read one at a time.
 
 Two formats, each plain or gzipped (`.gz`), and tables (`arrow_tables.py`):
 
@@ -6,8 +6,8 @@ Two formats, each plain or gzipped (`.gz`), and tables (`arrow_tables.py`):
     JSON lines with `text` or `paragraphs`, one document each   .json, .jsonl, .ndjson
     rows with `text` or `paragraphs`, one document each         .parquet, .arrow
 
-A line ends with LF, CR LF, or CR alone. Sentences of documents in JSON and tables are found by `sentencex`,
-Wikimedia's rule-based splitter. `read_texts` neither splits nor strips.
+A line ends with LF, CR LF, or CR alone. `sentencex`, Wikimedia's rule-based splitter, finds the sentences of
+JSON documents and tables. `read_texts` neither splits nor strips.
 """
 
 import dataclasses
@@ -27,13 +27,12 @@ READ_BYTES = 2**16  # at once
 
 
 def read_sentences(paths):
-    """Read the sentences of text files, paths or URLs, in this order.
+    """Yield (document number, sentence) of text files, paths or URLs, in order.
 
         "One fish.", "Two fish.", "", "Red fish."   ->   (1, "One fish.") (1, "Two fish.") (2, "Red fish.")
 
-    Yields:
-        The number of the sentence's document in its file, from 1, and the sentence, stripped, not empty. JSON
-        documents and rows without text have a number too.
+    Documents are numbered from 1 in each file, JSON documents and rows without text too. Sentences are
+    stripped and not empty.
 
     Raises:
         InputError: naming the file and, where there is one, the line: not UTF-8, not gzip, not JSON, no
@@ -48,16 +47,12 @@ def read_sentences(paths):
 
 
 def read_texts(paths, most_characters):
-    r"""Read the text of documents with its spaces, lines joined by line ends.
+    r"""Yield (document number, text), with spaces, and lines joined by line ends.
 
         "One fish.", "  Two fish.", "", "Red fish."   ->   (1, "One fish.\n  Two fish.") (2, "Red fish.")
 
-    Documents of lines of more than `most_characters` come in pieces of about this size, which begin with a
-    line's end: their text is the pieces, joined. Raises as `read_sentences`.
-
-    Yields:
-        The number of the document in its file, from 1, and its text, or a piece of it. A document without a
-        character but spaces is left out, and has a number.
+    A document of lines with more than `most_characters` comes in pieces of about this size, whose
+    concatenation is its text. Blank documents are numbered, but left out. Raises as `read_sentences`.
     """
     for path in paths:
         lines = _join_contents(path) if _has_contents(path) else _read_document_lines(path, is_verbatim=True)
@@ -71,12 +66,12 @@ def read_texts(paths, most_characters):
 
 
 def join_lines(lines, most_characters):
-    """Join the lines of each document, (number of the document, line): yields as `read_texts`."""
+    """Join the lines of each document, from (document number, line): yields as `read_texts`."""
     held, held_number, num_characters = [], 0, 0
     for number, line in lines:
         if held and (number != held_number or num_characters >= most_characters):
             yield held_number, "\n".join(held)
-            # the piece that goes on begins with the line end between the two
+            # a continued document's next piece begins with the line end between the two
             held, num_characters = [""] if number == held_number else [], 0
         held.append(line)
         held_number = number
@@ -87,7 +82,7 @@ def join_lines(lines, most_characters):
 
 @dataclasses.dataclass(frozen=True)
 class TextDocuments:
-    """The numbered sentences of text files, or texts as they are, read again each time they are iterated."""
+    """The numbered sentences or verbatim texts of files, read again in each iteration."""
 
     paths: tuple[str, ...]
     is_verbatim: bool
@@ -99,7 +94,7 @@ class TextDocuments:
 
 
 def find_line(path, number):
-    """The line where document `number` begins, both from 1; None in tables, and for a document too many."""
+    """The line where document `number` begins, both from 1; None in tables, and if there is none."""
     if is_table(path):
         return None
     is_json, found, before = _is_json(path), 0, ""
@@ -112,20 +107,20 @@ def find_line(path, number):
 
 
 def split_sentences(paragraph, language="en"):
-    """Split one paragraph into sentences: stripped, none empty, with every non-space character.
+    """Split a paragraph into stripped, nonempty sentences, without losing a non-space character.
 
-    A fragment without a letter, such as the marker of a numbered list, joins the sentence that follows it,
-    and a name with a full stop stays whole; line breaks count as spaces:
+    A fragment without a letter, such as the marker of a numbered list, joins the next sentence, names with a
+    full stop stay whole, and line breaks count as spaces:
 
         "1. Open a.B first. 2. Read it."  ->  ["1. Open a.B first.", "2. Read it."]
 
-    `language` is an ISO 639-1 code, which chooses the abbreviations.
+    `language`, an ISO 639-1 code, selects the abbreviations.
     """
     sentences, held = [], ""
     for part in sentencex.segment(language, " ".join(paragraph.split())):
         held += part
         sentence = held.strip()
-        # A full stop with no space after it is within a name: tf.Tensor, 3.5, example.org
+        # A full stop without a space after it is part of a name: tf.Tensor, 3.5, example.org
         is_within_name = part.endswith(".")
         if any(character.isalpha() for character in sentence) and not is_within_name:
             sentences.append(sentence)
@@ -134,12 +129,12 @@ def split_sentences(paragraph, language="en"):
 
 
 def is_table(path):
-    """Whether a file is read by `arrow_tables.py`, by its name."""
+    """True if `arrow_tables.py` reads a file, by its name."""
     return str(path).lower().endswith(TABLE_SUFFIXES)
 
 
 def _has_contents(path):
-    """Whether `_read_contents` reads a file: its documents need no blank lines between them."""
+    """True if `_read_contents` reads a file, whose documents are not separated by blank lines."""
     return is_table(path) or _is_json(path)
 
 
@@ -159,7 +154,7 @@ def read_lines(path, is_verbatim=False):
             storage.open_file(path) as raw,
             gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw as file,
         ):
-            # Line by line, rather than by the file object, so that the line at fault is known
+            # Decoded line by line, not by the file object, so that errors can name the line
             for number, line in enumerate(_split_lines(_read_pieces(file, raw)), 1):
                 # utf-8-sig: Windows editors open a file with a byte order mark
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -171,7 +166,7 @@ def read_lines(path, is_verbatim=False):
 
 
 def _read_pieces(file, raw):
-    """Yield the bytes of an open file, piece by piece; progress is that of the file beneath it."""
+    """Yield pieces of an open file; progress is that of `raw`, the possibly compressed file."""
     place = 0
     while piece := file.read(READ_BYTES):
         before, place = place, raw.tell()
@@ -180,12 +175,11 @@ def _read_pieces(file, raw):
 
 
 def _split_lines(pieces):
-    r"""Yield the lines of a text that comes in pieces of bytes, without their ends.
+    r"""Yield the lines, without line ends, of a text in pieces of bytes.
 
     b"a\rb\r", b"\nc"   ->   b"a" b"b" b"c"
-
-    A file object of bytes knows no line end but LF, and would take a file with CR alone for one line.
     """
+    # Not by a binary file object, which knows only LF: a file with CR alone would be one line
     held, after_cr = [], False  # pieces of the line that has not ended
     for piece in pieces:
         if after_cr and piece.startswith(b"\n"):
@@ -207,7 +201,7 @@ def _split_lines(pieces):
 
 
 def _read_document_lines(path, is_verbatim=False):
-    """Yield (number of the document from 1, line) of a file with blank lines between documents."""
+    """Yield (document number from 1, line) of a file with blank lines between documents."""
     number, was_blank = 0, True
     for _, line in read_lines(path, is_verbatim):
         is_blank = not line.strip()
@@ -220,8 +214,8 @@ def _read_document_lines(path, is_verbatim=False):
 def _split_contents(path):
     for document, text_or_paragraphs in _read_contents(path):
         if isinstance(text_or_paragraphs, str):
-            # Extracted dumps put a paragraph or heading on each line; joining lines would glue headings to
-            # sentences, which nothing later can undo.
+            # Extracted dumps have a paragraph or heading on each line; joining lines would merge headings
+            # with sentences
             text_or_paragraphs = text_or_paragraphs.splitlines()
         for paragraph in text_or_paragraphs:
             for sentence in split_sentences(_without_lone_surrogates(paragraph)):
@@ -234,7 +228,7 @@ def _join_contents(path):
 
 
 def _read_contents(path):
-    """Yield (number of the document from 1, its text or list of paragraphs) of JSON lines or a table."""
+    """Yield (document number from 1, its text or list of paragraphs) of JSON lines or a table."""
     if not is_table(path):
         yield from _read_json_documents(path)
         return
@@ -244,7 +238,6 @@ def _read_contents(path):
 
 
 def _read_json_documents(path):
-    """`_read_contents` of JSON lines."""
     document = 0
     for number, line in read_lines(path):
         if not line:
@@ -259,7 +252,7 @@ def _read_json_documents(path):
 
 
 def _without_lone_surrogates(text):
-    r"""Half a character, as `"\ud800"` in JSON, becomes U+FFFD, which BERT's cleaning drops."""
+    r"""Replace lone surrogates, such as `"\ud800"` in JSON, by U+FFFD, which BERT's cleaning drops."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

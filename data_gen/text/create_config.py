@@ -133,22 +133,20 @@ class CreateConfig:
             )
 
     def check_given(self, names):
-        """Refuse flags that were given on the command line, if only with their default, and mean nothing."""
+        """Refuse flags without effect, even if they were given with their defaults."""
         check_settings(self, set(names) - {"tokenizer"})  # whose default is the one for BERT
 
     @property
     def num_prediction_slots(self):
-        """P: `max_predictions_per_seq`, or where that is 0 what a sequence of full length is to predict.
-
-        The published 56 at length 384 and 76 at 512 are below 15 %, and below any larger share.
-        """
+        """P: `max_predictions_per_seq`, or where that is 0 `masked_lm_prob` of a full sequence."""
+        # Not the published 56 at length 384 and 76 at 512, which are too few for 15 % and for larger shares
         default = math.ceil(round(self.max_seq_length * self.masked_lm_prob, 6))  # 0.07 * 100 is a bit over 7
         return self.max_predictions_per_seq or min(default, self.max_seq_length - 3)
 
     def resolved(self):
-        """The settings that the result depends on, as a dict, for BERT with P in place of 0."""
+        """Dict of the settings that affect the result; for BERT, with P in place of 0."""
         unused = unmet_settings(self)
-        # Those that say that it is BERT, and usual rates: older manifests have none
+        # BERT's objective and the usual rates are left out, as in older manifests
         unused.update(["objective"] if self.objective == MLM_NSP else [])
         unused.update(name for name, usual in USUAL_RATES.items() if getattr(self, name) == usual)
         unused.update(["vocab_size"] if self.vocab_file else [])

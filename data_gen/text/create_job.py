@@ -1,4 +1,4 @@
-"""Text becomes files of unpacked records: the steps of `create_steps.py`, in order, and the manifest."""
+"""Creation of unpacked records from text: the steps of `create_steps.py`, in order, and the manifest."""
 
 import hashlib
 import logging
@@ -44,32 +44,27 @@ logger = logging.getLogger(__name__)
 
 
 def create(config):
-    """Make the unpacked records of a text.
+    """Make the unpacked records of a text, as a `CreateConfig` describes; returns the manifest.
 
     `config.output_dir` receives `train-00000-of-0000N.tfrecord`, ..., with `eval_fraction` the same for
-    `eval`, the vocabulary and `manifest.json`: all or none. A run that was killed is continued by the same
-    call.
-
-    Args:
-        config: `CreateConfig`.
+    `eval`, the vocabulary and `manifest.json`: all or none. The same call continues a run that was killed.
 
     Returns:
         The manifest, a dict:
             kind: "unpacked".
             settings: Dict of the settings that the records depend on.
-            versions: Dict of those of the packages that made them.
-            vocab_size, vocab_sha256, do_lower_case: The vocabulary, and how WordPieces are applied.
+            versions: Dict of versions of packages.
+            vocab_size, vocab_sha256, do_lower_case: The vocabulary, and the application of WordPieces.
             objective, tokenizer: Where they are not BERT's.
-            inputs: List of {path, sha256, num_documents}, documents without a WordPiece not counted; of
+            inputs: List of {path, sha256, num_documents}, the last without documents that have no token; for
                 relative paths also `relative_path`, see `provenance.describe_path`.
-            sources: List of {pattern, weight, num_files, num_documents, splits: dict from split to
-                {num_documents, num_readings}}: the parts of `input_file`, their documents, those that a split
-                reads, and its readings in all passes.
+            sources: List, by part of `input_file`, of {pattern, weight, num_files, num_documents, splits:
+                dict from split to {num_documents, num_readings}}, readings in all passes.
             splits: Dict from "train" and, with `eval_fraction`, "eval" to {num_documents, num_sequences,
                 num_random_nexts, num_tokens_read, num_tokens_used, num_tokens_cut, histogram, files: list of
-                {name, num_records, sha256}}. Tokens are of the text, once for every pass over it; those cut
-                are in no sequence of that pass, because a pair of sentences was over max_seq_length. Of
-                causal language modelling num_predictions and num_bytes replace BERT's.
+                {name, num_records, sha256}}. Tokens count once per pass; those cut are in no sequence of the
+                pass, since a pair of sentences was over max_seq_length. For causal language modelling,
+                num_predictions and num_bytes replace BERT's numbers.
 
     Raises:
         InputError: an input cannot be used, or the output directory is in use.
@@ -84,7 +79,7 @@ def create(config):
     stamps, vocab_stamps = stamp_files(paths), stamp_files([vocab_file] if vocab_file else [])
     identity = {
         "settings": config.resolved(),
-        "inputs": stamps,  # none: the embedded corpus, which follows from the versions
+        "inputs": stamps,  # [] for the embedded corpus, which depends on the versions only
         "vocabulary": vocab_stamps,
         "versions": versions(),
         "code": code_sha256(),
@@ -113,7 +108,7 @@ def create(config):
 
 
 def make_records(config):
-    """The kind of records, by the settings: `BertRecords` or `CausalRecords`."""
+    """`BertRecords` or `CausalRecords`, by the settings."""
     if config.tokenizer == WORDPIECE:
         vocabulary = WordPieces(config.vocab_size, config.do_lower_case)
     else:
@@ -132,7 +127,7 @@ def make_records(config):
 
 
 def summarize(manifest):
-    """The rows of the printed table: one dict a split."""
+    """Rows of the printed table: a dict for each split."""
     rows = []
     for split, content in manifest["splits"].items():
         num_tokens = int(np.dot(content["histogram"]["lengths"], content["histogram"]["counts"]))
@@ -145,17 +140,19 @@ def summarize(manifest):
 
 
 def choose_documents(config, num_passes, sources_of, weights):
-    """Choose the documents of each split, and the number of readings of each.
+    """Choose the documents of each split, and their readings.
 
     Args:
         config: `CreateConfig`.
-        num_passes: Over the training documents of weight 1.
+        num_passes: Passes over the training documents of weight 1.
         sources_of: int `[number of documents]`, the source of each.
-        weights: Of each source.
+        weights: The weight of each source.
 
     Returns:
-        Dict from split to two int64 `[d]`: document numbers, ascending, and readings. Raises `InputError`
-        where the weights leave no document to train on, or a split has none.
+        Dict from split to two int64 `[d]`: document numbers, ascending, and numbers of readings.
+
+    Raises:
+        InputError: the weights leave no document to train on, or a split has none.
     """
     splits = split_documents(len(sources_of), config.eval_fraction, config.random_seed)
     chosen = {split: (documents, np.ones_like(documents)) for split, documents in splits.items()}
@@ -170,11 +167,11 @@ def choose_documents(config, num_passes, sources_of, weights):
 
 
 def cut_shards(config, records, chosen, output, corpus_dir):
-    """Cut the (duplicate, document) pairs of each split into files: list of `Shard`."""
+    """Divide the (duplicate, document) pairs of each split among files: list of `Shard`."""
     num_pairs = {split: int(readings.sum()) for split, (_, readings) in chosen.items()}
     shards = []
     for split in chosen:
-        # shards of the splits are about equally large
+        # shards of all splits have about the same size
         num_shards = min(-(-config.num_shards * num_pairs[split] // num_pairs["train"]), num_pairs[split])
         for index in range(num_shards):
             path = output.path(f"{split}-{index:05d}-of-{num_shards:05d}.tfrecord")
@@ -196,7 +193,7 @@ def cut_shards(config, records, chosen, output, corpus_dir):
 
 
 def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
-    """All steps; returns the manifest."""
+    """Run all steps; returns the manifest."""
     vocab_path = _make_vocabulary(records, vocab_stamps, inputs, output, job)
     corpus_dir, described_inputs = _make_corpus(config, records, inputs, vocab_path, output, job)
     owners = {path: index for index, source in enumerate(sources) for path in source.paths}
@@ -232,7 +229,7 @@ def _create_from(config, records, sources, inputs, vocab_stamps, output, job):
 
 
 def _open_inputs(records, stamps):
-    """List of `Text`, one a file, or the embedded corpus."""
+    """List of `Text`, one per file, or the embedded corpus."""
     if stamps:
         return [_open_files(records, [stamp]) for stamp in stamps]
     documents = list(tqdm(read_sample_documents(), desc="sample corpus", unit=" documents", disable=None))
@@ -244,14 +241,13 @@ def _open_inputs(records, stamps):
 
 
 def _open_files(records, stamps):
-    """`Text` of files together."""
     paths = tuple(path for path, *_ in stamps)
     documents = TextDocuments(paths, records.is_verbatim)
     return Text(",".join(paths), documents, stamps, sum(size for _, size, _ in stamps))
 
 
 def _find_vocab_file(config, records):
-    """Path of the vocabulary that the config names, or "". A mistake in it shows before text is read."""
+    """Path of the config's vocabulary, checked before text is read, or ""."""
     if not config.vocab_file:
         return ""
     paths = find_files(config.vocab_file, "vocab_file")
@@ -263,7 +259,7 @@ def _find_vocab_file(config, records):
 
 
 def _make_vocabulary(records, vocab_stamps, inputs, output, job):
-    """Copy or train the vocabulary: its path."""
+    """Copy or train the vocabulary; returns its path."""
     path = output.path(records.vocabulary.file_name)
     if vocab_stamps:
         with (
@@ -283,7 +279,7 @@ def _make_vocabulary(records, vocab_stamps, inputs, output, job):
 
 
 def _make_corpus(config, records, inputs, vocab_path, output, job):
-    """Tokenize all inputs: folder of the corpus, and the manifest's list of inputs."""
+    """Tokenize all inputs; returns the corpus's folder and the manifest's list of inputs."""
     steps, parts = [], []
     for index, text in enumerate(inputs):
         parts.append(os.path.join(output.work_folder, f"corpus-{index:06d}"))

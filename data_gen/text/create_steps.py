@@ -1,7 +1,8 @@
-"""Steps of making records from text, each in bounded memory and by any process.
+"""Steps of making records from text, each in bounded memory and in any process.
 
-A split's (duplicate, document) pairs (`document_sampling.py`) are shuffled by the seed and cut into shards. A
-shard's bytes follow from the corpus, its range of the pairs and the seed alone, whoever writes it.
+A split's (duplicate, document) pairs (`document_sampling.py`) are shuffled by the seed and divided into
+shards. A shard's bytes depend only on the corpus, its range of pairs and the seed, not on the process that
+writes it.
 """
 
 import dataclasses
@@ -20,12 +21,11 @@ from data_gen.text.token_corpus import join_corpora, open_corpus, write_corpus
 
 SPLITS = ("train", "eval")
 WRITE_BATCH = 1024  # sequences encoded at once; 1024 of S=512 take about 12 MB
-SHUFFLE_TOKENS = 2**21  # of sequences that are shuffled among one another: some thousand of S=512
-PAIRS_AT_ONCE = 256  # drawn together, and within these in the order of the passes
-SEQUENCES_PER_RELEASE = 256  # pages of the corpus that are touched count as memory until they are given back
+SHUFFLE_TOKENS = 2**21  # tokens of sequences that are shuffled together: some thousand sequences of S=512
+PAIRS_AT_ONCE = 256  # drawn together; among these, in the order of passes
+SEQUENCES_PER_RELEASE = 256  # touched pages of the corpus count as memory until they are released
 
-# Fifth number of a random key, as those in `document_sampling.py`. Documents draw from keys of four: they
-# never meet.
+# Fifth number of a random key, as in `document_sampling.py`. Keys of documents have four, so none collide
 SHUFFLE_SHARD = 1
 
 
@@ -34,29 +34,29 @@ class Text:
     """One or several files, or the embedded corpus."""
 
     name: str  # path, or the name of the embedded corpus
-    documents: object  # iterable of (number of the document, text), as often as is wanted; can be pickled
+    documents: object  # repeatable iterable of (document number, text); picklable
     stamps: list  # of its files (`records/inputs.py`); empty for the embedded corpus
     size: int  # bytes, or characters of the embedded corpus
-    sha256: str | None = None  # of the embedded corpus; of a file, `tokenize` finds it
+    sha256: str | None = None  # of the embedded corpus; `tokenize` computes those of files
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizeWork:
-    """Tokenize the documents of one text."""
+    """Argument of `tokenize`."""
 
     records: BertRecords | CausalRecords
     text: Text
     file_index: int  # from 0
     vocab_path: str
-    folder: str  # of the columns
+    folder: str  # receives the columns
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file to write, described so that any process can."""
+    """Argument of `write_shard`."""
 
     path: str
-    provenance: str  # path of the index of its documents; "" for none
+    provenance: str  # path of its provenance index; "" for none
     corpus_dir: str  # with the documents of the split
     vocab_path: str
     split: str
@@ -69,7 +69,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class _Texts:
-    """Numbered sentences as lists of sentences, made again each time they are iterated."""
+    """Numbered sentences as a repeatable iterable of lists of sentences."""
 
     documents: object
 
@@ -79,24 +79,24 @@ class _Texts:
 
 
 def train_vocabulary(work):
-    """Train a vocabulary, (`WordPieces` or `ByteBpe`, `Text`, path), and write it."""
+    """Train and write a vocabulary, from (`WordPieces` or `ByteBpe`, `Text`, path)."""
     vocabulary, text, path = work
     with storage.write_whole(path) as partial, unchanged(text.stamps):
         vocabulary.train(_Texts(text.documents), partial)
 
 
 def tokenize(work):
-    """Tokenize documents into a folder: `sha256` of their file, and `num_documents` that have a token.
+    """Tokenize documents into a folder: dict of their file's `sha256`, and `num_documents` with a token.
 
-    Raises:
-        InputError: the text cannot be used, or the file changes meanwhile.
+    Raises `InputError` where the text cannot be used, or the file changes meanwhile.
     """
     text = work.text
     storage.make_folder(work.folder)
     with unchanged(text.stamps):
         pieces = work.records.encode(text.documents, work.vocab_path)
         num_documents = write_corpus(pieces, work.records.layout, work.folder, work.file_index)
-        checksum = text.sha256 or storage.file_sha256(text.name)  # with the block's promise: of what was read
+        # of the content read, since the file is unchanged
+        checksum = text.sha256 or storage.file_sha256(text.name)
     return {"sha256": checksum, "num_documents": num_documents}
 
 
@@ -107,11 +107,10 @@ def join(work):
 
 
 def write_shard(shard):
-    """Make the sequences of a shard, shuffled among their neighbours, and write its file.
+    """Make the sequences of a shard, shuffle them locally, and write its file.
 
-    Returns:
-        Dict: `entry`, of the file for the manifest; `histogram` of the lengths, list `[S]`; and `counts`,
-        dict of the numbers that shards add up.
+    Returns a dict of `entry`, of the file for the manifest; `histogram` of the lengths, list `[S]`; and
+    `counts`, a dict of `records.counted`.
     """
     split_index = SPLITS.index(shard.split)
     records = shard.records
@@ -141,7 +140,7 @@ def write_shard(shard):
 
 
 def _draw_batches(shard, corpus, split_index, counts):
-    """Yield lists of drawn sequences, about `SHUFFLE_TOKENS` in each: ((duplicate, document), tuple)."""
+    """Yield lists, of about `SHUFFLE_TOKENS` each, of drawn sequences: ((duplicate, document), tuple)."""
     passes = load_passes(shard.corpus_dir, shard.split)
 
     def read_groups():

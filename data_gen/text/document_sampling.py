@@ -1,13 +1,13 @@
 """Splits of the documents, and the documents of each pass over the text, by the weights of their sources.
 
-Three documents that are to be read twice, 5 times and not at all, and a fourth, twice:
+Four documents with 2, 5, 0 and 2 readings:
 
     passes 0 and 1    [0 1 3]
     passes 2, 3, 4    [1]
 
-A pair is a pass (the *duplicate*: it chooses segments and masks) and a document. Pairs are numbered, pass
-after pass, and shuffled; they are never stored. A random next sentence comes from another document of the
-same pass, so that sources are mixed in them as they are everywhere else.
+A pair is a pass (the *duplicate*, which determines segments and masks) and a document. Pairs are numbered
+pass by pass and shuffled, but never stored. A random next sentence comes from another document of the same
+pass, so that sources have the same proportions there as elsewhere.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ SHUFFLE_PAIRS, CHOOSE_EVAL, CHOOSE_READINGS = 2, 3, 4
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """Passes, one after the other, that read the same documents."""
+    """Consecutive passes over the same documents."""
 
-    first: int  # number of the first of them
+    first: int  # number of the first pass
     num_passes: int
     documents: np.ndarray  # int64 [d], ascending
 
@@ -37,13 +37,9 @@ class Passes:
 
 
 def split_documents(num_documents, eval_fraction, seed):
-    """Choose the documents of each split.
+    """Split documents: dict from "train" and, unless `eval_fraction` is 0, "eval" to int64, ascending.
 
-    Returns:
-        Dict from "train" and, where `eval_fraction` is not 0, "eval" to document numbers, ascending, int64.
-
-    Raises:
-        InputError: there is one document, and both splits need one.
+    Raises `InputError` for a single document, if both splits need one.
     """
     if not eval_fraction:
         return {"train": np.arange(num_documents)}
@@ -55,14 +51,12 @@ def split_documents(num_documents, eval_fraction, seed):
 
 
 def choose_readings(sources, weights, num_passes, seed):
-    """Choose the number of readings of each document.
+    """Choose the number of readings of each document: int64 `[d]`, from `sources`, int `[d]`.
 
         weight 2.5 in one pass, four documents of the source   ->   for instance [2 3 3 2]
 
-    Every document of a source is read `num_passes` times its weight, rounded down. Where that leaves a rest,
-    that share of the source's documents, to the nearest whole number and by the seed, is read once more.
-
-    Of `sources`, int `[d]`, the source of each document: int64 `[d]`.
+    Each document is read `num_passes` times its source's weight, rounded down. Where that has a fraction,
+    that share of the source's documents, rounded to an integer and chosen by the seed, is read once more.
     """
     readings = np.zeros(len(sources), np.int64)
     for index, weight in enumerate(weights):
@@ -77,19 +71,19 @@ def choose_readings(sources, weights, num_passes, seed):
 
 
 def save_readings(corpus_dir, split, documents, readings):
-    """Write the documents of a split, int64 `[d]`, ascending, and the readings of each, beside the corpus."""
+    """Write a split's documents, int64 `[d]`, ascending, and their readings, beside the corpus."""
     with storage.write_whole(_path(corpus_dir, split)) as partial, storage.open_file(partial, "wb") as file:
         np.save(file, np.stack([documents, readings]))
 
 
 def load_passes(corpus_dir, split):
-    """`plan_passes` of what `save_readings` wrote."""
+    """`plan_passes` for the file of `save_readings`."""
     with storage.open_file(_path(corpus_dir, split)) as file:
         return plan_passes(*np.load(file))
 
 
 def plan_passes(documents, readings):
-    """Passes that read documents as often as `readings` says: list of `Passes`, each with fewer documents."""
+    """Passes in which each document has its `readings`: list of `Passes`, each with fewer documents."""
     passes, first = [], 0
     for num_readings in np.unique(readings[readings > 0]).tolist():
         passes.append(Passes(first, num_readings - first, documents[readings >= num_readings]))
@@ -98,11 +92,11 @@ def plan_passes(documents, readings):
 
 
 def shuffled_pairs(first, last, passes, seed, split_index):
-    """Draw the pairs of a split at places `first` to `last` of the shuffle, those of equal passes together.
+    """The pairs of a split at places `first` to `last` of the shuffle, grouped by `passes`.
 
-    Returns:
-        List of int64 `[m, 2]`, pairs (duplicate, document), and int64 `[d]`, the documents of which random
-        nexts come for these: those of their passes, or of the first ones where that would be one alone.
+    Returns a list of (int64 `[m, 2]`, pairs of duplicate and document; int64 `[d]`, the documents from which
+    their random nexts come). The latter are those of their passes, or of the first ones if their own have
+    only one.
     """
     bounds = np.cumsum([0, *(some.num_pairs for some in passes)])
     key = (seed, split_index, 0, 0, SHUFFLE_PAIRS)
