@@ -125,6 +125,28 @@ def test_heads_must_divide_width():
         ),
         ({"vocab_file": "v"}, "`vocab_file` must be left out with masking=static, .* Received: 'v'"),
         ({"mask_replace_prob": 0.5}, "`mask_replace_prob` must be left out with masking=static"),
+        ({"random_replace_prob": 0.2}, "`random_replace_prob` must be left out with masking=static"),
+        ({"do_whole_word_mask": True}, "`do_whole_word_mask` must be left out with masking=static"),
+        ({"keep_optimizer_state": True}, "`keep_optimizer_state` must be false without init_checkpoint"),
+        ({"export_vocab_file": "v"}, "`export_vocab_file` must be left out without export_every"),
+        ({"num_virtual_devices": 4}, "`num_virtual_devices` must be 0 without compile_only"),
+        ({"mesh": "2,2"}, "`mesh` must be given with a layout, and only then"),
+        ({"layout": "optimus2d"}, "`mesh` must be given with a layout, and only then"),
+        (
+            {"layout": "optimus2d", "mesh": "2,2", "distribution": "mirrored"},
+            r"`distribution` must be none, or multi_worker .* Received: mirrored\.",
+        ),
+        (
+            {"layout": "megatron1d", "mesh": "1,2", "objective": "causal_lm"},
+            r"`layout` must be none for objective=causal_lm\. Received: 'megatron1d'\.",
+        ),
+        (
+            {"num_train_steps": 9, "profile_steps": "9,10"},
+            "`profile_steps` must be at most num_train_steps=9",
+        ),
+        ({"profile_steps": "0,3"}, "`profile_steps` must be empty or two steps, FIRST,LAST"),
+        ({"mesh": "2,2,2,2"}, "`mesh` must be empty, or two or three numbers of devices"),
+        ({"attention_probs_dropout_prob": -2.0}, "`attention_probs_dropout_prob` must be at least 0, or -1"),
         (
             {"masking": "dynamic", "objective": "causal_lm"},
             r"`masking` must be static for objective=causal_lm, .* Received: 'dynamic'\.",
@@ -144,6 +166,15 @@ def test_bad_train_configs(values, message):
 def test_evaluation_may_be_limited_where_there_is_one():
     config = TrainConfig(**GIVEN, eval_input_file="held-out", eval_steps=5, max_eval_steps=2)
     assert (config.eval_steps, config.max_eval_steps) == (5, 2)
+
+
+def test_meshes_and_steps_to_profile():
+    shapes = {"2,3": (1, 2, 3), "4,2,3": (4, 2, 3)}
+    for mesh, shape in shapes.items():
+        assert TrainConfig(**GIVEN, layout="optimus2d", mesh=mesh).mesh_shape == shape
+    assert TrainConfig(**GIVEN).mesh_shape is None
+    assert [*TrainConfig(**GIVEN, profile_steps="10,12").steps_to_profile] == [10, 11, 12]
+    assert not TrainConfig(**GIVEN).steps_to_profile
 
 
 def test_micro_batch_defaults_to_the_whole_batch():

@@ -83,7 +83,8 @@ def test_settings_that_change_no_result_may_change(started):
 
 
 @pytest.mark.parametrize(
-    ("name", "default", "other"), [("summa", "gather", "ring"), ("peak_flops", 0.0, 2e12)]
+    ("name", "default", "other"),
+    [("summa", "gather", "ring"), ("peak_flops", 0.0, 2e12), ("recipe", "", "devlin-base")],
 )
 def test_a_flag_that_is_gone_may_be_recorded_at_its_default_alone(started, name, default, other):
     folder, config, facts = started
