@@ -1,4 +1,4 @@
-"""A corpus in which every token tells where it came from, and the sequences that are drawn from it."""
+"""A corpus in which every token occurs once, and the sequences that are drawn from it."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ NUM_SPECIAL_TOKENS = len(SPECIAL_TOKENS)
 
 
 def make_corpus(documents):
-    """A corpus in which every token occurs once, so that it tells where it came from.
+    """A corpus in which every token occurs once, so that its place is known.
 
     Args:
         documents: List of lists of sentence lengths.

@@ -101,8 +101,7 @@ def draw_segments(corpus, document, documents, rules, rng):
         actual next           A = s0, B = s1 s2           the next chunk starts with s3
         random next           A = s0, B = other text      the next chunk starts with s1
 
-    A chunk of one sentence has no actual next and gets a random one. Where the split has no other document,
-    B is the actual next, and a sentence alone is cut in two.
+    A chunk of one sentence gets a random next; in a split of one document it is cut in two instead.
 
     Yields:
         (a_begin, a_end, b_begin, b_end, is_random_next): positions in `corpus.token_ids`, and 1 for a random
@@ -168,14 +167,12 @@ def count_own_tokens(sequences, num_special=NUM_SPECIAL):
 
 
 def truncate_pair(span_a, span_b, max_num_tokens, rng):
-    """Shorten the longer of two spans token by token until both fit, at random from its front or its back.
+    """Shorten the longer of two spans, (begin, end), token by token until both fit; of equal ones B.
 
-    Of equally long spans, B is shortened. Which span loses how many tokens is fixed; of these, a binomial
-    number is lost at the front.
+    Of the tokens that a span loses, a binomial number is lost at the front; `rng` is not drawn from where the
+    spans fit.
 
         lengths 7 and 3, limit 6   ->   A loses 4
-
-    Spans are (begin, end); `rng` is not drawn from where they fit.
     """
     length_a, length_b = span_a[1] - span_a[0], span_b[1] - span_b[0]
     excess = length_a + length_b - max_num_tokens

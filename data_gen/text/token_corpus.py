@@ -38,22 +38,14 @@ COPY_VALUES = 2**20  # joined at once
 
 @dataclasses.dataclass(frozen=True)
 class TokenCorpus:
-    """Documents of tokens; none of them and no sentence is empty.
+    """Documents of tokens; none of them and no sentence is empty."""
 
-    Attributes:
-        token_ids: int32 `[T]`.
-        document_offsets: int64 `[number of documents + 1]`, into the sentences, or the tokens without any.
-        sentence_offsets: int64 `[number of sentences + 1]`, into the tokens; None without sentences.
-        token_bytes: int32 `[T]`; None with sentences.
-        document_files, document_numbers: int32 and int64 `[number of documents]`.
-    """
-
-    token_ids: np.ndarray
-    document_offsets: np.ndarray
-    sentence_offsets: np.ndarray | None = None
-    token_bytes: np.ndarray | None = None
-    document_files: np.ndarray | None = None
-    document_numbers: np.ndarray | None = None
+    token_ids: np.ndarray  # int32 [T]
+    document_offsets: np.ndarray  # int64 [documents + 1], into the sentences, or the tokens without any
+    sentence_offsets: np.ndarray | None = None  # int64 [sentences + 1], into the tokens
+    token_bytes: np.ndarray | None = None  # int32 [T]; None with sentences
+    document_files: np.ndarray | None = None  # int32 [documents]
+    document_numbers: np.ndarray | None = None  # int64 [documents]
 
     @property
     def num_documents(self):
@@ -79,8 +71,7 @@ def write_corpus(pieces, layout, folder, file_index):
         folder: Existing folder.
         file_index: Number of the text file, from 0.
 
-    Returns:
-        Number of documents.
+    Returns the number of documents.
     """
     has_sentences = "sentence_offsets" in layout
     values = [name for name, into in layout.items() if not into]

@@ -102,6 +102,15 @@ def test_round_trip_is_exact(head, tmp_path):
     assert ("bert.pooler.dense.weight" in tensors) == (head in WITH_POOLER)
 
 
+@pytest.mark.parametrize("num_classes", [1, NUM_CLASSES])
+def test_an_export_has_the_number_of_classes(num_classes, tmp_path):
+    """`transformers` takes one label for a number to predict, and two without any word of it."""
+    model = build_model(CLASSIFICATION, CONFIG, num_outputs=num_classes, seed=1)
+    save(tmp_path / "ours", model)
+    assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["num_labels"] == num_classes
+
+
 @pytest.mark.parametrize("head", CLASSES)
 def test_keras_file(head, tmp_path):
     model = make_model(head)

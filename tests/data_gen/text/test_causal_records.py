@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert_packed import schema
 from bert_packed.core.settings import InputError
-from bert_packed.records.manifests import read_manifest
 from bert_packed.records.provenance import find_documents
 from bert_packed.text import byte_bpe, tokenization
 from bert_packed.text.vocabularies import ByteBpe, WordPieces
@@ -60,7 +59,7 @@ def make(folder, input_file, **changed):
     return create_job.create(CreateConfig(input_file=str(input_file), output_dir=str(folder), **given))
 
 
-# What a token stands for
+# Bytes of a token
 
 
 @given(text=st.text(max_size=60))
@@ -130,7 +129,7 @@ def test_too_small_a_vocabulary():
 
 
 def test_a_tokenizer_of_others(tmp_path):
-    """As GPT-NeoX's: NFC, ids in another order, and a template that would add tokens of its own."""
+    """As GPT-NeoX's: NFC, ids in another order, and a template that would add tokens."""
     words = {"a": 0, "b": 1, "é": 2, "</s>": 3, "<s>": 7}
     other = Tokenizer(models.WordLevel(words, unk_token="a"))
     other.normalizer = normalizers.NFC()
@@ -164,7 +163,7 @@ def test_no_tokenizer(tmp_path, content, message):
         make(tmp_path / "out", "", tokenizer="byte_bpe", vocab_file=str(tmp_path / "t.json"))
 
 
-# Text as it stands
+# Text with its spaces
 
 
 @pytest.mark.parametrize("name", ["text.txt", "text.txt.gz", "text.jsonl", "paragraphs.jsonl"])
@@ -201,7 +200,7 @@ def test_a_file_without_text(tmp_path):
 
 
 def check_document(pieces, ids, num_bytes, length):
-    """Pieces of a document against the tokens of all of it, with what stands around them, and their bytes."""
+    """Pieces of a document against the tokens of all of it, with those around them, and their bytes."""
     num_pieces = -(-(len(ids) - 1) // length)
     assert len(pieces) == num_pieces
     for number, piece in enumerate(sorted(pieces, key=lambda piece: ids.index(piece[schema.INPUT_IDS][0]))):
@@ -301,14 +300,6 @@ def test_a_tokenizer_where_word_pieces_are_wanted(tmp_path):
     byte_bpe.save(TRAINED, tmp_path / "tokenizer.json")
     with pytest.raises(InputError, match=r"a tokenizer\.json is for --tokenizer=byte_bpe"):
         make(tmp_path / "out", "", vocab_file=str(tmp_path / "tokenizer.json"))
-
-
-def test_manifests_of_bert_say_nothing_of_it(tmp_path):
-    text, vocab = write_text(tmp_path)
-    config = CreateConfig(str(text), str(tmp_path / "out"), str(vocab), max_seq_length=32, num_workers=1)
-    create_job.create(config)
-    manifest = read_manifest(tmp_path / "out")
-    assert not {"objective", "tokenizer"} & (manifest.keys() | manifest["settings"].keys())
 
 
 def test_memory_of_a_document_as_large_as_the_corpus(tmp_path):

@@ -143,7 +143,7 @@ def two_sources(tmp_path):
 
 
 def count_words(ids):
-    """How often each document's word stands in the sequences: int `[NUM_DOCUMENTS]`."""
+    """Number of each document's word in the sequences: int `[NUM_DOCUMENTS]`."""
     words = ids[ids >= len(SPECIAL_TOKENS)] - len(SPECIAL_TOKENS)
     return np.bincount(words, minlength=NUM_DOCUMENTS)
 
