@@ -333,6 +333,13 @@ def test_names_of_labels_go_out_and_come_back(tmp_path):
         starting_weights.stored_labels(tmp_path / "ours")
 
 
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_transformers_is_told_of_a_number_by_its_one_label(num_labels, tmp_path):
+    model = build_model(CLASSIFICATION, CONFIG, num_outputs=num_labels, seed=1)
+    export_formats.write_hugging_face(tmp_path, model, named_weights(model))
+    assert json.loads((tmp_path / "config.json").read_text())["num_labels"] == num_labels
+
+
 def test_what_is_not_finite_is_not_exported_and_a_tokenizer_knows_the_greatest_length(tmp_path, monkeypatch):
     model, given = make_model(QUESTION_ANSWERING), []
     weights = named_weights(model)
