@@ -1,7 +1,7 @@
 """BERT's training sequences: sentence pairs of documents, actual or random next, then masked.
 
-The rules are google-research/bert's, the random stream is not: every document draws from its own generator,
-so that a sequence never depends on the worker that made it.
+The rules are google-research/bert's, but not the random stream: each document has its own generator, so that
+sequences do not depend on the worker.
 """
 
 import dataclasses
@@ -20,8 +20,6 @@ USUAL_MASKING = MaskingRules()
 
 @dataclasses.dataclass(frozen=True)
 class InstanceRules:
-    """Rules of a sequence."""
-
     max_seq_length: int  # S, with [CLS] and [SEP]
     max_predictions_per_seq: int  # P
     masked_lm_prob: float = 0.15  # share of tokens to predict
@@ -32,25 +30,25 @@ class InstanceRules:
 
 def document_generator(seed, split_index, duplicate, document):
     """The random generator of one pass over one document."""
-    # Always four numbers: NumPy pads a shorter key with zeros, and two keys would be one.
+    # Always four numbers: NumPy pads shorter keys with zeros, so that two keys could be equal
     return np.random.default_rng((seed, split_index, duplicate, document))
 
 
 def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_index):
-    """Make the sequences of (duplicate, document) pairs one by one, so that a document may have any length.
+    """Make the sequences of (duplicate, document) pairs one by one.
 
     Args:
         corpus: `TokenCorpus`.
-        pairs: int `[m, 2]`. A document's n-th duplicate has other segments and other masks.
-        documents: int `[d]`, ascending: documents of this split, from which random nexts are taken.
-        vocabulary: `tokenization.Vocabulary`.
+        pairs: int `[m, 2]`. Each duplicate of a document has other segments and masks.
+        documents: int `[d]`, ascending: documents from which random nexts are taken.
+        vocabulary: `Vocabulary`.
         rules: `InstanceRules`.
         seed, split_index: Keys of the random choices, with the duplicate and the document.
 
     Yields:
         (duplicate, document), in the order of `pairs`, and a tuple for `collect_instances`: tokens int32
-        `[L]`, A/B int8 `[L]`, prediction positions and labels `[p]`, next-sentence label. A document has at
-        least one sequence, unless it is the only one of its split and has but one token.
+        `[L]`, A/B int8 `[L]`, prediction positions and labels `[p]`, next-sentence label. Each document has
+        at least one sequence, except a document of one token that has no other to pair with.
     """
     for duplicate, document in np.asarray(pairs).tolist():
         rng = document_generator(seed, split_index, duplicate, document)
@@ -72,7 +70,7 @@ def draw_instances(corpus, pairs, documents, vocabulary, rules, seed, split_inde
 
 
 def collect_instances(instances):
-    """`Sequences` of a list of the tuples that `draw_instances` yields."""
+    """`Sequences` of a list of tuples from `draw_instances`."""
     columns = zip(*instances, strict=True) if instances else [()] * 5
     tokens, type_ids, positions, labels, next_labels = columns
     return make_sequences(
@@ -92,20 +90,20 @@ def collect_instances(instances):
 def draw_segments(corpus, document, documents, rules, rng):
     """Draw the A and B segments of one document, one by one, as spans of the corpus.
 
-    Sentences are gathered into a chunk until it reaches the target length, which is S - 3, or with
-    `short_seq_prob` a random shorter one. The chunk is cut in two at random. In half of the cases B is
-    replaced by text from a random place of another document, and the sentences it replaced open the next
-    chunk. A pair over S - 3 tokens is cut.
+    A chunk consists of sentences up to a target length of S - 3, or with `short_seq_prob` a random shorter
+    one. It is cut in two at random. In half of the cases text from a random place of another document
+    replaces B, whose sentences begin the next chunk. Pairs over S - 3 tokens are truncated.
 
         chunk of sentences    [s0 s1 s2]  s3 ...
         actual next           A = s0, B = s1 s2           the next chunk starts with s3
         random next           A = s0, B = other text      the next chunk starts with s1
 
-    A chunk of one sentence gets a random next; in a split of one document it is cut in two instead.
+    A chunk of one sentence gets a random next. Without another document in the split, B is always the actual
+    next, and a single sentence is cut in two.
 
     Yields:
         (a_begin, a_end, b_begin, b_end, is_random_next): positions in `corpus.token_ids`, and 1 for a random
-        next. A and B have at least one token each. `rng` may be drawn from in between.
+        next. A and B have at least one token each. The caller may use `rng` in between.
     """
     first, last = corpus.document_offsets[document : document + 2].tolist()
     offsets = corpus.sentence_offsets
@@ -121,31 +119,31 @@ def draw_segments(corpus, document, documents, rules, rng):
         is_random = (rng.random() < RANDOM_NEXT_RATE or is_alone) and len(documents) > 1
         if is_random:
             b_begin, b_end = _draw_random_next(corpus, document, documents, target - (a_end - a_begin), rng)
-            start = cut  # the sentences that were not used come again
+            start = cut  # the replaced sentences begin the next chunk
         else:
             if is_alone and chunk_end - a_begin > 1:
                 a_end = int(rng.integers(a_begin + 1, chunk_end))
             b_begin, b_end = a_end, chunk_end
             start = end
         if b_begin == b_end:
-            continue  # one lone token, and no other document to pair it with
+            continue  # a single token, and no other document to pair it with
         spans = truncate_pair((a_begin, a_end), (b_begin, b_end), max_num_tokens, rng)
         yield *spans[0], *spans[1], int(is_random)
 
 
 def cut_document(corpus, document, max_seq_length):
-    """Cut a document into sequences of whole sentences, as many as fit: RoBERTa's "doc-sentences".
-
-    No token is lost: a sentence that is longer than a sequence is cut, and its rest goes on with the next.
+    """Cut a document into sequences of as many whole sentences as fit: RoBERTa's "doc-sentences".
 
         sentences of 3, 2, 12, 1 tokens, S = 10   ->   3 + 2, 8, 4 + 1      each with [CLS] and [SEP]
-    Yields (begin, end), positions in `corpus.token_ids`.
+
+    A sentence longer than a sequence is cut, without losing tokens. Yields (begin, end), positions in
+    `corpus.token_ids`.
     """
     first, last = corpus.document_offsets[document : document + 2].tolist()
     offsets, room = corpus.sentence_offsets, max_seq_length - NUM_SPECIAL_ALONE
     begin, stop = int(offsets[first]), int(offsets[last])
     while begin < stop:
-        # The last sentence that ends within; where not even one does, it is cut
+        # The last sentence that ends within the sequence; if none does, the first is cut
         fits = int(np.searchsorted(offsets[first : last + 1], begin + room, side="right")) - 1 + first
         end = int(offsets[fits])
         if end <= begin:
@@ -155,7 +153,7 @@ def cut_document(corpus, document, max_seq_length):
 
 
 def count_own_tokens(sequences, num_special=NUM_SPECIAL):
-    """Number of tokens that are text of their sequences' own documents: not special, nor of a random next.
+    """Number of tokens from their sequences' own documents: neither special nor of a random next.
 
     [CLS] A A [SEP] B [SEP]   actual next: 3, random next: 2
     """
@@ -169,17 +167,17 @@ def count_own_tokens(sequences, num_special=NUM_SPECIAL):
 def truncate_pair(span_a, span_b, max_num_tokens, rng):
     """Shorten the longer of two spans, (begin, end), token by token until both fit; of equal ones B.
 
-    Of the tokens that a span loses, a binomial number is lost at the front; `rng` is not drawn from where the
-    spans fit.
-
         lengths 7 and 3, limit 6   ->   A loses 4
+
+    Each token is lost at the front or the back at random; `rng` is not used where the spans fit.
     """
     length_a, length_b = span_a[1] - span_a[0], span_b[1] - span_b[0]
     excess = length_a + length_b - max_num_tokens
     if excess <= 0:
         return span_a, span_b
+    # All at once: the losses are fixed, and those at the front are binomial
     to_equal = min(excess, abs(length_a - length_b))
-    rest = excess - to_equal  # one by one, B first
+    rest = excess - to_equal  # alternating, B first
     loss_a = rest // 2 + (to_equal if length_a > length_b else 0)
     loss_b = excess - loss_a
     front_a, front_b = int(rng.binomial(loss_a, 0.5)), int(rng.binomial(loss_b, 0.5))
@@ -190,12 +188,12 @@ def truncate_pair(span_a, span_b, max_num_tokens, rng):
 
 
 def join_segments(corpus_ids, spans, vocabulary):
-    """Build [CLS] A [SEP] B [SEP], or [CLS] A [SEP], and its A/B ids.
+    """Build [CLS] A [SEP] B [SEP], or [CLS] A [SEP], and its A/B ids: int32 `[L]` and int8 `[L]`.
 
         A = 7 8, B = 9   ->   [2 7 8 3 9 3]
                               [0 0 0 0 1 1]
 
-    Of `spans`, (a_begin, a_end, b_begin, b_end) or (a_begin, a_end): int32 `[L]` and int8 `[L]`.
+    `spans` are (a_begin, a_end, b_begin, b_end) or (a_begin, a_end).
     """
     segments = list(zip(spans[::2], spans[1::2], strict=True))
     length = 1 + sum(end - begin + 1 for begin, end in segments)
@@ -210,11 +208,10 @@ def join_segments(corpus_ids, spans, vocabulary):
 
 
 def to_features(sequences, max_seq_length, max_predictions_per_seq):
-    """Pad sequences to the features of google-research/bert's pre-training record.
+    """Pad sequences with 0 to the features of google-research/bert's pre-training record.
 
-    Returns:
-        Dict from the names in `schema.UNPACKED_LENGTHS` to arrays `[n, S]`, `[n, P]` or `[n, 1]`; unused
-        places are 0, and the mask and the weights are 1 where used.
+    Returns a dict from the names in `schema.UNPACKED_LENGTHS` to arrays `[n, S]`, `[n, P]` or `[n, 1]`; mask
+    and weights are 1 where used.
     """
     lengths, num_predictions = sequences["lengths"], sequences["num_predictions"]
     predictions = (num_predictions, max_predictions_per_seq)
@@ -230,7 +227,7 @@ def to_features(sequences, max_seq_length, max_predictions_per_seq):
 
 
 def _gather(offsets, start, last, target):
-    """The end of the sentences from `start` that reach `target` tokens: at least one, at most to `last`."""
+    """End of the sentences from `start` that reach `target` tokens: at least one, at most up to `last`."""
     ends = offsets[start + 1 : min(last, start + target) + 1]  # a sentence has a token, so this reaches it
     reached = int(np.searchsorted(ends, offsets[start] + target))
     return start + min(reached + 1, len(ends))

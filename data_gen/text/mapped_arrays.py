@@ -1,4 +1,4 @@
-"""Files mapped into memory as flat arrays, so that processes share them without copies."""
+"""Files mapped into memory as flat arrays, which processes share without copies."""
 
 import functools
 import mmap
@@ -10,25 +10,25 @@ import numpy as np
 
 from bert_packed.core import storage
 
-MOST_FETCHED = 8  # files behind URLs that a process holds: the columns of one corpus
+MOST_FETCHED = 8  # files from URLs that a process keeps: the columns of one corpus
 
 
 def map_array(path, dtype):
-    """Map a file: array `[n]` of a NumPy type. Of a file behind a URL a copy, made once a process."""
+    """Map a file: array `[n]` of a NumPy type. A URL is copied, once per process."""
     if storage.is_remote(path):
-        # a run that starts over writes another file under that name
+        # keyed by size and time too: a restarted run writes another file under that name
         return _fetch(path, dtype, storage.size_and_time(path))
     with open(path, "rb") as file:
         return _map(file, dtype)
 
 
 def map_bytes(path):
-    """Map a file: uint8 array `[n]`. Of a file behind a URL a copy, which goes with the array."""
+    """Map a file: uint8 array `[n]`. A URL is copied; the copy lives as long as the array."""
     return _map_copy(path, np.uint8) if storage.is_remote(path) else map_array(path, np.uint8)
 
 
 def release(arrays):
-    """Give back the memory of mapped arrays' pages that were read; the next reading maps them again."""
+    """Release the memory of mapped arrays' pages; the next read maps them again."""
     for array in arrays:
         mapping = getattr(array.base, "obj", array.base)  # NumPy 2 puts a view in between
         if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
@@ -36,7 +36,7 @@ def release(arrays):
 
 
 def _map(file, dtype):
-    # Not `np.memmap`: its indexing costs, and it hides its mapping
+    # Not `np.memmap`, whose indexing is slow and which hides its mapping
     is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
     content = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(content, np.dtype(dtype))

@@ -1,13 +1,12 @@
-"""The sources of a text that `--input_file` names: files and weights.
+"""The sources of a text in `--input_file`: files and weights.
 
     "wiki/*.parquet:2,books/*.txt"     two sources: the documents of wiki/ are read twice as often
 
-A source is a part between commas. Its *weight*, the number behind its last colon, is the number of readings
-of each document in every pass over the text: 1 where there is none, any number above 0. It is no share of a
-mixture, as in `interleave_datasets` of Hugging Face's `datasets`. Data are made once: a share would drop
-or repeat documents by a factor that nobody sees and that changes with the size of every other source. And
-overfitting depends on repetitions, which papers report (the epochs of each data set in "Language Models are
-Few-Shot Learners", arXiv:2005.14165, Table 2.2). The manifest counts documents and readings of each source.
+A source is a part between commas. Its *weight*, the number after its last colon, is the number of readings
+of each document per pass over the text: any number above 0, by default 1. It is not a share of a mixture, as
+in `interleave_datasets` of Hugging Face's `datasets`: a share would repeat documents by a hidden factor,
+which depends on the sizes of all other sources. Overfitting depends on repetitions, and papers report these
+("Language Models are Few-Shot Learners", arXiv:2005.14165, Table 2.2).
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ WEIGHT = re.compile(
     r"(.*):([+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity))", re.IGNORECASE | re.DOTALL
 )
 LARGEST_WEIGHT = 10**6  # more is a mistake, and would count readings beyond 64 bits
-DATASET_STATE = "state.json"  # in a folder that `Dataset.save_to_disk` wrote: which files are its data
+DATASET_STATE = "state.json"  # in a folder of `Dataset.save_to_disk`: names its data files
 SPLITS_OF_DATASET = "dataset_dict.json"  # in a folder of such folders
 
 
@@ -32,21 +31,18 @@ SPLITS_OF_DATASET = "dataset_dict.json"  # in a folder of such folders
 class Source:
     """One part of `--input_file`."""
 
-    pattern: str  # as it was given, without its weight
-    weight: float  # readings of each document in every pass
+    pattern: str  # as given, without its weight
+    weight: float  # readings of each document per pass
     paths: tuple[str, ...]  # sorted, without those that an earlier source has
 
 
 def find_text_sources(pattern):
-    """Find the sources of a text, and their files.
+    """Find the sources of a text, and their files: list of `Source`, in the order of the pattern.
 
     Each part is a path or glob, as in `records/inputs.find_files`, or names folders of Hugging Face's
-    `datasets`. Only a number behind its last colon is a weight; what is a file's whole name is that file:
+    `datasets`. Only a number after the last colon is a weight, unless a file has the whole part as its name:
 
-        "a.txt:0.5"  "s3://b/c.txt"  "d:e.txt"  "f.txt:2" (one file, where there is one of that name)
-
-    Returns:
-        List of `Source`, in the order of the pattern.
+        "a.txt:0.5"  "s3://b/c.txt"  "d:e.txt"  "f.txt:2" (a file, if there is one of that name)
 
     Raises:
         InputError: as `find_files`; a weight is not above 0, or over `LARGEST_WEIGHT`; a file has two
@@ -78,13 +74,13 @@ def find_text_sources(pattern):
 
 
 def _split_weight(part):
-    """A part without its weight, and that: 1 where there is none."""
+    """(Part without its weight, weight), by default 1."""
     match = WEIGHT.fullmatch(part)
     return (match[1].rstrip(), float(match[2])) if match else (part, 1.0)
 
 
 def _match_texts(part):
-    """The files that a part names, with those of the data sets whose folders it names."""
+    """The files that a part names, directly or by folders of data sets."""
     if storage.is_file(part):
         return [part]
     pattern, _ = _split_weight(part)
@@ -93,7 +89,7 @@ def _match_texts(part):
 
 
 def _files_of_dataset(folder):
-    """The data files in a folder that `datasets` saved; none in any other."""
+    """The data files in a folder that `datasets` saved; [] for other folders."""
     if storage.is_file(os.path.join(folder, SPLITS_OF_DATASET)):
         names = [name for name in storage.list_names(folder) if storage.is_folder(os.path.join(folder, name))]
         raise InputError(
@@ -115,12 +111,11 @@ def _files_of_dataset(folder):
 
 
 def _place(path):
-    """One spelling of a path, for all that name the same."""
     return path if storage.is_remote(path) else os.path.abspath(path)
 
 
 def _check_readers(paths):
-    """Raise `InputError` for a table where its reader is not installed."""
+    """Raise `InputError` for tables without pyarrow."""
     tables = [path for path in paths if is_table(path)]
     if tables and importlib.util.find_spec("pyarrow") is None:
         raise InputError(

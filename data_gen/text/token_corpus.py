@@ -1,4 +1,4 @@
-"""Tokenized documents in flat columns, one file each, that every process maps.
+"""Tokenized documents in flat columns, one file each, which processes map.
 
 Two documents of sentences, for BERT:
 
@@ -12,7 +12,7 @@ Two documents without sentences, "a dog" and "é", for causal language modelling
     token_bytes       [0  1 1   3 0 0   2   0 0]     UTF-8 bytes of the text that the token represents
     document_offsets  [0 5 9]                        document i is token_ids[offsets[i]:offsets[i + 1]]
 
-Both have the origins of their documents, here of one file with another document between them:
+Both have the origins of documents, here of one file with another document between the two:
 
     document_files    [0 0]            the text file, from 0
     document_numbers  [1 3]            the document's place in it, from 1
@@ -29,7 +29,7 @@ from data_gen.text.mapped_arrays import map_array, release
 
 DTYPES = {"token_ids": np.int32, "token_bytes": np.int32, "document_files": np.int32}  # others: int64
 ORIGINS = ("document_files", "document_numbers")
-# Columns, and for offsets the column that they lead into
+# Columns, and for offsets the column that they index
 SENTENCES = {"token_ids": "", "sentence_offsets": "token_ids", "document_offsets": "sentence_offsets"}
 STREAMS = {"token_ids": "", "token_bytes": "", "document_offsets": "token_ids"}
 HELD_TOKENS = 2**18  # until they are written
@@ -38,11 +38,11 @@ COPY_VALUES = 2**20  # joined at once
 
 @dataclasses.dataclass(frozen=True)
 class TokenCorpus:
-    """Documents of tokens; none of them and no sentence is empty."""
+    """Documents of tokens; no document and no sentence is empty."""
 
     token_ids: np.ndarray  # int32 [T]
-    document_offsets: np.ndarray  # int64 [documents + 1], into the sentences, or the tokens without any
-    sentence_offsets: np.ndarray | None = None  # int64 [sentences + 1], into the tokens
+    document_offsets: np.ndarray  # int64 [documents + 1], into sentences, or into tokens without any
+    sentence_offsets: np.ndarray | None = None  # int64 [sentences + 1]; None without sentences
     token_bytes: np.ndarray | None = None  # int32 [T]; None with sentences
     document_files: np.ndarray | None = None  # int32 [documents]
     document_numbers: np.ndarray | None = None  # int64 [documents]
@@ -52,26 +52,24 @@ class TokenCorpus:
         return len(self.document_offsets) - 1
 
     def release(self):
-        """Give back the memory of the pages that were read; the next reading maps them again."""
+        """Release the memory of pages; the next read maps them again."""
         release(column for column in vars(self).values() if column is not None)
 
     def document_lengths(self, documents):
-        """Tokens of some documents of sentences, int `[n]` numbers of them: int64 `[n]`."""
+        """Tokens of documents of sentences, given by their numbers, int `[n]`: int64 `[n]`."""
         first, last = self.document_offsets[documents], self.document_offsets[np.asarray(documents) + 1]
         return self.sentence_offsets[last] - self.sentence_offsets[first]
 
 
 def write_corpus(pieces, layout, folder, file_index):
-    """Write the documents of a text file, which is never held as a whole.
+    """Write the documents of a text file in bounded memory; returns their number.
 
     Args:
-        pieces: Iterable of the number of a document and lists of tokens and, for `STREAMS`, of their bytes: a
-            sentence of it, or any piece.
+        pieces: Iterable of (document number, list of tokens, for `STREAMS` also list of their bytes): a
+            sentence, or any piece for `STREAMS`.
         layout: `SENTENCES` or `STREAMS`.
         folder: Existing folder.
         file_index: Number of the text file, from 0.
-
-    Returns the number of documents.
     """
     has_sentences = "sentence_offsets" in layout
     values = [name for name, into in layout.items() if not into]
@@ -106,7 +104,7 @@ def write_corpus(pieces, layout, folder, file_index):
 
 
 def join_corpora(folders, layout, folder):
-    """Write the documents of several folders, in this order, to another."""
+    """Concatenate the corpora of several folders in another."""
     columns = {**layout, **dict.fromkeys(ORIGINS, "")}
     totals = dict.fromkeys(columns, 0)
     with _open_for_writing(folder, columns) as files:
@@ -115,7 +113,7 @@ def join_corpora(folders, layout, folder):
                 files[name].write(np.zeros(1, np.int64).tobytes())
         for part_folder in folders:
             part = vars(open_corpus(part_folder, layout))
-            # the first offset is the end of the part before
+            # the first offset equals the last one of the previous part
             found = {name: part[name][1:] if into else part[name] for name, into in columns.items()}
             for name, into in columns.items():
                 _copy(found[name], totals[into] if into else 0, files[name])
@@ -124,7 +122,7 @@ def join_corpora(folders, layout, folder):
 
 
 def open_corpus(folder, layout):
-    """Map what `write_corpus` or `join_corpora` wrote: `TokenCorpus`."""
+    """Map a folder of `write_corpus` or `join_corpora`: `TokenCorpus`."""
     names = (*layout, *ORIGINS)
     return TokenCorpus(**{name: map_array(os.path.join(folder, name), _dtype(name)) for name in names})
 
@@ -135,7 +133,7 @@ def _dtype(name):
 
 @contextlib.contextmanager
 def _open_for_writing(folder, names):
-    """Files of columns that appear when the block ends well: dict from name to an open binary file."""
+    """Dict from column to an open binary file; the files appear when the block has succeeded."""
     with contextlib.ExitStack() as stack:
         files = {}
         for name in names:
