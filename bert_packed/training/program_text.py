@@ -1,6 +1,6 @@
-"""Reader of compiled programs as XLA prints them: instructions, executions, products, collectives.
+"""Parser of XLA's HLO text: instructions, executions, matrix products, collectives.
 
-Reads the text of an HLO module, optimised or not, of any backend:
+Reads an HLO module, optimised or not, of any backend:
 
     HloModule jit_step, num_partitions=4
     %body (p: (s32[], f32[2,3])) -> (s32[], f32[2,3]) {
@@ -13,7 +13,7 @@ Reads the text of an HLO module, optimised or not, of any backend:
       ...
     }
 
-XLA's own counts take the body of a loop once; here it counts as often as the loop runs.
+The body of a loop counts once in XLA's own counts, and once per iteration here.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ COLLECTIVES = (
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
 OTHER_PRODUCTS = re.compile(r"gemm|matmul", re.IGNORECASE)
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([^\]]*)\]")
-_OPCODE = re.compile(r" ([a-z][\w\-]*)\(")  # the parentheses of layouts, as T(8,128), follow no space
+_OPCODE = re.compile(r" ([a-z][\w\-]*)\(")  # no space precedes those of layouts, such as T(8,128)
 _NAME = re.compile(r"[\w.\-]+")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
@@ -48,24 +48,24 @@ _COMMENT = re.compile(r"/\*.*?\*/")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The type of one array: `dtype` as XLA writes it, `dims` as text, `<=5` for a dimension of up to 5."""
+    """The type of an array: `dtype` as XLA prints it, `dims` as text, `<=5` for a dimension of up to 5."""
 
     dtype: str
     dims: tuple[str, ...]
 
     @property
     def is_dynamic(self):
-        """Whether a dimension is known only when the program runs."""
+        """True if a dimension is known only when the program runs."""
         return any(not dim.isdecimal() for dim in self.dims)
 
     @property
     def sizes(self):
-        """The dimensions, each at its largest: tuple of int; an unbounded one counts as 1."""
+        """Upper bounds of the dimensions: tuple of int; 1 for an unbounded one."""
         return tuple(int(dim.lstrip("<=?") or 1) for dim in self.dims)
 
     @property
     def num_bytes(self):
-        """Of all elements; of a dynamic shape at its largest."""
+        """Upper bound of the size of all elements."""
         bits = BITS.get(self.dtype, 8)  # the narrow floats, f8e4m3fn and others
         return -(-math.prod(self.sizes) * bits // 8)
 
@@ -84,16 +84,16 @@ class Instruction:
     line: str  # as printed
 
     def attribute(self, name):
-        """The text of `name="..."` or `name=...` up to a comma or bracket; "" where there is none."""
+        """The text of `name="..."` or `name=...`, up to a comma or bracket; "" where there is none."""
         found = re.search(rf'\b{name}="([^"]*)"', self.attributes)
-        # Names in a user's code, in quotes, may look like an attribute
+        # Quoted names from a user's code may look like an attribute
         found = found or re.search(rf"\b{name}=%?([\w.\-]+)", _QUOTED.sub('""', self.attributes))
         return found[1] if found else ""
 
     @property
     def called(self):
-        """Names of the computations that it runs, other than a loop's; reducers among them."""
-        if self.opcode in ("async-update", "async-done"):  # what async-start has begun
+        """Names of the computations that it runs, except those of a loop; reducers among them."""
+        if self.opcode in ("async-update", "async-done"):  # their computation is called by async-start
             return []
         attributes = _QUOTED.sub('""', self.attributes)
         listed = _CALLED_LIST.search(attributes)
@@ -102,7 +102,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A whole program: its first line, lists of `Instruction` by computation, and the name of the entry."""
+    """A program: its first line, instructions by computation, and the name of the entry computation."""
 
     header: str
     computations: dict[str, list[Instruction]]
@@ -110,17 +110,17 @@ class Module:
 
     @property
     def num_devices(self):
-        """Devices that the program is made for: its replicas times its partitions."""
+        """Number of devices of the program: replicas times partitions."""
         counts = [re.search(rf"\b{name}=(\d+)", self.header) for name in ("replica_count", "num_partitions")]
         return math.prod(int(count[1]) for count in counts if count)
 
     @property
     def instructions(self):
-        """All instructions, each once, whether or not they are reached: list."""
+        """All instructions, each once, also those that are not reached: list."""
         return [one for part in self.computations.values() for one in part]
 
     def root(self, computation):
-        """The instruction whose result a computation returns; the last one where none is marked."""
+        """The instruction whose result a computation returns: the one marked ROOT, or the last."""
         lines = self.computations[computation]
         return next((one for one in lines if one.line.lstrip().startswith("ROOT ")), lines[-1])
 
@@ -130,18 +130,18 @@ class Collective:
     """One instruction by which devices exchange arrays."""
 
     kind: str  # one of `COLLECTIVES`
-    operand_bytes: int  # what one device puts in, in one execution
-    group_size: int  # devices that exchange with one another; 2 of a collective-permute
+    operand_bytes: int  # input of one device, in one execution
+    group_size: int  # devices that exchange with one another; 2 for a collective-permute
     times: int | None  # executions in a run of the program; None inside a loop of unknown length
 
     @property
     def num_bytes(self):
-        """What one device puts in, in a run of the program; None where `times` is."""
+        """Input of one device in a run of the program; None where `times` is."""
         return None if self.times is None else self.operand_bytes * self.times
 
 
 def read_module(text):
-    """The `Module` of a text; raises `ValueError` where no computation is marked ENTRY."""
+    """Parse a text: `Module`; raises `ValueError` where no computation is marked ENTRY."""
     computations, entry, header, name = {}, None, "", None
     for line in text.splitlines():
         stripped = line.strip()
@@ -164,7 +164,7 @@ def read_module(text):
 
 
 def _read_instruction(line, computation, named):
-    """Parse `%name = shapes opcode(operands), attributes`; `named` are the instructions before it."""
+    """Parse `%name = shapes opcode(operands), attributes`; `named` are the previous instructions."""
     name, _, rest = _COMMENT.sub("", line).strip().removeprefix("ROOT ").partition(" = ")
     opcode = _OPCODE.search(rest)
     shapes = tuple(
@@ -173,7 +173,7 @@ def _read_instruction(line, computation, named):
     )
     closing = _closing(rest, opcode.end() - 1)
     argument = rest[opcode.end() : closing]
-    # Some printers write the shape before each operand: nothing in it is the name of an instruction
+    # Some printers write the shape before each operand; no part of it is the name of an instruction
     operands = tuple(named[word] for word in _NAME.findall(argument) if word in named)
     return Instruction(
         *(name.lstrip("%"), computation, shapes, opcode[1]),
@@ -182,7 +182,7 @@ def _read_instruction(line, computation, named):
 
 
 def _closing(text, opening):
-    """Where the parenthesis that opens at a place closes."""
+    """Position of the parenthesis that closes the one at `opening`."""
     depth = 0
     for found in re.compile(r'[()]|"(?:[^"\\]|\\.)*"').finditer(text, opening):
         depth += {"(": 1, ")": -1}.get(found[0], 0)
@@ -192,12 +192,10 @@ def _closing(text, opening):
 
 
 def executions(module):
-    """Everything that a run of a program executes, with the bodies of its loops, calls and fusions.
+    """Yield (`Instruction`, number of executions) for a run of a program, with loops, calls and fusions.
 
-    Yields:
-        (`Instruction`, executions in all, None inside a loop of unknown length), in the order of the text; an
-        instruction of a computation that is called from two places, twice. Every branch of a conditional
-        counts.
+    The number is None inside a loop of unknown length. An instruction comes once for each call of its
+    computation, and every branch of a conditional counts.
     """
     yield from _executions(module, module.entry, 1)
 
@@ -213,10 +211,10 @@ def _executions(module, computation, times):
 
 
 def matmul_flops(module):
-    """Operations of the matrix products of a run of the program, on one device: int, or None.
+    """FLOPs of the matrix products in a run of the program, on one device: int, or None.
 
-    A product of `[m, k]` and `[k, n]` is 2 m k n; convolutions are not counted. None where a library computes
-    a product whose sizes are not written down, or one is in a loop of unknown length.
+    A product of `[m, k]` and `[k, n]` has 2 m k n; convolutions are not counted. None where a library
+    computes a product of unprinted size, or a product is in a loop of unknown length.
     """
     total = 0
     for instruction, times in executions(module):
@@ -228,7 +226,7 @@ def matmul_flops(module):
 
 
 def product_flops(instruction):
-    """Of one execution: 0 where it is no product, None where it is one of unknown size."""
+    """FLOPs of one execution of a matrix product: 0 for other instructions, None for unknown sizes."""
     if instruction.opcode == "dot":
         found = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
         contracted = [int(dim) for dim in found[1].split(",") if dim] if found else []
@@ -243,15 +241,12 @@ def product_flops(instruction):
     else:
         return 0
     left = instruction.operands[0].shapes[0].sizes
-    result = instruction.shapes[0].sizes  # a library has a workspace behind it
+    result = instruction.shapes[0].sizes  # library calls also return a workspace
     return 2 * math.prod(result) * math.prod(left[dim] for dim in contracted)
 
 
 def find_collectives(module):
-    """The collectives that a run of a program executes: list of `Collective`, in the order of the text.
-
-    An asynchronous one, `all-gather-start` and `all-gather-done` or inside `async-start`, counts once.
-    """
+    """Collectives in a run of a program: list of `Collective`; an asynchronous one counts once."""
     found = []
     for instruction, times in executions(module):
         kind = instruction.opcode.removesuffix("-start")
@@ -263,7 +258,7 @@ def find_collectives(module):
 
 
 def read_group_size(attributes, num_devices):
-    """Number of devices that exchange with one another, of all forms in which XLA prints its groups.
+    """Number of devices that exchange with one another, from any form in which XLA prints groups.
 
         {{0,1},{2,3}}                          2
         {}, or nothing                         all
@@ -272,12 +267,7 @@ def read_group_size(attributes, num_devices):
         mesh['x'=8] {'x':(2)4}                 4: along a part of an axis, of size 4 behind 2
         source_target_pairs={{0,1},{1,0}}      2: of a collective-permute, from and to
 
-    Args:
-        attributes: Text behind the parentheses of the instruction.
-        num_devices: Of the program.
-
-    Raises:
-        ValueError: the groups have none of these forms.
+    `num_devices` is that of the program. Raises `ValueError` for other forms.
     """
     found = re.search(r"\b(?:replica_groups|source_target_pairs)=(.*)", attributes)
     text = found[1] if found else "{}"
@@ -296,12 +286,13 @@ def read_group_size(attributes, num_devices):
 
 
 def trip_count(module, loop):
-    """How often the body of a `while` runs, or None where the text does not say: XLA's finding, or ours."""
+    """Iterations of a `while` loop, as found by XLA or else by us: int, None if unknown."""
     known = re.search(r'"?known_trip_count"?:\s*\{\s*"n":\s*"?(\d+)', loop.attributes)
     if known:
         return int(known[1])
-    # Or it counts from 0 in steps of one while it is below a constant, or below each of several, as
-    # `tf.while_loop` with `maximum_iterations` does. Where one of these is no constant, this is the most
+    # Or a counter goes from 0 in steps of one while it is below a constant, or below each of several limits,
+    # as in `tf.while_loop` with `maximum_iterations`. Where one of these is not constant, the result is an
+    # upper bound
     counter = re.search(r'"known_induction_variable":\{"tuple_index":"(\d+)"', loop.attributes)
     condition = loop.attribute("condition")
     if not counter or condition not in module.computations or not _starts_at_zero(loop, int(counter[1])):
@@ -310,7 +301,7 @@ def trip_count(module, loop):
 
 
 def _starts_at_zero(loop, index):
-    """Whether an element of a loop's first tuple is 0, or a copy of 0."""
+    """True if an element of a loop's initial tuple is 0, or a copy of 0."""
     start = loop.operands[0] if loop.operands else loop
     if start.opcode != "tuple" or index >= len(start.operands):
         return False
@@ -321,8 +312,8 @@ def _starts_at_zero(loop, index):
 
 
 def _limits(module, instruction, arguments):
-    """The constants that something is compared to be below, in a conjunction: list of int."""
-    # `arguments`: constants that a caller handed in, or None, by number of the parameter
+    """Constant upper limits in a conjunction of comparisons: list of int."""
+    # `arguments`: the caller's constants, or None, by number of the parameter
     operands = instruction.operands
     if instruction.opcode == "and":
         return [limit for one in operands for limit in _limits(module, one, arguments)]

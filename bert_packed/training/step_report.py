@@ -1,7 +1,7 @@
-"""Report on a compiled training step: whether it is static, what it computes, sends and holds.
+"""Report on a compiled training step: static shapes, host callbacks, FLOPs, communication and memory.
 
-The contract that runs are promised: a step is one program, all of its dimensions are fixed, and nothing in it
-waits for Python. `describe_step` reads it from what was compiled, and counts operations, bytes and memory.
+A step must be one program, with fixed dimensions, that never waits for Python. `describe_step` checks this
+on the compiled program.
 """
 
 import collections
@@ -21,12 +21,12 @@ from bert_packed.training.program_text import (
 )
 
 DYNAMIC_OPCODES = ("set-dimension-size", "get-dimension-size", "dynamic-reshape")
-# What XLA calls where an array's size is known only when the program runs
+# Targets of custom calls where an array's size is known only when the program runs
 DYNAMIC_TARGETS = re.compile(r"PadToStatic|SliceToDynamic|DynamicReshape|dynamic_\w+")
 HOST_OPCODES = ("infeed", "outfeed")
 HOST_TARGETS = re.compile(r"callback|py_?func", re.IGNORECASE)
 HOST_TRANSFER = re.compile(r"\bis_host_transfer=true")
-SHOWN = 160  # characters of a line that breaks the contract
+SHOWN = 160  # characters of a reported line
 # Numbers of fields in XLA's hlo.proto: of HloProto, BufferAssignmentProto, BufferAllocationProto
 BUFFER_ASSIGNMENT, BUFFER_ALLOCATIONS = 3, 3
 SIZE, IS_THREAD_LOCAL, IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT = 2, 3, 5, 7, 12
@@ -34,15 +34,15 @@ SIZE, IS_THREAD_LOCAL, IS_PARAMETER, MAYBE_LIVE_OUT, IS_CONSTANT = 2, 3, 5, 7, 1
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-    """A program as an engine compiled it, on one of its devices; None is what the backend does not tell."""
+    """A compiled program, on one of its devices; None for numbers that the backend does not report."""
 
     text: str  # optimised HLO
     compile_seconds: float  # from the traced step to the program
-    num_devices: int | None = None  # that run it; None where the text says how many
-    # By XLA's own count, which takes the body of a loop once
+    num_devices: int | None = None  # that run it; None where the text has their number
+    # XLA's own counts, in which the body of a loop counts once
     flops: float | None = None
     bytes_accessed: float | None = None
-    # By XLA's plan of memory: inputs, results, results that are written over inputs, and the rest
+    # XLA's plan of memory: inputs, results, results that overwrite inputs, and the rest
     argument_bytes: int | None = None
     output_bytes: int | None = None
     aliased_bytes: int | None = None
@@ -50,20 +50,20 @@ class StepProgram:
 
     @property
     def peak_bytes(self):
-        """What a device holds at once while the program runs; or None."""
+        """Peak memory of a device while the program runs, or None."""
         if self.argument_bytes is None:
             return None
         return self.argument_bytes + self.output_bytes - self.aliased_bytes + self.temporary_bytes
 
 
 def jax_program(lowered):
-    """Compile what `jax.jit(step).lower(...)` gives: `StepProgram`."""
+    """Compile the result of `jax.jit(step).lower(...)`: `StepProgram`."""
     start = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - start
     counts, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
     sizes = {}
-    if memory is not None:  # some plug-ins have no plan
+    if memory is not None:  # some plug-ins have no memory plan
         sizes = {
             "argument_bytes": memory.argument_size_in_bytes,
             "output_bytes": memory.output_size_in_bytes,
@@ -80,10 +80,8 @@ def jax_program(lowered):
 
 
 def tensorflow_program(function, *arguments):
-    """Compile a `tf.function(..., jit_compile=True)` for arguments, twice: text and memory are two calls.
-
-    XLA's counts of operations and of bytes stay unknown; TensorFlow has no call for them.
-    """
+    """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, without XLA's counts of FLOPs and bytes."""
+    # Compiled twice: text and memory need two calls
     compiler_ir = function.experimental_get_compiler_ir(*arguments)
     start = time.perf_counter()
     text = compiler_ir(stage="optimized_hlo")
@@ -92,13 +90,13 @@ def tensorflow_program(function, *arguments):
 
 
 def buffer_sizes(serialized):
-    """Sizes of a `StepProgram` by XLA's buffer assignment, of a serialized `xla.HloProto`: dict."""
+    """Memory sizes of a `StepProgram` from the buffer assignment of a serialized `xla.HloProto`: dict."""
     (assignment,) = _fields(serialized)[BUFFER_ASSIGNMENT]
     buffers = [_fields(buffer) for buffer in _fields(assignment)[BUFFER_ALLOCATIONS]]
 
     def total(*wanted, without=()):
         return sum(
-            sum(buffer[SIZE])  # a size of 0 is not written
+            sum(buffer[SIZE])  # empty for a size of 0
             for buffer in buffers
             if all(any(buffer[flag]) for flag in wanted) and not any(any(buffer[flag]) for flag in without)
         )
@@ -112,7 +110,8 @@ def buffer_sizes(serialized):
 
 
 def _fields(serialized):
-    """Values of a message of protocol buffers by number of field; no public package has XLA's schema."""
+    """Values of a protocol buffer message, lists by field number."""
+    # By number, since no public package has XLA's schema
     found = collections.defaultdict(list)
     for field in UnknownFieldSet(Empty.FromString(serialized)):
         found[field.field_number].append(field.data)
@@ -120,17 +119,11 @@ def _fields(serialized):
 
 
 def describe_step(programs):
-    """What the programs of a step are and cost, on one device of those that share it.
+    """Describe a step, a list of `StepProgram` in order of execution, on one of its devices: plain JSON.
 
-    Args:
-        programs: List of `StepProgram`, run one after the other.
-
-    Returns:
-        Dict for JSON; None is what the backend does not tell, or a loop of unknown length hides. Of programs
-        the sum of what is done (`flops`, `matmul_flops`, `bytes_accessed`, `compile_seconds`,
-        `collective_bytes`) and the largest of what is held (`argument_bytes`, `output_bytes`,
-        `temporary_bytes`, `peak_bytes`). `dynamic_dimensions` and `host_callbacks` count instructions that
-        break the contract, `broken_by` has their lines. `collectives`: see `summarise`.
+    Numbers are None where the backend does not report them, or a loop has unknown length. FLOPs, bytes
+    accessed or sent and seconds are sums over programs; memory sizes are maxima. `dynamic_dimensions` and
+    `host_callbacks` count instructions, whose lines are in `broken_by`; `collectives` are from `summarise`.
     """
     modules = [read_module(program.text) for program in programs]
     dynamic = [line for module in modules for line in find_dynamic(module)]
@@ -162,17 +155,15 @@ def describe_step(programs):
 
 
 def is_static(report):
-    """Whether a step keeps the contract: one program, no dynamic dimension, no host callback."""
+    """True for one program without dynamic dimensions and host callbacks."""
     return (report["programs"], report["dynamic_dimensions"], report["host_callbacks"]) == (1, 0, 0)
 
 
 def summarise(collectives):
-    """Collectives of one kind and one size of groups as one row.
+    """Sum up collectives by kind and group size: list of dicts, by descending `bytes`, None first.
 
-    Returns:
-        List of dicts `kind`, `group_size`, `instructions` in the text, `executions` and `bytes`, what one
-        device puts in, in a run of the program; the most bytes first, and before these None: of a loop of
-        unknown length.
+    `instructions` are counted in the text, `executions` and `bytes`, the input of one device, in a run of the
+    program; the latter are None in a loop of unknown length.
     """
     groups = {}
     for one in collectives:
@@ -191,10 +182,8 @@ def summarise(collectives):
 
 
 def find_dynamic(module):
-    """Lines of instructions with a dimension that is known only when the program runs: list of str.
-
-    `dynamic-slice` and `dynamic-update-slice` are not among them: where they cut is dynamic, not how much.
-    """
+    """Lines of instructions with a dimension that is known only when the program runs: list of str."""
+    # Not `dynamic-slice` and `dynamic-update-slice`, whose positions are dynamic, but not their sizes
     return [
         one.line
         for one in module.instructions
@@ -205,7 +194,7 @@ def find_dynamic(module):
 
 
 def find_callbacks(module):
-    """Lines of instructions that wait for the host: calls of Python, feeds, transfers. List of str."""
+    """Lines of instructions that wait for the host, by Python calls, feeds or transfers: list of str."""
     return [
         one.line
         for one in module.instructions
@@ -216,12 +205,12 @@ def find_callbacks(module):
 
 
 def count_unknown_loops(module):
-    """Loops whose number of rounds the text does not tell."""
+    """Number of loops with an unknown number of iterations."""
     loops = [one for one, _ in executions(module) if one.opcode == "while"]
     return sum(trip_count(module, loop) is None for loop in loops)
 
 
 def _known(combine, values):
-    """The sum or the largest of values; None where one is None."""
+    """`combine(values)`, or None if one of them is None."""
     values = list(values)
     return None if None in values else combine(values)
