@@ -80,7 +80,7 @@ def jax_program(lowered):
 
 
 def tensorflow_program(function, *arguments):
-    """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, without XLA's counts of FLOPs and bytes."""
+    """Compile a `tf.function(..., jit_compile=True)`: `StepProgram`, with unknown FLOPs and bytes."""
     # Compiled twice: text and memory need two calls
     compiler_ir = function.experimental_get_compiler_ir(*arguments)
     start = time.perf_counter()

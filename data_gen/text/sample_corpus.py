@@ -1,7 +1,7 @@
 """Sample text that comes with every Python: pydoc's topics and the docstrings of the standard library.
 
-It depends on the version of Python alone, not on installed packages. Source files are parsed, never imported;
-paragraphs of prose are kept, each once.
+It depends only on the version of Python, not on installed packages. Source files are parsed, never imported;
+paragraphs of prose are kept, without duplicates.
 """
 
 import ast
@@ -21,7 +21,7 @@ MIN_DOCUMENT_SENTENCES = 2
 
 
 def read_sample_documents():
-    """Yield the corpus: a list of sentences a topic or docstring, in a fixed order."""
+    """Yield a list of sentences for each topic or docstring, in a fixed order."""
     seen = set()
     for text in _texts():
         paragraphs = [paragraph for paragraph in prose_paragraphs(text) if paragraph not in seen]
