@@ -136,10 +136,7 @@ def _keep(sequences, sizes, order, wanted):
 
 
 class MaskedBatches(Iterator):
-    """Iterator over `CheckedBatches` of `train_batches`, with `DynamicMasking` by epoch.
-
-    `index`, `shard`, `batch_size` and `first_step` are those of `train_batches`.
-    """
+    """`CheckedBatches` with `DynamicMasking` by epoch; the other arguments are those of `train_batches`."""
 
     def __init__(self, batches, masking, index, shard, batch_size, first_step):
         self._batches, self._masking, self._index, self._shard = batches, masking, index, shard

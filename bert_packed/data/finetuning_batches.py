@@ -16,15 +16,11 @@ from bert_packed.tasks.update_packs import assemble_filled, by_slot
 
 @dataclasses.dataclass(frozen=True)
 class LabelledSequences:
-    """n sequences with labels.
-
-    Attributes:
-        positions: Labels that are token positions, counted from the start of the sequence here and from the
-            start of the pack in a batch.
-    """
+    """n sequences with labels."""
 
     sequences: Sequences  # their predictions, if any, are labels of tokens
     labels: dict[str, np.ndarray]  # from the name in a batch to [n]
+    # Labels that are token positions, counted from the start of the sequence here, of the pack in a batch
     positions: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()  # names by number
 
@@ -63,8 +59,7 @@ def predict(forward, sequences, packs, spec, batch_size):
         packs, spec: From `update_packs.pack_all`.
         batch_size: B; the last batch is filled with empty packs.
 
-    Returns:
-        Dict from output name to a list of n arrays, `[tokens]`, `[tokens, C]` or `[C]`.
+    Returns a dict from output name to a list of n arrays, `[tokens]`, `[tokens, C]` or `[C]`.
     """
     data, found = LabelledSequences(sequences, {}), {}
     starts = range(0, len(packs), batch_size)

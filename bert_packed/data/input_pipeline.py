@@ -31,8 +31,7 @@ def train_batches(
     Every epoch reads each pack once. Batches run across the end of an epoch, so no pack is dropped.
 
     Args:
-        index: `PackIndex` of packed TFRecord files.
-        spec: `PackSpec` of the files.
+        index, spec: `PackIndex` and `PackSpec` of packed TFRecord files.
         batch_size: B, packs per step of all processes.
         shuffle_buffer_size: Packs that are shuffled together; 1 for the order on disk. Memory holds twice as
             many; each of W processes holds a W-th of them.
@@ -40,11 +39,8 @@ def train_batches(
         features: `Feature`s to read.
         shard: `ProcessShard`, this process's part of each step.
 
-    Returns:
-        `tf.data.Dataset` of (batch, sources), as from `_decode`, with B / W packs.
-
-    Raises:
-        InputError: the shard's micro-batches do not divide B.
+    Returns a `tf.data.Dataset` of (batch, sources), as from `_decode`, with B / W packs. Raises `InputError`
+    unless the shard's micro-batches divide B.
     """
     own_size = shard.batch_size(batch_size)
     first = first_step * batch_size
@@ -71,11 +67,7 @@ def eval_batches(files, spec, batch_size, features=RECORDED, shard=WHOLE, index=
         shard: `ProcessShard`, whose micro-batches are ignored. All processes have equally many batches.
         index: `PackIndex` of the files, needed for several processes only; None to read the files for it.
 
-    Returns:
-        `tf.data.Dataset` of (batch, sources), with B / W packs.
-
-    Raises:
-        InputError: W does not divide B.
+    Returns a `tf.data.Dataset` of (batch, sources), with B / W packs. Raises `InputError` unless W divides B.
     """
     shard = shard.of_evaluation(batch_size)
     own_size = shard.batch_size(batch_size)
@@ -101,11 +93,8 @@ def online_batches(
         num_epochs: None for an endless stream. The last batch of a finite one is filled with empty packs.
         buffer_size, max_age, policy: As in `OnlinePacker`.
 
-    Returns:
-        `tf.data.Dataset` of dicts of int32 and float32 tensors `[B, ...]` of static shape.
-
-    Raises:
-        ValueError: there is no file, or a setting of the packer is not allowed.
+    Returns a `tf.data.Dataset` of dicts of int32 and float32 tensors `[B, ...]` of static shape. Raises
+    `ValueError` without files, or for a wrong setting of the packer.
     """
     if not files:
         raise ValueError("`files` must name at least one file. Received: none.")  # else an endless wait

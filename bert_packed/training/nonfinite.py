@@ -43,13 +43,7 @@ class SkippedSteps:
     def note(self, step, sums, is_skipped):
         """The figures of a skipped step that are not finite, as text; "" if it was not skipped.
 
-        Args:
-            step: Its number, from 1.
-            sums: Dict of floats, the engine's.
-            is_skipped: True if the engine left out the update.
-
-        Raises:
-            NotFiniteError: it is the last of `most` in a row.
+        Steps are numbered from 1. Raises `NotFiniteError` for the last of `most` skipped steps in a row.
         """
         self._num_in_row = self._num_in_row + 1 if is_skipped else 0
         if not is_skipped:
