@@ -25,21 +25,13 @@ UNKNOWN = "not told"
 def compile_run(config, backend):
     """Compile the step of a run, write its program and its report, and print a table.
 
-    No output directory is read or written.
-
-    Args:
-        config: `TrainConfig` with `compile_only`.
-        backend: Name of the running one.
-
-    Returns:
-        Exit status: 0, or `STATUS_NOT_STATIC`.
-
-    Raises:
-        InputError: the records or flags cannot be used, or the folder is not for this.
+    No output directory is read or written. Returns the exit status, 0 or `STATUS_NOT_STATIC`. Raises
+    `InputError` where the records or flags cannot be used, or the folder is another run's.
     """
     folder = Path(config.compile_only)
     _check_folder(folder)
     if config.num_virtual_devices:
+        # Before anything asks the backend for its devices, after which their number is fixed
         make_virtual_devices(config.num_virtual_devices)
     data = read_shapes(config)
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
@@ -47,6 +39,7 @@ def compile_run(config, backend):
     check_fits(data, model_config, config)
     programs = compile_step(config, model_config, data)
     report = {"backend": backend, **describe_step(programs)}
+    # A report for fewer devices would be read as one for all of them
     if config.num_virtual_devices not in (0, report["devices"]):
         raise InputError(
             f"`num_virtual_devices` must be as many as the step runs on, which is {report['devices']}. "
@@ -63,7 +56,7 @@ def compile_run(config, backend):
 
 
 def compile_step(config, model_config, data):
-    """The `StepProgram`s of a run's training step, over the devices that the backend sees: list."""
+    """List of the `StepProgram`s of a run's training step, over the devices that the backend sees."""
     engine = build_engine(config, model_config, data)
     if config.layout != "none":
         print(engine.replicas.layout.describe(model_config))
@@ -73,16 +66,11 @@ def compile_step(config, model_config, data):
 
 
 def empty_batch(features, spec, batch_size):
-    """A batch of padding, of the shapes and types that the input pipeline gives.
+    """A batch of padding as the input pipeline gives it: dict of int32 and float32 zeros `[B, ...]`.
 
-    Args:
-        features: `Feature`s of an objective.
-        spec: `schema.PackSpec` of the records.
-        batch_size: B.
-
-    Returns:
-        Dict of int32 and float32 arrays `[B, ...]`, all zeros.
+    `features` are an objective's, `spec` is the `schema.PackSpec` of the records.
     """
+    # TFRecords have no int32; the input pipeline narrows their int64
     kinds = {"int64": "int32", "float32": "float32"}
     return {
         one.name: np.zeros((batch_size, spec.size(one.length)), kinds[schema.dtype(one.record_name)])

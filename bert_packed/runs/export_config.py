@@ -47,6 +47,7 @@ class ExportConfig:
         """The static shapes of a SavedModel."""
         return PackSpec(
             self.max_seq_length,
+            # No pack of S tokens holds more than S sequences
             self.max_sequences_per_pack or min(DEFAULT_DEPTH, self.max_seq_length),
             self.max_predictions_per_pack or DEFAULT_PREDICTIONS,
         )
@@ -55,6 +56,7 @@ class ExportConfig:
 def check_shapes(config, family, letters):
     """Raise `InputError` where a size is given that no input of the export has."""
     for name, letter in (("max_sequences_per_pack", "K"), ("max_predictions_per_pack", "P")):
+        # A size that nothing reads would be taken for honoured
         value, why = getattr(config, name), None
         if config.format != "saved_model":
             why = "unless --format=saved_model"

@@ -9,17 +9,17 @@ from bert_packed.runs.run_directory import RUN_FILE
 
 
 def check_export(config, model_config, data):
-    """Check the tokenizer that a run is to export before it starts.
+    """Check the tokenizer that a run is to export, before the run starts.
 
-    Raises:
-        InputError: the vocabulary is no such file, has more tokens than the model, or is not the records'.
-        OSError: it cannot be read.
+    Raises `InputError` where the vocabulary is no such file, has more tokens than the model, or is not the
+    records'; `OSError` where it cannot be read.
     """
     path = config.export_vocab_file
     if not path:
         return
     check_vocabulary(path, model_config, "export_vocab_file")
     known = data.train.vocabularies
+    # Without manifests there is nothing to compare with
     if known and file_sha256(path) not in known:
         raise InputError(
             "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that. "
@@ -28,12 +28,11 @@ def check_export(config, model_config, data):
 
 
 def export_step(folder, step, model, weights, config, data):
-    """Write `export-STEP`, whole or not at all, in place of what an earlier attempt at the step exported.
+    """Write `export-STEP`, whole or not at all, in place of an earlier export of the step; return its path.
 
-    Raises:
-        NotFiniteError: a weight is NaN or infinite.
-        OSError: the disk is full.
+    Raises `NotFiniteError` where a weight is NaN or infinite, and `OSError` where the disk is full.
     """
+    # All records are of one vocabulary, so the first manifest that has the rule speaks for all
     cased = [manifest["do_lower_case"] for manifest in data.train.manifests if "do_lower_case" in manifest]
     with write_folder(folder / f"export-{step}") as partial:
         write_hugging_face(

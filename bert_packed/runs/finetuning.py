@@ -52,11 +52,10 @@ class LoopSteps:
 
 
 def read_text_model(config):
-    """The `TextModel` of a `FinetuneConfig`; prints the vocabulary.
+    """The `TextModel` of a `FinetuneConfig`; prints a line about the vocabulary.
 
-    Raises:
-        InputError: there is no vocabulary or no model, they are not of one another, or the model cannot be
-            fine-tuned with packs of this length.
+    Raises `InputError` where the vocabulary or the model is missing, they do not belong together, or the
+    model cannot be fine-tuned with packs of this length.
     """
     path = vocabulary.find_vocab(config)
     wordpieces = tokenization.load_vocab(path)
@@ -76,19 +75,14 @@ def run_task(config, text, objective, read_training, predict=None):
     """Train a model with `--do_train`, else load it; predict; print and write the scores.
 
     Args:
-        config: `FinetuneConfig`.
-        text: `TextModel`.
-        objective: `Objective`.
-        read_training: Function to `LabelledSequences` and a dict from flag name to the paths that it means;
-            called only to train.
+        config, text, objective: `FinetuneConfig`, `TextModel` and `Objective`.
+        read_training: Function that returns `LabelledSequences` and a dict from flag name to the paths that
+            it names; called only to train.
         predict: Function of model and output directory that writes predictions. It returns scores, a dict of
             float, {} where there is nothing to score against, None where scores are not wanted.
 
-    Returns:
-        Exit status.
-
-    Raises:
-        InputError: another run is in the directory, or the checkpoint to start from does not fit.
+    Returns the exit status. Raises `InputError` where another run is in the directory, or the checkpoint to
+    start from does not fit.
     """
     with run_directory.locked(config.output_dir) as folder:
         if config.do_train:
@@ -99,6 +93,7 @@ def run_task(config, text, objective, read_training, predict=None):
             model, stopped_by = _fine_tune(config, text, objective, data, inputs, folder)
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
+                # As shells report a process that a signal ended
                 return 128 + stopped_by
         else:
             model = _load_model(config, text.config, objective)
@@ -130,6 +125,8 @@ def _fine_tune(config, text, objective, data, inputs, folder):
         config.packing_algorithm,
         config.random_seed,
     )
+    # One static shape for all steps, as wide as the fullest pack and as long as the longest step: XLA
+    # compiles once
     updates = fit_predictions(updates, data.sequences["num_predictions"])
     num_packs = -(-updates.num_packs // config.micro_batch_size) * config.micro_batch_size
     counted = {
@@ -139,6 +136,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     facts = _facts(text, inputs, **counted)
     latest = run_directory.find_checkpoint(folder, config, facts)
     if latest:
+        # Flags and inputs are compared first: setting a damaged checkpoint aside changes the directory
         latest = run_directory.find_whole_checkpoint(folder, print)
     vocab_text = text.vocab_path.read_bytes()  # it may be in the folder that a new start empties
     engine, schedule = _build_engine(config, model_config, objective, steps)
@@ -151,6 +149,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
         if config.init_checkpoint:
             run_directory.check_outside(config.init_checkpoint, folder)
             _load_weights(config, model_config, engine.model)
+        # Removes an earlier run, so only now: weights that cannot be loaded have raised above
         run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
         (folder / vocabulary.VOCAB_FILE).write_bytes(vocab_text)
         if data.classes:
@@ -166,6 +165,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
 
     def save(step, state):
+        # First the rows: a run that continues from this checkpoint needs every row up to its step
         log.flush_to_disk()
         checkpoint.save_checkpoint(folder, step, engine, model_config, state)
 
@@ -188,23 +188,24 @@ def _fine_tune(config, text, objective, data, inputs, folder):
 
 
 def has_results(config, text, inputs, results, evaluated):
-    """Whether a run is over, as it would be now, and its results are in its folder; raises `InputError`.
+    """True if a run of this config is over, and its result files are newer than all paths of `evaluated`.
 
-    Results are files written when the run is over, which a run that starts removes. A path of `evaluated`
-    that was written later than a result is to be read again.
+    Raises `InputError` where the directory holds another run.
     """
     folder = Path(config.output_dir)
     if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
         return False
+    # A run that starts removes them, so those that are there are of this run, once it is over
     found = [folder / name for name in results]
     newest = max((Path(path).stat().st_mtime_ns for path in evaluated), default=0)
     return bool(found) and all(path.is_file() and path.stat().st_mtime_ns > newest for path in found)
 
 
 def _load_model(config, model_config, objective):
-    """The model of a config as its checkpoint has it; raises `InputError` where that lacks the head."""
+    """The model of a config with its checkpoint's weights; raises `InputError` where these lack the head."""
     model = objective.build_model(model_config, config.random_seed, dtype=config.dtype)
     found = _load_weights(config, model_config, model)
+    # A head with its initial, random values would predict noise
     if found.missing:
         raise InputError(
             f"`init_checkpoint` must be fine-tuned for this task unless --do_train. Received: "
@@ -223,6 +224,7 @@ def _tell_scores(config, scores, folder):
     """Print scores and write them; without any remove what an earlier prediction scored."""
     path = folder / run_directory.SCORES_FILE
     if not scores:
+        # Old scores beside new predictions would be taken for theirs
         path.unlink(missing_ok=True)
         return
     print_table([{"score": name, "value": value} for name, value in scores.items()])
@@ -257,7 +259,7 @@ def _build_engine(config, model_config, objective, steps):
 
 
 def _facts(text, inputs, **data):
-    """What a result depends on besides flags, as `run_directory.find_checkpoint` takes it."""
+    """Facts that a result depends on besides flags, as `run_directory.find_checkpoint` takes them."""
     described = {
         name: [{"path": str(path), "sha256": file_sha256(path)} for path in paths]
         for name, paths in inputs.items()

@@ -20,7 +20,7 @@ PREDICTION = "Prediction"
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneConfig(RunConfig):
-    """What every fine-tuning can be told; checks itself, raises `InputError`."""
+    """Settings of every fine-tuning run; checks itself, raises `InputError`."""
 
     output_dir: str = variant(RunConfig, "output_dir", "", required=True)
     bert_config_file: str = variant(
@@ -151,7 +151,7 @@ class SquadConfig(FinetuneConfig):
 
     @property
     def is_sample(self):
-        """Whether the project's own questions are used."""
+        """True if the project's own questions are used."""
         return not self.train_file and not self.predict_file
 
     def resolved(self):

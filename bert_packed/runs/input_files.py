@@ -16,15 +16,13 @@ from bert_packed.records.inputs import check_promises, folder_of, read_promises
 
 
 def describe_inputs(paths, scans=None, are_checked=False):
-    """What identifies a run's input files: list of dicts `path`, `sha256`, `num_records`.
+    """Identify packed TFRecord files: list of dicts `path`, `sha256`, `num_records`.
 
     Args:
-        paths: Of packed TFRecord files.
         scans: Their `tfrecords.FileScan`, where they were read already.
-        are_checked: Whether their records were decoded, so that only the manifests are left to compare.
+        are_checked: True if their records were decoded, so that only the manifests are left to compare.
 
-    Raises:
-        InputError: a file is damaged (file and record), or is not what its manifest says.
+    Raises `InputError` where a file is damaged (file and record), or is not what its manifest says.
     """
     described = []
     promised = read_promises(paths)
@@ -39,24 +37,19 @@ def describe_inputs(paths, scans=None, are_checked=False):
 
 
 def scan_inputs(paths, store, processes=ALONE):
-    """Read files that were not read before, or have changed since: dict from path to `tfrecords.FileScan`.
+    """Read the packed files that are new or have changed: dict from path to `tfrecords.FileScan`, of all.
 
-    The first process reads, and keeps the result in `store`, for the others, and beside the files, for other
-    runs. Another process reads files that have another stamp there, as copies on its machine's own disk.
+    All `processes` call this. The first keeps the scans in `store`, a file in a folder that all processes
+    see, and beside the files, for other runs.
 
-    Args:
-        paths: Of packed TFRecord files.
-        store: A file in a folder that all processes see.
-        processes: `parallel.processes.Processes`; all of them call this.
-
-    Raises:
-        InputError: a file is damaged, is not what its manifest says, changes while it is read, or is another
-            one where the first process is.
+    Raises `InputError` where a file is damaged, is not what its manifest says, changes while it is read, or
+    differs from the first process's.
     """
     found = {}
 
     def read_what_is_new():
         found.update(read_scans(store, paths))
+        # Another run may have scanned the same files; their stamps show that they are unchanged
         new = read_scans_beside([path for path in paths if path not in found])
         read = _scan([path for path in paths if path not in found and path not in new])
         found.update(new | read)
@@ -69,6 +62,7 @@ def scan_inputs(paths, store, processes=ALONE):
     processes.first_decides(read_what_is_new)
     if not processes.is_first:
         found = read_scans(store, paths)
+        # A copy on this machine's disk has another stamp, and may have other content
         own = _scan([path for path in paths if path not in found])
         checksums = read_checksums(store) if own else {}
         for path, (scan, _) in own.items():

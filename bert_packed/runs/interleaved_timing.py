@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def time_interleaved(ways, num_repeats):
-    """Time functions one after the other, again and again: dict from name to a list of seconds.
+    """Time functions one after the other, repeatedly: dict from name to a list of seconds.
 
     Args:
         ways: Dict from name to a function of the number of the repeat that returns when its work is done.
@@ -40,15 +40,10 @@ class Contender:
 
 
 def compare(contenders, num_repeats=5):
-    """Measure training steps of contenders, interleaved.
+    """Measure training steps of a list of `Contender`, interleaved; the first is the baseline.
 
-    Args:
-        contenders: List of `Contender`; the first is the baseline.
-        num_repeats: Timed steps each, after one that compiles.
-
-    Returns:
-        List of dicts for a table: `data`, `packing_factor`, `seconds_per_step` (median),
-        `sequences_per_second`, `speed_up` over the baseline.
+    Returns a list of dicts for a table: `data`, `packing_factor`, `seconds_per_step` (median),
+    `sequences_per_second`, `speed_up` over the baseline.
     """
     ways = {contender.name: functools.partial(_step, contender) for contender in contenders}
     seconds = time_interleaved(ways, num_repeats)

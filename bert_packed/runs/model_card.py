@@ -32,6 +32,7 @@ TASKS = {
     TOKEN_CLASSIFICATION: "token-classification",
     CAUSAL_LM: "text-generation",
 }
+# Flags that may change while a run continues, so no result depends on them
 NOT_RESULTS = {field.name for field in dataclasses.fields(TrainConfig) if field.metadata["changeable"]}
 
 
@@ -117,6 +118,7 @@ def _texts(folder, manifest):
         if made.get("kind") != "unpacked":
             continue
         listed = [file["sha256"] for split in made["splits"].values() for file in split["files"]]
+        # By content: the folder may have been made again since from other texts
         if entry["sha256"] in listed:
             for text in made["inputs"]:
                 texts[text["sha256"]] = f"{text['path']}, SHA-256 `{text['sha256']}`" + (
@@ -176,6 +178,7 @@ def _manifests(run):
         manifest = read_manifest(folder, any_json=True) or {}
         listed = {file["sha256"] for file in manifest.get("files", [])}
         own = {entry["sha256"] for entry in entries if folder_of(entry["path"]) == folder}
+        # The manifest of other files, written to the same folder later, would describe another run's data
         if manifest.get("kind") == "packed" and "plan" in manifest and own <= listed:
             found.append((folder, manifest))
     return found

@@ -10,16 +10,12 @@ from bert_packed.schema import CAUSAL_LM, FORMS, MLM, MLM_NSP
 
 
 def choose_objective(objective, model_config, config, num_rows=0):
-    """The `Objective` of a run.
+    """The `Objective` of a run; raises `InputError` where the model is of a family without its head.
 
     Args:
         objective: One of `schema.OBJECTIVES`.
-        model_config: Of the model that learns it.
         config: Anything with `mlm_loss` and `lm_loss`.
-        num_rows: Rows in which packs go on from one another; 0 for none.
-
-    Raises:
-        InputError: the model is another kind's.
+        num_rows: R, rows in which packs follow one another; 0 for none.
     """
     family, head = family_of(model_config), OBJECTIVE_HEADS[objective]
     if head not in family.heads:
@@ -47,11 +43,13 @@ def check_losses(config, objective):
 
 def check_records(config, name, packs):
     """Raise `InputError` where the records that a flag names are not for the objective."""
+    # The arrays of another form would be missing in the first batch, without the flag's name
     if packs.files and packs.spec.objective != FORMS[config.objective]:
         raise InputError(
             f"`{name}` must hold records for objective={config.objective}. Received: {packs.files[0]}, for "
             f"{packs.spec.objective}."
         )
+    # Such records have the arrays of next sentences all the same, filled with a constant
     made_for_mlm = any(manifest.get("objective") == MLM for manifest in packs.manifests)
     if config.objective == MLM_NSP and made_for_mlm:
         raise InputError(

@@ -37,15 +37,14 @@ DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
 def build_engine(config, model_config, data, processes=ALONE, steps_before=0):
     """A compiled-step engine around a new model and optimizer, seeded by the config.
 
-    Args:
-        config, model_config, data, processes: Of the run.
-        steps_before: As in `build_optimizer`.
+    `steps_before` is as in `build_optimizer`.
     """
     replicas = _choose_replicas(config, model_config, data, processes)
     if model_config.ablation_no_position_reset and model_config.max_position_embeddings:
         _check_positions(model_config, data.train.spec)
     objective = choose_objective(config.objective, model_config, config, data.train.num_rows)
     if config.batch_warmup_steps:
+        # A step that has not grown yet fills its batch with empty packs, which must cost no time
         objective = dataclasses.replace(objective, skips_empty=True)
     attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
     with replicas.scope() if replicas else contextlib.nullcontext():
@@ -65,13 +64,8 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0):
 def check_start(config, model_config, folder):
     """Refuse an `--init_checkpoint` whose place or config is wrong, before the run measures or computes.
 
-    Args:
-        config, model_config: Of the run.
-        folder: Its output directory.
-
-    Raises:
-        InputError: it lies in `folder`, is missing, or is another model's. What its tensors say,
-            `start_engine` reads.
+    Raises `InputError` where it lies in `folder`, the output directory, is missing, or is another model's.
+    Its tensors are checked by `start_engine`.
     """
     if config.init_checkpoint:
         run_directory.check_outside(config.init_checkpoint, folder)
@@ -81,19 +75,13 @@ def check_start(config, model_config, folder):
 def start_engine(config, model_config, data, folder, latest, processes=ALONE):
     """An engine with the weights and the state that a run begins or continues with; nothing is written.
 
-    Args:
-        config, model_config, data, processes: Of the run.
-        folder: Its output directory.
-        latest: Checkpoint of it to continue from; None for a start, from `--init_checkpoint` if given.
-
-    Returns:
-        (engine, the `state.json` of that checkpoint or None).
-
-    Raises:
-        InputError: a checkpoint is damaged, or another model's.
+    `latest` is the run's checkpoint to continue from; None for a start, from `--init_checkpoint` if given.
+    Returns the engine and the `state.json` of `latest`, or None. Raises `InputError` where a checkpoint is
+    damaged, or another model's.
     """
     steps_before = 0
     if config.keep_optimizer_state:
+        # Needed before the optimizer is built: its schedule begins at that step
         steps_before = kept_optimizer.steps_before(latest, config.init_checkpoint)
     engine = build_engine(config, model_config, data, processes, steps_before)
     if config.layout != "none":
@@ -114,11 +102,12 @@ def start_engine(config, model_config, data, folder, latest, processes=ALONE):
 
 
 def _choose_replicas(config, model_config, data, processes):
-    """The devices of a run, as it asks for them; raises `InputError` where they cannot share it."""
+    """The devices that a run is spread over; raises `InputError` where they cannot share its packs."""
     packs = {"micro_batch_size": config.packs_at_once}
     if data.eval.files:
         packs["eval_batch_size"] = config.eval_batch_size
     if config.layout == "none":
+        # Data parallelism alone, every device holds the whole model
         replicas = make_replicas(config.distribution, processes.strategy)
         check_shares(replicas, **packs)
         return replicas
@@ -146,16 +135,14 @@ def _check_positions(model_config, spec):
 
 
 def machine_rate(config):
-    """Operations a second that this machine reaches at matrix products of a run's dtype; measured now."""
+    """Operations per second that this machine reaches at matrix products of a run's dtype; measured now."""
     return measured_flops_per_second(dtype=DTYPES_OF_PRODUCTS[config.dtype])
 
 
 def make_scale(config, model_config, data, engine, flops_per_second):
-    """What the figures that people watch are measured against: `training_metrics.Scale`.
+    """Reference quantities of a step's logged rates: `training_metrics.Scale`.
 
-    Args:
-        config, model_config, data, engine: Of the run.
-        flops_per_second: Of one device, measured; None for no figure.
+    `flops_per_second` is of one device, measured; None for no figure.
     """
     num_devices = engine.replicas.num_whole if engine.replicas else 1
     return training_metrics.Scale(
@@ -171,13 +158,12 @@ def make_hooks(
     """The hooks of the outer loop: where batches come from, and where figures and checkpoints go.
 
     Args:
-        config, model_config, data, engine: Of the run.
-        folder: Its output directory.
+        folder: Output directory of the run.
         first_step: Step of the checkpoint it continues from; later rows of the logs are removed.
-        evaluation_due: Whether that step is still to be evaluated.
+        evaluation_due: True if that step is still to be evaluated.
         show_row: Called with each row of the training log, for people.
         scale: Of `make_scale`.
-        processes: Those of the run: all evaluate, the first writes, and the others wait for a checkpoint.
+        processes: All evaluate, the first writes, and the others wait for a checkpoint.
     """
     objective = engine.objective
     logs = _open_logs(config, data, objective, folder, first_step, evaluation_due, processes)
@@ -195,8 +181,10 @@ def make_hooks(
     def save(step, state):
         for one in logs:
             one.flush_to_disk()
+        # In every process: they fetch parts of the weights from each other's devices
         held = engine.to_save(keeps=processes.is_first)
         processes.first_decides(
+            # A string, since the decision travels to the other processes as JSON
             lambda: str(checkpoint.save_checkpoint(folder, step, held, model_config, state))
         )
 
@@ -264,12 +252,13 @@ def _open_logs(config, data, objective, folder, first_step, evaluation_due, proc
 
 
 def speed_rows(config, model_config, data, engine, processes=ALONE):
-    """Packed against unpacked training speed, measured now; [] where no unpacked data are given.
+    """Rows that compare packed and unpacked training speed, measured now; [] without unpacked data.
 
-    Trains on: call it after the last checkpoint.
+    The engine takes training steps: call this after the last checkpoint.
     """
     if not data.unpacked.files:
         return []
+    # Its own weights: it only gives the time of a step, which does not depend on them
     unpacked = build_engine(config, model_config, data, processes)
     # Full steps, as all are after the batch has grown
     config = dataclasses.replace(config, initial_batch_size=0, batch_warmup_steps=0)
@@ -280,19 +269,16 @@ def speed_rows(config, model_config, data, engine, processes=ALONE):
     ):
         batches = train_batches(config, model_config, engine.objective, packs, data.masking, processes)
         some = list(itertools.islice(batches, NUM_TIMED_STEPS))
+        # By the factor of all data: these few packs may hold more or fewer sequences
         per_step = factor * config.train_batch_size
         contenders.append(Contender(name, its_engine.train_step, some, per_step, factor))
     return compare(contenders, NUM_TIMED_STEPS)
 
 
 def train_batches(config, model_config, objective, packs, masking, processes=ALONE, first_step=0):
-    """Endless batches of a run, this process's part of each.
+    """Endless batches of a run from `first_step` on, this process's part of each.
 
-    Args:
-        config, model_config, objective, processes: Of the run.
-        packs: `PackedFiles` to read.
-        masking: `DynamicMasking`, or None for the masks of the records.
-        first_step: Step of the first batch.
+    `packs` are `PackedFiles`; `masking` is `DynamicMasking`, or None for the masks of the records.
     """
     shard, batch_size, first_batch = shard_of(config, processes), config.train_batch_size, first_step
     growth = config.growth
@@ -315,6 +301,7 @@ def train_batches(config, model_config, objective, packs, masking, processes=ALO
         batches = MaskedBatches(batches, masking, packs.index, shard, batch_size, first_batch)
     if growth:
         batches = GrowingBatches(batches, growth, first_step)
+    # Both work in Python, which tf.data does not prefetch
     return ReadAhead(batches) if masking or growth else batches
 
 
@@ -322,6 +309,7 @@ def shard_of(config, processes):
     """The packs of a step that this process reads."""
     num, index = processes.num, processes.index
     if config.layout != "none":
+        # The processes that share one copy of the model compute the same packs
         index, num = group_of(index, num, count_replicas(config.layout, config.mesh_shape))
     return ProcessShard(config.packs_at_once, index, num)
 

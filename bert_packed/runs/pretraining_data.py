@@ -44,6 +44,7 @@ class PackedFiles:
         """Mean sequences per pack, or None where a folder has no manifest."""
         if not self.files or not self.has_all_manifests:
             return None
+        # By the manifests: counting the sequences would decode every record
         num_packs = sum(manifest["num_packs"] for manifest in self.manifests)
         return sum(manifest["num_sequences"] for manifest in self.manifests) / num_packs
 
@@ -88,7 +89,7 @@ class PackedData:
 
     @property
     def facts(self):
-        """What a result depends on besides the records: dict for `run.json`."""
+        """Facts that a result depends on besides the records: dict for `run.json`."""
         return {
             "packing_factor": self.train.packing_factor,
             "vocabularies": self.train.vocabularies,
@@ -97,27 +98,22 @@ class PackedData:
 
 
 def read_data(config, processes=ALONE):
-    """Find a run's records and what they are.
+    """Find, scan and check the records of a `TrainConfig`: `PackedData`. All `processes` call this.
 
-    What takes a reading of every byte is kept in the output directory, whether the run then starts or not.
-
-    Args:
-        config: `TrainConfig`.
-        processes: `parallel.processes.Processes`; all of them call this.
-
-    Returns:
-        `PackedData`.
+    The scans of every byte are kept in the output directory, even if the run does not start.
 
     Raises:
         InputError: no file matches, a file is damaged or unpacked, files disagree in shape or vocabulary,
             the packing factor or the vocabulary is needed and unknown, or the output directory is not a
             run's.
     """
+    # Before a reading of all records, which may take long
     check_own(config.output_dir)
     names = ("input_file", "eval_input_file", "unpacked_input_file")
     check_losses(config, config.objective)
     train, held_out, unpacked = (_find_packs(config, name) for name in names)
     _check_rows(config, train, {"eval_input_file": held_out, "unpacked_input_file": unpacked})
+    # The correction adapts LAMB's betas to the sequences of a step, which are then unknown
     if train.packing_factor is None and config.packing_correction == "betas":
         raise InputError(
             "`packing_correction` must be none where no manifest.json beside the records tells the packing "
@@ -126,6 +122,7 @@ def read_data(config, processes=ALONE):
     _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})
     if unpacked.files:
         _check_comparable(train, unpacked)
+    # Before the scan too: a missing vocabulary file should not cost a pass over all records
     masking = make_masking(config, train)
     paths = sorted({*train.files, *held_out.files})
     scans = scan_inputs(paths, os.path.join(config.output_dir, SCANS_FILE), processes)
@@ -142,16 +139,10 @@ def read_data(config, processes=ALONE):
 
 
 def read_shapes(config):
-    """What compiling a run must know of its training records, without a pass over them.
+    """Shapes and manifests of `input_file`, for compiling, without a pass over its records: `PackedData`.
 
-    Args:
-        config: `TrainConfig`.
-
-    Returns:
-        `PackedData` with the shapes and manifests of `input_file`; no held-out records, no `inputs`.
-
-    Raises:
-        InputError: no file matches, a file is unpacked, or files disagree in shape.
+    It has no held-out records and no `inputs`. Raises `InputError` where no file matches, a file is unpacked,
+    or files disagree in shape.
     """
     nothing = PackedFiles([], None, [], False)
     train = _find_packs(config, "input_file")
@@ -160,13 +151,9 @@ def read_shapes(config):
 
 
 def check_fits(data, model_config, config):
-    """Check that the records fit the model, by what the manifests say of them.
+    """Check by the manifests that the records fit the model.
 
-    Args:
-        data, model_config, config: Of the run.
-
-    Raises:
-        InputError: a vocabulary or a sequence is larger than the model's tables.
+    Raises `InputError` where a vocabulary or a sequence is larger than the model's tables.
     """
     model = config.bert_config_file
     if data.masking:
@@ -180,17 +167,10 @@ def check_fits(data, model_config, config):
 
 
 def check_held_out(data, model_config, config, features, shard=WHOLE):
-    """Read all held-out records before a run starts: a mistake in them would show after training only.
+    """Read all held-out records before a run starts: a mistake in them would otherwise show after training.
 
-    A run that continues has had the same records and the same model when it started.
-
-    Args:
-        data, model_config, config: Of the run.
-        features: Those of its objective.
-        shard: `ProcessShard` of this process.
-
-    Raises:
-        InputError: a record is damaged or has an id without a row, or the processes do not divide the batch.
+    `features` are the objective's, `shard` is this process's. Raises `InputError` where a record is damaged
+    or has an id without a row, or the processes do not divide the batch.
     """
     if data.eval.files:
         dataset = eval_batches(
@@ -215,7 +195,7 @@ def _find_packs(config, name):
 
 
 def _check_rows(config, train, others):
-    """Check that a run reads the packs of rows as they follow one another, each row at its own place."""
+    """Check that a run reads the packs of rows in their order, each row at its own place in the batch."""
     for name, found in others.items():
         if found.num_rows:
             raise InputError(
@@ -232,6 +212,8 @@ def _check_rows(config, train, others):
         raise InputError(
             f"`ablation` must be empty for packs made with --split_sequences. Received: {config.ablation}."
         )
+    # A step takes the next pack of every row, in file order, on one replica, which keeps their states. A mean
+    # per sequence does not exist where a sequence is spread over several packs
     wanted = {
         "train_batch_size": train.num_rows,
         "shuffle_buffer_size": 1,
@@ -284,6 +266,7 @@ def _check_comparable(train, unpacked):
             "Received: none."
         )
     if sum(m["num_sequences"] for m in unpacked.manifests) not in (
+        # No manifest beside the unpacked records: their number is unknown
         0,
         sum(m["num_sequences"] for m in train.manifests),
     ):

@@ -47,16 +47,14 @@ EXPORT = re.compile(r"export-\d+((\.replaced)?\.partial)?")  # of `exports.py`
 
 @contextlib.contextmanager
 def locked(output_dir, processes=ALONE):
-    """Hold a run's output directory, so that two runs never write to it at once: context manager of its path.
+    """Lock a run's output directory, so that two runs never write to it at once: context manager of its path.
 
-    The first process holds it for all, and writes a word into the lock's file, by which the others know that
-    they see the same directory.
-
-    Raises:
-        InputError: another run holds it, or it is not one directory that all processes share.
+    The first process locks it for all. Raises `InputError` where another run holds it, or it is not one
+    directory that all processes share.
     """
     folder = _check_folder(output_dir)
     with contextlib.ExitStack() as stack:
+        # The others look for a random word in the file: a disk of their own may hold the same path
         word = processes.first_decides(lambda: stack.enter_context(_hold(folder)))
         found = folder / LOCK_FILE
         if not found.is_file() or found.read_text() != word:
@@ -69,23 +67,20 @@ def locked(output_dir, processes=ALONE):
 
 @contextlib.contextmanager
 def _hold(folder):
-    """The word that is in the lock's file while the body runs."""
+    """Hold the lock: context manager of a random word, which its file holds meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder / LOCK_FILE, f"`output_dir` must not be used by another run. Received: {folder}."):
         word = uuid.uuid4().hex
         with (folder / LOCK_FILE).open("w") as file:  # not another file: the lock is on this one
             file.write(word)
             file.flush()
+            # Other machines read it through the shared disk, not through this one's memory
             os.fsync(file.fileno())
         yield word
 
 
 def check_own(output_dir):
-    """Check, before anything is read, that a directory may be this run's; it may be missing.
-
-    Raises:
-        InputError: it is a file, or holds files of others.
-    """
+    """Raise `InputError` unless a directory is missing, empty or a run's: no file, no files of others."""
     folder = _check_folder(output_dir)
     others = sorted(path.name for path in folder.iterdir() if not _is_ours(path)) if folder.exists() else []
     if folder.exists() and (others or (list_checkpoints(folder) and not (folder / RUN_FILE).exists())):
@@ -104,6 +99,7 @@ def naming_last_checkpoint(folder):
     except NotFiniteError as error:
         good = list_checkpoints(folder)
         if error.weights_step is not None:
+            # The weights of this step gave the loss that is not finite, so its checkpoint is no good one
             good = [path for path in good if int(NAME.fullmatch(path.name)[1]) < error.weights_step]
         start = f"start from {good[-1]}, the last good checkpoint, by `init_checkpoint`" if good else "start"
         raise InputError(
@@ -113,16 +109,12 @@ def naming_last_checkpoint(folder):
 
 
 def find_checkpoint(folder, config, facts):
-    """Check that a run may start in a directory or continue there; nothing is changed yet.
+    """The checkpoint to continue from in a locked output directory, or None for a start; changes nothing.
 
     Args:
-        folder: Output directory, locked.
         config: `TrainConfig` or `FinetuneConfig`.
         facts: Dict of JSON-able dicts that the result depends on besides flags: `inputs` (from flag name to
             the list that `input_files.describe_inputs` made), `model`, `data`.
-
-    Returns:
-        Path of the checkpoint to continue from, or None for a start.
 
     Raises:
         InputError: flags, inputs or other facts differ from the run's, or the directory is not a run's.
@@ -132,6 +124,7 @@ def find_checkpoint(folder, config, facts):
     # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
     if config.overwrite or not checkpoints:
         return None
+    # `check_own` has found it beside the checkpoints
     run = read_json(folder / RUN_FILE)
     for name, default in REMOVED_FLAGS.items():
         value = run["flags"].get(name, default)
@@ -150,14 +143,10 @@ def find_checkpoint(folder, config, facts):
 
 
 def find_whole_checkpoint(folder, tell):
-    """The newest checkpoint of a run that is as it was written; newer ones are set aside.
+    """The newest checkpoint of a run that is as it was written; newer, damaged ones are set aside.
 
-    They go when the run has saved their step again (`checkpoint.prune_checkpoints`). Of several processes the
-    first calls it, before the others list the checkpoints.
-
-    Args:
-        folder: Output directory of a run that `find_checkpoint` lets continue.
-        tell: Called with a line for people for each damaged one.
+    `tell` is called with a line for people about each of these. Of several processes the first calls this,
+    before the others list the checkpoints.
 
     Raises:
         InputError: there is none; then nothing is changed.
@@ -183,16 +172,10 @@ def find_whole_checkpoint(folder, tell):
 
 
 def agree(folder, config, facts, tell, processes=ALONE):
-    """The checkpoint that all processes of a run continue from, or None for a start.
+    """The checkpoint that all processes of a run continue from, or None for a start; the first finds it.
 
-    Args:
-        folder, config, facts: See `find_checkpoint`.
-        tell: See `find_whole_checkpoint`.
-        processes: Those of the run; the first finds it.
-
-    Raises:
-        InputError: see `find_checkpoint` and `find_whole_checkpoint`; or flags, inputs or other facts differ
-            from the first process's.
+    Arguments and errors are those of `find_checkpoint` and `find_whole_checkpoint`. `InputError` is also
+    raised where flags, inputs or other facts differ from the first process's.
     """
     first = processes.first_decides(lambda: {"flags": dataclasses.asdict(config), **facts})
     differences = _differences(first, config, facts)
@@ -219,13 +202,15 @@ def check_outside(init_checkpoint, folder):
 
 
 def start_run(folder, config, facts):
-    """Remove what an earlier run left, and write down what this one is."""
+    """Remove what an earlier run left, and write this run's `run.json` and flagfile."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
+        # The lock is held on that very file, and the scans are this run's
         elif path.name not in (LOCK_FILE, SCANS_FILE):
             path.unlink()
     write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts})
+    # Only for people: continuing compares with `run.json`
     (folder / FLAGFILE).write_text(to_flagfile(config))
 
 
@@ -241,14 +226,12 @@ def describe_continuation(folder, checkpoint):
 
 
 def record_segment(folder, first_step, backend, **facts):
-    """Record in `run.json` that a process trains on from a step: a run may change its backend in between.
+    """Record in `run.json` the backend, the XLA flags and `facts` with which a run trains on from a step.
 
     For a run that was stopped at step 700 and went on under JAX,
 
         "segments": [{"first_step": 0, "backend": "tensorflow", "xla_flags": ""},
                      {"first_step": 700, "backend": "jax", "xla_flags": ""}]
-
-    `facts` are further entries: `peak_flops`.
     """
     run = read_json(folder / RUN_FILE)
     segment = {
@@ -265,8 +248,8 @@ def record_skipped(folder, process, step, why, sources):
 
         {"step": 12, "not_finite": "nsp_loss inf", "packs": {"packed-0.tfrecord": [7, 31]}}
 
-    A step that is taken again after a kill may have two. `find_sources.py` leads from a record to its
-    documents. `sources` is a dict from file to numbers of records, of this process's part of the packs.
+    A step that is taken again after a kill may have two lines. `sources` is a dict from file to the numbers
+    of the records of this process; `find_sources.py` leads from these to documents.
     """
     line = json.dumps({"step": step, "not_finite": why, "packs": sources})
     with (folder / f"skipped_steps.{process}.jsonl").open("a") as file:

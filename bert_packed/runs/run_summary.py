@@ -53,6 +53,7 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
         f"cost       about {describe(seconds)} a step on this machine, about "
         f"{describe(seconds * count_full_steps(config))} for {config.num_train_steps:,} steps"
     ]
+    # With such a step, a user's first run looks as if it hung
     if seconds > LONG_STEP_SECONDS:
         sizes = list(family_of(model_config).sizes)[:3]
         lines.append(

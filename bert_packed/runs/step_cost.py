@@ -19,10 +19,7 @@ OVERHEAD = 1.5
 def step_flops(model_flops, spec, batch_size):
     """Floating-point operations of one step, forward and backward, over full packs.
 
-    Args:
-        model_flops: Function from sums to operations, an objective's for some model.
-        spec: `schema.PackSpec` of the packs.
-        batch_size: B.
+    `model_flops` is an objective's function from sums to operations, `spec` a `schema.PackSpec`.
     """
     num_tokens = batch_size * spec.max_seq_length
     sums = {
@@ -36,18 +33,14 @@ def step_flops(model_flops, spec, batch_size):
 
 
 def measured_flops_per_second(repeats=10, dtype="float32"):
-    """This machine's rate at a compiled matrix product: float, the best of `repeats`.
-
-    Args:
-        repeats: Products timed of each side.
-        dtype: "float32" or "bfloat16", of the matrices.
-    """
+    """This machine's rate at a compiled matrix product of "float32" or "bfloat16": the best of `repeats`."""
     # The best, not the median: other programs slow some of these milliseconds down, but not a whole run. Side
     # 1024, or twice that, and so on: on a small product an accelerator would spend less than on being called
     product = compiled(lambda a: ops.matmul(a, a))
     size = MATMUL_SIZE
     while True:
         matrix = ops.full((size, size), 1e-3, dtype)
+        # This call compiles, so it is not timed
         _wait(product(matrix))
         seconds = []
         for _ in range(repeats):
@@ -65,7 +58,7 @@ def _wait(matrix):
 
 
 def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
-    """Rough seconds per step: within a factor of two, of a BERT, on the CPUs where it was compared.
+    """Rough seconds per step: for a BERT within a factor of two, on the CPUs where it was compared.
 
     A Mamba takes longer: most of its time goes into the scan, which is no matrix product.
     """
@@ -73,10 +66,7 @@ def estimate_step_seconds(model_flops, spec, batch_size, flops_per_second):
 
 
 def count_full_steps(config, num_steps=None):
-    """Steps of the whole batch that cost as much as the first `num_steps` (None: all) of a run: float.
-
-    The batch of a `TrainConfig` may grow.
-    """
+    """Number of full steps that cost as much as the first `num_steps` (None: all) of a run: float."""
     num_steps = config.num_train_steps if num_steps is None else num_steps
     return config.growth.packs_before(num_steps) / config.train_batch_size if config.growth else num_steps
 

@@ -18,15 +18,13 @@ MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as a
 
 
 def find_vocab(config):
-    """The vocabulary file of a config: its own, or the one of its checkpoint; raises `InputError`.
-
-    That lies in `init_checkpoint`. It lies beside it only where that is one of a run's checkpoints or the
-    prefix of a TensorFlow checkpoint: what lies beside a whole model is of another one.
-    """
+    """The vocabulary file of a config: the one it names, else that of its checkpoint; raises `InputError`."""
     if config.vocab_file:
         return Path(config.vocab_file)
     start = Path(config.init_checkpoint)
     folders = [start] if config.init_checkpoint else []
+    # A run writes vocab.txt beside its checkpoints, and Google beside a prefix. Beside another whole model
+    # lies another model's
     if folders and (checkpoint.NAME.fullmatch(start.name) or Path(f"{start}.index").is_file()):
         folders.append(start.parent)
     for folder in folders:
@@ -41,14 +39,14 @@ def find_vocab(config):
 def describe_vocabulary(path, size, model_config, has_checkpoint):
     """A line about the vocabulary, of `size` WordPieces.
 
-    Raises:
-        InputError: with `has_checkpoint`, the model's embeddings were learned for a larger one. A model whose
-            rows were rounded up to a multiple of 8 passes, and so does one that starts at random.
+    Raises `InputError` where the model's embeddings, with `has_checkpoint`, were learned for a larger one.
+    Rows that round a vocabulary up to a multiple of 8 are allowed.
     """
     line = f"vocabulary {path}, {size:,} WordPieces"
     num_more = model_config.vocab_size - size
     if not num_more:
         return line
+    # A few rows more may be padding for accelerators; many are tokens of another vocabulary
     if has_checkpoint and (num_more > MOST_PADDING or model_config.vocab_size % 8):
         raise InputError(
             f"`vocab_file` must be the one that `init_checkpoint` was trained with, of its "
@@ -58,18 +56,16 @@ def describe_vocabulary(path, size, model_config, has_checkpoint):
 
 
 def check_as_trained(config, vocab_path):
-    """Check that a model which is used without training reads texts as in the run that trained it.
+    """Check that a model used without training reads texts as in the run that trained it.
 
-    Only runs of ours have a `run.json` to compare with.
-
-    Raises:
-        InputError: `do_lower_case` or the vocabulary differs.
+    Raises `InputError` where `do_lower_case` or the vocabulary differs from that run's `run.json`.
     """
     start = Path(config.init_checkpoint)
     path = (start.parent if checkpoint.NAME.fullmatch(start.name) else start) / run_directory.RUN_FILE
     if not path.is_file():
         return
     run = read_json(path)
+    # Pre-training has no such flag: nothing to compare
     do_lower_case = run.get("flags", {}).get("do_lower_case", config.do_lower_case)
     if do_lower_case != config.do_lower_case:
         raise InputError(
@@ -94,6 +90,7 @@ def make_masking(config, train):
         return None, None
     path = config.vocab_file or _vocab_of_records(train)
     vocabulary, checksum = load_vocab(path), file_sha256(path)
+    # Ids of the records would mean other WordPieces, and random replacements would be none of theirs
     if train.vocabularies and checksum not in train.vocabularies:
         raise InputError(
             f"`vocab_file` must be the one that the records of `input_file` were made with, of SHA-256 "
