@@ -41,10 +41,8 @@ _CHECKSUM = re.compile(r"([0-9a-f]{64})  ([^/\n]+)\n")  # a line of `CHECKSUMS`
 def save_checkpoint(output_dir, step, engine, model_config, state):
     """Write a checkpoint, which gets its name when every byte is on the disk; return its path.
 
-    Args:
-        step: Optimizer steps taken.
-        engine: Engine with `weights()` and `training_state()`, dicts from name to Keras variable.
-        state: JSON-able dict for the training loop.
+    `engine` has `weights()` and `training_state()`, dicts from name to Keras variable; `state` is a JSON-able
+    dict for the training loop.
 
     Raises:
         NotFiniteError: a weight or a moment is NaN or infinite; older checkpoints are as they were.
@@ -76,7 +74,7 @@ def prune_checkpoints(output_dir, keep):
 
 
 def check_checkpoint(path):
-    """Check that a checkpoint folder is as it was written; `InputError` names the file that is not."""
+    """Check that a checkpoint folder is as it was written; `InputError` names a file that is not."""
     path = Path(path)
     # Older versions wrote no checksums. Reading shows a file that is cut short, but hardly a flipped bit
     if not check_checksums(path, FILES):
@@ -86,19 +84,15 @@ def check_checkpoint(path):
 
 
 def check_weights(folder):
-    """Check by checksums, where there are any, that a folder's weights and shape are as they were written."""
+    """Check by checksums, if there are any, that a folder's weights and config are as they were written."""
     check_checksums(folder, (WEIGHTS, MODEL_CONFIG), others=False)
 
 
 def check_checksums(folder, names, others=True):
     """Compare every byte of a checkpoint's files with its checksums; False where it has none.
 
-    Args:
-        names: Files that must be listed.
-        others: False to compare only these, not the other listed files.
-
-    Raises:
-        InputError: the list is damaged, or a file is missing or differs.
+    `names` are files that must be listed; with `others` all listed files are compared, else these alone.
+    Raises `InputError` where the list is damaged, or a file is missing or differs.
     """
     path = Path(folder) / CHECKSUMS
     if not path.exists():
@@ -192,7 +186,6 @@ def read_weights(folder):
 
 
 def step_of(path):
-    """The step of a run's checkpoint, from its name."""
     return int(NAME.fullmatch(path.name)[1])
 
 

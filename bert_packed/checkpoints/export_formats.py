@@ -34,7 +34,7 @@ _UNPACKED_NAMES = {
 
 
 def signature_letters(head):
-    """Those of S, K and P that are sizes of an input of a head's SavedModel: a set."""
+    """The set of those of S, K and P that are sizes of an input of a head's SavedModel."""
     return {"S", *_HEAD_INPUTS.get(head, {}).values()}
 
 
@@ -49,9 +49,8 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
         do_lower_case: True where a tokenizer of WordPieces removes case and accents.
         classes: Names of the model's classes; () where they have none.
 
-    Raises:
-        InputError: transformers has no class for the head.
-        NotFiniteError: a weight is NaN or infinite.
+    Raises `InputError` where transformers has no class for the head, `NotFiniteError` where a weight is NaN
+    or infinite.
     """
     folder, family = Path(folder), family_of(model.config)
     names = family.load_names()

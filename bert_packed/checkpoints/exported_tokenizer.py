@@ -20,9 +20,9 @@ def file_name(vocab_file):
 
 
 def check_vocabulary(vocab_file, config, argument="vocab_file"):
-    """Check that a vocabulary has a form that a model takes, special tokens, and no more tokens than it.
+    """Raise `InputError`, naming the flag `argument`, unless a vocabulary is of a form for a model's family.
 
-    `InputError` names the flag `argument`.
+    It must also have special tokens, and no more tokens than the model.
     """
     family = family_of(config)
     if file_name(vocab_file) not in family.load_names().vocabularies:
@@ -38,7 +38,7 @@ def check_vocabulary(vocab_file, config, argument="vocab_file"):
 
 
 def boundary_ids(vocab_file):
-    """The tokens that open and close a document, by transformers' names: None each without a vocabulary."""
+    """Ids of the tokens that open and close a document, by transformers' names; None without vocabulary."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id"))
     if not vocab_file:
         return ids
@@ -83,6 +83,7 @@ def write_tokenizer(folder, vocab_file, do_lower_case, max_length=None):
             "cls_token": tokenization.CLS,
             "mask_token": tokenization.MASK,
         }
+    # Without it transformers gives texts longer than the position table to the model
     if max_length:
         settings["model_max_length"] = max_length
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

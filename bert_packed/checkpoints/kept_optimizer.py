@@ -17,7 +17,7 @@ STEP_COUNT = "/iteration"  # Keras's name of it, below the optimizer's
 
 
 def steps_before(latest, init_checkpoint):
-    """Steps that a run's optimizer has counted before the run's first.
+    """Number of steps that a run's optimizer counted in earlier runs.
 
     `latest` is the checkpoint of the run to continue from, or None where it starts from `init_checkpoint`.
     """
@@ -36,7 +36,8 @@ def steps_before(latest, init_checkpoint):
 def load(init_checkpoint, engine):
     """Give an engine the moments of another run's optimizer, and its count of steps.
 
-    Raises `InputError`, the engine as it was, for a missing or damaged file, or another kind or model.
+    Raises `InputError` for a missing or damaged file, another optimizer or another model; the engine is then
+    as it was.
     """
     folder = checkpoint.find_checkpoint(init_checkpoint)
     checkpoint.check_checksums(folder, (checkpoint.TRAINING,), others=False)
@@ -47,6 +48,7 @@ def load(init_checkpoint, engine):
         raise InputError(
             f"{path} must hold the moments of this run's `optimizer`, {kind}. Received: {', '.join(kinds)}."
         )
+    # Without dropout's seeds, which the new run draws from its own `random_seed`
     moments, state = (
         {name: values for name, values in found.items() if name.startswith(f"{kind}/")}
         for found in (stored, engine.training_state())

@@ -30,6 +30,7 @@ def _mixer(config, ours, theirs):
     if config.use_conv_bias:
         rows.append(TensorName(f"{ours}/conv1d_bias", f"{theirs}.conv1d.bias"))
     rows += [TensorName(f"{ours}/{name}", f"{theirs}.{name}") for name in ("A_log", "D")]
+    # As in `MambaMixer` of transformers
     has_bias = {
         "in_proj": config.use_bias,
         "x_proj": False,

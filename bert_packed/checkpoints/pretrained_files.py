@@ -65,11 +65,9 @@ class HuggingFaceCheckpoint:
     def read(self, model_config, head):
         """Read the tensors of a model with any heads: `StoredTensors`; those of other heads are unused.
 
-        Names may be those of a bare encoder (`BertModel`, `MambaModel`) and in an older spelling.
-
-        Raises:
-            InputError: a file is missing or damaged, the model is of another architecture, two tensors have
-                one name, or the output matrix is not tied.
+        Names may be those of a bare encoder (`BertModel`, `MambaModel`) and in an older spelling. Raises
+        `InputError` where a file is missing or damaged, the model is of another architecture, two tensors
+        have one name, or the output matrix is not tied.
         """
         config = self.config()
         check_same_family(self.path, config, model_config)
@@ -110,7 +108,7 @@ class HuggingFaceCheckpoint:
         return _translate(path, config, known, stored, stored.get, copies)
 
     def _files(self):
-        """Their common name in messages, and the files of the folder's tensors."""
+        """A name for messages, and the list of the folder's files of tensors."""
         path = self.path / HUGGING_FACE_WEIGHTS
         if path.is_file():
             return path, [path]
@@ -146,7 +144,7 @@ class GoogleCheckpoint:
             return {}
 
     def read(self, model_config, head):
-        """As of `HuggingFaceCheckpoint`; layers beyond those of `model_config` are unused."""
+        """As `HuggingFaceCheckpoint.read`; layers beyond those of `model_config` are unused."""
         config = self.config()
         if config:
             check_same_family(self.path, config, model_config)
@@ -212,7 +210,10 @@ def safetensors_shapes(path):
 
 
 def _translate(path, config, known, stored, read, hidden):
-    """Tensors of `known` names, a dict to (our name, function to our array); `hidden` ones go unreported."""
+    """`StoredTensors` of `known` names, a dict to (our name, function to our array).
+
+    Others are reported as unused, `hidden` ones apart.
+    """
     tensors, stored_names = {}, {}
     for name, (ours, to_ours) in known.items():
         tensors[ours] = to_ours(np.asarray(read(name)).astype(np.float32, copy=False))

@@ -100,7 +100,7 @@ def check_exists(path):
 
 
 def check(path, model_config, head):
-    """Refuse early a checkpoint that `load` refuses, in pre-training, by its place or config alone."""
+    """Refuse early a checkpoint that `load` would refuse in pre-training for its place or config."""
     source = _find(path)
     config = source.config()
     if config and isinstance(source, OwnCheckpoint) and not _may_differ(path, head, any_head=False):
@@ -120,15 +120,14 @@ def load(path, weights, model_config, head=None, any_head=None):
         path: A checkpoint folder of ours or a run's output directory; a Hugging Face folder; a TensorFlow
             checkpoint of google-research/bert (prefix or folder) or a SavedModel's folder. Local.
         weights: Dict from our names to Keras variables.
-        model_config: Of the model.
         head: Of the model; None is the first of its family.
         any_head: True where a checkpoint of ours may have another head; None: in all but pre-training. One
             with masked tokens alone always may.
 
     Raises:
-        InputError: there is no checkpoint, it is damaged, or it is another model's (naming the first tensor
-            or setting that differs), or was trained under an ablation that the model does not have. The model
-            is then as it was.
+        InputError: there is no checkpoint, it is damaged, is another model's (naming the first tensor or
+            setting that differs), or was trained under an ablation that the model does not have. The model is
+            then as it was.
     """
     family = family_of(model_config)
     names, head = family.load_names(), head or family.heads[0]
@@ -164,7 +163,7 @@ def load(path, weights, model_config, head=None, any_head=None):
 
 
 def read_config(path):
-    """The config that a model was stored with; `InputError` where there is none. `path` is as in `load`."""
+    """The config stored with a checkpoint; `InputError` where there is none. `path` is as in `load`."""
     config = _find(path).config()
     if config is None:
         config_names = f"{checkpoint.MODEL_CONFIG} or {pretrained_files.HUGGING_FACE_CONFIG}"
@@ -173,7 +172,7 @@ def read_config(path):
 
 
 def read_model_config(init_checkpoint, bert_config_file="", vocab_size=None):
-    """The config that a file gives, by size name for `vocab_size` rows, else that of the checkpoint."""
+    """The config of `bert_config_file`, a path or size name (for `vocab_size` rows), or the checkpoint's."""
     if bert_config_file:
         return load_model_config(bert_config_file, vocab_size)
     if not init_checkpoint:
@@ -185,14 +184,13 @@ def check_reads(model_config, heads, max_seq_length, num_wordpieces, init_checkp
     """Check that a model can read texts for a task.
 
     Args:
-        model_config: Of `read_model_config`.
         heads: Those that its family must have.
         max_seq_length: Longest text, in tokens; 0 for as long as the model takes.
-        num_wordpieces: Of the vocabulary.
+        num_wordpieces: Size of the vocabulary.
         init_checkpoint, bert_config_file: As in `read_model_config`, for messages.
 
-    Raises:
-        InputError: it has no such head, too few positions or rows, or lets sequences see one another.
+    Raises `InputError` where it has no such head, too few positions or rows, or was trained under an
+    ablation.
     """
     check_heads(model_config, heads, "bert_config_file" if bert_config_file else "init_checkpoint")
     if ablations(model_config):
@@ -212,8 +210,8 @@ def read_labels(path):
 def stored_labels(init_checkpoint):
     """Names of the classes of a fine-tuned model: tuple of str, () where nothing names them.
 
-    `labels.txt` in a run's folder, also of a checkpoint in it, or `id2label` of Hugging Face; errors as of
-    `read_labels`.
+    They are in `labels.txt` in a run's folder, also for a checkpoint in it, or in `id2label` of Hugging Face.
+    Errors are those of `read_labels`.
     """
     start = Path(init_checkpoint)
     for folder in (start, *([start.parent] if checkpoint.NAME.fullmatch(start.name) else [])):

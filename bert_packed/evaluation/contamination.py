@@ -42,10 +42,11 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
         engine: Engine with `model`, a `PackedModel`, `objective`, and `gradients(batch, training)`.
         batch: Dict of NumPy arrays of packs, at least one of several sequences.
         tolerance: Of the checks against unpacked sequences.
-        compile: Function from a function and the model that it reads to its compiled form; XLA by default, as
-            in training.
+        compile: Function (function, model that it reads) to its compiled form; XLA by default, as in
+            training.
     """
     objective, model = engine.objective, engine.model
+    # Rows without sequences have nothing to compare
     used_rows = np.flatnonzero(np.asarray(batch["slot_weights"]).any(axis=1))
     packs = {feature.name: np.asarray(batch[feature.name])[used_rows] for feature in objective.features}
     unpacked, slots = unpack(packs, len(used_rows), objective.features)
@@ -75,9 +76,8 @@ def unpack(batch, multiple=1, features=RECORDED):
         multiple: Fill with empty rows (all zeros) until this divides R.
         features: `Feature`s that the batch holds, `sequence_ids` and `slot_weights` among them.
 
-    Returns:
-        Dict of the same arrays, `[R, S]`, `[R, P]` and `[R, K]` (slot 1 is used), and an int array of each
-        sequence's row and slot (1..K) in the batch, without the empty rows.
+    Returns a dict of the same arrays, `[R, S]`, `[R, P]` and `[R, K]` (slot 1 is used), and an int array of
+    each sequence's row and slot (1..K) in the batch, without the empty rows.
     """
     batch = {feature.name: np.asarray(batch[feature.name]) for feature in features}
     slots = [
@@ -139,7 +139,7 @@ def _only(batch, slot):
 
 
 def _owners(batch, kind):
-    """int `[B, S | P | K]`: the sequence 1..K of each token, prediction or slot, 0 where it is unused."""
+    """int `[B, S | P | K]`: the sequence 1..K of each token, prediction or slot, 0 where unused."""
     if kind in OWNERS:
         return batch[OWNERS[kind]].astype(np.int32)
     weights_BK = batch["slot_weights"]

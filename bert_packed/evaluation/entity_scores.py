@@ -22,6 +22,7 @@ def is_iob(tags):
 def find_entities(tags):
     """The entities of a sentence: list of `(type, first word, last word + 1)`."""
     found, kind, first = [], None, 0
+    # One tag more, which ends an entity at the end of the sentence
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, _, own = tag.partition("-")
         own = own if prefix in PREFIXES else None
@@ -34,12 +35,10 @@ def find_entities(tags):
 
 
 def score(true, predicted):
-    """Score the tags of sentences, two lists by sentence of lists of str.
+    """Score the tags of sentences, two lists by sentence of lists of str: dict of float.
 
-    Returns:
-        Dict of float: `accuracy`, the share of words whose tag is right, O among them; and where the true
-        tags mark entities `precision`, `recall` and `f1`, and `f1_TYPE` of each type that is true or
-        predicted. A share of nothing is 0.
+    `accuracy` is the share of words whose tag is right, O included. Where the true tags mark entities there
+    are also `precision`, `recall`, `f1`, and `f1_TYPE` of each true or predicted type. 0 / 0 is 0.
     """
     words = [
         pair for one, other in zip(true, predicted, strict=True) for pair in zip(one, other, strict=True)
@@ -49,6 +48,7 @@ def score(true, predicted):
         return scores
     right, wanted, given = Counter(), Counter(), Counter()
     for one, other in zip(true, predicted, strict=True):
+        # As sets: an entity counts once, and only with the same type, first and last word
         entities, claimed = set(find_entities(one)), set(find_entities(other))
         for counter, members in ((right, entities & claimed), (wanted, entities), (given, claimed)):
             counter.update(kind for kind, _, _ in members)

@@ -1,6 +1,6 @@
 """Metrics of GLUE: accuracy, F1, Matthews, Pearson and Spearman correlation of two arrays `[n]`.
 
-A correlation with a constant is 0, and so is each metric of nothing.
+A correlation with a constant is 0, and so is each metric of empty arrays.
 """
 
 import numpy as np
@@ -27,9 +27,11 @@ def matthews(predicted, true):
 def pearson(predicted, true):
     if not len(true):
         return 0.0
+    # In float64: a float32 mean of many values loses digits
     one = predicted - np.mean(predicted, dtype=np.float64)
     other = true - np.mean(true, dtype=np.float64)
     scale = np.sqrt(np.sum(one**2) * np.sum(other**2))
+    # A constant has no correlation; the quotient would be NaN
     return float(np.sum(one * other) / scale) if scale > 0 else 0.0
 
 

@@ -24,7 +24,6 @@ class AskedFile:
     ending: str | None  # of its scores: "", "_matched" or "_mismatched"; None for a test file, without labels
 
     def read(self, task):
-        """The examples: `GlueTexts`."""
         return (read_glue_test if self.ending is None else read_glue)(self.path, task)
 
 
@@ -43,14 +42,8 @@ def asked_files(config, task):
 def predict_files(config, task, model, asked, folder):
     """Predict the examples of files, all packed together, and write each file's predictions.
 
-    The form is that of GLUE's server: a header, then an index and a label a line.
-
-    Args:
-        asked: List of `(AskedFile, GlueTexts, Sequences)`, at least one.
-        folder: For the results.
-
-    Returns:
-        Scores of the files with labels: dict of float.
+    The form is that of GLUE's server: a header, then an index and a label a line. `asked` is a list of
+    `(AskedFile, GlueTexts, Sequences)`, at least one. Returns the scores of files with labels: dict of float.
     """
     outputs, num_packs = finetuning.predict_packed(
         config, model, concatenate([sequences for _, _, sequences in asked])
@@ -63,6 +56,7 @@ def predict_files(config, task, model, asked, folder):
         own = predicted[start : start + len(sequences)]
         start += len(sequences)
         if file.ending is None:
+            # A regression may leave the range of the labels
             shown = own if task.classes else own.clip(*SCORE_RANGE)
             indices = examples.indices
         else:

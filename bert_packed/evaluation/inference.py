@@ -76,9 +76,9 @@ def load_encoder(
         do_lower_case: True where text loses case and accents; None is as in a Hugging Face folder's
             `tokenizer_config.json`, else True.
         max_seq_length: S; None is the longest that the model has positions for.
-        batch_size: B, packs in a batch; None for 1 on a CPU, where more are no faster, and 8 elsewhere.
+        batch_size: B; None is 1 on a CPU, where more are no faster, and 8 elsewhere.
         dtype: "float32" or "mixed_bfloat16".
-        num_batches_at_once: Batches computed by a thread each; None for 2 on a CPU, and 1 elsewhere.
+        num_batches_at_once: Batches computed by a thread each; None is 2 on a CPU, and 1 elsewhere.
             1 is the caller's thread, whose `jax.default_matmul_precision` and the like others do not see.
 
     Raises:
@@ -118,15 +118,13 @@ def load_encoder(
 
 
 def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
-    """The vectors of texts, each as it would be alone.
+    """The vectors of texts, each as it would be alone: float32 `[n, D]`, in the order of `texts`.
 
     Args:
         texts: List of str; an empty one is [CLS] [SEP].
-        pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", that of [CLS]; or "none".
+        pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", that of [CLS]; or "none",
+            which returns a list of n arrays `[tokens, D]`.
         max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
-
-    Returns:
-        float32 `[n, D]` in the order of `texts`; for "none" a list of n arrays `[tokens, D]`.
     """
     if isinstance(texts, str):  # which would be a list of its characters
         raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
@@ -153,7 +151,7 @@ def packing_factor(encoder, texts):
 
 
 def count_packs(encoder, texts):
-    """How many packs `encode` makes of these texts."""
+    """Number of packs that `encode` makes of these texts."""
     lengths = np.array(count_tokens(encoder, texts), np.int64)
     return len(pack_all(lengths, encoder.max_seq_length, "max", ALGORITHM)[0]) if len(lengths) else 0
 
@@ -171,8 +169,8 @@ def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"
                                            position_ids  [[0 1 0 1 2 0]]
                                            places        [(1, 0, 0) (0, 0, 2)]
 
-    Yields:
-        Dict of int32 arrays `[B, S]`, the last filled with empty packs, and a list of `(text, row, start)`.
+    Yields dicts of int32 arrays `[B, S]`, the last filled with empty packs, each with its `places`: a list of
+    `(text, row, start)`.
     """
     if not tokens:
         return
@@ -198,11 +196,8 @@ def map_in_threads(function, items, num_threads):
                                       thread 2              c--------------->e------->
 
     The caller's thread makes the items, a few ahead of the results, and computes the first; with 1 thread it
-    computes all.
-
-    Yields:
-        `(item, result)`. Errors of the function are raised in its item's place, those of the items at once.
-        Then, and where the caller stops, calls that have begun are waited for and no other begins.
+    computes all. Errors of the function are raised in its item's place, those of the items at once. Then, and
+    where the caller stops, calls that have begun are waited for and no other begins.
     """
     items = iter(items)
     if num_threads == 1:

@@ -50,7 +50,7 @@ def extract(
     version_2_with_negative=False,
     null_score_diff_threshold=0.0,
 ):
-    """`Predictions` for every question, those without a window too.
+    """The `Predictions` for all questions, including those without a window.
 
     Args:
         windows: `squad_windows.Windows` of the question set, n sequences.

@@ -29,6 +29,7 @@ def f1(prediction, truth, empty_matches=False):
     Two answers without a word score 0, and 1 with `empty_matches`, as in v2.0.
     """
     predicted, true = normalize_answer(prediction).split(), normalize_answer(truth).split()
+    # Without a word there is no overlap to measure: two empty answers agree
     if empty_matches and not (predicted and true):
         return float(predicted == true)
     num_same = sum((collections.Counter(predicted) & collections.Counter(true)).values())
@@ -49,20 +50,18 @@ def has_truths(questions):
 
 
 def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=None):
-    """Score predictions.
+    """Score predictions: dict of `exact_match` and `f1` in percent, 0 of no question, and `total` questions.
+
+    v2.0 adds those of questions with (`HasAns_`) and without answer (`NoAns_`), and with `na_probs`
+    `best_exact`, `best_f1` and their thresholds.
 
     Args:
-        questions: List of `squad.Question` with all their right answers. In v1.1, those without any do not
-            count. In v2.0, "" is right for them.
+        questions: List of `squad.Question` with all their right answers. Those without any do not count in
+            v1.1; in v2.0, "" is right for them.
         predictions: Dict from id to answer; questions that are not in it count 0.
         na_probs: v2.0: dict from id to the probability of no answer; a missing one is 0.
         na_prob_thresh: Above it a question is taken to have none.
         version_2: Score as v2.0; None for what `is_version_2` finds.
-
-    Returns:
-        Dict with `exact_match` and `f1` in percent, 0 of no question, and `total`, the number of questions.
-        v2.0 adds those of questions with (`HasAns_`) and without answer (`NoAns_`), and with `na_probs`
-        `best_exact`, `best_f1` and their thresholds.
     """
     version_2 = is_version_2(questions) if version_2 is None else version_2
     if not version_2:
@@ -108,6 +107,7 @@ def score(questions, predictions, na_probs=None, na_prob_thresh=1.0, version_2=N
 def _truths(question, version_2):
     texts = [text for text, _ in question.answers]
     if version_2:
+        # An answer of articles and punctuation alone reads as no answer in the official script
         return [text for text in texts if normalize_answer(text)] or [""]
     return texts
 
@@ -135,7 +135,7 @@ def _best_threshold(scores, predictions, na_probs, has_answer):
 
 
 def warnings_about(questions, predictions, version_2=None):
-    """Lines about odd questions and predictions; `version_2` as in `score`."""
+    """Lines that warn about odd questions and predictions; `version_2` as in `score`."""
     version_2 = is_version_2(questions) if version_2 is None else version_2
     unanswered = [] if version_2 else [question.id for question in questions if not question.answers]
     ids = {question.id for question in questions}

@@ -41,9 +41,8 @@ class Sentences:
 class TagSequences:
     """All sequences of a file.
 
-    Attributes:
-        sequences: `Sequences`, whose predictions are the words: each at its first WordPiece, in the window
-            where it has the most context, with the number of its tag; 0 where the file has none.
+    Their predictions are the words: each at its first WordPiece, in the window where it has the most context,
+    with the number of its tag; 0 where the file has none.
     """
 
     sequences: Sequences
@@ -55,9 +54,8 @@ class TagSequences:
 def read_conll(path):
     """Read a file: `Sentences`, without tags where every line has one column.
 
-    Raises:
-        InputError: the file is missing, is not UTF-8 or has no sentence, or a line has one column where
-            others have more (line number).
+    Raises `InputError` where the file is missing, is not UTF-8 or has no sentence, or a line has one column
+    and others have more (line number).
     """
     try:
         lines = read_text(path).split("\n")

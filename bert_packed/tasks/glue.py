@@ -97,9 +97,8 @@ class GlueTexts:
 def read_glue(path, task):
     """Read one train or dev file of a task: `GlueTexts`.
 
-    Raises:
-        InputError: the file is missing, empty or not UTF-8, or a line lacks a column or has a label that the
-            task does not know (line number).
+    Raises `InputError` where the file is missing, empty or not UTF-8, or a line lacks a column or has a label
+    that the task does not know (line number).
     """
     (*texts, labels), numbers, num_torn = read_lines(path, task.columns, task.has_torn_lines)
     found = []
@@ -173,6 +172,7 @@ def make_glue_sequences(texts, tokenizer, vocabulary, max_seq_length, path=""):
 def cut_sizes(sizes, room):
     """Number of tokens of each text to keep: [5 9] in 8 -> [4 4], [2 9] in 8 -> [2 6]."""
     sizes = list(sizes)
+    # Token by token off the longer text, as google-research/bert does; of equal ones off the second
     while sum(sizes) > room:
         longest = len(sizes) - 1 if sizes[-1] >= sizes[0] else 0
         sizes[longest] -= 1

@@ -40,10 +40,9 @@ class Window:
 class Windows:
     """All sequences of a question set.
 
-    Attributes:
-        answer_spans: int32 `[n, 2]`, first and last token of the answer within its sequence; 0 0, which is
-            [CLS], where the window holds no whole answer.
-        token_places: List by context of int32 `[tokens, 2]`: first character of each, and one past its last.
+    `answer_spans` are int32 `[n, 2]`, first and last token of the answer within its sequence; 0 0, which is
+    [CLS], where the window holds no whole answer. `token_places` are a list by context of int32
+    `[tokens, 2]`: first character of each, and one past its last.
     """
 
     sequences: Sequences  # n, without predictions
@@ -97,7 +96,7 @@ def make_windows(question_set, tokenizer, vocabulary, max_seq_length, doc_stride
 
 
 def window_starts(num_tokens, size, stride):
-    """Windows over tokens, (start, length): 8 tokens, size 6, stride 4 -> [(0, 6), (4, 4)]."""
+    """List of windows, (start, length): 8 tokens, size 6, stride 4 -> [(0, 6), (4, 4)]."""
     found, start = [], 0
     while start < num_tokens:
         length = min(size, num_tokens - start)
@@ -111,8 +110,8 @@ def window_starts(num_tokens, size, stride):
 def most_context(starts):
     """Tokens that have the most context in a window: a bool array for each window.
 
-    The score is run_squad.py's: the smaller of the tokens to the left and to the right, and a hundredth of
-    the window's length; of equal ones the first window counts.
+    The score is run_squad.py's: the smaller number of tokens, to the left or to the right, plus a hundredth
+    of the window's length. Of equal scores the first window counts.
     """
     if len(starts) == 1:
         return [np.ones(starts[0][1], bool)]

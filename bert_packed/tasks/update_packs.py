@@ -1,7 +1,7 @@
 """Packs for each step of a fine-tuning: the same number of sequences in every step.
 
-A pre-training step takes a number of packs. A fine-tuning recipe is small and fixes the sequences of a step:
-exactly that many are drawn, and then packed.
+A pre-training step takes a number of packs. A fine-tuning recipe fixes the number of sequences of a step:
+exactly that number is drawn, and then packed.
 
     epoch in packs      {4 0} {7} {2 5 1} {3 6} {8}      steps of 4 sequences
     step 0              {7} {2 5 1}                      complete packs, chosen to make up 4
@@ -45,7 +45,7 @@ class Updates:
         return self._num_sequences / sum(len(packs) for packs in self.packs)
 
     def efficiency(self, lengths):
-        """Share of the packs' tokens that are not padding, packs that fill up a step not counted."""
+        """Share of the packs' tokens that are not padding; packs that only fill up a step do not count."""
         real = sum(int(lengths[packs.members].sum()) for packs in self.packs)
         return real / (sum(len(packs) for packs in self.packs) * self.spec.max_seq_length)
 
@@ -55,8 +55,9 @@ class Updates:
 
 
 def check_depth(algorithm, max_seq_length, depth):
-    """Raise `InputError` where an algorithm cannot pack to a depth: least squares lists every strategy."""
+    """Raise `InputError` where an algorithm cannot pack to a depth."""
     most = max_seq_length if depth == "max" else depth
+    # Least squares has a column for every strategy, which are counted here, not listed
     if algorithm in LEAST_SQUARES and count_strategies(max_seq_length, most, MAX_STRATEGIES) > MAX_STRATEGIES:
         raise InputError(
             f"`max_sequences_per_pack` must be lower for packing_algorithm={algorithm}, which lists all "
@@ -70,11 +71,11 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
 
     Args:
         lengths: int64 `[n]`, of every sequence; at least one, none over S.
-        num_updates: Steps.
+        num_updates: Number of steps.
         batch_size: Sequences of each step; an epoch's rest is filled from the next epoch.
         depth: Most sequences per pack, or "max".
         algorithm: Key of `algorithms.ALGORITHMS`, one that passes `check_depth`.
-        seed: Integer below 2**32; the epochs are shuffled by it.
+        seed: Below 2**32, for the order of the epochs.
     """
     pack = ALGORITHMS[algorithm]
     draw = ALGORITHMS[DEFAULT_ALGORITHM]  # not every algorithm can do without a limit of depth
@@ -84,6 +85,7 @@ def plan_updates(lengths, num_updates, batch_size, max_seq_length, depth, algori
     for groups in _draw(_endless_packs(plan, lengths, seed), num_updates, batch_size):
         members = np.concatenate(groups)
         is_too_deep = max(map(len, groups)) > limit
+        # The second bound: no packing of these tokens needs fewer packs, so packing again cannot help
         if is_too_deep or len(groups) > -(-lengths[members].sum() // max_seq_length):
             again = _pack_again(pack, members, lengths, max_seq_length, depth, seed)
             groups = again if is_too_deep or len(again) < len(groups) else groups
@@ -154,10 +156,7 @@ def _draw(epochs, num_updates, batch_size):
 
 
 def _pick(waiting, wanted):
-    """Packs that hold exactly `wanted` sequences, found early in the list, and the packs that are left.
-
-    Where no packs make it up, one is cut in two.
-    """
+    """Packs that hold exactly `wanted` sequences, early ones where possible, and the packs that are left."""
     largest = max(map(len, waiting))
     picked, start = [], 0
     while wanted > 2 * largest:  # no choice matters yet
@@ -166,6 +165,7 @@ def _pick(waiting, wanted):
         start += 1
     rest = waiting[start:]
     places = _subset(list(map(len, rest)), wanted)
+    # No packs add up to it: cut one in two, whose first part is a single sequence
     if places is None:
         place = next(i for i, pack in enumerate(rest) if len(pack) > 1)
         cut = rest[place]
