@@ -1,5 +1,6 @@
 """Batches: every pack once an epoch, resumable at any step, complete evaluation, damage named."""
 
+import types
 from pathlib import Path
 
 import next_tokens
@@ -117,6 +118,16 @@ def test_ids_without_a_row_name_file_and_record(tmp_path, monkeypatch, feature, 
     with pytest.raises(InputError, match=message) as caught:
         list(CheckedBatches(eval_batches([path], SPEC, 2), [path], SPEC, CONFIG))
     assert str(caught.value).startswith(f"{path}, record 4: ")
+
+
+def test_ids_below_0_are_named_too():
+    """In others' files: ours are not written with any."""
+    batch = batch_of(random_packs(np.random.default_rng(1), 5, MAX_SEQ_LENGTH), MAX_SEQ_LENGTH, 4, 12)
+    batch["token_ids"][3, 0] = -1
+    read = [(batch, (np.zeros(5, np.int64), np.arange(1, 6)))]
+    dataset = types.SimpleNamespace(as_numpy_iterator=lambda: iter(read))
+    with pytest.raises(InputError, match=r"x, record 4: every value of input_ids .* Received: -1"):
+        next(CheckedBatches(dataset, ["x"], SPEC, CONFIG))
 
 
 @pytest.mark.parametrize(
