@@ -13,7 +13,7 @@ from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.training.engines import choose_backend
 
 INPUTS = "input_file", "eval_input_file", "unpacked_input_file"
-# The run is complete and reported, the comparison of speeds that was asked for failed
+# The run is complete and reported, but its speed could not be compared
 STATUS_NOT_COMPARED = 3
 DESCRIPTION = """
 Pre-trains a packed BERT: masked language model and next-sentence prediction on packed TFRecords, with

@@ -33,7 +33,7 @@ def main(config):
     if config.is_sample:
         from data_gen.sample_questions import QUESTIONS_FILE, build_missing
 
-        # A checkpoint's ids mean the WordPieces of its own vocabulary
+        # A checkpoint's ids mean the WordPieces of the vocabulary beside it
         own_vocab = "" if config.vocab_file or config.init_checkpoint else build_missing(config.do_lower_case)
         config = dataclasses.replace(
             config,
@@ -103,7 +103,7 @@ def _predict(config, questions, windows, model, folder):
 
 
 def _describe(path, questions, windows):
-    """What a file gave and what was left out or cut, in lines."""
+    """Lines about what a file gave, and what was left out or cut."""
     from bert_packed.runs.run_summary import describe_counts
 
     counts = {

@@ -1,4 +1,4 @@
-"""What bert_packed needs, and why each dependency is there."""
+"""Packaging of bert_packed: dependencies, each with its reason, and commands."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ TORCH_REQUIRES = [
     "torchdata>=0.9",  # StatefulDataLoader, which resumes workers
 ]
 
-# Each has a command that stands beside it: data_gen/pack_tfrecords.py is bert-packed-pack-tfrecords
+# Each has a command: data_gen/pack_tfrecords.py is bert-packed-pack-tfrecords
 SCRIPTS = [
     "run_pretraining",
     "run_squad",

@@ -53,7 +53,7 @@ def small_shape(side):
 
 
 def factor(layout, transport, side):
-    """What Table 1 multiplies with: exact where the side is a power of two."""
+    """The factor of Table 1, exact where the side is a power of two."""
     devices = side**2
     if layout == "megatron1d":
         return fractions.Fraction(devices - 1, devices)
@@ -74,7 +74,7 @@ def formula(name, layout, transport, side, shape):
 
 
 def count_sent(text, kinds):
-    """What a device sends in a run of a program, its optimised HLO in float32: `Sent`.
+    """Scalars that a device sends in a run of a program, from its optimised HLO in float32: `Sent`.
 
     Raises:
         ValueError: a loop has an unknown length.
@@ -92,7 +92,7 @@ def count_sent(text, kinds):
 
 
 def count_passes(layout, transport, side, shape, names=tuple(PASSES)):
-    """What a device sends in each pass, by its program: `Sent`, a backward pass less the forward one."""
+    """Scalars that a device sends in each pass: dict to `Sent`; a backward pass without the forward one."""
     kinds = OF_PRODUCTS[layout, transport]
     found = {}
     for name in ("forward", *(name for name in names if name != "forward")):
@@ -130,7 +130,7 @@ def communication_rows(sides, make_shape=small_shape):
 
 
 def _share_sent(collective):
-    """How many times what one device puts in it sends, as a ring does; a collective-permute sends it once."""
+    """Scalars sent per scalar that a device puts into a collective, by a ring algorithm."""
     size = collective.group_size
     return {
         "all-reduce": fractions.Fraction(2 * (size - 1), size),

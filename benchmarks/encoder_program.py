@@ -109,7 +109,7 @@ def _unfilled_encoder(shape, side, remat, block, layout):
 
 
 def _shardings(mesh, weights, hidden, ids, backward):
-    """How arguments and results of the program lie: dict of two arguments of `jax.jit`."""
+    """Shardings of the program's arguments and results: dict of two arguments of `jax.jit`."""
     hidden, ids = NamedSharding(mesh, hidden), NamedSharding(mesh, ids)
     weights = [NamedSharding(mesh, spec) for spec in weights]
     if not backward:

@@ -42,7 +42,7 @@ class ComparisonConfig(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """What a run left in its output directory."""
+    """Results that a run left in its output directory."""
 
     folder: Path
     flags: dict

@@ -73,11 +73,13 @@ def main(config):
     """Take or continue the runs, then print, write and draw; returns an exit status."""
     choose_backend()
     runs = make_runs(config, read_packing_factor(config, "packed_file", "unpacked_file"))
+    # None when all runs are complete
     status = run_all(runs, config)
     if status is not None:
         return status
     folder = Path(config.output_dir)
     logged = [read_run(folder / one.name, FIGURES) for one in runs]
+    # Ablations are left out: one of them may never come to an accuracy that the others reach
     target = common_target([one for one in logged if one.variant in (PACKED, UNPACKED)])
     note = f"target: held-out accuracy of {target:.4f}"
     show("learning_curves", config, {"runs": summary_rows(logged, FIGURES, target)}, [note])
@@ -118,6 +120,7 @@ def _make_run(config, variant, seed, packing_factor):
         flags |= {name: beta**2 for name, beta in BETAS.items()}
     elif variant == PACKED or variant in ABLATIONS:
         flags["train_batch_size"] = packs_of(config.sequences_per_step, packing_factor, "sequences_per_step")
+    # Steps differ between variants, sequences do not
     per_step = flags["train_batch_size"] * (packing_factor if is_packed else 1.0)
     flags |= steps_for(config.num_sequences, per_step, config.num_points)
     return Run(f"{variant}-seed{seed}", flags, config.run_flags)

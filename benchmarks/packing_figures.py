@@ -83,6 +83,7 @@ PRINTED = [
         ("packs_millions", "efficiency", "packing_factor", "depth", "theoretical_speed_up"),
         [
             ("none", 1, "16.280", "49.97", "1.000", "", "2.001"),
+            # Sorted batches have neither packs nor a depth
             ("sort", "max", "", "99.9", "2.00", "", ""),
             ("greedy", "max", "", "78.24", "", "", ""),
             ("spfhp", 2, "10.102", "80.52", "1.612", "", ""),

@@ -179,13 +179,13 @@ def compute_figures(algorithm, histogram, max_seq_length, depth, options):
 
 
 def agrees(number, text):
-    """Whether a number, rounded to the digits of a printed figure, is that figure."""
+    """True if a number, rounded to the digits of a printed figure, is that figure."""
     decimals = len(text.partition(".")[2])
     return f"{number:.{decimals}f}" == text
 
 
 def is_accepted(number, known):
-    """Whether a figure that differs from print is the one that `Known` explains, and not a new one."""
+    """True if a figure that differs from print is the one that `Known` explains, and not a new one."""
     if not known.within:
         return agrees(number, known.ours)
     return abs(number - float(known.ours)) <= known.within

@@ -295,7 +295,7 @@ def speed_rows(by_token):
 
 
 def comparison(by_token, way, at_least):
-    """How many times the tokens/s of a way the packs have: a row with its interval and what is wanted."""
+    """Tokens/s of packs as a multiple of those of a way: a row with its interval and the least wanted."""
     gains = median_row("times the tokens/s", ratios(by_token[way], by_token[PACKED]))
     return {"packed against": way, **gains, "at least": at_least}
 

@@ -69,6 +69,7 @@ def main(config):
         raise InputError("KERAS_BACKEND must be jax for layouts over devices. Received: tensorflow.")
     from bert_packed.training.backend import make_virtual_devices
 
+    # For the largest mesh, once: a process cannot change its number of devices later
     make_virtual_devices(max(config.sides) ** 2)
     tables = {}
     for part in PARTS:
@@ -98,7 +99,7 @@ def tables_of(part, config):
 
 
 def keeps_promises(tables):
-    """Whether counts are their formulas, kernels of optimus2d 1/p on a device, and 2D below 1D."""
+    """True if counts equal their formulas, kernels of optimus2d are 1/p on a device, and 2D is below 1D."""
     counted = all(row["equal"] == "yes" for row in tables.get("communication", ()))
     spread = all(
         row["1/p"] == "yes"
@@ -106,6 +107,7 @@ def keeps_promises(tables):
         if row["layout"] == "optimus2d" and "kernels" in row["weights"]
     )
     peaks = {(row["devices"], row["layout"]): row["peak, MiB"] for row in tables.get("memory", ())}
+    # One device has no layout
     below = all(peaks[number, "optimus2d"] < peaks[number, "megatron1d"] for number, _ in peaks if number > 1)
     return counted and spread and below
 

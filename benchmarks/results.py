@@ -51,6 +51,7 @@ def show(benchmark, config, tables, notes=()):
         print_table(rows)
     for note in notes:
         print(f"\n{note}")
+    # Machine and flags beside the numbers, which mean nothing without them
     if config.json:
         content = {"benchmark": benchmark, "machine": machine, "settings": dataclasses.asdict(config)}
         write_json(config.json, {**content, "tables": tables, "notes": list(notes)})

@@ -50,7 +50,7 @@ def main(config):
 
 @dataclasses.dataclass(frozen=True)
 class LoggedRun:
-    """What a run has logged."""
+    """The logged figures of a run."""
 
     variant: str  # name of the folder without its seed
     is_complete: bool  # whether its last step is logged, and evaluated if any is
@@ -98,6 +98,7 @@ def read_run(folder, figures):
             for row in logged
         ]
     last = {data: of_data[-1]["step"] for data, of_data in points.items() if of_data}
+    # The held-out log counts too: a run killed in its last evaluation is not complete
     is_complete = set(last.values()) == {flags["num_train_steps"]}
     return LoggedRun(re.sub(r"-seed\d+$", "", folder.resolve().name), is_complete, points)
 
@@ -143,7 +144,7 @@ def summary_rows(runs, figures, target=0.0):
 
 
 def _target_row(complete, target):
-    """What a target took: columns of a table.
+    """Sequences and hours until a target: columns of a table.
 
     The mean over those that came to it would make the variant that failed more often the faster one.
     """
@@ -153,6 +154,7 @@ def _target_row(complete, target):
         at_target = [value for value in taken if value is not None]
         row.setdefault("runs at target", len(at_target))
         all_came = bool(complete) and len(at_target) == len(complete)
+        # Over all or none: a mean over the faster runs alone would flatter a variant that often fails
         row[f"{over} to target"] = statistics.fmean(at_target) if all_came else None
     return row
 
@@ -190,6 +192,7 @@ def bands(runs, data, over, figure):
     for one in runs:
         for point in one.points[data]:
             if point[over] is not None:
+                # By step, not by x: sequences and hours of two seeds are never quite equal
                 of_step = found.setdefault(one.variant, {}).setdefault(point["step"], [])
                 of_step.append((point[over], point[figure]))
     curves = {}

@@ -108,6 +108,7 @@ def trace_steps(engine, batch, num_steps):
     from bert_packed.training.profiling import Profile
 
     step, traced = stepping(engine, [batch]), []
+    # First without a trace, which slows a step
     untraced = time_interleaved({"step": step}, num_steps)["step"]
     with tempfile.TemporaryDirectory() as folder:
         with Profile(folder, range(num_steps)) as profile:
@@ -118,6 +119,7 @@ def trace_steps(engine, batch, num_steps):
                     traced.append(time.perf_counter() - start)
         (program,) = engine.step_programs(batch)
         work = read_work(program.text)
+        # Only instructions of this program: the trace holds those of others too
         spent = core_seconds(read_threads(folder, set(work)))
     return untraced, traced, work, {name: one / num_cores() for name, one in spent.items()}
 

@@ -37,5 +37,5 @@ def median_row(name, values):
 
 
 def added_row(seconds, baseline):
-    """What something adds to the time without it, in percent: columns `added, %`, `from`, `to`."""
+    """Time added by a part to the time without it, in percent: columns `added, %`, `from`, `to`."""
     return median_row("added, %", [100 * (ratio - 1) for ratio in ratios(seconds, baseline)])

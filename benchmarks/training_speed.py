@@ -77,7 +77,7 @@ class SpeedConfig(Settings):
 
     @property
     def is_printed(self):
-        """Whether the paper prints figures of such data at this depth."""
+        """True if the paper prints figures of such data at this depth."""
         return (self.lengths, self.max_seq_length, self.max_sequences_per_pack) == (WIKIPEDIA, 512, 3)
 
 
@@ -241,7 +241,7 @@ def speed_up_rows(seconds, factor, is_printed):
 
 
 def count_row(plain, packed):
-    """What packing adds to XLA's counts of two `StepProgram`s, in percent: a row of a table."""
+    """Operations and bytes that packing adds, by XLA's counts of two `StepProgram`s, in percent: a row."""
     return {
         f"packing adds, % of the {title}": 100 * (getattr(packed, name) / getattr(plain, name) - 1)
         for title, name in (("operations", "flops"), ("bytes moved", "bytes_accessed"))

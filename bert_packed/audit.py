@@ -60,6 +60,7 @@ def main(config):
     spec = first_records.read_pack_spec(files)
     model_config = read_trained_config(config)
     check_losses(config, spec.objective)
+    # A model of masked tokens alone has no head for the next-sentence labels of such records
     learnt = spec.objective
     if learnt == MLM_NSP and starting_weights.stored_head(config.init_checkpoint)[0] == MASKED_LM:
         learnt = MLM
@@ -67,6 +68,7 @@ def main(config):
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
     batch = next(CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
+    # Without neighbours every check would pass, and prove nothing
     if not contamination.num_neighbours(batch):
         raise InputError(
             f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "

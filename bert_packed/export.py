@@ -54,6 +54,7 @@ def main(config):
             f"WARNING: this model was trained with --ablation={','.join(ablations(model_config))}; other "
             "programs know nothing of that"
         )
+    # Complete or absent: half an export would open in other programs
     with write_folder(output) as partial:
         if config.format == "hf":
             text = config.vocab_file, config.do_lower_case

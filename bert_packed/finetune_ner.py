@@ -103,6 +103,7 @@ def _predict(config, names, sentences, found, model, folder):
     sequences = found.sequences
     starts = sequences.offsets("prediction_ids")
     outputs, num_packs = finetuning.predict_packed(config, model, without_predictions(sequences))
+    # Windows overlap, but each word is predicted in one of them alone
     by_word = np.zeros(sentences.num_words, np.int64)
     for number, logits in enumerate(outputs["logits"]):  # [tokens, C]
         own = slice(starts[number], starts[number + 1])

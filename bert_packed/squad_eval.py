@@ -40,6 +40,7 @@ def main(config):
     questions = read_squad(config.data_file, for_training=False).questions
     predictions = squad_scores.read_predictions(config.prediction_file)
     version_2 = squad_scores.is_version_2(questions)
+    # Files to predict on may come without answers: nothing to score
     if not squad_scores.has_truths(questions):
         raise InputError(
             f"`data_file` must hold answers, or is_impossible. Received: {config.data_file}, without any."
@@ -52,6 +53,7 @@ def main(config):
             )
         na_probs = squad_scores.read_predictions(config.na_prob_file, float)
     for line in squad_scores.warnings_about(questions, predictions):
+        # On stderr, which leaves the table alone on stdout
         print(f"squad_eval: warning: {line}", file=sys.stderr)
     scores = squad_scores.score(questions, predictions, na_probs, config.na_prob_thresh, version_2)
     print_table([{"score": name, "value": value} for name, value in scores.items()])

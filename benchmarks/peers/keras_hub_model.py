@@ -34,7 +34,7 @@ _UNUSED = "pooled_dense"
 
 
 def is_installed():
-    """Whether KerasHub can be imported."""
+    """True if KerasHub can be imported."""
     return importlib.util.find_spec("keras_hub") is not None
 
 

@@ -85,7 +85,7 @@ class PlainObjective(Objective):
 
 
 def plain_objective():
-    """What `PlainBert` learns: `Objective`; a row is a sequence, predictions all count alike."""
+    """The `Objective` of a `PlainBert`: a row is a sequence, and all predictions count alike."""
     return PlainObjective(
         head=PRETRAINING,
         features=RECORDED,
@@ -112,6 +112,7 @@ def plain_sums(outputs, batch):
     """Sums of losses and accuracies where a row is a sequence: `sums` of `plain_objective`."""
     used_BP = ops.cast(batch["prediction_sequences"] > 0, "float32")
     nll_BP, right_BP = nll_and_right(outputs["mlm_logits"], batch["prediction_ids"])
+    # Slot 0 of each row, which holds one sequence
     nsp_nll_B, nsp_right_B = nll_and_right(outputs["nsp_logits"], batch["nsp_labels"][:, 0])
     return {
         "mlm_loss": ops.sum(nll_BP * used_BP),

@@ -1,7 +1,7 @@
 """Records for causal language modelling and their packs; `schema.py` shows one.
 
 A sequence is packed as a whole or, in rows (`rows.py`), cut where packs end. Each part then counts the bytes
-of its own labels.
+of the labels in it.
 """
 
 import dataclasses

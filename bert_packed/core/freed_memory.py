@@ -36,7 +36,7 @@ def keep_freed_memory(settings=LARGE_ARRAYS):
 
 
 def is_ours_to_set():
-    """Whether the C library is GNU's, and the environment has no settings for its memory."""
+    """True if the C library is GNU's, and the environment has no settings for its memory."""
     return platform.libc_ver()[0] == "glibc" and not any(
         name.startswith(_OWN_SETTINGS) for name in os.environ
     )

@@ -182,7 +182,7 @@ def _broken_rule(field, value):
 
 
 def is_utf8(text):
-    """Whether text can be written as UTF-8; other bytes of a command line become half characters."""
+    """True if text can be written as UTF-8; other bytes of a command line become half characters."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -25,7 +25,7 @@ _NO_DEFAULT = object()
 
 
 def is_remote(path):
-    """Whether a path is a URL."""
+    """True if a path is a URL."""
     return "://" in str(path)
 
 
@@ -152,17 +152,17 @@ def make_folder(path):
 
 
 def exists(path):
-    """Whether a file or folder exists."""
+    """True if a file or folder exists."""
     return _call(_gfile().exists, str(path)) if is_remote(path) else os.path.exists(path)
 
 
 def is_folder(path):
-    """Whether a path is a folder."""
+    """True if a path is a folder."""
     return _call(_gfile().isdir, str(path)) if is_remote(path) else os.path.isdir(path)
 
 
 def is_file(path):
-    """Whether a path is a file."""
+    """True if a path is a file."""
     return exists(path) and not is_folder(path)
 
 

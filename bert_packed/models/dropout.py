@@ -56,7 +56,7 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
         first unit      0  3  0  3  0
         a and b number  0  0  1  1  2
 
-    `seed` is a pair of integers, as of `keras.random.SeedGenerator.next()`; the packs are as in `packs_from`.
+    `seed` is a pair of integers, as from `keras.random.SeedGenerator.next()`; packs are as in `packs_from`.
     """
     seed = ops.cast(seed, "uint32")
     width = shape[-1]

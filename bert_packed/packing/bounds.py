@@ -16,7 +16,7 @@ from bert_packed.packing.knapsack import VALUE_BITS, best_packs
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """How far a plan can be from the fewest packs possible."""
+    """Proof of a plan's largest distance from the fewest packs possible."""
 
     lower_bound: int  # no plan has fewer packs
     gap: float  # (packs - lower_bound) / lower_bound, 0 for an empty plan; 0 proves that the plan is optimal
@@ -113,7 +113,7 @@ def dual_bound(histogram, max_seq_length, max_sequences_per_pack, dual_values):
 
 
 def most_sequences(counts, shortest, max_seq_length, depth):
-    """How many sequences a pack can hold at most: the depth, what fits of the shortest, or all there are."""
+    """Most sequences that a pack can hold: the depth, as many of the shortest as fit, or all there are."""
     return min(depth, max_seq_length // shortest, sum(counts))
 
 

@@ -119,7 +119,7 @@ def to_json(histogram):
 
 
 def is_whole(number, floats=False):
-    """Whether this is an integer, not a bool; with `floats` also 2.0, as JSON may have it."""
+    """True for an integer that is no bool; with `floats` also for 2.0, as JSON may have it."""
     if isinstance(number, bool | np.bool_):
         return False
     is_integer = isinstance(number, int | np.integer)

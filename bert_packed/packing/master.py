@@ -93,7 +93,7 @@ class Master:
         return np.maximum.accumulate(np.clip(duals, 0, 1))
 
     def pack_counts(self):
-        """How often the fractional optimum uses each pack: float64 `[packs]`."""
+        """Number of times that the fractional optimum uses each pack: float64 `[packs]`."""
         counts = np.array(self._model.getSolution().col_value)[self._num_exchanges :] / self._scale
         return np.maximum(counts, 0)  # the solver's tolerance below zero may be whole packs after scaling
 

@@ -31,7 +31,7 @@ class PackingPlan:
 
     @functools.cached_property
     def certificate(self) -> Certificate:
-        """How far the plan can be from the fewest packs possible, proven; computed at first use."""
+        """Proof of the plan's largest distance from the fewest packs possible; computed at first use."""
         limits = self.max_seq_length, self.max_sequences_per_pack
         return certify(self.num_packs, self.histogram(), *limits, self.dual_values, self.lp_bound)
 

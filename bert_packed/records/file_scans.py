@@ -34,7 +34,7 @@ def scan_unchanged(path):
 
 
 def stamp_of(path):
-    """What a file is now: [bytes, time of the last change, inode, time of any change], in nanoseconds."""
+    """Stamp of a file: [bytes, time of the last change, inode, time of any change], in nanoseconds."""
     return [*storage.size_and_time(path), storage.inode(path), storage.change_time(path)]
 
 

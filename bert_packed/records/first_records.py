@@ -10,7 +10,7 @@ from bert_packed.records.tfrecords import first_record
 
 
 def find_objective(path):
-    """What is learnt from the records of a file, packed or not, as `PackSpec.objective`."""
+    """The objective of the records of a file, packed or not, as `PackSpec.objective`."""
     # what has no `label_mask` counts as BERT's, and its readers report what is missing
     names = feature_names(first_record(path), path, 1)
     return schema.CAUSAL_LM if schema.LABEL_MASK in names else schema.MLM_NSP

@@ -87,7 +87,7 @@ def check_found(paths, argument):
 
 
 def stamp_files(paths):
-    """What files are now: list of [path, bytes, time of the last change in nanoseconds], plain JSON."""
+    """Stamps of files: list of [path, bytes, time of the last change in nanoseconds], plain JSON."""
     return [[path, *storage.size_and_time(path)] for path in paths]
 
 
@@ -136,7 +136,7 @@ def read_input_manifests(paths):
 
 
 def read_promises(paths):
-    """What manifests promise of files beside them: dict from path to those of `FILE_KEYS` that are known."""
+    """Promises of manifests about files beside them: dict from path to the known ones of `FILE_KEYS`."""
     promised = {}
     for directory, manifest in _manifests_beside(paths):
         for entry in listed_files(manifest):
@@ -199,5 +199,5 @@ def _key(path):
 
 
 def _known(content, kinds):
-    """What an object says under keys of ours, in the type that we write; the rest is another program's."""
+    """Values of an object under our keys, if of the type that we write; others are another program's."""
     return {key: content[key] for key, kind in kinds.items() if type(content.get(key)) is kind}

@@ -19,7 +19,7 @@ def read_manifest(directory, any_json=False):
 
 
 def is_of_scans(name):
-    """Whether a name in a folder is that of the kept scans, or of what a killed write of them left."""
+    """True if a name in a folder is that of the kept scans, or of what a killed write of them left."""
     return name == SCANS_NAME or (name.startswith(SCANS_NAME) and name.endswith(storage.PARTIAL_SUFFIX))
 
 

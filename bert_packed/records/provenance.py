@@ -56,7 +56,7 @@ class Document:
 
 
 def describe_path(path, output_dir):
-    """How the manifest in a directory names an input: dict `path`, as it was given, and `relative_path`.
+    """Names of an input in a directory's manifest: dict of `path`, as it was given, and `relative_path`.
 
     A relative path holds in the folder where the command ran. `relative_path`, for such paths only, leads
     from the manifest to the file, from any working directory and wherever the two are moved together.

@@ -39,7 +39,7 @@ def check_int32(check, name, values, *offsets):
 
 
 def follows(good):
-    """What holds of neighbours, bool `[n, length - 1]`, as `[n, length]`: True for the first."""
+    """Extend a rule of neighbours, bool `[n, length - 1]`, to `[n, length]`: True for the first."""
     return np.pad(good, ((0, 0), (1, 0)), constant_values=True)
 
 

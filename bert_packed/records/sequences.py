@@ -219,7 +219,7 @@ def sum_ranges(values, sizes):
 
 
 def rank_in_groups(groups):
-    """How many entries of its group stand before each entry: groups [1 0 1 1] -> [0 0 1 2], int64."""
+    """Number of entries of its group before each entry: groups [1 0 1 1] -> [0 0 1 2], int64."""
     order = np.argsort(groups, kind="stable")
     sizes = np.unique(groups, return_counts=True)[1]
     ranks = np.empty(len(groups), np.int64)

@@ -214,13 +214,13 @@ def _frames(path, read, left, most, number):
 
 
 def _is_header(content):
-    """Whether `bytes` begin with a length and its checksum."""
+    """True if `bytes` begin with a length and its checksum."""
     found = masked_checksums(content, np.array([0]), np.array([LENGTH.size]))
     return found[0] == HEADER.unpack_from(content)[1]
 
 
 def _count_good(content, starts, ends):
-    """How many records, from the first, have the checksums that are around them."""
+    """Number of records, from the first on, whose checksums are right."""
     heads = starts - HEADER.size
     starts, ends = np.concatenate([heads, starts]), np.concatenate([heads + LENGTH.size, ends])
     wanted = np.frombuffer(content, np.uint8)[ends[:, None] + np.arange(CHECKSUM.size)].view("<u4")[:, 0]
