@@ -39,5 +39,5 @@ def write_config(path, config=CONFIG, **changes):
 
 
 def is_png(path):
-    """Whether a file is a picture."""
+    """True if a file is a picture."""
     return path.read_bytes().startswith(b"\x89PNG")

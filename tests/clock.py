@@ -2,7 +2,7 @@
 
 
 class Clock:
-    """Stands in for the module `time` of a module under test.
+    """A replacement for the module `time` in a module under test.
 
     Attributes:
         now: Seconds.
@@ -12,7 +12,7 @@ class Clock:
         self.now = 1000.0
 
     def perf_counter(self):
-        """The time, as of `time.perf_counter`."""
+        """The time, as from `time.perf_counter`."""
         return self.now
 
     def sleep(self, seconds):

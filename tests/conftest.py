@@ -1,4 +1,4 @@
-"""What tests share: a quiet TensorFlow, the same random cases in every run, and cheap programs."""
+"""Setup shared by all tests: a quiet TensorFlow, the same random cases in every run, and cheap programs."""
 
 import contextlib
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Runs a command in a process of its own and kills it, or a worker: at a chosen change of a file, or later.
+"""Run a command in a new process and kill it, or a worker: at a chosen change of a file, or later.
 
 Processes come from multiprocessing's fork server, which has TensorFlow imported already.
 """

@@ -1,7 +1,7 @@
 """A pytest plugin: the tests of each file run in a process of their own, forked when all is imported.
 
 TensorFlow's runtime keeps some 80 MB of every program that it compiles for as long as the process lives; in
-one process the programs of all tests would take 6 GB. `--one-process` turns it off, for a debugger.
+one process the programs of all tests would take 6 GB. `--one-process` switches it off, for a debugger.
 """
 
 import multiprocessing
@@ -55,7 +55,7 @@ class FileProcess:
         return [config.hook.pytest_report_from_serializable(config=config, data=data) for data in contents]
 
     def end(self):
-        """Wait until the process has ended: its status as of `os.waitstatus_to_exitcode`."""
+        """Wait until the process has ended: its status as from `os.waitstatus_to_exitcode`."""
         self._connection.close()
         return os.waitstatus_to_exitcode(os.waitpid(self._number, 0)[1])
 

@@ -1,4 +1,4 @@
-"""Whether tests and the processes that they start can be interrupted, however the suite itself was started.
+"""Make tests and the processes that they start interruptible, however the suite itself was started.
 
 Batch systems and `command &` in a script start a process with SIGINT ignored, and every child inherits that.
 """

@@ -28,7 +28,7 @@ needs_jax = [
 
 
 def make_devices():
-    """Let this process, which has computed nothing yet, see so many devices."""
+    """Let this process, which has computed nothing yet, see a number of devices."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)

@@ -1,4 +1,4 @@
-"""Trains the tiny model under the backend of its own process: `python other_backend.py FOLDER`.
+"""Train the tiny model under the backend of a new process: `python other_backend.py FOLDER`.
 
 FOLDER holds `checkpoint-0` and `checkpoint-3` of a run, and `dropout/checkpoint-1` of one with dropout. It
 receives `losses.json`, those of the steps that follow each of the former, and `resaved/checkpoint-1`, the

@@ -16,7 +16,7 @@ from keras import ops
 
 @dataclasses.dataclass
 class Plain:
-    """What a step's batch comes to.
+    """Sums, means and gradients of a step's batch.
 
     Attributes:
         sums: Dict of floats, named as ours.
@@ -101,7 +101,7 @@ def pretraining(outputs, batch, mlm_loss):
 
 
 def masked_lm(outputs, batch, mlm_loss):
-    """Masked-LM loss alone; arguments as of `pretraining`, without `nsp_logits`."""
+    """Masked-LM loss alone; arguments are those of `pretraining`, without `nsp_logits`."""
     slots = batch["slot_weights"].shape
     both = pretraining({**outputs, "nsp_logits": np.zeros((*slots, 2))}, batch, mlm_loss)
     sums, means = (

@@ -1,4 +1,4 @@
-"""What the log of a run holds."""
+"""Content of a run's log."""
 
 import csv
 

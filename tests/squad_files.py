@@ -15,7 +15,7 @@ TOKENIZER = tokenization.make_tokenizer(VOCABULARY, do_lower_case=True)
 
 
 def entry(identifier, question, answer=None, context=CONTEXT, start=None, **more):
-    """One `qas` entry whose answer stands where it is found first, or at `start`."""
+    """One `qas` entry whose answer is where it is found first, or at `start`."""
     answers = []
     if answer is not None:
         answers = [{"text": answer, "answer_start": context.find(answer) if start is None else start}]

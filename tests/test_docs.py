@@ -1,4 +1,4 @@
-"""What the documentation names exists: files, modules and commands."""
+"""Files, modules and commands that the documentation names exist."""
 
 import ast
 import re

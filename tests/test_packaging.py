@@ -26,7 +26,7 @@ EXTRA = re.compile(r"(?:bert_packed|-e '?\"?\.)\[([a-z,]+)\]")
 
 @pytest.fixture
 def described(monkeypatch):
-    """What `setup.py` tells setuptools: a dict."""
+    """Arguments of setuptools in `setup.py`: a dict."""
     found = {}
     monkeypatch.chdir(ROOT)  # as every build does
     monkeypatch.setattr(setuptools, "setup", lambda **arguments: found.update(arguments))

@@ -49,7 +49,7 @@ def test_growth_of_processes_that_are_started():
 
 
 def write_process(folder, process, parent, peak=None, name="python"):
-    """What Linux says of a process, under /proc."""
+    """Files about a process as Linux has them under /proc."""
     (folder / str(process)).mkdir()
     (folder / str(process) / "stat").write_text(f"{process} ({name}) S {parent} 1 1 0 -1")
     field = "" if peak is None else f"VmHWM:\t  {peak} kB\n"

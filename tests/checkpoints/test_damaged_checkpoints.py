@@ -62,7 +62,7 @@ def content_of(folder):
 
 
 def test_checksums_are_those_of_other_programs(folder):
-    """Who knows nothing of this project can tell too."""
+    """Damage shows without this project, too."""
     path = folder / "checkpoint-6"
     listed = (path / checkpoint.CHECKSUMS).read_text()
     assert sorted(line.split()[1] for line in listed.splitlines()) == sorted(FILES)

@@ -15,7 +15,7 @@ PIECES = [
 ]
 TEXTS = [
     "cafés the café Café CAFÉS",
-    "e\u0301 cafe\u0301 x\u0301",  # an accent of its own
+    "e\u0301 cafe\u0301 x\u0301",  # an accent as a separate character
     "中文 the中文 \U00020000",
     "a\x00b\x07 a\tb\r\nthe",  # control characters: some are left out, some are spaces
     "\U0001f600 the \U0001f600a \U0001f468\u200d\U0001f469",

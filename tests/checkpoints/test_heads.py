@@ -299,7 +299,7 @@ def test_a_bare_encoder_of_hugging_face_starts_a_fine_tuning(tmp_path):
     ("stored", "wanted"), [(CLASSIFICATION, TOKEN_CLASSIFICATION), (TOKEN_CLASSIFICATION, CLASSIFICATION)]
 )
 def test_labels_of_sequences_are_not_taken_for_those_of_tokens(stored, wanted, form, tmp_path):
-    """They have one name and shape at Hugging Face's; only the class tells."""
+    """They have one name and shape at Hugging Face's; only the class differs."""
     model = make_model(stored)
     save(tmp_path / "ours", model)
     assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf", format="hf") == 0

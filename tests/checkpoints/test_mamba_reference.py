@@ -1,6 +1,6 @@
 """Ours, packed, computes what `MambaForCausalLM` of transformers computes on torch from each sequence alone.
 
-Theirs takes no boundaries on this path: only a row of its own for every sequence keeps them apart.
+Theirs takes no boundaries on this path: only a separate row for every sequence keeps them apart.
 """
 
 import dataclasses

@@ -17,7 +17,7 @@ MAX_SEQ_LENGTH = 64
 
 
 def reference_bleurt(folder):
-    """A transformers model filled from the SavedModel by a loop of its own, to check our table against."""
+    """A transformers model filled from the SavedModel by an independent loop, to check our table against."""
     import tensorflow as tf
 
     torch, transformers = import_reference()

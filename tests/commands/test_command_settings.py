@@ -38,7 +38,7 @@ def files(tmp_path_factory):
 
 
 def audited(**flags):
-    """What a run of the audit is to audit, and its arguments."""
+    """The object of an audit, and its arguments."""
     stand_in = {(contamination, "audit"): lambda *_: []}
     seen = run(audit.main, audit.AuditConfig, replaced=stand_in, **flags)
     assert seen.status == 0, seen.error
@@ -47,7 +47,7 @@ def audited(**flags):
 
 
 def denominator(engine, batch, loss):
-    """What a loss is a mean over."""
+    """The count that a loss is a mean over."""
     predicted = "label_sequences" if loss == "lm_loss" else "prediction_sequences"
     counts = {"tokens": np.count_nonzero(batch[predicted]), "sequences": batch["slot_weights"].sum()}
     found = float(engine.objective.denominators(engine.objective.counts(batch))[loss])

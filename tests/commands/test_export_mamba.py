@@ -48,7 +48,7 @@ def make_model(config=CONFIG):
 
 @pytest.fixture(scope="module")
 def logits():
-    """What the model of `run_folder` gives for the packs of `draw_sequences`."""
+    """Logits of the model of `run_folder` for the packs of `draw_sequences`."""
     model = make_model()
     return np.asarray(compiled(lambda batch: model(batch)["logits"], model)(make_batch(draw_sequences())))
 
@@ -68,7 +68,7 @@ def test_a_checkpoint_opens_in_transformers(run_folder, logits, tmp_path):
 
 
 def test_transformers_reads_our_config_as_it_writes_it(tmp_path):
-    """Nothing is left to defaults of its own, which change from version to version."""
+    """Nothing is left to its defaults, which change from version to version."""
     _, transformers = import_reference()
     checkpoint.save_weights(tmp_path / "ours", named_weights(make_model(ROOMY)), ROOMY)
     assert run_export(init_checkpoint=tmp_path / "ours", output_dir=tmp_path / "hf") == 0
@@ -150,7 +150,7 @@ def test_saved_model(run_folder, logits, tmp_path):
     got = signatures["packed"](**{name: tf.constant(batch[name]) for name in inputs})
     assert_close(got["logits"], logits)
     assert got["hidden_states"].shape == (len(packs), MAX_SEQ_LENGTH, CONFIG.hidden_size)
-    # The second sequence of each pack that has one, in a row of its own
+    # The second sequence of each pack that has one, in a separate row
     rows = [row for row, pack in enumerate(packs) if len(pack) > 1]
     feeds = {name: np.zeros((len(packs), MAX_SEQ_LENGTH), np.int32) for name in ("input_ids", "input_mask")}
     for row in rows:

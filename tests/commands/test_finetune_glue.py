@@ -78,7 +78,7 @@ def test_packed_equals_unpacked(data, tmp_path, task, score):
     assert len(packed) == 6 and packed[-1] < 0.8 * packed[0]
     assert scores == pytest.approx(unpacked_scores, abs=1e-3)
     assert scores == json.loads((tmp_path / "depth_max" / "eval_results.json").read_text())
-    assert scores[score] > 0.8  # one word tells
+    assert scores[score] > 0.8  # one word gives the class
     with (tmp_path / "depth_max" / "predictions.tsv").open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     predicted = np.array([float(row["prediction"]) for row in rows])

@@ -140,7 +140,7 @@ def test_sequences_cut_across_packs_have_the_loss_of_whole_ones(data, tmp_path):
 
 
 def labels_of_steps(folder, num_steps):
-    """How many predictions each step holds, packs in the order of their files."""
+    """Number of predictions in each step, packs in the order of their files."""
     packs = read_examples(folder.glob("*.tfrecord"))
     counts = [np.count_nonzero(one[schema.LABEL_MASK]) for one in packs]
     return [sum(counts[step * NUM_ROWS : (step + 1) * NUM_ROWS]) for step in range(num_steps)]

@@ -30,7 +30,7 @@ def data(tmp_path_factory):
 
 
 def start(*arguments):
-    """The command in a process of its own."""
+    """The command in a new process."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, str(ROOT / "run_pretraining.py"), *arguments],

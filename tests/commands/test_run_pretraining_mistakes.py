@@ -127,7 +127,7 @@ def builds(monkeypatch):
 
 
 def write_start(folder, file_name, tensor, **change):
-    """A checkpoint with a config and one tensor; its name tells whose it is, and with which head."""
+    """A checkpoint with a config and one tensor; its name says whose it is, and with which head."""
     folder.mkdir()
     stored = dataclasses.replace(CONFIG, **{"num_hidden_layers": 1, **change})
     (folder / file_name).write_text(json.dumps({"model_type": "bert", **dataclasses.asdict(stored)}))
@@ -180,7 +180,7 @@ def test_what_an_init_checkpoint_says_of_its_model_is_read_before_a_model_is_bui
 
 @pytest.mark.usefixtures("builds")
 def test_a_start_with_the_models_own_head_must_be_the_same_in_every_setting(data, tmp_path, capsys):
-    """What has masked tokens alone may learn next sentences as well, as from its export."""
+    """A model of masked tokens alone may learn next sentences as well, as from its export."""
     masked_lm = ("bert_config.json", "predictions/output_bias")
     folder = write_start(tmp_path / "start", *masked_lm, vocab_size=40)
     assert run(*arguments(data, tmp_path / "run", init_checkpoint=folder, objective="mlm")) == 2
@@ -227,7 +227,7 @@ def test_a_backend_that_is_not_supported_or_not_installed_is_refused(data, tmp_p
 
 
 def test_a_mistake_is_all_that_a_process_prints(tmp_path):
-    """No start-up line of TensorFlow's stands around it, whichever module imports that first."""
+    """No start-up line of TensorFlow's surrounds it, whichever module imports that first."""
     command = [sys.executable, ROOT / "run_pretraining.py", "--input_file=none", f"--output_dir={tmp_path}"]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

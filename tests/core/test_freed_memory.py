@@ -44,7 +44,7 @@ def least_faults(backend):
 
 
 def output_of(program, **more):
-    """What a Python program prints, without settings of the user's own in its environment."""
+    """Output of a Python program, without the user's settings in its environment."""
     tuned = "GLIBC_TUNABLES", "MALLOC_"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(tuned)} | more
     command = [sys.executable, "-c", program]

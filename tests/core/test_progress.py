@@ -89,7 +89,7 @@ def test_a_step_that_fails_tells_no_more_than_it_did(monkeypatch):
 
 
 def test_a_new_listener_is_told_at_once():
-    """What was told another before does not count."""
+    """Earlier messages to another listener do not count."""
     for _ in range(2):
         found = []
         with progress.following(found.append), progress.step(10):

@@ -16,7 +16,7 @@ from bert_packed.core.settings import InputError
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What the disk is told, in order: how large what is flushed is, and when it gets its name."""
+    """Calls to the disk, in order: sizes of files that are flushed, and new names."""
     told, fsync, replace = [], os.fsync, os.replace
 
     def note_fsync(descriptor):

@@ -37,7 +37,7 @@ def test_every_epoch_has_each_pack_once(num_packs, buffer):
     if buffer == 1:
         assert np.array_equal(order[0], np.arange(num_packs))
     elif num_packs > 5:
-        assert len({tuple(epoch) for epoch in order.tolist()}) == 4  # each in an order of its own
+        assert len({tuple(epoch) for epoch in order.tolist()}) == 4  # each in another order
         assert not np.array_equal(order[0], take(num_packs, buffer, num_packs, seed=2))
 
 
@@ -89,7 +89,7 @@ def test_each_block_is_shuffled_by_a_key_of_its_own(monkeypatch):
 
 
 def count_meetings(order, batch_size, num_packs):
-    """How often any two packs stood in one batch: int array `[N, N]`."""
+    """Number of batches that any two packs shared: int array `[N, N]`."""
     met = np.zeros((num_packs, num_packs), np.int64)
     for batch in order[: len(order) // batch_size * batch_size].reshape(-1, batch_size):
         met[np.ix_(batch, batch)] += 1
@@ -121,14 +121,14 @@ def test_packs_of_a_stretch_meet_others_too():
     np.put_along_axis(blocks, order, np.arange(num_packs)[None] // buffer, axis=1)
     share = {d: (blocks[:, d:] == blocks[:, :-d]).mean() for d in (1, 2, 3, 4, 9, 700)}
     base = buffer / num_packs
-    # a border stands between two packs at distance d in d of 4 epochs
+    # a border is between two packs at distance d in d of 4 epochs
     for d in (1, 2, 3, 4, 9, 700):
         together = max(0, 1 - d / 4)
         assert share[d] == pytest.approx(together + (1 - together) * base, abs=0.02), d
 
 
 def test_places_are_uniform():
-    """Each pack stands in each tenth of the epoch equally often."""
+    """Each pack is in each tenth of the epoch equally often."""
     num_packs, epochs = 50, 100
     order = take(num_packs, 5, epochs * num_packs).reshape(epochs, num_packs)
     tenths = np.argsort(order, axis=1) // 5
@@ -174,7 +174,7 @@ def test_spans_are_the_packs_that_follow_one_another_in_a_file(files):
 
 
 def test_a_buffer_larger_than_the_data_holds_no_more_than_these():
-    """Who wants all packs shuffled together gives a number beyond any data."""
+    """To shuffle all packs together, users give a number beyond any data."""
     order = take(100, 10**15, 100)
     assert sorted(order.tolist()) == list(range(100))
     assert np.array_equal(order, take(100, 100, 100))

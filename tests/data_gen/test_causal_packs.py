@@ -31,7 +31,7 @@ def pack(folder, input_file, **changed):
 
 
 def content(sequences):
-    """What must be conserved of sequences, in a form that can be sorted."""
+    """The content of sequences that packing must conserve, in a form that can be sorted."""
     names = (schema.INPUT_IDS, schema.LABEL_IDS, schema.LABEL_MASK, schema.NUM_BYTES)
     return sorted([features[name] for name in names] for features in sequences)
 

@@ -79,7 +79,7 @@ def drop_token_columns(packed, first, last):
 
 
 def label_across_a_boundary(packs):
-    """What a packer does that shifts the pack rather than each sequence."""
+    """The mistake of a packer that shifts the pack rather than each sequence."""
     packed = next(p for p in packs if has(p, 2) and p[schema.LABEL_MASK][span(p, 1)[1] - 1] == 0)
     end = span(packed, 1)[1]
     packed[schema.LABEL_IDS][end - 1] = packed[schema.INPUT_IDS][end]
@@ -103,7 +103,7 @@ def drop_a_label(packs):
 
 
 def drop_a_label_of_id_0(packs):
-    """Which is a token of its own; only the mask says that it was one."""
+    """0 is a token like others; only the mask says that there was a label."""
     packed, place = next(
         (packed, place)
         for packed in packs

@@ -48,7 +48,7 @@ def packs(made, tmp_path):
 
 
 def facts_of(path):
-    """What a file of packs holds."""
+    """Facts about a file of packs."""
     found = FileFacts()
     for part in read_packed(str(path)):
         found.add_packs(part, len(set(part["record_numbers"].tolist())))
@@ -58,7 +58,7 @@ def facts_of(path):
 
 @pytest.fixture(scope="module")
 def facts(made):
-    """What the files hold, read once."""
+    """Facts about the files, read once."""
     paths, inputs = sorted((made / "packs").glob("*.tfrecord")), FileFacts()
     for part in read_unpacked(f"{made}/in.tfrecord"):
         inputs.num_records += len(part)
@@ -203,7 +203,7 @@ def test_limits_are_true_up_to_the_last_number(packs, facts, find):
 
 
 def find_false_bounds(folder, real, said, lower_bound, bounds=None):
-    """What is false of the bounds in a manifest that has the plan `said`, beside packs of the plan `real`."""
+    """False claims about bounds in a manifest that has the plan `said`, beside packs of the plan `real`."""
     (folder / "x.tfrecord").write_bytes(b"packs")
     plan = said.to_json()
     plan["certificate"]["bounds"].update(bounds or {})

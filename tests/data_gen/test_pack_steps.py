@@ -159,7 +159,7 @@ def test_slots_and_packs_are_drawn_by_the_seed(packing, monkeypatch):
 
 @pytest.mark.parametrize(("assembled_bytes", "expected"), [(2999, [2, 1]), (999, [1, 1, 1])])
 def test_packs_are_assembled_no_more_at_a_time_than_fit(packing, monkeypatch, assembled_bytes, expected):
-    """What goes into memory together is bounded by bytes, or is one pack: records may be large."""
+    """Packs in memory together are bounded by bytes, or are a single one: records may be large."""
     monkeypatch.setattr(pack_steps, "pack_bytes", lambda kind, depth: 1000)
     calls = spy(monkeypatch, BertKind, "assemble")
     monkeypatch.setattr(pack_steps, "ASSEMBLED_BYTES", assembled_bytes)

@@ -98,7 +98,7 @@ def test_tokens_that_do_nothing_are_counted(packs, sequence, num_tokens):
 
 @pytest.mark.parametrize("slot", [1, 2, 3])
 def test_gradients_on_neighbours_and_of_ones_own(packs, slot):
-    """One slot's gradient reaches one token beside it, and one of its own has none."""
+    """One slot's gradient reaches one token beside it, and one token of the slot has none."""
     mine = packs["sequence_ids"] == slot
 
     def gradient(batch, of, leak=0.0, missing=0):

@@ -98,7 +98,7 @@ def test_a_mistake_is_raised_in_its_place_and_nothing_begins_after_it(num_at_onc
 
 
 class Held:
-    """A function that tells which items began, and lasts for each until it may end."""
+    """A function that records the items that began, and lasts for each until it may end."""
 
     def __init__(self, *may_end):
         self.begun = []
@@ -115,13 +115,13 @@ class Held:
             self.may_end[item].set()
 
     def wait_for(self, num):
-        """Until so many items have begun."""
+        """Wait until a number of items have begun."""
         last = time.monotonic() + SECONDS
         while len(self.begun) < num and time.monotonic() < last:
             time.sleep(MOMENT / 10)
 
     def once_begun(self, num, then):
-        """Do what is to be done a moment after so many items have begun, in a thread."""
+        """Call a function, in a thread, a moment after a number of items have begun."""
 
         def wait():
             self.wait_for(num)

@@ -1,4 +1,4 @@
-"""Answers from logits: the best spans out of all, windows with most context, text as it stands there."""
+"""Answers from logits: the best spans out of all, windows with most context, text as in the context."""
 
 import itertools
 import json

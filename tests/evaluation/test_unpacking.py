@@ -1,4 +1,4 @@
-"""The inverse of packing by hand: every sequence in a row of its own, whatever the pack says of positions."""
+"""The inverse of packing by hand: every sequence in a separate row, whatever the pack says of positions."""
 
 import numpy as np
 import pytest

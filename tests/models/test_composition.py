@@ -29,7 +29,7 @@ WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_pr
 
 
 class RunningMeanBlock(keras.layers.Layer):
-    """A block without attention: what stands before a token in its sequence, by ids and positions alone."""
+    """A block without attention: the mean of a token and those before it in its sequence."""
 
     def __init__(self, config, name):
         super().__init__(name=name)
@@ -55,7 +55,7 @@ class RunningMeanBlock(keras.layers.Layer):
 
 
 class SandwichBlock(TransformerBlock):
-    """The package's block with a layer norm of its own before it."""
+    """The package's block with a further layer norm before it."""
 
     def __init__(self, config, name, attend=None):
         super().__init__(config, name, attend=attend)
@@ -78,7 +78,7 @@ class CountingBlock(RunningMeanBlock):
 
 
 def plain_attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-    """What a fused kernel computes, written plainly."""
+    """The result of a fused kernel, written plainly."""
     scores_BNSS = ops.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
     ids_BS = ops.convert_to_tensor(sequence_ids_BS)
     is_own = ops.equal(ids_BS[:, None, :, None], ids_BS[:, None, None, :])

@@ -69,7 +69,7 @@ def test_attentions_gradients_are_those_of_numpy(dtype, tolerance, is_compiled):
     inputs = arrays(dict.fromkeys(("query", "key", "value", "upstream"), (2, 5, 3, 4)), dtype)  # B, S, N, H
 
     def loss(inputs):
-        """Scores without a softmax are the weights: every factor has a gradient of its own."""
+        """Scores without a softmax are the weights: every factor has a different gradient."""
         scores = attention_scores(inputs["query"], inputs["key"])
         found = weighted_values(scores, inputs["value"])
         return keras.ops.sum(keras.ops.cast(found * inputs["upstream"], "float32"))
@@ -129,7 +129,7 @@ def test_a_linear_layer_is_keras_dense_layer(tmp_path, flags):
 
 
 def compiled_products(engine, batch, num_axes):
-    """The attributes of all products in a compiled step whose result has so many axes."""
+    """The attributes of all products in a compiled step whose result has `num_axes` axes."""
     (program,) = engine.step_programs(batch)
     found = [
         one.attributes

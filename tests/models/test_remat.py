@@ -89,7 +89,7 @@ def test_compiled_steps_are_the_same():
 
 
 def optimised_program(engine, batch):
-    """What XLA made of the training step, as text."""
+    """XLA's optimised program of the training step, as text."""
     if keras.backend.backend() == "jax":
         return engine.compiled_train_step.lower(engine.state(), batch).compile().as_text()
     return engine.compiled_train_step.experimental_get_compiler_ir(batch)(stage="optimized_hlo")

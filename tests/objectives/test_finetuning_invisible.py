@@ -135,7 +135,7 @@ def test_neighbours_have_no_gradient_in_a_loss():
 @pytest.mark.slow
 @pytest.mark.parametrize("tag_loss", ["per_sequence", "per_token"])
 def test_the_audit_passes_tags_and_catches_company(tag_loss):
-    """What it proves of pre-training, of the tags of words; a loss in which packs can be seen fails it."""
+    """As in pre-training; a loss in which packs can be seen fails it."""
     packed, _ = batches_of("tags")
     sound = tags_objective(3, tag_loss)
 

@@ -157,7 +157,7 @@ def test_padding_alone_teaches_nothing(kind):
 
 
 def test_weights_of_listing_1():
-    """Of the first slot as of the last."""
+    """The first slot has the same weights as the last."""
     sequences = np.array([[1, 1, 1, 2, 0], [1, 2, 2, 2, 2]], np.float32)
     per_sequence = prediction_weights(sequences, 2, "per_sequence")
     thirds, quarters = [1 / 3, 1 / 3, 1 / 3, 1, 0], [1, 1 / 4, 1 / 4, 1 / 4, 1 / 4]

@@ -31,7 +31,7 @@ def logits_for(batch, seed=3):
 
 
 def plain_losses(logits):
-    """Of every sequence the list of -log p(next token), where it stands in its pack; in float64."""
+    """For every sequence the list of -log p(next token), at its place in the pack; in float64."""
     found = []
     for pack, rows in zip(PACKS, logits.astype(float), strict=True):
         start = 0

@@ -65,7 +65,7 @@ class CausalMeanBlock(keras.layers.Layer):
 
 
 class LeakingBlock(CausalMeanBlock):
-    """The same, of all that stands before a token in its pack."""
+    """The same, of all tokens before a token in its pack."""
 
     def call(self, hidden_BSD, context, training=None):
         together = PackContext(ops.ones_like(context.sequence_ids_BS), None)

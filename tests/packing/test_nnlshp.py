@@ -57,7 +57,7 @@ SMALL_COUNTS = np.array([2, 3, 0, 3, 2, 0])
 
 @pytest.fixture
 def solved(monkeypatch):
-    """What the solver is asked, and an answer that covers all once it is rounded to 2, 3, 0 and 0."""
+    """The problem given to the solver, and an answer that covers all once it is rounded to 2, 3, 0 and 0."""
     asked = []
 
     def solve(matrix, target, max_iterations):

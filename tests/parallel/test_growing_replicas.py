@@ -1,4 +1,4 @@
-"""A batch that grows on several devices: in a process of its own, where TensorFlow joins devices but once."""
+"""A batch that grows on several devices: in a separate process, since TensorFlow joins devices but once."""
 
 import numpy as np
 import pytest

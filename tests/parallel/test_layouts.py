@@ -282,7 +282,7 @@ def test_what_is_computed_again_leaves_out_the_last_product(trained, layout):
 
 @pytest.mark.usefixtures("trained")
 def test_forms_for_cpus_are_taken_where_no_layout_spreads_the_model(monkeypatch):
-    """What XLA would have to divide among devices between a layout's own products stays as it is."""
+    """Operations that XLA would have to divide among devices between a layout's products stay as they are."""
     taken, attention_scores = [], layers.attention_scores
     monkeypatch.setattr(
         layers,
@@ -297,7 +297,7 @@ def test_forms_for_cpus_are_taken_where_no_layout_spreads_the_model(monkeypatch)
 
 
 def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-    """What a fused kernel computes."""
+    """The result of a fused kernel."""
     scores_BNSS = jnp.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
     is_own_B1SS = (sequence_ids_BS[:, :, None] == sequence_ids_BS[:, None, :])[:, None]
     shares_BNSS = jax.nn.softmax(jnp.where(is_own_B1SS, scores_BNSS, -1e9), axis=-1)

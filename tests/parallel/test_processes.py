@@ -14,7 +14,7 @@ from bert_packed.parallel.processes import ALONE, STATUS_LOST, Processes, end_lo
 
 
 class LostError(Exception):
-    """What a collective raises where a process is lost."""
+    """Error of a collective where a process is lost."""
 
 
 class Service:

@@ -82,7 +82,7 @@ def values_of(variables):
 
 @pytest.fixture(scope="module")
 def forms():
-    """Whether attention had gradients for CPUs, by the number of devices, of each time a step was traced."""
+    """By the number of devices, for each trace of a step: True if attention had gradients for CPUs."""
     return {}
 
 

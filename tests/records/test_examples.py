@@ -312,7 +312,7 @@ def test_features_of_another_type_are_named(length):
 @pytest.mark.parametrize("after", [b"", b"\x12\x00"], ids=["usual", "another form"])
 @pytest.mark.parametrize("parse", [parse_examples, parse_one_by_one])
 def test_a_feature_without_a_value_or_a_kind_has_length_0(parse, after):
-    """Which TensorFlow takes for missing."""
+    """TensorFlow takes such features for missing."""
     record = tf.train.Example.FromString(example({schema.INPUT_IDS: [5, 300]}))
     record.features.feature[schema.MASKED_LM_IDS].CopyFrom(tf.train.Feature())
     batch = join_records([record.SerializeToString(deterministic=True) + after] * 2)

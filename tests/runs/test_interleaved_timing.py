@@ -37,7 +37,7 @@ def test_comparison_reports_the_ratio_of_sequences_per_second(monkeypatch):
 
     unpacked = contender("unpacked", 1.0, [100, 2, 9, 2])
     rows = compare([unpacked, contender("packed", 2.0, [100, 5, 2.5, 2])], num_repeats=3)
-    # one step each to compile, then in turns
+    # one step each to compile, then interleaved
     names, order = ["unpacked", "packed"], [(0, 1), (0, 1), (1, -1), (0, 1)]
     assert calls == [(name, batch) for batch, step in order for name in names[::step]]
     # medians 2 s and 2.5 s for 4 and 8 sequences

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("uncompiled_file")
 
 
 class OneOfTwo(Alone):
-    """A process that hears from a test what the first has decided; `num_waits` tells how often it asked."""
+    """A process that hears from a test what the first has decided; `num_waits` counts its requests."""
 
     def __init__(self, index):
         self.index, self.num, self.num_waits = index, 2, 0

@@ -137,7 +137,7 @@ def test_records_larger_than_the_model_are_refused(place, changes, rule):
     ],
 )
 def test_held_out_records_are_checked_by_their_manifest_too(place, changes, rule):
-    # What the records themselves hold fits: only the manifest tells
+    # What the records themselves hold fits: only the manifest says so
     settings = config(input_file=place("a"), eval_input_file=place("b", **changes))
     with pytest.raises(InputError, match=rule):
         check_fits(read_data(settings), CONFIG, settings)

@@ -209,7 +209,7 @@ def block(seen):
 
 
 def divided_by(seen, loss="mlm_loss", predicted="prediction_sequences"):
-    """What a loss is divided by, in the step and in the log: the names of the counts."""
+    """Names of the counts that a loss is divided by, in the step and in the log."""
     predictions, sequences = np.count_nonzero(seen.batch[predicted]), seen.batch["slot_weights"]
     counts = {"num_predictions": predictions, "num_sequences": sequences.sum()}
     assert predictions != sequences.sum()

@@ -1,4 +1,4 @@
-"""Who masks packs anew finds the vocabulary that they were made with, and takes no other one."""
+"""Dynamic masking finds the vocabulary that packs were made with, and takes no other one."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which vocabulary a fine-tuning takes, and when it is not the one that its model learned."""
+"""The vocabulary that a fine-tuning takes, and refusals of one that its model did not learn."""
 
 import dataclasses
 import json

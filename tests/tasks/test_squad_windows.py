@@ -21,7 +21,7 @@ def windows_of(tmp_path, context, *entries, length=64, stride=32, query=16):
 
 
 def read_back(questions, windows):
-    """For each window the text that its labels stand for, or None: from the labels, by a loop of its own."""
+    """The text that each window's labels stand for, or None, by an independent loop."""
     found = []
     for window, (start, end) in zip(windows.windows, windows.answer_spans.tolist(), strict=True):
         if start == end == 0:
@@ -41,7 +41,7 @@ def read_back(questions, windows):
         ("The first program", "first", None, "first"),
         ("the  first\n\tprogram", "first\n\tprogram", None, "first\n\tprogram"),
         ("Le Caf\u00e9, the first", "Caf\u00e9", None, "Caf\u00e9"),
-        ("a cafe\u0301 in 1843", "cafe\u0301", None, "cafe\u0301"),  # the accent is a character of its own
+        ("a cafe\u0301 in 1843", "cafe\u0301", None, "cafe\u0301"),  # the accent is a separate character
         ("in 1843 (the program), who", "the program", None, "the program"),
         ("in 1843 (the program), who", "1843 (the", None, "1843 (the"),
         ("$5 in 1843", "5", None, "5"),

@@ -71,7 +71,7 @@ def gradients(model, loss):
 
 
 def loss_alone(model, sequence):
-    """What transformers computes for one sequence without padding, by its own `forward`."""
+    """Loss of transformers for one sequence without padding, by its own `forward`."""
     labels = [-100] * len(sequence.tokens)
     for position, label in zip(sequence.prediction_positions, sequence.prediction_ids, strict=True):
         labels[position] = label
@@ -161,7 +161,7 @@ def test_bfloat16_logits_are_summed_in_float32(packs, batch, mlm_loss):
     ("manifest", "has_labels"), [(None, True), ({}, True), ({"objective": "mlm"}, False)]
 )
 def test_packs_for_masked_lm_alone_have_no_next_sentence_labels(packs, tmp_path, manifest, has_labels):
-    """Their records hold a constant, which only the manifest beside them tells from a label."""
+    """Their records hold a constant, which only the manifest beside them distinguishes from a label."""
     write_packs(tmp_path / "x.tfrecord", packs, MAX_SEQ_LENGTH)
     if manifest is not None:
         (tmp_path / MANIFEST_NAME).write_text(json.dumps(manifest))

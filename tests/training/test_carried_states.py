@@ -16,7 +16,7 @@ pytestmark = pytest.mark.both_backends
 
 @pytest.mark.slow
 def test_compiled_steps_over_rows_are_those_of_single_operations():
-    """One program, of fixed shapes, in which micro-batches take turns at the states that are handed on."""
+    """One program, of fixed shapes; micro-batches use the carried states one after the other."""
     batch = next_tokens.batch_of(next_tokens.random_packs()[:4], 12, 4)
     later = {**batch, "position_ids": batch["position_ids"] + 12}
     figures = []

@@ -95,7 +95,7 @@ def train(recorder, first_step=0, state=None, **steps):
 
 
 def without_times(rows):
-    """Rows without what a clock tells and what has no value."""
+    """Rows without times and without columns that have no value."""
     return [{n: value for n, value in row.items() if n not in SECONDS and value is not None} for row in rows]
 
 

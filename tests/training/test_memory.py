@@ -16,7 +16,7 @@ TOO_MUCH = "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"
 
 
 def backend_error(text):
-    """What the running backend raises."""
+    """The out-of-memory error of the running backend."""
     if keras.backend.backend() == "jax":
         import jax
 

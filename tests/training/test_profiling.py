@@ -1,4 +1,4 @@
-"""The profile of some steps: files where TensorBoard looks for them, with the steps that were asked for."""
+"""The profile of some steps: files where TensorBoard looks for them, with the steps of the setting."""
 
 import keras
 import numpy as np

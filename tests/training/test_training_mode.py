@@ -20,7 +20,7 @@ WIDTH = 64
 
 
 class Dropped(keras.Model):
-    """One weight for each of 64 units, of which half are dropped: the gradient tells which."""
+    """One weight for each of 64 units, of which half are dropped: the gradient shows which."""
 
     def __init__(self):
         super().__init__(name="dropped")
@@ -50,7 +50,7 @@ ROWS = {"rows": np.ones((6, 1), np.float32)}
 
 
 def steps_of(engine, number):
-    """How far each weight goes down in each step: its mean over rows, 2 where a unit stays and 0 else."""
+    """Decrease of each weight in each step: its mean over rows, 2 where a unit stays and 0 else."""
     found, before = [], np.ones(WIDTH)
     for _ in range(number):
         engine.train_step(ROWS)

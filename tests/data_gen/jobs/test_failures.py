@@ -1,4 +1,4 @@
-"""A run that fails for want of disk, memory or a worker goes on later; with other inputs or code, anew."""
+"""A run that lacks disk, memory or a worker goes on later; with other inputs or code, it starts again."""
 
 import errno
 import hashlib
@@ -308,7 +308,7 @@ def test_an_input_that_changes_while_it_is_read_is_named(tmp_path, settings, nam
 
 @pytest.mark.parametrize("name", ["pack", "create"])
 def test_an_input_that_changes_before_it_is_read_is_named(tmp_path, settings, name, monkeypatch):
-    """What is read then is not what the note of the run says."""
+    """Its content is then not what the note of the run says."""
     path = tmp_path / ("b.tfrecord" if name == "pack" else "b.txt")
     _, home, functions = STEPS[name]
     function = functions[0] if name == "pack" else "tokenize"
@@ -330,7 +330,7 @@ def test_the_checksum_of_an_input_is_of_what_was_read(tmp_path, settings, name, 
     path = tmp_path / ("b.tfrecord" if name == "pack" else "b.txt")
     before, content = path.stat(), path.read_bytes()
     fail_at(name, "write_shard", monkeypatch, tmp_path / "out", settings[name])
-    half = len(content) // 2  # the first record tells the kind of the records to every start
+    half = len(content) // 2  # every start finds the kind of the records in the first one
     path.write_bytes(content[:half] + content[half:][::-1])
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     _, function, config_class = COMMANDS[name]

@@ -1,4 +1,4 @@
-"""Which files a weighted source has, and that each of its documents is read as often as its weight says."""
+"""Files of weighted sources, whose documents are each read as often as the weight says."""
 
 import json
 
