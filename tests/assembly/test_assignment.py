@@ -1,4 +1,4 @@
-"""Each sequence has one slot of its own length, whoever computes it; each shuffle is a permutation."""
+"""Each sequence has one slot of the sequence's length, whoever computes it; each shuffle is a permutation."""
 
 from collections import Counter
 

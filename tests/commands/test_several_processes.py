@@ -62,7 +62,7 @@ def arguments(data, output_dir, **changes):
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
-    """From backend and number of processes to a run that nothing befell, made where it is asked for."""
+    """From backend and number of processes to a run that nothing befell, made at first use."""
     made = {}
 
     def find(backend, num):

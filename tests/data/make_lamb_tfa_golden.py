@@ -1,7 +1,7 @@
 """Steps of tensorflow-addons' LAMB on fixed gradients: writes the `params` of lamb_tfa_golden.json again.
 
-tensorflow-addons cannot be installed beside the TensorFlow of this project, so it needs an environment of its
-own, with Python 3.11:
+tensorflow-addons cannot be installed beside the TensorFlow of this project, so it needs a separate
+environment, with Python 3.11:
 
     python3.11 -m venv tfa && tfa/bin/pip install "tensorflow==2.15.*" "tensorflow-addons==0.23.*"
     tfa/bin/python tests/data/make_lamb_tfa_golden.py

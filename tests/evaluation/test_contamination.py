@@ -152,7 +152,7 @@ def test_a_steps_figures_and_gradients_are_compared():
         return {one.name: one.largest for one in found if one.largest}
 
     assert check() == {"gradients of key biases, truly 0": 1e-7}
-    # of the largest gradient of its own variable
+    # of the largest gradient of the same variable
     for changed, size in (((0.4, 0, 0), 0.05), ((0, -0.4, 0), 0.4)):
         assert check(changed=changed)["unpacked: gradients of all weights"] == pytest.approx(size)
     assert check(changed=(0, 0, 3e-6))["gradients of key biases, truly 0"] == pytest.approx(3.1e-6)

@@ -1,6 +1,6 @@
 """A third architecture, defined by this test, goes through every command: one model, one table, one line.
 
-Each token sees the mean of its own sequence, through a gate. The package has no word of it.
+Each token sees its sequence's mean, through a gate. The package has no word of it.
 
 Legend: B packs per batch, S pack length, D model width, V vocabulary.
 """

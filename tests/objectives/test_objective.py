@@ -45,7 +45,7 @@ WITH_DROPOUT = dataclasses.replace(ONE_LAYER, hidden_dropout_prob=0.2)
 
 
 class CausalMeanBlock(keras.layers.Layer):
-    """Each token sees the mean of its own sequence up to itself: a block that attends to nothing."""
+    """Each token sees its sequence's mean up to itself: a block that attends to nothing."""
 
     def __init__(self, config, name):
         super().__init__(name=name)

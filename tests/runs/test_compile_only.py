@@ -39,7 +39,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A compiler that gives `programs`; the batches that it was asked for, and the numbers of devices."""
+    """A compiler that gives `programs`; the batches that it was called with, and the numbers of devices."""
     asked = types.SimpleNamespace(batches=[], devices=[])
     asked.programs = [StepProgram(TEXT, 2.5, flops=24.0, bytes_accessed=96.0)]
     engine = make_engine()

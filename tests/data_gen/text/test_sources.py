@@ -88,7 +88,7 @@ def test_mistakes_are_one_line(tmp_path, pattern, message):
 
 
 def test_readings_are_exact_in_each_source():
-    """A rest goes to whole documents of its own source, which the seed chooses."""
+    """A rest goes to whole documents of the same source, which the seed chooses."""
     sources = np.repeat([0, 1, 2], [40, 10, 30])
     readings = choose_readings(sources, [1.0, 2.25, 0.1], 10, seed=3)
     assert readings[:40].tolist() == [10] * 40
