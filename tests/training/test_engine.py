@@ -10,6 +10,8 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine, to_floats
 
+from bert_packed.objectives.pretraining import pretraining_objective
+from bert_packed.training import engines
 from bert_packed.training.engines.engine import clip
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
 
@@ -96,6 +98,23 @@ def test_evaluation_is_without_dropout_and_each_training_step_drops_other_units(
         losses.append(float(engine.train_step(batches[0])["mlm_loss"]))
     losses.append(want["mlm_loss"])
     assert min(abs(one - other) for one, other in itertools.combinations(losses, 2)) > 1e-3
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_seeds_of_dropout_move_on_for_what_is_skipped(batches):
+    """Micro-batches at the end without a sequence: later steps drop what they would have dropped."""
+    config = dataclasses.replace(SHALLOW, hidden_dropout_prob=0.3)
+    batch = {name: np.concatenate([values, 0 * values]) for name, values in batches[0].items()}
+    size = len(batches[0]["token_ids"]) // 2
+    seeds = []
+    for skips_empty in (True, False):
+        objective = dataclasses.replace(pretraining_objective("per_sequence"), skips_empty=skips_empty)
+        given = {"optimizer": keras.optimizers.SGD(0.0), "micro_batch_size": size}
+        engine = engines.make_engine(objective.build_model(config, 1), objective, **given)
+        engine.train_step(batch)
+        found = {name: value.numpy() for name, value in engine.training_state().items() if "seed" in name}
+        seeds.append({name: np.array(value).tolist() for name, value in found.items()})
+    assert seeds[0] and seeds[0] == seeds[1]
 
 
 @pytest.mark.usefixtures("uncompiled")
