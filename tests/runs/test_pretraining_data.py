@@ -6,7 +6,8 @@ import os
 
 import numpy as np
 import pytest
-from tiny import CONFIG, write_data
+from packs import random_packs, write_packs
+from tiny import CONFIG, MAX_SEQ_LENGTH, write_data
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
@@ -141,6 +142,27 @@ def test_held_out_records_are_checked_by_their_manifest_too(place, changes, rule
     settings = config(input_file=place("a"), eval_input_file=place("b", **changes))
     with pytest.raises(InputError, match=rule):
         check_fits(read_data(settings), CONFIG, settings)
+
+
+def test_packs_are_compared_with_the_same_sequences_unpacked(place, root, tmp_path):
+    rng, manifest = np.random.default_rng(0), tmp_path / "one" / "manifest.json"
+    for name, length in (("one", MAX_SEQ_LENGTH), ("short", MAX_SEQ_LENGTH // 2)):
+        (tmp_path / name).mkdir()
+        write_packs(tmp_path / name / "x.tfrecord", random_packs(rng, 3, length, 1), length, num_slots=1)
+    given = {"input_file": place("a"), "unpacked_input_file": str(tmp_path / "one" / "x.tfrecord")}
+    assert read_data(config(**given)).unpacked.spec.max_sequences_per_pack == 1
+    claims = {"kind": "packed", "num_packs": 36}
+    manifest.write_text(json.dumps(claims | {"num_sequences": 36}))
+    read_data(config(**given))
+    manifest.write_text(json.dumps(claims | {"num_sequences": 35}))
+    with pytest.raises(InputError, match="must hold the sequences of `input_file`"):
+        read_data(config(**given))
+    for other in (place("b"), str(tmp_path / "short" / "x.tfrecord")):
+        with pytest.raises(InputError, match="must hold packs of one sequence and the length"):
+            read_data(config(**given | {"unpacked_input_file": other}))
+    storage.remove(f"{root}/a/manifest.json")
+    with pytest.raises(InputError, match="`unpacked_input_file` needs the packing factor of `input_file`"):
+        read_data(config(**given))
 
 
 @pytest.mark.parametrize("entry", [{"sha256": "ab"}, {"num_records": 8}])

@@ -16,6 +16,7 @@ from data_gen.text.document_sampling import (
     plan_passes,
     save_readings,
     shuffled_pairs,
+    split_documents,
 )
 from data_gen.text.sources import find_text_sources
 
@@ -47,6 +48,7 @@ def test_a_weight_is_a_number_behind_the_last_colon(tmp_path):
     ]
     assert find(tmp_path, "~/c:d.txt:3") == [("c:d.txt", 3, ["c:d.txt"])]
     assert find(tmp_path, "~/e:2") == [("e:2", 1, ["e:2"])]  # a file's whole name
+    assert find(tmp_path, "~/a.txt:1000000") == [("a.txt", 10**6, ["a.txt"])]
     assert find(tmp_path, "~/e:2:3") == [("e:2", 3, ["e:2"])]
     assert find(tmp_path, "~/f,g.txt:2,~/a.txt") == [("f,g.txt", 2, ["f,g.txt"]), ("a.txt", 1, ["a.txt"])]
 
@@ -60,10 +62,18 @@ def test_a_file_of_two_sources_is_the_first_ones(tmp_path):
     ]
 
 
+def test_a_split_of_few_documents_has_one():
+    for number, fraction, held_out in ((3, 0.1, 1), (10, 0.26, 3), (10, 0.24, 2), (4, 0.0, 0)):
+        splits = split_documents(number, fraction, seed=1)
+        assert len(splits.get("eval", ())) == held_out
+        assert sorted(np.concatenate(list(splits.values())).tolist()) == list(range(number))
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
         *((f"~/a.txt:{weight}", "weights above 0") for weight in ("0", "-1", "nan", "inf", "1e400", "0.0")),
+        ("~/a.txt:1000000.1", "weights above 0 and up to 1000000"),
         ("~/a.txt:1,~/none*:2", r"must match at least one file\. Received: '.*/none\*:2'"),
         ("~/a.txt:x", r"must match at least one file\. Received: '.*/a\.txt:x'"),
         ("~/*.txt,~/a.txt:2", r"must give each file one weight\. Received: .*/a\.txt with 1 and 2"),
