@@ -237,3 +237,11 @@ class ClassificationHead(keras.layers.Layer):
     def call(self, hidden_BSD, positions_BK, training=None):
         pooled_BKD = ops.tanh(self.pooler(gather_tokens(hidden_BSD, positions_BK)))
         return self.classifier(self.dropout(pooled_BKD, training=training))
+
+
+class NextSentenceHead(ClassificationHead):
+    """The `ClassificationHead` of pre-training; class 1 is a random next sentence."""
+
+    # A class apart, as a .keras file names its weights by the class: `layers/next_sentence_head`
+    def __init__(self, config, layout=ONE_DEVICE):
+        super().__init__(config, 2, "next_sentence", layout=layout)

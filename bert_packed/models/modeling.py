@@ -12,8 +12,8 @@ from keras import ops
 from bert_packed.config import MASKED_LM, PRETRAINING, ModelConfig
 from bert_packed.models.context import PackContext
 from bert_packed.models.layers import (
-    ClassificationHead,
     MaskedLanguageModelHead,
+    NextSentenceHead,
     PackedEmbeddings,
     TransformerBlock,
 )
@@ -153,7 +153,7 @@ class PackedBertForPretraining(PackedBertForMaskedLM):
 
     def __init__(self, config, name="pretraining", **encoder):
         super().__init__(config, name, **encoder)
-        self.next_sentence = ClassificationHead(config, 2, "next_sentence", layout=self.layout)
+        self.next_sentence = NextSentenceHead(config, layout=self.layout)
 
     def build_heads(self, hidden_shape):
         super().build_heads(hidden_shape)

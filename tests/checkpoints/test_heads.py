@@ -2,8 +2,11 @@
 
 import collections
 import dataclasses
+import io
 import json
+import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -47,6 +50,14 @@ KERNELS = {
     QUESTION_ANSWERING: "qa_outputs.weight",
     CLASSIFICATION: "classifier.weight",
     TOKEN_CLASSIFICATION: "classifier.weight",
+}
+# Parts of a .keras file, which Keras finds by the names of attributes and classes: those of earlier versions
+HEADS_IN_KERAS = {
+    PRETRAINING: {"layers/masked_language_model_head", "layers/next_sentence_head"},
+    MASKED_LM: {"layers/masked_language_model_head"},
+    QUESTION_ANSWERING: {"layers/answer_head"},
+    CLASSIFICATION: {"classification/classifier", "classification/pooler"},
+    TOKEN_CLASSIFICATION: {"layers/token_classification_head"},
 }
 OUTPUTS = {
     QUESTION_ANSWERING: "question_answering/output",
@@ -121,6 +132,12 @@ def test_keras_file(head, tmp_path):
     packed, _ = packed_and_unpacked()
     for name, values in again(packed).items():
         np.testing.assert_array_equal(np.asarray(values), np.asarray(model(packed)[name]))
+    with zipfile.ZipFile(tmp_path / "keras" / "model.keras") as file:
+        weights = h5py.File(io.BytesIO(file.read("model.weights.h5")))
+    names = []
+    weights.visit(names.append)
+    parts = {"/".join(name.split("/")[:2]) for name in names if "vars/" in name}
+    assert parts == {"bert/blocks", "bert/embeddings"} | HEADS_IN_KERAS[head]
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs KERAS_BACKEND=tensorflow")
