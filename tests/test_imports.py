@@ -131,6 +131,20 @@ def test_few_modules_import_a_backend():
     }
 
 
+def test_no_private_doors():
+    private = ("jax._src", "jaxlib.", "tensorflow.python", "tensorflow.compiler", "keras.src")
+    found = []
+    for module, tree in TREES.items():
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        # By name, too, as `importlib.import_module` takes it
+        names |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} - {None}
+        found += [(module, name) for name in names if str(name).startswith(private)]
+        if "ctypes" in names:
+            found.append((module, "ctypes"))
+    assert found == [("bert_packed.core.freed_memory", "ctypes")]  # mallopt
+
+
 def test_commands_are_short():
     for command in COMMANDS:
         assert len(MODULES[command].read_text().splitlines()) <= LINES_OF_A_COMMAND, command
