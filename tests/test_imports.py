@@ -135,10 +135,11 @@ def test_no_private_doors():
     private = ("jax._src", "jaxlib.", "tensorflow.python", "tensorflow.compiler", "keras.src")
     found = []
     for module, tree in TREES.items():
-        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        nodes = list(ast.walk(tree))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
         # By name, too, as `importlib.import_module` takes it
-        names |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} - {None}
+        names |= {node.value for node in nodes if isinstance(node, ast.Constant)}
         found += [(module, name) for name in names if str(name).startswith(private)]
         if "ctypes" in names:
             found.append((module, "ctypes"))
