@@ -22,7 +22,7 @@ Pre-trains a packed BERT: masked language model and next-sentence prediction on 
 OUTPUT_DIR receives checkpoints, metrics.csv, eval_metrics.csv and TensorBoard events. The same command
 continues a stopped run. SIGTERM and Ctrl-C save at the next step and stop.
 --compile_only=FOLDER compiles the training step and reports on its program instead.
-Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes five minutes on two cores.
+Flagfiles of whole runs are in configs/; --flagfile=demo.flags takes under two minutes on two cores.
 """
 
 

@@ -18,7 +18,7 @@ INSTALL_REQUIRES = [
     "tensorboard>=2.18",  # learning curves; its own event writer works under every backend
     "tqdm>=4.66",  # progress of long jobs
     "tabulate>=0.9",  # the tables that commands print
-    "matplotlib>=3.8",  # the pictures of the reports and of --dry_run
+    "matplotlib>=3.8",  # the pictures of benchmarks and of --dry_run
 ]
 
 TEST_REQUIRES = [
@@ -102,7 +102,7 @@ setup(
         *find_packages(include=["data_gen", "data_gen.*", "bert_packed", "bert_packed.*"]),
         "bert_packed.configs",
     ],
-    package_dir={"bert_packed.configs": "configs"},  # from the top floor of the tree into the package
+    package_dir={"bert_packed.configs": "configs"},  # from the top of the tree into the package
     package_data={
         "data_gen": ["sample_questions.json"],
         "bert_packed.packing": ["histograms/*.json"],

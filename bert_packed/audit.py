@@ -13,9 +13,9 @@ from bert_packed.training.engines import choose_backend, make_engine
 
 STATUS_FAILED = 1
 DESCRIPTION = """
-Audits contamination: takes real packs, changes each sequence in turn and reports the largest change and
-gradient that the others see, which must be exactly 0; then compares outputs, losses, accuracies and gradients
-with the same sequences unpacked.
+Audits contamination: takes real packs, changes one sequence after another and reports the largest change
+and gradient that the others see, which must be exactly 0; then compares outputs, losses, accuracies and
+gradients with the same sequences unpacked.
 
 Prints a table. Exit status 0: all within tolerance; 1: not.
 """

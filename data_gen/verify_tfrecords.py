@@ -10,7 +10,7 @@ from data_gen.pack_config import OVERLONG_CHOICES
 DESCRIPTION = """
 Proves that packs hold every sequence of their inputs exactly once: tokens, sentence A/B, mask positions
 and labels, next-sentence label; or, of records for causal language modelling, tokens, labels and the bytes
-of text that they stand for. And that the manifest.json beside them, if there is one, tells the truth:
+of text that they cover. And that the manifest.json beside them, if there is one, is true:
 checksums, counts, histogram, plan, efficiency, and a lower bound that is proven. Exit status 0 if so; 1, with
 the first differences or what is false, if not or where a pack breaks the layout.
 """

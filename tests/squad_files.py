@@ -46,17 +46,17 @@ QUESTIONS = (
         ),
     ),
     (
-        "A pack holds several sequences. Padding stands last, and no sequence sees its neighbour.",
+        "A pack holds several sequences. Padding goes last, and no sequence sees its neighbour.",
         tuple(
             entry(
                 identifier,
                 question,
                 answer,
-                "A pack holds several sequences. Padding stands last, and no sequence sees its neighbour.",
+                "A pack holds several sequences. Padding goes last, and no sequence sees its neighbour.",
             )
             for identifier, question, answer in (
                 ("q4", "What does a pack hold?", "several sequences"),
-                ("q5", "Where does padding stand?", "last"),
+                ("q5", "Where does padding go?", "last"),
                 ("q6", "What does no sequence see?", "its neighbour"),
             )
         ),

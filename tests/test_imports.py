@@ -105,7 +105,7 @@ def test_imports_follow_the_order():
         allowed = set(order[: order.index(folder) + 1])
         if folder == "bert_packed.packing":  # usable alone
             allowed = {folder}
-        if folder.startswith("data_gen"):  # the halves do not know each other's upper floors
+        if folder.startswith("data_gen"):  # neither half imports the other's upper layers
             allowed -= set(order[order.index("bert_packed.config") : order.index("data_gen.jobs")])
         against += [f"{module} imports {name}" for name in sorted(ours) if folder_of(name) not in allowed]
         against += [f"{module} imports {name}" for name in sorted(others - ORDER[folder])]

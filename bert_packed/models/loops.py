@@ -32,13 +32,13 @@ def scan(step, carry, inputs, reverse=False):
     _, sample = step(carry, tuple(values[0] for values in inputs))
     arrays = tuple(tf.TensorArray(one.dtype, size=num_steps, element_shape=one.shape) for one in sample)
 
-    def body(turn, carry, arrays):
-        place = places[turn]
+    def body(index, carry, arrays):
+        place = places[index]
         carry, outputs = step(carry, tuple(values[place] for values in inputs))
-        return turn + 1, carry, tuple(a.write(place, one) for a, one in zip(arrays, outputs, strict=True))
+        return index + 1, carry, tuple(a.write(place, one) for a, one in zip(arrays, outputs, strict=True))
 
     _, carry, arrays = tf.while_loop(
-        lambda turn, *_: turn < num_steps, body, (0, tuple(carry), arrays), maximum_iterations=num_steps
+        lambda index, *_: index < num_steps, body, (0, tuple(carry), arrays), maximum_iterations=num_steps
     )
     return carry, tuple(array.stack() for array in arrays)
 

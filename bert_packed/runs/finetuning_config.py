@@ -155,7 +155,7 @@ class SquadConfig(FinetuneConfig):
         return not self.train_file and not self.predict_file
 
     def resolved(self):
-        """The config with the values that its zeros stand for."""
+        """The config with its zeros replaced by the defaults that they select."""
         rate = SAMPLE_RATE if self.is_sample and not self.init_checkpoint else 5e-5
         epochs = SAMPLE_EPOCHS if self.is_sample else 2.0
         return dataclasses.replace(

@@ -80,7 +80,7 @@ class TrainConfig(RunConfig):
     keep_optimizer_state: bool = setting(
         False,
         "with init_checkpoint, of an earlier run of ours: its optimizer's moments go over too; schedule, "
-        "dropout and order of the data start anew",
+        "dropout and order of the data start from the beginning",
         only_with={"init_checkpoint": "be false without init_checkpoint"},
         group=MODEL,
     )
@@ -246,7 +246,7 @@ class TrainConfig(RunConfig):
     )
     num_virtual_devices: int = setting(
         0,
-        "with compile_only: compile for so many devices, which this machine need not have; 0 = those it has",
+        "with compile_only: compile for this many devices; this machine need not have them; 0 = those it has",
         minimum=0,
         only_with={"compile_only": "be 0 without compile_only"},
         transient=True,

@@ -116,7 +116,7 @@ def read_data(config, processes=ALONE):
     # The correction adapts LAMB's betas to the sequences of a step, which are then unknown
     if train.packing_factor is None and config.packing_correction == "betas":
         raise InputError(
-            "`packing_correction` must be none where no manifest.json beside the records tells the packing "
+            "`packing_correction` must be none where no manifest.json beside the records gives the packing "
             "factor. Received: betas."
         )
     _check_vocabularies({name: found for name, found in zip(names, (train, held_out, unpacked), strict=True)})

@@ -65,8 +65,8 @@ class RunConfig:
     max_grad_norm: float = setting(1.0, "clip gradients to this global norm; 0 = never", minimum=0)
     max_skipped_steps: int = setting(
         10,
-        "the run ends with so many steps in a row whose loss or gradient is not finite; each of them leaves "
-        "the weights as they were",
+        "the run ends after this many steps in a row whose loss or gradient is not finite; each of them "
+        "leaves the weights as they were",
         minimum=1,
         changeable=True,
         advanced=True,
@@ -90,12 +90,12 @@ class RunConfig:
         changeable=True,
     )
     overwrite: bool = setting(
-        False, "start anew, removing an earlier run in output_dir", transient=True, group=RUN
+        False, "start from the beginning, removing an earlier run in output_dir", transient=True, group=RUN
     )
     accept_lost_rows: bool = setting(
         False,
-        "continue a run although rows of its logs are lost, such as of a metrics.csv that was cut; in their "
-        "place stand rows without figures",
+        "continue a run although rows of its logs are lost, for example where metrics.csv was cut; rows "
+        "without figures take their place",
         transient=True,
         advanced=True,
     )

@@ -142,10 +142,10 @@ def find_checkpoint(folder, config, facts):
     return checkpoints[-1]
 
 
-def find_whole_checkpoint(folder, tell):
+def find_whole_checkpoint(folder, report):
     """The newest checkpoint of a run that is as it was written; newer, damaged ones are set aside.
 
-    `tell` is called with a line for people about each of these. Of several processes the first calls this,
+    `report` is called with a line for people about each of these. Of several processes the first calls this,
     before the others list the checkpoints.
 
     Raises:
@@ -162,16 +162,16 @@ def find_whole_checkpoint(folder, tell):
             damaged.append((path, error))
             continue
         for other, error in damaged:
-            tell(f"{other.name} is damaged, now {set_aside(other).name}; {path.name} is next: {error}")
+            report(f"{other.name} is damaged, now {set_aside(other).name}; {path.name} is next: {error}")
         return path
     path, error = damaged[0]
     raise InputError(
-        f"a run must have a whole checkpoint to continue from; --overwrite starts anew. Received: {error} "
+        f"a run must have a whole checkpoint to continue from; --overwrite starts again. Received: {error} "
         f"Of {len(damaged)} checkpoints of {folder} none is whole."
     )
 
 
-def agree(folder, config, facts, tell, processes=ALONE):
+def agree(folder, config, facts, report, processes=ALONE):
     """The checkpoint that all processes of a run continue from, or None for a start; the first finds it.
 
     Arguments and errors are those of `find_checkpoint` and `find_whole_checkpoint`. `InputError` is also
@@ -187,7 +187,7 @@ def agree(folder, config, facts, tell, processes=ALONE):
 
     def find():
         continues = find_checkpoint(folder, config, facts)
-        return find_whole_checkpoint(folder, tell).name if continues else None
+        return find_whole_checkpoint(folder, report).name if continues else None
 
     name = processes.first_decides(find)
     return folder / name if name else None

@@ -78,7 +78,7 @@ def read_squad(path, for_training, version_2_with_negative=False, skip_bad_answe
                 questions.append(question)
     if bad and not skip_bad_answers:
         raise InputError(
-            f"{path}, question {bad[0][0]}: an answer must stand in the context at its answer_start, unless "
+            f"{path}, question {bad[0][0]}: an answer must be in the context at its answer_start, unless "
             f"--skip_bad_answers. Received: {bad[0][1]}; {len(bad)} of {len(bad) + len(questions)} questions "
             "are like this."
         )

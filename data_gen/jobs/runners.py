@@ -25,7 +25,7 @@ TEXT_WORKERS_HELP = (
     "local processes; 0 = as many as pay: one per CPU core, or one alone for less than 16 MiB of text"
 )
 RUNNER_HELP = (
-    "who does the work: local processes, or a runner of Apache Beam (extra `beam`), whose own flags stand in "
+    "who does the work: local processes, or a runner of Apache Beam (extra `beam`), whose own flags are in "
     "the environment variable BEAM_OPTIONS"
 )
 

@@ -102,7 +102,7 @@ class CausalRecords:
             for name in ("num_predictions", "num_bytes")
         )
         each = num_bytes / num_predictions
-        return f"{num_predictions} predictions stand for {num_bytes} bytes of text ({each:.2f} each)"
+        return f"{num_predictions} predictions cover {num_bytes} bytes of text ({each:.2f} each)"
 
     def warnings_about(self, manifest):
         return []

@@ -194,7 +194,7 @@ def test_where_none_is_whole_nothing_changes(folder):
     for step in (2, 4, 6):
         empty(folder / f"checkpoint-{step}" / checkpoint.TRAINING)
     before, lines = content_of(folder), []
-    with pytest.raises(InputError, match=r"--overwrite starts anew\. .*checkpoint-6/training.* Of 3 check"):
+    with pytest.raises(InputError, match=r"--overwrite starts again\. .*checkpoint-6/training.* Of 3 check"):
         find_whole_checkpoint(folder, lines.append)
     assert content_of(folder) == before and lines == []
 

@@ -20,7 +20,7 @@ from bert_packed.training.backend import compiled
 from bert_packed.training.engines.engine import named_weights
 
 pytestmark = pytest.mark.both_backends
-# Of the largest; issue 12 asks for 1e-4
+# Of the largest
 TOLERANCE = 1e-5
 BIASES = {"all": {"use_bias": True}, "none": {"use_conv_bias": False}}
 

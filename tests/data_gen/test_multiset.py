@@ -1,4 +1,4 @@
-"""Two collections are compared without holding them: sums tell whether they differ, and little is held."""
+"""Multisets compared by sums: every difference is found, in little memory."""
 
 import numpy as np
 import pytest

@@ -39,21 +39,21 @@ def test_the_mask_is_the_formula_element_by_element():
 
 
 def test_rows_past_32_bits_have_numbers_of_their_own():
-    """Of packs of 2 rows of 1,000 units, those about the place where a turn ends."""
+    """Of packs of 2 rows of 1,000 units, those around the place where 32-bit numbers wrap."""
     seed, counter, rate, width = 11, 3, 0.5, 1000
-    rows_per_turn = 2**32 // width
-    first_pack = rows_per_turn // 2
+    rows_per_wrap = 2**32 // width
+    first_pack = rows_per_wrap // 2
     found = keep_mask((2, 2, width), rate, np.array([seed, counter]), first_pack, 2 * first_pack)
-    turns = []
+    wraps = []
     for row, mask in enumerate(np.asarray(found).reshape(4, width), 2 * first_pack):
-        turn, place = divmod(row, rows_per_turn)
-        turns.append(turn)
-        stride = plain_mix32((seed + plain_mix32(counter) + plain_mix32(turn)) % 2**32)
+        wrap, place = divmod(row, rows_per_wrap)
+        wraps.append(wrap)
+        stride = plain_mix32((seed + plain_mix32(counter) + plain_mix32(wrap)) % 2**32)
         start = plain_mix32((stride + counter) % 2**32)
         units = range(place * width, (place + 1) * width)
         words = [plain_mix32((unit * (stride | 1) + start) % 2**32) for unit in units]
         assert mask.tolist() == [word >= round(rate * 2**32) for word in words]
-    assert turns == [0, 1, 1, 1]
+    assert wraps == [0, 1, 1, 1]
 
 
 def test_a_part_of_the_packs_has_the_masks_of_all():

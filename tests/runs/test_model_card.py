@@ -1,4 +1,4 @@
-"""A model card states what run and manifests state, figure by figure, and says what they do not tell."""
+"""Model cards: the figures of run and manifests, and a line for each that is unknown."""
 
 import hashlib
 import json

@@ -123,7 +123,7 @@ def test_answers_that_are_not_in_their_context(tmp_path):
     )
     with pytest.raises(InputError) as error:
         read_squad(path, for_training=True)
-    assert "question 2: an answer must stand in the context at its answer_start" in str(error.value)
+    assert "question 2: an answer must be in the context at its answer_start" in str(error.value)
     assert "'1843' at answer_start 3, where the context has ' Lov'; 4 of 5 questions" in str(error.value)
     found = read_squad(path, for_training=True, skip_bad_answers=True)
     assert [question.id for question in found.questions] == ["1"]
@@ -138,7 +138,7 @@ def test_answers_that_no_token_stands_for_are_bad(tmp_path, answer):
         tmp_path / "a.json",
         (context, [entry("1", "?", "two", context), entry("2", "?", answer, context)]),
     )
-    with pytest.raises(InputError, match=r"question 2: an answer must stand .* an empty answer"):
+    with pytest.raises(InputError, match=r"question 2: an answer must be .* an empty answer"):
         read_squad(path, for_training=True)
     found = read_squad(path, for_training=True, skip_bad_answers=True)
     assert [question.id for question in found.questions] == ["1"]

@@ -1,4 +1,4 @@
-"""Windows as google-research/bert cuts them, and every answer on the tokens that its characters stand for."""
+"""Windows as google-research/bert cuts them, and every answer on the tokens that hold its characters."""
 
 import tracemalloc
 from pathlib import Path
@@ -21,7 +21,7 @@ def windows_of(tmp_path, context, *entries, length=64, stride=32, query=16):
 
 
 def read_back(questions, windows):
-    """The text that each window's labels stand for, or None, by an independent loop."""
+    """The text that each window's labels mark, or None, by an independent loop."""
     found = []
     for window, (start, end) in zip(windows.windows, windows.answer_spans.tolist(), strict=True):
         if start == end == 0:

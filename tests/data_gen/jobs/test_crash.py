@@ -28,8 +28,8 @@ NUM_KILLS = 3
 # Whom some of every 16 kills are for in a run with two workers, see `kill_after`; the others are of runs
 # without workers, which start in a tenth of the time
 VICTIMS = {1: "group", 6: "process", 11: "worker"}
-TURNS = 16
-NUM_SLOW_KILLS = int(os.environ.get("KILL_MOMENTS", TURNS))
+CYCLE = 16
+NUM_SLOW_KILLS = int(os.environ.get("KILL_MOMENTS", CYCLE))
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def kill_at_random_moments(tmp_path, job, num_kills, seed, victims):
     while num_killed < num_kills:
         folder = tmp_path / f"out-{number}"
         number += 1
-        victim = victims.get(num_killed % TURNS)
+        victim = victims.get(num_killed % CYCLE)
         num_workers = 2 if victim else 1
         config = config_class(output_dir=str(folder), **{**settings, "num_workers": num_workers})
         process = start(function, config)
