@@ -138,7 +138,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     if latest:
         # Flags and inputs are compared first: setting a damaged checkpoint aside changes the directory
         latest = run_directory.find_whole_checkpoint(folder, print)
-    vocab_text = text.vocab_path.read_bytes()  # it may be in the folder that a new start empties
+    vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
     engine, schedule = _build_engine(config, model_config, objective, steps)
     first_step, state = 0, None
     if latest:
@@ -151,7 +151,7 @@ def _fine_tune(config, text, objective, data, inputs, folder):
             _load_weights(config, model_config, engine.model)
         # Removes an earlier run, so only now: weights that cannot be loaded have raised above
         run_directory.start_run(folder, config, {**facts, "packing_factor": updates.packing_factor})
-        (folder / vocabulary.VOCAB_FILE).write_bytes(vocab_text)
+        write_text(str(folder / vocabulary.VOCAB_FILE), vocab_text)
         if data.classes:
             names = "".join(f"{name}\n" for name in data.classes)
             write_text(str(folder / starting_weights.LABELS_FILE), names)

@@ -19,7 +19,7 @@ from bert_packed.checkpoints.checkpoint import (
 )
 from bert_packed.core.command_line import to_flagfile
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import PARTIAL_SUFFIX, lock, read_json, write_json
+from bert_packed.core.storage import PARTIAL_SUFFIX, lock, read_json, write_json, write_text
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records.manifests import SCANS_NAME
 from bert_packed.tasks.glue import SERVER_NAMES
@@ -211,7 +211,7 @@ def start_run(folder, config, facts):
             path.unlink()
     write_json(folder / RUN_FILE, {"flags": dataclasses.asdict(config), **facts})
     # Only for people: continuing compares with `run.json`
-    (folder / FLAGFILE).write_text(to_flagfile(config))
+    write_text(str(folder / FLAGFILE), to_flagfile(config))
 
 
 def describe_continuation(folder, checkpoint):
