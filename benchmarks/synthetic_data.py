@@ -78,8 +78,8 @@ def draw_lengths(histogram, num_sequences, rng):
 
 def check_positions(length, model_config):
     """Raise `InputError` where a model has fewer positions than packs have tokens."""
-    limit = getattr(model_config, "max_position_embeddings", length)
-    if length > limit:
+    limit = model_config.max_position_embeddings
+    if limit is not None and length > limit:  # None for a Mamba, which takes any length
         raise InputError(
             f"`max_seq_length` must be at most max_position_embeddings={limit}. Received: {length}."
         )

@@ -19,6 +19,7 @@ from benchmarks.synthetic_data import (
     wikipedia_histogram,
     write_sequences,
 )
+from bert_packed.config import load_model_config
 from bert_packed.core.settings import InputError
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import pretraining_objective
@@ -126,3 +127,4 @@ def test_rows_longer_than_the_model_are_refused():
     check_positions(24, CONFIG)
     with pytest.raises(InputError, match=r"at most max_position_embeddings=24\. Received: 25"):
         check_positions(25, CONFIG)
+    check_positions(10**6, load_model_config("mamba-tiny", 64))  # without positions
