@@ -61,7 +61,7 @@ def test_transformers_opens_each(exported):
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_has_the_same_exports(data, exported, tmp_path, monkeypatch):
-    """Interrupted while it exports step 4, behind a checkpoint of step 3, and then killed within an export."""
+    """Interrupted while it exports step 4, behind a checkpoint of step 3, then killed within an export."""
     write = exports.write_model_card
 
     def fail(folder, *arguments, **options):
