@@ -59,7 +59,7 @@ def out_of_memory_names(where, setting):
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # the backends share no class of it; all others are raised again
         if not _is_out_of_memory(error):
             raise
         raise MemoryError(f"out of memory in {where}; lower `{setting}`") from error

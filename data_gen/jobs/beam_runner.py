@@ -110,6 +110,6 @@ def _apply(numbered):
     except (InputError, OSError) as error:
         kind = "input" if isinstance(error, InputError) else "system"
         storage.write_text(os.path.join(folder, f"{number:09d}"), f"{kind}\n{error}")
-    except Exception as error:
+    except Exception as error:  # a bug of ours: noted for the parent, and raised again
         storage.write_text(os.path.join(folder, f"{number:09d}{BUG}"), f"{error}")
         raise

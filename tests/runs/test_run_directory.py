@@ -1,4 +1,4 @@
-"""When a run may start or continue: same flags, facts and bytes, an own directory, one process."""
+"""Start and continuation of a run: equal flags, facts and bytes, an empty or own directory, a lock."""
 
 import contextlib
 import dataclasses
