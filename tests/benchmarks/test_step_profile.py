@@ -217,9 +217,8 @@ def test_temporaries_of_a_step(tmp_path):
     flags = {"bert_config_file": config, "batch_size": 4, "micro_batch_size": 2, "lengths": "16,32"}
     short, long = tables_of("step_memory", tmp_path, **flags)["memory"]
     assert (short["tokens"], long["tokens"], long["process, MiB"]) == (16, 32, None)
-    if long["temporaries, MiB"] is not None:
-        assert long["temporaries, MiB"] > short["temporaries, MiB"]
-        assert long["KiB a token"] == pytest.approx(long["temporaries, MiB"] * 1024 / (2 * 32))
+    assert long["temporaries, MiB"] > short["temporaries, MiB"]
+    assert long["KiB a token"] == pytest.approx(long["temporaries, MiB"] * 1024 / (2 * 32))
 
 
 def test_memory_is_by_the_tokens_that_are_computed_at_once():
@@ -236,6 +235,4 @@ def test_memory_of_a_mamba_grows_as_the_length_does(tmp_path):
     """Compiled, at full optimisation: states are kept at the borders of chunks alone."""
     flags = {"bert_config_file": "mamba-tiny", "vocab_size": 64, "batch_size": 1, "lengths": "256,1024"}
     first, last = tables_of("step_memory", tmp_path, **flags)["memory"]
-    if first["temporaries, MiB"] is None:
-        pytest.skip("this TensorFlow does not say what a program holds")
     assert last["temporaries, MiB"] / first["temporaries, MiB"] < 4.4
