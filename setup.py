@@ -23,7 +23,6 @@ INSTALL_REQUIRES = [
 
 TEST_REQUIRES = [
     "pytest>=8",  # test runner
-    "pytest-xdist>=3.5",  # two files of tests at a time
     "hypothesis>=6.100",  # property tests over random histograms
     "setuptools>=70.1",  # builds the wheel that a test installs; the first without the package wheel
     "ruff>=0.8",  # lint and import order, the same in CI and on a laptop

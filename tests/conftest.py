@@ -14,9 +14,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Tiny programs compile for longer than they run, the same ones again and again: little optimised, and kept
 # for this run of pytest and its commands. Both backends': some tests use the other one too. Who sets these
 # variables has the programs of users: `XLA_FLAGS= JAX_DISABLE_MOST_OPTIMIZATIONS=0`, as a tier of CI does.
-if "PYTEST_XDIST_WORKER" not in os.environ:  # its workers share
-    COMPILED = tempfile.TemporaryDirectory()
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
+COMPILED = tempfile.TemporaryDirectory()
+os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
 # Outside of a program JAX compiles each operation by itself
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -44,11 +43,11 @@ DEAR_FILES = [
     "test_other_backend",
     "test_failures",
     "test_run_pretraining_mistakes",
-    "test_replicas",
     "test_crash",
     "test_audit",
     "test_end_to_end",
     "test_engine",
+    "test_replicas",  # not beside test_run_pretraining: the two would take most of 2 GB
 ]
 
 settings.register_profile("fixed", derandomize=True)

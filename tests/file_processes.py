@@ -1,11 +1,16 @@
 """A pytest plugin: the tests of each file run in a process of their own, forked when all is imported.
 
 TensorFlow's runtime keeps some 80 MB of every program that it compiles for as long as the process lives; in
-one process the programs of all tests would take 6 GB. `--one-process` switches it off, for a debugger.
+one process the programs of all tests would take 6 GB. Two files run at a time, and what they import is in
+memory once. `--processes=0` switches it off, for a debugger.
 """
 
+import gc
+import itertools
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import warnings
 
 import pytest
@@ -13,22 +18,27 @@ from _pytest.runner import runtestprotocol
 
 
 class FileProcess:
-    """The process in which the tests of one file run; made where none of them has begun.
+    """The process in which tests of one file run; made where none of them has begun.
 
     Args:
-        session: pytest's, with the tests collected.
+        config: pytest's.
+        items: The tests, in their order.
+
+    Attributes:
+        connection: Ready to be read when there are reports of the next test, or when the process has ended.
+        items: The tests whose reports were not yet received.
     """
 
-    def __init__(self, session):
-        self._session = session
-        self._connection, other_end = multiprocessing.Pipe()
+    def __init__(self, config, items):
+        self._config, self.items = config, list(items)
+        self.connection, other_end = multiprocessing.Pipe(duplex=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of threads: neither backend has computed anything here
             self._number = os.fork()
         if self._number == 0:
-            self._connection.close()
             status = 1
             try:
+                self.connection.close()
                 self._serve(other_end)
                 status = 0
             finally:
@@ -36,81 +46,96 @@ class FileProcess:
                 os._exit(status)
         other_end.close()
 
-    def run(self, item, next_item):
-        """Run a test: list of reports.
-
-        Args:
-            item: The test.
-            next_item: The next one of its file; None after the last, with which the process ends.
-        """
-        places = [one and self._session.items.index(one) for one in (item, next_item)]
-        self._connection.send(places)
+    def receive(self):
+        """Reports of the next test: list. A process that ended in it gives one of a failure."""
         try:
-            contents = self._connection.recv()
+            contents = self.connection.recv()
         except EOFError:
-            return [self._crash(item)]
-        if next_item is None:
+            item = self.items.pop(0)
+            reason = f"the process of {item.path.name} ended in this test, with status {self.end()}"
+            return [pytest.TestReport(item.nodeid, item.location, {}, "failed", reason, "call")]
+        self.items.pop(0)
+        if not self.items:
             self.end()
-        config = self._session.config
-        return [config.hook.pytest_report_from_serializable(config=config, data=data) for data in contents]
+        hook = self._config.hook
+        return [
+            hook.pytest_report_from_serializable(config=self._config, data=content) for content in contents
+        ]
 
     def end(self):
         """Wait until the process has ended: its status as from `os.waitstatus_to_exitcode`."""
-        self._connection.close()
+        self.connection.close()
         return os.waitstatus_to_exitcode(os.waitpid(self._number, 0)[1])
 
-    def _serve(self, connection):
-        config, items, next_place = self._session.config, self._session.items, 0
-        while next_place is not None:
-            try:
-                place, next_place = connection.recv()
-            except EOFError:  # the run was stopped
-                return
-            next_item = None if next_place is None else items[next_place]
-            reports = runtestprotocol(items[place], nextitem=next_item, log=False)
-            connection.send(
-                [
-                    config.hook.pytest_report_to_serializable(config=config, report=report)
-                    for report in reports
-                ]
-            )
+    def stop(self):
+        """End the process where it is."""
+        os.kill(self._number, signal.SIGTERM)
+        self.end()
 
-    def _crash(self, item):
-        reason = f"the process of {item.path.name} ended in this test, with status {self.end()}"
-        return pytest.TestReport(item.nodeid, item.location, {}, "failed", reason, "call")
+    def _serve(self, connection):
+        # Captured output goes to a file, which processes would share
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        capture.stop_global_capturing()
+        capture.start_global_capturing()
+        for item, next_item in itertools.zip_longest(self.items, self.items[1:]):
+            reports = runtestprotocol(item, nextitem=next_item, log=False)
+            hook = self._config.hook
+            connection.send(
+                [hook.pytest_report_to_serializable(config=self._config, report=report) for report in reports]
+            )
 
 
 class FileProcesses:
-    """Hands each test to the process of its file."""
+    """Runs all tests by files, so many at a time."""
 
-    def __init__(self):
-        self._path, self._process = None, None
+    def __init__(self, num_processes):
+        self._num_processes = num_processes
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item, nextitem):
-        if self._path != item.path:
-            self._path, self._process = item.path, FileProcess(item.session)
-        if nextitem is not None and nextitem.path != item.path:
-            nextitem = None
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        reports = self._process.run(item, nextitem)
-        if nextitem is None or reports[-1].when != "teardown":
-            self._path = None
-        for report in reports:
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    def pytest_runtestloop(self, session):
+        if session.config.option.collectonly or session.testsfailed:  # of collecting
+            return None
+        session.config._tmp_path_factory.getbasetemp()  # one for all; pytest-xdist does the same
+        gc.collect()
+        gc.freeze()  # collecting writes to each object: a process would copy all that it shares
+        files = [list(items) for _, items in itertools.groupby(session.items, key=lambda item: item.path)]
+        running = {}
+        try:
+            while files or running:
+                while files and len(running) < self._num_processes:
+                    process = FileProcess(session.config, files.pop(0))
+                    running[process.connection] = process
+                for connection in multiprocessing.connection.wait(list(running)):
+                    self._report(session.config.hook, running, files, connection)
+                    if session.shouldfail:
+                        raise session.Failed(session.shouldfail)
+        finally:
+            for process in running.values():
+                process.stop()
         return True
 
-    @pytest.hookimpl
-    def pytest_sessionfinish(self):
-        if self._path is not None:
-            self._process.end()
+    @staticmethod
+    def _report(hook, running, files, connection):
+        process = running[connection]
+        item = process.items[0]
+        reports = process.receive()
+        if connection.closed:
+            del running[connection]
+            if process.items:  # it has crashed
+                files.insert(0, process.items)
+        for report in reports:
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--one-process", action="store_true", help="all tests in this process, as under --pdb")
+    parser.addoption(
+        "--processes",
+        type=int,
+        default=2,
+        help="files of tests at a time, each in a process of its own; 0: all in this process, as under --pdb",
+    )
 
 
 def pytest_configure(config):
-    if not (config.option.one_process or config.option.usepdb):
-        config.pluginmanager.register(FileProcesses())
+    if config.option.processes and not config.option.usepdb:
+        config.pluginmanager.register(FileProcesses(config.option.processes))
