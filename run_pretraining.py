@@ -50,6 +50,7 @@ def main(config):
 def _run(config, backend, processes):
     # TensorFlow: not for --help
     from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.parallel.targets import devices_here
     from bert_packed.runs import pretraining, run_directory
     from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
@@ -74,7 +75,9 @@ def _run(config, backend, processes):
             pretraining.check_start(config, model_config, folder)
             features = choose_objective(config.objective, model_config, config).features
             check_held_out(data, model_config, config, features, pretraining.shard_of(config, processes))
-        attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
+        attention = choose_attention(
+            config.attention, model_config, data.train.spec.max_seq_length, devices_here().platform
+        )
         processes.say(describe_run(config, model_config, data, attention.description))
         engine, state = pretraining.start_engine(config, model_config, data, folder, latest, processes)
         first_step = state["step"] if state else 0

@@ -40,6 +40,11 @@ JAX_REQUIRES = [
     "jax>=0.10,<1",  # the second backend, KERAS_BACKEND=jax; for accelerators see its own extras
 ]
 
+AOT_REQUIRES = [
+    "jax[tpu]>=0.10,<1",  # with libtpu, which compiles for TPUs, --compile_for=v5e:1; no TPU is needed
+    "jax-cuda13-plugin>=0.10,<1",  # compiles for NVIDIA's GPUs; no driver is needed
+]
+
 REFERENCE_REQUIRES = [
     "torch>=2.4",  # runs the reference; the CPU wheel is enough, see docs/checkpoints.md
     "transformers>=4.44",  # the reference model that ours must equal, and the reader of our exports
@@ -114,6 +119,7 @@ setup(
         "test": TEST_REQUIRES,
         "beam": BEAM_REQUIRES,
         "arrow": ARROW_REQUIRES,
+        "aot": AOT_REQUIRES,
         "jax": JAX_REQUIRES,
         "reference": REFERENCE_REQUIRES,
         "torch": TORCH_REQUIRES,

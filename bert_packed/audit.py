@@ -51,6 +51,7 @@ def main(config):
     from bert_packed.data.batches import CheckedBatches
     from bert_packed.evaluation import contamination
     from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.parallel.targets import devices_here
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows
     from bert_packed.runs.objectives import check_losses, choose_objective
@@ -74,7 +75,9 @@ def main(config):
             f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
             f"Received: {num_sequences} sequences in as many packs."
         )
-    attention = choose_attention(config.attention, without_dropout(model_config), spec.max_seq_length)
+    attention = choose_attention(
+        config.attention, without_dropout(model_config), spec.max_seq_length, devices_here().platform
+    )
     engine = make_engine(
         objective.build_model(model_config, seed=0, attend=attention.attend),
         objective,

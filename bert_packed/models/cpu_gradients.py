@@ -27,12 +27,12 @@ _SWITCH = contextvars.ContextVar("gradients_for_cpus", default=False)
 
 
 @contextlib.contextmanager
-def gradients_for_cpus():
-    """Context manager: programs traced inside have the fast gradients, unless some device is not a CPU.
+def gradients_for_cpus(is_on=None):
+    """Context manager: programs traced inside have the fast gradients, by default if `computes_on_cpus`.
 
     They are faster only in a program that XLA compiles whole, and have no second derivative.
     """
-    token = _SWITCH.set(computes_on_cpus())
+    token = _SWITCH.set(computes_on_cpus() if is_on is None else is_on)
     try:
         yield
     finally:

@@ -25,8 +25,8 @@ class Attention:
     description: str  # for the log, with the reason where the platform's kernel was not taken
 
 
-def choose_attention(attention, model_config, max_seq_length):
-    """Choose between dense scores and the fused kernel of this backend and platform: `Attention`.
+def choose_attention(attention, model_config, max_seq_length, platform):
+    """Choose between dense scores and the fused kernel of this backend and a platform: `Attention`.
 
     "auto" takes the kernel where it can do the same work. Raises `InputError` where "flash" cannot be
     honoured: the kernels have no attention dropout, and 128 must divide `max_seq_length`.
@@ -38,7 +38,7 @@ def choose_attention(attention, model_config, max_seq_length):
                 f"`attention` must not be flash for a {kind}, which does not attend. Received: flash."
             )
         return Attention(None, f"none: {model_config.without_attention}")
-    kernel_name = _kernel_name()
+    kernel_name = platform if keras.backend.backend() == "jax" else keras.backend.backend()
     reason = _obstacle(kernel_name, model_config, max_seq_length)
     if attention == "flash" and reason:
         raise InputError(f"`attention` must not be flash where {reason}.")
@@ -77,14 +77,6 @@ def attend_on_tpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
 
 
 KERNELS = {"gpu": attend_on_gpu, "tpu": attend_on_tpu}  # by JAX's name of the platform
-
-
-def _kernel_name():
-    if keras.backend.backend() != "jax":
-        return keras.backend.backend()
-    import jax
-
-    return jax.default_backend()
 
 
 def _obstacle(kernel_name, model_config, max_seq_length):

@@ -43,10 +43,10 @@ class Replicas:
     @property
     def num_whole(self):
         """Upper bound of the speed-up over one device."""
-        num, num_local = self.num, self.num_local
+        num, num_here = self.num, self.num_local
         if self.mesh is not None:
-            num, num_local = self.mesh.size, len(self.mesh.local_devices)
-        return num // num_local if self.shares_processor else num
+            num, num_here = self.mesh.size, num_local(self.mesh)
+        return num // num_here if self.shares_processor else num
 
     @property
     def num_copies(self):
@@ -80,17 +80,27 @@ class Replicas:
         return np.swapaxes(parts, 0, 1).reshape(self.num_local, -1, *values.shape[1:])
 
 
-def make_replicas(distribution, strategy=None):
+def make_replicas(distribution, strategy=None, target=None):
     """`Replicas` of a run, or None for one device.
 
     Args:
         distribution: "none" for one device; "mirrored" for all of this process; "multi_worker" for all
             processes of a started cluster; "tpu" for all cores of a TPU.
         strategy: Of the cluster, under TensorFlow; None makes it here.
+        target: `Target` whose devices all share a step where they need not be here, under any distribution.
 
     Raises:
         InputError: there is no TPU.
     """
+    if target and target.devices:
+        if len(target.devices) == 1:
+            return None
+        if keras.backend.backend() != "jax":
+            raise InputError(
+                "`compile_for` must be one device unless KERAS_BACKEND=jax. Received: "
+                f"{len(target.devices)} devices."
+            )
+        return _replicas_of(target.devices)
     if distribution == "none":
         return None
     if keras.backend.backend() == "jax":
@@ -142,10 +152,24 @@ def _jax_replicas(distribution):
         raise InputError(
             f"`distribution` must not be tpu without a TPU. Received: devices of {jax.default_backend()}."
         )
-    devices = jax.local_devices() if distribution == "mirrored" else jax.devices()
+    return _replicas_of(jax.local_devices() if distribution == "mirrored" else jax.devices())
+
+
+def _replicas_of(devices):
+    import jax
+
     mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
-    is_processor = devices[0].platform == "cpu"
-    return Replicas(len(devices), len(mesh.local_devices), is_processor, mesh=mesh)
+    return Replicas(len(devices), num_local(mesh), devices[0].platform == "cpu", mesh=mesh)
+
+
+def num_processes(mesh):
+    """Number of processes that have the devices of a mesh, as many each."""
+    return len({device.process_index for device in mesh.devices.flat})
+
+
+def num_local(mesh):
+    """Number of a mesh's devices in each process."""
+    return mesh.size // num_processes(mesh)
 
 
 def _tensorflow_replicas(distribution, strategy):

@@ -1,5 +1,10 @@
-"""`--compile_only`: compile a run's step for its real shapes, write program and report, train nothing."""
+"""`--compile_only`: compile a run's step for its real shapes, write program and report, train nothing.
 
+With `--compile_for` the devices need not be here, and the report has a forecast: memory beside what a device
+has, and the compiler's estimate of a step.
+"""
+
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +15,12 @@ from bert_packed.core.command_line import print_table
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json, write_text
 from bert_packed.core.versions import versions
+from bert_packed.parallel.replicas import count_replicas
+from bert_packed.parallel.targets import absent_target
 from bert_packed.runs.pretraining import build_engine
 from bert_packed.runs.pretraining_data import check_fits, read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
+from bert_packed.training.absent_devices import TooLargeError, programs_for
 from bert_packed.training.backend import make_virtual_devices, out_of_memory_names
 from bert_packed.training.step_report import describe_step, is_static
 
@@ -30,20 +38,28 @@ def compile_run(config, backend):
     """
     folder = Path(config.compile_only)
     _check_folder(folder)
+    # Before anything asks the backend for its devices, after which they are fixed
+    target = absent_target(config.compile_for) if config.compile_for else None
     if config.num_virtual_devices:
-        # Before anything asks the backend for its devices, after which their number is fixed
         make_virtual_devices(config.num_virtual_devices)
     data = read_shapes(config)
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
     model_config = ablate(model_config, config.ablation)
     check_fits(data, model_config, config)
-    programs = compile_step(config, model_config, data)
+    if config.largest_micro_batch:
+        config, programs = find_largest(config, model_config, data, target)
+    else:
+        programs = compile_step(config, model_config, data, target)
     report = {"backend": backend, **describe_step(programs)}
+    if target:
+        report = {**forecast(report, target), "micro_batch_size": config.packs_at_once, **report}
     # A report for fewer devices would be read as one for all of them
-    if config.num_virtual_devices not in (0, report["devices"]):
+    name, asked = "num_virtual_devices", config.num_virtual_devices
+    if target:
+        name, asked = "compile_for", target.num_devices
+    if asked not in (0, report["devices"]):
         raise InputError(
-            f"`num_virtual_devices` must be as many as the step runs on, which is {report['devices']}. "
-            f"Received: {config.num_virtual_devices}."
+            f"`{name}` must be as many as the step runs on, which is {report['devices']}. Received: {asked}."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for number, program in enumerate(programs):
@@ -55,14 +71,75 @@ def compile_run(config, backend):
     return 0 if is_static(report) else STATUS_NOT_STATIC
 
 
-def compile_step(config, model_config, data):
-    """List of the `StepProgram`s of a run's training step, over the devices that the backend sees."""
-    engine = build_engine(config, model_config, data)
+def compile_step(config, model_config, data, target=None):
+    """List of the `StepProgram`s of a run's training step, over the devices of a target or this process.
+
+    Raises:
+        TooLargeError: the step needs more memory than a device of the target has.
+        MemoryError: a device of this process has too little.
+    """
+    engine = build_engine(config, model_config, data, target=target)
     if config.layout != "none":
         print(engine.replicas.layout.describe(model_config))
     batch = empty_batch(engine.objective.features, data.train.spec, config.train_batch_size)
+    if target:
+        return programs_for(target, engine, batch, config.packs_at_once)
     with out_of_memory_names("the compilation of a step", "micro_batch_size"):
         return engine.step_programs(batch)
+
+
+def find_largest(config, model_config, data, target):
+    """Find the largest micro-batch whose step fits the devices of a target, to about a sixteenth.
+
+    Doubles from `packs_at_once` while it fits, or halves until it does, and bisects. A step has the packs of
+    `train_batch_size`, rounded up to whole micro-batches.
+
+    Returns:
+        (config with that micro-batch, its `StepProgram`s).
+
+    Raises:
+        TooLargeError: not even one pack a device fits.
+    """
+    unit = target.num_devices if config.layout == "none" else count_replicas(config.layout, config.mesh_shape)
+    largest, refused = 0, None
+    found = None
+    size = max(config.packs_at_once // unit, 1)
+    while True:
+        num_parts = -(-config.train_batch_size // (size * unit))
+        tried = dataclasses.replace(
+            config, micro_batch_size=size * unit, train_batch_size=num_parts * size * unit
+        )
+        try:
+            found = tried, compile_step(tried, model_config, data, target)
+            largest = size
+            print(f"fits       {size * unit} packs at once", flush=True)
+        except TooLargeError as error:
+            refused = size
+            print(f"too large  {size * unit} packs at once", flush=True)
+            if size == 1:
+                raise error
+        if refused is None:
+            size = 2 * largest
+        elif not largest:
+            size = refused // 2
+        elif refused - largest <= max(largest // 16, 1):
+            return found
+        else:
+            size = (largest + refused) // 2
+
+
+def forecast(report, target):
+    """Figures of a step beside those of the devices that it was compiled for: dict.
+
+    `peak_share` is of the peak of products in bfloat16, from the compiler's estimate; None where it has none.
+    """
+    seconds, flops = report["estimated_seconds"], report["matmul_flops"]
+    is_known = seconds is not None and flops is not None
+    return {
+        "device_kind": target.devices[0].device_kind,
+        "device_memory_bytes": target.accelerator.memory_bytes,
+        "peak_share": flops / seconds / target.accelerator.peak_flops if is_known else None,
+    }
 
 
 def empty_batch(features, spec, batch_size):
@@ -85,11 +162,26 @@ def _check_folder(folder):
         raise InputError(f"`compile_only` must not be the output_dir of a run. Received: {folder}.")
 
 
+def in_units(name, value):
+    """A figure of a report for people: str."""
+    if value is None:
+        return UNKNOWN
+    if name.endswith(("bytes", "bytes_accessed")):
+        return f"{value / 2**20:,.1f} MiB"
+    if name.endswith("flops"):
+        return f"{value / 1e9:,.1f} GFLOP"
+    if name == "peak_share":
+        return f"{value:.1%}".replace("%", " %")
+    if name == "estimated_seconds":
+        return f"{value * 1e3:.2f} ms"
+    return f"{value:.1f} s" if name.endswith("seconds") else str(value)
+
+
 def _print_report(report, folder):
     tables = ("collectives", "broken_by", "backend")
     values = {name: value for name, value in report.items() if name not in tables}
     rows = [
-        {"of one step": name.replace("_", " "), report["backend"]: UNKNOWN if value is None else value}
+        {"of one step": name.replace("_", " "), report["backend"]: in_units(name, value)}
         for name, value in values.items()
     ]
     print_table(rows)

@@ -19,6 +19,7 @@ from bert_packed.models.flash_attention import choose_attention
 from bert_packed.models.packed_model import check_options
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.replicas import check_shares, count_replicas, group_of, make_replicas
+from bert_packed.parallel.targets import devices_here
 from bert_packed.runs import run_directory
 from bert_packed.runs.exports import export_step
 from bert_packed.runs.interleaved_timing import Contender, compare
@@ -34,20 +35,28 @@ NUM_TIMED_STEPS = 5
 DTYPES_OF_PRODUCTS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
 
 
-def build_engine(config, model_config, data, processes=ALONE, steps_before=0):
+def build_engine(config, model_config, data, processes=ALONE, steps_before=0, target=None):
     """A compiled-step engine around a new model and optimizer, seeded by the config.
 
-    `steps_before` is as in `build_optimizer`.
+    `steps_before` is as in `build_optimizer`, `target` as in `Engine`.
     """
-    replicas = _choose_replicas(config, model_config, data, processes)
+    target = target or devices_here()
+    replicas = _choose_replicas(config, model_config, data, processes, target)
     if model_config.ablation_no_position_reset and model_config.max_position_embeddings:
         _check_positions(model_config, data.train.spec)
     objective = choose_objective(config.objective, model_config, config, data.train.num_rows)
     if config.batch_warmup_steps:
         # A step that has not grown yet fills its batch with empty packs, which must cost no time
         objective = dataclasses.replace(objective, skips_empty=True)
-    attention = choose_attention(config.attention, model_config, data.train.spec.max_seq_length)
+    attention = choose_attention(
+        config.attention, model_config, data.train.spec.max_seq_length, target.platform
+    )
     with replicas.scope() if replicas else contextlib.nullcontext():
+        optimizer = build_optimizer(config, data.train.packing_factor or 1.0, steps_before)
+    # For absent devices no weight is allocated; TensorFlow traces variables that have values
+    is_abstract = target.devices and keras.backend.backend() == "jax"
+    values = keras.StatelessScope(initialize_variables=False) if is_abstract else contextlib.nullcontext()
+    with replicas.scope() if replicas else contextlib.nullcontext(), values:
         model = objective.build_model(
             model_config,
             config.random_seed,
@@ -57,8 +66,7 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0):
             num_rows=data.train.num_rows or None,
             layout=(replicas and replicas.layout) or None,
         )
-        optimizer = build_optimizer(config, data.train.packing_factor or 1.0, steps_before)
-        return make_engine(model, objective, optimizer, config.packs_at_once, replicas)
+        return make_engine(model, objective, optimizer, config.packs_at_once, replicas, target)
 
 
 def check_start(config, model_config, folder):
@@ -101,14 +109,14 @@ def start_engine(config, model_config, data, folder, latest, processes=ALONE):
     return engine, None
 
 
-def _choose_replicas(config, model_config, data, processes):
+def _choose_replicas(config, model_config, data, processes, target):
     """The devices that a run is spread over; raises `InputError` where they cannot share its packs."""
     packs = {"micro_batch_size": config.packs_at_once}
     if data.eval.files:
         packs["eval_batch_size"] = config.eval_batch_size
     if config.layout == "none":
         # Data parallelism alone, every device holds the whole model
-        replicas = make_replicas(config.distribution, processes.strategy)
+        replicas = make_replicas(config.distribution, processes.strategy, target)
         check_shares(replicas, **packs)
         return replicas
     if keras.backend.backend() != "jax":
@@ -119,7 +127,9 @@ def _choose_replicas(config, model_config, data, processes):
     check_options(model_config, layout=config.layout)
     from bert_packed.parallel.layouts import make_layout_replicas  # JAX, which need not be installed
 
-    replicas = make_layout_replicas(config.layout, config.mesh_shape, distribution=config.distribution)
+    replicas = make_layout_replicas(
+        config.layout, config.mesh_shape, distribution=config.distribution, target=target
+    )
     replicas.layout.check(model_config, **packs)
     return replicas
 

@@ -9,6 +9,7 @@ from bert_packed.config import ATTENTIONS, MODEL_SIZES, WEIGHTINGS, ablation_fie
 from bert_packed.core.settings import InputError, check_divides, setting, variant
 from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS
+from bert_packed.parallel.targets import parse_target
 from bert_packed.runs.run_config import DATA, LOGS, MEMORY, MODEL, OPTIMIZER, RUN, STEPS, RunConfig
 from bert_packed.schema import MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
@@ -244,9 +245,26 @@ class TrainConfig(RunConfig):
         transient=True,
         group=RUN,
     )
+    compile_for: str = setting(
+        "",
+        "with compile_only: devices that need not be here, KIND:SHAPE as v5e:1, v5e:4x4, v5p:2x2x1, v6e:1 or "
+        "h100:4, of which several share each step; needs pip install -e '.[aot]' (docs/accelerators.md); "
+        "empty = those of this machine",
+        parse=parse_target,
+        only_with="compile_only",
+        transient=True,
+    )
+    largest_micro_batch: bool = setting(
+        False,
+        "with compile_for: find the largest micro_batch_size whose step fits the memory of these devices",
+        only_with="compile_for",
+        transient=True,
+        advanced=True,
+    )
     num_virtual_devices: int = setting(
         0,
-        "with compile_only: compile for this many devices; this machine need not have them; 0 = those it has",
+        "with compile_only: compile for this many CPU devices; this machine need not have them; 0 = those it "
+        "has",
         minimum=0,
         only_with={"compile_only": "be 0 without compile_only"},
         transient=True,
@@ -276,6 +294,10 @@ class TrainConfig(RunConfig):
         self._check_batch_warmup()
         masking_rules(self)  # checks its shares
         self._check_layout()
+        if self.compile_for and self.num_virtual_devices:
+            raise InputError(
+                f"`num_virtual_devices` must be 0 with compile_for. Received: {self.num_virtual_devices}."
+            )
         check_divides(self, "micro_batch_size", "train_batch_size")
 
     def _check_batch_warmup(self):

@@ -21,6 +21,8 @@ import json
 import math
 import re
 
+import numpy as np
+
 BITS = {
     "pred": 8,  # a byte each, in memory
     **{f"{kind}{bits}": bits for kind in "su" for bits in (2, 4, 8, 16, 32, 64)},
@@ -43,6 +45,7 @@ _NAME = re.compile(r"[\w.\-]+")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -210,11 +213,31 @@ def _executions(module, computation, times):
             yield from _executions(module, name, None if None in (times, rounds) else times * rounds)
 
 
+def loop_share(module):
+    """Estimated cycles of a run over those in which the body of a loop counts once: float, or None.
+
+    The compiler for TPUs writes its estimate at each instruction. None where it wrote none and there are
+    loops, or for a loop of unknown length.
+    """
+    once, total, has_loops = 0, 0, False
+    for instruction, times in executions(module):
+        if times is None:
+            return None
+        has_loops |= times > 1
+        if found := _CYCLES.search(instruction.attributes):
+            once += int(found[1])
+            total += int(found[1]) * times
+    if not has_loops:
+        return 1.0
+    return total / once if once else None
+
+
 def matmul_flops(module):
     """FLOPs of the matrix products in a run of the program, on one device: int, or None.
 
-    A product of `[m, k]` and `[k, n]` has 2 m k n; convolutions are not counted. None where a library
-    computes a product of unprinted size, or a product is in a loop of unknown length.
+    A product of `[m, k]` and `[k, n]` has 2 m k n, also where it is written as a convolution, as all are for
+    TPUs. None where a library computes a product of unprinted size, or a product is in a loop of unknown
+    length.
     """
     total = 0
     for instruction, times in executions(module):
@@ -230,6 +253,8 @@ def product_flops(instruction):
     if instruction.opcode == "dot":
         found = re.search(r"\blhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
         contracted = [int(dim) for dim in found[1].split(",") if dim] if found else []
+    elif instruction.opcode == "convolution":
+        return _convolution_flops(instruction)
     elif instruction.opcode == "custom-call":
         target = instruction.attribute("custom_call_target")
         if not LIBRARY_PRODUCTS.search(target):
@@ -243,6 +268,36 @@ def product_flops(instruction):
     left = instruction.operands[0].shapes[0].sizes
     result = instruction.shapes[0].sizes  # library calls also return a workspace
     return 2 * math.prod(result) * math.prod(left[dim] for dim in contracted)
+
+
+def _convolution_flops(instruction):
+    """FLOPs of a convolution: 2 for each pair of a weight and an input that is not padding."""
+    labels = re.search(r"\bdim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    left, kernel, result = (
+        dict(zip(names, shape.sizes, strict=True))
+        for names, shape in zip(
+            labels.groups(),
+            (*(one.shapes[0] for one in instruction.operands[:2]), instruction.shapes[0]),
+            strict=True,
+        )
+    )
+    window = re.search(r"\bwindow=\{([^}]*)\}", instruction.attributes)
+    window = dict(re.findall(r"(\w+)=(\S+)", window[1] if window else ""))
+    groups = {name: int(instruction.attribute(f"{name}_group_count") or 1) for name in ("feature", "batch")}
+    pairs = left["f"] // groups["feature"] * result["f"] * (left["b"] // groups["batch"])
+    for axis in sorted(set(kernel) - {"i", "o"}):
+        of_axis = {name: values.split("x")[int(axis)] for name, values in window.items()}
+        pairs *= _window_pairs(left[axis], kernel[axis], result[axis], of_axis)
+    return 2 * pairs
+
+
+def _window_pairs(length, size, num_places, window):
+    """Pairs of a place of the window and one inside of it at which there is an input, along one axis."""
+    # A product with a batch is a window over the batch that is dilated so that each place meets its own input
+    stride, kernel_step, step = (int(window.get(name, 1)) for name in ("stride", "rhs_dilate", "lhs_dilate"))
+    before = int(window.get("pad", "0_0").split("_")[0])
+    inputs = np.arange(num_places)[:, None] * stride + np.arange(size) * kernel_step - before
+    return int(np.sum((inputs >= 0) & (inputs <= (length - 1) * step) & (inputs % step == 0)))
 
 
 def find_collectives(module):
@@ -295,9 +350,39 @@ def trip_count(module, loop):
     # upper bound
     counter = re.search(r'"known_induction_variable":\{"tuple_index":"(\d+)"', loop.attributes)
     condition = loop.attribute("condition")
-    if not counter or condition not in module.computations or not _starts_at_zero(loop, int(counter[1])):
+    if condition not in module.computations:
+        return None
+    # The compiler for TPUs does not write it down
+    index = int(counter[1]) if counter else _compared_counter(module, loop)
+    if index is None or not _starts_at_zero(loop, index):
         return None
     return min(_limits(module, module.root(condition), {}), default=None)
+
+
+def _compared_counter(module, loop):
+    """Place in a loop's tuple of what its condition compares, if its body adds 1 to it; or None."""
+    compared = module.root(loop.attribute("condition"))
+    if compared.opcode != "compare" or loop.attribute("body") not in module.computations:
+        return None
+    places = {one.attribute("index") for one in map(_source, compared.operands)} - {""}
+    result = module.root(loop.attribute("body"))
+    if len(places) != 1 or result.opcode != "tuple":
+        return None
+    index = int(places.pop())
+    added = [_source(one) for one in _source(result.operands[index]).operands]
+    is_counter = (
+        _source(result.operands[index]).opcode == "add"
+        and [one.attribute("index") for one in added if one.opcode == "get-tuple-element"] == [str(index)]
+        and [one.argument for one in added if one.opcode == "constant"] == ["1"]
+    )
+    return index if is_counter else None
+
+
+def _source(instruction):
+    """The instruction whose value this one copies."""
+    while instruction.opcode in ("copy", "bitcast") and instruction.operands:
+        instruction = instruction.operands[0]
+    return instruction
 
 
 def _starts_at_zero(loop, index):
@@ -305,9 +390,7 @@ def _starts_at_zero(loop, index):
     start = loop.operands[0] if loop.operands else loop
     if start.opcode != "tuple" or index >= len(start.operands):
         return False
-    found = start.operands[index]
-    while found.opcode in ("copy", "bitcast") and found.operands:
-        found = found.operands[0]
+    found = _source(start.operands[index])
     return found.opcode == "constant" and found.argument == "0"
 
 

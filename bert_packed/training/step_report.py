@@ -15,6 +15,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from bert_packed.training.program_text import (
     executions,
     find_collectives,
+    loop_share,
     matmul_flops,
     read_module,
     trip_count,
@@ -26,6 +27,8 @@ DYNAMIC_TARGETS = re.compile(r"PadToStatic|SliceToDynamic|DynamicReshape|dynamic
 HOST_OPCODES = ("infeed", "outfeed")
 HOST_TARGETS = re.compile(r"callback|py_?func", re.IGNORECASE)
 HOST_TRANSFER = re.compile(r"\bis_host_transfer=true")
+# The compiler for TPUs does not know the cost of these calls, and adds -1 second for each
+UNESTIMATED = re.compile(r'custom_call_target="(?:ConcatBitcast|X64\w+|ZeroCrop)"')
 SHOWN = 160  # characters of a reported line
 # Numbers of fields in XLA's hlo.proto: of HloProto, BufferAssignmentProto, BufferAllocationProto
 BUFFER_ASSIGNMENT, BUFFER_ALLOCATIONS = 3, 3
@@ -47,6 +50,7 @@ class StepProgram:
     output_bytes: int | None = None
     aliased_bytes: int | None = None
     temporary_bytes: int | None = None
+    estimated_seconds: float | None = None  # XLA's estimate of a run, in which the body of a loop counts once
 
     @property
     def peak_bytes(self):
@@ -61,7 +65,13 @@ def jax_program(lowered):
     start = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - start
-    counts, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    return compiled_program(
+        compiled.as_text(), seconds, compiled.cost_analysis() or {}, compiled.memory_analysis()
+    )
+
+
+def compiled_program(text, seconds, counts, memory):
+    """A `StepProgram` from XLA's text, counts (a dict) and plan of memory, None where it has none."""
     sizes = {}
     if memory is not None:  # some plug-ins have no memory plan
         sizes = {
@@ -71,12 +81,21 @@ def jax_program(lowered):
             "temporary_bytes": memory.temp_size_in_bytes,
         }
     return StepProgram(
-        compiled.as_text(),
+        text,
         seconds,
         flops=counts.get("flops"),
         bytes_accessed=counts.get("bytes accessed"),
+        estimated_seconds=_without_sentinels(counts.get("optimal_seconds"), text),
         **sizes,
     )
+
+
+def _without_sentinels(seconds, text):
+    """XLA's estimate of a run; None where it has none."""
+    if seconds is None:
+        return None
+    seconds += len(UNESTIMATED.findall(text))
+    return seconds if seconds > 0 else None
 
 
 def tensorflow_program(function, *arguments):
@@ -122,8 +141,9 @@ def describe_step(programs):
     """Describe a step, a list of `StepProgram` in order of execution, on one of its devices: plain JSON.
 
     Numbers are None where the backend does not report them, or a loop has unknown length. FLOPs, bytes
-    accessed or sent and seconds are sums over programs; memory sizes are maxima. `dynamic_dimensions` and
-    `host_callbacks` count instructions, whose lines are in `broken_by`; `collectives` are from `summarise`.
+    accessed or sent and seconds are sums over programs; memory sizes are maxima. `estimated_seconds` is XLA's
+    estimate of a run. `dynamic_dimensions` and `host_callbacks` count instructions, whose lines are in
+    `broken_by`; `collectives` are from `summarise`.
     """
     modules = [read_module(program.text) for program in programs]
     dynamic = [line for module in modules for line in find_dynamic(module)]
@@ -147,11 +167,20 @@ def describe_step(programs):
             name: _known(max, (getattr(one, name) for one in programs))
             for name in ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
         },
+        "estimated_seconds": _known(sum, map(_estimate, programs, modules)),
         "compile_seconds": sum(program.compile_seconds for program in programs),
         "collective_bytes": _known(sum, (one.num_bytes for one in collectives)),
         "collectives": summarise(collectives),
         "broken_by": [line.strip()[:SHOWN] for line in (*dynamic, *callbacks)],
     }
+
+
+def _estimate(program, module):
+    """XLA's estimate of a run with its loops: seconds, or None."""
+    share = loop_share(module)
+    if program.estimated_seconds is None or share is None:
+        return None
+    return program.estimated_seconds * share
 
 
 def is_static(report):

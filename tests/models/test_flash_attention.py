@@ -16,6 +16,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.models import flash_attention
 from bert_packed.models.context import PackContext
 from bert_packed.models.layers import SelfAttention
+from bert_packed.parallel import targets
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 needs_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
@@ -150,11 +151,11 @@ def test_a_model_with_the_kernel_equals_the_dense_model(remat):
 def test_what_the_kernel_cannot_do_is_refused_or_left_to_the_dense_path(
     monkeypatch, platform, config, length, reason
 ):
-    monkeypatch.setattr(flash_attention, "_kernel_name", lambda: platform)
+    monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow" if platform == "tensorflow" else "jax")
     with pytest.raises(InputError, match="`attention` must not be flash where") as caught:
-        flash_attention.choose_attention("flash", config, length)
+        flash_attention.choose_attention("flash", config, length, platform)
     assert reason in str(caught.value)
-    chosen = flash_attention.choose_attention("auto", config, length)
+    chosen = flash_attention.choose_attention("auto", config, length, platform)
     assert chosen.attend is None
     # Only who has the hardware wants to know
     assert (reason in chosen.description) == (platform in ("gpu", "tpu"))
@@ -170,11 +171,11 @@ def test_dropout_is_never_left_out_silently():
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_the_kernel_is_taken_where_it_can_do_the_work(monkeypatch, platform):
-    monkeypatch.setattr(flash_attention, "_kernel_name", lambda: platform)
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     for attention in ("auto", "flash"):
-        chosen = flash_attention.choose_attention(attention, CONFIG, 512)
+        chosen = flash_attention.choose_attention(attention, CONFIG, 512, platform)
         assert chosen.attend is flash_attention.KERNELS[platform] and "flash" in chosen.description
-    assert flash_attention.choose_attention("dense", CONFIG, 512).attend is None
+    assert flash_attention.choose_attention("dense", CONFIG, 512, platform).attend is None
 
 
 @pytest.mark.both_backends
@@ -182,7 +183,7 @@ def test_the_kernel_is_taken_where_it_can_do_the_work(monkeypatch, platform):
 def test_the_audit_passes_with_the_kernel(monkeypatch, tmp_path, capsys):
     """From packs on disk to the table, compiled; and one that leaks fails."""
     kernel = functools.partial(flash_attention.attend_on_gpu, interpret=True)
-    monkeypatch.setattr(flash_attention, "_kernel_name", lambda: "gpu")
+    monkeypatch.setattr(targets, "devices_here", lambda: targets.Target("gpu"))
     config = dataclasses.replace(WITH_DROPOUT, max_position_embeddings=LENGTH, num_hidden_layers=1)
     rng = np.random.default_rng(0)
     write_packs(tmp_path / "packs.tfrecord", random_packs(rng, 2, LENGTH), LENGTH, num_predictions=99)

@@ -13,7 +13,9 @@ from tiny import CONFIG, make_engine, write_data
 
 import run_pretraining
 from bert_packed.core import command_line
+from bert_packed.core.settings import InputError
 from bert_packed.objectives.features import RECORDED
+from bert_packed.parallel.targets import ACCELERATORS, Target
 from bert_packed.runs import compile_only
 from bert_packed.runs.compile_only import STATUS_NOT_STATIC, empty_batch
 from bert_packed.runs.pretraining_config import TrainConfig
@@ -44,7 +46,7 @@ def asked(monkeypatch):
     asked.programs = [StepProgram(TEXT, 2.5, flops=24.0, bytes_accessed=96.0)]
     engine = make_engine()
     engine.step_programs = lambda batch: asked.batches.append(batch) or asked.programs
-    monkeypatch.setattr(compile_only, "build_engine", lambda *_: engine)
+    monkeypatch.setattr(compile_only, "build_engine", lambda *_, target: engine)
     monkeypatch.setattr(compile_only, "make_virtual_devices", asked.devices.append)
     return asked
 
@@ -145,6 +147,64 @@ def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
     whole = (data / "packed-0.tfrecord").read_bytes()
     (tmp_path / "cut.tfrecord").write_bytes(whole[:-10])
     assert run(data, input_file=tmp_path / "cut.tfrecord", compile_only=tmp_path / "compiled") == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 13, 16, 100])
+def test_the_largest_micro_batch_is_found_by_bisection(monkeypatch, capsys, limit):
+    """Of a device that takes `limit` packs at once, where four share a step."""
+    tried = []
+
+    def compile_step(config, model_config, data, target):
+        tried.append(config.packs_at_once // 4)
+        assert config.packs_at_once % 4 == 0 and config.train_batch_size % config.packs_at_once == 0
+        assert 0 <= config.train_batch_size - 64 < config.packs_at_once
+        if tried[-1] > limit:
+            raise compile_only.TooLargeError(target, config.packs_at_once, "9G", "8G")
+        return [config.packs_at_once]
+
+    monkeypatch.setattr(compile_only, "compile_step", compile_step)
+    config = TrainConfig(input_file="x", output_dir="y", train_batch_size=64, micro_batch_size=32)
+    target = Target("tpu", ("device",) * 4, name="v5e:2x2")
+    found, programs = compile_only.find_largest(config, None, None, target)
+    assert programs == [found.packs_at_once] and found.packs_at_once // 4 <= limit
+    assert limit - found.packs_at_once // 4 <= limit / 16
+    assert len(tried) == len(set(tried)) <= 12
+    assert f"too large  {4 * min(size for size in tried if size > limit)} packs" in capsys.readouterr().out
+
+
+def test_where_not_one_pack_fits_it_says_so(monkeypatch):
+    def compile_step(config, model_config, data, target):
+        raise compile_only.TooLargeError(target, config.packs_at_once, "9G", "8G")
+
+    monkeypatch.setattr(compile_only, "compile_step", compile_step)
+    config = TrainConfig(input_file="x", output_dir="y", train_batch_size=8)
+    with pytest.raises(InputError, match=r"=v5e:1\. Received: 1, for which one needs 9G of 8G\."):
+        compile_only.find_largest(config, None, None, Target("tpu", ("device",), name="v5e:1"))
+
+
+def test_a_forecast_is_of_the_peak():
+    device = types.SimpleNamespace(device_kind="TPU v5 lite")
+    target = Target("tpu", (device,), ACCELERATORS["v5e"])
+    figures = compile_only.forecast({"estimated_seconds": 0.5, "matmul_flops": 197e11}, target)
+    assert figures["peak_share"] == pytest.approx(0.2)
+    assert (figures["device_kind"], figures["device_memory_bytes"]) == ("TPU v5 lite", 16 << 30)
+    for seconds, flops in ((None, 1), (1, None)):
+        unknown = {"estimated_seconds": seconds, "matmul_flops": flops}
+        assert compile_only.forecast(unknown, target)["peak_share"] is None
+
+
+def test_figures_in_units_for_people():
+    shown = {
+        ("peak_bytes", 3 << 29): "1,536.0 MiB",
+        ("matmul_flops", 4.25e12): "4,250.0 GFLOP",
+        ("peak_share", 0.26523): "26.5 %",
+        ("estimated_seconds", 0.08984): "89.84 ms",
+        ("compile_seconds", 12.3456): "12.3 s",
+        ("programs", 1): "1",
+        ("device_kind", "TPU v5 lite"): "TPU v5 lite",
+        ("flops", None): "not told",
+    }
+    assert {case: compile_only.in_units(*case) for case in shown} == shown
 
 
 COUNT_DEVICES = """

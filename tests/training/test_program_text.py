@@ -13,6 +13,8 @@ import pytest
 from bert_packed.training.program_text import (
     executions,
     find_collectives,
+    loop_share,
+    matmul_flops,
     read_group_size,
     read_module,
     trip_count,
@@ -270,3 +272,116 @@ def test_what_is_asked_of_jax_is_what_is_found():
     ]
     # the sum over the whole mesh ends it, however the compiler gets there
     assert product and product[-1].startswith("all-reduce 4 ")
+
+
+def module_of(*lines):
+    return read_module("\n".join(["ENTRY %main () -> f32[] {", *lines, "}"]))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "convolution", "flops"),
+    [
+        # Products as the compiler for TPUs writes them: of [8 * 128, 32] and [32, 64]
+        (
+            "8,128,32",
+            "32,64,1",
+            "f32[8,128,64] convolution(%l, %r), window={size=1}, dim_labels=0bf_io0->0bf",
+            2 * 8 * 128 * 32 * 64,
+        ),
+        ("128,32", "32,64", "f32[128,64] convolution(%l, %r), dim_labels=bf_io->bf", 2 * 128 * 32 * 64),
+        # summed over the window: of [32, 8 * 128] and [8 * 128, 64]
+        (
+            "8,128,32",
+            "8,128,64",
+            "f32[32,64,1] convolution(%l, %r), window={size=8}, dim_labels=0fb_0io->bf0",
+            2 * 8 * 128 * 32 * 64,
+        ),
+        # a batch of 8 * 2: each place of the window meets one input, as the others are dilation
+        (
+            "8,2,64,32",
+            "8,2,64,16",
+            "f32[8,2,32,16] convolution(%l, %r), window={size=8x2 stride=7x1 lhs_dilate=8x2}, dim_labels=01fb_01io->01bf",
+            2 * 8 * 2 * 32 * 64 * 16,
+        ),
+        # Convolutions proper: with padding there is no operation
+        (
+            "1,5,2",
+            "4,2,3",
+            "f32[1,5,3] convolution(%l, %r), window={size=4 pad=1_2}, dim_labels=b0f_0io->b0f",
+            2 * (3 + 4 + 4 + 3 + 2) * 2 * 3,
+        ),
+        # one of each of 6 channels, as Mamba's
+        (
+            "2,9,6",
+            "4,1,6",
+            "f32[2,9,6] convolution(%l, %r), window={size=4 pad=3_0}, dim_labels=b0f_0io->b0f, feature_group_count=6",
+            2 * 2 * (1 + 2 + 3 + 6 * 4) * 6,
+        ),
+        # every second place, of a kernel with gaps: inputs 0 2, 2 4, 4 6
+        (
+            "1,7,1",
+            "2,1,1",
+            "f32[1,3,1] convolution(%l, %r), window={size=2 stride=2 rhs_dilate=2}, dim_labels=b0f_0io->b0f",
+            2 * 6,
+        ),
+    ],
+)
+def test_operations_of_a_convolution(left, right, convolution, flops):
+    text = [f"%l = f32[{left}] parameter(0)", f"%r = f32[{right}] parameter(1)", f"ROOT %c = {convolution}"]
+    assert matmul_flops(module_of(*text)) == flops
+
+
+# As the compiler for TPUs prints a loop: no count, copies, the counter compared and raised
+LOOP = """
+%condition (s: (s32[], f32[4])) -> pred[] {
+  %limit = s32[] constant(6)
+  %s = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  ROOT %lt = pred[] compare(%i, %limit), direction=LT
+}
+
+%body (t: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %t = (s32[], f32[4]) parameter(0)
+  %j = s32[] get-tuple-element(%t), index=0
+  %copy = s32[] copy(%j)
+  %one = s32[] constant(1)
+  %next = s32[] add(%copy, %one)
+  %x = f32[4] get-tuple-element(%t), index=1
+  %y = f32[4] negate(%x), backend_config={"estimated_cycles":"50"}
+  ROOT %r = (s32[], f32[4]) tuple(%next, %y)
+}
+
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %a = f32[4] parameter(0)
+  %zero = s32[] constant(0)
+  %start = s32[] copy(%zero)
+  %b = f32[4] negate(%a), backend_config={"estimated_cycles":"100"}
+  %state = (s32[], f32[4]) tuple(%start, %b)
+  %loop = (s32[], f32[4]) while(%state), condition=%condition, body=%body
+  ROOT %e = f32[4] get-tuple-element(%loop), index=1
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "rounds"),
+    [
+        (("", ""), 6),
+        (("%limit = s32[] constant(6)", "%limit = s32[] parameter(1)"), None),
+        (("%one = s32[] constant(1)", "%one = s32[] constant(2)"), None),
+        (("%zero = s32[] constant(0)", "%zero = s32[] constant(3)"), None),
+        (("%next = s32[] add(%copy, %one)", "%next = s32[] subtract(%copy, %one)"), None),
+        (("%i = s32[] get-tuple-element(%s), index=0", "%i = s32[] get-tuple-element(%s), index=1"), None),
+        (("direction=LT", "direction=NE"), None),
+    ],
+)
+def test_rounds_of_a_loop_without_their_number(change, rounds):
+    module = read_module(LOOP.replace(*change))
+    (loop,) = [one for one in module.instructions if one.opcode == "while"]
+    assert trip_count(module, loop) == rounds
+    assert loop_share(module) == (rounds and (100 + 6 * 50) / 150)
+
+
+def test_share_of_loops_without_cycles():
+    assert loop_share(read_module(LOOP.replace("estimated_cycles", "other"))) is None
+    assert loop_share(module_of("ROOT %a = f32[] parameter(0)")) == 1.0

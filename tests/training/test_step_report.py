@@ -9,7 +9,13 @@ from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine
 
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
-from bert_packed.training.step_report import StepProgram, buffer_sizes, describe_step, is_static
+from bert_packed.training.step_report import (
+    StepProgram,
+    buffer_sizes,
+    compiled_program,
+    describe_step,
+    is_static,
+)
 
 PLAIN = """
 HloModule step
@@ -36,6 +42,7 @@ ENTRY %main (a: f32[4,6], b: f32[6,5]) -> f32[4,5] {
 """
 ONE = 2 * 4 * 5 * 6
 FLOPS = 7 * 3 * ONE + ONE
+UNKNOWN_COST = ("ConcatBitcast", "X64SplitLow", "ZeroCrop", "AllocateBuffer")
 UNKNOWN_LENGTH = {"known_trip_count": "unknown"}
 CUBLAS = (
     '%g = (f32[4,5]{1,0}, s8[900]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", '
@@ -55,6 +62,27 @@ def test_a_static_program():
     assert report["matmul_flops"] == FLOPS
     # what a backend does not tell stays unknown
     assert {report[name] for name in ("flops", "bytes_accessed", "peak_bytes", "temporary_bytes")} == {None}
+
+
+def test_seconds_are_without_the_calls_of_unknown_cost():
+    calls = [
+        f'%{i} = f32[4]{{0}} custom-call(%a), custom_call_target="{of}"' for i, of in enumerate(UNKNOWN_COST)
+    ]
+    text = PLAIN.replace("PLANTED", "\n  ".join(calls)).replace("known_trip_count", "unknown")
+    program = compiled_program(text, 1.0, {"optimal_seconds": 0.25 - 3, "flops": 5.0}, None)
+    assert program.estimated_seconds == pytest.approx(0.25) and program.flops == 5.0
+    assert describe_step([program])["estimated_seconds"] is None  # in a loop of unknown length
+    assert compiled_program(text, 1.0, {"optimal_seconds": -3.5}, None).estimated_seconds is None
+    assert compiled_program(text, 1.0, {}, None).estimated_seconds is None
+
+
+def test_seconds_of_a_loop_are_of_all_its_rounds():
+    text = PLAIN.replace("PLANTED", "")
+    for operands, cycles in (("%many, %wide", 100), ("%a, %b", 300)):
+        config = f'backend_config={{"estimated_cycles":"{cycles}"}}'
+        text = text.replace(f"dot({operands}), ", f"dot({operands}), {config}, ")
+    program = compiled_program(text, 1.0, {"optimal_seconds": 0.5}, None)
+    assert describe_step([program])["estimated_seconds"] == pytest.approx(0.5 * (7 * 100 + 300) / 400)
 
 
 @pytest.mark.parametrize(

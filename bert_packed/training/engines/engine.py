@@ -2,6 +2,8 @@
 
 from keras import ops
 
+from bert_packed.parallel.targets import devices_here
+
 FIGURES = ("gradient_norm", "is_skipped")
 
 
@@ -18,13 +20,15 @@ class Engine:
             becomes the engine's `max_grad_norm`. Several replicas need a `MomentOptimizer`.
         micro_batch_size: M, packs computed at once, by all replicas together; None for the whole batch.
         replicas: `Replicas`; None for one device.
+        target: `Target` that steps are compiled for; None for the devices of this process.
     """
 
-    def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
+    def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None, target=None):
         self.model = model
         self.objective = objective
         self.optimizer = optimizer
         self.replicas = replicas
+        self.target = target or devices_here()
         self.max_grad_norm = None
         self._micro_batch_size = micro_batch_size
         if optimizer is not None:

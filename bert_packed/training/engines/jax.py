@@ -7,12 +7,10 @@ on one device, or on several over which a layout spreads it; XLA then partitions
 Legend: A micro-batches per step (accumulation), M packs per micro-batch, S pack length.
 """
 
-import contextlib
-
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from bert_packed.models.cpu_gradients import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
@@ -29,8 +27,9 @@ SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)  # replicated; split along th
 class JaxEngine(Engine):
     """See `Engine`."""
 
-    def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
-        super().__init__(model, objective, optimizer, micro_batch_size, replicas)
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        model, optimizer, replicas = self.model, self.optimizer, self.replicas
         self._num_train_traces = 0
         self._layout = replicas.layout if replicas else None
         assert self._layout is None or optimizer is None or isinstance(optimizer, MomentOptimizer)
@@ -39,7 +38,7 @@ class JaxEngine(Engine):
             for index, weight in enumerate(model.trainable_variables):
                 self._weight_of_moment |= {id(moment): weight for moment in optimizer.moments_of(index)}
         # Donated: a second copy of weights and moments would be half of the memory of a large model
-        options = _compiler_options(jax.default_backend())
+        options = self.target.compiler_options
         self.compiled_train_step = jax.jit(self._train_step, donate_argnums=0, compiler_options=options)
         self.compiled_eval_step = jax.jit(self._eval_step)
         self._compiled_gradients = jax.jit(
@@ -63,7 +62,20 @@ class JaxEngine(Engine):
         return self.state(), self._place(batch), *self._stop_requests(wants_stop)
 
     def step_programs(self, batch):
-        return [jax_program(self.compiled_train_step.lower(*self.step_arguments(batch)))]
+        return [jax_program(self.compiled_train_step.lower(*self.abstract_arguments(batch)))]
+
+    def abstract_arguments(self, batch):
+        """Shapes, dtypes and places of `step_arguments`, for variables without values and absent devices."""
+        state = {
+            kind: [self._abstract(variable, self._spec(variable)) for variable in variables]
+            for kind, variables in self._variables().items()
+        }
+        packs = {name: self._abstract(values, self._packs_spec) for name, values in batch.items()}
+        if self.replicas is None:
+            return state, packs
+        mesh = self.replicas.mesh
+        requests = jax.ShapeDtypeStruct((mesh.size,), np.float32)
+        return state, packs, self._abstract(requests, PartitionSpec(mesh.axis_names))
 
     def eval_step(self, batch):
         with out_of_memory_names("evaluation", "eval_batch_size"):
@@ -121,6 +133,17 @@ class JaxEngine(Engine):
         weight = self._weight_of_moment.get(id(variable), variable)
         return self._layout.spec(weight.path, len(weight.shape))
 
+    @property
+    def _packs_spec(self):
+        return PartitionSpec(self._layout.pack_axes if self._layout else (AXIS,))
+
+    def _abstract(self, values, spec):
+        if self.replicas is not None:
+            sharding = NamedSharding(self.replicas.mesh, spec)
+        else:
+            sharding = SingleDeviceSharding(self.target.devices[0]) if self.target.devices else None
+        return jax.ShapeDtypeStruct(tuple(values.shape), values.dtype, sharding=sharding)
+
     def _whole(self, variables):
         """Variables by name, as checkpoints hold them."""
         if self._layout is None:
@@ -154,8 +177,7 @@ class JaxEngine(Engine):
         """The batch as arrays sharded over devices by packs."""
         if self.replicas is None:
             return batch
-        axes = self._layout.pack_axes if self._layout else (AXIS,)
-        sharding = NamedSharding(self.replicas.mesh, PartitionSpec(axes))
+        sharding = NamedSharding(self.replicas.mesh, self._packs_spec)
         return {
             name: jax.make_array_from_process_local_data(sharding, np.concatenate(values))
             for name, values in self._by_replica(batch, in_parts).items()
@@ -292,8 +314,7 @@ class JaxEngine(Engine):
             return self.objective.loss(sums, denominators), (sums, list(new_other))
 
         # A layout has its own matrix products, and XLA partitions the operations between them
-        form = gradients_for_cpus() if self._layout is None else contextlib.nullcontext()
-        with form:
+        with gradients_for_cpus(self.target.platform == "cpu" and self._layout is None):
             gradients, (sums, new_other) = jax.grad(loss, has_aux=True)(list(trainable))
         return gradients, sums, new_other
 
@@ -310,13 +331,6 @@ class Snapshot:
 
     def training_state(self):
         return self._training_state
-
-
-def _compiler_options(platform):
-    """XLA options under which rematerialisation saves memory: dict."""
-    # On the CPU, XLA drops the barriers around rematerialised blocks before it merges equal computations, and
-    # so keeps every activation after all. GPU and TPU drop them late enough, and need the pass
-    return {"xla_disable_hlo_passes": "cse_barrier_expander"} if platform == "cpu" else {}
 
 
 def _fetch(variables, keeps):

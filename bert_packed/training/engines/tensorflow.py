@@ -25,8 +25,9 @@ SUM = tf.distribute.ReduceOp.SUM
 class TensorFlowEngine(Engine):
     """See `Engine`."""
 
-    def __init__(self, model, objective, optimizer=None, micro_batch_size=None, replicas=None):
-        super().__init__(model, objective, optimizer, micro_batch_size, replicas)
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        model, objective, replicas = self.model, self.objective, self.replicas
         options = {"jit_compile": True, "reduce_retracing": False, "autograph": False}
         # Layers whose seeds the engine advances
         moves_seeds = replicas is not None or objective.skips_empty
@@ -53,6 +54,10 @@ class TensorFlowEngine(Engine):
             return self.compiled_train_step(self._distribute(batch), tf.constant(float(wants_stop)))
 
     def step_programs(self, batch):
+        if self.target.devices:
+            from bert_packed.training.absent_devices import tensorflow_program_for  # JAX's, an extra
+
+            return [tensorflow_program_for(self.compiled_train_step, batch, self.target)]
         if self.replicas is None:
             return [tensorflow_program(self.compiled_train_step, batch)]
         # The program of one replica, which ends with its gradients: reduction and update are in no program
@@ -74,7 +79,7 @@ class TensorFlowEngine(Engine):
         return self._accumulate(batch, denominators, training)
 
     def _train_step(self, batch):
-        with gradients_for_cpus():
+        with gradients_for_cpus(self.target.platform == "cpu"):
             gradients, sums = self.gradients(batch)
         gradients, figures = clip(gradients, sums, self.max_grad_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
@@ -122,7 +127,7 @@ class TensorFlowEngine(Engine):
         return {**sums, **figures, "num_stop_requests": num_asked}
 
     def _replica_gradients(self, batch, denominators, number):
-        with gradients_for_cpus():
+        with gradients_for_cpus(self.target.platform == "cpu"):
             return self._accumulate(batch, denominators, True, number)
 
     def _shared_eval_step(self, batch):
