@@ -63,6 +63,7 @@ def _run(config, backend, processes):
         from data_gen.sample_data import build_missing
 
         processes.first_decides(lambda: build_missing() and None)
+    config = run_directory.with_dtype(config, processes)
     data = read_data(config, processes)
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
     model_config = ablate(model_config, config.ablation)

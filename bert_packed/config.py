@@ -11,7 +11,9 @@ from bert_packed.core.settings import InputError, check_settings, setting
 from bert_packed.core.storage import read_json
 from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP
 
-DTYPES = ("float32", "mixed_bfloat16")
+FLOAT32, MIXED = "float32", "mixed_bfloat16"
+DTYPES = (FLOAT32, MIXED)
+AUTO = "auto"  # of a run
 # The smallest epsilon of an optimizer: the gradient of a token that no step has seen is 0, and 0 / 0 would be
 # NaN. Smaller numbers are 0 in float32
 LEAST_EPSILON = 1e-30

@@ -10,6 +10,7 @@ import math
 import os
 import re
 
+from bert_packed.config import FLOAT32, MIXED
 from bert_packed.core.settings import InputError
 
 # As its driver gives it to XLA: NVIDIA H100 SXM5, 80 GB
@@ -86,6 +87,11 @@ class Target:
         if self.platform == "gpu" and self.devices:
             return {"xla_gpu_autotune_level": "0"}  # it would measure on the device
         return {}
+
+    @property
+    def dtype(self):
+        """The policy of a run with `--dtype=auto`."""
+        return FLOAT32 if self.platform == "cpu" else MIXED
 
     @property
     def num_devices(self):

@@ -84,6 +84,7 @@ def run_task(config, text, objective, read_training, predict=None):
     Returns the exit status. Raises `InputError` where another run is in the directory, or the checkpoint to
     start from does not fit.
     """
+    config = run_directory.with_dtype(config)
     with run_directory.locked(config.output_dir) as folder:
         if config.do_train:
             data, inputs = read_training()
@@ -192,7 +193,7 @@ def has_results(config, text, inputs, results, evaluated):
 
     Raises `InputError` where the directory holds another run.
     """
-    folder = Path(config.output_dir)
+    config, folder = run_directory.with_dtype(config), Path(config.output_dir)
     if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
         return False
     # A run that starts removes them, so those that are there are of this run, once it is over

@@ -8,7 +8,7 @@ import itertools
 import keras
 
 from bert_packed.checkpoints import checkpoint, kept_optimizer, starting_weights
-from bert_packed.config import OBJECTIVE_HEADS
+from bert_packed.config import AUTO, OBJECTIVE_HEADS
 from bert_packed.core.settings import InputError
 from bert_packed.data import input_pipeline
 from bert_packed.data.batch_growth import GrowingBatches
@@ -60,7 +60,7 @@ def build_engine(config, model_config, data, processes=ALONE, steps_before=0, ta
         model = objective.build_model(
             model_config,
             config.random_seed,
-            dtype=config.dtype,
+            dtype=target.dtype if config.dtype == AUTO else config.dtype,
             remat=config.remat,
             attend=attention.attend,
             num_rows=data.train.num_rows or None,

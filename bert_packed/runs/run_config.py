@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bert_packed.config import DROPOUT_FIELDS, DTYPES, LEAST_EPSILON, MODEL_SIZES
+from bert_packed.config import AUTO, DROPOUT_FIELDS, DTYPES, LEAST_EPSILON, MODEL_SIZES
 from bert_packed.core.settings import InputError, check_settings, setting
 
 # Headings in `--help`
@@ -72,10 +72,11 @@ class RunConfig:
         advanced=True,
     )
     dtype: str = setting(
-        "float32",
+        AUTO,
         "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm "
-        "statistics and losses stay float32",
-        choices=DTYPES,
+        "statistics and losses stay float32; float32 is float32 there too, several times as long; auto is "
+        "mixed_bfloat16 on GPU and TPU and float32 elsewhere, and a run goes on with that of its start",
+        choices=(AUTO, *DTYPES),
         group=MEMORY,
     )
     remat: bool = setting(

@@ -17,10 +17,12 @@ from bert_packed.checkpoints.checkpoint import (
     list_checkpoints,
     set_aside,
 )
+from bert_packed.config import AUTO
 from bert_packed.core.command_line import to_flagfile
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import PARTIAL_SUFFIX, lock, read_json, write_json, write_text
 from bert_packed.parallel.processes import ALONE
+from bert_packed.parallel.targets import devices_here
 from bert_packed.records.manifests import SCANS_NAME
 from bert_packed.tasks.glue import SERVER_NAMES
 from bert_packed.training.nonfinite import NotFiniteError
@@ -191,6 +193,18 @@ def agree(folder, config, facts, report, processes=ALONE):
 
     name = processes.first_decides(find)
     return folder / name if name else None
+
+
+def with_dtype(config, processes=ALONE):
+    """A config with `--dtype=auto` replaced: as its output directory's run began, or by the devices."""
+    if config.dtype != AUTO:
+        return config
+
+    def choose():
+        run = {} if config.overwrite else read_json(Path(config.output_dir) / RUN_FILE, default={})
+        return run.get("flags", {}).get("dtype", devices_here().dtype)
+
+    return dataclasses.replace(config, dtype=processes.first_decides(choose))
 
 
 def check_outside(init_checkpoint, folder):

@@ -4,17 +4,47 @@ import contextlib
 
 import keras
 
+from bert_packed.parallel.targets import devices_here
+
+
+@contextlib.contextmanager
+def products_in(dtype, platform):
+    """Context manager: matrix products traced inside are computed in a dtype, also where it is "float32".
+
+    By default a TPU multiplies float32 in one pass of bfloat16, and a GPU by TF32.
+    """
+    is_exact = dtype == "float32"
+    if platform == "cpu":
+        yield
+    elif keras.backend.backend() == "jax":
+        import jax
+
+        with jax.default_matmul_precision("highest" if is_exact else "default"):
+            yield
+    else:
+        import tensorflow as tf
+
+        # For the process, and for good: it is read when the traced program is compiled
+        tf.config.experimental.enable_tensor_float_32_execution(not is_exact)
+        yield
+
 
 def compiled(function, model=None):
     """Compile a function of arrays, or of dicts of them, by XLA: once for each set of input shapes.
 
-    The function may read variables of `model` and of no other, and must not assign any.
+    The function may read variables of `model` and of no other, and must not assign any. Products of arrays
+    in float32 are in float32, unless the model is of mixed precision.
     """
+
+    def traced(*inputs):
+        with products_in(model.compute_dtype if model is not None else "float32", devices_here().platform):
+            return function(*inputs)
+
     if keras.backend.backend() == "jax":
-        return _compiled_by_jax(function, model)
+        return _compiled_by_jax(traced, model)
     import tensorflow as tf
 
-    return tf.function(function, jit_compile=True, reduce_retracing=False)
+    return tf.function(traced, jit_compile=True, reduce_retracing=False)
 
 
 def _compiled_by_jax(function, model):

@@ -8,6 +8,8 @@ import pytest
 from tiny import write_data
 
 from bert_packed.core.settings import InputError
+from bert_packed.parallel.targets import Target
+from bert_packed.runs import run_directory
 from bert_packed.runs.input_files import describe_inputs
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import (
@@ -32,7 +34,7 @@ def files(tmp_path):
 @pytest.fixture
 def started(tmp_path, files):
     """A run with a checkpoint: its folder, config and facts."""
-    config = TrainConfig(input_file="data/*", output_dir=str(tmp_path / "run"))
+    config = TrainConfig(input_file="data/*", output_dir=str(tmp_path / "run"), dtype="float32")
     facts = {
         "inputs": {"input_file": describe_inputs(files), "eval_input_file": []},
         "model": {"hidden_size": 8, "hidden_act": "gelu"},
@@ -271,3 +273,16 @@ def test_a_run_may_be_older_than_a_flag(started):
     assert find_checkpoint(folder, config, facts) == folder / "checkpoint-1"
     with pytest.raises(InputError, match="remat False -> True"):
         find_checkpoint(folder, dataclasses.replace(config, remat=True), facts)
+
+
+def test_dtype_is_that_of_the_start_or_of_the_devices(started, monkeypatch, tmp_path):
+    _, config, _ = started
+    auto = dataclasses.replace(config, dtype="auto")
+    for platform, others in (("cpu", "float32"), ("tpu", "mixed_bfloat16")):
+        monkeypatch.setattr(run_directory, "devices_here", lambda found=platform: Target(found))
+        assert run_directory.with_dtype(auto).dtype == "float32"  # as it began
+        elsewhere = dataclasses.replace(auto, output_dir=str(tmp_path / "new"))
+        assert run_directory.with_dtype(elsewhere).dtype == others
+        assert run_directory.with_dtype(dataclasses.replace(auto, overwrite=True)).dtype == others
+    given = dataclasses.replace(config, dtype="mixed_bfloat16")
+    assert run_directory.with_dtype(given) is given

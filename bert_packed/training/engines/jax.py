@@ -16,7 +16,7 @@ from bert_packed.models.cpu_gradients import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
 from bert_packed.parallel.mesh import FetchedVariable, SpreadVariable, spread
 from bert_packed.parallel.replicas import AXIS
-from bert_packed.training.backend import out_of_memory_names
+from bert_packed.training.backend import out_of_memory_names, products_in
 from bert_packed.training.engines.engine import Engine, clip, num_used_micro_batches
 from bert_packed.training.optimization import MomentOptimizer, trust_ratios
 from bert_packed.training.step_report import jax_program
@@ -209,7 +209,7 @@ class JaxEngine(Engine):
 
     def _eval_step(self, state, batch):
         def part(trainable, other, batch):
-            outputs, _ = self.model.stateless_call(trainable, other, batch, training=False)
+            outputs, _ = self._call(trainable, other, batch, training=False)
             return self.objective.sums(outputs, batch)
 
         if self.replicas is None:
@@ -219,6 +219,11 @@ class JaxEngine(Engine):
             return self._add_copies(part(*arguments))
 
         return self._on_each_copy(summed)(state["trainable"], state["other"], batch)
+
+    def _call(self, trainable, other, batch, training):
+        # Their gradients have the precision of products, too
+        with products_in(self.model.compute_dtype, self.target.platform):
+            return self.model.stateless_call(trainable, other, batch, training=training)
 
     def _normalised_gradients(self, trainable, other, batch, training):
         """Gradients of the step's loss, its sums, and the seeds of the next step."""
@@ -309,7 +314,7 @@ class JaxEngine(Engine):
 
     def _micro_batch(self, trainable, other, batch, denominators, training):
         def loss(trainable):
-            outputs, new_other = self.model.stateless_call(trainable, other, batch, training=training)
+            outputs, new_other = self._call(trainable, other, batch, training)
             sums = self.objective.sums(outputs, batch)
             return self.objective.loss(sums, denominators), (sums, list(new_other))
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from bert_packed.models.cpu_gradients import gradients_for_cpus
 from bert_packed.models.dropout import packs_from
 from bert_packed.models.rematerialisation import find_dropouts
-from bert_packed.training.backend import out_of_memory_names
+from bert_packed.training.backend import out_of_memory_names, products_in
 from bert_packed.training.engines.engine import Engine, clip, num_used_micro_batches
 from bert_packed.training.optimization import trust_ratios
 from bert_packed.training.step_report import tensorflow_program
@@ -86,7 +86,8 @@ class TensorFlowEngine(Engine):
         return {**sums, **figures, **trust_ratios(self.optimizer)}
 
     def _eval_step(self, batch):
-        return self.objective.sums(self.model(batch, training=False), batch)
+        with products_in(self.model.compute_dtype, self.target.platform):
+            return self.objective.sums(self.model(batch, training=False), batch)
 
     def _distribute(self, batch, in_parts=True):
         """The packs of this process as per-replica values of `tf.distribute`."""
@@ -173,7 +174,10 @@ class TensorFlowEngine(Engine):
         return gradients, sums
 
     def _micro_batch(self, batch, denominators, training, replica, index):
-        with self._dropout_of(replica, index, next(iter(batch.values())).shape[0]), tf.GradientTape() as tape:
+        size = next(iter(batch.values())).shape[0]
+        dropout = self._dropout_of(replica, index, size)
+        products = products_in(self.model.compute_dtype, self.target.platform)
+        with dropout, products, tf.GradientTape() as tape:
             sums = self.objective.sums(self.model(batch, training=training), batch)
             loss = self.objective.loss(sums, denominators)
             gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
