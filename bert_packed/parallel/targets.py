@@ -29,8 +29,9 @@ dnn_version_info { major: 9 minor: 10 }
 runtime_version { major: 13 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
-# libtpu would ask Google's cloud which slice it is on
+# libtpu would ask Google's cloud which slice it is on, and take the devices for itself
 TPU_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",

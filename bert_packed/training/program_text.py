@@ -45,6 +45,7 @@ _NAME = re.compile(r"[\w.\-]+")
 _CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _CALLED_LIST = re.compile(r"\b(?:branch|called)_computations=\{([^}]*)\}")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_DECLARED_FLOPS = re.compile(r'"cost_estimate":\{"flops":"?(\d+)')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _COMMENT = re.compile(r"/\*.*?\*/")
 
@@ -236,8 +237,8 @@ def matmul_flops(module):
     """FLOPs of the matrix products in a run of the program, on one device: int, or None.
 
     A product of `[m, k]` and `[k, n]` has 2 m k n, also where it is written as a convolution, as all are for
-    TPUs. None where a library computes a product of unprinted size, or a product is in a loop of unknown
-    length.
+    TPUs. A Pallas kernel counts as it declares. None where a library or kernel has products of unknown size,
+    or a product is in a loop of unknown length.
     """
     total = 0
     for instruction, times in executions(module):
@@ -257,6 +258,9 @@ def product_flops(instruction):
         return _convolution_flops(instruction)
     elif instruction.opcode == "custom-call":
         target = instruction.attribute("custom_call_target")
+        if target == "tpu_custom_call":  # a Pallas kernel, whose program is not printed
+            declared = _DECLARED_FLOPS.search(instruction.attributes)
+            return int(declared[1]) if declared else None
         if not LIBRARY_PRODUCTS.search(target):
             return None if OTHER_PRODUCTS.search(target) else 0
         found = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.attributes)

@@ -331,6 +331,18 @@ def test_operations_of_a_convolution(left, right, convolution, flops):
     assert matmul_flops(module_of(*text)) == flops
 
 
+@pytest.mark.parametrize(
+    ("config", "flops"),
+    [
+        ('{"custom_call_config":{"body":"x","cost_estimate":{"flops":"96","transcendentals":"5"}}}', 96),
+        ('{"custom_call_config":{"body":"x"}}', None),
+    ],
+)
+def test_operations_of_a_kernel_are_as_it_declares(config, flops):
+    call = f'ROOT %c = f32[4] custom-call(), custom_call_target="tpu_custom_call", backend_config={config}'
+    assert matmul_flops(module_of(call)) == flops
+
+
 # As the compiler for TPUs prints a loop: no count, copies, the counter compared and raised
 LOOP = """
 %condition (s: (s32[], f32[4])) -> pred[] {
