@@ -26,6 +26,7 @@ class FileProcess:
 
     Attributes:
         connection: Ready to be read when there are reports of the next test, or when the process has ended.
+            In the process the other end.
         items: The tests whose reports were not yet received.
     """
 
@@ -77,12 +78,21 @@ class FileProcess:
         capture = self._config.pluginmanager.getplugin("capturemanager")
         capture.stop_global_capturing()
         capture.start_global_capturing()
+        self.connection = connection
+        self._config.pluginmanager.register(self)
         for item, next_item in itertools.zip_longest(self.items, self.items[1:]):
-            reports = runtestprotocol(item, nextitem=next_item, log=False)
-            hook = self._config.hook
-            connection.send(
-                [hook.pytest_report_to_serializable(config=self._config, report=report) for report in reports]
-            )
+            # The hook, as other plugins wrap it: marks of warnings have no effect without
+            self._config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        """In the process: run a test and send its reports, which its own terminal would print."""
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        hook = self._config.hook
+        self.connection.send(
+            [hook.pytest_report_to_serializable(config=self._config, report=report) for report in reports]
+        )
+        return True
 
 
 class FileProcesses:
