@@ -35,7 +35,9 @@ def programs_for(target, engine, batch, micro_batch_size):
     import jax  # an extra
 
     try:
-        programs = engine.step_programs(batch)
+        # From JAX 0.11 kernels for GPUs are lowered for the default device, which would be this machine's CPU
+        with jax.default_device(target.devices[0]):
+            programs = engine.step_programs(batch)
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())
         if "RESOURCE_EXHAUSTED" in reason:

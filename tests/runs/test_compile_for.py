@@ -164,6 +164,16 @@ def test_the_options_for_cpus_are_refused(folder):
     assert done.returncode == 0 and report["matmul_flops"] > 0, done.stderr
 
 
+def test_the_fused_attention_of_gpus(folder):
+    without_dropout = dataclasses.replace(MODEL, attention_probs_dropout_prob=0.0)
+    config = folder / "without_dropout.json"
+    config.write_text(json.dumps(dataclasses.asdict(without_dropout)))
+    done, report = command(folder, "h100:1", bert_config_file=config, attention="flash")
+    assert done.returncode == 0, done.stderr
+    check(report, 1)
+    assert "__gpu$xla.gpu.triton" in (folder / "compiled" / "step.hlo.txt").read_text()
+
+
 def test_devices_that_no_compiler_knows(folder):
     done, _ = command(folder, "v5e:3x3")
     assert done.returncode == 2 and "as their compiler knows them. Received: v5e:3x3" in done.stderr
