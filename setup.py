@@ -37,12 +37,12 @@ ARROW_REQUIRES = [
 ]
 
 JAX_REQUIRES = [
-    "jax>=0.10,<1",  # the second backend, KERAS_BACKEND=jax; for accelerators see its own extras
+    "jax>=0.10,<0.13",  # the second backend, KERAS_BACKEND=jax; the tests run on 0.10.2 and 0.12.0.1
 ]
 
 AOT_REQUIRES = [
-    "jax[tpu]>=0.10,<1",  # with libtpu, which compiles for TPUs, --compile_for=v5e:1; no TPU is needed
-    "jax-cuda13-plugin>=0.10,<1",  # compiles for NVIDIA's GPUs; no driver is needed
+    "jax[tpu]>=0.10,<0.13",  # with libtpu, which compiles for TPUs, --compile_for=v5e:1; no TPU is needed
+    "jax-cuda13-plugin>=0.10,<0.13",  # compiles for NVIDIA's GPUs; no driver is needed
 ]
 
 REFERENCE_REQUIRES = [
