@@ -58,6 +58,15 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
 
     `seed` is a pair of integers, as from `keras.random.SeedGenerator.next()`; packs are as in `packs_from`.
     """
+    starts, strides = row_words(shape, seed, first_pack, num_packs)
+    return is_kept(rate, starts, strides, ops.cast(ops.arange(shape[-1], dtype="int32"), "uint32"))
+
+
+def row_words(shape, seed, first_pack=0, num_packs=None):
+    """Words of each row from which `is_kept` computes `keep_mask`: two uint32 `[packs, ..., 1]`.
+
+    The second is a scalar where it is the same for all rows.
+    """
     seed = ops.cast(seed, "uint32")
     width = shape[-1]
     rows_per_pack = functools.reduce(operator.mul, shape[1:-1], 1)
@@ -72,9 +81,13 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
         rows = rows - rounds * rows_per_round
         stride = mix32(seed[0] + mix32(seed[1]) + mix32(rounds))
     start = mix32(stride + seed[1])
-    columns = ops.cast(ops.arange(width, dtype="int32"), "uint32")
-    words = mix32((rows * _word(width) + columns) * ops.bitwise_or(stride, _word(1)) + start)
-    return ops.greater_equal(words, _word(round(rate * 2**32)))
+    stride = ops.bitwise_or(stride, _word(1))
+    return rows * _word(width) * stride + start, stride
+
+
+def is_kept(rate, starts, strides, columns):
+    """True for units to keep, by the `row_words` of their rows and their uint32 numbers in the row."""
+    return ops.greater_equal(mix32(columns * strides + starts), _word(round(rate * 2**32)))
 
 
 def _row_numbers(shape):
