@@ -100,7 +100,7 @@ def _backward(rate, tile, kept, gradient_BSNH):
     )) * (1 - rate)
     sums_GJU = _by_group(jnp.swapaxes(sums_BSN, 1, 2), num_groups)
     width = query_UD.shape[1] // num_groups
-    whole = pl.BlockSpec((length, width), lambda group, step, firsts, _: (firsts[step + 1] // num_tiles, group))
+    whole = pl.BlockSpec((length, width), lambda group, step, firsts, _: (lax.div(firsts[step + 1], num_tiles), group))
     gradients_UD = _call(
         functools.partial(_backward_kernel, num_tiles=num_tiles, rate=rate),
         tiles_to_visit(sequence_ids_BS, tile),
@@ -161,7 +161,7 @@ def _forward_kernel(
         sums_JT[head] = sums_JT[head] * fading_1T + weights_TT.sum(axis=0, keepdims=True)
         maxima_JT[head] = maxima_1T
         if rate:
-            weights_TT = _drop(weights_TT, rate, words_JT, head, columns_T1)
+            weights_TT = jnp.where(_is_kept(rate, words_JT, head, columns_T1), weights_TT, 0.0)
         weighted_HT = _product(value_TX[:, own], weights_TT.astype(value_TX.dtype), (0, 0))
         totals_XT[own] = totals_XT[own] * fading_1T + weighted_HT
 
@@ -198,7 +198,7 @@ def _backward_kernel(
     before, mine, after = (keys[pl.program_id(1) + place] for place in range(3))
     tile, width = key_totals_TX.shape
 
-    @pl.when(before // num_tiles != mine // num_tiles)
+    @pl.when(lax.div(before, num_tiles) != lax.div(mine, num_tiles))
     def _():
         query_totals_nXT[...] = jnp.zeros_like(query_totals_nXT)
 
@@ -207,7 +207,7 @@ def _backward_kernel(
         key_totals_TX[...] = jnp.zeros_like(key_totals_TX)
         value_totals_TX[...] = jnp.zeros_like(value_totals_TX)
 
-    place = queries[pl.program_id(1) + 1] % num_tiles
+    place = lax.rem(queries[pl.program_id(1) + 1], num_tiles)
     is_own_TT = _column(key_ids_1T[...]) == query_ids_1T[...]
     columns_T1 = _columns(keys, num_tiles, tile)
     for head, own in _heads(log_sums_JT, width):
@@ -215,11 +215,12 @@ def _backward_kernel(
             of[:, own] for of in (query_TX, key_TX, value_TX, gradient_TX)
         )
         probs_TT = jnp.exp(_scores(key_TH, query_TH, is_own_TT) - log_sums_JT[head])
-        kept_TT = _drop(probs_TT, rate, words_JT, head, columns_T1) if rate else probs_TT
-        value_totals_TX[:, own] += _product(kept_TT.astype(query_TH.dtype), gradient_TH, (1, 0))
         products_TT = _product(value_TH, gradient_TH, (1, 1))
+        kept_TT = probs_TT
         if rate:
-            products_TT = _drop(products_TT, rate, words_JT, head, columns_T1)
+            is_kept_TT = _is_kept(rate, words_JT, head, columns_T1)
+            kept_TT, products_TT = (jnp.where(is_kept_TT, of, 0.0) for of in (probs_TT, products_TT))
+        value_totals_TX[:, own] += _product(kept_TT.astype(query_TH.dtype), gradient_TH, (1, 0))
         # All three gradients are too small by the factor 1 - rate, up to the end
         scores_TT = (probs_TT * (products_TT - products_JT[head])).astype(query_TH.dtype)
         key_totals_TX[:, own] += _product(scores_TT, query_TH, (1, 0))
@@ -230,7 +231,7 @@ def _backward_kernel(
         for total, out in ((key_totals_TX, key_gradient_TX), (value_totals_TX, value_gradient_TX)):
             out[...] = (total[...] / (1 - rate)).astype(out.dtype)
 
-    @pl.when(mine // num_tiles != after // num_tiles)
+    @pl.when(lax.div(mine, num_tiles) != lax.div(after, num_tiles))
     def _():
         @pl.loop(0, num_tiles)
         def _(place):
@@ -243,10 +244,9 @@ def _scores(key_TH, query_TH, is_own_TT):
     return jnp.where(is_own_TT, _product(key_TH, query_TH, (1, 1)), MASKED_SCORE)
 
 
-def _drop(values_TT, rate, words_JT, head, columns_T1):
+def _is_kept(rate, words_JT, head, columns_T1):
     starts_JT, strides_JT = words_JT
-    is_kept_TT = is_kept(rate, starts_JT[head], strides_JT[head], columns_T1)
-    return jnp.where(is_kept_TT, values_TT, 0.0)
+    return is_kept(rate, starts_JT[head], strides_JT[head], columns_T1)
 
 
 def _heads(rows_JT, width):
@@ -257,7 +257,7 @@ def _heads(rows_JT, width):
 
 
 def _columns(keys, num_tiles, tile):
-    first = keys[pl.program_id(1) + 1] % num_tiles * tile
+    first = lax.rem(keys[pl.program_id(1) + 1], num_tiles) * tile
     return (first + lax.broadcasted_iota(jnp.int32, (tile, 1), 0)).astype(jnp.uint32)
 
 
@@ -348,6 +348,6 @@ def tiles_to_visit(sequence_ids_BS, tile):
     seconds = firsts // num_tiles * num_tiles + pairs % num_tiles
     is_pair = jnp.arange(pairs.size) < num_pairs
     firsts, seconds = (
-        jnp.pad(jnp.where(is_pair, tiles, -1), 1, constant_values=-1) for tiles in (firsts, seconds)
+        jnp.pad(jnp.where(is_pair, tiles, -num_tiles), 1, constant_values=-num_tiles) for tiles in (firsts, seconds)
     )
     return firsts, seconds, num_pairs
