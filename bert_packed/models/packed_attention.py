@@ -114,8 +114,8 @@ def _backward(rate, tile, kept, gradient_BSNH):
         ],
         [
             pltpu.VMEM((num_tiles, width, tile), jnp.float32),
-            pltpu.VMEM((tile, width), jnp.float32),
-            pltpu.VMEM((tile, width), jnp.float32),
+            pltpu.VMEM((width, tile), jnp.float32),
+            pltpu.VMEM((width, tile), jnp.float32),
         ],
     )
     return *(of.reshape(query_BSNH.shape) for of in gradients_UD), None, None
@@ -189,14 +189,14 @@ def _backward_kernel(
     key_gradient_TX,
     value_gradient_TX,
     query_totals_nXT,
-    key_totals_TX,
-    value_totals_TX,
+    key_totals_XT,
+    value_totals_XT,
     *,
     num_tiles,
     rate,
 ):
     before, mine, after = (keys[pl.program_id(1) + place] for place in range(3))
-    tile, width = key_totals_TX.shape
+    width, tile = key_totals_XT.shape
 
     @pl.when(lax.div(before, num_tiles) != lax.div(mine, num_tiles))
     def _():
@@ -204,8 +204,8 @@ def _backward_kernel(
 
     @pl.when(before != mine)
     def _():
-        key_totals_TX[...] = jnp.zeros_like(key_totals_TX)
-        value_totals_TX[...] = jnp.zeros_like(value_totals_TX)
+        key_totals_XT[...] = jnp.zeros_like(key_totals_XT)
+        value_totals_XT[...] = jnp.zeros_like(value_totals_XT)
 
     place = lax.rem(queries[pl.program_id(1) + 1], num_tiles)
     is_own_TT = _column(key_ids_1T[...]) == query_ids_1T[...]
@@ -220,16 +220,16 @@ def _backward_kernel(
         if rate:
             is_kept_TT = _is_kept(rate, words_JT, head, columns_T1)
             kept_TT, products_TT = (jnp.where(is_kept_TT, of, 0.0) for of in (probs_TT, products_TT))
-        value_totals_TX[:, own] += _product(kept_TT.astype(query_TH.dtype), gradient_TH, (1, 0))
+        value_totals_XT[own] += _product(gradient_TH, kept_TT.astype(query_TH.dtype), (0, 1))
         # All three gradients are too small by the factor 1 - rate, up to the end
         scores_TT = (probs_TT * (products_TT - products_JT[head])).astype(query_TH.dtype)
-        key_totals_TX[:, own] += _product(scores_TT, query_TH, (1, 0))
+        key_totals_XT[own] += _product(query_TH, scores_TT, (0, 1))
         query_totals_nXT[place, own] += _product(key_TH, scores_TT, (0, 0))
 
     @pl.when(mine != after)
     def _():
-        for total, out in ((key_totals_TX, key_gradient_TX), (value_totals_TX, value_gradient_TX)):
-            out[...] = (total[...] / (1 - rate)).astype(out.dtype)
+        for total, out in ((key_totals_XT, key_gradient_TX), (value_totals_XT, value_gradient_TX)):
+            out[...] = (total[...] / (1 - rate)).T.astype(out.dtype)
 
     @pl.when(lax.div(mine, num_tiles) != lax.div(after, num_tiles))
     def _():
