@@ -91,22 +91,20 @@ def _backward(rate, tile, kept, gradient_BSNH):
     num_tiles = length // tile
     tokens, _, ids = _specs(query_BSNH, tile, table=0)
     query_tokens, query_rows, query_ids = _specs(query_BSNH, tile, table=1)
-    query_UD, key_UD, value_UD, gradient_UD = map(_flat, (query_BSNH, key_BSNH, value_BSNH, gradient_BSNH))
+    query_UD, key_UD, value_UD, result_UD, gradient_UD = map(
+        _flat, (query_BSNH, key_BSNH, value_BSNH, result_BSNH, gradient_BSNH)
+    )
     ids_1U = sequence_ids_BS.reshape(1, -1)
     words_GJU = tuple(_by_group(of[..., 0], num_groups) for of in words)
-    # Sum over keys of each probability times its gradient, without either; the rate as in the kernel
-    sums_BSN = jnp.einsum("bsnh,bsnh->bsn", *(
-        values.astype(jnp.float32) for values in (result_BSNH, gradient_BSNH)
-    )) * (1 - rate)
-    sums_GJU = _by_group(jnp.swapaxes(sums_BSN, 1, 2), num_groups)
     width = query_UD.shape[1] // num_groups
     whole = pl.BlockSpec((length, width), lambda group, step, firsts, _: (lax.div(firsts[step + 1], num_tiles), group))
     gradients_UD = _call(
         functools.partial(_backward_kernel, num_tiles=num_tiles, rate=rate),
         tiles_to_visit(sequence_ids_BS, tile),
         num_groups,
-        [(query_UD, query_tokens), (key_UD, tokens), (value_UD, tokens), (gradient_UD, query_tokens)]
-        + [(log_sums_GJU, query_rows), (sums_GJU, query_rows), (ids_1U, query_ids), (ids_1U, ids)]
+        [(query_UD, query_tokens), (key_UD, tokens), (value_UD, tokens)]
+        + [(result_UD, query_tokens), (gradient_UD, query_tokens)]
+        + [(log_sums_GJU, query_rows), (ids_1U, query_ids), (ids_1U, ids)]
         + [(words_GJU, (query_rows,) * len(words))],
         [
             (jax.ShapeDtypeStruct(of.shape, of.dtype), spec)
@@ -179,9 +177,9 @@ def _backward_kernel(
     query_TX,
     key_TX,
     value_TX,
+    result_TX,
     gradient_TX,
     log_sums_JT,
-    products_JT,
     query_ids_1T,
     key_ids_1T,
     words_JT,
@@ -210,6 +208,8 @@ def _backward_kernel(
     place = lax.rem(queries[pl.program_id(1) + 1], num_tiles)
     is_own_TT = _column(key_ids_1T[...]) == query_ids_1T[...]
     columns_T1 = _columns(keys, num_tiles, tile)
+    # Summed over a head's width, the sum over all keys of probabilities times their gradients
+    products_XT = (result_TX[...].astype(jnp.float32) * gradient_TX[...].astype(jnp.float32)).T * (1 - rate)
     for head, own in _heads(log_sums_JT, width):
         query_TH, key_TH, value_TH, gradient_TH = (
             of[:, own] for of in (query_TX, key_TX, value_TX, gradient_TX)
@@ -222,7 +222,7 @@ def _backward_kernel(
             kept_TT, products_TT = (jnp.where(is_kept_TT, of, 0.0) for of in (probs_TT, products_TT))
         value_totals_XT[own] += _product(gradient_TH, kept_TT.astype(query_TH.dtype), (0, 1))
         # All three gradients are too small by the factor 1 - rate, up to the end
-        scores_TT = (probs_TT * (products_TT - products_JT[head])).astype(query_TH.dtype)
+        scores_TT = (probs_TT * (products_TT - products_XT[own].sum(axis=0, keepdims=True))).astype(query_TH.dtype)
         key_totals_XT[own] += _product(query_TH, scores_TT, (0, 1))
         query_totals_nXT[place, own] += _product(key_TH, scores_TT, (0, 0))
 
@@ -253,7 +253,7 @@ def _heads(rows_JT, width):
     """Rows and lanes of each head of a group."""
     num_heads = rows_JT.shape[0]
     step = width // num_heads
-    return [(pl.ds(head, 1), pl.ds(head * step, step)) for head in range(num_heads)]
+    return [(slice(head, head + 1), slice(head * step, (head + 1) * step)) for head in range(num_heads)]
 
 
 def _columns(keys, num_tiles, tile):
