@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 import operator
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -25,8 +26,21 @@ class Dropout(keras.layers.Dropout):
         mask = keep_mask(ops.shape(inputs), self.rate, self.next_seed(), *PLACE.get())
         return ops.where(mask, kept, ops.zeros_like(inputs))
 
+    def rows(self, shape):
+        """The `RowDropout` of an array of a shape `[packs, ..., units]`, drawn as by `call`."""
+        words = _row_words(shape, self.next_seed(), *PLACE.get())
+        return RowDropout(self.rate, *(ops.broadcast_to(of, (*shape[:-1], 1))[..., 0] for of in words))
+
     def next_seed(self):
         return self.seed_generator.next() if self.given_seed is None else self.given_seed
+
+
+class RowDropout(NamedTuple):
+    """Dropout of the rows of an array `[packs, ..., units]`, for a kernel that asks `is_kept` by itself."""
+
+    rate: float
+    starts: object  # uint32 `[packs, ...]`, as the next
+    strides: object
 
 
 # Number of the first pack that a layer sees, and of all packs that are computed at once
@@ -58,15 +72,17 @@ def keep_mask(shape, rate, seed, first_pack=0, num_packs=None):
 
     `seed` is a pair of integers, as from `keras.random.SeedGenerator.next()`; packs are as in `packs_from`.
     """
-    starts, strides = row_words(shape, seed, first_pack, num_packs)
+    starts, strides = _row_words(shape, seed, first_pack, num_packs)
     return is_kept(rate, starts, strides, ops.cast(ops.arange(shape[-1], dtype="int32"), "uint32"))
 
 
-def row_words(shape, seed, first_pack=0, num_packs=None):
-    """Words of each row from which `is_kept` computes `keep_mask`: two uint32 `[packs, ..., 1]`.
+def is_kept(rate, starts, strides, columns):
+    """`keep_mask` of the units with given uint32 numbers in their rows, from the rows' `RowDropout`."""
+    return ops.greater_equal(mix32(columns * strides + starts), _word(round(rate * 2**32)))
 
-    The second is a scalar where it is the same for all rows.
-    """
+
+def _row_words(shape, seed, first_pack=0, num_packs=None):
+    # Start and stride of each row: uint32 `[*shape[:-1], 1]`, and a stride that all rows have is a scalar
     seed = ops.cast(seed, "uint32")
     width = shape[-1]
     rows_per_pack = functools.reduce(operator.mul, shape[1:-1], 1)
@@ -83,11 +99,6 @@ def row_words(shape, seed, first_pack=0, num_packs=None):
     start = mix32(stride + seed[1])
     stride = ops.bitwise_or(stride, _word(1))
     return rows * _word(width) * stride + start, stride
-
-
-def is_kept(rate, starts, strides, columns):
-    """True for units to keep, by the `row_words` of their rows and their uint32 numbers in the row."""
-    return ops.greater_equal(mix32(columns * strides + starts), _word(round(rate * 2**32)))
 
 
 def _row_numbers(shape):

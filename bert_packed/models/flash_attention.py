@@ -1,7 +1,8 @@
-"""Attention by JAX's fused Pallas kernels for GPUs and TPUs, without an S x S array.
+"""Attention by fused Pallas kernels for GPUs and TPUs, without an S x S array.
 
 Both compute the scores of one tile of queries and keys at a time, forward and backward, and compare sequence
-ids there. Memory grows with S. Neither skips tiles in which no pair may attend.
+ids there. Memory grows with S. The one for TPUs, `packed_attention`, skips tiles in which no pair may attend,
+and has dropout. The one for GPUs is JAX's and has neither.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
@@ -29,7 +30,7 @@ def choose_attention(attention, model_config, max_seq_length, platform):
     """Choose between dense scores and the fused kernel of this backend and a platform: `Attention`.
 
     "auto" takes the kernel where it can do the same work. Raises `InputError` where "flash" cannot be
-    honoured: the kernels have no attention dropout, and 128 must divide `max_seq_length`.
+    honoured: 128 must divide `max_seq_length`, and the kernel for GPUs has no dropout of attention.
     """
     if model_config.without_attention:
         if attention == "flash":
@@ -62,18 +63,11 @@ def attend_on_gpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, interpret=F
     return attention.mha(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, interpret=interpret)
 
 
-def attend_on_tpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-    """Attention inside each sequence by the Mosaic kernel; arguments as in `attend_on_gpu`."""
-    from jax import numpy as jnp
-    from jax.experimental.pallas.ops.tpu import flash_attention
+def attend_on_tpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
+    """Attention inside each sequence by `packed_attention.attend`, which needs JAX."""
+    from bert_packed.models import packed_attention
 
-    query_BNSH, key_BNSH, value_BNSH = (
-        jnp.swapaxes(values, 1, 2) for values in (query_BSNH, key_BSNH, value_BSNH)
-    )
-    ids = flash_attention.SegmentIds(sequence_ids_BS, sequence_ids_BS)
-    # Fourth, no bias: it would be a dense mask again
-    context_BNSH = flash_attention.flash_attention(query_BNSH, key_BNSH, value_BNSH, None, ids)
-    return jnp.swapaxes(context_BNSH, 1, 2)
+    return packed_attention.attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout)
 
 
 KERNELS = {"gpu": attend_on_gpu, "tpu": attend_on_tpu}  # by JAX's name of the platform
@@ -84,7 +78,7 @@ def _obstacle(kernel_name, model_config, max_seq_length):
     if kernel_name not in KERNELS:
         return f"the platform is not a GPU or TPU under KERAS_BACKEND=jax. Received: {kernel_name}"
     rate = model_config.attention_probs_dropout_prob
-    if rate > 0:
+    if rate > 0 and kernel_name == "gpu":
         return f"attention has dropout, which the kernel lacks. Received: attention_probs_dropout_prob={rate}"
     if max_seq_length % TILE:
         return f"{TILE} does not divide the length of packs. Received: {max_seq_length}"

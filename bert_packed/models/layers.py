@@ -76,8 +76,9 @@ class SelfAttention(keras.layers.Layer):
     """Multi-head attention inside each sequence, with residual and layer norm after it.
 
     Args:
-        attend: None for dense scores, or a fused kernel without dropout: function `(query_BSNH, key_BSNH,
-            value_BSNH, sequence_ids_BS)` to float `[B, S, N, H]`; queries are scaled already.
+        attend: None for dense scores, or a fused kernel: function `(query_BSNH, key_BSNH, value_BSNH,
+            sequence_ids_BS)` to float `[B, S, N, H]`; queries are scaled already. In training with dropout of
+            attention it gets a further keyword, `dropout`: `RowDropout` of probabilities `[B, N, S, S]`.
         layout: `Layout` of the weights, which makes the linear layers.
     """
 
@@ -106,16 +107,15 @@ class SelfAttention(keras.layers.Layer):
             self._split_heads, self.layout.apply_together((self.query, self.key, self.value), hidden_BSD)
         )
         query_BSNH = query_BSNH * self.head_width**-0.5
-        if self.attend is not None and training and self.attention_dropout.rate > 0:
-            raise ValueError(
-                "`attend` must be None to train with dropout of attention. Received: "
-                f"attention_probs_dropout_prob={self.attention_dropout.rate}."
-            )
         if self.attend is None:
             found_BSNH = self._attend_densely(query_BSNH, key_BSNH, value_BSNH, context, training)
         else:
+            batch, length = ops.shape(hidden_BSD)[:2]
+            given = {}
+            if training and self.attention_dropout.rate > 0:
+                given["dropout"] = self.attention_dropout.rows((batch, self.num_heads, length, length))
             found_BSNH = self.layout.attend(
-                self.attend, query_BSNH, key_BSNH, value_BSNH, context.sequence_ids_BS
+                self.attend, query_BSNH, key_BSNH, value_BSNH, context.sequence_ids_BS, **given
             )
         found_BSD = ops.reshape(found_BSNH, ops.shape(hidden_BSD))
         return self.norm(hidden_BSD + self.dropout(self.output_dense(found_BSD), training=training))

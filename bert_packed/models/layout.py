@@ -57,9 +57,9 @@ class Layout:
         """Logits of which only the first `num_classes` can be the largest or add to a softmax."""
         return logits_BQV
 
-    def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-        """Result of a fused attention kernel for all heads."""
-        return attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)
+    def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, **dropout):
+        """Result of a fused attention kernel for all heads; `dropout` as in `layers.SelfAttention`."""
+        return attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, **dropout)
 
 
 ONE_DEVICE = Layout()

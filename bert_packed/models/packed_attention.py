@@ -1,23 +1,24 @@
-"""Attention inside the sequences of packs as two Pallas kernels for TPUs, forward and backward, with dropout.
+"""Attention inside the sequences of packs, with dropout: two Pallas kernels for TPUs, forward and backward.
 
-Scores are computed a tile of queries and keys at a time, on the chip. The grid has one step for each tile in
-which some pair may attend, so other tiles are neither computed nor fetched: a table made from the sequence
-ids, which the chip reads before the tensors, says which tiles a step has. Of two packs, 4 tiles of tokens each:
+Scores are computed on the chip, a tile of queries and keys at a time. The grid has one step for each tile in
+which some pair may attend, so others are neither computed nor fetched. `tiles_to_visit` makes the table of
+these from the sequence ids, and the chip reads it ahead of the tensors. Two packs of 4 tiles of 2 tokens:
 
     sequence ids       1 1 | 1 2 | 2 2 | 3 0      1 1 | 1 1 | 1 1 | 0 0
     tiles of queries   0 0 1 1 1 2 2 3            4 4 4 5 5 5 6 6 6 7
     tiles of keys      0 1 0 1 2 1 2 3            4 5 6 4 5 6 4 5 6 7
 
-The relation is symmetric, so the same table gives the backward pass the tiles of queries of each tile of keys.
-Memory grows with S: the forward pass keeps its result and the logarithm of each row's sum.
+Read the other way round, the same table gives the backward pass the tiles of queries of each tile of keys.
+Between the passes only the result and each query's logarithm of a sum are kept, so memory grows with S.
 
-Inside, a tile of scores has a key in each row and a query in each column. So sums over keys need no exchange
-between lanes, and what belongs to a query lies along the lanes, as in an array `[J, T]`.
+A tile of scores has a key in each row and a query in each column, and totals are transposed alike. Sums over
+keys are then sums of vectors, and numbers of a query are stored along the lanes without padding.
 
 Legend: B packs per batch, S pack length, N heads, H head width, D = N * H, U = B * S tokens, T tokens of a
-tile, n = S / T, G groups of heads, J heads of a group, X = J * H.
+tile, n = S / T tiles of a pack, G groups of heads, J heads of a group, X = J * H.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -29,102 +30,155 @@ from jax.experimental.pallas import tpu as pltpu
 from bert_packed.models.context import MASKED_SCORE
 from bert_packed.models.dropout import is_kept
 
-LANES = 128  # of a vector of the chip
+LANES = 128  # of the chip's vectors
+# T is the first that divides S. Larger ones would fill the chip's memory with scores
 TILES = (512, 384, 256, 128)
 
 
-def attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None, tile=None):
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    length: int  # S
+    tile: int  # T
+    num_groups: int  # G
+    group_size: int  # J
+    head_width: int  # H
+    rate: float  # of dropout
+
+    @property
+    def num_tiles(self):
+        return self.length // self.tile  # n
+
+    @property
+    def width(self):
+        return self.group_size * self.head_width  # X
+
+    def heads(self):
+        """For each head of a group its place and its lanes."""
+        width = self.head_width
+        places = range(self.group_size)
+        return [(slice(head, head + 1), slice(head * width, (head + 1) * width)) for head in places]
+
+
+def attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
     """Attention inside each sequence: float `[B, S, N, H]`.
 
     Args:
         query_BSNH: float32 or bfloat16, scaled already; 128 divides S.
         sequence_ids_BS: int32, 1..K, 0 is padding, which attends to padding.
-        dropout: Rate and `dropout.row_words` of the probabilities `[B, N, S, S]`, or None.
-        tile: T, for tests.
+        dropout: `RowDropout` of the probabilities `[B, N, S, S]`, or None.
     """
-    num_packs, length, num_heads, _ = query_BSNH.shape
-    rate, *words = dropout or (0.0,)
-    words = tuple(jnp.broadcast_to(of, (num_packs, num_heads, length, 1)) for of in words)
-    tile = tile or next(tile for tile in TILES if length % tile == 0)
-    return _attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, words, rate, tile)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, words, rate, tile):
-    return _forward(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, words, rate, tile)[0]
-
-
-def _forward(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, words, rate, tile):
     num_packs, length, num_heads, head_width = query_BSNH.shape
-    num_groups = _num_groups(num_heads, head_width)
-    tokens, rows, ids = _specs(query_BSNH, tile, table=0)
-    key_tokens, _, key_ids = _specs(query_BSNH, tile, table=1)
-    query_UD, key_UD, value_UD = map(_flat, (query_BSNH, key_BSNH, value_BSNH))
-    ids_1U = sequence_ids_BS.reshape(1, -1)
-    words_GJU = tuple(_by_group(of[..., 0], num_groups) for of in words)
-    width, num_in_group = query_UD.shape[1] // num_groups, num_heads // num_groups
-    result_UD, log_sums_GJU = _call(
-        functools.partial(_forward_kernel, num_tiles=length // tile, rate=rate),
+    group_size = _group_size(num_heads, head_width)
+    num_groups = num_heads // group_size
+    tile = next(tile for tile in TILES if length % tile == 0)
+    rate, words = 0.0, ()
+    if dropout is not None:
+        rate, *words_BNS = dropout
+        words = tuple(  # `[G, J, U]`
+            jnp.swapaxes(of_BNS, 0, 1).reshape(num_groups, group_size, -1) for of_BNS in words_BNS
+        )
+    result_UD = _attend(
+        *(of.reshape(num_packs * length, -1) for of in (query_BSNH, key_BSNH, value_BSNH)),
+        sequence_ids_BS.reshape(1, -1),
         tiles_to_visit(sequence_ids_BS, tile),
-        num_groups,
-        [(query_UD, tokens), (key_UD, key_tokens), (value_UD, key_tokens), (ids_1U, ids), (ids_1U, key_ids)]
-        + [(words_GJU, (rows,) * len(words))],
-        [
-            (jax.ShapeDtypeStruct(query_UD.shape, query_UD.dtype), tokens),
-            (jax.ShapeDtypeStruct((num_groups, num_in_group, len(query_UD)), jnp.float32), rows),
-        ],
-        [
-            pltpu.VMEM((width, tile), jnp.float32),
-            pltpu.VMEM((num_in_group, tile), jnp.float32),
-            pltpu.VMEM((num_in_group, tile), jnp.float32),
-        ],
+        words,
+        _Sizes(length, tile, num_groups, group_size, head_width, rate),
     )
-    result_BSNH = result_UD.reshape(query_BSNH.shape)
-    kept = query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, words, result_BSNH, log_sums_GJU
-    return result_BSNH, kept
+    return result_UD.reshape(query_BSNH.shape)
 
 
-def _backward(rate, tile, kept, gradient_BSNH):
-    query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, words, result_BSNH, log_sums_GJU = kept
-    num_packs, length, num_heads, head_width = query_BSNH.shape
-    num_groups = _num_groups(num_heads, head_width)
+def tiles_to_visit(sequence_ids_BS, tile):
+    """Pairs of tiles in which some token may attend to another: their number and two int32 `[B * n * n + 2]`.
+
+    Pair i is `(outer[i + 1], inner[i + 1])`, in ascending order; tiles are numbered over all packs. -n stands
+    before and after the pairs. Sequences must not be scattered: where ids do not ascend along a pack, further
+    pairs may be among them.
+    """
+    num_packs, length = sequence_ids_BS.shape
     num_tiles = length // tile
-    tokens, _, ids = _specs(query_BSNH, tile, table=0)
-    query_tokens, query_rows, query_ids = _specs(query_BSNH, tile, table=1)
-    query_UD, key_UD, value_UD, result_UD, gradient_UD = map(
-        _flat, (query_BSNH, key_BSNH, value_BSNH, result_BSNH, gradient_BSNH)
+    ids_BnT = sequence_ids_BS.reshape(num_packs, num_tiles, tile)
+    is_padding_BnT = ids_BnT == 0
+    has_padding_Bn = is_padding_BnT.any(-1)
+    # Padding apart: with it, a tile's range of ids would have all sequences between
+    lowest_Bn = jnp.where(is_padding_BnT, jnp.iinfo("int32").max, ids_BnT).min(-1)
+    reaches_Bnn = lowest_Bn[:, :, None] <= ids_BnT.max(-1)[:, None]
+    both_padded_Bnn = has_padding_Bn[:, :, None] & has_padding_Bn[:, None]
+    is_visited = ((reaches_Bnn & jnp.swapaxes(reaches_Bnn, 1, 2)) | both_padded_Bnn).ravel()
+    num_pairs = is_visited.sum(dtype="int32")
+    pairs = jnp.argsort(~is_visited, stable=True).astype("int32")  # those to visit come first
+    outer = pairs // num_tiles
+    inner = outer // num_tiles * num_tiles + pairs % num_tiles
+    is_pair = jnp.arange(pairs.size) < num_pairs
+    outer, inner = (
+        jnp.pad(jnp.where(is_pair, tiles, -num_tiles), 1, constant_values=-num_tiles)
+        for tiles in (outer, inner)
     )
-    ids_1U = sequence_ids_BS.reshape(1, -1)
-    words_GJU = tuple(_by_group(of[..., 0], num_groups) for of in words)
-    width = query_UD.shape[1] // num_groups
-    whole = pl.BlockSpec((length, width), lambda group, step, firsts, _: (lax.div(firsts[step + 1], num_tiles), group))
+    return num_pairs, outer, inner
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attend(query_UD, key_UD, value_UD, ids_1U, table, words_GJU, sizes):
+    return _forward(query_UD, key_UD, value_UD, ids_1U, table, words_GJU, sizes)[0]
+
+
+def _forward(query_UD, key_UD, value_UD, ids_1U, table, words_GJU, sizes):
+    at_query, at_key = _blocks(sizes, 0), _blocks(sizes, 1)
+    log_sums_GJU = jax.ShapeDtypeStruct((sizes.num_groups, sizes.group_size, len(query_UD)), jnp.float32)
+    result_UD, log_sums_GJU = _call(
+        _forward_kernel,
+        sizes,
+        table,
+        inputs=[
+            (query_UD, at_query.tokens),
+            (key_UD, at_key.tokens),
+            (value_UD, at_key.tokens),
+            (ids_1U, at_query.ids),
+            (ids_1U, at_key.ids),
+            (words_GJU, (at_query.rows,) * len(words_GJU)),
+        ],
+        outputs=[(query_UD, at_query.tokens), (log_sums_GJU, at_query.rows)],
+        scratch=[(sizes.width, sizes.tile), (sizes.group_size, sizes.tile), (sizes.group_size, sizes.tile)],
+        num_products=2,
+    )
+    return result_UD, (query_UD, key_UD, value_UD, ids_1U, table, words_GJU, result_UD, log_sums_GJU)
+
+
+def _backward(sizes, kept, gradient_UD):
+    query_UD, key_UD, value_UD, ids_1U, table, words_GJU, result_UD, log_sums_GJU = kept
+    at_key, at_query = _blocks(sizes, 0), _blocks(sizes, 1)
+    # Sums of queries' gradients wait on the chip for all keys of the pack
+    of_pack = pl.BlockSpec(
+        (sizes.length, sizes.width),
+        lambda group, step, outer, _: (lax.div(outer[step + 1], sizes.num_tiles), group),
+    )
     gradients_UD = _call(
-        functools.partial(_backward_kernel, num_tiles=num_tiles, rate=rate),
-        tiles_to_visit(sequence_ids_BS, tile),
-        num_groups,
-        [(query_UD, query_tokens), (key_UD, tokens), (value_UD, tokens)]
-        + [(result_UD, query_tokens), (gradient_UD, query_tokens)]
-        + [(log_sums_GJU, query_rows), (ids_1U, query_ids), (ids_1U, ids)]
-        + [(words_GJU, (query_rows,) * len(words))],
-        [
-            (jax.ShapeDtypeStruct(of.shape, of.dtype), spec)
-            for of, spec in ((query_UD, whole), (key_UD, tokens), (value_UD, tokens))
+        _backward_kernel,
+        sizes,
+        table,
+        inputs=[
+            (query_UD, at_query.tokens),
+            (key_UD, at_key.tokens),
+            (value_UD, at_key.tokens),
+            (result_UD, at_query.tokens),
+            (gradient_UD, at_query.tokens),
+            (log_sums_GJU, at_query.rows),
+            (ids_1U, at_query.ids),
+            (ids_1U, at_key.ids),
+            (words_GJU, (at_query.rows,) * len(words_GJU)),
         ],
-        [
-            pltpu.VMEM((num_tiles, width, tile), jnp.float32),
-            pltpu.VMEM((width, tile), jnp.float32),
-            pltpu.VMEM((width, tile), jnp.float32),
-        ],
+        outputs=[(query_UD, of_pack), (key_UD, at_key.tokens), (value_UD, at_key.tokens)],
+        scratch=[(sizes.num_tiles, sizes.width, sizes.tile), *[(sizes.width, sizes.tile)] * 2],
+        num_products=5,
     )
-    return *(of.reshape(query_BSNH.shape) for of in gradients_UD), None, None
+    return *gradients_UD, None, None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
 def _forward_kernel(
-    queries,
-    keys,
+    outer,
+    inner,
     query_TX,
     key_TX,
     value_TX,
@@ -134,46 +188,46 @@ def _forward_kernel(
     result_TX,
     log_sums_JT,
     totals_XT,
-    maxima_JT,
+    highest_JT,
     sums_JT,
-    *,
-    num_tiles,
-    rate,
+    sizes,
 ):
-    before, mine, after = (queries[pl.program_id(1) + place] for place in range(3))
+    step = pl.program_id(1)
+    before, mine, after = (outer[step + place] for place in range(3))
 
     @pl.when(before != mine)
     def _():
         totals_XT[...] = jnp.zeros_like(totals_XT)
-        maxima_JT[...] = jnp.full_like(maxima_JT, MASKED_SCORE)
+        highest_JT[...] = jnp.full_like(highest_JT, MASKED_SCORE)
         sums_JT[...] = jnp.zeros_like(sums_JT)
 
-    is_own_TT = _column(key_ids_1T[...]) == query_ids_1T[...]
-    columns_T1 = _columns(keys, num_tiles, len(is_own_TT))
-    for head, own in _heads(maxima_JT, totals_XT.shape[0]):
-        scores_TT = _scores(key_TX[:, own], query_TX[:, own], is_own_TT)
-        # Where a query has no key in the tile, all is `MASKED_SCORE`: what it adds fades to 0 with its own key
-        maxima_1T = jnp.maximum(maxima_JT[head], scores_TT.max(axis=0, keepdims=True))
-        fading_1T = jnp.exp(maxima_JT[head] - maxima_1T)
-        weights_TT = jnp.exp(scores_TT - maxima_1T)
+    is_own_TT = _is_own(query_ids_1T, key_ids_1T)
+    for head, own in sizes.heads():
+        scores_TT = _scores(query_TX[:, own], key_TX[:, own], is_own_TT)
+        # For a query without a key in the tile all scores are equal and all weights 1. They count until the
+        # tile with its own key, where `fading` is exactly 0, or not at all after it
+        highest_1T = jnp.maximum(highest_JT[head], scores_TT.max(axis=0, keepdims=True))
+        fading_1T = jnp.exp(highest_JT[head] - highest_1T)
+        weights_TT = jnp.exp(scores_TT - highest_1T)
+        highest_JT[head] = highest_1T
         sums_JT[head] = sums_JT[head] * fading_1T + weights_TT.sum(axis=0, keepdims=True)
-        maxima_JT[head] = maxima_1T
-        if rate:
-            weights_TT = jnp.where(_is_kept(rate, words_JT, head, columns_T1), weights_TT, 0.0)
-        weighted_HT = _product(value_TX[:, own], weights_TT.astype(value_TX.dtype), (0, 0))
-        totals_XT[own] = totals_XT[own] * fading_1T + weighted_HT
+        if sizes.rate:
+            is_kept_TT = _is_kept(words_JT, head, inner[step + 1], sizes)
+            weights_TT = jnp.where(is_kept_TT, weights_TT, 0.0)
+        values_HT = _product(value_TX[:, own], weights_TT.astype(value_TX.dtype), 0, 0)
+        totals_XT[own] = totals_XT[own] * fading_1T + values_HT
 
     @pl.when(mine != after)
     def _():
-        for head, own in _heads(maxima_JT, totals_XT.shape[0]):
-            totals_XT[own] = totals_XT[own] / (sums_JT[head] * (1 - rate))
+        for head, own in sizes.heads():
+            totals_XT[own] = totals_XT[own] / (sums_JT[head] * (1 - sizes.rate))
         result_TX[...] = totals_XT[...].T.astype(result_TX.dtype)
-        log_sums_JT[...] = maxima_JT[...] + jnp.log(sums_JT[...])
+        log_sums_JT[...] = highest_JT[...] + jnp.log(sums_JT[...])
 
 
 def _backward_kernel(
-    keys,
-    queries,
+    outer,
+    inner,
     query_TX,
     key_TX,
     value_TX,
@@ -189,12 +243,10 @@ def _backward_kernel(
     query_totals_nXT,
     key_totals_XT,
     value_totals_XT,
-    *,
-    num_tiles,
-    rate,
+    sizes,
 ):
-    before, mine, after = (keys[pl.program_id(1) + place] for place in range(3))
-    width, tile = key_totals_XT.shape
+    step, num_tiles = pl.program_id(1), sizes.num_tiles
+    before, mine, after = (outer[step + place] for place in range(3))
 
     @pl.when(lax.div(before, num_tiles) != lax.div(mine, num_tiles))
     def _():
@@ -205,149 +257,121 @@ def _backward_kernel(
         key_totals_XT[...] = jnp.zeros_like(key_totals_XT)
         value_totals_XT[...] = jnp.zeros_like(value_totals_XT)
 
-    place = lax.rem(queries[pl.program_id(1) + 1], num_tiles)
-    is_own_TT = _column(key_ids_1T[...]) == query_ids_1T[...]
-    columns_T1 = _columns(keys, num_tiles, tile)
-    # Summed over a head's width, the sum over all keys of probabilities times their gradients
-    products_XT = (result_TX[...].astype(jnp.float32) * gradient_TX[...].astype(jnp.float32)).T * (1 - rate)
-    for head, own in _heads(log_sums_JT, width):
+    place = lax.rem(inner[step + 1], num_tiles)
+    is_own_TT = _is_own(query_ids_1T, key_ids_1T)
+    # A head's sum of these is the sum over all keys of probabilities times their gradients
+    products_XT = (result_TX[...].astype("float32") * gradient_TX[...].astype("float32")).T
+    for head, own in sizes.heads():
         query_TH, key_TH, value_TH, gradient_TH = (
             of[:, own] for of in (query_TX, key_TX, value_TX, gradient_TX)
         )
-        probs_TT = jnp.exp(_scores(key_TH, query_TH, is_own_TT) - log_sums_JT[head])
-        products_TT = _product(value_TH, gradient_TH, (1, 1))
-        kept_TT = probs_TT
-        if rate:
-            is_kept_TT = _is_kept(rate, words_JT, head, columns_T1)
-            kept_TT, products_TT = (jnp.where(is_kept_TT, of, 0.0) for of in (probs_TT, products_TT))
-        value_totals_XT[own] += _product(gradient_TH, kept_TT.astype(query_TH.dtype), (0, 1))
-        # All three gradients are too small by the factor 1 - rate, up to the end
-        scores_TT = (probs_TT * (products_TT - products_XT[own].sum(axis=0, keepdims=True))).astype(query_TH.dtype)
-        key_totals_XT[own] += _product(query_TH, scores_TT, (0, 1))
-        query_totals_nXT[place, own] += _product(key_TH, scores_TT, (0, 0))
+        probs_TT = jnp.exp(_scores(query_TH, key_TH, is_own_TT) - log_sums_JT[head])
+        probs_gradient_TT = _product(value_TH, gradient_TH, 1, 1)
+        kept_probs_TT = probs_TT
+        if sizes.rate:
+            is_kept_TT = _is_kept(words_JT, head, mine, sizes)
+            kept_probs_TT = jnp.where(is_kept_TT, probs_TT, 0.0)
+            probs_gradient_TT = jnp.where(is_kept_TT, probs_gradient_TT, 0.0)
+        # All gradients are divided by 1 - rate at the end, not each unit here
+        mean_1T = products_XT[own].sum(axis=0, keepdims=True) * (1 - sizes.rate)
+        scores_gradient_TT = (probs_TT * (probs_gradient_TT - mean_1T)).astype(query_TX.dtype)
+        value_totals_XT[own] += _product(gradient_TH, kept_probs_TT.astype(query_TX.dtype), 0, 1)
+        key_totals_XT[own] += _product(query_TH, scores_gradient_TT, 0, 1)
+        query_totals_nXT[place, own] += _product(key_TH, scores_gradient_TT, 0, 0)
+
+    def write(gradient, totals_XT, tokens):
+        gradient[tokens] = (totals_XT / (1 - sizes.rate)).T.astype(gradient.dtype)
 
     @pl.when(mine != after)
     def _():
-        for total, out in ((key_totals_XT, key_gradient_TX), (value_totals_XT, value_gradient_TX)):
-            out[...] = (total[...] / (1 - rate)).T.astype(out.dtype)
+        write(key_gradient_TX, key_totals_XT[...], ...)
+        write(value_gradient_TX, value_totals_XT[...], ...)
 
     @pl.when(lax.div(mine, num_tiles) != lax.div(after, num_tiles))
     def _():
         @pl.loop(0, num_tiles)
         def _(place):
-            tokens = pl.ds(pl.multiple_of(place * tile, tile), tile)
-            totals_XT = query_totals_nXT[place] / (1 - rate)
-            query_gradient_SX[tokens] = totals_XT.T.astype(query_gradient_SX.dtype)
+            tokens = pl.ds(pl.multiple_of(place * sizes.tile, sizes.tile), sizes.tile)
+            write(query_gradient_SX, query_totals_nXT[place], tokens)
 
 
-def _scores(key_TH, query_TH, is_own_TT):
-    return jnp.where(is_own_TT, _product(key_TH, query_TH, (1, 1)), MASKED_SCORE)
+def _is_own(query_ids_1T, key_ids_1T):
+    # The ids of keys as a column: transposed here, since an array `[U, 1]` is padded to `[U, 128]` in memory
+    key_ids_T1 = jnp.broadcast_to(key_ids_1T[...], (LANES, key_ids_1T.shape[1])).T[:, :1]
+    return key_ids_T1 == query_ids_1T[...]
 
 
-def _is_kept(rate, words_JT, head, columns_T1):
-    starts_JT, strides_JT = words_JT
-    return is_kept(rate, starts_JT[head], strides_JT[head], columns_T1)
+def _scores(query_TH, key_TH, is_own_TT):
+    return jnp.where(is_own_TT, _product(key_TH, query_TH, 1, 1), MASKED_SCORE)
 
 
-def _heads(rows_JT, width):
-    """Rows and lanes of each head of a group."""
-    num_heads = rows_JT.shape[0]
-    step = width // num_heads
-    return [(slice(head, head + 1), slice(head * step, (head + 1) * step)) for head in range(num_heads)]
+def _is_kept(words_JT, head, key_tile, sizes):
+    starts_1T, strides_1T = (of_JT[head] for of_JT in words_JT)
+    first = lax.rem(key_tile, sizes.num_tiles) * sizes.tile
+    columns_T1 = first + lax.broadcasted_iota("int32", (sizes.tile, 1), 0)
+    return is_kept(sizes.rate, starts_1T, strides_1T, columns_T1.astype("uint32"))
 
 
-def _columns(keys, num_tiles, tile):
-    first = lax.rem(keys[pl.program_id(1) + 1], num_tiles) * tile
-    return (first + lax.broadcasted_iota(jnp.int32, (tile, 1), 0)).astype(jnp.uint32)
-
-
-def _column(ids_1T):
-    return jnp.broadcast_to(ids_1T, (LANES, ids_1T.shape[1])).T[:, :1]
-
-
-def _product(one, other, axes):
-    # Explicit: the default precision on TPUs would round float32 to bfloat16
+def _product(one, other, axis, other_axis):
+    # Explicit: by default a TPU rounds float32 to bfloat16
     precision = lax.Precision.HIGHEST if one.dtype == jnp.float32 else lax.Precision.DEFAULT
-    dimensions = ((axes[:1], axes[1:]), ((), ()))
-    return lax.dot_general(one, other, dimensions, precision, preferred_element_type=jnp.float32)
+    axes = (((axis,), (other_axis,)), ((), ()))
+    return lax.dot_general(one, other, axes, precision, preferred_element_type=jnp.float32)
 
 
-def _call(kernel, tables, num_groups, inputs, outputs, scratch):
-    firsts, seconds, num_pairs = tables
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    """Blocks of arrays `[U, D]`, `[G, J, U]` and `[1, U]`."""
+
+    tokens: pl.BlockSpec
+    rows: pl.BlockSpec
+    ids: pl.BlockSpec
+
+
+def _blocks(sizes, which):
+    """Those of the tile that a step has in the outer (0) or inner (1) half of the table."""
+
+    def block(shape, place):
+        return pl.BlockSpec(shape, lambda group, step, *table: place(group, table[which][step + 1]))
+
+    return _Blocks(
+        block((sizes.tile, sizes.width), lambda group, tile: (tile, group)),
+        block((None, sizes.group_size, sizes.tile), lambda group, tile: (group, 0, tile)),
+        block((1, sizes.tile), lambda group, tile: (0, tile)),
+    )
+
+
+def _call(kernel, sizes, table, inputs, outputs, scratch, num_products):
+    """Run a kernel for each group of heads and pair of the table; inputs and outputs are (array, block)."""
+    num_pairs, outer, inner = table
     arrays, in_specs = zip(*inputs, strict=True)
     shapes, out_specs = zip(*outputs, strict=True)
+    num_units = len(arrays[0]) * sizes.length * sizes.num_groups * sizes.group_size
     return pl.pallas_call(
-        kernel,
-        out_shape=shapes,
+        functools.partial(kernel, sizes=sizes),
+        out_shape=[jax.ShapeDtypeStruct(of.shape, of.dtype) for of in shapes],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            grid=(num_groups, num_pairs),
+            grid=(sizes.num_groups, num_pairs),
             in_specs=in_specs,
             out_specs=out_specs,
-            scratch_shapes=scratch,
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
         ),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=64 * 2**20
+            dimension_semantics=("parallel", "arbitrary"),
+            # Scores; then gradients of a pack's queries, two buffers and sums; then blocks of tokens
+            vmem_limit_bytes=10 * 2**20 + (12 * sizes.length + 64 * sizes.tile) * sizes.width,
         ),
-    )(firsts, seconds, *arrays)
+        # As if all tiles were visited: how many are is not known to the compiler
+        cost_estimate=pl.CostEstimate(
+            flops=2 * num_products * num_units * sizes.head_width,
+            transcendentals=num_units,
+            bytes_accessed=sum(of.size * of.dtype.itemsize for of in jax.tree.leaves((arrays, shapes))),
+        ),
+    )(outer, inner, *arrays)
 
 
-def _specs(query_BSNH, tile, table):
-    """Blocks of `[U, D]`, `[G, J, U]` and `[1, U]` for the tile of tokens that a table has for a step."""
-    num_heads, head_width = query_BSNH.shape[2:]
-    num_in_group = num_heads // _num_groups(num_heads, head_width)
-
-    def place(step, tables):
-        return tables[table][step + 1]
-
-    return (
-        pl.BlockSpec((tile, num_in_group * head_width), lambda group, step, *tables: (place(step, tables), group)),
-        pl.BlockSpec((None, num_in_group, tile), lambda group, step, *tables: (group, 0, place(step, tables))),
-        pl.BlockSpec((1, tile), lambda group, step, *tables: (0, place(step, tables))),
-    )
-
-
-def _num_groups(num_heads, head_width):
-    # Heads side by side fill the lanes of a block: heads by themselves would have to be transposed and padded
+def _group_size(num_heads, head_width):
+    # Heads that fill the lanes of a block together: one by one they would be transposed and padded in memory
     sizes = (size for size in range(1, num_heads) if num_heads % size == 0 and size * head_width % LANES == 0)
-    return num_heads // next(sizes, num_heads)
-
-
-def _flat(values_BSNH):
-    num_packs, length, num_heads, head_width = values_BSNH.shape
-    return values_BSNH.reshape(num_packs * length, num_heads * head_width)
-
-
-def _by_group(values_BNS, num_groups):
-    """`[G, J, U]`."""
-    num_packs, num_heads, length = values_BNS.shape
-    return jnp.swapaxes(values_BNS, 0, 1).reshape(num_groups, num_heads // num_groups, num_packs * length)
-
-
-def tiles_to_visit(sequence_ids_BS, tile):
-    """Pairs of tiles in which some token may attend to another: two int32 `[B * n * n + 2]` and their number.
-
-    Pair i is `(firsts[i + 1], seconds[i + 1])`, ascending; tiles are numbered over all packs. Before and after
-    the pairs stands -1. Where ids ascend there are exactly these pairs, else perhaps more.
-    """
-    num_packs, length = sequence_ids_BS.shape
-    ids_BnT = jnp.reshape(sequence_ids_BS, (num_packs, length // tile, tile))
-    is_padding_BnT = ids_BnT == 0
-    has_padding_Bn = is_padding_BnT.any(-1)
-    # Not a range of all ids: padding between two sequences would join a tile to all between
-    lowest_Bn = jnp.where(is_padding_BnT, jnp.iinfo("int32").max, ids_BnT).min(-1)
-    highest_Bn = ids_BnT.max(-1)
-    is_below_Bnn = lowest_Bn[:, :, None] <= highest_Bn[:, None]
-    is_visited_Bnn = (is_below_Bnn & jnp.swapaxes(is_below_Bnn, 1, 2)) | (
-        has_padding_Bn[:, :, None] & has_padding_Bn[:, None]
-    )
-    num_tiles = ids_BnT.shape[1]
-    num_pairs = is_visited_Bnn.sum(dtype="int32")
-    pairs = jnp.argsort(~is_visited_Bnn.ravel(), stable=True).astype("int32")
-    firsts = pairs // num_tiles
-    seconds = firsts // num_tiles * num_tiles + pairs % num_tiles
-    is_pair = jnp.arange(pairs.size) < num_pairs
-    firsts, seconds = (
-        jnp.pad(jnp.where(is_pair, tiles, -num_tiles), 1, constant_values=-num_tiles) for tiles in (firsts, seconds)
-    )
-    return firsts, seconds, num_pairs
+    return next(sizes, num_heads)

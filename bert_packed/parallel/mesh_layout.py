@@ -10,6 +10,7 @@ import keras
 from jax.sharding import PartitionSpec
 from keras import ops
 
+from bert_packed.models.dropout import RowDropout
 from bert_packed.models.layout import Layout, initializer
 from bert_packed.parallel.mesh import on_blocks
 
@@ -119,9 +120,19 @@ class MeshLayout(Layout):
     def vocabulary_logits(self, hidden_BQD, table_VD):
         return self._logits(hidden_BQD, table_VD)
 
-    def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
-        local = on_blocks(attend, self.mesh, (self.heads, self.heads, self.heads, self.ids), self.heads)
-        return local(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS)
+    def attend(self, attend, query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
+        rate, *words_BNS = dropout or (0.0,)
+        packs, tokens, heads, _ = self.heads
+        rows = PartitionSpec(packs, heads, tokens)
+
+        def local(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, *words_BNS):
+            # The rows' words are cut, not made here: a device's heads and packs have their numbers among all
+            given = {"dropout": RowDropout(rate, *words_BNS)} if words_BNS else {}
+            return attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, **given)
+
+        specs = (self.heads, self.heads, self.heads, self.ids, *(rows for _ in words_BNS))
+        arrays = (query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, *words_BNS)
+        return on_blocks(local, self.mesh, specs, self.heads)(*arrays)
 
     def without_padding(self, logits_BQV, num_classes):
         if logits_BQV.shape[-1] == num_classes:
