@@ -1,0 +1,210 @@
+"""The TPU kernel in Pallas's interpreter: the dense path's results and dropout, and no tile too many."""
+
+import dataclasses
+import functools
+
+import keras
+import numpy as np
+import pytest
+from packs import packed_and_unpacked
+from tiny import CONFIG, make_engine
+
+from bert_packed.models.dropout import Dropout, keep_mask, packs_from
+
+jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+from jax import numpy as jnp  # noqa: E402
+from jax.experimental import pallas  # noqa: E402
+
+from bert_packed.models import packed_attention  # noqa: E402
+
+pytestmark = [
+    pytest.mark.both_backends,
+    pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
+]
+
+TILE = 128
+LENGTH = 3 * TILE
+SEED = np.array([5, 7], np.uint32)
+# Rows of the first pack come on both sides of 2**32 units
+PLACE = 2**32 // LENGTH // 2 // LENGTH, 20_000
+
+
+@pytest.fixture(autouse=True)
+def small_tiles_in_the_interpreter(monkeypatch):
+    monkeypatch.setattr(packed_attention, "TILES", (TILE,))
+    # Not the interpreter of `force_tpu_interpret_mode`, which cannot be rematerialised
+    monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
+
+
+def ids_of(runs, length):
+    """Sequence ids of a pack of (id, number of tokens); padding fills it."""
+    tokens = np.repeat(*np.transpose(runs or [(0, 0)]))[:length]
+    return np.pad(tokens, (0, length - len(tokens))).astype(np.int32)
+
+
+@pytest.fixture(scope="module", name="ids_BS")
+def packs():
+    """Packs with padding between sequences, without padding, and of nothing else."""
+    packs = [[(1, 100), (0, 20), (2, 100), (3, 1), (4, 90)], [(1, 250), (2, 134)], []]
+    return np.stack([ids_of(pack, LENGTH) for pack in packs])
+
+
+def random_arrays(ids_BS, num_heads, head_width, dtype="float32"):
+    """Query, key, value and weights of the result."""
+    rng = np.random.default_rng(0)
+    shape = (*ids_BS.shape, num_heads, head_width)
+    return [jnp.asarray(rng.normal(size=shape) * scale, dtype) for scale in (0.5, 0.5, 1, 1)]
+
+
+def rows_of(shape, rate):
+    layer = Dropout(rate)
+    layer.given_seed = SEED
+    return layer.rows(shape)
+
+
+def attend(query_BSNH, key_BSNH, value_BSNH, ids_BS, rate=0.0):
+    num_packs, length, num_heads, _ = query_BSNH.shape
+    with packs_from(*PLACE):
+        dropout = rows_of((num_packs, num_heads, length, length), rate) if rate else None
+        return packed_attention.attend(query_BSNH, key_BSNH, value_BSNH, jnp.asarray(ids_BS), dropout)
+
+
+def attend_densely(query_BSNH, key_BSNH, value_BSNH, ids_BS, rate=0.0):
+    """The definition: scores, mask, softmax, dropout, sum."""
+    scores_BNSS = jnp.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH, precision="highest")
+    mask_B1SS = (ids_BS[:, :, None] == ids_BS[:, None, :])[:, None]
+    probs_BNSS = jax.nn.softmax(jnp.where(mask_B1SS, scores_BNSS, -1e9), axis=-1)
+    keep_BNSS = keep_mask(probs_BNSS.shape, rate, SEED, *PLACE)
+    kept_BNSS = jnp.where(keep_BNSS, probs_BNSS / (1 - rate), 0)
+    return jnp.einsum("bnst,btnh->bsnh", kept_BNSS, value_BSNH, precision="highest")
+
+
+def result_and_gradients(attend, query, key, value, weights):
+    result, pull_back = jax.vjp(attend, query, key, value)
+    gradients = pull_back(weights.astype(result.dtype))
+    return [np.asarray(values, np.float32) for values in (result, *gradients)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate", "heads", "tolerance"),
+    [
+        ("float32", 0.0, (2, 16), 2e-6),
+        ("float32", 0.1, (2, 16), 2e-6),
+        ("float32", 0.1, (4, 64), 2e-6),  # two groups of two heads
+        ("bfloat16", 0.0, (2, 16), 2**-6),
+        ("bfloat16", 0.1, (2, 16), 2**-6),
+    ],
+)
+def test_results_and_gradients_are_those_of_the_definition(ids_BS, dtype, rate, heads, tolerance):
+    arrays = random_arrays(ids_BS, *heads, dtype)
+    got = result_and_gradients(functools.partial(attend, ids_BS=ids_BS, rate=rate), *arrays)
+    arrays = [of.astype("float32") for of in arrays]
+    want = result_and_gradients(functools.partial(attend_densely, ids_BS=ids_BS, rate=rate), *arrays)
+    for one, other in zip(got, want, strict=True):
+        assert np.abs(one - other).max() <= tolerance * np.abs(other).max()
+
+
+def test_a_neighbour_changes_no_bit_and_gets_no_gradient(ids_BS):
+    query, key, value, weights = random_arrays(ids_BS, 2, 16)
+    is_mine_BS = ids_BS == 2
+    assert is_mine_BS[:2].any(axis=1).all()
+    is_mine = jnp.asarray(is_mine_BS)[:, :, None, None]
+    run = functools.partial(attend, ids_BS=ids_BS, rate=0.1)
+    result, *gradients = result_and_gradients(run, query, key, value, weights * is_mine)
+    others = [jnp.where(is_mine, of, 3 * of[::-1]) for of in (query, key, value)]
+    np.testing.assert_array_equal(np.asarray(run(*others))[is_mine_BS], result[is_mine_BS])
+    for gradient in gradients:
+        assert np.all(gradient[~is_mine_BS] == 0) and np.abs(gradient[is_mine_BS]).max() > 1e-2
+
+
+def pairs_by_hand(ids_BS, tile):
+    """Whether some token of one tile and of another have the same id: bool `[B, n, n]`."""
+    tiles = np.split(ids_BS, ids_BS.shape[1] // tile, axis=1)
+    return np.array(
+        [
+            [[bool(set(one[row]) & set(other[row])) for other in tiles] for one in tiles]
+            for row in range(len(ids_BS))
+        ]
+    )
+
+
+def test_the_table_has_the_pairs_that_may_attend_and_no_others():
+    rng = np.random.default_rng(0)
+    length, tile, num_tiles = 512, 32, 16
+    packs = []
+    for longest in (20, 50, 100, 300):
+        counts = rng.integers(1, longest, size=40)
+        runs = [run for number, count in enumerate(counts, 1) for run in ((number, count), (0, count // 9))]
+        packs += [ids_of(runs, length), ids_of(runs[:3], length)]
+    ids_BS = np.stack(packs)
+    num_pairs, outer, inner = packed_attention.tiles_to_visit(jnp.asarray(ids_BS), tile)
+    expected = pairs_by_hand(ids_BS, tile)
+    rows, ones, others = np.nonzero(expected)
+    assert num_pairs == len(rows) and 0.2 < expected.mean() < 0.8
+    for found, numbers in ((outer, ones), (inner, others)):
+        before, found, after = np.split(np.asarray(found), [1, 1 + num_pairs])
+        np.testing.assert_array_equal(found, rows * num_tiles + numbers)
+        assert np.all(before == -num_tiles) and np.all(after == -num_tiles)
+
+
+@pytest.fixture(scope="module")
+def one_pack_per_tile():
+    """The same pack four times, and which of its four tiles may attend to which."""
+    # Tiles 0 and 1 have a sequence in common, 0 and 2 padding
+    runs = [(1, 100), (0, 20), (2, 2 * TILE - 120), (3, 90), (0, TILE - 90), (4, TILE)]
+    ids_BS = np.tile(ids_of(runs, 4 * TILE), (4, 1))
+    (expected, *_) = pairs_by_hand(ids_BS, TILE)
+    assert expected.sum() == 8
+    return ids_BS, expected
+
+
+def poisoned(values_BSNH):
+    """Not a number in the tile that has the number of the pack."""
+    tiles = jnp.arange(values_BSNH.shape[1]) // TILE == jnp.arange(len(values_BSNH))[:, None]
+    return jnp.where(tiles[:, :, None, None], jnp.nan, values_BSNH)
+
+
+def reached(values_BSNH, by=np.any):
+    """`[poisoned tile, tile]`: True where any or all values are not numbers."""
+    num_packs, length = values_BSNH.shape[:2]
+    return by(np.isnan(np.asarray(values_BSNH)).reshape(num_packs, length // TILE, -1), axis=-1)
+
+
+def test_no_other_tile_is_visited_forward_and_backward(one_pack_per_tile):
+    """A tile that is computed, if only to be hidden, leaves its poison in the sum: 0 times not a number."""
+    ids_BS, expected = one_pack_per_tile
+    query, key, value, weights = random_arrays(ids_BS, 2, 16)
+    run = functools.partial(attend, ids_BS=ids_BS, rate=0.1)
+    np.testing.assert_array_equal(reached(run(query, key, poisoned(value))), expected)
+    _, _, key_gradient, value_gradient = result_and_gradients(run, query, key, value, poisoned(weights))
+    np.testing.assert_array_equal(reached(key_gradient), expected)
+    np.testing.assert_array_equal(reached(value_gradient), expected)
+    # Forward, scores of poisoned keys are hidden from other sequences, whose results stay numbers
+    result, query_gradient, *_ = result_and_gradients(run, query, poisoned(key), value, weights)
+    assert not reached(result, np.all)[0, 2]
+    np.testing.assert_array_equal(reached(query_gradient, np.all), expected)
+    np.testing.assert_array_equal(reached(query_gradient), expected)
+
+
+@pytest.mark.parametrize("build", [{}, {"remat": True}, {"micro_batch_size": 2}])
+def test_a_model_drops_the_units_that_the_dense_model_drops(build):
+    config = dataclasses.replace(
+        CONFIG,
+        num_hidden_layers=1,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.2,
+        max_position_embeddings=TILE,
+    )
+    packed, _ = packed_and_unpacked(max_seq_length=TILE)
+    packed = {name: values[:4] for name, values in packed.items()}
+    given = {"micro_batch_size": build["micro_batch_size"]} if "micro_batch_size" in build else {}
+    remat = build.get("remat", False)
+    dense = make_engine(config=config, build={"remat": remat}, **given)
+    fused = make_engine(config=config, build={"remat": remat, "attend": packed_attention.attend}, **given)
+    want, want_sums = dense.gradients(packed)
+    got, got_sums = fused.gradients(packed)
+    for name, value in want_sums.items():
+        assert float(got_sums[name]) == pytest.approx(float(value), rel=1e-5), name
+    for variable, one, other in zip(dense.model.trainable_variables, got, want, strict=True):
+        scale = 0.1 if variable.path.endswith("key/bias") else np.abs(other).max()
+        assert np.abs(one - other).max() <= 1e-5 * scale, variable.path
