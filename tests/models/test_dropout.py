@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from bert_packed.models.dropout import Dropout, keep_mask, mix32
+from bert_packed.models.dropout import Dropout, is_kept, keep_mask, mix32, packs_from
 from bert_packed.training.backend import compiled
 
 pytestmark = pytest.mark.both_backends  # the formula's test on each: they drop the same units
@@ -60,6 +60,20 @@ def test_a_part_of_the_packs_has_the_masks_of_all():
     whole = np.asarray(keep_mask((6, 3, 5), 0.5, np.array([7, 1])))
     parts = [keep_mask((2, 3, 5), 0.5, np.array([7, 1]), first, 6) for first in (0, 2, 4)]
     np.testing.assert_array_equal(np.concatenate([np.asarray(part) for part in parts]), whole)
+
+
+@pytest.mark.parametrize("num_packs", [6, 2**23])
+def test_words_of_rows_give_the_mask_of_any_part(num_packs):
+    layer, shape = Dropout(0.5), (2, 3, 700)
+    layer.given_seed = np.array([7, 1])
+    first_pack = 4 if num_packs == 6 else 2**32 // 700 // 3  # there, rows on both sides of 2**32 units
+    with packs_from(first_pack, num_packs):
+        rate, starts, strides = layer.rows(shape)
+    assert starts.shape == strides.shape == shape[:2]
+    columns = ops.cast(ops.arange(300, 400), "uint32")
+    part = is_kept(rate, starts[:, :2, None], strides[:, :2, None], columns)
+    mask = keep_mask(shape, 0.5, layer.given_seed, first_pack, num_packs)
+    np.testing.assert_array_equal(part, mask[:, :2, 300:400])
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.99])

@@ -10,6 +10,7 @@ from tiny import Trained, to_floats
 
 from bert_packed.models import layers
 from bert_packed.models.cpu_gradients import has_gradients_for_cpus
+from bert_packed.models.dropout import is_kept
 from bert_packed.objectives.pretraining import masked_lm_objective
 from bert_packed.training.program_text import find_collectives, read_module
 
@@ -296,23 +297,29 @@ def test_forms_for_cpus_are_taken_where_no_layout_spreads_the_model(monkeypatch)
         assert taken and set(taken) == {layout == "none"}
 
 
-def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS):
+def attend_plainly(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
     """The result of a fused kernel."""
     scores_BNSS = jnp.einsum("bsnh,btnh->bnst", query_BSNH, key_BSNH)
     is_own_B1SS = (sequence_ids_BS[:, :, None] == sequence_ids_BS[:, None, :])[:, None]
     shares_BNSS = jax.nn.softmax(jnp.where(is_own_B1SS, scores_BNSS, -1e9), axis=-1)
+    if dropout is not None:
+        words = (words_BNS[..., None] for words_BNS in dropout[1:])
+        is_kept_BNSS = is_kept(dropout.rate, *words, jnp.arange(shares_BNSS.shape[-1], dtype="uint32"))
+        shares_BNSS = jnp.where(is_kept_BNSS, shares_BNSS / (1 - dropout.rate), 0.0)
     return jnp.einsum("bnst,btnh->bsnh", shares_BNSS, value_BSNH)
 
 
-@pytest.mark.parametrize("layout", ["optimus2d", "megatron1d"])
-def test_a_fused_kernel_gets_the_heads_of_its_device(trained, layout):
-    config = dataclasses.replace(WIDE, num_hidden_layers=1)
+@pytest.mark.parametrize(
+    ("layout", "config"), [("optimus2d", WITH_DROPOUT), ("megatron1d", WITH_DROPOUT), ("megatron1d", WIDE)]
+)
+def test_a_fused_kernel_gets_the_heads_of_its_device(trained, layout, config):
+    config = dataclasses.replace(config, num_hidden_layers=1)
     want, _ = make_engine(config=config).gradients(batch_at(0))
     seen = []
 
-    def attend(query_BSNH, *arguments):
+    def attend(query_BSNH, *arguments, **dropout):
         seen.append((len(query_BSNH), query_BSNH.shape[2]))
-        return attend_plainly(query_BSNH, *arguments)
+        return attend_plainly(query_BSNH, *arguments, **dropout)
 
     engine = make_engine(layout, (1, 2, 2), config, attend=attend)
     found, _ = engine.gradients(batch_at(0))
