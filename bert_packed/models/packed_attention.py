@@ -91,8 +91,7 @@ def tiles_to_visit(sequence_ids_BS, tile):
     """Pairs of tiles in which some token may attend to another: their number and two int32 `[B * n * n + 2]`.
 
     Pair i is `(outer[i + 1], inner[i + 1])`, in ascending order; tiles are numbered over all packs. -n stands
-    before and after the pairs. Sequences must not be scattered: where ids do not ascend along a pack, further
-    pairs may be among them.
+    before and after the pairs. Exact where ids ascend along a pack, as in records; elsewhere perhaps too many.
     """
     num_packs, length = sequence_ids_BS.shape
     num_tiles = length // tile
@@ -123,7 +122,7 @@ def _attend(query_UD, key_UD, value_UD, ids_1U, table, words_GJU, sizes):
 
 def _forward(query_UD, key_UD, value_UD, ids_1U, table, words_GJU, sizes):
     at_query, at_key = _blocks(sizes, 0), _blocks(sizes, 1)
-    log_sums_GJU = jax.ShapeDtypeStruct((sizes.num_groups, sizes.group_size, len(query_UD)), jnp.float32)
+    rows_GJU = jax.ShapeDtypeStruct((sizes.num_groups, sizes.group_size, len(query_UD)), jnp.float32)
     result_UD, log_sums_GJU = _call(
         _forward_kernel,
         sizes,
@@ -136,7 +135,7 @@ def _forward(query_UD, key_UD, value_UD, ids_1U, table, words_GJU, sizes):
             (ids_1U, at_key.ids),
             (words_GJU, (at_query.rows,) * len(words_GJU)),
         ],
-        outputs=[(query_UD, at_query.tokens), (log_sums_GJU, at_query.rows)],
+        outputs=[(query_UD, at_query.tokens), (rows_GJU, at_query.rows)],
         scratch=[(sizes.width, sizes.tile), (sizes.group_size, sizes.tile), (sizes.group_size, sizes.tile)],
         num_products=2,
     )
