@@ -98,7 +98,7 @@ def _row_words(shape, seed, first_pack=0, num_packs=None):
         stride = mix32(seed[0] + mix32(seed[1]) + mix32(rounds))
     start = mix32(stride + seed[1])
     stride = ops.bitwise_or(stride, _word(1))
-    return rows * _word(width) * stride + start, stride
+    return rows * (_word(width) * stride) + start, stride
 
 
 def _row_numbers(shape):
