@@ -33,6 +33,7 @@ from bert_packed.models.dropout import is_kept
 LANES = 128  # of the chip's vectors
 # T is the first that divides S. Larger ones would fill the chip's memory with scores
 TILES = (512, 384, 256, 128)
+GROUP = 96 * 1024  # numbers of a group of heads in a tile of tokens, at most where heads allow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +69,9 @@ def attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
         dropout: `RowDropout` of the probabilities `[B, N, S, S]`, or None.
     """
     num_packs, length, num_heads, head_width = query_BSNH.shape
-    group_size = _group_size(num_heads, head_width)
-    num_groups = num_heads // group_size
     tile = next(tile for tile in TILES if length % tile == 0)
+    group_size = _group_size(num_heads, head_width, tile)
+    num_groups = num_heads // group_size
     rate, words = 0.0, ()
     if dropout is not None:
         rate, *words_BNS = dropout
@@ -370,7 +371,9 @@ def _call(kernel, sizes, table, inputs, outputs, scratch, num_products):
     )(outer, inner, *arrays)
 
 
-def _group_size(num_heads, head_width):
-    # Heads that fill the lanes of a block together: one by one they would be transposed and padded in memory
-    sizes = (size for size in range(1, num_heads) if num_heads % size == 0 and size * head_width % LANES == 0)
-    return next(sizes, num_heads)
+def _group_size(num_heads, head_width, tile):
+    # Heads side by side fill the lanes of a block: one by one they would be transposed and padded in memory.
+    # The smaller a tile, the more heads at once, as each step costs time by itself
+    sizes = [size for size in range(1, num_heads) if num_heads % size == 0 and size * head_width % LANES == 0]
+    sizes.append(num_heads)
+    return max((size for size in sizes if size * head_width * tile <= GROUP), default=sizes[0])

@@ -32,6 +32,7 @@ PLACE = 2**32 // LENGTH // 2 // LENGTH, 20_000
 @pytest.fixture(autouse=True)
 def small_tiles_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(packed_attention, "TILES", (TILE,))
+    monkeypatch.setattr(packed_attention, "GROUP", TILE * packed_attention.LANES)
     # Not the interpreter of `force_tpu_interpret_mode`, which cannot be rematerialised
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
 
