@@ -132,7 +132,8 @@ def test_the_program_of_tensorflow(folder, flops, target):
     done, report = command(folder, target, "tensorflow")
     assert done.returncode == 0, done.stderr
     check(report, 1)
-    assert report["matmul_flops"] == pytest.approx(flops, rel=0.02)
+    # The compiler for TPUs chooses to compute one of TensorFlow's products again: a thirty-third of all
+    assert report["matmul_flops"] == pytest.approx(flops, rel=0.04)
     assert report["collectives"] == []
 
 
