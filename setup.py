@@ -41,8 +41,9 @@ JAX_REQUIRES = [
 ]
 
 AOT_REQUIRES = [
-    "jax[tpu]>=0.10,<0.13",  # with libtpu, which compiles for TPUs, --compile_for=v5e:1; no TPU is needed
-    "jax-cuda13-plugin>=0.10,<0.13",  # compiles for NVIDIA's GPUs; no driver is needed
+    # With libtpu, which compiles for TPUs, and the plugin for NVIDIA's GPUs without its libraries: for
+    # --compile_for=v5e:1, h100:1. No device and no driver is needed
+    "jax[tpu,cuda13-local]>=0.10,<0.13",
 ]
 
 REFERENCE_REQUIRES = [

@@ -55,13 +55,15 @@ class FileProcess:
             item = self.items.pop(0)
             reason = f"the process of {item.path.name} ended in this test, with status {self.end()}"
             return [pytest.TestReport(item.nodeid, item.location, {}, "failed", reason, "call")]
-        self.items.pop(0)
-        if not self.items:
-            self.end()
+        item = self.items.pop(0)
         hook = self._config.hook
-        return [
+        reports = [
             hook.pytest_report_from_serializable(config=self._config, data=content) for content in contents
         ]
+        if not self.items and (status := self.end()):
+            reason = f"the process of {item.path.name} ended after this test, with status {status}"
+            reports.append(pytest.TestReport(item.nodeid, item.location, {}, "failed", reason, "teardown"))
+        return reports
 
     def end(self):
         """Wait until the process has ended: its status as from `os.waitstatus_to_exitcode`."""
@@ -96,7 +98,7 @@ class FileProcess:
 
 
 class FileProcesses:
-    """Runs all tests by files, so many at a time."""
+    """Runs the tests file by file, `num_processes` files at a time."""
 
     def __init__(self, num_processes):
         self._num_processes = num_processes
@@ -118,6 +120,8 @@ class FileProcesses:
                     self._report(session.config.hook, running, files, connection)
                     if session.shouldfail:
                         raise session.Failed(session.shouldfail)
+                    if session.shouldstop:
+                        raise session.Interrupted(session.shouldstop)
         finally:
             for process in running.values():
                 process.stop()
@@ -142,7 +146,7 @@ def pytest_addoption(parser):
         "--processes",
         type=int,
         default=2,
-        help="files of tests at a time, each in a process of its own; 0: all in this process, as under --pdb",
+        help="files of tests at a time, each in a separate process; 0: all in this process, as under --pdb",
     )
 
 

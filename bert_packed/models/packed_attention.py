@@ -91,8 +91,8 @@ def attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
 def tiles_to_visit(sequence_ids_BS, tile):
     """Pairs of tiles in which some token may attend to another: their number and two int32 `[B * n * n + 2]`.
 
-    Pair i is `(outer[i + 1], inner[i + 1])`, in ascending order; tiles are numbered over all packs. -n stands
-    before and after the pairs. Exact where ids ascend along a pack, as in records; else perhaps too many.
+    Pair i is `(outer[i + 1], inner[i + 1])`, in ascending order; tiles are numbered over all packs. The
+    first and last entry are -n. Exact where ids ascend along a pack, as in records; else perhaps too many.
     """
     num_packs, length = sequence_ids_BS.shape
     num_tiles = length // tile

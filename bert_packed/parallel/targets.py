@@ -92,7 +92,7 @@ class Target:
     @property
     def dtype(self):
         """The policy of a run with `--dtype=auto`."""
-        return FLOAT32 if self.platform == "cpu" else MIXED
+        return MIXED if self.platform in ("gpu", "tpu") else FLOAT32
 
     @property
     def num_devices(self):

@@ -5,6 +5,7 @@ has, and the compiler's estimate of a step.
 """
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,11 @@ def compile_run(config, backend):
     _check_folder(folder)
     # Before anything asks the backend for its devices, after which they are fixed
     target = absent_target(config.compile_for) if config.compile_for else None
+    if target and config.mesh and math.prod(config.mesh_shape) != target.num_devices:
+        raise InputError(
+            f"`mesh` must have all {target.num_devices} devices of compile_for={config.compile_for}. "
+            f"Received: {config.mesh}."
+        )
     if config.num_virtual_devices:
         make_virtual_devices(config.num_virtual_devices)
     data = read_shapes(config)
@@ -52,14 +58,13 @@ def compile_run(config, backend):
         programs = compile_step(config, model_config, data, target)
     report = {"backend": backend, **describe_step(programs)}
     if target:
-        report = {**forecast(report, target), "micro_batch_size": config.packs_at_once, **report}
+        sizes = {"train_batch_size": config.train_batch_size, "micro_batch_size": config.packs_at_once}
+        report = {**forecast(report, target), **sizes, **report}
     # A report for fewer devices would be read as one for all of them
-    name, asked = "num_virtual_devices", config.num_virtual_devices
-    if target:
-        name, asked = "compile_for", target.num_devices
-    if asked not in (0, report["devices"]):
+    if config.num_virtual_devices not in (0, report["devices"]):
         raise InputError(
-            f"`{name}` must be as many as the step runs on, which is {report['devices']}. Received: {asked}."
+            f"`num_virtual_devices` must be as many as the step runs on, which is {report['devices']}. "
+            f"Received: {config.num_virtual_devices}."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for number, program in enumerate(programs):
@@ -92,7 +97,8 @@ def find_largest(config, model_config, data, target):
     """Find the largest micro-batch whose step fits the devices of a target, to about a sixteenth.
 
     Doubles from `packs_at_once` while it fits, or halves until it does, and bisects. A step has the packs of
-    `train_batch_size`, rounded up to whole micro-batches.
+    `train_batch_size`, rounded up to whole micro-batches; one of a single micro-batch has no gradients to add
+    up, and so may fit where one of several does not.
 
     Returns:
         (config with that micro-batch, its `StepProgram`s).
@@ -107,7 +113,11 @@ def find_largest(config, model_config, data, target):
     while True:
         num_parts = -(-config.train_batch_size // (size * unit))
         tried = dataclasses.replace(
-            config, micro_batch_size=size * unit, train_batch_size=num_parts * size * unit
+            config,
+            micro_batch_size=size * unit,
+            train_batch_size=num_parts * size * unit,
+            # Of the schedule alone; it must be whole micro-batches
+            initial_batch_size=size * unit if config.initial_batch_size else 0,
         )
         try:
             found = tried, compile_step(tried, model_config, data, target)
@@ -131,10 +141,11 @@ def find_largest(config, model_config, data, target):
 def forecast(report, target):
     """Figures of a step beside those of the devices that it was compiled for: dict.
 
-    `peak_share` is of the peak of products in bfloat16, from the compiler's estimate; None where it has none.
+    `peak_share` is of the peak of products in bfloat16, from the compiler's estimate; None where it has none,
+    or the program has Pallas kernels, which count as they declare.
     """
     seconds, flops = report["estimated_seconds"], report["matmul_flops"]
-    is_known = seconds is not None and flops is not None
+    is_known = seconds is not None and flops is not None and not report["kernels"]
     return {
         "device_kind": target.devices[0].device_kind,
         "device_memory_bytes": target.accelerator.memory_bytes,

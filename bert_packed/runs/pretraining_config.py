@@ -177,8 +177,8 @@ class TrainConfig(RunConfig):
     decay_power: float = setting(1.0, "power of the polynomial decay; 1 = linear", minimum=0, advanced=True)
     attention: str = setting(
         "auto",
-        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax and without attention "
-        "dropout; auto takes it where it can",
+        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax, on a GPU without "
+        "attention dropout; auto takes it where it can",
         choices=ATTENTIONS,
         group=MEMORY,
     )
@@ -248,7 +248,8 @@ class TrainConfig(RunConfig):
     compile_for: str = setting(
         "",
         "with compile_only: devices that need not be here, KIND:SHAPE as v5e:1, v5e:4x4, v5p:2x2x1, v6e:1 or "
-        "h100:4, of which several share each step; needs pip install -e '.[aot]' (docs/accelerators.md); "
+        "h100:4, of which several share each step and need KERAS_BACKEND=jax; pip install -e '.[aot]' "
+        "(docs/accelerators.md); "
         "empty = those of this machine",
         parse=parse_target,
         only_with="compile_only",
@@ -256,7 +257,8 @@ class TrainConfig(RunConfig):
     )
     largest_micro_batch: bool = setting(
         False,
-        "with compile_for: find the largest micro_batch_size whose step fits the memory of these devices",
+        "with compile_for: find the largest micro_batch_size that fits the memory of these devices, to about "
+        "a sixteenth; train_batch_size is rounded up to whole micro-batches",
         only_with="compile_for",
         transient=True,
         advanced=True,
@@ -297,6 +299,11 @@ class TrainConfig(RunConfig):
         if self.compile_for and self.num_virtual_devices:
             raise InputError(
                 f"`num_virtual_devices` must be 0 with compile_for. Received: {self.num_virtual_devices}."
+            )
+        if self.compile_for and self.distribution != "none":
+            raise InputError(
+                "`distribution` must be none with compile_for, whose devices all share a step. Received: "
+                f"{self.distribution}."
             )
         check_divides(self, "micro_batch_size", "train_batch_size")
 

@@ -74,8 +74,8 @@ class RunConfig:
     dtype: str = setting(
         AUTO,
         "mixed_bfloat16 computes layers in bfloat16, for accelerators; weights, softmax, layer-norm "
-        "statistics and losses stay float32; float32 is float32 there too, several times as long; auto is "
-        "mixed_bfloat16 on GPU and TPU and float32 elsewhere, and a run goes on with that of its start",
+        "statistics and losses stay float32; float32 is float32 there, too, and slower; auto is "
+        "mixed_bfloat16 on GPU and TPU and float32 elsewhere, and a run that continues keeps its own",
         choices=(AUTO, *DTYPES),
         group=MEMORY,
     )

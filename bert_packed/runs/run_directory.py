@@ -197,14 +197,17 @@ def agree(folder, config, facts, report, processes=ALONE):
 
 def with_dtype(config, processes=ALONE):
     """A config with `--dtype=auto` replaced: as its output directory's run began, or by the devices."""
-    if config.dtype != AUTO:
-        return config
 
     def choose():
-        run = {} if config.overwrite else read_json(Path(config.output_dir) / RUN_FILE, default={})
+        folder = _check_folder(config.output_dir)
+        # A start without a checkpoint may change all of its flags
+        continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
+        run = read_json(folder / RUN_FILE, default={}) if continues else {}
         return run.get("flags", {}).get("dtype", devices_here().dtype)
 
-    return dataclasses.replace(config, dtype=processes.first_decides(choose))
+    # All processes ask, whatever their flag, as flags are compared later
+    dtype = processes.first_decides(choose)
+    return dataclasses.replace(config, dtype=dtype) if config.dtype == AUTO else config
 
 
 def check_outside(init_checkpoint, folder):

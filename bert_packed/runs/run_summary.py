@@ -24,6 +24,7 @@ def describe_run(config, model_config, data, attention):
         f"model      {config.bert_config_file}: {model_config.num_hidden_layers} layers of width "
         f"{model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
         f"attention  {attention}\n"
+        f"precision  {config.dtype}\n"
         f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
         f"{spec.max_sequences_per_pack} sequences{predictions} each\n"
         f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "

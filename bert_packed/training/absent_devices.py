@@ -1,8 +1,7 @@
 """Compilation of a step for devices that need not be here, under both backends.
 
 TensorFlow compiles for the devices that it sees alone. Here JAX's compiler of an absent device gets its
-program, as HLO before any optimisation. JAX promises `jax.extend` alone of the names that this takes; a test
-says which versions have them.
+program, as HLO before any optimisation. JAX promises `jax.extend` alone of the names that this takes.
 """
 
 import re
@@ -12,7 +11,10 @@ from bert_packed.core.settings import InputError
 from bert_packed.parallel.targets import GIB
 from bert_packed.training.step_report import compiled_program
 
-SIZE = re.compile(r"\b\d[\d.]*[KMGT]\b")
+# Words of libtpu where a program does not fit a chip's memory. Smaller memories run out by the same status
+FULL = re.compile(
+    r"RESOURCE_EXHAUSTED.*?(?:Used (\S+) of (\S+) hbm|temporaries \((\S+)\) exceeds available HBM \((\S+)\))"
+)
 
 
 class TooLargeError(InputError):
@@ -21,7 +23,7 @@ class TooLargeError(InputError):
     def __init__(self, target, micro_batch_size, used, has):
         super().__init__(
             f"`micro_batch_size` must be small enough for the devices of compile_for={target.name}. "
-            f"Received: {micro_batch_size}, for which one needs {used} of {has}."
+            f"Received: {micro_batch_size}, for which one needs {used} and has {has}."
         )
 
 
@@ -40,8 +42,8 @@ def programs_for(target, engine, batch, micro_batch_size):
             programs = engine.step_programs(batch)
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).split())
-        if "RESOURCE_EXHAUSTED" in reason:
-            raise TooLargeError(target, micro_batch_size, *SIZE.findall(reason)[:2]) from error
+        if sizes := memory_in(reason):
+            raise TooLargeError(target, micro_batch_size, *sizes) from error
         raise InputError(
             "`compile_for` must be devices whose compiler takes this step. Received: "
             f"{target.name}, which says {reason[:200]}"
@@ -51,6 +53,12 @@ def programs_for(target, engine, batch, micro_batch_size):
     if used > has:
         raise TooLargeError(target, micro_batch_size, f"{used / GIB:.2f}G", f"{has / GIB:.2f}G")
     return programs
+
+
+def memory_in(reason):
+    """What a refused program needs and what a chip has, as (str, str), from a compiler's words, or None."""
+    found = FULL.search(reason)
+    return tuple(size for size in found.groups() if size) if found else None
 
 
 def tensorflow_program_for(function, batch, target):

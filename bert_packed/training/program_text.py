@@ -38,7 +38,7 @@ COLLECTIVES = (
     "collective-broadcast",
 )
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
-OTHER_PRODUCTS = re.compile(r"gemm|matmul", re.IGNORECASE)
+OTHER_PRODUCTS = re.compile(r"gemm|matmul|triton|mosaic_gpu|__cudnn\$", re.IGNORECASE)
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([^\]]*)\]")
 _OPCODE = re.compile(r" ([a-z][\w\-]*)\(")  # no space precedes those of layouts, such as T(8,128)
 _NAME = re.compile(r"[\w.\-]+")

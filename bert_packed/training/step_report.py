@@ -29,6 +29,7 @@ HOST_TARGETS = re.compile(r"callback|py_?func", re.IGNORECASE)
 HOST_TRANSFER = re.compile(r"\bis_host_transfer=true")
 # The compiler for TPUs does not know the cost of these calls, and adds -1 second for each
 UNESTIMATED = re.compile(r'custom_call_target="(?:ConcatBitcast|X64\w+|ZeroCrop)"')
+KERNELS = re.compile(r"^tpu_custom_call$|triton|mosaic_gpu")
 SHOWN = 160  # characters of a reported line
 # Numbers of fields in XLA's hlo.proto: of HloProto, BufferAssignmentProto, BufferAllocationProto
 BUFFER_ASSIGNMENT, BUFFER_ALLOCATIONS = 3, 3
@@ -158,6 +159,7 @@ def describe_step(programs):
         "dynamic_dimensions": len(dynamic),
         "host_callbacks": len(callbacks),
         "loops_of_unknown_length": sum(map(count_unknown_loops, modules)),
+        "kernels": sum(map(count_kernels, modules)),
         "matmul_flops": _known(sum, map(matmul_flops, modules)),
         **{
             name: _known(sum, (getattr(one, name) for one in programs))
@@ -231,6 +233,12 @@ def find_callbacks(module):
         or HOST_TRANSFER.search(one.attributes)
         or (one.opcode == "custom-call" and HOST_TARGETS.search(one.attribute("custom_call_target")))
     ]
+
+
+def count_kernels(module):
+    """Number of calls of Pallas kernels, whose operations no compiler counts."""
+    targets = [one.attribute("custom_call_target") for one in module.instructions]
+    return sum(bool(KERNELS.search(target)) for target in targets)
 
 
 def count_unknown_loops(module):

@@ -163,7 +163,8 @@ def test_the_largest_micro_batch_is_found_by_bisection(monkeypatch, capsys, limi
         return [config.packs_at_once]
 
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
-    config = TrainConfig(input_file="x", output_dir="y", train_batch_size=64, micro_batch_size=32)
+    growth = {"initial_batch_size": 32, "batch_warmup_steps": 5} if limit == 5 else {}
+    config = TrainConfig(input_file="x", output_dir="y", train_batch_size=64, micro_batch_size=32, **growth)
     target = Target("tpu", ("device",) * 4, name="v5e:2x2")
     found, programs = compile_only.find_largest(config, None, None, target)
     assert programs == [found.packs_at_once] and found.packs_at_once // 4 <= limit
@@ -178,19 +179,19 @@ def test_where_not_one_pack_fits_it_says_so(monkeypatch):
 
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
     config = TrainConfig(input_file="x", output_dir="y", train_batch_size=8)
-    with pytest.raises(InputError, match=r"=v5e:1\. Received: 1, for which one needs 9G of 8G\."):
+    with pytest.raises(InputError, match=r"=v5e:1\. Received: 1, for which one needs 9G and has 8G\."):
         compile_only.find_largest(config, None, None, Target("tpu", ("device",), name="v5e:1"))
 
 
 def test_a_forecast_is_of_the_peak():
     device = types.SimpleNamespace(device_kind="TPU v5 lite")
     target = Target("tpu", (device,), ACCELERATORS["v5e"])
-    figures = compile_only.forecast({"estimated_seconds": 0.5, "matmul_flops": 197e11}, target)
+    known = {"estimated_seconds": 0.5, "matmul_flops": 197e11, "kernels": 0}
+    figures = compile_only.forecast(known, target)
     assert figures["peak_share"] == pytest.approx(0.2)
     assert (figures["device_kind"], figures["device_memory_bytes"]) == ("TPU v5 lite", 16 << 30)
-    for seconds, flops in ((None, 1), (1, None)):
-        unknown = {"estimated_seconds": seconds, "matmul_flops": flops}
-        assert compile_only.forecast(unknown, target)["peak_share"] is None
+    for unknown in ({"estimated_seconds": None}, {"matmul_flops": None}, {"kernels": 1}):
+        assert compile_only.forecast({**known, **unknown}, target)["peak_share"] is None
 
 
 def test_figures_in_units_for_people():

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import types
 
 import pytest
 from tiny import write_data
@@ -276,13 +277,29 @@ def test_a_run_may_be_older_than_a_flag(started):
 
 
 def test_dtype_is_that_of_the_start_or_of_the_devices(started, monkeypatch, tmp_path):
-    _, config, _ = started
+    folder, config, _ = started
     auto = dataclasses.replace(config, dtype="auto")
-    for platform, others in (("cpu", "float32"), ("tpu", "mixed_bfloat16")):
+    elsewhere = dataclasses.replace(auto, output_dir=str(tmp_path / "new"))
+    for platform, others in (("cpu", "float32"), ("tpu", "mixed_bfloat16"), ("gpu", "mixed_bfloat16")):
         monkeypatch.setattr(run_directory, "devices_here", lambda found=platform: Target(found))
         assert run_directory.with_dtype(auto).dtype == "float32"  # as it began
-        elsewhere = dataclasses.replace(auto, output_dir=str(tmp_path / "new"))
         assert run_directory.with_dtype(elsewhere).dtype == others
         assert run_directory.with_dtype(dataclasses.replace(auto, overwrite=True)).dtype == others
     given = dataclasses.replace(config, dtype="mixed_bfloat16")
-    assert run_directory.with_dtype(given) is given
+    assert run_directory.with_dtype(given) == given
+    (folder / "checkpoint-1").rmdir()  # a start that failed decides nothing
+    assert run_directory.with_dtype(auto).dtype == "mixed_bfloat16"
+    (tmp_path / "new").write_text("")
+    with pytest.raises(InputError, match="`output_dir` must be a directory"):
+        run_directory.with_dtype(elsewhere)
+
+
+def test_processes_with_other_dtypes_ask_alike(started):
+    """Or the answers of the first would be one off."""
+    _, config, _ = started
+    asked = []
+    processes = types.SimpleNamespace(first_decides=lambda decide: asked.append(1) or "mixed_bfloat16")
+    for dtype, expected in (("auto", "mixed_bfloat16"), ("float32", "float32")):
+        one = dataclasses.replace(config, dtype=dtype)
+        assert run_directory.with_dtype(one, processes).dtype == expected
+    assert len(asked) == 2

@@ -81,13 +81,13 @@ def test_what_was_cut_is_told_where_something_was():
 
 
 def test_a_run_is_described_by_its_own_figures():
-    config = TrainConfig(
-        input_file="-", output_dir="-", bert_config_file="mine.json", train_batch_size=6, micro_batch_size=2
-    )
+    sizes = {"train_batch_size": 6, "micro_batch_size": 2, "dtype": "mixed_bfloat16"}
+    config = TrainConfig(input_file="-", output_dir="-", bert_config_file="mine.json", **sizes)
     text = run_summary.describe_run(config, CONFIG, data_of(1.5), "dense")
     assert text.splitlines() == [
         "model      mine.json: 2 layers of width 8, vocabulary 11",
         "attention  dense",
+        "precision  mixed_bfloat16",
         "data       1,234 packs of 16 tokens, up to 3 sequences and 5 predictions each",
         "step       6 packs, 2 at once; expected sequences per step: 9.0 (packing factor 1.500)",
     ]

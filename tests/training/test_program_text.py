@@ -339,6 +339,9 @@ def test_operations_of_a_convolution(left, right, convolution, flops):
     ],
 )
 def test_operations_of_a_kernel_are_as_it_declares(config, flops):
+    for target in ("__gpu$xla.gpu.triton", "mosaic_gpu_v2", "__cudnn$convForward"):  # which declare nothing
+        text = f'ROOT %c = f32[4] custom-call(), custom_call_target="{target}", backend_config={config}'
+        assert matmul_flops(module_of(text)) is None
     call = f'ROOT %c = f32[4] custom-call(), custom_call_target="tpu_custom_call", backend_config={config}'
     assert matmul_flops(module_of(call)) == flops
 

@@ -8,6 +8,7 @@ import pytest
 from packs import packed_and_unpacked
 from tiny import CONFIG, make_engine
 
+from bert_packed.training.absent_devices import memory_in
 from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
 from bert_packed.training.step_report import (
     StepProgram,
@@ -43,6 +44,7 @@ ENTRY %main (a: f32[4,6], b: f32[6,5]) -> f32[4,5] {
 ONE = 2 * 4 * 5 * 6
 FLOPS = 7 * 3 * ONE + ONE
 UNKNOWN_COST = ("ConcatBitcast", "X64SplitLow", "ZeroCrop", "AllocateBuffer")
+KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "ConcatBitcast")
 UNKNOWN_LENGTH = {"known_trip_count": "unknown"}
 CUBLAS = (
     '%g = (f32[4,5]{1,0}, s8[900]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", '
@@ -74,6 +76,32 @@ def test_seconds_are_without_the_calls_of_unknown_cost():
     assert describe_step([program])["estimated_seconds"] is None  # in a loop of unknown length
     assert compiled_program(text, 1.0, {"optimal_seconds": -3.5}, None).estimated_seconds is None
     assert compiled_program(text, 1.0, {}, None).estimated_seconds is None
+
+
+def test_kernels_are_counted():
+    calls = [f'%{i} = f32[4]{{0}} custom-call(%a), custom_call_target="{of}"' for i, of in enumerate(KERNELS)]
+    assert report_of("\n  ".join(calls))["kernels"] == 3
+    assert report_of()["kernels"] == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "sizes"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory. Used 17.2G of 15.75G hbm. Exceeded by 1.4G",
+            ("17.2G", "15.75G"),
+        ),
+        (
+            "RESOURCE_EXHAUSTED: memory required for HLO temporaries (76.30G) exceeds available HBM (15.75G).",
+            ("76.30G", "15.75G"),
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 1.2M of 1.0M vmem", None),
+        ("RESOURCE_EXHAUSTED: failed to allocate size=17179869184", None),
+        ("INTERNAL: Used 3G of 2G hbm", None),
+    ],
+)
+def test_what_a_refused_program_needs(reason, sizes):
+    assert memory_in(reason) == sizes
 
 
 def test_seconds_of_a_loop_are_of_all_its_rounds():
