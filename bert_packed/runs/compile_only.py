@@ -17,7 +17,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json, write_text
 from bert_packed.core.versions import versions
 from bert_packed.parallel.replicas import count_replicas
-from bert_packed.parallel.targets import absent_target
+from bert_packed.parallel.targets import GIB, absent_target
 from bert_packed.runs.pretraining import build_engine
 from bert_packed.runs.pretraining_data import check_fits, read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
@@ -29,6 +29,7 @@ PROGRAM_FILE, REPORT_FILE = "step.hlo.txt", "step.json"
 # The step breaks the static-graph contract; it is reported all the same
 STATUS_NOT_STATIC = 4
 UNKNOWN = "not told"
+KEPT_BYTES = GIB // 4  # that libtpu keeps of a chip's memory for itself
 
 
 def compile_run(config, backend):
@@ -96,9 +97,10 @@ def compile_step(config, model_config, data, target=None):
 def find_largest(config, model_config, data, target):
     """Find the largest micro-batch whose step fits the devices of a target, to about a sixteenth.
 
-    Doubles from `packs_at_once` while it fits, or halves until it does, and bisects. A step has the packs of
-    `train_batch_size`, rounded up to whole micro-batches; one of a single micro-batch has no gradients to add
-    up, and so may fit where one of several does not.
+    Starts at `packs_at_once` and follows the memory of what fits, in a straight line, to the device's; halves
+    until something fits, and bisects where that line goes wrong. A step has the packs of `train_batch_size`,
+    rounded up to whole micro-batches; one of a single micro-batch has no gradients to add up, and so may fit
+    where one of several does not.
 
     Returns:
         (config with that micro-batch, its `StepProgram`s).
@@ -108,7 +110,7 @@ def find_largest(config, model_config, data, target):
     """
     unit = target.num_devices if config.layout == "none" else count_replicas(config.layout, config.mesh_shape)
     largest, refused = 0, None
-    found = None
+    found, needed = None, []  # the last two of (micro-batch, bytes)
     size = max(config.packs_at_once // unit, 1)
     while True:
         num_parts = -(-config.train_batch_size // (size * unit))
@@ -121,6 +123,8 @@ def find_largest(config, model_config, data, target):
         )
         try:
             found = tried, compile_step(tried, model_config, data, target)
+            program = max(found[1], key=lambda one: one.peak_bytes)
+            needed = [*(needed[-1:] or [(0, program.argument_bytes)]), (size, program.peak_bytes)]
             largest = size
             print(f"fits       {size * unit} packs at once", flush=True)
         except TooLargeError as error:
@@ -128,14 +132,20 @@ def find_largest(config, model_config, data, target):
             print(f"too large  {size * unit} packs at once", flush=True)
             if size == 1:
                 raise error
-        if refused is None:
-            size = 2 * largest
-        elif not largest:
-            size = refused // 2
-        elif refused - largest <= max(largest // 16, 1):
+        least = largest + max(largest // 16, 1)
+        if refused and refused <= least:
             return found
-        else:
+        size = _extrapolate(needed, target.accelerator.memory_bytes - KEPT_BYTES) if largest else 0
+        if refused is None:
+            size = min(max(size, least), 16 * largest)
+        elif not largest < size < refused:
             size = (largest + refused) // 2
+
+
+def _extrapolate(needed, memory_bytes):
+    """The micro-batch that fills a memory, by a straight line through two of (micro-batch, bytes)."""
+    (one, its_bytes), (other, other_bytes) = needed
+    return one + (other - one) * (memory_bytes - its_bytes) // max(other_bytes - its_bytes, 1)
 
 
 def forecast(report, target):

@@ -150,9 +150,12 @@ def test_shapes_need_no_pass_over_the_data(data, tmp_path, asked):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 13, 16, 100])
-def test_the_largest_micro_batch_is_found_by_bisection(monkeypatch, capsys, limit):
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
     """Of a device that takes `limit` packs at once, where four share a step."""
     tried = []
+    has, arguments = ACCELERATORS["v5e"].memory_bytes, 1 << 30
+    of_limit = has - (1 << 28) - arguments  # what `limit` packs need besides
 
     def compile_step(config, model_config, data, target):
         tried.append(config.packs_at_once // 4)
@@ -160,16 +163,17 @@ def test_the_largest_micro_batch_is_found_by_bisection(monkeypatch, capsys, limi
         assert 0 <= config.train_batch_size - 64 < config.packs_at_once
         if tried[-1] > limit:
             raise compile_only.TooLargeError(target, config.packs_at_once, "9G", "8G")
-        return [config.packs_at_once]
+        peak = arguments + int(of_limit * (tried[-1] / limit) ** power)
+        return [types.SimpleNamespace(argument_bytes=arguments, peak_bytes=peak, packs=config.packs_at_once)]
 
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
     growth = {"initial_batch_size": 32, "batch_warmup_steps": 5} if limit == 5 else {}
     config = TrainConfig(input_file="x", output_dir="y", train_batch_size=64, micro_batch_size=32, **growth)
-    target = Target("tpu", ("device",) * 4, name="v5e:2x2")
-    found, programs = compile_only.find_largest(config, None, None, target)
-    assert programs == [found.packs_at_once] and found.packs_at_once // 4 <= limit
+    target = Target("tpu", ("device",) * 4, ACCELERATORS["v5e"], "v5e:2x2")
+    found, (program,) = compile_only.find_largest(config, None, None, target)
+    assert program.packs == found.packs_at_once and found.packs_at_once // 4 <= limit
     assert limit - found.packs_at_once // 4 <= limit / 16
-    assert len(tried) == len(set(tried)) <= 12
+    assert len(tried) == len(set(tried)) <= (5 if power == 1 else 8)
     assert f"too large  {4 * min(size for size in tried if size > limit)} packs" in capsys.readouterr().out
 
 
@@ -180,7 +184,8 @@ def test_where_not_one_pack_fits_it_says_so(monkeypatch):
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
     config = TrainConfig(input_file="x", output_dir="y", train_batch_size=8)
     with pytest.raises(InputError, match=r"=v5e:1\. Received: 1, for which one needs 9G and has 8G\."):
-        compile_only.find_largest(config, None, None, Target("tpu", ("device",), name="v5e:1"))
+        target = Target("tpu", ("device",), ACCELERATORS["v5e"], "v5e:1")
+        compile_only.find_largest(config, None, None, target)
 
 
 def test_a_forecast_is_of_the_peak():
