@@ -12,11 +12,11 @@ import time
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from bert_packed.training.program_products import matmul_flops
 from bert_packed.training.program_text import (
     executions,
     find_collectives,
     loop_share,
-    matmul_flops,
     read_module,
     trip_count,
 )
