@@ -135,6 +135,7 @@ def attention_programs(model_config, has_mask, hidden_BSD, sequence_ids_BS):
     from bert_packed.models.context import PackContext
     from bert_packed.models.cpu_gradients import attention_scores, gradients_for_cpus, weighted_values
     from bert_packed.models.layers import SelfAttention
+    from bert_packed.parallel.targets import devices_here
     from bert_packed.training.backend import compiled, gradient
 
     def attend_to_all(query_BSNH, key_BSNH, value_BSNH, _):
@@ -148,7 +149,7 @@ def attention_programs(model_config, has_mask, hidden_BSD, sequence_ids_BS):
     weights_BSD = np.random.default_rng(1).normal(size=hidden_BSD.shape).astype(np.float32)
 
     def forward(hidden_BSD, ids_BS):
-        with gradients_for_cpus():  # as in a training step
+        with gradients_for_cpus(devices_here().platform == "cpu"):  # as in a training step
             return layer(hidden_BSD, context=PackContext(ids_BS, None))  # attention reads no positions
 
     def both(hidden_BSD, ids_BS):

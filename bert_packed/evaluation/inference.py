@@ -20,9 +20,9 @@ from bert_packed.checkpoints import starting_weights
 from bert_packed.config import DTYPES, MASKED_LM
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
-from bert_packed.models.cpu_gradients import computes_on_cpus
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.features import TOKENS
+from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, pack_all
 from bert_packed.text import tokenization
@@ -91,7 +91,7 @@ def load_encoder(
     starting_weights.check_reads(config, [MASKED_LM], max_seq_length or 0, len(vocabulary), *model)
     if dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
-    on_cpus = computes_on_cpus()
+    on_cpus = devices_here().platform == "cpu"
     batch_size = _at_least_one("batch_size", batch_size, CPU_BATCH_SIZE if on_cpus else BATCH_SIZE)
     at_once = CPU_NUM_BATCHES_AT_ONCE if on_cpus else NUM_BATCHES_AT_ONCE
     num_batches_at_once = _at_least_one("num_batches_at_once", num_batches_at_once, at_once)

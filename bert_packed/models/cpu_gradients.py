@@ -27,12 +27,12 @@ _SWITCH = contextvars.ContextVar("gradients_for_cpus", default=False)
 
 
 @contextlib.contextmanager
-def gradients_for_cpus(is_on=None):
-    """Context manager: programs traced inside have the fast gradients, by default if `computes_on_cpus`.
+def gradients_for_cpus(is_on=True):
+    """Context manager: programs traced inside have the fast gradients where `is_on`.
 
     They are faster only in a program that XLA compiles whole, and have no second derivative.
     """
-    token = _SWITCH.set(computes_on_cpus() if is_on is None else is_on)
+    token = _SWITCH.set(is_on)
     try:
         yield
     finally:
@@ -46,11 +46,6 @@ def has_gradients_for_cpus():
     import tensorflow as tf
 
     return _SWITCH.get() and not tf.executing_eagerly()
-
-
-def computes_on_cpus():
-    """True if all devices of this process are CPUs."""
-    return all(name.lower().startswith("cpu") for name in keras.distribution.list_devices())
 
 
 @keras.saving.register_keras_serializable(package="bert_packed")
