@@ -61,7 +61,7 @@ def _after(norm, call):
 
 def find_dropouts(block):
     """All `Dropout` layers in a built block, in a fixed order; `ValueError` where others hold state."""
-    dropouts = [layer for layer in block._flatten_layers() if isinstance(layer, Dropout)]
+    dropouts = [layer for layer in _layers_in(block, {}) if isinstance(layer, Dropout)]
     known = {id(layer.seed_generator.state) for layer in dropouts if layer.rate > 0}
     others = [v.path for v in block.non_trainable_variables if id(v) not in known]
     if others:
@@ -70,3 +70,13 @@ def find_dropouts(block):
             f"Received: {', '.join(others)}."
         )
     return dropouts
+
+
+def _layers_in(layer, found):
+    """A layer and those below it, each once: iterable."""
+    # By attributes, with their lists and dicts: Keras has public lists of a model's layers alone
+    found[id(layer)] = layer
+    for value in keras.tree.flatten(vars(layer)):
+        if isinstance(value, keras.Layer) and id(value) not in found:
+            _layers_in(value, found)
+    return found.values()

@@ -29,6 +29,7 @@ class PackedBertForPreTraining(torch.nn.Module):
         attention would ignore a 4D mask, and so let sequences see each other.
         """
         bert, heads = self.model.bert, self.model.cls
+        # `set_attn_implementation` is public, and nothing that reads it
         attention = self.model.config._attn_implementation
         if attention not in ATTENTIONS:  # not in `__init__`: it may change at any time
             raise InputError(

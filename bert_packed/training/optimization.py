@@ -63,6 +63,7 @@ class MomentOptimizer(keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         dtype = variable.dtype
+        # As in Keras's own optimizers. Nothing public finds the index of a backend's variable
         index = self._get_variable_index(variable)
         momentum, velocity = self._momentums[index], self._velocities[index]
         gradient = ops.cast(gradient, dtype)

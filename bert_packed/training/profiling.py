@@ -79,4 +79,5 @@ def _marked(number):
         return jax.profiler.StepTraceAnnotation("train", step_num=number)
     import tensorflow as tf
 
+    # `_r=1`, as in TensorFlow's guide, makes the trace a step of TensorBoard's profile
     return tf.profiler.experimental.Trace("train", step_num=number, _r=1)
