@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
 ]
 
+OF_RUNS = {"TILES": packed_attention.TILES, "GROUP": packed_attention.GROUP}
 TILE = 128
 LENGTH = 3 * TILE
 SEED = np.array([5, 7], np.uint32)
@@ -35,6 +36,12 @@ def small_tiles_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(packed_attention, "GROUP", TILE * packed_attention.LANES)
     # Not the interpreter of `force_tpu_interpret_mode`, which cannot be rematerialised
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
+
+
+@pytest.fixture
+def tiles_of_runs(small_tiles_in_the_interpreter, monkeypatch):
+    for name, value in OF_RUNS.items():
+        monkeypatch.setattr(packed_attention, name, value)
 
 
 def ids_of(runs, length):
@@ -97,12 +104,47 @@ def result_and_gradients(attend, query, key, value, weights):
     ],
 )
 def test_results_and_gradients_are_those_of_the_definition(ids_BS, dtype, rate, heads, tolerance):
+    compare_with_the_definition(ids_BS, dtype, rate, heads, tolerance)
+
+
+def compare_with_the_definition(ids_BS, dtype, rate, heads, tolerance):
     arrays = random_arrays(ids_BS, *heads, dtype)
     got = result_and_gradients(functools.partial(attend, ids_BS=ids_BS, rate=rate), *arrays)
     arrays = [of.astype("float32") for of in arrays]
     want = result_and_gradients(functools.partial(attend_densely, ids_BS=ids_BS, rate=rate), *arrays)
     for one, other in zip(got, want, strict=True):
         assert np.abs(one - other).max() <= tolerance * np.abs(other).max()
+
+
+def test_results_and_gradients_in_tiles_of_a_run(tiles_of_runs):
+    """Two a pack, of 384 tokens: the first with a sequence in common, the second with none."""
+    packs = [[(1, 300), (2, 200), (3, 150)], [(1, 384), (2, 200)]]
+    ids_BS = np.stack([ids_of(pack, 768) for pack in packs])
+    num_pairs, *_ = packed_attention.tiles_to_visit(jnp.asarray(ids_BS), 384)
+    assert num_pairs == 4 + 2
+    compare_with_the_definition(ids_BS, "float32", 0.1, (2, 16), 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "head_width", "by_tile"),
+    [
+        (24, 32, (4, 8, 12, 24)),
+        (12, 64, (2, 4, 6, 12)),
+        (16, 64, (2, 4, 4, 8)),
+        (6, 128, (1, 2, 3, 6)),
+        (2, 16, (2, 2, 2, 2)),  # all, though they do not fill the lanes
+        (5, 64, (5, 5, 5, 5)),  # all, though they are more than fit: no part fills the lanes
+    ],
+)
+def test_heads_of_a_group(tiles_of_runs, num_heads, head_width, by_tile):
+    """The most that fill whole lanes of 128 and the chip's memory, by the length of a tile."""
+    assert packed_attention.TILES == (512, 384, 256, 128)
+    found = [packed_attention._group_size(num_heads, head_width, tile) for tile in packed_attention.TILES]
+    assert tuple(found) == by_tile
+    for size, tile in zip(found, packed_attention.TILES, strict=True):
+        assert num_heads % size == 0
+        if size < num_heads:
+            assert size * head_width % 128 == 0 and size * head_width * tile <= packed_attention.GROUP
 
 
 def test_a_neighbour_changes_no_bit_and_gets_no_gradient(ids_BS):
