@@ -1,0 +1,105 @@
+"""The TPU kernel compiled for TPUs that are not here, in the tiles of runs: it fits, and memory grows with S.
+
+Legend: B packs per batch, S pack length, N heads, H head width, D = N * H.
+"""
+
+import functools
+
+import keras
+import pytest
+
+jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
+from jax import numpy as jnp  # noqa: E402
+from test_packed_attention import SEED, attend  # noqa: E402
+from tiny import CONFIG  # noqa: E402
+
+from bert_packed.models.context import PackContext  # noqa: E402
+from bert_packed.models.dropout import Dropout  # noqa: E402
+from bert_packed.models.layers import SelfAttention  # noqa: E402
+from bert_packed.parallel.targets import absent_target  # noqa: E402
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
+WIDTH = 768  # D
+NUM_TOKENS = 8192  # of each batch, about
+BASE = {"head_width": 64, "dtype": "bfloat16", "rate": 0.1}  # as bert-base
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler_of_a_run():
+    """All optimisations, which other tests do without."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, False)
+    yield
+    jax.config.update(name, before)
+
+
+def attend_as_the_model(query_BSNH, key_BSNH, value_BSNH, ids_BS, rate):
+    """The model's dense attention."""
+    layer = SelfAttention(CONFIG)
+    layer.attention_dropout = Dropout(rate, dtype=query_BSNH.dtype)
+    layer.attention_dropout.given_seed = SEED
+    context = PackContext(ids_BS, None)
+    return layer._attend_densely(query_BSNH, key_BSNH, value_BSNH, context, training=True)
+
+
+device_of = functools.cache(lambda kind: absent_target(f"{kind}:1").devices[0])
+
+
+@functools.cache
+def compiled(kind, length, head_width, dtype, rate, attend=attend):
+    """Attention forward and backward, from and to arrays `[B, S, D]`, for one TPU."""
+    shape = (NUM_TOKENS // length, length, WIDTH)
+
+    def forward_and_backward(query_BSD, key_BSD, value_BSD, ids_BS, gradient_BSD):
+        def forward(*of_tokens):
+            heads = (of.reshape(*shape[:2], -1, head_width) for of in of_tokens)
+            return attend(*heads, ids_BS=ids_BS, rate=rate).reshape(shape)
+
+        result_BSD, pull_back = jax.vjp(forward, query_BSD, key_BSD, value_BSD)
+        return result_BSD, pull_back(gradient_BSD)
+
+    sharding = jax.sharding.SingleDeviceSharding(device_of(kind))
+    of_tokens = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    ids_BS = jax.ShapeDtypeStruct(shape[:2], jnp.int32, sharding=sharding)
+    return jax.jit(forward_and_backward).lower(*[of_tokens] * 3, ids_BS, of_tokens).compile()
+
+
+def temporary_bytes(*arguments, **keywords):
+    return compiled(*arguments, **keywords).memory_analysis().temp_size_in_bytes
+
+
+# Each length with two widths of heads, with and without dropout, for both devices
+@pytest.mark.parametrize(
+    ("kind", "length", "head_width", "dtype", "rate"),
+    [
+        ("v5e", 384, 32, "bfloat16", 0.1),
+        ("v6e", 384, 128, "bfloat16", 0.0),
+        ("v6e", 512, 64, "bfloat16", 0.1),
+        ("v5e", 512, 32, "float32", 0.0),
+        ("v5e", 2048, 64, "bfloat16", 0.1),
+        ("v6e", 2048, 32, "bfloat16", 0.0),
+        ("v5e", 8192, 64, "bfloat16", 0.1),
+        ("v6e", 8192, 128, "float32", 0.1),
+    ],
+)
+def test_two_kernels_keep_scores_on_the_chip(kind, length, head_width, dtype, rate):
+    program = compiled(kind, length, head_width=head_width, dtype=dtype, rate=rate)
+    assert program.as_text().count('custom_call_target="tpu_custom_call"') == 2
+    # All scores are S / H times an array of the tokens
+    of_tokens = NUM_TOKENS * WIDTH * jnp.dtype(dtype).itemsize
+    assert program.memory_analysis().temp_size_in_bytes < of_tokens / 4
+
+
+def test_temporaries_are_linear_in_the_length():
+    """Of as many tokens, in packs four times as long: no more."""
+    short, long = (temporary_bytes("v5e", length, **BASE) for length in (2048, 8192))
+    assert 0 < long < 1.1 * short
+
+
+def test_temporaries_are_a_hundredth_of_the_dense_path():
+    """Which keeps scores: one array of them in bfloat16 is a quarter of its own."""
+    packed = temporary_bytes("v6e", 512, **BASE)
+    dense = temporary_bytes("v6e", 512, **BASE, attend=attend_as_the_model)
+    assert packed < dense / 100
