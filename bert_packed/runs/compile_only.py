@@ -97,10 +97,9 @@ def compile_step(config, model_config, data, target=None):
 def find_largest(config, model_config, data, target):
     """Find the largest micro-batch whose step fits the devices of a target, to about a sixteenth.
 
-    Starts at `packs_at_once` and follows the memory of what fits, in a straight line, to the device's; halves
-    until something fits, and bisects where that line goes wrong. A step has the packs of `train_batch_size`,
-    rounded up to whole micro-batches; one of a single micro-batch has no gradients to add up, and so may fit
-    where one of several does not.
+    Starts at `packs_at_once`, and goes on as if memory grew in proportion; halves until something fits, and
+    bisects what lies between. A step has the packs of `train_batch_size`, rounded up to whole micro-batches;
+    one of a single micro-batch has no gradients to add up, and so may fit where one of several does not.
 
     Returns:
         (config with that micro-batch, its `StepProgram`s).
@@ -110,7 +109,7 @@ def find_largest(config, model_config, data, target):
     """
     unit = target.num_devices if config.layout == "none" else count_replicas(config.layout, config.mesh_shape)
     largest, refused = 0, None
-    found, needed = None, []  # the last two of (micro-batch, bytes)
+    found = None
     size = max(config.packs_at_once // unit, 1)
     while True:
         num_parts = -(-config.train_batch_size // (size * unit))
@@ -123,8 +122,6 @@ def find_largest(config, model_config, data, target):
         )
         try:
             found = tried, compile_step(tried, model_config, data, target)
-            program = max(found[1], key=lambda one: one.peak_bytes)
-            needed = [*(needed[-1:] or [(0, program.argument_bytes)]), (size, program.peak_bytes)]
             largest = size
             print(f"fits       {size * unit} packs at once", flush=True)
         except TooLargeError as error:
@@ -135,17 +132,19 @@ def find_largest(config, model_config, data, target):
         least = largest + max(largest // 16, 1)
         if refused and refused <= least:
             return found
-        size = _extrapolate(needed, target.accelerator.memory_bytes - KEPT_BYTES) if largest else 0
+        # A share that does not grow, such as gradients, makes this too small, never too large
+        size = largest and _in_proportion(found[1], largest, target.accelerator.memory_bytes - KEPT_BYTES)
         if refused is None:
             size = min(max(size, least), 16 * largest)
         elif not largest < size < refused:
             size = (largest + refused) // 2
 
 
-def _extrapolate(needed, memory_bytes):
-    """The micro-batch that fills a memory, by a straight line through two of (micro-batch, bytes)."""
-    (one, its_bytes), (other, other_bytes) = needed
-    return one + (other - one) * (memory_bytes - its_bytes) // max(other_bytes - its_bytes, 1)
+def _in_proportion(programs, size, memory_bytes):
+    """The micro-batch that fills a memory, if all but the arguments of programs for `size` grows with it."""
+    program = max(programs, key=lambda one: one.peak_bytes)
+    growing = max(program.peak_bytes - program.argument_bytes, 1)
+    return size * (memory_bytes - program.argument_bytes) // growing
 
 
 def forecast(report, target):
