@@ -1,1 +1,32 @@
-"""Online half of bert_packed: batches, packed BERT, training step, checkpoints. Keras 3."""
+"""Sequence packing for encoders: plans with a proof, packs, training that never computes on padding.
+
+    import bert_packed
+
+    packs = bert_packed.pack([[5, 6, 7], [8, 9]], max_seq_length=8)
+
+docs/api.md has all names below, with examples. Importing this imports none of them, and neither Keras nor
+TensorFlow.
+"""
+
+import importlib
+
+_MODULES = {
+    "plan": "bert_packed.assembly.in_memory",
+    "pack": "bert_packed.assembly.in_memory",
+    "pack_stream": "bert_packed.assembly.in_memory",
+    "unpack": "bert_packed.assembly.in_memory",
+    "verify_plan": "bert_packed.assembly.in_memory",
+    "attention_mask": "bert_packed.assembly.block_attention_mask",
+    "audit_model": "bert_packed.evaluation.model_audit",
+}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name):
+    if name not in _MODULES:
+        raise AttributeError(f"module 'bert_packed' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,7 @@ ORDER = {
     "bert_packed.schema": set(),
     "bert_packed.packing": {"numpy", "scipy", "highspy"},
     "bert_packed.records": {"google_crc32c", "numpy", "google"},  # TensorFlow: by `core.quiet_import` alone
-    "bert_packed.assembly": {"numpy"},
+    "bert_packed.assembly": {"numpy", "jax", "torch"},  # a mask in the library of its ids
     "bert_packed.text": {"numpy", "tokenizers"},
     "bert_packed.tasks": {"numpy"},
     "bert_packed.config": set(),
@@ -36,7 +36,7 @@ ORDER = {
     },
     "bert_packed.checkpoints": {"keras", "numpy", "safetensors", "tensorflow", "tokenizers"},
     "bert_packed.runs": {"keras", "numpy"},
-    "bert_packed.evaluation": {"keras", "numpy", "scipy"},
+    "bert_packed.evaluation": {"keras", "numpy", "scipy", "torch"},
     "data_gen.jobs": {"apache_beam", "tqdm"},
     "data_gen.text": {"numpy", "pyarrow", "sentencex", "tokenizers", "tqdm"},
     "data_gen": {"numpy", "matplotlib", "tqdm"},
@@ -62,6 +62,7 @@ HALVES = ("data_gen", "bert_packed")
 # Model, losses and optimizer are one code for both backends. Besides `parallel`, whose layouts are JAX's
 # alone, and `benchmarks`, these modules import one
 IMPORTS_A_BACKEND = {
+    "bert_packed.assembly.block_attention_mask": {"jax"},
     "bert_packed.models.cpu_gradients": {"jax", "tensorflow"},
     "bert_packed.models.flash_attention": {"jax"},
     "bert_packed.models.packed_attention": {"jax"},

@@ -26,6 +26,24 @@ def pack_stream(batches, packer, spec, waiting=None):
         InputError: a sequence, whose record is named, is longer than S or has more predictions than P.
         ValueError: `waiting` has another length than `packer.waiting`.
     """
+
+    def checked():
+        for batch in batches:
+            _check_fits(batch, spec)
+            yield batch
+
+    for sequences, packs in packs_of_stream(checked(), packer, waiting):
+        made = sequences["num_predictions"][packs.members]
+        depths = split_by_predictions(made, packs.depths, spec.max_predictions_per_pack)
+        yield assemble_packs(sequences, Packs(packs.members, to_offsets(depths)), spec)
+
+
+def packs_of_stream(batches, packer, waiting=None):
+    """Packs as they leave an `OnlinePacker`, with arguments as of `pack_stream`.
+
+    Yields:
+        (`Sequences` that wait, non-empty `Packs` of some of them).
+    """
     numbers, num_waiting = packer.waiting, 0 if waiting is None else len(waiting)
     if num_waiting != len(numbers):
         raise ValueError(
@@ -33,25 +51,17 @@ def pack_stream(batches, packer, spec, waiting=None):
             f"Received: {num_waiting}."
         )
     for batch in batches:
-        _check_fits(batch, spec)
         first = packer.num_arrived
-        ready = packer.add(batch["lengths"])
+        members, depths = packer.add(batch["lengths"])
         waiting = batch if waiting is None else concatenate([waiting, batch])
         numbers = np.concatenate([numbers, np.arange(first, packer.num_arrived)])
-        if len(ready[1]):
-            yield assemble_packs(waiting, _packs(ready, waiting, numbers, spec), spec)
-            is_waiting = ~np.isin(numbers, ready[0])
+        if len(depths):
+            yield waiting, Packs(np.searchsorted(numbers, members), to_offsets(depths))
+            is_waiting = ~np.isin(numbers, members)
             waiting, numbers = take(waiting, is_waiting), numbers[is_waiting]
-    ready = packer.flush()
-    if len(ready[1]):
-        yield assemble_packs(waiting, _packs(ready, waiting, numbers, spec), spec)
-
-
-def _packs(ready, waiting, numbers, spec):
-    """The packer's packs as `Packs` of `waiting`, split where predictions exceed P."""
-    members = np.searchsorted(numbers, ready[0])
-    sizes = split_by_predictions(waiting["num_predictions"][members], ready[1], spec.max_predictions_per_pack)
-    return Packs(members, to_offsets(sizes))
+    members, depths = packer.flush()
+    if len(depths):
+        yield waiting, Packs(np.searchsorted(numbers, members), to_offsets(depths))
 
 
 def split_by_predictions(num_predictions, sizes, limit):

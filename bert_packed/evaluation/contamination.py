@@ -8,31 +8,17 @@ Legend: B packs per batch, R sequences, S pack length, D model width, P predicti
 pack.
 """
 
-import dataclasses
 import functools
 
 import numpy as np
 from keras import ops
 
+from bert_packed.evaluation.model_audit import Check
 from bert_packed.objectives.features import OWNERS, RECORDED
 from bert_packed.training.backend import compiled, gradient
 
 KEY_BIAS_TOLERANCE = 1e-6  # their true gradient is 0, so there is no largest one to compare with
 HIDDEN = "hidden_states"  # compared as the outputs of the objective are
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One line of the audit."""
-
-    name: str
-    largest: float  # difference, or a count; relative to the largest value against unpacked sequences
-    tolerance: float
-
-    @property
-    def passed(self):
-        # NaN does not pass
-        return bool(self.largest <= self.tolerance)
 
 
 def audit(engine, batch, tolerance=1e-5, compile=compiled):

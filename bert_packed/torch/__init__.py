@@ -5,14 +5,12 @@
 docs/torch.md has a complete training script.
 """
 
-from bert_packed.torch.attention_mask import block_attention_mask
 from bert_packed.torch.dataset import PackedDataset
 from bert_packed.torch.pretraining import PackedBertForPreTraining, pretraining_counts, pretraining_loss
 
 __all__ = [
     "PackedBertForPreTraining",
     "PackedDataset",
-    "block_attention_mask",
     "pretraining_counts",
     "pretraining_loss",
 ]

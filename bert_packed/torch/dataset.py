@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from bert_packed import schema
+from bert_packed.assembly.block_attention_mask import attention_mask
 from bert_packed.core.settings import InputError
 from bert_packed.data.read_order import find_spans, index_files, read_order
 from bert_packed.records.examples import parse_example
@@ -15,7 +16,6 @@ from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import check_promises, find_files, folder_of, read_promises
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.tfrecords import read_batches
-from bert_packed.torch.attention_mask import block_attention_mask
 
 IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 
@@ -36,7 +36,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
     | `input_ids` | `[S]` | WordPieces; 0 is padding |
     | `token_type_ids` | `[S]` | sentence A/B |
     | `position_ids` | `[S]` | restarts at 0 in every sequence |
-    | `attention_mask` | `[1, S, S]`, `mask_dtype` | see `block_attention_mask` |
+    | `attention_mask` | `[1, S, S]`, `mask_dtype` | see `bert_packed.attention_mask` |
     | `sequence_ids` | `[S]` | the token's sequence 1..K; 0 is padding |
     | `masked_lm_positions` | `[P]` | positions of the predictions in the pack |
     | `masked_lm_ids` | `[P]` | their labels |
@@ -200,7 +200,7 @@ class PackedDataset(torch.utils.data.IterableDataset):
             "next_sentence_weights": values[schema.NEXT_SENTENCE_WEIGHTS],
         }
         if self._mask_dtype is not None:
-            item["attention_mask"] = block_attention_mask(sequence_ids, self._mask_dtype)
+            item["attention_mask"] = attention_mask(sequence_ids, self._mask_dtype)
         return item
 
     def _settings(self):

@@ -7,8 +7,8 @@ V vocabulary.
 import torch
 from torch.nn import functional
 
+from bert_packed.assembly.block_attention_mask import attention_mask
 from bert_packed.core.settings import InputError
-from bert_packed.torch.attention_mask import block_attention_mask
 
 ATTENTIONS = ("sdpa", "eager")  # those that take a 4D mask
 WEIGHTINGS = ("per_sequence", "per_token")
@@ -37,7 +37,7 @@ class PackedBertForPreTraining(torch.nn.Module):
             )
         mask_B1SS = batch.get("attention_mask")
         if mask_B1SS is None:
-            mask_B1SS = block_attention_mask(batch["sequence_ids"], self.model.dtype)
+            mask_B1SS = attention_mask(batch["sequence_ids"], self.model.dtype)
         hidden_BSD = bert(
             input_ids=batch["input_ids"],
             attention_mask=mask_B1SS,

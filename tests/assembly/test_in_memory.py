@@ -1,0 +1,272 @@
+"""Plans and packs of sequences in memory: each exactly once, unpacked again, and other packers' packs."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import bert_packed
+from bert_packed.core.settings import InputError
+from bert_packed.packing.histogram import load_known_histogram
+
+LENGTH = 16
+
+
+def random_sequences(num_sequences, seed=0, longest=LENGTH):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 1000, size).tolist() for size in rng.integers(1, longest + 1, num_sequences)]
+
+
+def check_packs(packs, sequences, max_seq_length):
+    """The packs hold each sequence once, contiguous, from the left, by a plain loop; their number of rows."""
+    found = []
+    for row in range(len(packs["input_ids"])):
+        tokens, ids = packs["input_ids"][row], packs["sequence_ids"][row]
+        at = 0
+        for slot, index in enumerate(packs["sequence_index"][row], 1):
+            if index < 0:
+                assert slot not in ids
+                continue
+            length = len(sequences[index])
+            assert tokens[at : at + length].tolist() == sequences[index]
+            assert (ids[at : at + length] == slot).all()
+            assert packs["position_ids"][row, at : at + length].tolist() == list(range(length))
+            found.append(int(index))
+            at += length
+        assert at <= max_seq_length and tokens.shape == (max_seq_length,)
+        for name in ("input_ids", "sequence_ids", "position_ids"):
+            assert not packs[name][row, at:].any()
+    assert sorted(found) == list(range(len(sequences)))
+    return len(packs["input_ids"])
+
+
+@pytest.mark.parametrize("depth", ["max", 3, 1])
+@pytest.mark.parametrize("algorithm", ["cghp", "lpfhp"])
+def test_packs_hold_each_sequence_once(depth, algorithm):
+    sequences = random_sequences(200)
+    packs = bert_packed.pack(sequences, LENGTH, depth, algorithm=algorithm, seed=3)
+    num_packs = check_packs(packs, sequences, LENGTH)
+    plan = bert_packed.plan(list(map(len, sequences)), LENGTH, depth, algorithm)
+    assert num_packs == plan.num_packs and packs["sequence_index"].shape == (num_packs, plan.depth)
+    assert depth == 1 or num_packs < 200  # packs hold several
+
+
+def test_a_pack():
+    packs = bert_packed.pack([[5, 6, 7], [8, 9]], max_seq_length=6)
+    assert {name: values.tolist() for name, values in packs.items()} == {
+        "input_ids": [[8, 9, 5, 6, 7, 0]],
+        "sequence_ids": [[1, 1, 2, 2, 2, 0]],
+        "position_ids": [[0, 1, 0, 1, 2, 0]],
+        "sequence_index": [[1, 0]],
+    }
+
+
+def test_columns_go_with_their_tokens_and_sequences():
+    sequences = random_sequences(50)
+    columns = {
+        "input_ids": sequences,
+        "labels": [[token + 1 for token in one] for one in sequences],
+        "weights": [np.linspace(0, 1, len(one), dtype=np.float32) for one in sequences],
+        "kind": list(range(50)),
+        "score": [number / 7 for number in range(50)],
+        "attention_mask": [[1] * len(one) for one in sequences],
+    }
+    packs = bert_packed.pack(columns, LENGTH, padding={"labels": -100, "kind": -7})
+    check_packs(packs, sequences, LENGTH)
+    is_token, is_used = packs["sequence_ids"] > 0, packs["sequence_index"] >= 0
+    assert (packs["labels"] == np.where(is_token, packs["input_ids"] + 1, -100)).all()
+    assert (packs["kind"] == np.where(is_used, packs["sequence_index"], -7)).all()
+    assert packs["weights"].dtype == np.float32 and "attention_mask" not in packs
+    again = bert_packed.unpack(packs)
+    assert again.keys() == columns.keys() - {"attention_mask"}
+    for name in again:
+        assert [np.asarray(one).tolist() for one in again[name]] == [
+            np.asarray(one).tolist() for one in columns[name]
+        ]
+    assert all(isinstance(one, np.ndarray) for one in bert_packed.unpack(bert_packed.pack(sequences, LENGTH)))
+
+
+def test_outputs_of_a_model_are_unpacked():
+    sequences = random_sequences(20)
+    packs = bert_packed.pack(sequences, LENGTH)
+    states = np.repeat(packs["input_ids"][..., None], 3, axis=2) * np.array([1, 10, 100])
+    found = bert_packed.unpack({**packs, "states": states})["states"]
+    assert all(
+        (one[:, 1] == 10 * np.array(tokens)).all() for one, tokens in zip(found, sequences, strict=True)
+    )
+
+
+@pytest.mark.parametrize("depth", ["max", 4])
+@pytest.mark.parametrize("buffer", [1, 30, 10_000])
+def test_a_stream_is_packed_with_few_in_memory(depth, buffer):
+    sequences = random_sequences(2500, longest=8)
+    taken = itertools.count()
+    stream = ({"input_ids": one, "kind": number} for number, one in enumerate(sequences) if next(taken) >= 0)
+    parts, found = [], []
+    for packs in bert_packed.pack_stream(stream, 8, depth, buffer=buffer):
+        parts.append(packs)
+        index = np.sort(packs["sequence_index"][packs["sequence_index"] >= 0])
+        again = bert_packed.unpack(packs)
+        assert [one.tolist() for one in again["input_ids"]] == [sequences[one] for one in index]
+        assert [int(one) for one in again["kind"]] == index.tolist()
+        assert depth == "max" or packs["sequence_index"].shape[1] == 4
+        found += index.tolist()
+        # At most the buffer waits, and the part of the stream that was read at once
+        assert next(taken) - len(found) <= buffer + 1000 + len(parts)
+    assert sorted(found) == list(range(2500))
+    assert len(parts) > 1 or buffer == 10_000
+
+
+def test_packs_of_others_are_verified():
+    lengths = load_lengths()
+    plan = bert_packed.plan(lengths, 512)
+    # First-fit decreasing by a plain loop, as lists of indices
+    packs, rooms = [], []
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        for number, room in enumerate(rooms):
+            if lengths[index] <= room:
+                packs[number].append(index)
+                rooms[number] -= lengths[index]
+                break
+        else:
+            packs.append([index])
+            rooms.append(512 - lengths[index])
+    found = bert_packed.verify_plan(packs, lengths, 512)
+    assert found.num_packs == len(packs) and found.efficiency == lengths.sum() / (512 * len(packs))
+    # The bound is the best that is known, not that of the plan that is verified
+    assert found.certificate.lower_bound == plan.certificate.lower_bound
+    assert found.certificate.gap >= plan.certificate.gap
+    made = bert_packed.pack([[1] * length for length in lengths], 512)
+    assert bert_packed.verify_plan(made, lengths, 512).strategies == plan.strategies
+
+
+def load_lengths():
+    histogram = load_known_histogram("wikipedia_512").astype(float)
+    rng = np.random.default_rng(0)
+    return rng.choice(np.arange(1, 513), 300, p=histogram / histogram.sum())
+
+
+@pytest.mark.parametrize(
+    "packs, depth, message",
+    [
+        ([[0, 1]], "max", "sequence 2 must be packed once. Received: 0 times."),
+        ([[0, 1], [2], [1]], "max", "sequence 1 must be packed once. Received: 2 times."),
+        ([[0, 0], [1], [2]], "max", "sequence 0 must be packed once. Received: 2 times."),
+        ([[0, 2], [1]], "max", "pack 0 must hold at most 8 tokens. Received: 9."),
+        ([[0, 1], [2]], 1, "pack 0 must hold 1 to 1 sequences. Received: 2."),
+        ([[0, 1], [2], []], "max", "pack 2 must hold 1 to 8 sequences. Received: 0."),
+        ([[0, 1], [3]], "max", "pack 1 must hold indices from 0 and below 3. Received: [3]."),
+        ([[0, 1], [-1]], "max", "pack 1 must hold indices from 0 and below 3. Received: [-1]."),
+    ],
+)
+def test_packs_of_others_that_are_wrong(packs, depth, message):
+    with pytest.raises(InputError) as error:
+        bert_packed.verify_plan(packs, [3, 5, 6], 8, depth)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "sequences, options, message",
+    [
+        ([[1], []], {}, "sequence 1 must have a token. Received: none."),
+        ([[1], [1] * 9], {}, "sequence 1 must have at most max_seq_length=8 tokens. Received: 9."),
+        ([1, 2], {}, "`sequences` must be lists of token ids. Received: array(1)."),
+        ([[1], ["a"]], {}, "sequence 1: input_ids must be a list of numbers, or one. Received: ['a']."),
+        (
+            [[1], [[1], [2]]],
+            {},
+            "sequence 1: input_ids must be a list of numbers, or one. Received: [[1], [2]].",
+        ),
+        ({"labels": [[1]]}, {}, "`sequences` must have a column input_ids. Received: labels."),
+        (
+            {"input_ids": [[1]], "position_ids": [[0]]},
+            {},
+            "`sequences` must not have a column position_ids, which packing makes.",
+        ),
+        (
+            {"input_ids": [[1], [2]], "labels": [[1]]},
+            {},
+            "every column must have 2 entries, as input_ids. Received: labels with 1.",
+        ),
+        (
+            {"input_ids": [[1, 2]], "labels": [[1]]},
+            {},
+            "sequence 0: labels must have a value for each of its 2 tokens, or a single one. Received: 1.",
+        ),
+        (
+            {"input_ids": [[1], [2]], "y": [[1], 2]},
+            {},
+            "y must be a list in every sequence, or in none. Received: 2.",
+        ),
+        (
+            {"input_ids": [[1, 0]], "attention_mask": [[1, 0]]},
+            {},
+            "sequence 0 must be without padding. Received: attention_mask with 0.",
+        ),
+        (
+            [[1]],
+            {"padding": {"labels": 1}},
+            "`padding` must be for columns of the sequences. Received: labels.",
+        ),
+        ([[1]], {"algorithm": "best"}, "`algorithm` must be one of cghp, "),
+        (
+            [[1]],
+            {"max_sequences_per_pack": 0},
+            '`max_sequences_per_pack` must be a whole number of at least 1, or "max". Received: 0.',
+        ),
+    ],
+)
+def test_mistakes(sequences, options, message):
+    with pytest.raises(ValueError) as error:
+        bert_packed.pack(sequences, 8, **options)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_mistakes_of_a_stream_name_its_sequence():
+    good = {"input_ids": [1, 2], "y": 1}
+    for wrong, message in [
+        ({"input_ids": [1]}, "sequence 1500 must have the columns input_ids, y."),
+        ({"input_ids": [1] * 9, "y": 1}, "sequence 1500 must have at most max_seq_length=8 tokens."),
+        ({"input_ids": [1], "y": [2]}, "y must be a list in every sequence, or in none."),
+    ]:
+        with pytest.raises(InputError) as error:
+            list(bert_packed.pack_stream([good] * 1500 + [wrong], 8))
+        assert str(error.value).startswith(message)
+
+
+def test_wrong_packs_are_not_unpacked():
+    packs = bert_packed.pack([[5, 6, 7], [8, 9]], 6)
+    for wrong, message in [
+        ({"input_ids": packs["input_ids"]}, "`packs` must have sequence_ids"),
+        ({**packs, "sequence_index": np.array([[1, -1]])}, "`packs` must have as many sequences"),
+        ({**packs, "y": np.zeros((1, 3))}, "`packs` must have shapes [1, 6] or [1, 2] first. Received: y"),
+    ]:
+        with pytest.raises(InputError) as error:
+            bert_packed.unpack(wrong)
+        assert str(error.value).startswith(message)
+
+
+def test_the_face_of_the_library_costs_no_backend():
+    program = """
+import sys, time
+start = time.perf_counter()
+import bert_packed
+assert not {"numpy", "scipy", "keras", "tensorflow", "torch", "jax"} & sys.modules.keys()
+sys.modules["tensorflow"] = sys.modules["keras"] = None  # an import of them fails
+packs = bert_packed.pack([[5, 6, 7], [8, 9]], 6)
+bert_packed.verify_plan(packs, [3, 2], 6)
+bert_packed.unpack(packs)
+bert_packed.attention_mask(packs["sequence_ids"])
+next(bert_packed.pack_stream([[1]], 6))
+bert_packed.audit_model
+assert set(bert_packed.__all__) <= set(dir(bert_packed))
+try:
+    bert_packed.nothing
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "module 'bert_packed' has no attribute 'nothing'\n"

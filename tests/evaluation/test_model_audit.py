@@ -1,0 +1,165 @@
+"""The audit of anybody's model: those that keep sequences apart pass, and each kind of leak fails."""
+
+import numpy as np
+import pytest
+
+import bert_packed
+from bert_packed.core.settings import InputError
+from bert_packed.evaluation.model_audit import count_positions
+
+LENGTH, WIDTH = 12, 8
+NAMES = ["neighbours: change of outputs", "changed tokens whose own output stays", "unpacked: outputs"]
+
+
+@pytest.fixture(scope="module")
+def packs():
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(1, 50, size).tolist() for size in rng.integers(2, 7, 12)]
+    packs = bert_packed.pack(sequences, LENGTH)
+    assert (packs["sequence_ids"].max(axis=1) > 1).any()
+    return packs
+
+
+def model(leak=""):
+    """One layer of attention in NumPy, as a function of a batch; `leak` names what it does wrong."""
+    rng = np.random.default_rng(1)
+    table, places = rng.normal(size=(60, WIDTH)), rng.normal(size=(LENGTH, WIDTH))
+
+    def attend(batch):
+        ids = batch["sequence_ids"]
+        positions = np.arange(LENGTH)[None] if leak == "positions" else batch["position_ids"]
+        hidden = table[batch["input_ids"]] + places[positions]
+        is_own = bert_packed.attention_mask(ids)[:, 0]
+        if leak == "no mask":
+            is_own = np.ones_like(is_own)
+        if leak == "next token":  # of a shifted mask: each token sees the one after it
+            is_own = is_own | np.eye(LENGTH, k=1, dtype=bool)
+        scores = np.where(is_own, hidden @ np.swapaxes(hidden, 1, 2), -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        if leak == "ignores input":
+            return np.zeros_like(hidden)
+        if leak == "NaN":
+            return np.where(ids[..., None] == 2, np.nan, hidden)
+        return weights / weights.sum(-1, keepdims=True) @ hidden
+
+    return attend
+
+
+def failed(report):
+    return [check.name for check in report.checks if not check.passed]
+
+
+def test_a_model_that_keeps_sequences_apart(packs):
+    report = bert_packed.audit_model(model(), packs)
+    assert [check.name for check in report.checks] == NAMES
+    assert report.passed and str(report).count("pass  ") == 3
+
+
+@pytest.mark.parametrize(
+    "leak, found",
+    [
+        ("no mask", [0, 2]),
+        ("next token", [0, 2]),
+        ("positions", [2]),
+        ("ignores input", [1]),
+        ("NaN", [0, 2]),
+    ],
+)
+def test_leaks_are_found(packs, leak, found):
+    report = bert_packed.audit_model(model(leak), packs)
+    assert failed(report) == [NAMES[number] for number in found] and not report.passed
+    assert "FAIL" in str(report)
+
+
+def test_positions_are_counted_where_they_are_missing(packs):
+    assert np.array_equal(count_positions(packs["sequence_ids"]), packs["position_ids"])
+    ids = {name: packs[name] for name in ("input_ids", "sequence_ids")}
+    assert bert_packed.audit_model(model(), ids).passed
+
+
+def test_mistakes(packs):
+    rng = np.random.default_rng(2)
+    alone = {name: values[:, :LENGTH] for name, values in bert_packed.pack([[1] * 12, [2] * 12], 12).items()}
+    for wrong, what, message in [
+        (model(), alone, "`packs` must hold several sequences in one of them. Received: one in each."),
+        (model(), {"input_ids": packs["input_ids"]}, r"`packs` must have sequence_ids \[B, S\]"),
+        (lambda batch: rng.normal(size=batch["input_ids"].shape), packs, "`model` must be without dropout"),
+        (lambda batch: np.zeros(3), packs, r"`model` must return an array \[\d+, 12\]"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            bert_packed.audit_model(wrong, what)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    torch = pytest.importorskip("torch", reason="pip install -e '.[reference]'")
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[reference]'")
+    torch.manual_seed(0)
+    return torch, transformers
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_transformers_bert(packs, reference, attention):
+    torch, transformers = reference
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=60, **sizes, max_position_embeddings=LENGTH)
+    bert = transformers.BertModel._from_config(config, attn_implementation=attention).eval()
+    report = bert_packed.audit_model(bert, packs)
+    assert report.passed and "neighbours: gradient on their embeddings" in str(report)
+
+    def padding_mask(batch):
+        mask = (batch["sequence_ids"] > 0).astype("int64")
+        return {
+            "input_ids": batch["input_ids"],
+            "position_ids": batch["position_ids"],
+            "attention_mask": mask,
+        }
+
+    report = bert_packed.audit_model(bert, packs, inputs=padding_mask)
+    assert len(failed(report)) == 3
+
+    class Shifted(torch.nn.Module):
+        """A gradient for the token before, and nothing wrong forward."""
+
+        def forward(self, input_ids):
+            hidden = bert.get_input_embeddings()(input_ids)
+            past = torch.roll(hidden, 1, dims=1)
+            return hidden + (past - past.detach())  # exactly 0 forward
+
+        def get_input_embeddings(self):
+            return bert.get_input_embeddings()
+
+    shifted = Shifted()
+    shifted.bert = bert
+    assert failed(bert_packed.audit_model(shifted, packs)) == ["neighbours: gradient on their embeddings"]
+    with pytest.raises(InputError, match="without dropout"):
+        bert_packed.audit_model(bert.train(), packs)
+
+
+def test_transformers_mamba_passes_states_on(packs, reference):
+    _, transformers = reference
+    config = transformers.MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
+    mamba = transformers.MambaForCausalLM(config).eval()
+
+    def inputs(batch):
+        return {"input_ids": batch["input_ids"]}
+
+    assert len(failed(bert_packed.audit_model(mamba, packs, inputs=inputs))) == 3
+
+
+def test_a_keras_model(packs):
+    import keras
+
+    ids = keras.Input((LENGTH,), dtype="int32", name="ids")
+    sequences = keras.Input((LENGTH,), dtype="int32", name="sequences")
+    hidden = keras.layers.Embedding(60, WIDTH)(ids)
+    mask = keras.layers.Lambda(lambda ids: bert_packed.attention_mask(ids)[:, 0])(sequences)
+    attention = keras.layers.MultiHeadAttention(2, 4)
+    own = keras.Model([ids, sequences], attention(hidden, hidden, attention_mask=mask))
+    leaks = keras.Model([ids, sequences], attention(hidden, hidden))
+
+    def inputs(batch):
+        return [batch["input_ids"].astype("int32"), batch["sequence_ids"].astype("int32")]
+
+    assert bert_packed.audit_model(own, packs, inputs=inputs).passed
+    assert failed(bert_packed.audit_model(leaks, packs, inputs=inputs)) == [NAMES[0], NAMES[2]]
