@@ -78,9 +78,10 @@ def train(engine, config, hooks, first_step=0, state=None):
                 sums = engine.train_step(batch, stop.signal is not None)
                 sums = {name: float(value) for name, value in sums.items()}
             stopped_by = stop.agreed(sums.pop("num_stop_requests", None))
-            why = skipped.note(step, sums, sums.pop("is_skipped"))
+            why = skipped.note(sums, sums.pop("is_skipped"))
             if why:
                 hooks.tell_skipped(step, why)
+                skipped.check(step, why)  # only now, or the records of the last would not be known
                 interval.num_skipped += 1
             else:
                 interval.add(sums, None if is_first else time.perf_counter() - start, waiting)

@@ -40,17 +40,18 @@ class SkippedSteps:
         self._most = most
         self._num_in_row = 0
 
-    def note(self, step, sums, is_skipped):
-        """The figures of a skipped step that are not finite, as text; "" if it was not skipped.
-
-        Steps are numbered from 1. Raises `NotFiniteError` for the last of `most` skipped steps in a row.
-        """
+    def note(self, sums, is_skipped):
+        """The figures of a skipped step that are not finite, as text; "" if it was not skipped."""
         self._num_in_row = self._num_in_row + 1 if is_skipped else 0
-        if not is_skipped:
-            return ""
-        received = _describe(sums)
+        return _describe(sums) if is_skipped else ""
+
+    def check(self, step, received):
+        """Raise `NotFiniteError` after the last of `most` skipped steps in a row.
+
+        `step` is numbered from 1, `received` is what `note` returned of it.
+        """
         if self._num_in_row < self._most:
-            return received
+            return
         where = f"at step {step}"
         if self._num_in_row > 1:
             where += f", as at the {self._num_in_row - 1} before it (`max_skipped_steps`={self._most})"

@@ -269,7 +269,7 @@ def test_a_step_that_is_no_number_is_neither_logged_nor_saved_where_none_may_be_
     recorder = Recorder(fails_at=[step])
     with pytest.raises(InputError, match=f"Received: a_loss nan at step {step}"):
         train(recorder, max_skipped_steps=1)
-    assert recorder.names()[-1] == f"train {step}"
+    assert recorder.names()[-2:] == [f"train {step}", f"skip {step}: a_loss nan"]
 
 
 def test_steps_left_out_are_told_and_in_no_mean():
@@ -290,7 +290,8 @@ def test_too_many_in_a_row_end_the_run_and_name_the_weights_that_the_first_met()
     ) as raised:
         train(recorder, num_train_steps=9)
     assert raised.value.weights_step == 4
-    assert recorder.names()[-1] == "train 7" and recorder.kept == [4]
+    # The step that ends the run is told as the others are
+    assert recorder.names()[-2:] == ["train 7", "skip 7: a_loss nan"] and recorder.kept == [4]
 
 
 def test_a_run_that_goes_on_keeps_the_number_of_steps_left_out():
