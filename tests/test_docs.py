@@ -1,10 +1,14 @@
 """Files, modules and commands that the documentation names exist."""
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+
+from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.runs.pretraining_config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -70,3 +74,24 @@ def test_the_tour_names_every_folder_in_the_order_of_the_rules():
         places = [min(table.find(f"`{name}/`") % 10**6, table.find(f"`{name}.py`") % 10**6) for name in names]
         assert places == sorted(places) and max(places) < 10**5, names
     assert all(f"`{command.rpartition('.')[2]}.py`" in page for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("start", "configs"),
+    [
+        ("What changes no result may change", [TrainConfig]),
+        ("in fine-tuning", [SquadConfig, GlueConfig, NerConfig]),
+    ],
+)
+def test_flags_that_may_change_are_those_of_the_settings(start, configs):
+    page = " ".join((ROOT / "docs/training.md").read_text().split())
+    (listed,) = re.findall(rf"{start}: ([^.;]*)[.;]", page)
+    fields = {field.name: field.metadata for config in configs for field in dataclasses.fields(config)}
+    of_runs = {field.name for field in dataclasses.fields(TrainConfig)} if len(configs) > 1 else ()
+    # What is of one call alone, as --json, needs no list
+    wanted = [
+        f"--{name}"
+        for name, of in fields.items()
+        if of["changeable"] and not of["transient"] and name not in of_runs
+    ]
+    assert sorted(re.findall(r"--\w+", listed)) == sorted(wanted)
