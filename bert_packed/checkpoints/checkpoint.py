@@ -218,6 +218,18 @@ def assign_tensors(path, tensors, variables):
         variable.assign(tensors[name])
 
 
+def write_tensors(arrays, path, metadata=None):
+    """Write a dict from name to array as safetensors, not atomically; an `OSError` names the file."""
+    path = Path(path)
+    path.touch()
+    mode = path.stat().st_mode  # as the umask says; `save_file` puts a file of mode 600 in its place
+    try:
+        save_file(arrays, path, metadata)
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(f"{path} could not be written: {error}") from error
+    path.chmod(mode)
+
+
 def _save(variables, path):
     arrays = {}
     for name, variable in variables.items():
@@ -227,7 +239,4 @@ def _save(variables, path):
         # Not ascontiguousarray, which would make the scalar step count an array of one
         arrays[name] = np.array(values, dtype, order="C")
     check_arrays(arrays, "after the last step")
-    try:
-        save_file(arrays, path)
-    except SafetensorError as error:  # such as a full disk
-        raise OSError(f"{path} could not be written: {error}") from error
+    write_tensors(arrays, path)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from safetensors.numpy import save_file
 
 from bert_packed import schema
+from bert_packed.checkpoints.checkpoint import write_tensors
 from bert_packed.checkpoints.exported_tokenizer import boundary_ids, write_tokenizer
 from bert_packed.config import CAUSAL_LM, CLASSIFICATION, FINETUNING_HEADS, MASKED_LM, PRETRAINING, family_of
 from bert_packed.core.settings import InputError
@@ -63,7 +63,7 @@ def write_hugging_face(folder, model, weights, missing=(), vocab_file="", do_low
             tensors[row.hugging_face] = np.ascontiguousarray(row.to_hugging_face(values))
     check_arrays(tensors, "of the export")
     # Without the format, transformers refuses the file
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
     config = {"architectures": [names.classes[model.head]], **names.hugging_face_config(model)}
     if classes:
         config["id2label"] = {str(number): name for number, name in enumerate(classes)}

@@ -21,6 +21,8 @@ from bert_packed.core.settings import InputError
 HASH_BYTES = 2**20  # read at once
 PARTIAL_SUFFIX = ".partial"  # of what is not complete, or never became so
 REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"  # of a folder until its successor has its name
+# Of writing alone, in whose errors the system names no file
+_NO_ROOM = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 _NO_DEFAULT = object()
 
 
@@ -55,6 +57,18 @@ def naming_file(path):
 
 
 @contextlib.contextmanager
+def _naming_written(path):
+    """Let an error of the block that says that there is no room name what was written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        with naming_file(path):
+            raise
+
+
+@contextlib.contextmanager
 def write_whole(path):
     """Write a file that appears under its name only when complete: yields the path to write to.
 
@@ -63,7 +77,8 @@ def write_whole(path):
     # Two processes never write to one, on whichever machines: numbers of processes repeat among machines
     partial = f"{path}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
     try:
-        yield partial
+        with _naming_written(path):
+            yield partial
         if not is_remote(path):
             flush_to_disk(partial)  # or a power cut could leave the name without the content
         replace(partial, path)
@@ -83,7 +98,8 @@ def write_folder(path):
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with _naming_written(path):
+            yield partial
         for written in (*partial.rglob("*"), partial):
             flush_to_disk(written)
         if final.exists():
@@ -302,10 +318,16 @@ def _gfile():
 
 
 def _call(function, *arguments, **named):
-    """Call a function of TensorFlow's, its error as an `OSError`."""
+    with tensorflow_errors():
+        return function(*arguments, **named)
+
+
+@contextlib.contextmanager
+def tensorflow_errors():
+    """Let errors of TensorFlow's files in the block be an `OSError`, whose words name the file."""
     errors = import_quietly("tensorflow").errors
     try:
-        return function(*arguments, **named)
+        yield
     except errors.NotFoundError as error:
         raise FileNotFoundError(error.message) from error
     except errors.OpError as error:

@@ -20,7 +20,7 @@ from bert_packed.checkpoints.checkpoint import (
 from bert_packed.config import AUTO
 from bert_packed.core.command_line import to_flagfile
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import PARTIAL_SUFFIX, lock, read_json, write_json, write_text
+from bert_packed.core.storage import PARTIAL_SUFFIX, lock, naming_file, read_json, write_json, write_text
 from bert_packed.parallel.processes import ALONE
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.manifests import SCANS_NAME
@@ -269,7 +269,8 @@ def record_skipped(folder, process, step, why, sources):
     of the records of this process; `find_sources.py` leads from these to documents.
     """
     line = json.dumps({"step": step, "not_finite": why, "packs": sources})
-    with (folder / f"skipped_steps.{process}.jsonl").open("a") as file:
+    path = folder / f"skipped_steps.{process}.jsonl"
+    with naming_file(path), path.open("a") as file:
         file.write(line + "\n")
 
 

@@ -42,25 +42,25 @@ class MetricsLog:
         shutil.rmtree(events, ignore_errors=True)
         storage.write_text(self._path, self._format([dict(zip(columns, columns, strict=True)), *rows]))
         self._writer = Writer(str(events))
-        for row in rows:
-            self._add_events(row)
-        self._writer.flush()
+        self._add_events(rows)
 
     def write(self, row):
         """Append one row, a dict by column; a field that is None or missing stays empty."""
-        with self._path.open("a", newline="") as file:
+        with storage.naming_file(self._path), self._path.open("a", newline="") as file:
             file.write(self._format([row]))
-        self._add_events(row)
-        self._writer.flush()
+        self._add_events([row])
 
     def flush_to_disk(self):
         """Wait until all rows are on the disk, as a checkpoint of these steps will be."""
         storage.flush_to_disk(self._path)
 
-    def _add_events(self, row):
-        for name in self._columns[1:]:
-            if row.get(name) not in (None, ""):
-                self._writer.add_scalar(name, float(row[name]), int(row["step"]))
+    def _add_events(self, rows):
+        with storage.tensorflow_errors():  # such as a full disk
+            for row in rows:
+                for name in self._columns[1:]:
+                    if row.get(name) not in (None, ""):
+                        self._writer.add_scalar(name, float(row[name]), int(row["step"]))
+            self._writer.flush()
 
     def _format(self, rows):
         text = io.StringIO()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import numpy as np
@@ -138,6 +139,20 @@ def test_a_killed_removal_leaves_no_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         checkpoint.prune_checkpoints(tmp_path, 1)
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_tensors_may_be_read_by_whom_the_umask_lets(tmp_path, umask):
+    """The library's own file is for nobody else."""
+    before = os.umask(umask)
+    try:
+        checkpoint.write_tensors({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+        (tmp_path / "other").touch()
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+    np.testing.assert_array_equal(load_file(tmp_path / "a.safetensors")["a"], np.zeros(3))
 
 
 def test_full_disk_is_an_operating_system_error(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import sys
 import types
 
 import pytest
+from full_disk import largest_file
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
@@ -155,6 +156,27 @@ def test_errors_name_their_file_once():
         with pytest.raises(OSError) as caught, storage.naming_file("a.txt"):
             raise error
         assert caught.value is error
+
+
+def write_file(path, content):
+    with storage.write_whole(path) as partial, storage.open_file(partial, "wb") as file:
+        file.write(content)
+
+
+def write_in_folder(path, content):
+    with storage.write_folder(path) as partial:
+        (partial / "inner").write_bytes(content)
+
+
+@pytest.mark.parametrize("write", [write_file, write_in_folder])
+def test_a_disk_that_takes_no_more_names_what_was_to_be_written(tmp_path, write):
+    """The system names no file where writing fails; where reading does, another file than this."""
+    path = tmp_path / "a"
+    with pytest.raises(OSError, match=f"^{path}: .*File too large") as caught, largest_file(100):
+        write(path, b"x" * 1000)
+    assert caught.value.errno == errno.EFBIG and storage.list_names(tmp_path) == []
+    with pytest.raises(OSError, match=r"^bad disk$"), storage.write_whole(path):
+        raise OSError("bad disk")
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO, errno.ENOSPC])

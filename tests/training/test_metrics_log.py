@@ -1,6 +1,7 @@
 """The log: rows past a checkpoint are removed, lost and damaged ones refused, all mirrored in events."""
 
 import pytest
+from full_disk import largest_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bert_packed.core.settings import InputError
@@ -116,6 +117,18 @@ def test_a_damaged_log_is_one_line_and_stays_as_it_is(tmp_path, content, message
             read(path)
         assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("file", "room"), [("metrics.csv", 10), ("events.out", 300)])
+def test_a_disk_that_takes_no_more_names_the_file(tmp_path, file, room):
+    """A row takes more than 10 bytes in the log, and more than 300 in the events."""
+    path = tmp_path / "metrics.csv"
+    log = MetricsLog(path, TRAIN_COLUMNS)
+    with (
+        pytest.raises(OSError, match=f"{file}.*File too large"),
+        largest_file(path.stat().st_size + room),
+    ):
+        log.write({name: 0.0 for name in TRAIN_COLUMNS} | {"step": 5})
 
 
 def test_events_are_written(tmp_path):
