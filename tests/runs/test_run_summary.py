@@ -62,6 +62,14 @@ def test_a_machine_that_is_too_fast_for_a_small_product_gets_a_larger_one(monkey
     assert {str(dtype) for _, dtype in sides} == {"bfloat16"}
 
 
+@pytest.mark.both_backends
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_products_of_a_run_in_either_precision_are_measured(monkeypatch, dtype):
+    for name in ("MATMUL_SIZE", "LARGEST_MATMUL"):
+        monkeypatch.setattr(step_cost, name, 8)
+    assert step_cost.measured_flops_per_second(repeats=2, dtype=dtype) > 0
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.034, "0.034 s"), (3.21, "3.2 s"), (150, "2.5 min"), (18000, "5 h"), (4e6, "46 days")],
