@@ -27,8 +27,10 @@ def choose_backend():
     if backend == "jax":
         if importlib.util.find_spec("jax") is None:
             raise InputError("KERAS_BACKEND=jax needs `pip install -e '.[jax]'`. Received: no package jax.")
-        # TensorFlow only reads records here: its first operation would reserve the memory of the GPU
-        import_quietly("tensorflow").config.set_visible_devices([], "GPU")
+        # TensorFlow only reads records here: its first operation would reserve the memory of the GPU. A step
+        # needs none of it, and a machine that computes on batches in memory may not have it
+        if importlib.util.find_spec("tensorflow"):
+            import_quietly("tensorflow").config.set_visible_devices([], "GPU")
     import_quietly("keras")
     return backend
 
