@@ -44,6 +44,7 @@ class Accelerator:
 
     platform: str  # JAX's name of it
     package: str  # that compiles for it
+    device_kind: str  # JAX's name of the kind
     peak_flops: float  # of dense products in bfloat16, a second
     memory_bytes: int
     topology: str = ""  # libtpu's name of the kind
@@ -53,10 +54,10 @@ class Accelerator:
 
 GIB = 1 << 30
 ACCELERATORS = {
-    "v5e": Accelerator("tpu", "libtpu", 197e12, 16 * GIB, "v5e", 2),
-    "v5p": Accelerator("tpu", "libtpu", 459e12, 95 * GIB, "v5", 3, "megacore"),
-    "v6e": Accelerator("tpu", "libtpu", 918e12, 32 * GIB, "v6e", 2),
-    "h100": Accelerator("gpu", "jax_cuda13_plugin", 989e12, 84_929_347_584),
+    "v5e": Accelerator("tpu", "libtpu", "TPU v5 lite", 197e12, 16 * GIB, "v5e", 2),
+    "v5p": Accelerator("tpu", "libtpu", "TPU v5", 459e12, 95 * GIB, "v5", 3, "megacore"),
+    "v6e": Accelerator("tpu", "libtpu", "TPU v6 lite", 918e12, 32 * GIB, "v6e", 2),
+    "h100": Accelerator("gpu", "jax_cuda13_plugin", "NVIDIA H100 80GB HBM3", 989e12, 84_929_347_584),
 }
 
 
@@ -105,6 +106,11 @@ def devices_here():
 
     platforms = {name.partition(":")[0].lower() for name in keras.distribution.list_devices()}
     return Target(min(platforms - {"cpu"}, default="cpu"))
+
+
+def accelerator_of(device_kind):
+    """The `Accelerator` of devices of a kind, as JAX names it; None for others."""
+    return next((one for one in ACCELERATORS.values() if one.device_kind == device_kind), None)
 
 
 def parse_target(text):
