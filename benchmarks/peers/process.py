@@ -33,20 +33,21 @@ class PeerProcess:
 
     The process ends with the block, at once where that ends by an exception, or with this process. An
     exception there is raised here. All that goes between can be pickled; `keeps_memory` is as in
-    `torch_processes`.
+    `torch_processes`. A call that takes longer than `seconds` raises `TimeoutError`.
     """
 
-    def __init__(self, make, *arguments, keeps_memory=False):
+    def __init__(self, make, *arguments, keeps_memory=False, seconds=None):
         self._pool = start_workers(1, freed_memory=ALL_BLOCKS if keeps_memory else None)
         self._makes = make, arguments
+        self._seconds = seconds
 
     def __enter__(self):
         makes, self._makes = self._makes, None
+        self._process = self._run(os.getpid)
         try:
-            self._process = self._run(os.getpid)
-            self._run(_make, *makes)
-        except BaseException:
-            self._pool.shutdown()
+            self._run(_make, *makes, seconds=self._seconds)
+        except BaseException as error:
+            self.__exit__(type(error))
             raise
         return self
 
@@ -58,11 +59,11 @@ class PeerProcess:
 
     def call(self, method, *arguments, **keywords):
         """Call a method of the object by its name; returns its result."""
-        return self._run(_call, method, arguments, keywords)
+        return self._run(_call, method, arguments, keywords, seconds=self._seconds)
 
-    def _run(self, *work):
+    def _run(self, *work, seconds=None):
         with telling_lost_workers():
-            return self._pool.submit(*work).result()
+            return self._pool.submit(*work).result(seconds)
 
 
 def _make(make, arguments):

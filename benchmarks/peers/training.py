@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import tempfile
 
+import numpy as np
+
 from benchmarks.peers import transformers_models
 from benchmarks.peers.process import PeerProcess
 from bert_packed.core.settings import InputError
@@ -11,46 +13,115 @@ from bert_packed.core.settings import InputError
 LOSS_TOLERANCE = 1e-4  # float32 sums over a vocabulary, in another order
 GELU_TOLERANCE = 1e-3  # two forms of GELU
 ADAMW = {"learning_rate": 1e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}
+TOKENS_AT_ONCE = 128  # of FlexAttention's blocks
+TOKEN_FEATURES = ("token_ids", "token_type_ids", "position_ids")
 
 
 @contextlib.contextmanager
-def transformers_training(model_config, rows, keeps_memory=False):
+def transformers_training(model_config, rows, keeps_memory=False, is_mixed=False, seconds=None):
     """A model of transformers in another process, while the block runs.
 
         with transformers_training(config, {"padded": batches}) as peer:
             peer.call("step", "padded", repeat)
 
-    `rows` is a dict from name to a list of batch dicts at depth 1; each may have another row length. Raises
-    `InputError` where torch or transformers is missing, or computes another loss for the first batch.
+    `rows` is a dict from name to a list of batch dicts at depth 1; each may have another row length. Steps
+    compute in bfloat16 with `is_mixed`; `seconds` is as in `PeerProcess`. Raises `InputError` where torch or
+    transformers is missing, or computes another loss for the first batch.
+    """
+    from bert_packed.config import MambaConfig
+
+    if isinstance(model_config, MambaConfig):
+        name, arguments_of = "MambaForCausalLM", transformers_models.mamba_arguments
+    else:
+        name, arguments_of = "BertForPreTraining", transformers_models.bert_arguments
+    given = {key: [*map(arguments_of, batches)] for key, batches in rows.items()}
+    key, batches = next(iter(rows.items()))
+    with contextlib.ExitStack() as stack:
+        make = transformers_models.Training
+        arguments = name, given, *ADAMW.values(), is_mixed
+        options = {"keeps_memory": keeps_memory, "seconds": seconds}
+        yield _start(stack, model_config, batches[0], [key], make, arguments, **options)
+
+
+@contextlib.contextmanager
+def padding_free_training(model_config, batches, attention, seconds=None):
+    """`padding_free.Training` on the sequences of batch dicts of a BERT, in another process, as above.
+
+        with padding_free_training(config, batches, "flex") as peer:
+            peer.call("step", repeat)
+
+    Raises `InputError` as `transformers_training`.
     """
     with contextlib.ExitStack() as stack:
-        yield _start(stack, model_config, rows, keeps_memory)
+        arguments = model_config, without_padding(batches), attention, *ADAMW.values()
+        yield _start(stack, model_config, batches[0], [], _make_padding_free, arguments, seconds=seconds)
 
 
-def _start(stack, model_config, rows, keeps_memory):
-    """The process of `transformers_training`; our model is freed when this returns."""
+def _make_padding_free(*arguments):
+    from benchmarks.peers import padding_free  # torch, which is not for this process
+
+    return padding_free.Training(*arguments)
+
+
+def _start(stack, model_config, batch, key, make, arguments, **options):
+    """The process of a peer, checked on a batch; our model is freed when this returns."""
     from bert_packed.checkpoints.export_formats import write_hugging_face
     from bert_packed.config import MambaConfig
     from bert_packed.objectives.next_tokens import next_token_objective
     from bert_packed.objectives.pretraining import pretraining_objective
     from bert_packed.training.engines.engine import named_weights
 
-    if isinstance(model_config, MambaConfig):
-        name, arguments_of = "MambaForCausalLM", transformers_models.mamba_arguments
-        objective = next_token_objective("per_token")
-    else:
-        name, arguments_of = "BertForPreTraining", transformers_models.bert_arguments
-        objective = pretraining_objective("per_token")
+    is_mamba = isinstance(model_config, MambaConfig)
+    objective = (next_token_objective if is_mamba else pretraining_objective)("per_token")
     model = objective.build_model(model_config, seed=0)
-    given = {key: [*map(arguments_of, batches)] for key, batches in rows.items()}
     with tempfile.TemporaryDirectory() as folder:
         write_hugging_face(folder, model, named_weights(model))
-        arguments = folder, name, given, *ADAMW.values()
-        make = transformers_models.Training
-        peer = stack.enter_context(PeerProcess(make, *arguments, keeps_memory=keeps_memory))
-    key, batches = next(iter(rows.items()))
-    check_loss("torch", objective, model, batches[0], peer.call("loss", key))
+        peer = stack.enter_context(PeerProcess(make, folder, *arguments, **options))
+    check_loss("torch", objective, model, batch, peer.call("loss", *key))
     return peer
+
+
+def without_padding(batches, multiple=TOKENS_AT_ONCE):
+    """The sequences of batch dicts of a BERT one after another: list of dicts of int arrays.
+
+    All have equal numbers of tokens, which `multiple` divides, of predictions and of [CLS], so that one
+    program computes them. What fills a batch up is one sequence more, and labels that count for nothing.
+
+        token_ids [[a b c 0] [d e 0 0]], sequence_ids [[1 1 2 0] [1 1 0 0]], multiple 8
+        ->   token_ids [a b c d e 0 0 0], lengths [2 1 2 3], cls_positions [0 2 3]
+    """
+    num_tokens, num_predictions, num_sequences = (
+        max(np.count_nonzero(batch[owner]) for batch in batches)
+        for owner in ("sequence_ids", "prediction_sequences", "slot_weights")
+    )
+    num_tokens += -num_tokens % multiple
+    return [_concatenated(batch, num_tokens, num_predictions, num_sequences) for batch in batches]
+
+
+def _concatenated(batch, num_tokens, num_predictions, num_sequences):
+    """One batch of `without_padding`, with labels that count for nothing up to these numbers."""
+
+    def filled(values, number, value=0):
+        return np.pad(values, (0, number - len(values)), constant_values=value)
+
+    ignored = transformers_models.IGNORED_LABEL
+    is_token_BS = batch["sequence_ids"] > 0
+    # Of each token of the packs, its place among all
+    places_BS = np.cumsum(is_token_BS).reshape(is_token_BS.shape) - 1
+    predicted_BP, used_BK = batch["prediction_sequences"] > 0, batch["slot_weights"] > 0
+    rows_B1 = np.arange(len(is_token_BS))[:, None]
+    starts = places_BS[rows_B1, batch["cls_positions"]][used_BK]
+    ends = np.unique([np.count_nonzero(is_token_BS), num_tokens])
+    return {
+        **{name: filled(batch[name][is_token_BS], num_tokens) for name in TOKEN_FEATURES},
+        "lengths": np.diff(np.concatenate([starts, ends])),
+        "prediction_positions": filled(
+            places_BS[rows_B1, batch["prediction_positions"]][predicted_BP], num_predictions
+        ),
+        "labels": filled(batch["prediction_ids"][predicted_BP], num_predictions, ignored),
+        "cls_positions": filled(starts, num_sequences),
+        "nsp_labels": filled(batch["nsp_labels"][used_BK], num_sequences, ignored),
+    }
 
 
 def keras_hub_training(model_config, batch):
@@ -70,7 +141,11 @@ def keras_hub_training(model_config, batch):
 
 def check_loss(peer, objective, model, batch, theirs, tolerance=LOSS_TOLERANCE):
     """Raise `InputError` where a peer computes another loss than we do for a batch dict, not compiled."""
-    sums = objective.sums(model(batch, training=False), batch)
+    from bert_packed.parallel.targets import devices_here
+    from bert_packed.training.backend import products_in
+
+    with products_in("float32", devices_here().platform):
+        sums = objective.sums(model(batch, training=False), batch)
     ours = float(objective.loss(sums, objective.denominators(objective.counts(batch))))
     if not abs(ours - theirs) <= tolerance * abs(theirs):
         raise InputError(f"`reference`, {peer}, must compute our loss, {ours}. Received: {theirs}.")

@@ -60,23 +60,31 @@ def mamba_arguments(batch):
     return {"input_ids": tokens, "labels": np.where(is_token[:, :longest], tokens, IGNORED_LABEL)}
 
 
+def find_device(torch):
+    """Where torch computes: "cuda" where there is such a device, or "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 class Training:
     """Training steps of a class of model from its folder, by AdamW with clipping, on batches that it holds.
 
-    `batches` is a dict from name to a list of the model's arguments.
+    On a GPU where there is one. `batches` is a dict from name to a list of the model's arguments; with
+    `is_mixed` steps compute in bfloat16 from float32 weights (autocast).
     """
 
-    def __init__(self, folder, name, batches, learning_rate, weight_decay, max_grad_norm):
+    def __init__(self, folder, name, batches, learning_rate, weight_decay, max_grad_norm, is_mixed=False):
         self._torch, transformers = import_torch()
-        self._model = getattr(transformers, name).from_pretrained(folder).train()
+        self._device = find_device(self._torch)
+        self._model = getattr(transformers, name).from_pretrained(folder).to(self._device).train()
         self._max_grad_norm = max_grad_norm
+        self._is_mixed = is_mixed
         self._optimizer = self._torch.optim.AdamW(
             self._model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
         self._batches = {name: [*map(self._tensors, some)] for name, some in batches.items()}
 
     def loss(self, name):
-        """Loss of the first batch of a name, without dropout."""
+        """Loss of the first batch of a name in float32, without dropout."""
         self._model.eval()
         with self._torch.inference_mode():
             value = self._model(**self._batches[name][0]).loss.item()
@@ -87,14 +95,18 @@ class Training:
         """Step on one of the batches of a name, the next with each repeat; returns its loss."""
         inputs = self._batches[name][repeat % len(self._batches[name])]
         self._optimizer.zero_grad()
-        loss = self._model(**inputs).loss
+        with self._torch.autocast(self._device, self._torch.bfloat16, enabled=self._is_mixed):
+            loss = self._model(**inputs).loss
         loss.backward()
         self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
         self._optimizer.step()
         return loss.item()
 
     def _tensors(self, arguments):
-        return {name: self._torch.tensor(values).long() for name, values in arguments.items()}
+        return {
+            name: self._torch.tensor(values, dtype=self._torch.long, device=self._device)
+            for name, values in arguments.items()
+        }
 
 
 class Encoder:

@@ -54,6 +54,11 @@ def test_an_exception_in_the_block_does_not_wait_for_what_is_computed():
         assert isinstance(sleeps.exception(), OSError)  # ended before it could return
 
 
+def test_a_call_that_takes_too_long_ends_the_process():
+    with pytest.raises(TimeoutError), PeerProcess(Peer, "peer", seconds=5) as peer:
+        peer.call("sleep", 60)
+
+
 PROGRAM = """
 from peer_object import Peer
 from benchmarks.peers.process import PeerProcess
@@ -153,7 +158,7 @@ def test_a_peer_with_another_loss_is_refused(monkeypatch):
     asked, factors = [], iter([1.0, 1.0003, 0.9997])
 
     class Stub(contextlib.nullcontext):
-        def __init__(self, *given, keeps_memory):
+        def __init__(self, *given, keeps_memory, seconds):
             super().__init__(self)
             asked.append((*given, keeps_memory))
 
@@ -163,9 +168,9 @@ def test_a_peer_with_another_loss_is_refused(monkeypatch):
     monkeypatch.setattr(training, "PeerProcess", Stub)
     with training.transformers_training(CONFIG, {"torch": [rows]}, True) as peer:
         assert peer.call("step", "torch", 3) == ("step", "torch", 3)
-    make, _, name, batches, *recipe, keeps_memory = asked[0]
+    make, _, name, batches, *recipe, is_mixed, keeps_memory = asked[0]
     assert (make, name, recipe) == (transformers_models.Training, "BertForPreTraining", [1e-4, 0.01, 1.0])
-    assert keeps_memory and (batches["torch"][0]["input_ids"] == rows["token_ids"]).all()
+    assert keeps_memory and not is_mixed and (batches["torch"][0]["input_ids"] == rows["token_ids"]).all()
     for _ in range(2):
         refused = pytest.raises(InputError, match="`reference`, torch, must compute our loss")
         with refused, training.transformers_training(CONFIG, {"torch": [rows]}):
@@ -196,6 +201,65 @@ def test_transformers_compute_our_losses_and_train():
     with training.transformers_training(MAMBA, {"rows": [batch]}) as peer:
         losses = [peer.call("step", "rows", repeat) for repeat in range(2)]
         assert losses[1] < losses[0]
+
+
+def test_sequences_without_padding_are_those_of_the_packs():
+    packed, _ = packed_and_unpacked()
+    fewer = {name: values[:2] for name, values in packed.items()}
+    found = training.without_padding([packed, fewer], multiple=8)
+    lengths = {name: len(values) for name, values in found[0].items() if name != "lengths"}
+    assert {name: len(values) for name, values in found[1].items() if name != "lengths"} == lengths
+    assert lengths["token_ids"] % 8 == 0
+    for batch, without in zip((packed, fewer), found, strict=True):
+        ends = without["lengths"].cumsum()
+        assert ends[-1] == lengths["token_ids"]
+        number = 0
+        for row, slot in np.argwhere(batch["slot_weights"] > 0):
+            mine, start, end = batch["sequence_ids"][row] == slot + 1, [0, *ends][number], ends[number]
+            for name in ("token_ids", "token_type_ids", "position_ids"):
+                np.testing.assert_array_equal(without[name][start:end], batch[name][row][mine])
+            assert without["cls_positions"][number] == start
+            assert without["nsp_labels"][number] == batch["nsp_labels"][row, slot]
+            is_mine = batch["prediction_sequences"][row] == slot + 1
+            places = batch["prediction_positions"][row][is_mine] - np.flatnonzero(mine)[0] + start
+            here = (without["prediction_positions"] >= start) & (without["prediction_positions"] < end)
+            here &= without["labels"] != transformers_models.IGNORED_LABEL
+            np.testing.assert_array_equal(without["prediction_positions"][here], places)
+            np.testing.assert_array_equal(without["labels"][here], batch["prediction_ids"][row][is_mine])
+            number += 1
+        assert (without["nsp_labels"][number:] == transformers_models.IGNORED_LABEL).all()
+        predicted = without["labels"] != transformers_models.IGNORED_LABEL
+        assert predicted.sum() == (batch["prediction_sequences"] > 0).sum()
+
+
+@pytest.mark.slow  # imports torch and transformers
+@pytest.mark.parametrize("attention", ["one by one", "varlen"])
+def test_a_bert_without_padding_computes_our_loss_and_trains(attention):
+    import_reference()
+    packed, _ = packed_and_unpacked()
+    with training.padding_free_training(CONFIG, [packed], attention) as peer:
+        losses = [peer.call("step", repeat) for repeat in range(5)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's, of FlexAttention that is not compiled
+def test_flex_attention_is_inside_each_sequence(monkeypatch):
+    """For GPUs, whose kernel this is not: one that is not compiled, forward alone, as CPUs have it."""
+    torch, _ = import_reference()
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from benchmarks.peers import padding_free
+
+    monkeypatch.setattr(padding_free, "compiled_flex_attention", flex_attention)
+    monkeypatch.setattr(padding_free.Training, "__init__", lambda self: setattr(self, "_device", "cpu"))
+    packed, _ = packed_and_unpacked()
+    (batch,) = training.without_padding([packed])
+    batch = padding_free.Training()._prepare(batch, "flex")
+    torch.manual_seed(0)
+    projected = torch.randn(3, len(batch["token_ids"]), 2, 16)
+    found = padding_free.attend_by_blocks(*projected, batch, 0.0)
+    torch.testing.assert_close(found, padding_free.attend_one_by_one(*projected, batch, 0.0))
 
 
 def test_vectors_are_means_over_each_texts_own_tokens(monkeypatch):
