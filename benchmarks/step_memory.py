@@ -58,7 +58,7 @@ def main(config):
         check_positions(length, model_config)
         batch = make_batch(model_config, config.batch_size, length)
         with MemoryWatch() as watch:
-            engine = build_engine(model_config, config.micro_batch_size, config.remat)
+            engine = build_engine(model_config, config.micro_batch_size, remat=config.remat or None)
             step = stepping(engine, [batch])
             for repeat in range(NUM_STEPS):
                 step(repeat)

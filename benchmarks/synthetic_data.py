@@ -57,6 +57,32 @@ def plan_corpus(histogram, depth):
     return Corpus(histogram, ALGORITHMS[DEFAULT_ALGORITHM](histogram, len(histogram), depth))
 
 
+def describe_corpus(corpus):
+    """The data as a whole: a row of a table."""
+    plan = corpus.plan
+    return {
+        "sequences": plan.num_sequences,
+        "packs": plan.num_packs,
+        "depth": plan.depth,
+        "efficiency, %": 100 * plan.efficiency,
+        "packing factor": plan.packing_factor,
+    }
+
+
+def sums_of_a_row(corpus, is_packed):
+    """Means of a row of all the data, for `count_flops`."""
+    # Those of the few batches that are timed would differ
+    lengths = np.arange(1, len(corpus.histogram) + 1)
+    values = {
+        "num_tokens": lengths,
+        "num_pairs": lengths**2,
+        "num_predictions": count_predictions(lengths, len(lengths)),
+        "num_sequences": np.ones(len(lengths)),
+    }
+    num_rows = corpus.plan.num_packs if is_packed else corpus.plan.num_sequences
+    return {name: float(of_length @ corpus.histogram) / num_rows for name, of_length in values.items()}
+
+
 def wikipedia_histogram(max_seq_length):
     """The papers' Wikipedia lengths in proportion to S, of `FEWEST_TOKENS` at least: int64 `[S]`."""
     counts = load_known_histogram(WIKIPEDIA)

@@ -14,7 +14,14 @@ import sys
 import numpy as np
 
 from benchmarks.results import Settings, show
-from benchmarks.synthetic_data import WIKIPEDIA, check_positions, count_predictions, plan_corpus, row_batch
+from benchmarks.synthetic_data import (
+    WIKIPEDIA,
+    check_positions,
+    describe_corpus,
+    plan_corpus,
+    row_batch,
+    sums_of_a_row,
+)
 from benchmarks.timing import added_row, median_row, ratios
 from benchmarks.training_steps import build_engine, stepping
 from bert_packed.config import PRETRAINING, load_model_config
@@ -105,7 +112,7 @@ def main(config):
         seconds = time_interleaved(ways, config.repeats)
     peak = max(peak, measured_flops_per_second())
     tables = {
-        "data": [describe(corpus)],
+        "data": [describe_corpus(corpus)],
         "steps": step_rows(seconds, corpus, model_config, config.batch_size, peak),
         "speed-ups": speed_up_rows(seconds, corpus.plan.packing_factor, config.is_printed),
     }
@@ -166,32 +173,6 @@ def peer_ways(model_config, batches, stack):
         peer = stack.enter_context(transformers_training(model_config, rows, keeps_memory))
         ways |= {f"{name}, {one}": functools.partial(peer.call, "step", one) for one in rows}
     return ways
-
-
-def describe(corpus):
-    """The data as a whole: a row of a table."""
-    plan = corpus.plan
-    return {
-        "sequences": plan.num_sequences,
-        "packs": plan.num_packs,
-        "depth": plan.depth,
-        "efficiency, %": 100 * plan.efficiency,
-        "packing factor": plan.packing_factor,
-    }
-
-
-def sums_of_a_row(corpus, is_packed):
-    """Means of a row of all the data, for `count_flops`."""
-    # Those of the few batches that are timed would differ
-    lengths = np.arange(1, len(corpus.histogram) + 1)
-    values = {
-        "num_tokens": lengths,
-        "num_pairs": lengths**2,
-        "num_predictions": count_predictions(lengths, len(lengths)),
-        "num_sequences": np.ones(len(lengths)),
-    }
-    num_rows = corpus.plan.num_packs if is_packed else corpus.plan.num_sequences
-    return {name: float(of_length @ corpus.histogram) / num_rows for name, of_length in values.items()}
 
 
 def step_rows(seconds, corpus, model_config, batch_size, peak):

@@ -10,10 +10,13 @@ from bert_packed.training.engines import make_engine
 RECIPE = TrainConfig(input_file="-", output_dir="-")  # the defaults of a run: losses and LAMB
 
 
-def build_engine(model_config, micro_batch_size=0, remat=False, optimizer=None, objective=None):
+def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=None, **model):
     """An engine of the running backend for pre-training, with fresh weights; LAMB of the default recipe.
 
-    `micro_batch_size` of 0 is all of a step's packs.
+    Args:
+        micro_batch_size: 0 is all of a step's packs.
+        optimizer, objective: By default those of the recipe.
+        model: Options of `packed_model.build_model`, such as `dtype` and `remat`.
     """
     from bert_packed.objectives.next_tokens import next_token_objective
     from bert_packed.objectives.pretraining import pretraining_objective
@@ -22,8 +25,8 @@ def build_engine(model_config, micro_batch_size=0, remat=False, optimizer=None, 
     if objective is None:
         is_mamba = isinstance(model_config, MambaConfig)
         objective = next_token_objective("per_token") if is_mamba else pretraining_objective(RECIPE.mlm_loss)
-    model = objective.build_model(model_config, seed=0, **({"remat": True} if remat else {}))
-    return make_engine(model, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
+    built = objective.build_model(model_config, seed=0, **model)
+    return make_engine(built, objective, optimizer or build_optimizer(RECIPE), micro_batch_size or None)
 
 
 def stepping(engine, batches):

@@ -12,7 +12,7 @@ from tiny import CONFIG
 
 from benchmarks import training_speed
 from benchmarks.peers import keras_hub_model, process, training
-from benchmarks.synthetic_data import plan_corpus, write_sequences
+from benchmarks.synthetic_data import describe_corpus, plan_corpus, sums_of_a_row, write_sequences
 from benchmarks.training_speed import PACKED, PLAIN, PLAIN_ON_PACKS, UNPACKED, SpeedConfig
 from bert_packed.config import PRETRAINING
 from bert_packed.core.settings import InputError
@@ -36,7 +36,7 @@ def corpus():
 
 
 def test_batches_are_of_the_plan_and_of_single_sequences(corpus):
-    described = training_speed.describe(corpus)
+    described = describe_corpus(corpus)
     assert described["sequences"] == 1000 and described["packing factor"] == 1000 / described["packs"]
     batches = training_speed.make_batches(corpus, SpeedConfig(reference=True, **TOY), CONFIG.vocab_size)
     for batch in batches[PACKED]:
@@ -61,14 +61,14 @@ def test_sorted_batches_are_the_data_in_order():
 
 
 def test_a_row_holds_the_mean_of_the_data(corpus):
-    rows = training_speed.sums_of_a_row(corpus, is_packed=False)
+    rows = sums_of_a_row(corpus, is_packed=False)
     assert rows == {
         "num_tokens": pytest.approx(0.6 * 4 + 0.3 * 9 + 0.1 * 16),
         "num_pairs": pytest.approx(0.6 * 16 + 0.3 * 81 + 0.1 * 256),
         "num_predictions": pytest.approx(0.6 * 1 + 0.3 * 1 + 0.1 * 2),
         "num_sequences": 1,
     }
-    packs = training_speed.sums_of_a_row(corpus, is_packed=True)
+    packs = sums_of_a_row(corpus, is_packed=True)
     for name, value in rows.items():
         assert packs[name] == pytest.approx(value * corpus.plan.packing_factor)
 
@@ -77,7 +77,7 @@ def test_speeds_and_utilisation_are_of_the_data(corpus):
     rows = {row.pop("way"): row for row in training_speed.step_rows(SECONDS, corpus, CONFIG, 3, peak=1e6)}
     assert rows[PLAIN_ON_PACKS]["sequences/s"] is None
     for name, median in ((PACKED, 2.1), (UNPACKED, 4.2)):
-        row, sums = rows[name], training_speed.sums_of_a_row(corpus, name == PACKED)
+        row, sums = rows[name], sums_of_a_row(corpus, name == PACKED)
         assert row["s/step"] == median
         assert row["sequences/s"] == pytest.approx(3 * sums["num_sequences"] / median)
         assert row["real tokens/s"] == pytest.approx(3 * sums["num_tokens"] / median)
