@@ -1,0 +1,260 @@
+"""Training steps on an accelerator: speed of ours and of peers on torch, and the largest micro-batch.
+
+Parts of `accelerator.py`. Importing this imports no backend: a command chooses it first.
+"""
+
+import dataclasses
+import functools
+import gc
+import statistics
+from concurrent import futures
+
+import numpy as np
+
+from benchmarks.synthetic_data import sums_of_a_row
+from benchmarks.timing import median_row, ratios
+from benchmarks.training_steps import build_engine, stepping
+from bert_packed.config import MIXED, PRETRAINING
+from bert_packed.runs.interleaved_timing import time_interleaved
+
+NUM_BATCHES = 2  # of each way
+PACKED, FUSED, UNPACKED = "packed, dense", "packed, fused", "unpacked, dense"
+NO_DROPOUT = "attention without dropout"
+PADDED, PADDING_FREE = "transformers, padded", "padding-free"
+GIBIBYTE = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model to measure, and what with."""
+
+    name: str
+    config: object
+    settings: object  # `AcceleratorConfig`
+    corpus: object
+    platform: str
+    peak: float | None = None  # operations a second
+
+    @property
+    def num_blocks(self):
+        return self.config.num_hidden_layers
+
+    def batches(self, make, size=0, number=NUM_BATCHES):
+        """Batch dicts by a method of the corpus, `packed_batch` or `unpacked_batch`."""
+        rng, size = np.random.default_rng(0), size or self.settings.batch_size
+        return [make(size, self.config.vocab_size, rng) for _ in range(number)]
+
+
+def measure_steps(model, limit):
+    """Steps of all ways, ours and the peers': rows of two tables, speeds and speed-ups."""
+    size, repeats = model.num_blocks, model.settings.repeats
+    ways = {}
+    for kind, attentions in our_attentions(model).items():
+        compiled = functools.partial(our_ways, model, attentions)
+        ways |= limit.run(f"{model.name}, programs, {kind} attention", compiled, "programs", size) or {}
+    if PACKED not in ways:
+        limit.leave_out(f"{model.name}, timed steps and peers", "no compiled steps")
+        return [], []
+    timed = functools.partial(time_interleaved, ways, repeats)
+    seconds = limit.run(f"{model.name}, timed steps", timed, "timed", size * repeats)
+    steps, speed_ups = [], []
+    if seconds:
+        steps += [step_row(model, way, times) for way, times in seconds.items()]
+        speed_ups += our_speed_ups(model, seconds)
+    best = FUSED if FUSED in ways else PACKED
+    for name, start in peers(model, limit).items():
+        compare = functools.partial(time_peer, start, limit.left(), name, best, ways[best], repeats)
+        if seconds := limit.run(f"{model.name}, {name}", compare, "peer", size):
+            steps.append(step_row(model, name, seconds[name]))
+            # Rows of one sequence each, or the same sequences as in packs
+            factor = model.corpus.plan.packing_factor if name == PADDED else 1.0
+            gains = [factor * gain for gain in ratios(seconds[name], seconds[best])]
+            speed_ups.append(speed_up_row(model, f"{best}, over {name}", gains))
+    return steps, speed_ups
+
+
+def our_attentions(model):
+    """Attention of packs by the recipe, and where the kernel lacks its dropout, dense and fused without.
+
+    Returns a dict from "dense" and, where there is a kernel, "fused" to what is compiled together, a dict
+    from the name of a way to (model's config, kernel or None).
+    """
+    from bert_packed.models.flash_attention import choose_attention
+
+    def kernel(config):
+        return choose_attention("auto", config, model.settings.max_seq_length, model.platform).attend
+
+    found = {"dense": {PACKED: (model.config, None)}}
+    without = dataclasses.replace(model.config, attention_probs_dropout_prob=0.0)
+    if attend := kernel(model.config):
+        found["fused"] = {FUSED: (model.config, attend)}
+    elif attend := kernel(without):
+        found["fused"] = {
+            f"{PACKED}, {NO_DROPOUT}": (without, None),
+            f"{FUSED}, {NO_DROPOUT}": (without, attend),
+        }
+    return found
+
+
+def our_ways(model, attentions):
+    """Compiled steps of ours: dict from name to a function of the repeat for `time_interleaved`.
+
+    `attentions` is a value of `our_attentions`; beside `PACKED` there is also `UNPACKED`.
+    """
+    packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
+    steps = {
+        way: (build_engine(config, dtype=MIXED, attend=attend), packs)
+        for way, (config, attend) in attentions.items()
+    }
+    if PACKED in steps:
+        steps[UNPACKED] = steps[PACKED][0], rows
+    # Traced one by one and compiled together; a step with the same shapes then takes the compiled program
+    lowered = [
+        engine.compiled_train_step.lower(*engine.step_arguments(batches[0]))
+        for engine, batches in steps.values()
+    ]
+    with futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: one.compile(), lowered))
+    return {way: stepping(engine, batches) for way, (engine, batches) in steps.items()}
+
+
+def peers(model, limit):
+    """Peers on torch: dict from name to a function with `seconds`, to a context manager of `PeerProcess`."""
+    from benchmarks.peers.training import padding_free_training, transformers_training
+
+    if not model.settings.reference:
+        return {}
+    if model.platform not in ("cpu", "gpu"):
+        limit.leave_out(f"{model.name}, peers", f"torch does not compute on a {model.platform.upper()} here")
+        return {}
+    kinds = ("varlen", "flex") if model.platform == "gpu" else ("one by one",)
+    packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
+    padded = {"padded": rows}
+    found = {PADDED: functools.partial(transformers_training, model.config, padded, is_mixed=True)}
+    for kind in kinds:
+        name = f"{PADDING_FREE}, {kind}" + (f", {NO_DROPOUT}" if kind == "flex" else "")
+        found[name] = functools.partial(padding_free_training, model.config, packs, kind)
+    return found
+
+
+def time_peer(start, seconds, name, best, ours, repeats):
+    """Interleave a peer's steps with ours, none of its calls over `seconds`: seconds of both by name."""
+    given = ["padded"] if name == PADDED else []
+    with start(seconds=seconds) as peer:
+        theirs = functools.partial(peer.call, "step", *given)
+        for repeat in range(NUM_BATCHES):  # compiles for each
+            theirs(repeat)
+        return time_interleaved({best: ours, name: theirs}, repeats)
+
+
+def step_row(model, way, times):
+    """Speed of a way: a row of a table."""
+    from bert_packed.models.heads import count_flops
+
+    sums = sums_of_a_row(model.corpus, way not in (UNPACKED, PADDED))
+    rate = model.settings.batch_size / statistics.median(times)
+    flops = rate * count_flops(PRETRAINING, model.config, sums)
+    return {
+        "model": model.name,
+        "way": way,
+        "s/step": statistics.median(times),
+        "sequences/s": rate * sums["num_sequences"],
+        "real tokens/s": rate * sums["num_tokens"],
+        "share of the peak, %": 100 * flops / model.peak,
+    }
+
+
+def our_speed_ups(model, seconds):
+    """Speed-ups between ways of ours: rows of a table."""
+    shares = ratios(seconds[UNPACKED], seconds[PACKED])
+    factor = model.corpus.plan.packing_factor
+    rows = [
+        speed_up_row(model, "packed over unpacked, dense", [factor * share for share in shares]),
+        speed_up_row(model, "share of the packing factor", shares),
+    ]
+    for fused in (way for way in seconds if way.startswith(FUSED)):
+        dense = fused.replace(FUSED, PACKED)
+        rows.append(speed_up_row(model, f"{fused}, over dense", ratios(seconds[dense], seconds[fused])))
+    return rows
+
+
+def speed_up_row(model, figure, values):
+    """A speed-up with its interval: a row of a table."""
+    return {"model": model.name, "figure": figure, **median_row("median", values)}
+
+
+def largest_rows(model, memory_gib, limit):
+    """Micro-batches that were tried on the device: rows of a table, the plan of the compiler beside."""
+    part = f"{model.name}, largest micro-batch"
+    if memory_gib is None:
+        limit.leave_out(part, "the device reports no memory to fill")
+        return []
+    rows = []
+
+    def fits(size):
+        tried = limit.run(
+            f"{part}, {size}", functools.partial(try_size, model, size), "programs", model.num_blocks
+        )
+        if tried is None:
+            return None
+        plan, has_run = tried
+        planned = plan and plan.peak_bytes / GIBIBYTE
+        rows.append(
+            {
+                "model": model.name,
+                "packs at once": size,
+                "planned, GiB": planned,
+                "memory, GiB": memory_gib,
+                "fits by plan": planned and planned <= memory_gib,
+                "runs": has_run,
+            }
+        )
+        return has_run
+
+    search_largest(fits, model.settings.batch_size)
+    return rows
+
+
+def try_size(model, size):
+    """A step of two micro-batches of a size: (`StepProgram`, None where it does not compile; True if it ran).
+
+    Two, since a run of several has gradients to add up.
+    """
+    from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.training.backend import out_of_memory_names
+    from bert_packed.training.step_report import jax_program
+
+    (batch,) = model.batches(model.corpus.packed_batch, 2 * size, 1)
+    gc.collect()  # the memory of the try before
+    attention = choose_attention("auto", model.config, model.settings.max_seq_length, model.platform)
+    program = None
+    try:
+        with out_of_memory_names("a try", "batch_size"):
+            engine = build_engine(model.config, size, dtype=MIXED, attend=attention.attend)
+            program = jax_program(engine.compiled_train_step.lower(*engine.step_arguments(batch)))
+            float(engine.train_step(batch)["num_sequences"])
+    except MemoryError:
+        return program, False
+    return program, True
+
+
+def search_largest(fits, first):
+    """Search the largest size that fits, to about a sixteenth: doubled or halved, then bisected.
+
+    `fits` is a function of a size, to True, False, or None to stop. Returns the largest that fitted, or 0.
+    """
+    largest, refused, size = 0, None, first
+    while (answer := fits(size)) is not None:
+        if answer:
+            largest = size
+        else:
+            refused = size
+        if refused is None:
+            size = 2 * largest
+        elif not largest and size > 1:
+            size = refused // 2
+        elif not largest or refused - largest <= max(largest // 16, 1):
+            break
+        else:
+            size = (largest + refused) // 2
+    return largest

@@ -1,0 +1,334 @@
+"""The benchmark of accelerators at toy size on a CPU: complete tables, exact packing, a planted fault."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmark_command import run_benchmark, tables_of
+from packs import packed_and_unpacked
+from tiny import CONFIG
+
+from benchmarks import accelerator, accelerator_steps
+from benchmarks.accelerator import AcceleratorConfig, TimeLimit, exactness_row
+from benchmarks.accelerator_steps import FUSED, NO_DROPOUT, PACKED, PADDED, UNPACKED, Model
+from benchmarks.peers import training
+from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
+from bert_packed.config import FLOAT32, MIXED, PRETRAINING
+from bert_packed.core.settings import InputError
+from bert_packed.models import flash_attention
+from bert_packed.models.flash_attention import Attention
+from bert_packed.models.heads import count_flops
+from bert_packed.parallel.targets import ACCELERATORS, accelerator_of
+from bert_packed.training.step_report import StepProgram
+
+pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+
+TOP = Path(__file__).resolve().parents[2]
+TOY = {"models": "bert-tiny", "max_seq_length": 32, "batch_size": 4, "repeats": 6}
+TABLES = ["device", "data", "exactness", "steps", "speed-ups", "largest micro-batch", "left out"]
+HEALTHY = dataclasses.replace(CONFIG, initializer_range=0.02)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return wikipedia_corpus(32)
+
+
+def run_command(path, *flags):
+    """The command in a process of its own, under JAX: content of its file and its output."""
+    given = [f"--{name}={value}" for name, value in TOY.items()]
+    command = [sys.executable, "-m", "benchmarks.accelerator", *given, f"--json={path}", *flags]
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    done = subprocess.run(command, env=environment, cwd=TOP, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(path.read_text()), done.stdout
+
+
+def check_tables(content, ways):
+    """Properties of a run on a CPU."""
+    tables = content["tables"]
+    assert list(tables) == TABLES
+    (device,) = tables["device"]
+    assert (device["device"], device["platform"], device["memory, GiB"]) == ("cpu", "cpu", None)
+    assert device["peak, TFLOP/s"] > 0 and device["peak from"] == "a product measured here"
+    assert content["notes"] == ["Measured on a CPU: no figure is an accelerator's."]
+    precise, mixed = tables["exactness"]
+    assert (precise["precision"], mixed["precision"]) == (FLOAT32, MIXED)
+    for row in (precise, mixed):
+        assert row["sequences"] > 4 and row["neighbours"] == 0 and row["failed"] == "none"
+    assert max(precise[name] for name in ("outputs", "losses", "gradients")) < 1e-5 < mixed["gradients"]
+    steps = {row["way"]: row for row in tables["steps"]}
+    assert list(steps) == ways
+    (data,) = tables["data"]
+    tokens = {way: row["real tokens/s"] * row["s/step"] for way, row in steps.items()}
+    assert tokens[PACKED] / tokens[UNPACKED] == pytest.approx(data["packing factor"])
+    assert tokens[PACKED] <= TOY["batch_size"] * TOY["max_seq_length"]
+    for row in steps.values():
+        assert row["sequences/s"] > 0 and row["share of the peak, %"] > 0
+    for row in tables["speed-ups"]:
+        assert 0 < row["from"] <= row["median"] <= row["to"]
+    speed_up, share = tables["speed-ups"][:2]
+    assert speed_up["median"] == pytest.approx(data["packing factor"] * share["median"])
+    assert tables["largest micro-batch"] == []
+    assert tables["left out"] == [
+        {"part": "bert-tiny, largest micro-batch", "reason": "the device reports no memory to fill"}
+    ]
+
+
+def test_the_command_on_a_cpu(tmp_path):
+    content, printed = run_command(tmp_path / "out.json", "--noreference")
+    check_tables(content, [PACKED, UNPACKED])
+    assert content["machine"]["backend"] == "jax" and "Measured on a CPU" in printed
+
+
+@pytest.mark.slow  # imports torch and transformers
+def test_the_command_with_its_peers(tmp_path):
+    pytest.importorskip("torch", reason="pip install -e '.[reference]'")
+    content, _ = run_command(tmp_path / "out.json")
+    peers = [PADDED, "padding-free, one by one"]
+    check_tables(content, [PACKED, UNPACKED, *peers])
+    figures = [row["figure"] for row in content["tables"]["speed-ups"]]
+    assert figures[2:] == [f"{PACKED}, over {name}" for name in peers]
+
+
+@pytest.fixture
+def jax_command(monkeypatch):
+    """The command in this process, whatever its backend."""
+    monkeypatch.setattr(accelerator, "choose_backend", lambda: "jax")
+    monkeypatch.setattr("bert_packed.runs.step_cost.measured_flops_per_second", lambda dtype: 1e9)
+    for name in ("KERAS_BACKEND", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+def test_what_does_not_fit_is_left_out(tmp_path, jax_command, capsys):
+    tables = tables_of("accelerator", tmp_path, minutes=0, **TOY)
+    assert list(tables) == TABLES and len(tables["device"]) == len(tables["data"]) == 1
+    assert not any(tables[name] for name in TABLES[2:-1])
+    left_out = {row["part"]: row["reason"] for row in tables["left out"]}
+    assert list(left_out) == [
+        "exactness, float32, dense",
+        "exactness, mixed_bfloat16, dense",
+        "bert-tiny, programs, dense attention",
+        "bert-tiny, timed steps and peers",
+        "bert-tiny, largest micro-batch",
+    ]
+    assert left_out["exactness, float32, dense"] == "needs about 0 s of 0 s left"
+    assert "left out  bert-tiny, timed steps and peers: no compiled steps" in capsys.readouterr().out
+
+
+def test_another_backend_is_refused(jax_command, monkeypatch, capsys):
+    monkeypatch.setattr(accelerator, "choose_backend", lambda: "tensorflow")
+    assert run_benchmark("accelerator") == 2
+    assert "KERAS_BACKEND must be jax or empty" in capsys.readouterr().err
+
+
+def test_a_failed_part_or_check_is_the_exit_status(tmp_path, jax_command, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no kernel\nfor this")
+
+    monkeypatch.setattr(accelerator, "measure_steps", lambda *_: ([], []))
+    monkeypatch.setattr(accelerator, "exactness_row", fail)
+    tables = tables_of("accelerator", tmp_path, status=1, **TOY)
+    assert tables["left out"][0]["reason"] == "failed: no kernel for this"
+    monkeypatch.setattr(accelerator, "exactness_row", lambda *_: {"failed": "a check"})
+    assert tables_of("accelerator", tmp_path, status=1, **TOY)["exactness"][0]["failed"] == "a check"
+    monkeypatch.setattr(accelerator, "exactness_row", lambda *_: {"failed": "none"})
+    tables_of("accelerator", tmp_path, **TOY)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, MIXED])
+def test_a_model_without_the_mask_of_packs_is_noticed(uncompiled, dtype):
+    packed, _ = packed_and_unpacked()
+    row = exactness_row(HEALTHY, packed, dtype)
+    assert row["failed"] == "none" and row["neighbours"] == 0 and row["sequences"] > len(packed["token_ids"])
+    faulty = exactness_row(dataclasses.replace(HEALTHY, ablation_no_attention_mask=True), packed, dtype)
+    assert faulty["neighbours"] > 0 and faulty["gradients"] > 0.2
+    assert "neighbours: change of hidden_states" in faulty["failed"]
+    assert "unpacked: gradients of all weights" in faulty["failed"]
+
+
+def test_a_part_takes_as_long_as_the_slowest_of_its_kind(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(accelerator.time, "monotonic", lambda: now[0])
+
+    def work(seconds):
+        now[0] += seconds
+        return seconds
+
+    limit = TimeLimit(100)
+    assert limit.run("a", lambda: work(20), "programs", 2) == 20
+    assert limit.run("b", lambda: work(1), "others") == 1
+    assert limit.run("c", lambda: work(1), "programs", 8) is None  # 80 s of 79
+    assert limit.run("d", lambda: work(70), "programs", 7) == 70
+    assert limit.left() == 9 and limit.run("e", lambda: work(1), "others") == 1
+    assert limit.left_out == [{"part": "c", "reason": "needs about 80 s of 79 s left"}]
+    assert not limit.has_failed
+
+
+def test_peaks_are_those_of_data_sheets():
+    assert accelerator_of("NVIDIA H100 80GB HBM3") is ACCELERATORS["h100"]
+    assert accelerator_of("TPU v5 lite") is ACCELERATORS["v5e"]
+    assert accelerator_of("NVIDIA H100 PCIe") is accelerator_of("cpu") is None
+
+
+def model_of(corpus, platform="cpu", **changes):
+    settings = AcceleratorConfig(**{**TOY, **changes})
+    return Model(
+        "toy", dataclasses.replace(CONFIG, attention_probs_dropout_prob=0.1), settings, corpus, platform, 1e6
+    )
+
+
+@pytest.mark.parametrize(
+    ("has_kernel", "ways"),
+    [
+        (lambda rate: False, {"dense": [PACKED]}),
+        (lambda rate: True, {"dense": [PACKED], "fused": [FUSED]}),
+        (
+            lambda rate: rate == 0,
+            {"dense": [PACKED], "fused": [f"{PACKED}, {NO_DROPOUT}", f"{FUSED}, {NO_DROPOUT}"]},
+        ),
+    ],
+)
+def test_the_kernel_is_measured_under_the_recipe_or_without_its_dropout(
+    corpus, monkeypatch, has_kernel, ways
+):
+    def choose(attention, config, length, platform):
+        assert (attention, length, platform) == ("auto", 32, "cpu")
+        return Attention("kernel" if has_kernel(config.attention_probs_dropout_prob) else None, "")
+
+    monkeypatch.setattr(flash_attention, "choose_attention", choose)
+    found = accelerator_steps.our_attentions(model_of(corpus))
+    assert {kind: list(of_kind) for kind, of_kind in found.items()} == ways
+    for way, (config, attend) in {
+        name: one for of_kind in found.values() for name, one in of_kind.items()
+    }.items():
+        assert attend == ("kernel" if way.startswith(FUSED) else None)
+        assert (config.attention_probs_dropout_prob == 0) == way.endswith(NO_DROPOUT)
+
+
+def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):
+    model = model_of(corpus)
+    for way in (PACKED, UNPACKED, PADDED, "padding-free, flex"):
+        sums = sums_of_a_row(corpus, way not in (UNPACKED, PADDED))
+        row = accelerator_steps.step_row(model, way, [1.0, 2.0, 9.0])
+        assert (row["model"], row["way"], row["s/step"]) == ("toy", way, 2.0)
+        assert row["sequences/s"] == pytest.approx(4 / 2 * sums["num_sequences"])
+        flops = 4 / 2 * count_flops(PRETRAINING, model.config, sums)
+        assert row["share of the peak, %"] == pytest.approx(100 * flops / 1e6)
+    dense, fused = f"{PACKED}, {NO_DROPOUT}", f"{FUSED}, {NO_DROPOUT}"
+    seconds = {PACKED: [2.0, 2.0], UNPACKED: [1.0, 2.0], dense: [3.0, 3.0], fused: [1.0, 2.0]}
+    rows = {row["figure"]: row["median"] for row in accelerator_steps.our_speed_ups(model, seconds)}
+    assert rows == {
+        "packed over unpacked, dense": pytest.approx(0.75 * corpus.plan.packing_factor),
+        "share of the packing factor": 0.75,
+        f"{fused}, over dense": 2.25,
+    }
+
+
+def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
+    """Without torch: which batches each peer gets, and that the failure of one costs no other figure."""
+    model, limit, called, kinds = model_of(corpus, "gpu", repeats=2), TimeLimit(1000), [], []
+
+    @contextlib.contextmanager
+    def padding_free_training(config, batches, kind, seconds):
+        assert config == model.config and 0 < seconds <= 1000
+        np.testing.assert_equal(batches, model.batches(corpus.packed_batch))
+        kinds.append(kind)
+        called.append("starts")
+        yield types.SimpleNamespace(call=lambda method, repeat: called.append(f"{method} {repeat}"))
+        called.append("ends")
+
+    def transformers_training(config, rows, seconds, is_mixed):
+        assert is_mixed
+        np.testing.assert_equal(rows, {"padded": model.batches(corpus.unpacked_batch)})
+        raise InputError("`reference` needs torch")
+
+    def ours(repeat):
+        called.append(f"ours {repeat}")
+
+    monkeypatch.setattr(training, "transformers_training", transformers_training)
+    monkeypatch.setattr(training, "padding_free_training", padding_free_training)
+    monkeypatch.setattr(accelerator_steps, "our_ways", lambda *_: {PACKED: ours, UNPACKED: lambda _: None})
+    monkeypatch.setattr(flash_attention, "choose_attention", lambda *_: Attention(None, ""))
+    steps, speed_ups = accelerator_steps.measure_steps(model, limit)
+    names = ["padding-free, varlen", f"padding-free, flex, {NO_DROPOUT}"]
+    assert [row["way"] for row in steps] == [PACKED, UNPACKED, *names]
+    assert [row["figure"] for row in speed_ups[2:]] == [f"{PACKED}, over {name}" for name in names]
+    assert limit.left_out == [{"part": f"toy, {PADDED}", "reason": "failed: `reference` needs torch"}]
+    # Each takes a step on either batch, which compiles, before it is timed
+    compiled, timed = ["step 0", "step 1"], ["ours 0", "step 0", "ours 0", "step 0", "step 1", "ours 1"]
+    turns = [["starts", *compiled, *timed, "ends"] for _ in names]
+    assert called == ["ours 0", "ours 0", "ours 1", *turns[0], *turns[1]]
+    assert kinds == ["varlen", "flex"]
+
+
+def test_no_peers_where_torch_does_not_compute_or_none_are_asked_for(corpus):
+    limit = TimeLimit(1000)
+    assert accelerator_steps.peers(model_of(corpus, "tpu"), limit) == {}
+    assert limit.left_out == [{"part": "toy, peers", "reason": "torch does not compute on a TPU here"}]
+    assert (
+        accelerator_steps.peers(model_of(corpus, reference=False), limit) == {} and len(limit.left_out) == 1
+    )
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 2, 3, 7, 8, 40, 100])
+@pytest.mark.parametrize("first", [1, 8, 32])
+def test_the_search_finds_what_fits(capacity, first):
+    tried = []
+
+    def fits(size):
+        tried.append(size)
+        return size <= capacity
+
+    largest = accelerator_steps.search_largest(fits, first)
+    assert largest <= capacity < largest + max(largest // 16, 1) + 1
+    assert len(tried) == len(set(tried)) <= 2 + 2 * math.log2(max(capacity, first) + 1)
+    answers = iter([True, False, None])
+    assert accelerator_steps.search_largest(lambda _: next(answers), first) == first
+
+
+def test_micro_batches_are_beside_the_plan(corpus, monkeypatch):
+    def try_size(model, size):
+        program = StepProgram(
+            "", 1.0, argument_bytes=0, output_bytes=0, aliased_bytes=0, temporary_bytes=size << 30
+        )
+        return (None if size == 16 else program), size <= 6
+
+    monkeypatch.setattr(accelerator_steps, "try_size", try_size)
+    limit = TimeLimit(100)
+    rows = accelerator_steps.largest_rows(model_of(corpus), 7.5, limit)
+    assert {
+        row["packs at once"]: (row["planned, GiB"], row["fits by plan"], row["runs"]) for row in rows
+    } == {
+        4: (4, True, True),
+        8: (8, False, False),
+        6: (6, True, True),
+        7: (7, True, False),
+    }
+    assert not limit.left_out
+    (row,) = accelerator_steps.largest_rows(model_of(corpus, batch_size=16), 7.5, TimeLimit(100))[:1]
+    assert row["planned, GiB"] is row["fits by plan"] is None and not row["runs"]
+    assert accelerator_steps.largest_rows(model_of(corpus), 7.5, late := TimeLimit(0)) == []
+    assert late.left_out[0]["part"] == "toy, largest micro-batch, 4"
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ({"models": "bert-tiny,mamba-tiny"}, "must be different ones of bert-tiny, bert-mini, "),
+        ({"minutes": -1}, "`minutes` must be at least 0"),
+        ({"max_seq_length": 1024}, "`max_seq_length` must be at most max_position_embeddings=512"),
+    ],
+)
+def test_mistakes_are_one_line(jax_command, capsys, flag, message):
+    assert run_benchmark("accelerator", **flag) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,56 @@
+"""Under JAX a model trains and is audited where TensorFlow is missing, as on a machine with JAX alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="pip install -e '.[jax]'")
+
+TOP = Path(__file__).resolve().parents[2]
+# Dependencies of the package beside those of "Measure on a device" in docs/accelerators.md
+MISSING = ("tensorflow", "tensorboard", "matplotlib", "tokenizers", "sentencex", "safetensors", "tqdm")
+PROGRAM = f"""
+import sys
+
+sys.modules.update(dict.fromkeys({MISSING}))  # None there: an import raises, and no package is found
+
+from bert_packed.training.engines import choose_backend
+
+choose_backend()
+from packs import packed_and_unpacked
+from tiny import CONFIG
+
+from benchmarks import accelerator
+from benchmarks.training_steps import build_engine
+from bert_packed.evaluation import contamination
+
+engine = build_engine(CONFIG)
+packed, _ = packed_and_unpacked()
+sums = engine.train_step(packed)
+print(float(sums["num_sequences"]), float(sums["is_skipped"]))
+print([check.name for check in contamination.audit(engine, packed) if not check.passed])
+"""
+
+
+def run_without(program):
+    path = os.pathsep.join([str(TOP), str(TOP / "tests"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_step_and_the_audit_without_tensorflow():
+    done = run_without(PROGRAM)
+    assert done.returncode == 0, done.stderr
+    step, failed = done.stdout.splitlines()
+    num_sequences, is_skipped = map(float, step.split())
+    assert num_sequences > 0 and is_skipped == 0 and failed == "[]"
+
+
+def test_the_program_would_see_an_import():
+    done = run_without(PROGRAM.replace("from benchmarks import", "import tensorflow\nfrom benchmarks import"))
+    assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr and "tensorflow" in done.stderr
