@@ -6,6 +6,7 @@ Parts of `accelerator.py`. Importing this imports no backend: a command chooses 
 import dataclasses
 import functools
 import gc
+import importlib.util
 import statistics
 from concurrent import futures
 
@@ -126,6 +127,9 @@ def peers(model, limit):
         return {}
     if model.platform not in ("cpu", "gpu"):
         limit.leave_out(f"{model.name}, peers", f"torch does not compute on a {model.platform.upper()} here")
+        return {}
+    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        limit.leave_out(f"{model.name}, peers", "pip install -e '.[reference]' brings torch and transformers")
         return {}
     kinds = ("varlen", "flex") if model.platform == "gpu" else ("one by one",)
     packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
