@@ -105,14 +105,13 @@ def _documents(batch):
 
 def _text_columns(path, schema):
     """Those of `text` and `paragraphs` that are text columns of a table; raises `InputError` for none."""
-    types = {field.name: field.type for field in schema}
     rules = {"text": _is_text, "paragraphs": _is_list_of_text}
-    names = [name for name, is_such in rules.items() if name in types and is_such(types[name])]
-    if not names:
-        found = ", ".join(f"{name} ({kind})" for name, kind in types.items()) or "no column"
+    names = [field.name for field in schema if field.name in rules and rules[field.name](field.type)]
+    if not names or any(schema.names.count(name) > 1 for name in names):
+        found = ", ".join(f"{field.name} ({field.type})" for field in schema) or "no column"
         raise InputError(
-            f"{path}: a table must have a column `text` (strings) or `paragraphs` (lists of strings). "
-            f"Received: {found}."
+            f"{path}: a table must have a column `text` (strings) or `paragraphs` (lists of strings), "
+            f"neither twice. Received: {found}."
         )
     return names
 

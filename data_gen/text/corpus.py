@@ -260,11 +260,13 @@ def _find_text(content, place):
     """The `text` of one JSON document, str, or its `paragraphs`, list of str."""
     if not isinstance(content, dict):
         raise InputError(f"{place}: must be a JSON object. Received: {type(content).__name__}.")
-    if isinstance(content.get("text"), str):
-        return content["text"]
-    paragraphs = content.get("paragraphs")
-    if isinstance(paragraphs, list) and all(isinstance(paragraph, str) for paragraph in paragraphs):
-        return paragraphs
+    text, paragraphs = content.get("text"), content.get("paragraphs")
+    if isinstance(text, str):
+        return text
+    if isinstance(paragraphs, list) and all(isinstance(each, str | None) for each in paragraphs):
+        return [paragraph or "" for paragraph in paragraphs]
+    if content.keys() & {"text", "paragraphs"} and text is paragraphs is None:
+        return ""  # null, as in a table
     found = ", ".join(f"{key} ({type(value).__name__})" for key, value in content.items()) or "no key"
     raise InputError(
         f"{place}: a document must have `text` (a string) or `paragraphs` (a list of strings). "

@@ -81,6 +81,7 @@ def test_rows_are_the_documents_that_lines_of_json_are(tmp_path, name, key, kind
 
 
 def test_a_missing_text_is_the_paragraphs_or_none(tmp_path):
+    """In a table, and in the lines that `Dataset.to_json` makes of it."""
     rows = [
         {"text": "One.", "paragraphs": ["Not this."]},
         {"text": None, "paragraphs": ["Two.", None]},
@@ -88,7 +89,16 @@ def test_a_missing_text_is_the_paragraphs_or_none(tmp_path):
         {"text": "Four.", "paragraphs": None},
     ]
     path = write_parquet(tmp_path / "a.parquet", pa.Table.from_pylist(rows))
-    assert list(corpus.read_sentences([path])) == [(1, "One."), (2, "Two."), (4, "Four.")]
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    for each in (path, lines):
+        assert list(corpus.read_sentences([each])) == [(1, "One."), (2, "Two."), (4, "Four.")]
+        assert list(corpus.read_texts([each], 9)) == [(1, "One."), (2, "Two.\n"), (4, "Four.")]
+    for key in rows[0]:
+        rows = [{key: None}, {key: "One." if key == "text" else ["One."]}]
+        path = write_parquet(tmp_path / "a.parquet", pa.Table.from_pylist(rows))
+        lines.write_text("\n".join(map(json.dumps, rows)))
+        assert [list(corpus.read_sentences([each])) for each in (path, lines)] == [[(2, "One.")]] * 2
 
 
 def test_a_table_behind_a_url(tmp_path):
@@ -196,6 +206,17 @@ def test_a_stream_that_was_cut_between_its_batches_is_not_read_as_a_shorter_one(
 def test_errors_name_the_file_and_its_columns(tmp_path, name, columns, message):
     path = WRITERS[name](tmp_path / name, pa.table(columns))
     with pytest.raises(InputError, match=rf"/{name}.*{message}"):
+        list(corpus.read_sentences([path]))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_column_of_text_that_is_there_twice_is_refused(tmp_path, name):
+    """As a join of two tables leaves it; columns that are not read may be there twice."""
+    columns = [pa.array(DOCUMENTS), pa.array(DOCUMENTS), pa.array(range(4)), pa.array(range(4))]
+    path = WRITERS[name](tmp_path / name, pa.Table.from_arrays(columns[1:], ["text", "id", "id"]))
+    assert {number for number, _ in corpus.read_sentences([path])} == {1, 3, 4}
+    WRITERS[name](path, pa.Table.from_arrays(columns[:3], ["text", "text", "id"]))
+    with pytest.raises(InputError, match=rf"/{name}: .*neither twice\. Received: text \(string\), text \(s"):
         list(corpus.read_sentences([path]))
 
 

@@ -139,6 +139,13 @@ def test_abbreviations_names_and_list_markers_do_not_end_sentences():
         ("a.json", b"[1]\n", r"a\.json, line 1: must be a JSON object\. Received: list"),
         ("a.json", b'{"body": "x", "id": 3}\n', r"a\.json, line 1: .*Received: body \(str\), id \(int\)"),
         ("a.json", b'{"text": 3}\n', r"Received: text \(int\)"),
+        ("a.json", b'{"text": 3, "paragraphs": null}\n', r"Received: text \(int\), paragraphs \(NoneType\)"),
+        (
+            "a.json",
+            b'{"text": null, "paragraphs": [3]}\n',
+            r"Received: text \(NoneType\), paragraphs \(list\)",
+        ),
+        ("a.json", b'{"body": null}\n', r"Received: body \(NoneType\)"),
     ],
 )
 def test_errors_name_file_and_line(tmp_path, name, content, message):
