@@ -13,8 +13,9 @@ from bert_packed.core.settings import (
     unmet_settings,
 )
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
+from bert_packed.packing.histogram import MAX_LENGTH
 from bert_packed.schema import CAUSAL_LM, MASKED_LM_WEIGHTS_KINDS, MLM_NSP, SEQUENCE
-from data_gen.jobs.runners import LOCAL, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
+from data_gen.jobs.runners import LOCAL, MAX_WORKERS, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 
 OVERLONG_CHOICES = ("error", "truncate", "drop")
 LEFT_OUT = "be left out with {}, which cannot follow it"
@@ -57,6 +58,7 @@ class PackConfig:
         512,
         "tokens per pack",
         minimum=3,  # [CLS], a token, [SEP]
+        maximum=MAX_LENGTH,
         only_with=NOT_FEATURES,
     )
     algorithm: str = setting(
@@ -72,6 +74,7 @@ class PackConfig:
         0,
         "masked-LM predictions a pack has room for; 0 = as many as the fullest pack needs",
         minimum=0,
+        maximum=MAX_LENGTH,
         only_with=NOT_FEATURES | NOT_DRY_RUN,
     )
     overlong: str = setting(
@@ -104,7 +107,7 @@ class PackConfig:
     provenance: bool = setting(
         False, "also write which input record each sequence of a pack comes from, one index a file"
     )
-    num_workers: int = setting(0, NUM_WORKERS_HELP, minimum=0, changeable=True)
+    num_workers: int = setting(0, NUM_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True)
     runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     overwrite: bool = setting(
         False, "replace the data files of an output directory that is in use", transient=True

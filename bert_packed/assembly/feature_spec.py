@@ -12,6 +12,8 @@ sequence.
 import dataclasses
 import re
 
+from bert_packed.packing.histogram import MAX_LENGTH
+
 MAX_CLASSES = 2**14  # combinations of lengths in a plan; lengths are rounded up to have fewer
 MAX_CAPACITIES = 14  # so that each length has at least two steps
 
@@ -60,6 +62,10 @@ def parse_features(text):
         if leader and leader != name and (leader not in specs or specs[leader].leader != leader):
             raise ValueError(f"such that ={leader} names a feature before it that has a capacity")
         capacity = 0 if not leader else int(size) if leader == name else specs[leader].capacity
+        if capacity > MAX_LENGTH:
+            raise ValueError(
+                f"features with a capacity of at most {MAX_LENGTH}, and not {capacity} of {name!r}"
+            )
         specs[name] = FeatureSpec(name, match["type"] == "float", int(match["width"] or 1), leader, capacity)
     added = {f"{spec.leader}{suffix}" for spec in specs.values() if spec.leader for suffix in ADDED_SUFFIXES}
     if taken := sorted(specs.keys() & (added | RESERVED_NAMES)):

@@ -13,7 +13,7 @@ import numpy as np
 
 KNOWN_FOLDER = Path(__file__).parent / "histograms"  # each file says where it comes from
 MAX_COUNT = 2**53  # up to here a count read from JSON as a float is the whole number that was meant
-MAX_LENGTH = 2**20  # a longer one in a file is a slip, which must not ask for all memory
+MAX_LENGTH = 2**20  # of sequences and packs; a longer one is a slip, which must not ask for all memory
 
 
 def count_lengths(lengths, max_seq_length):
@@ -67,8 +67,10 @@ def check_arguments(histogram, max_seq_length, max_sequences_per_pack):
 
 def check_limits(max_seq_length, max_sequences_per_pack):
     """Check S and the depth, and return the depth, in 1..S; "max" is S."""
-    if not is_whole(max_seq_length) or max_seq_length < 1:
-        raise ValueError(f"`max_seq_length` must be a whole number from 1. Received: {max_seq_length!r}.")
+    if not is_whole(max_seq_length) or not 1 <= max_seq_length <= MAX_LENGTH:
+        raise ValueError(
+            f"`max_seq_length` must be a whole number from 1 to {MAX_LENGTH:,}. Received: {max_seq_length!r}."
+        )
     depth = max_seq_length if max_sequences_per_pack == "max" else max_sequences_per_pack
     if not is_whole(depth) or depth < 1:
         raise ValueError(

@@ -17,6 +17,7 @@ RUNNERS = (LOCAL, "DirectRunner", "FlinkRunner", "SparkRunner", "DataflowRunner"
 BYTES_THAT_PAY = 2**26  # of records to pack
 TEXT_BYTES_THAT_PAY = 2**24  # of text to make records of
 STATUS_ORPHANED = 1
+MAX_WORKERS = 2**12  # local processes; more is a slip
 
 NUM_WORKERS_HELP = (
     "local processes; 0 = as many as pay: one per CPU core, or one alone for an input of less than 64 MiB"

@@ -10,9 +10,10 @@ from bert_packed.core.settings import (
     setting,
     unmet_settings,
 )
+from bert_packed.packing.histogram import MAX_LENGTH
 from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
-from data_gen.jobs.runners import LOCAL, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
+from data_gen.jobs.runners import LOCAL, MAX_WORKERS, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
 
 TOKENIZERS = WORDPIECE, BYTE_BPE = ("wordpiece", "byte_bpe")
 NO_USE = "be left out with --{0}={{{0}}}, which has no use for it"
@@ -40,7 +41,12 @@ class CreateConfig:
         "vocabulary, one WordPiece a line, or with --tokenizer=byte_bpe a tokenizer.json, such as "
         "GPT-NeoX's; empty = train one on the input",
     )
-    vocab_size: int = setting(8192, "tokens of a vocabulary trained here", minimum=10)
+    vocab_size: int = setting(
+        8192,
+        "tokens of a vocabulary trained here",
+        minimum=10,
+        maximum=2**20,  # the largest published have a million; a billion aborts the tokenizer
+    )
     objective: str = setting(
         MLM_NSP,
         "what is to be learnt: mlm_nsp, BERT's masked tokens and next sentences; mlm, masked tokens alone, "
@@ -76,7 +82,9 @@ class CreateConfig:
         maximum=1.0,
         only_with=OF_BERT,
     )
-    max_seq_length: int = setting(512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8)
+    max_seq_length: int = setting(
+        512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8, maximum=MAX_LENGTH
+    )
     max_predictions_per_seq: int = setting(
         0,
         "most masked tokens in a sequence; 0 = masked_lm_prob of the length, rounded up",
@@ -88,6 +96,7 @@ class CreateConfig:
         10,
         "passes over the training documents, each with other segments and masks",
         minimum=1,
+        maximum=10**6,  # as of weights: their product counts readings
         only_with=OF_BERT,
     )
     masked_lm_prob: float = setting(
@@ -107,7 +116,7 @@ class CreateConfig:
         minimum=0.0,
         maximum=0.5,
     )
-    num_workers: int = setting(0, TEXT_WORKERS_HELP, minimum=0, changeable=True)
+    num_workers: int = setting(0, TEXT_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True)
     runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
     num_shards: int = setting(8, "files of the train split; fewer where there are fewer documents", minimum=1)
     provenance: bool = setting(False, "also write which document each record comes from, one index a file")

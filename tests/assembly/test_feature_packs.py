@@ -192,6 +192,8 @@ def capacities(num, capacity=9):
         ("a:int:=b,b:int:4", "=b names a feature before it"),
         ("a:int:4,b:int:=a,c:int:=b", "=b names a feature before it that has a capacity"),
         ("a:int:each", "one feature has a capacity"),
+        ("a:int:1048577", "features with a capacity of at most 1048576, and not 1048577 of 'a'"),
+        (f"a:int:{10**20},b:int:=a", "at most 1048576, and not 100000000000000000000 of 'a'"),
         (capacities(15), "such that at most 14 have a capacity of their own, not 15"),
     ],
 )

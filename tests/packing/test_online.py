@@ -163,7 +163,9 @@ def test_wrong_settings_are_named(settings, message):
 
 
 def test_a_fractional_pack_length_is_named():
-    with pytest.raises(ValueError, match=r"`max_seq_length` must be a whole number from 1. Received: 8.0"):
+    with pytest.raises(
+        ValueError, match=r"`max_seq_length` must be a whole number from 1 to 1,048,576. Received: 8.0"
+    ):
         OnlinePacker(8.0, 2)
 
 

@@ -108,6 +108,13 @@ def test_counts_too_large_for_floats_are_refused():
         check_histogram([7, 2**53 + 1, 3])
 
 
+@pytest.mark.parametrize("length", [0, 2**20 + 1, 2**63, 1.0, True])
+def test_a_length_that_would_ask_for_all_memory_is_refused(length):
+    with pytest.raises(ValueError, match=rf"number from 1 to 1,048,576\. Received: {length}\."):
+        check_limits(length, 1)
+    assert check_limits(2**20, "max") == 2**20
+
+
 def test_no_pack_is_deeper_than_it_is_long():
     assert [check_limits(5, depth) for depth in (1, 4, 5, 9, "max")] == [1, 4, 5, 5, 5]
 

@@ -113,7 +113,7 @@ def test_huge_counts_are_counted_exactly(name, histogram, depth):
         ([1, 2, 2**53 + 1], 3, 2, "must not count more than 2.*53 sequences of a length"),
         ([1, 2, 0], 3, 0, "`max_sequences_per_pack` must be a whole number of at least 1.*Received: 0"),
         ([1, 2, 0], 3, True, "`max_sequences_per_pack` must be a whole number of at least 1"),
-        ([1, 2, 0], 0, 2, "`max_seq_length` must be a whole number from 1. Received: 0"),
+        ([1, 2, 0], 0, 2, "`max_seq_length` must be a whole number from 1 to 1,048,576. Received: 0"),
         ([[1, 2, 0]], 3, 2, "must have one dimension"),
     ],
 )

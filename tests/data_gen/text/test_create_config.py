@@ -21,6 +21,14 @@ CAUSAL = {"objective": "causal_lm"}
         ({"short_seq_prob": 1.5}, "`short_seq_prob` must be at most 1.0"),
         ({"eval_fraction": 0.9}, "`eval_fraction` must be at most 0.5"),
         ({"dupe_factor": 0}, "`dupe_factor` must be at least 1"),
+        (
+            {"max_seq_length": 2**63},
+            "`max_seq_length` must be at most 1048576. Received: 9223372036854775808",
+        ),
+        ({"max_seq_length": 2**20 + 1}, "`max_seq_length` must be at most 1048576. Received: 1048577"),
+        ({"vocab_size": 10**9}, "`vocab_size` must be at most 1048576. Received: 1000000000"),
+        ({"dupe_factor": 2**63}, "`dupe_factor` must be at most 1000000. Received: 9223372036854775808"),
+        ({"num_workers": 2**31}, "`num_workers` must be at most 4096. Received: 2147483648"),
         ({"random_seed": 2**32}, "`random_seed` must be at most 4294967295. Received: 4294967296"),
         ({"random_seed": -1}, "`random_seed` must be at least 0. Received: -1"),
         ({"objective": "clm"}, "`objective` must be one of mlm_nsp, mlm, causal_lm"),
@@ -46,6 +54,7 @@ def test_settings_that_are_refused(settings, message):
 def test_limits_are_inclusive():
     CreateConfig(output_dir="x", max_seq_length=8, max_predictions_per_seq=5, random_seed=2**32 - 1)
     CreateConfig(output_dir="x", eval_fraction=0.5, dupe_factor=1, short_seq_prob=1.0, vocab_size=10)
+    CreateConfig(output_dir="x", max_seq_length=2**20, vocab_size=2**20, dupe_factor=10**6, num_workers=2**12)
     CreateConfig(output_dir="x", objective="mlm", mask_replace_prob=0.9, random_replace_prob=0.1)
 
 
