@@ -165,7 +165,8 @@ def config_file(tmp_path):
 
 def test_the_command(tmp_path, config_file, monkeypatch, uncompiled):
     monkeypatch.setattr(mamba_operators, "compiled", lambda function: function)
-    flags = {**TOY, "bert_config_file": config_file, "parts": ",".join(packmamba.PARTS)}
+    # Operation by operation, time grows with the tokens
+    flags = {**TOY, "shrink": 8, "bert_config_file": config_file, "parts": ",".join(packmamba.PARTS)}
     tables = tables_of("packmamba", tmp_path, picture=tmp_path / "a.png", **flags)
     assert [row["way"] for row in tables["training"]] == [SINGLE, PADDED, PACKED]
     assert [row["packed against"] for row in tables["packed against others"]] == [SINGLE, PADDED]

@@ -69,7 +69,8 @@ def test_groups_hold_each_sequence_once_in_the_shortest_rows():
 
 
 @pytest.mark.both_backends
-def test_a_measurement(tmp_path, uncompiled):
+def test_a_measurement(monkeypatch, tmp_path, uncompiled):
+    monkeypatch.setattr(unpadding, "NUM_SHAPES", 3)  # each a program to compile
     config = write_config(tmp_path / "config.json", num_hidden_layers=1, max_position_embeddings=64)
     flags = {"measure": "true", "bert_config_file": config, "max_seq_length": 32, "histogram": "glue_cola"}
     flags |= {"batch_size": 4, "repeats": 10}
