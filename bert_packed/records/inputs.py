@@ -6,7 +6,7 @@ import os
 
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError, is_utf8
-from bert_packed.records.manifests import listed_files, read_manifest
+from bert_packed.records.manifests import MANIFEST_NAME, listed_files, read_manifest
 from bert_packed.records.provenance import SUFFIX
 
 # Keys of a manifest that packs inherit: which vocabulary the token ids are of, and what is learnt from them
@@ -120,7 +120,7 @@ def read_input_manifests(paths):
 
     Returns:
         Dict with those of `INHERITED_KEYS` that are known, and `read_promises`. `InputError` where two
-        directories have different vocabularies or objectives.
+        directories have different vocabularies or objectives, or a manifest of instances is broken in form.
     """
     vocabulary, known_from = {}, None
     for directory, manifest in _manifests_beside(paths):
@@ -191,7 +191,27 @@ def _manifests_beside(paths):
     for directory in sorted({folder_of(path) for path in paths}):
         manifest = read_manifest(directory, any_json=True)
         if manifest is not None:
+            _check_form(manifest, os.path.join(directory, MANIFEST_NAME))
             yield directory, manifest
+
+
+def _check_form(manifest, path):
+    """Raise `InputError` for a manifest of instances that is not as we write it."""
+    # Taken for another program's, it would promise nothing, and all checks would be off without a word
+    if manifest.get("kind") != "unpacked":
+        return
+    try:
+        entries = [entry for split in manifest["splits"].values() for entry in split["files"]]
+        found = [(entry, key, kind) for entry in entries for key, kind in {"name": str, **FILE_KEYS}.items()]
+        found += [(manifest, key, kind) for key, kind in INHERITED_KEYS.items() if key in manifest]
+        wrong = [f"{key}={part[key]!r:.80}" for part, key, kind in found if type(part[key]) is not kind]
+    except (KeyError, TypeError, AttributeError) as error:
+        wrong = [f"no {error}" if isinstance(error, KeyError) else str(error)]
+    if wrong:
+        raise InputError(
+            f"{path}: what create_pretraining_data.py writes must be there, in its form. "
+            f"Received: {wrong[0]}."
+        )
 
 
 def _key(path):

@@ -93,6 +93,36 @@ def test_another_programs_manifest_promises_nothing(tmp_path, input_file, conten
     assert find_overlong([input_file]) == "error"
 
 
+ENTRY = {"name": "in.tfrecord", "num_records": 80, "sha256": "x"}
+
+
+@pytest.mark.parametrize(
+    ("change", "received"),
+    [
+        ({"splits": []}, r"'list' object has no attribute 'values'"),
+        ({"splits": {"train": 3}}, "'int' object is not subscriptable"),
+        ({"splits": {"train": {"file": []}}}, "no 'files'"),
+        ({"splits": {"train": {"files": ["in.tfrecord"]}}}, "string indices must be integers"),
+        ({"splits": {"train": {"files": [{"name": "in.tfrecord", "num_records": 80}]}}}, "no 'sha256'"),
+        ({"splits": {"train": {"files": [{**ENTRY, "num_records": "80"}]}}}, "num_records='80'"),
+        ({"splits": {"train": {"files": [{**ENTRY, "name": 3}]}}}, "name=3"),
+        ({"vocab_size": "300"}, "vocab_size='300'"),
+        ({"do_lower_case": None}, "do_lower_case=None"),
+    ],
+)
+def test_a_manifest_of_instances_that_is_broken_in_form_is_a_mistake(tmp_path, input_file, change, received):
+    """It was taken for another program's, which promises nothing."""
+    whole = {"kind": "unpacked", "vocab_size": 300, "splits": {"train": {"files": [ENTRY]}}}
+    write_manifest(tmp_path, **whole)
+    assert read_input_manifests([input_file])[1][input_file] == {"num_records": 80, "sha256": "x"}
+    write_manifest(tmp_path, **{**whole, **change})
+    with pytest.raises(
+        InputError, match=rf"manifest\.json: what create_.* in its form\. Received: {received}"
+    ):
+        pack(config(input_file, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b'{"files": ' * 50_000, b"1" * 5000, b"\xff{}"])
 def test_a_manifest_that_is_no_json_is_a_mistake(tmp_path, input_file, content):
     (tmp_path / "manifest.json").write_bytes(content)
