@@ -16,8 +16,8 @@ from bert_packed.core import storage
 from bert_packed.packing import plan as plans
 from bert_packed.packing.bounds import certify, dual_bound
 from bert_packed.packing.histogram import is_whole
-from bert_packed.records.inputs import folder_of
-from bert_packed.records.manifests import MANIFEST_NAME, read_manifest
+from bert_packed.records.inputs import folder_of, read_input_manifests
+from bert_packed.records.manifests import MANIFEST_NAME, listed_files, read_manifest
 from bert_packed.records.provenance import real_name, resolve_path
 from bert_packed.records.sequences import id_columns
 from bert_packed.schema import FORMS, MLM_NSP, PackSpec
@@ -84,26 +84,34 @@ def find_false_claims(packed, inputs, spec, is_split=False):
     """Compare the manifests beside packs with the files: list of sentences, one per false claim.
 
     Claims about all packs of a manifest are checked only where all of them were read. A `lower_bound` must be
-    proven by the histogram and the dual values of the plan, but may be weaker. Manifests of other programs
-    are ignored.
+    proven by the histogram and the dual values of the plan, but may be weaker. What packs inherit must be as
+    in the manifests of the inputs, where these have one. Manifests of other programs are ignored.
 
     Args:
         packed, inputs: Dicts from path to `FileFacts`, of the packs and of their inputs.
         spec: `PackSpec` of the packs.
         is_split: True for packs of split sequences.
+
+    Raises:
+        InputError: the inputs have different vocabularies, or a manifest that is no JSON or broken in form.
     """
     found, readings, are_complete = [], [], True
+    inherited, _ = read_input_manifests(inputs)
     for folder, paths in _group_by_folder(packed).items():
         manifest = read_manifest(folder, any_json=True) or {}
-        if manifest.get("kind") != "packed":
+        facts = {os.path.basename(path): packed[path] for path in paths}
+        # One with another kind that lists these packs, and has their shape, is no other program's
+        lists_them = any(entry["name"] in facts for entry in listed_files(manifest)) and "spec" in manifest
+        if manifest.get("kind") != "packed" and not lists_them:
             are_complete = False
             continue
         claims = _Claims(os.path.join(folder, MANIFEST_NAME))
         found.append(claims)
-        facts = {os.path.basename(path): packed[path] for path in paths}
+        claims.check("kind", manifest.get("kind"), "packed")
         try:
             is_complete = _check_files(claims, manifest["files"], folder, facts)
             _check_inputs(claims, manifest["inputs"], folder, inputs)
+            _check_inherited(claims, manifest, inherited, spec)
             if is_complete:
                 listed = [facts[entry["name"]] for entry in manifest["files"]]
                 _check_packs(claims, manifest, listed, spec, is_split)
@@ -165,6 +173,13 @@ def _check_inputs(claims, listed, folder, inputs):
         if path:
             claims.check(f"num_records of {path}", entry["num_records"], inputs[path].num_records)
             claims.check(f"sha256 of {path}", entry["sha256"], storage.file_sha256(path))
+
+
+def _check_inherited(claims, manifest, inherited, spec):
+    """Compare vocabulary and objective with the manifests of the inputs."""
+    facts = {"objective": spec.objective, **inherited} if inherited else {}  # of inputs with a manifest
+    for name, fact in facts.items():
+        claims.check(name, {"objective": MLM_NSP, **manifest}.get(name), fact)
 
 
 def _check_packs(claims, manifest, listed, spec, is_split):

@@ -11,8 +11,9 @@ DESCRIPTION = """
 Proves that packs hold every sequence of their inputs exactly once: tokens, sentence A/B, mask positions
 and labels, next-sentence label; or, of records for causal language modelling, tokens, labels and the bytes
 of text that they cover. And that the manifest.json beside them, if there is one, is true:
-checksums, counts, histogram, plan, efficiency, and a lower bound that is proven. Exit status 0 if so; 1, with
-the first differences or what is false, if not or where a pack breaks the layout.
+checksums, counts, histogram, plan, efficiency, a lower bound that is proven, and the vocabulary and objective
+of the inputs' own manifest. Exit status 0 if so; 1, with the first differences or what is false, if not or
+where a pack breaks the layout.
 """
 
 

@@ -173,8 +173,8 @@ def find_sources(path, record_number):
     The pack is record `record_number`, from 1, of a shard that was packed with `--provenance`.
 
     Raises:
-        InputError: there is no such record, or the index or the manifest is missing, damaged, or of another
-            file.
+        InputError: there is no such record; the index or the manifest is missing, damaged, or of another
+            file; or an input is there and is not what was packed.
     """
     index_path = provenance_path(path)
     if not storage.exists(index_path):
@@ -194,6 +194,8 @@ def find_sources(path, record_number):
         some = np.arange(*offsets[record_number - 1 : record_number + 1])
         file_indices, numbers = (arrays[name][some].tolist() for name in ("file_indices", "record_numbers"))
     _check_inputs(inputs, index_path, max(file_indices))
+    for index in sorted(set(file_indices)):
+        _check_unchanged(inputs[index])
     return [(inputs[index]["path"], number) for index, number in zip(file_indices, numbers, strict=True)]
 
 
@@ -277,6 +279,15 @@ def _read_manifest_of(index_path, path):
     ]
     entries = (entry for entry in listed_files(manifest) if entry["name"] == os.path.basename(path))
     return inputs, next(entries, {})
+
+
+def _check_unchanged(entry):
+    """Raise `InputError` where an input of packs is there, but with other records than were packed."""
+    path, promised = entry["path"], entry.get("sha256")
+    if promised and storage.is_file(path) and (found := storage.file_sha256(path)) != promised:
+        raise InputError(
+            f"{path} must have the SHA-256 {promised}, as when it was packed. Received: {found}."
+        )
 
 
 def resolve_path(entry, folder):

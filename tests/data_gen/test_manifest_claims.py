@@ -27,6 +27,7 @@ from data_gen.verify_tfrecords import DESCRIPTION, VerifyConfig, main
 
 S = 16
 LENGTHS = np.random.default_rng(5).integers(3, S + 5, 60)
+INHERITED = {"vocab_size": 300, "vocab_sha256": "a" * 64, "do_lower_case": True, "objective": "mlm"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def made(tmp_path_factory):
     features = make_features(LENGTHS, S + 5, vocab_size=250)
     features[schema.MASKED_LM_IDS][features[schema.MASKED_LM_WEIGHTS] > 0] += 50  # the largest id is a label
     write_features(folder / "in.tfrecord", features)
-    (folder / "manifest.json").write_text(json.dumps({"vocab_size": 300}))
+    (folder / "manifest.json").write_text(json.dumps(INHERITED))
     settings = {"max_seq_length": S, "overlong": "truncate", "num_shards": 3, "max_sequences_per_pack": 3}
     pack(PackConfig(input_file=f"{folder}/in.tfrecord", output_dir=f"{folder}/packs", **settings))
     return folder
@@ -171,6 +172,14 @@ LIES = [
     ("histogram`", put("histogram", value=swap_lengths)),
     ("strategies of the plan", put("plan", "strategies", value=one_fewer)),
     ("objective`", put("objective", value="causal_lm")),
+    ("objective`", put("objective", value="mlm_nsp")),
+    ("objective`", lambda manifest: manifest.pop("objective")),
+    ("kind`", put("kind", value="unpacked")),
+    ("kind`", lambda manifest: manifest.pop("kind")),
+    ("vocab_size`", put("vocab_size", value=add(1))),
+    ("vocab_sha256`", put("vocab_sha256", value="b" * 64)),
+    ("vocab_sha256`", lambda manifest: manifest.pop("vocab_sha256")),
+    ("do_lower_case`", put("do_lower_case", value=False)),
 ]
 
 

@@ -305,6 +305,22 @@ def test_a_text_that_changed_has_no_lines_and_lost_instances_no_documents(traced
     assert {tuple(row) for row in rows} == {("slot", "input file", "record")}
 
 
+def test_instances_that_changed_are_named(traced, capsys):
+    """Their records are others: to name one by its number would mislead."""
+    shard, folder = traced
+    path = folder / "in" / "train-00000-of-00001.tfrecord"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    argv = ["f.py", f"--packed_file={shard}", f"--json={folder}/table.json"]
+    assert run(main, SourcesConfig, DESCRIPTION, argv) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(
+        r"/in/train-.*tfrecord must have the SHA-256 .*, as when it was packed\. Received: ", error
+    )
+    assert not (folder / "table.json").exists()
+    path.unlink()  # as without instances, their index is believed
+    assert all(provenance.find_documents(find_sources(shard, 1), shard))
+
+
 def test_relative_paths_lead_to_documents_from_any_folder(tmp_path, monkeypatch, capsys):
     (tmp_path / "text").mkdir()
     write_words(tmp_path / "text")
@@ -340,9 +356,9 @@ def test_relative_paths_lead_to_documents_from_any_folder(tmp_path, monkeypatch,
 
 def test_instances_made_anew_are_not_those_that_were_packed(traced):
     shard, folder = traced
+    sources = find_sources(shard, 1)
     again = {"random_seed": 5, "overwrite": True}
     create_instances(f"{folder}/[ab].*", f"{folder}/in", f"{folder}/words.txt", **again)
-    sources = find_sources(shard, 1)
     with pytest.raises(InputError, match=r"train-.*npz must be of .*/in/train-.* Received: that of a file"):
         provenance.find_documents(sources, shard)
     assert all(provenance.find_documents(sources))  # of those that are there now, where nobody says which
