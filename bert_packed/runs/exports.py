@@ -3,9 +3,9 @@
 from bert_packed.checkpoints.export_formats import write_hugging_face
 from bert_packed.checkpoints.exported_tokenizer import check_vocabulary
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, read_json, write_folder
+from bert_packed.core.storage import file_sha256, write_folder
 from bert_packed.runs.model_card import write_model_card
-from bert_packed.runs.run_directory import RUN_FILE
+from bert_packed.runs.run_directory import read_run
 
 
 def check_export(config, model_config, data):
@@ -42,5 +42,5 @@ def export_step(folder, step, model, weights, config, data):
             vocab_file=config.export_vocab_file,
             do_lower_case=cased[0] if cased else True,
         )
-        write_model_card(partial, model, read_json(folder / RUN_FILE), step)
+        write_model_card(partial, model, read_run(folder), step)
     return folder / f"export-{step}"

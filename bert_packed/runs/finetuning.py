@@ -141,10 +141,14 @@ def _fine_tune(config, text, objective, data, inputs, folder):
         latest = run_directory.find_whole_checkpoint(folder, print)
     vocab_text = text.vocab_path.read_bytes().decode()  # it may be in the folder that a new start empties
     engine, schedule = _build_engine(config, model_config, objective, steps)
-    first_step, state = 0, None
+    path = folder / metrics_log.TRAIN_FILE
+    first_step, state, rows = 0, None, []
     if latest:
         state = checkpoint.restore_checkpoint(latest, engine)
         first_step = state["step"]
+        due = loop.due_steps(config.log_steps, steps, first_step)
+        # Before any file changes: the log may be damaged
+        rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
         print(run_directory.describe_continuation(folder, latest))
     else:
         if config.init_checkpoint:
@@ -160,9 +164,6 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     if first_step < steps.num_train_steps:
         run_directory.record_segment(folder, first_step, keras.backend.backend())
     print(_describe_steps(config, data, updates, steps))
-    path = folder / metrics_log.TRAIN_FILE
-    due = loop.due_steps(config.log_steps, steps, first_step)
-    rows = metrics_log.rows_to_keep(path, first_step, due, config.accept_lost_rows)
     log = metrics_log.MetricsLog(path, metrics_log.train_columns(objective), rows)
 
     def save(step, state):

@@ -19,7 +19,7 @@ from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.provenance import resolve_path
 from bert_packed.runs.pretraining_config import TrainConfig
-from bert_packed.runs.run_directory import RUN_FILE
+from bert_packed.runs.run_directory import RUN_FILE, read_run
 from bert_packed.schema import CAUSAL_LM
 
 CARD_FILE = "README.md"
@@ -40,14 +40,14 @@ def read_origin(path):
     """The dict of `run.json` and the step of a checkpoint or of a run's newest; (None, None) without a run.
 
     Raises:
-        InputError: `run.json` is not JSON.
+        InputError: `run.json` is damaged.
     """
     folder = Path(path)
     if not checkpoint.NAME.fullmatch(folder.name):
         folder = next(reversed(checkpoint.list_checkpoints(folder)), None)
     if folder is None or not (folder.parent / RUN_FILE).is_file():
         return None, None
-    return read_json(folder.parent / RUN_FILE), int(checkpoint.NAME.fullmatch(folder.name)[1])
+    return read_run(folder.parent), int(checkpoint.NAME.fullmatch(folder.name)[1])
 
 
 def read_audit(path):
@@ -148,10 +148,10 @@ def _recipe(run, step):
     flags = run["flags"]
     steps, packs = flags.get("num_train_steps"), flags.get("train_batch_size")
     lines = [f"{step:,} optimizer steps" + (f" of {steps:,}." if steps else ".")]
-    factor = run.get("data", {}).get("packing_factor")
+    factor = run["data"].get("packing_factor")
     if factor and packs:
         lines.append(f"A step is {packs} packs, {factor * packs:.1f} sequences on average.")
-    backends = list(dict.fromkeys(segment["backend"] for segment in run.get("segments", [])))
+    backends = list(dict.fromkeys(segment["backend"] for segment in run["segments"]))
     if backends:
         lines.append(f"Trained under {', then '.join(backends)}.")
     lines += ["", "```"]

@@ -81,6 +81,43 @@ def _hold(folder):
         yield word
 
 
+def read_run(folder):
+    """The dict of a run's `run.json`, with every entry that a reader may ask for.
+
+    Raises `InputError`, naming the file and the entry, where it is not as `start_run` wrote it.
+    """
+    path = Path(folder) / RUN_FILE
+    run = read_json(path)
+    for name, empty in (("model", {}), ("data", {}), ("inputs", {}), ("segments", [])):
+        run.setdefault(name, empty)
+
+    def check(name, value, is_right, rule):
+        if not is_right:
+            raise InputError(f"{path}: `{name}` must be {rule}. Received: {value!r}.")
+
+    for name in ("flags", "model", "data", "inputs"):
+        check(name, run.get(name), isinstance(run.get(name), dict), "an object")
+    for name in ("num_train_steps", "train_batch_size"):
+        value = run["flags"].get(name, 0)
+        check(name, value, type(value) is int, "a whole number")
+    factor = run["data"].get("packing_factor")
+    check("packing_factor", factor, factor is None or type(factor) in (int, float), "a number")
+    for entries in run["inputs"].values():
+        is_right = _are_objects(entries, "path", "sha256")
+        check("inputs", entries, is_right, "lists of objects with path and sha256")
+    is_right = _are_objects(run["segments"], "backend")
+    check("segments", run["segments"], is_right, "a list of objects with backend")
+    return run
+
+
+def _are_objects(entries, *names):
+    """True for a list of objects that have texts of these names."""
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in names)
+        for entry in entries
+    )
+
+
 def check_own(output_dir):
     """Raise `InputError` unless a directory is missing, empty or a run's: no file, no files of others."""
     folder = _check_folder(output_dir)
@@ -126,8 +163,7 @@ def find_checkpoint(folder, config, facts):
     # Without a checkpoint there is nothing to lose: a start that failed on a mistake may be repeated
     if config.overwrite or not checkpoints:
         return None
-    # `check_own` has found it beside the checkpoints
-    run = read_json(folder / RUN_FILE)
+    run = read_run(folder)  # `check_own` has found it beside the checkpoints
     for name, default in REMOVED_FLAGS.items():
         value = run["flags"].get(name, default)
         if value != default:
@@ -202,8 +238,8 @@ def with_dtype(config, processes=ALONE):
         folder = _check_folder(config.output_dir)
         # A start without a checkpoint may change all of its flags
         continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
-        run = read_json(folder / RUN_FILE, default={}) if continues else {}
-        return run.get("flags", {}).get("dtype", devices_here().dtype)
+        run = read_run(folder) if continues and (folder / RUN_FILE).exists() else {"flags": {}}
+        return run["flags"].get("dtype", devices_here().dtype)
 
     # All processes ask, whatever their flag, as flags are compared later
     dtype = processes.first_decides(choose)
@@ -234,7 +270,7 @@ def start_run(folder, config, facts):
 def describe_continuation(folder, checkpoint):
     """A line that says where a run continues, and one where `XLA_FLAGS` are not those of its last segment."""
     text = f"continues from {checkpoint}"
-    segments = read_json(folder / RUN_FILE).get("segments") or [{}]
+    segments = read_run(folder)["segments"] or [{}]
     before, now = segments[-1].get("xla_flags"), os.environ.get("XLA_FLAGS", "")
     if before in (None, now):  # None: fine-tuning did not record them before
         return text
@@ -250,14 +286,14 @@ def record_segment(folder, first_step, backend, **facts):
         "segments": [{"first_step": 0, "backend": "tensorflow", "xla_flags": ""},
                      {"first_step": 700, "backend": "jax", "xla_flags": ""}]
     """
-    run = read_json(folder / RUN_FILE)
+    run = read_run(folder)
     segment = {
         "first_step": first_step,
         "backend": backend,
         **facts,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
-    write_json(folder / RUN_FILE, {**run, "segments": [*run.get("segments", []), segment]})
+    write_json(folder / RUN_FILE, {**run, "segments": [*run["segments"], segment]})
 
 
 def record_skipped(folder, process, step, why, sources):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, is_file, read_json
+from bert_packed.core.storage import file_sha256, is_file
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import read_manifest
@@ -64,16 +64,16 @@ def check_as_trained(config, vocab_path):
     path = (start.parent if checkpoint.NAME.fullmatch(start.name) else start) / run_directory.RUN_FILE
     if not path.is_file():
         return
-    run = read_json(path)
+    run = run_directory.read_run(path.parent)
     # Pre-training has no such flag: nothing to compare
-    do_lower_case = run.get("flags", {}).get("do_lower_case", config.do_lower_case)
+    do_lower_case = run["flags"].get("do_lower_case", config.do_lower_case)
     if do_lower_case != config.do_lower_case:
         raise InputError(
             f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
             f"Received: {config.do_lower_case}."
         )
     checksum = file_sha256(vocab_path)
-    if run.get("data", {}).get("vocab_sha256", checksum) != checksum:
+    if run["data"].get("vocab_sha256", checksum) != checksum:
         raise InputError(
             f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
             f"Received: {vocab_path}, another one."

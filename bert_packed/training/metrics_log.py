@@ -12,6 +12,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.training.training_metrics import WATCHED
 
 TRAIN_FILE, EVAL_FILE = "metrics.csv", "eval_metrics.csv"
+MOST_DIGITS = 18  # of a step: of an int64, and Python refuses thousands
 SPEED = ("skipped_steps", "learning_rate", "sequences_per_second", "tokens_per_second")
 
 
@@ -117,9 +118,14 @@ def read_rows(path):
         for fields in filter(None, reader):
             if columns is None:
                 columns = fields
+                if columns[0] != "step":
+                    raise InputError(
+                        f"{path}, line {reader.line_num}: the first column must be step. "
+                        f"Received: {columns[0]!r}."
+                    )
                 continue
             last_step, step = int(rows[-1]["step"]) if rows else -1, fields[0]
-            if columns[0] != "step" or not step.isdecimal() or int(step) <= last_step:
+            if not step.isdecimal() or len(step) > MOST_DIGITS or int(step) <= last_step:
                 raise InputError(
                     f"{path}, line {reader.line_num}: every row must begin with a step, past that of the row "
                     f"before. Received: {step!r}."

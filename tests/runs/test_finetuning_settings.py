@@ -251,7 +251,9 @@ def test_an_earlier_run_is_kept_unless_it_is_overwritten(files, tmp_path):
 def test_lost_rows_of_the_log_are_refused_unless_accepted(files, tmp_path):
     flags = given(files, log_steps=1, do_predict=False, num_train_epochs=30.0)
     assert run_to_loop("squad", tmp_path, **flags).status == 0  # which saved three steps, and has logged none
+    record = (tmp_path / "run.json").read_bytes()
     refused = run_to_loop("squad", tmp_path, **flags)
+    assert (tmp_path / "run.json").read_bytes() == record
     assert refused.status == 2 and "metrics.csv must have the row of every logged step" in refused.error
     run_to_loop("squad", tmp_path, **flags, accept_lost_rows=True)
     assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2", "3"]

@@ -40,7 +40,7 @@ def run(tmp_path):
         "flags": {"num_train_steps": 2000, "train_batch_size": 10, "output_dir": "/home/me",
                   "objective": "mlm_nsp", "init_checkpoint": ""},
         "inputs": {"input_file": [{"path": str(packs), "sha256": sha("p")}]},
-        "data": {"packing_factor": 1.8184},
+        "model": {}, "data": {"packing_factor": 1.8184},
         "segments": [{"backend": "tensorflow"}, {"backend": "jax"}, {"backend": "jax"}],
     }  # fmt: skip
     write(tmp_path / "run" / "run.json", record)

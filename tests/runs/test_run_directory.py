@@ -12,6 +12,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.parallel.targets import Target
 from bert_packed.runs import run_directory
 from bert_packed.runs.input_files import describe_inputs
+from bert_packed.runs.model_card import read_origin
 from bert_packed.runs.pretraining_config import TrainConfig
 from bert_packed.runs.run_directory import (
     agree,
@@ -165,11 +166,44 @@ def test_overwrite_starts_anew(started):
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "resolved.flags", "run.json"]
 
 
-def test_damaged_record_of_a_run(started):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (b'{"flags": ', "must be JSON"),
+        (b'{"flags": "\xff"}', "must be UTF-8"),
+        (b"[]", "must hold a JSON object. Received: list"),
+        (b"{}", "`flags` must be an object. Received: None"),
+        ({"flags": []}, r"`flags` must be an object. Received: \[\]"),
+        ({"model": None}, "`model` must be an object. Received: None"),
+        ({"data": "x"}, "`data` must be an object. Received: 'x'"),
+        ({"flags": {"num_train_steps": "ten"}}, "`num_train_steps` must be a whole number. Received: 'ten'"),
+        ({"flags": {"train_batch_size": 1.5}}, "`train_batch_size` must be a whole number. Received: 1.5"),
+        ({"data": {"packing_factor": "2"}}, "`packing_factor` must be a number. Received: '2'"),
+        ({"inputs": {"input_file": "x"}}, "`inputs` must be lists of objects with path and sha256"),
+        ({"inputs": {"input_file": [{"path": "x"}]}}, "`inputs` must be lists of objects with path and sha2"),
+        ({"segments": {}}, "`segments` must be a list of objects with backend"),
+        ({"segments": [{"first_step": 0}]}, "`segments` must be a list of objects with backend"),
+        ({"segments": ["jax"]}, "`segments` must be a list of objects with backend"),
+    ],
+)
+def test_damaged_record_of_a_run(started, damage, message):
+    """Each reader says so in one line, and no byte changes."""
     folder, config, facts = started
-    (folder / "run.json").write_text('{"flags": ')
-    with pytest.raises(InputError, match=r"run\.json must be JSON"):
-        find_checkpoint(folder, config, facts)
+    path = folder / "run.json"
+    if isinstance(damage, dict):
+        damage = json.dumps({**json.loads(path.read_text()), **damage}).encode()
+    path.write_bytes(damage)
+    auto = dataclasses.replace(config, dtype="auto")
+    for read in (
+        lambda: find_checkpoint(folder, config, facts),
+        lambda: run_directory.with_dtype(auto),
+        lambda: describe_continuation(folder, "checkpoint-1"),
+        lambda: record_segment(folder, 1, "jax"),
+        lambda: read_origin(folder),
+    ):
+        with pytest.raises(InputError, match=rf"^{path}\b.* {message}") as caught:
+            read()
+        assert "\n" not in str(caught.value) and path.read_bytes() == damage
 
 
 def test_one_run_at_a_time(tmp_path):
