@@ -19,6 +19,7 @@ from bert_packed.training.optimization import EXCLUDED_FROM_DECAY, Lamb
 
 NUM_STEPS = 20
 LEARNING_RATE = 0.01
+STATE = {"interval": {}, "evaluation_due": False}  # of a loop that has just begun
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
 
 
@@ -54,7 +55,7 @@ def main(folder):
     (folder / "losses.json").write_text(json.dumps(losses))
     engine = training_engine(WITH_DROPOUT)
     checkpoint.restore_checkpoint(folder / "dropout" / "checkpoint-1", engine)
-    checkpoint.save_checkpoint(folder / "resaved", 1, engine, WITH_DROPOUT, {})
+    checkpoint.save_checkpoint(folder / "resaved", 1, engine, WITH_DROPOUT, STATE)
 
 
 if __name__ == "__main__":

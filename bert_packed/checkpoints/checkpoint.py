@@ -80,7 +80,7 @@ def check_checkpoint(path):
     if not check_checksums(path, FILES):
         for name in (WEIGHTS, TRAINING):
             read_tensors(path / name)
-        storage.read_json(path / STATE)
+        read_state(path)
 
 
 def check_weights(folder):
@@ -146,9 +146,32 @@ def restore_checkpoint(path, engine):
     Raises `InputError` where a file is missing or damaged, or the tensors are another model's.
     """
     path = Path(path)
+    state = read_state(path)
     for name, variables in ((WEIGHTS, engine.weights()), (TRAINING, engine.training_state())):
         assign_tensors(path / name, read_tensors(path / name), variables)
-    return storage.read_json(path / STATE)
+    return state
+
+
+def read_state(path):
+    """The dict of a checkpoint's `state.json`; `InputError` where no training loop saved it."""
+    state, step = storage.read_json(path / STATE), step_of(path)
+
+    def check(name, is_right, rule, default=None):
+        value = state.get(name, default)
+        if not is_right(value):
+            raise InputError(f"{path / STATE}: `{name}` must be {rule}. Received: {value!r}.")
+
+    check("step", lambda value: type(value) is int and value == step, f"{step}, as the folder's name")
+    check("interval", _are_numbers, "an object of numbers")
+    check("evaluation_due", lambda value: isinstance(value, bool), "true or false")
+    # Older versions saved neither
+    check("num_skipped", lambda value: type(value) is int, "a whole number", 0)
+    check("watched", _are_numbers, "an object of numbers", {})
+    return state
+
+
+def _are_numbers(values):
+    return isinstance(values, dict) and all(type(value) in (int, float) for value in values.values())
 
 
 def check_config(folder, model_config):

@@ -17,6 +17,7 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.training.optimization import Lamb
 
+STATE = {"interval": {"mlm_loss": 0.1}, "evaluation_due": False}
 WITH_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.1)
 
 
@@ -38,7 +39,7 @@ def trained_once(tmp_path_factory):
             values = variable.numpy()
             more = rng.integers(1, 9, values.shape) if values.dtype.kind in "iu" else rng.random(values.shape)
             variable.assign(values + more.astype(values.dtype))
-    checkpoint.save_checkpoint(folder, 1, engine, WITH_DROPOUT, {"interval": {"mlm_loss": 0.1}})
+    checkpoint.save_checkpoint(folder, 1, engine, WITH_DROPOUT, STATE)
     return engine, folder
 
 
@@ -52,10 +53,7 @@ def trained(trained_once, tmp_path):
 def test_round_trip_is_exact(trained):
     engine, folder = trained
     other = training_engine(seed=2)
-    assert checkpoint.restore_checkpoint(folder / "checkpoint-1", other) == {
-        "step": 1,
-        "interval": {"mlm_loss": 0.1},
-    }
+    assert checkpoint.restore_checkpoint(folder / "checkpoint-1", other) == {"step": 1, **STATE}
     before, after = snapshot(engine), snapshot(other)
     assert before.keys() == after.keys()
     assert before["dropout_seed/0"].tolist() != after["dropout_seed/1"].tolist()

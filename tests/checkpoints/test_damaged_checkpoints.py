@@ -24,6 +24,8 @@ from bert_packed.training.optimization import Lamb
 
 FILES = (checkpoint.WEIGHTS, checkpoint.TRAINING, checkpoint.MODEL_CONFIG, checkpoint.STATE)
 
+STATE = {"interval": {"a": 0.5}, "evaluation_due": False}  # as the training loop saves it
+
 
 @pytest.fixture(scope="module")
 def engine():
@@ -34,7 +36,7 @@ def engine():
 def saved(engine, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     for step in (2, 4, 6):
-        checkpoint.save_checkpoint(folder, step, engine, CONFIG, {"interval": {"a": 0.5}})
+        checkpoint.save_checkpoint(folder, step, engine, CONFIG, STATE)
     return folder
 
 
@@ -163,6 +165,31 @@ def test_without_checksums_what_can_be_seen_is_seen(folder):
     save_file({**tensors, key: np.full_like(tensors[key], np.inf)}, path / checkpoint.WEIGHTS)
     with pytest.raises(InputError, match=f"Received: inf in {key}"):
         check_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({}, "`step` must be 6, as the folder's name. Received: None"),
+        ([], "must hold a JSON object. Received: list"),
+        ({**STATE, "step": 7}, "`step` must be 6, as the folder's name. Received: 7"),
+        ({**STATE, "step": "6"}, "`step` must be 6, as the folder's name. Received: '6'"),
+        ({"step": 6}, "`interval` must be an object of numbers. Received: None"),
+        ({**STATE, "step": 6, "interval": {"a": "x"}}, "`interval` must be an object of numbers"),
+        ({**STATE, "step": 6, "watched": [1]}, r"`watched` must be an object of numbers. Received: \[1\]"),
+        ({**STATE, "step": 6, "num_skipped": "x"}, "`num_skipped` must be a whole number. Received: 'x'"),
+        ({**STATE, "step": 6, "evaluation_due": 0}, "`evaluation_due` must be true or false. Received: 0"),
+    ],
+)
+def test_a_state_that_no_loop_saved_is_refused(folder, engine, damage, message):
+    """Without checksums, and where somebody made them fit, too; taken for a start it would cost the log."""
+    path = folder / "checkpoint-6" / checkpoint.STATE
+    path.write_text(json.dumps(damage))
+    (path.parent / checkpoint.CHECKSUMS).unlink()
+    for read in (check_checkpoint, lambda path: checkpoint.restore_checkpoint(path, engine)):
+        with pytest.raises(InputError, match=f"^{path}:? {message}") as caught:
+            read(path.parent)
+        assert "\n" not in str(caught.value)
 
 
 def test_the_newest_whole_checkpoint_is_found_and_the_others_keep_their_bytes(folder):

@@ -137,7 +137,7 @@ def train(engine, config, hooks, first_step=0, state=None):
     if hooks.evaluate:
         hooks.evaluate(SAVES)
     for step in range(SAVES):
-        hooks.save(step, {})
+        hooks.save(step, {"interval": {}, "evaluation_due": False})
     if hooks.export:
         hooks.export(SAVES)
     hooks.prune()

@@ -44,13 +44,13 @@ def trained(tmp_path_factory):
     """A run of 20 steps here, with checkpoints; the same from 0 and from 3 on there: folder and losses."""
     folder = tmp_path_factory.mktemp("run")
     engine = other_backend.training_engine()
-    checkpoint.save_checkpoint(folder, 0, engine, CONFIG, {})
+    checkpoint.save_checkpoint(folder, 0, engine, CONFIG, other_backend.STATE)
     losses = other_backend.train(engine, range(3))
-    checkpoint.save_checkpoint(folder, 3, engine, CONFIG, {})
+    checkpoint.save_checkpoint(folder, 3, engine, CONFIG, other_backend.STATE)
     losses += other_backend.train(engine, range(3, other_backend.NUM_STEPS))
     engine = other_backend.training_engine(other_backend.WITH_DROPOUT)
     other_backend.train(engine, range(1))
-    checkpoint.save_checkpoint(folder / "dropout", 1, engine, other_backend.WITH_DROPOUT, {})
+    checkpoint.save_checkpoint(folder / "dropout", 1, engine, other_backend.WITH_DROPOUT, other_backend.STATE)
     run_other(TESTS / "other_backend.py", folder)
     there = json.loads((folder / "losses.json").read_text())
     return folder, np.array(losses), {int(step): np.array(values) for step, values in there.items()}
