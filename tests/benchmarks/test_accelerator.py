@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -254,6 +255,7 @@ def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
     def ours(repeat):
         called.append(f"ours {repeat}")
 
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(training, "transformers_training", transformers_training)
     monkeypatch.setattr(training, "padding_free_training", padding_free_training)
     monkeypatch.setattr(accelerator_steps, "our_ways", lambda *_: {PACKED: ours, UNPACKED: lambda _: None})
@@ -270,13 +272,19 @@ def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
     assert kinds == ["varlen", "flex"]
 
 
-def test_no_peers_where_torch_does_not_compute_or_none_are_asked_for(corpus):
+def test_no_peers_where_torch_does_not_compute_or_is_missing(corpus, monkeypatch):
     limit = TimeLimit(1000)
+    assert accelerator_steps.peers(model_of(corpus, reference=False), limit) == {} and not limit.left_out
     assert accelerator_steps.peers(model_of(corpus, "tpu"), limit) == {}
-    assert limit.left_out == [{"part": "toy, peers", "reason": "torch does not compute on a TPU here"}]
-    assert (
-        accelerator_steps.peers(model_of(corpus, reference=False), limit) == {} and len(limit.left_out) == 1
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else name)
+    assert accelerator_steps.peers(model_of(corpus), limit) == {}
+    assert limit.left_out == [
+        {"part": "toy, peers", "reason": "torch does not compute on a TPU here"},
+        {
+            "part": "toy, peers",
+            "reason": "pip install -e '.[reference]' brings torch and transformers",
+        },
+    ]
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 2, 3, 7, 8, 40, 100])
