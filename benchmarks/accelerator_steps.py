@@ -193,16 +193,17 @@ def largest_rows(model, memory_gib, limit):
     if memory_gib is None:
         limit.leave_out(part, "the device reports no memory to fill")
         return []
-    rows = []
+    from bert_packed.training.step_report import size_that_fills
+
+    rows, programs = [], {}
 
     def fits(size):
-        tried = limit.run(
-            f"{part}, {size}", functools.partial(try_size, model, size), "programs", model.num_blocks
-        )
+        work = functools.partial(try_size, model, size)
+        tried = limit.run(f"{part}, {size}", work, "programs", model.num_blocks)
         if tried is None:
             return None
-        plan, has_run = tried
-        planned = plan and plan.peak_bytes / GIBIBYTE
+        programs[size], has_run = tried
+        planned = programs[size] and programs[size].peak_bytes / GIBIBYTE
         rows.append(
             {
                 "model": model.name,
@@ -215,7 +216,10 @@ def largest_rows(model, memory_gib, limit):
         )
         return has_run
 
-    search_largest(fits, model.settings.batch_size)
+    def in_proportion(size):
+        return size_that_fills(memory_gib * GIBIBYTE, programs[size], size)
+
+    search_largest(fits, in_proportion, model.settings.batch_size)
     return rows
 
 
@@ -242,10 +246,15 @@ def try_size(model, size):
     return program, True
 
 
-def search_largest(fits, first):
-    """Search the largest size that fits, to about a sixteenth: doubled or halved, then bisected.
+def search_largest(fits, in_proportion, first):
+    """Search the largest size that fits, to about a sixteenth; returns it, or 0.
 
-    `fits` is a function of a size, to True, False, or None to stop. Returns the largest that fitted, or 0.
+    Goes on from `first` as if memory grew in proportion, or halves until something fits, and bisects what
+    lies between, as `--largest_micro_batch` does. A program takes a minute to compile.
+
+    Args:
+        fits: Function of a size: True, False, or None to stop.
+        in_proportion: Function of a size that fits: the one expected to fill the memory.
     """
     largest, refused, size = 0, None, first
     while (answer := fits(size)) is not None:
@@ -253,12 +262,12 @@ def search_largest(fits, first):
             largest = size
         else:
             refused = size
-        if refused is None:
-            size = 2 * largest
-        elif not largest and size > 1:
-            size = refused // 2
-        elif not largest or refused - largest <= max(largest // 16, 1):
+        least = largest + max(largest // 16, 1)
+        if refused and refused <= least:
             break
-        else:
+        size = in_proportion(largest) if largest else 0
+        if refused is None:
+            size = min(max(size, least), 16 * largest)
+        elif not largest < size < refused:
             size = (largest + refused) // 2
     return largest

@@ -23,7 +23,7 @@ from bert_packed.runs.pretraining_data import check_fits, read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
 from bert_packed.training.absent_devices import TooLargeError, programs_for
 from bert_packed.training.backend import make_virtual_devices, out_of_memory_names
-from bert_packed.training.step_report import describe_step, is_static
+from bert_packed.training.step_report import describe_step, is_static, size_that_fills
 
 PROGRAM_FILE, REPORT_FILE = "step.hlo.txt", "step.json"
 # The step breaks the static-graph contract; it is reported all the same
@@ -133,18 +133,14 @@ def find_largest(config, model_config, data, target):
         if refused and refused <= least:
             return found
         # A share that does not grow, such as gradients, makes this too small, never too large
-        size = largest and _in_proportion(found[1], largest, target.accelerator.memory_bytes - KEPT_BYTES)
+        size = 0
+        if found:
+            fullest = max(found[1], key=lambda one: one.peak_bytes)
+            size = size_that_fills(target.accelerator.memory_bytes - KEPT_BYTES, fullest, largest)
         if refused is None:
             size = min(max(size, least), 16 * largest)
         elif not largest < size < refused:
             size = (largest + refused) // 2
-
-
-def _in_proportion(programs, size, memory_bytes):
-    """The micro-batch that fills a memory, if all but the arguments of programs for `size` grows with it."""
-    program = max(programs, key=lambda one: one.peak_bytes)
-    growing = max(program.peak_bytes - program.argument_bytes, 1)
-    return size * (memory_bytes - program.argument_bytes) // growing
 
 
 def forecast(report, target):

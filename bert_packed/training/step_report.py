@@ -61,6 +61,12 @@ class StepProgram:
         return self.argument_bytes + self.output_bytes - self.aliased_bytes + self.temporary_bytes
 
 
+def size_that_fills(memory_bytes, program, size):
+    """The micro-batch that fills a memory, if all but the arguments of a program for `size` grows with it."""
+    growing = max(program.peak_bytes - program.argument_bytes, 1)
+    return int(size * (memory_bytes - program.argument_bytes) // growing)
+
+
 def jax_program(lowered):
     """Compile the result of `jax.jit(step).lower(...)`: `StepProgram`."""
     start = time.perf_counter()
