@@ -94,16 +94,9 @@ def tiles_to_visit(sequence_ids_BS, tile):
     Pair i is `(outer[i + 1], inner[i + 1])`, in ascending order; tiles are numbered over all packs. The
     first and last entry are -n. Exact where ids ascend along a pack, as in records; else perhaps too many.
     """
-    num_packs, length = sequence_ids_BS.shape
-    num_tiles = length // tile
-    ids_BnT = sequence_ids_BS.reshape(num_packs, num_tiles, tile)
-    is_padding_BnT = ids_BnT == 0
-    has_padding_Bn = is_padding_BnT.any(-1)
-    # Padding apart: with it, a tile's range of ids would have all sequences between
-    lowest_Bn = jnp.where(is_padding_BnT, jnp.iinfo("int32").max, ids_BnT).min(-1)
-    reaches_Bnn = lowest_Bn[:, :, None] <= ids_BnT.max(-1)[:, None]
-    both_padded_Bnn = has_padding_Bn[:, :, None] & has_padding_Bn[:, None]
-    is_visited = ((reaches_Bnn & jnp.swapaxes(reaches_Bnn, 1, 2)) | both_padded_Bnn).ravel()
+    is_visited_Bnn = may_attend(sequence_ids_BS, tile)
+    num_tiles = is_visited_Bnn.shape[-1]
+    is_visited = is_visited_Bnn.ravel()
     num_pairs = is_visited.sum(dtype="int32")
     pairs = jnp.argsort(~is_visited, stable=True).astype("int32")  # those to visit come first
     outer = pairs // num_tiles
@@ -114,6 +107,22 @@ def tiles_to_visit(sequence_ids_BS, tile):
         for tiles in (outer, inner)
     )
     return num_pairs, outer, inner
+
+
+def may_attend(sequence_ids_BS, tile):
+    """Whether some token of one tile may attend to one of another: bool `[B, n, n]`.
+
+    Exact where ids ascend along a pack, as in records; else perhaps too often.
+    """
+    num_packs, length = sequence_ids_BS.shape
+    ids_BnT = sequence_ids_BS.reshape(num_packs, length // tile, tile)
+    is_padding_BnT = ids_BnT == 0
+    has_padding_Bn = is_padding_BnT.any(-1)
+    # Padding apart: with it, a tile's range of ids would have all sequences between
+    lowest_Bn = jnp.where(is_padding_BnT, jnp.iinfo("int32").max, ids_BnT).min(-1)
+    reaches_Bnn = lowest_Bn[:, :, None] <= ids_BnT.max(-1)[:, None]
+    both_padded_Bnn = has_padding_Bn[:, :, None] & has_padding_Bn[:, None]
+    return (reaches_Bnn & jnp.swapaxes(reaches_Bnn, 1, 2)) | both_padded_Bnn
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
@@ -214,7 +223,7 @@ def _forward_kernel(
         if sizes.rate:
             is_kept_TT = _is_kept(words_JT, head, inner[step + 1], sizes)
             weights_TT = jnp.where(is_kept_TT, weights_TT, 0.0)
-        values_HT = _product(value_TX[:, own], weights_TT.astype(value_TX.dtype), 0, 0)
+        values_HT = product(value_TX[:, own], weights_TT.astype(value_TX.dtype), 0, 0)
         totals_XT[own] = totals_XT[own] * fading_1T + values_HT
 
     @pl.when(mine != after)
@@ -266,7 +275,7 @@ def _backward_kernel(
             of[:, own] for of in (query_TX, key_TX, value_TX, gradient_TX)
         )
         probs_TT = jnp.exp(_scores(query_TH, key_TH, is_own_TT) - log_sums_JT[head])
-        probs_gradient_TT = _product(value_TH, gradient_TH, 1, 1)
+        probs_gradient_TT = product(value_TH, gradient_TH, 1, 1)
         kept_probs_TT = probs_TT
         if sizes.rate:
             is_kept_TT = _is_kept(words_JT, head, mine, sizes)
@@ -275,9 +284,9 @@ def _backward_kernel(
         # All gradients are divided by 1 - rate at the end, not each unit here
         mean_1T = products_XT[own].sum(axis=0, keepdims=True) * (1 - sizes.rate)
         scores_gradient_TT = (probs_TT * (probs_gradient_TT - mean_1T)).astype(query_TX.dtype)
-        value_totals_XT[own] += _product(gradient_TH, kept_probs_TT.astype(query_TX.dtype), 0, 1)
-        key_totals_XT[own] += _product(query_TH, scores_gradient_TT, 0, 1)
-        query_totals_nXT[place, own] += _product(key_TH, scores_gradient_TT, 0, 0)
+        value_totals_XT[own] += product(gradient_TH, kept_probs_TT.astype(query_TX.dtype), 0, 1)
+        key_totals_XT[own] += product(query_TH, scores_gradient_TT, 0, 1)
+        query_totals_nXT[place, own] += product(key_TH, scores_gradient_TT, 0, 0)
 
     def write(gradient, totals_XT, tokens):
         gradient[tokens] = (totals_XT / (1 - sizes.rate)).T.astype(gradient.dtype)
@@ -302,7 +311,7 @@ def _is_own(query_ids_1T, key_ids_1T):
 
 
 def _scores(query_TH, key_TH, is_own_TT):
-    return jnp.where(is_own_TT, _product(key_TH, query_TH, 1, 1), MASKED_SCORE)
+    return jnp.where(is_own_TT, product(key_TH, query_TH, 1, 1), MASKED_SCORE)
 
 
 def _is_kept(words_JT, head, key_tile, sizes):
@@ -312,8 +321,9 @@ def _is_kept(words_JT, head, key_tile, sizes):
     return is_kept(sizes.rate, starts_1T, strides_1T, columns_T1.astype("uint32"))
 
 
-def _product(one, other, axis, other_axis):
-    # Explicit: by default a TPU rounds float32 to bfloat16
+def product(one, other, axis, other_axis):
+    """Float32 sums of products along an axis of two matrices, whose own dtype is float32 or bfloat16."""
+    # Explicit: by default a TPU rounds float32 to bfloat16, and a GPU to TF32
     precision = lax.Precision.HIGHEST if one.dtype == jnp.float32 else lax.Precision.DEFAULT
     axes = (((axis,), (other_axis,)), ((), ()))
     return lax.dot_general(one, other, axes, precision, preferred_element_type=jnp.float32)

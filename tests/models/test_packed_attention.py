@@ -1,4 +1,4 @@
-"""The TPU kernel in Pallas's interpreter: the dense path's results and dropout, and no tile too many."""
+"""The kernels in Pallas's interpreter: the dense path's results and dropout, and no tile too many."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 from jax import numpy as jnp  # noqa: E402
 from jax.experimental import pallas  # noqa: E402
 
-from bert_packed.models import packed_attention  # noqa: E402
+from bert_packed.models import gpu_attention, packed_attention  # noqa: E402
 
 pytestmark = [
     pytest.mark.both_backends,
@@ -34,6 +34,7 @@ PLACE = 2**32 // LENGTH // 2 // LENGTH, 20_000
 def small_tiles_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(packed_attention, "TILES", (TILE,))
     monkeypatch.setattr(packed_attention, "GROUP", TILE * packed_attention.LANES)
+    monkeypatch.setattr(gpu_attention, "TILES", dict.fromkeys(gpu_attention.TILES, TILE))
     # Not the interpreter of `force_tpu_interpret_mode`, which cannot be rematerialised
     monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
 
@@ -42,6 +43,11 @@ def small_tiles_in_the_interpreter(monkeypatch):
 def tiles_of_runs(small_tiles_in_the_interpreter, monkeypatch):
     for name, value in OF_RUNS.items():
         monkeypatch.setattr(packed_attention, name, value)
+
+
+@pytest.fixture(params=[packed_attention, gpu_attention], ids=["tpu", "gpu"])
+def kernel(request):
+    return request.param
 
 
 def ids_of(runs, length):
@@ -70,11 +76,11 @@ def rows_of(shape, rate):
     return layer.rows(shape)
 
 
-def attend(query_BSNH, key_BSNH, value_BSNH, ids_BS, rate=0.0):
+def attend(query_BSNH, key_BSNH, value_BSNH, kernel, ids_BS, rate=0.0):
     num_packs, length, num_heads, _ = query_BSNH.shape
     with packs_from(*PLACE):
         dropout = rows_of((num_packs, num_heads, length, length), rate) if rate else None
-        return packed_attention.attend(query_BSNH, key_BSNH, value_BSNH, jnp.asarray(ids_BS), dropout)
+        return kernel.attend(query_BSNH, key_BSNH, value_BSNH, jnp.asarray(ids_BS), dropout)
 
 
 def attend_densely(query_BSNH, key_BSNH, value_BSNH, ids_BS, rate=0.0):
@@ -103,13 +109,13 @@ def result_and_gradients(attend, query, key, value, weights):
         ("bfloat16", 0.1, (2, 16), 2**-6),
     ],
 )
-def test_results_and_gradients_are_those_of_the_definition(ids_BS, dtype, rate, heads, tolerance):
-    compare_with_the_definition(ids_BS, dtype, rate, heads, tolerance)
+def test_results_and_gradients_are_those_of_the_definition(kernel, ids_BS, dtype, rate, heads, tolerance):
+    compare_with_the_definition(kernel, ids_BS, dtype, rate, heads, tolerance)
 
 
-def compare_with_the_definition(ids_BS, dtype, rate, heads, tolerance):
+def compare_with_the_definition(kernel, ids_BS, dtype, rate, heads, tolerance):
     arrays = random_arrays(ids_BS, *heads, dtype)
-    got = result_and_gradients(functools.partial(attend, ids_BS=ids_BS, rate=rate), *arrays)
+    got = result_and_gradients(functools.partial(attend, kernel=kernel, ids_BS=ids_BS, rate=rate), *arrays)
     arrays = [of.astype("float32") for of in arrays]
     want = result_and_gradients(functools.partial(attend_densely, ids_BS=ids_BS, rate=rate), *arrays)
     for one, other in zip(got, want, strict=True):
@@ -122,7 +128,7 @@ def test_results_and_gradients_in_tiles_of_a_run(tiles_of_runs):
     ids_BS = np.stack([ids_of(pack, 768) for pack in packs])
     num_pairs, *_ = packed_attention.tiles_to_visit(jnp.asarray(ids_BS), 384)
     assert num_pairs == 4 + 2
-    compare_with_the_definition(ids_BS, "float32", 0.1, (2, 16), 2e-6)
+    compare_with_the_definition(packed_attention, ids_BS, "float32", 0.1, (2, 16), 2e-6)
 
 
 @pytest.mark.parametrize(
@@ -147,12 +153,12 @@ def test_heads_of_a_group(tiles_of_runs, num_heads, head_width, by_tile):
             assert size * head_width % 128 == 0 and size * head_width * tile <= packed_attention.GROUP
 
 
-def test_a_neighbour_changes_no_bit_and_gets_no_gradient(ids_BS):
+def test_a_neighbour_changes_no_bit_and_gets_no_gradient(kernel, ids_BS):
     query, key, value, weights = random_arrays(ids_BS, 2, 16)
     is_mine_BS = ids_BS == 2
     assert is_mine_BS[:2].any(axis=1).all()
     is_mine = jnp.asarray(is_mine_BS)[:, :, None, None]
-    run = functools.partial(attend, ids_BS=ids_BS, rate=0.1)
+    run = functools.partial(attend, kernel=kernel, ids_BS=ids_BS, rate=0.1)
     found = result_and_gradients(run, query, key, value, weights * is_mine)
     others = [jnp.where(is_mine, of, 3 * of[::-1]) for of in (query, key, value)]
     for one, other in zip(found, result_and_gradients(run, *others, weights * is_mine), strict=True):
@@ -191,11 +197,29 @@ def test_the_table_has_the_pairs_that_may_attend_and_no_others():
         assert np.all(before == -num_tiles) and np.all(after == -num_tiles)
 
 
-@pytest.fixture(scope="module")
-def one_pack_per_tile():
+def test_the_range_of_a_tile_ends_with_the_last_that_may_attend():
+    rng = np.random.default_rng(0)
+    length, tile = 512, 32
+    packs = [
+        list(enumerate(rng.integers(1, longest, size=5 * length // longest), 1))
+        for longest in (20, 50, 100, 300, 500)
+    ]
+    ids_BS = np.stack([ids_of(pack, length) for pack in packs] + [ids_of(pack[:3], length) for pack in packs])
+    expected = pairs_by_hand(ids_BS, tile)
+    assert 0.2 < expected.mean() < 0.6
+    first_Bn, end_Bn = map(np.asarray, gpu_attention.tiles_in_reach(jnp.asarray(ids_BS), tile))
+    numbers = np.arange(length // tile)
+    found = (first_Bn[..., None] <= numbers) & (numbers < end_Bn[..., None])
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.fixture
+def one_pack_per_tile(kernel):
     """The same pack four times, and which of its four tiles may attend to which."""
-    # Tiles 0 and 1 have a sequence in common, 0 and 2 padding
-    runs = [(1, 100), (0, 20), (2, 2 * TILE - 120), (3, 90), (0, TILE - 90), (4, TILE)]
+    if kernel is packed_attention:  # tiles 0 and 1 have a sequence in common, 0 and 2 padding
+        runs = [(1, 100), (0, 20), (2, 2 * TILE - 120), (3, 90), (0, TILE - 90), (4, TILE)]
+    else:  # a range: tiles 0 and 1 have a sequence in common, 2 and 3 padding
+        runs = [(1, 100), (2, 2 * TILE - 100), (3, 90)]
     ids_BS = np.tile(ids_of(runs, 4 * TILE), (4, 1))
     (expected, *_) = pairs_by_hand(ids_BS, TILE)
     assert expected.sum() == 8
@@ -214,11 +238,11 @@ def reached(values_BSNH, by=np.any):
     return by(np.isnan(np.asarray(values_BSNH)).reshape(num_packs, length // TILE, -1), axis=-1)
 
 
-def test_no_other_tile_is_visited_forward_and_backward(one_pack_per_tile):
+def test_no_other_tile_is_visited_forward_and_backward(kernel, one_pack_per_tile):
     """A tile that is computed, if only to be hidden, leaves its poison in the sum: 0 times not a number."""
     ids_BS, expected = one_pack_per_tile
     query, key, value, weights = random_arrays(ids_BS, 2, 16)
-    run = functools.partial(attend, ids_BS=ids_BS, rate=0.1)
+    run = functools.partial(attend, kernel=kernel, ids_BS=ids_BS, rate=0.1)
     np.testing.assert_array_equal(reached(run(query, key, poisoned(value))), expected)
     _, _, key_gradient, value_gradient = result_and_gradients(run, query, key, value, poisoned(weights))
     np.testing.assert_array_equal(reached(key_gradient), expected)
@@ -231,7 +255,7 @@ def test_no_other_tile_is_visited_forward_and_backward(one_pack_per_tile):
 
 
 @pytest.mark.parametrize("build", [{}, {"remat": True}, {"micro_batch_size": 2}])
-def test_a_model_drops_the_units_that_the_dense_model_drops(build):
+def test_a_model_drops_the_units_that_the_dense_model_drops(kernel, build):
     config = dataclasses.replace(
         CONFIG,
         num_hidden_layers=1,
@@ -244,7 +268,7 @@ def test_a_model_drops_the_units_that_the_dense_model_drops(build):
     given = {"micro_batch_size": build["micro_batch_size"]} if "micro_batch_size" in build else {}
     remat = build.get("remat", False)
     dense = make_engine(config=config, build={"remat": remat}, **given)
-    fused = make_engine(config=config, build={"remat": remat, "attend": packed_attention.attend}, **given)
+    fused = make_engine(config=config, build={"remat": remat, "attend": kernel.attend}, **given)
     want, want_sums = dense.gradients(packed)
     got, got_sums = fused.gradients(packed)
     for name, value in want_sums.items():
