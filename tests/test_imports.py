@@ -64,7 +64,7 @@ HALVES = ("data_gen", "bert_packed")
 IMPORTS_A_BACKEND = {
     "bert_packed.assembly.block_attention_mask": {"jax"},
     "bert_packed.models.cpu_gradients": {"jax", "tensorflow"},
-    "bert_packed.models.flash_attention": {"jax"},
+    "bert_packed.models.gpu_attention": {"jax"},
     "bert_packed.models.packed_attention": {"jax"},
     "bert_packed.models.loops": {"jax", "tensorflow"},
     "bert_packed.data.batches": {"tensorflow"},

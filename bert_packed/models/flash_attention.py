@@ -1,13 +1,14 @@
 """Attention by fused Pallas kernels for GPUs and TPUs, without an S x S array.
 
 Both compute the scores of one tile of queries and keys at a time, forward and backward, and compare sequence
-ids there. Memory grows with S. The one for TPUs, `packed_attention`, skips tiles in which no pair may attend,
-and has dropout. The one for GPUs is JAX's and has neither.
+ids there. They skip tiles in which no pair may attend, and drop the units that the dense path drops. Memory
+grows with S. `packed_attention` is for TPUs, `gpu_attention` for GPUs.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 
 import keras
@@ -15,7 +16,7 @@ import keras
 from bert_packed.config import family_of
 from bert_packed.core.settings import InputError
 
-TILE = 128  # tokens, of both kernels
+TILE = 128  # tokens, which both kernels' own tiles divide or are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ def choose_attention(attention, model_config, max_seq_length, platform):
     """Choose between dense scores and the fused kernel of this backend and a platform: `Attention`.
 
     "auto" takes the kernel where it can do the same work. Raises `InputError` where "flash" cannot be
-    honoured: 128 must divide `max_seq_length`, and the kernel for GPUs has no dropout of attention.
+    honoured: 128 must divide `max_seq_length`.
     """
     if model_config.without_attention:
         if attention == "flash":
@@ -40,7 +41,7 @@ def choose_attention(attention, model_config, max_seq_length, platform):
             )
         return Attention(None, f"none: {model_config.without_attention}")
     kernel_name = platform if keras.backend.backend() == "jax" else keras.backend.backend()
-    reason = _obstacle(kernel_name, model_config, max_seq_length)
+    reason = _obstacle(kernel_name, max_seq_length)
     if attention == "flash" and reason:
         raise InputError(f"`attention` must not be flash where {reason}.")
     if attention == "dense" or reason:
@@ -49,18 +50,11 @@ def choose_attention(attention, model_config, max_seq_length, platform):
     return Attention(KERNELS[kernel_name], f"flash: the fused {kernel_name.upper()} kernel of Pallas")
 
 
-def attend_on_gpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, interpret=False):
-    """Attention inside each sequence by the Triton kernel: float `[B, S, N, H]`.
+def attend_on_gpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
+    """Attention inside each sequence by `gpu_attention.attend`, which needs JAX."""
+    from bert_packed.models import gpu_attention
 
-    Args:
-        query_BSNH: float, scaled already; 128 divides S.
-        sequence_ids_BS: int32, 1..K, 0 is padding, which attends to padding.
-        interpret: Run it as plain JAX on any platform, for tests.
-    """
-    from jax.experimental.pallas.ops.gpu import attention
-
-    # By position: the kernel's name of these ids means sentences A and B in BERT
-    return attention.mha(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, interpret=interpret)
+    return gpu_attention.attend(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout)
 
 
 def attend_on_tpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=None):
@@ -73,13 +67,17 @@ def attend_on_tpu(query_BSNH, key_BSNH, value_BSNH, sequence_ids_BS, dropout=Non
 KERNELS = {"gpu": attend_on_gpu, "tpu": attend_on_tpu}  # by JAX's name of the platform
 
 
-def _obstacle(kernel_name, model_config, max_seq_length):
+def _obstacle(kernel_name, max_seq_length):
     """The reason why the fused kernel cannot be taken, or None."""
     if kernel_name not in KERNELS:
         return f"the platform is not a GPU or TPU under KERAS_BACKEND=jax. Received: {kernel_name}"
-    rate = model_config.attention_probs_dropout_prob
-    if rate > 0 and kernel_name == "gpu":
-        return f"attention has dropout, which the kernel lacks. Received: attention_probs_dropout_prob={rate}"
+    if kernel_name == "gpu" and not has_triton():
+        return "JAX has no Pallas for Triton, as it had until 0.12"
     if max_seq_length % TILE:
         return f"{TILE} does not divide the length of packs. Received: {max_seq_length}"
     return None
+
+
+def has_triton():
+    """Whether this JAX compiles Pallas kernels by Triton, which it says from 0.11 that it will not always."""
+    return importlib.util.find_spec("jax.experimental.pallas.triton") is not None

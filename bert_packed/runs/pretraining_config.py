@@ -177,8 +177,7 @@ class TrainConfig(RunConfig):
     decay_power: float = setting(1.0, "power of the polynomial decay; 1 = linear", minimum=0, advanced=True)
     attention: str = setting(
         "auto",
-        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax, on a GPU without "
-        "attention dropout; auto takes it where it can",
+        "flash is the platform's fused kernel, on GPU and TPU under KERAS_BACKEND=jax; auto takes it there",
         choices=ATTENTIONS,
         group=MEMORY,
     )

@@ -22,7 +22,11 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax"),
 ]
 
-OF_RUNS = {"TILES": packed_attention.TILES, "GROUP": packed_attention.GROUP}
+OF_RUNS = [
+    (packed_attention, "TILES", packed_attention.TILES),
+    (packed_attention, "GROUP", packed_attention.GROUP),
+    (gpu_attention, "TILES", gpu_attention.TILES),
+]
 TILE = 128
 LENGTH = 3 * TILE
 SEED = np.array([5, 7], np.uint32)
@@ -41,8 +45,8 @@ def small_tiles_in_the_interpreter(monkeypatch):
 
 @pytest.fixture
 def tiles_of_runs(small_tiles_in_the_interpreter, monkeypatch):
-    for name, value in OF_RUNS.items():
-        monkeypatch.setattr(packed_attention, name, value)
+    for module, name, value in OF_RUNS:
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture(params=[packed_attention, gpu_attention], ids=["tpu", "gpu"])
@@ -103,7 +107,7 @@ def result_and_gradients(attend, query, key, value, weights):
     ("dtype", "rate", "heads", "tolerance"),
     [
         ("float32", 0.0, (2, 16), 2e-6),
-        ("float32", 0.1, (2, 16), 2e-6),
+        ("float32", 0.1, (2, 24), 2e-6),  # on GPUs padded to 32
         ("float32", 0.1, (4, 64), 2e-6),  # two groups of two heads
         ("bfloat16", 0.0, (2, 16), 2**-6),
         ("bfloat16", 0.1, (2, 16), 2**-6),
@@ -129,6 +133,18 @@ def test_results_and_gradients_in_tiles_of_a_run(tiles_of_runs):
     num_pairs, *_ = packed_attention.tiles_to_visit(jnp.asarray(ids_BS), 384)
     assert num_pairs == 4 + 2
     compare_with_the_definition(packed_attention, ids_BS, "float32", 0.1, (2, 16), 2e-6)
+
+
+def test_results_and_gradients_in_tiles_of_a_run_on_a_gpu(tiles_of_runs):
+    """Four and two a pack, as float32 has half as many tokens in one."""
+    ids_BS = np.stack([ids_of(pack, 128) for pack in ([(1, 40), (2, 30), (3, 40)], [(1, 64), (2, 50)])])
+    reach = gpu_attention.tiles_in_reach(jnp.asarray(ids_BS), 32)
+    assert [values.tolist() for values in reach] == [
+        [[0, 0, 1, 2], [0, 0, 2, 2]],
+        [[2, 3, 4, 4], [2, 2, 4, 4]],
+    ]
+    for dtype, tolerance in (("float32", 2e-6), ("bfloat16", 2**-6)):
+        compare_with_the_definition(gpu_attention, ids_BS, dtype, 0.1, (2, 16), tolerance)
 
 
 @pytest.mark.parametrize(
