@@ -79,7 +79,7 @@ def _forward(query_BSNH, key_BSNH, value_BSNH, ids_BS, reach_Bn, words_BNS, rate
     queries = _Queries(query_BSNH, ids_BS, words_BNS)
     keys = _Keys(key_BSNH, value_BSNH, ids_BS)
     result_BSNH, log_sums_BNS = _call(
-        _forward_kernel, rate, (reach_Bn, queries, keys), [query_BSNH, rows_BNS]
+        _forward_kernel, rate, (reach_Bn, queries, keys), [query_BSNH, rows_BNS], num_products=2
     )
     kept = query_BSNH, key_BSNH, value_BSNH, ids_BS, reach_Bn, words_BNS, result_BSNH, log_sums_BNS
     return result_BSNH, kept
@@ -93,8 +93,8 @@ def _backward(rate, kept, gradient_BSNH):
     queries = _Queries(query_BSNH, ids_BS, words_BNS, gradient_BSNH, log_sums_BNS, means_BNS)
     keys = _Keys(key_BSNH, value_BSNH, ids_BS)
     inputs = reach_Bn, queries, keys
-    (query_gradient_BSNH,) = _call(_query_gradient_kernel, rate, inputs, [query_BSNH])
-    key_gradients_BSNH = _call(_key_gradients_kernel, rate, inputs, [key_BSNH, value_BSNH])
+    (query_gradient_BSNH,) = _call(_query_gradient_kernel, rate, inputs, [query_BSNH], num_products=3)
+    key_gradients_BSNH = _call(_key_gradients_kernel, rate, inputs, [key_BSNH, value_BSNH], num_products=4)
     return query_gradient_BSNH, *key_gradients_BSNH, None, None, None
 
 
@@ -219,7 +219,7 @@ def _tile(arrays, place, tile):
     return jax.tree.map(lambda of: of[pl.ds(place * tile, tile)], arrays)
 
 
-def _call(kernel, rate, inputs, outputs):
+def _call(kernel, rate, inputs, outputs, num_products):
     """Run a kernel for each tile, head and pack: it sees its own tokens of outputs, and all of inputs."""
     packs, length, heads, head_width = outputs[0].shape
     dtype = outputs[0].dtype.name
@@ -239,6 +239,8 @@ def _call(kernel, rate, inputs, outputs):
         in_specs=jax.tree.map(lambda of: block(of, length, lambda i: 0), inputs),
         out_specs=[block(of, tile, lambda i: i) for of in outputs],
         out_shape=[jax.ShapeDtypeStruct(of.shape, of.dtype) for of in outputs],
+        # For a reader of the program, as if all tiles were visited
+        metadata={"flops": str(2 * num_products * length * outputs[0].size)},
         compiler_params=triton.CompilerParams(
             num_warps=4 if dtype == "bfloat16" and head_width <= 64 else 8, num_stages=2
         ),

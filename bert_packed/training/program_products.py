@@ -10,7 +10,11 @@ from bert_packed.training.program_text import executions
 
 LIBRARY_PRODUCTS = re.compile(r"__cublas\$(lt\$)?matmul|__cublas\$gemm")
 OTHER_PRODUCTS = re.compile(r"gemm|matmul|triton|mosaic_gpu|__cudnn\$", re.IGNORECASE)
-_DECLARED_FLOPS = re.compile(r'"cost_estimate":\{"flops":"?(\d+)')
+# Of Pallas kernels, whose programs are not printed: for TPUs, and as `gpu_attention` adds it
+_DECLARED_FLOPS = {
+    "tpu_custom_call": re.compile(r'"cost_estimate":\{"flops":"?(\d+)'),
+    "__gpu$xla.gpu.triton": re.compile(r"\\22flops\\22: \\22(\d+)"),
+}
 
 
 def matmul_flops(module):
@@ -38,8 +42,8 @@ def product_flops(instruction):
         return _convolution_flops(instruction)
     elif instruction.opcode == "custom-call":
         target = instruction.attribute("custom_call_target")
-        if target == "tpu_custom_call":  # a Pallas kernel, whose program is not printed
-            declared = _DECLARED_FLOPS.search(instruction.attributes)
+        if target in _DECLARED_FLOPS:
+            declared = _DECLARED_FLOPS[target].search(instruction.attributes)
             return int(declared[1]) if declared else None
         if not LIBRARY_PRODUCTS.search(target):
             return None if OTHER_PRODUCTS.search(target) else 0

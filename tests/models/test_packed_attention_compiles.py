@@ -1,4 +1,4 @@
-"""The TPU kernel compiled for TPUs that are not here, in the tiles of runs: it fits, and memory grows with S.
+"""The kernels compiled for devices that are not here, in the tiles of runs: they fit, and memory grows with S.
 
 Legend: B packs per batch, S pack length, N heads, H head width, D = N * H.
 """
@@ -14,6 +14,7 @@ from jax import numpy as jnp  # noqa: E402
 from test_packed_attention import SEED, attend  # noqa: E402
 from tiny import CONFIG  # noqa: E402
 
+from bert_packed.models import gpu_attention, packed_attention  # noqa: E402
 from bert_packed.models.context import PackContext  # noqa: E402
 from bert_packed.models.dropout import Dropout  # noqa: E402
 from bert_packed.models.layers import SelfAttention  # noqa: E402
@@ -22,6 +23,9 @@ from bert_packed.parallel.targets import absent_target  # noqa: E402
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs KERAS_BACKEND=jax")
 WIDTH = 768  # D
 NUM_TOKENS = 8192  # of each batch, about
+WITHOUT_SPILLS = "xla_gpu_fail_ptx_compilation_on_register_spilling"  # else registers overflow to memory
+# JAX says from 0.11 that it will take Triton out of Pallas: see `test_flash_attention.py`
+TRITON = "ignore:The Pallas Triton backend is deprecated:DeprecationWarning"
 BASE = {"head_width": 64, "dtype": "bfloat16", "rate": 0.1}  # as bert-base
 
 
@@ -44,12 +48,18 @@ def attend_as_the_model(query_BSNH, key_BSNH, value_BSNH, ids_BS, rate):
     return layer._attend_densely(query_BSNH, key_BSNH, value_BSNH, context, training=True)
 
 
-device_of = functools.cache(lambda kind: absent_target(f"{kind}:1").devices[0])
+target_of = functools.cache(lambda kind: absent_target(f"{kind}:1"))
+attend_on = {
+    "tpu": functools.partial(attend, kernel=packed_attention),
+    "gpu": functools.partial(attend, kernel=gpu_attention),
+}
 
 
 @functools.cache
-def compiled(kind, length, head_width, dtype, rate, attend=attend):
-    """Attention forward and backward, from and to arrays `[B, S, D]`, for one TPU."""
+def compiled(kind, length, head_width, dtype, rate, attend=None, **options):
+    """Attention forward and backward, from and to arrays `[B, S, D]`, for one device."""
+    target = target_of(kind)
+    attend = attend or attend_on[target.platform]
     shape = (NUM_TOKENS // length, length, WIDTH)
 
     def forward_and_backward(query_BSD, key_BSD, value_BSD, ids_BS, gradient_BSD):
@@ -60,10 +70,13 @@ def compiled(kind, length, head_width, dtype, rate, attend=attend):
         result_BSD, pull_back = jax.vjp(forward, query_BSD, key_BSD, value_BSD)
         return result_BSD, pull_back(gradient_BSD)
 
-    sharding = jax.sharding.SingleDeviceSharding(device_of(kind))
+    (device,) = target.devices
+    sharding = jax.sharding.SingleDeviceSharding(device)
     of_tokens = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
     ids_BS = jax.ShapeDtypeStruct(shape[:2], jnp.int32, sharding=sharding)
-    return jax.jit(forward_and_backward).lower(*[of_tokens] * 3, ids_BS, of_tokens).compile()
+    with jax.default_device(device):
+        lowered = jax.jit(forward_and_backward).lower(*[of_tokens] * 3, ids_BS, of_tokens)
+    return lowered.compile({**target.compiler_options, **options})
 
 
 def temporary_bytes(*arguments, **keywords):
@@ -92,14 +105,47 @@ def test_two_kernels_keep_scores_on_the_chip(kind, length, head_width, dtype, ra
     assert program.memory_analysis().temp_size_in_bytes < of_tokens / 4
 
 
-def test_temporaries_are_linear_in_the_length():
+@pytest.mark.filterwarnings(TRITON)
+@pytest.mark.parametrize(
+    ("length", "head_width", "dtype", "rate"),
+    [
+        (384, 32, "bfloat16", 0.1),
+        (384, 96, "float32", 0.1),  # padded to 128
+        (512, 64, "bfloat16", 0.0),
+        (512, 64, "float32", 0.1),
+        (2048, 128, "bfloat16", 0.1),
+        (8192, 32, "float32", 0.0),
+    ],
+)
+def test_three_kernels_keep_scores_in_registers(length, head_width, dtype, rate):
+    given = {"head_width": head_width, "dtype": dtype, "rate": rate, WITHOUT_SPILLS: True}
+    program = compiled("h100", length, **given)
+    assert program.as_text().count('custom_call_target="__gpu$xla.gpu.triton"') == 3
+    of_tokens = NUM_TOKENS * WIDTH * jnp.dtype(dtype).itemsize
+    if head_width != 96:
+        assert program.memory_analysis().temp_size_in_bytes < of_tokens / 4
+
+
+@pytest.mark.filterwarnings(TRITON)
+def test_larger_tiles_do_not_fit_the_registers(monkeypatch):
+    """A control of the test above."""
+    monkeypatch.setattr(gpu_attention, "TILES", {"bfloat16": 128})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="register spilling"):
+        compiled("h100", 1024, **BASE, **{WITHOUT_SPILLS: True})
+
+
+@pytest.mark.filterwarnings(TRITON)
+@pytest.mark.parametrize("kind", ["v5e", "h100"])
+def test_temporaries_are_linear_in_the_length(kind):
     """Of as many tokens, in packs four times as long: no more."""
-    short, long = (temporary_bytes("v5e", length, **BASE) for length in (2048, 8192))
+    short, long = (temporary_bytes(kind, length, **BASE) for length in (2048, 8192))
     assert 0 < long < 1.1 * short
 
 
-def test_temporaries_are_a_hundredth_of_the_dense_path():
+@pytest.mark.filterwarnings(TRITON)
+@pytest.mark.parametrize("kind", ["v6e", "h100"])
+def test_temporaries_are_a_hundredth_of_the_dense_path(kind):
     """Which keeps scores: one array of them in bfloat16 is a quarter of its own."""
-    packed = temporary_bytes("v6e", 512, **BASE)
-    dense = temporary_bytes("v6e", 512, **BASE, attend=attend_as_the_model)
+    packed = temporary_bytes(kind, 512, **BASE)
+    dense = temporary_bytes(kind, 512, **BASE, attend=attend_as_the_model)
     assert packed < dense / 100

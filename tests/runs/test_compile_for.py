@@ -1,16 +1,18 @@
 """`--compile_for`: the step of a tiny BERT, compiled for accelerators that are not here."""
 
-import dataclasses
-import json
-
 import pytest
-from compile_for_command import LENGTH, MICRO, MODEL, PACKS, command, write_all
+from compile_for_command import LENGTH, MICRO, PACKS, command, write_all
 
 pytest.importorskip("libtpu", reason="pip install -e '.[aot]'")
 
 # A multiply-add is two operations, of the whole step and its three products of each: forward, and backward by
 # both factors. A few tiny products of [CLS] become sums on a TPU
 LAYER = 2 * (4 * 128 * 128 + 2 * 128 * 256 + 2 * LENGTH * 128)
+
+
+def kernel_of(target):
+    """XLA's name of the call of a Pallas kernel."""
+    return "__gpu$xla.gpu.triton" if target.startswith("h100") else "tpu_custom_call"
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +65,13 @@ def test_four_devices_share_a_step(folder, flops, target, flags, kinds):
     check(report, 4)
     assert {row["kind"] for row in report["collectives"]} == kinds
     assert all(row["executions"] for row in report["collectives"])
-    has_kernel = target.startswith("v5") and "attention" not in flags  # it computes scores twice
+    has_kernel = "attention" not in flags  # it computes scores twice, and for GPUs three times
     if has_kernel:
-        assert flops < 4 * report["matmul_flops"] < 1.5 * flops and report["peak_share"] is None
+        assert flops < 4 * report["matmul_flops"] < 1.6 * flops and report["peak_share"] is None
     else:
         assert 4 * report["matmul_flops"] == pytest.approx(flops, rel=0.02)
     text = (folder / "compiled" / "step.hlo.txt").read_text()
-    assert ("tpu_custom_call" in text) == has_kernel
+    assert (kernel_of(target) in text) == has_kernel
     if not flags:  # all gradients at once, after all micro-batches
         assert [row["executions"] for row in report["collectives"]] == [2]
 
@@ -84,15 +86,10 @@ def test_the_program_of_tensorflow(folder, flops, target):
     assert report["collectives"] == []
 
 
-@pytest.mark.parametrize(
-    ("target", "kernel"), [("h100:1", "__gpu$xla.gpu.triton"), ("v6e:1", "tpu_custom_call")]
-)
-def test_the_fused_attention_in_float32(folder, target, kernel):
-    without_dropout = dataclasses.replace(MODEL, attention_probs_dropout_prob=0.0)
-    config = folder / "without_dropout.json"
-    config.write_text(json.dumps(dataclasses.asdict(without_dropout)))
-    done, report = command(folder, target, bert_config_file=config, attention="flash", dtype="float32")
+@pytest.mark.parametrize("target", ["h100:1", "v6e:1"])
+def test_the_fused_attention_in_float32(folder, target):
+    done, report = command(folder, target, attention="flash", dtype="float32")
     assert done.returncode == 0, done.stderr
     check(report, 1)
-    assert report["kernels"] > 0 and (report["matmul_flops"] is None) == (target == "h100:1")
-    assert kernel in (folder / "compiled" / "step.hlo.txt").read_text()
+    assert report["kernels"] > 0 and report["matmul_flops"] > 0
+    assert kernel_of(target) in (folder / "compiled" / "step.hlo.txt").read_text()

@@ -12,6 +12,9 @@ def module_of(*lines):
     return read_module("\n".join(["ENTRY %main () -> f32[] {", *lines, "}"]))
 
 
+FOR_TPUS = '{"custom_call_config":{"body":"x","cost_estimate":{"flops":"96","transcendentals":"5"}}}'
+
+
 @pytest.mark.parametrize(
     ("left", "right", "convolution", "flops"),
     [
@@ -66,15 +69,16 @@ def test_operations_of_a_convolution(left, right, convolution, flops):
 
 
 @pytest.mark.parametrize(
-    ("config", "flops"),
+    ("target", "config", "flops"),
     [
-        ('{"custom_call_config":{"body":"x","cost_estimate":{"flops":"96","transcendentals":"5"}}}', 96),
-        ('{"custom_call_config":{"body":"x"}}', None),
+        ("tpu_custom_call", FOR_TPUS, 96),
+        ("tpu_custom_call", '{"custom_call_config":{"body":"x"}}', None),
+        ("__gpu$xla.gpu.triton", r'{ir = "x", serialized_metadata = "{\22flops\22: \2296\22}"}', 96),
+        ("__gpu$xla.gpu.triton", '{ir = "x", num_warps = 4 : i32}', None),
+        ("mosaic_gpu_v2", FOR_TPUS, None),  # as the next, declares nothing
+        ("__cudnn$convForward", FOR_TPUS, None),
     ],
 )
-def test_operations_of_a_kernel_are_as_it_declares(config, flops):
-    for target in ("__gpu$xla.gpu.triton", "mosaic_gpu_v2", "__cudnn$convForward"):  # which declare nothing
-        text = f'ROOT %c = f32[4] custom-call(), custom_call_target="{target}", backend_config={config}'
-        assert matmul_flops(module_of(text)) is None
-    call = f'ROOT %c = f32[4] custom-call(), custom_call_target="tpu_custom_call", backend_config={config}'
-    assert matmul_flops(module_of(call)) == flops
+def test_operations_of_a_kernel_are_as_it_declares(target, config, flops):
+    text = f'ROOT %c = f32[4] custom-call(), custom_call_target="{target}", backend_config={config}'
+    assert matmul_flops(module_of(text)) == flops
