@@ -1,4 +1,4 @@
-"""The kernels compiled for devices that are not here, in the tiles of runs: they fit, and memory grows with S.
+"""The kernels compiled for devices that are not here, in the tiles of runs: they fit, memory grows with S.
 
 Legend: B packs per batch, S pack length, N heads, H head width, D = N * H.
 """
