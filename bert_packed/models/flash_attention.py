@@ -16,7 +16,7 @@ import keras
 from bert_packed.config import family_of
 from bert_packed.core.settings import InputError
 
-TILE = 128  # tokens, which both kernels' own tiles divide or are
+TILE = 128  # tokens: the shortest tile of the kernel for TPUs, and a multiple of the GPU's
 
 
 @dataclasses.dataclass(frozen=True)

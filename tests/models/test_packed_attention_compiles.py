@@ -122,7 +122,7 @@ def test_three_kernels_keep_scores_in_registers(length, head_width, dtype, rate)
     program = compiled("h100", length, **given)
     assert program.as_text().count('custom_call_target="__gpu$xla.gpu.triton"') == 3
     of_tokens = NUM_TOKENS * WIDTH * jnp.dtype(dtype).itemsize
-    if head_width != 96:
+    if head_width != 96:  # where the padded tokens are temporaries, too
         assert program.memory_analysis().temp_size_in_bytes < of_tokens / 4
 
 
