@@ -9,7 +9,11 @@ together, so the cost does not depend on the number of sequences.
     bfd      the fullest, of equals the one opened first
 
 With S = 8, lengths 5 4 3 2   ->   spfhp 5 2 | 4 3,   the others 5 3 | 4 2
+
+`packs_of_three`, in none of the papers, is for small depths online.
 """
+
+import numpy as np
 
 from bert_packed.packing.histogram import check_arguments
 from bert_packed.packing.plan import make_plan
@@ -63,6 +67,45 @@ def longest_pack_first(histogram, depth):
             if copies and times:
                 open_packs.push(max_seq_length - copies * length, times, (length,) * copies)
     return open_packs.all_packs()
+
+
+def packs_of_three(histogram):
+    """Pack the longest sequence left with the two others, or the one, that fill its pack best.
+
+    Of equal sums the most equal pair is taken. Where nearly every pack must hold three, LPFHP gives long
+    sequences the one other that fits exactly, and the short ones that it leaves fill packs in number only:
+
+        S = 8, lengths 4 4 3 2 2 1     packs of three 4 2 2 | 4 3 1     LPFHP of depth 3: 4 4 | 3 2 2 | 1
+
+    Args:
+        histogram: int `[S]`, checked.
+
+    Returns:
+        List of `(lengths, 1)`, as from `longest_pack_first`.
+    """
+    left, packs = np.array(histogram), []
+    for longest in range(len(left), 0, -1):
+        while left[longest - 1]:
+            left[longest - 1] -= 1
+            others = _best_pair(left, len(left) - longest)
+            for length in others:
+                left[length - 1] -= 1
+            packs.append(((longest, *others), 1))
+    return packs
+
+
+def _best_pair(left, room):
+    """Two lengths of those that are `left`, or one, with the largest sum up to `room`; () where none fits."""
+    lengths = np.flatnonzero(left[:room]) + 1
+    if not len(lengths):
+        return ()
+    partners = np.searchsorted(lengths, room - lengths, side="right") - 1  # the largest beside each; -1: none
+    needs_two = partners == np.arange(len(lengths))  # of a length beside itself
+    partners -= needs_two & (left[lengths - 1] < 2)
+    others = np.where(partners >= 0, lengths[partners], 0)
+    best = np.flatnonzero(lengths + others == np.max(lengths + others))
+    most_equal = best[np.argmin(np.abs(lengths[best] - others[best]))]
+    return tuple(int(length) for length in (lengths[most_equal], others[most_equal]) if length)
 
 
 def pack_ffd(histogram, max_seq_length, max_sequences_per_pack):

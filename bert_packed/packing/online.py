@@ -2,7 +2,8 @@
 
 When the buffer is full, all of it is packed, the packs with the least padding leave, and the rest waits.
 No sequence waits longer than a maximum age. The papers name online packing as future work; here it costs
-about as much as the histogram algorithm that it calls.
+about as much as the histogram algorithm that it calls. On Wikipedia at S = 512 a buffer of 1,000 packs to
+99.9 % without a limit of depth, to 99.5 % at depth 3, and to 80.5 % at depth 2, which allows no more.
 
     S = 8, a buffer of 4 of which half leaves at a time: 5 6 3 4   ->   5 3 leave, 6 and 4 wait for 2 and 4
 """
@@ -11,10 +12,19 @@ import itertools
 
 import numpy as np
 
-from bert_packed.packing.descending import first_fit_decreasing, longest_pack_first
+from bert_packed.packing.descending import first_fit_decreasing, longest_pack_first, packs_of_three
 from bert_packed.packing.histogram import check_lengths, check_limits, is_whole
 
-POLICIES = {"best_fit": longest_pack_first, "first_fit": first_fit_decreasing}
+
+def _best_fit(histogram, depth):
+    """LPFHP, or packs of three where these are fewer, which takes ten times as long."""
+    packs = longest_pack_first(histogram, depth)
+    if not 3 <= depth < len(histogram):
+        return packs
+    return min(packs, packs_of_three(histogram), key=lambda packs: sum(count for _, count in packs))
+
+
+POLICIES = {"best_fit": _best_fit, "first_fit": first_fit_decreasing}
 
 
 class OnlinePacker:
@@ -41,7 +51,8 @@ class OnlinePacker:
             max_age: A sequence has left before more than this many have arrived after it. At least
                 `buffer_size`, because packs leave when the buffer is full; None for ten times it, which on
                 Wikipedia costs 0.01 % of efficiency; math.inf for no limit.
-            policy: "best_fit" (LPFHP on the buffer) or "first_fit" (first-fit decreasing on it).
+            policy: "best_fit" (LPFHP on the buffer or, at a limited depth, packs of three where these are
+                fewer) or "first_fit" (first-fit decreasing on it, at depth 3 89.6 % of Wikipedia).
             leaving_share: Part of a full buffer that leaves at a time, over 0 to 1: less is better packed
                 and slower (0.25 packs 0.01 % better than 0.75 at half the speed).
         """

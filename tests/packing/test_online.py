@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_packed.packing.baselines import shuffled_lengths
+from bert_packed.packing.descending import packs_of_three
 from bert_packed.packing.histogram import load_known_histogram
 from bert_packed.packing.online import POLICIES, OnlinePacker
 
@@ -124,6 +125,33 @@ def test_wikipedia_stream_is_packed_to_the_efficiency_asked():
     packer = OnlinePacker(512, "max", buffer_size=10_000)
     num_packs = len(packer.add(lengths)[1]) + len(packer.flush()[1])
     assert lengths.sum() / (512 * num_packs) >= 0.995
+
+
+@pytest.mark.parametrize("depth", [3, 4])
+def test_a_small_depth_and_buffer_pack_nearly_as_well(depth):
+    """LPFHP alone gives 0.898 and 0.941."""
+    lengths = shuffled_lengths(load_known_histogram("wikipedia_512", 512) // 1000, seed=0)
+    packer = OnlinePacker(512, depth, buffer_size=1_000)
+    num_packs = len(packer.add(lengths)[1]) + len(packer.flush()[1])
+    assert lengths.sum() / (512 * num_packs) >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([4, 4, 3, 2, 2, 1], [(4, 2, 2), (4, 3, 1)]),
+        ([8, 7], [(8,), (7,)]),
+        ([4, 4], [(4, 4)]),
+        ([5, 2], [(5, 2)]),  # a second 2 is not there
+        ([4, 3, 1, 4], [(4, 3, 1), (4,)]),  # two others before one
+        ([5, 2, 1, 1], [(5, 2, 1), (1,)]),
+        ([2, 2, 2, 2], [(2, 2, 2), (2,)]),
+    ],
+)
+def test_packs_of_three_by_hand(lengths, expected):
+    packs = packs_of_three(np.bincount(lengths, minlength=9)[1:])
+    assert [tuple(sorted(pack, reverse=True)) for pack, _ in packs] == expected
+    assert {count for _, count in packs} == {1}
 
 
 @pytest.mark.parametrize(
