@@ -46,7 +46,9 @@ def corpus():
 def run_command(path, *flags):
     """The command in a process of its own, under JAX: content of its file and its output."""
     given = [f"--{name}={value}" for name, value in TOY.items()]
-    command = [sys.executable, "-m", "benchmarks.accelerator", *given, f"--json={path}", *flags]
+    # However busy the machine is
+    given += [f"--json={path}", "--minutes=60", *flags]
+    command = [sys.executable, "-m", "benchmarks.accelerator", *given]
     environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
     done = subprocess.run(command, env=environment, cwd=TOP, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,7 +77,8 @@ def check_tables(content, ways):
     for row in steps.values():
         assert row["sequences/s"] > 0 and row["share of the peak, %"] > 0
     for row in tables["speed-ups"]:
-        assert 0 < row["from"] <= row["median"] <= row["to"]
+        low, high = (row["median"] if row[name] is None else row[name] for name in ("from", "to"))
+        assert 0 < low <= row["median"] <= high
     speed_up, share = tables["speed-ups"][:2]
     assert speed_up["median"] == pytest.approx(data["packing factor"] * share["median"])
     assert tables["largest micro-batch"] == []
@@ -93,7 +96,7 @@ def test_the_command_on_a_cpu(tmp_path):
 @pytest.mark.slow  # imports torch and transformers
 def test_the_command_with_its_peers(tmp_path):
     pytest.importorskip("torch", reason="pip install -e '.[reference]'")
-    content, _ = run_command(tmp_path / "out.json")
+    content, _ = run_command(tmp_path / "out.json", "--repeats=1")  # the last of a flag counts
     peers = [PADDED, "padding-free, one by one"]
     check_tables(content, [PACKED, UNPACKED, *peers])
     figures = [row["figure"] for row in content["tables"]["speed-ups"]]
