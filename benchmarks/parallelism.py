@@ -22,12 +22,12 @@ layouts megatron1d and optimus2d on squares of virtual devices. Nothing is run, 
 time of virtual devices of one processor says nothing of real ones.
 
 communication: scalars that a device sends for an encoder block, with the tree the paper's cost of it, counted
-in the program, beside the formulas of Table 1; "besides" is what norms and biases add. weights: their share on a device, by the shardings of a
-training step. memory: of encoder blocks forward and backward with --remat, at the shapes of Table 2 with
---num_layers; "none" is one device. batch: the largest that fits --memory_gib, Figure 9, by bisection over
-compiled programs. scaling: Tables 2 and 3, the crossover of 1D and 2D, and isoefficiency, as arithmetic
-from these counts, with the time of a multiplication and of a scalar fitted to one row of Table 2
-(Megatron on 64 devices).
+in the program, beside the formulas of Table 1; "besides" is what norms and biases add. weights: their share
+on a device, by the shardings of a training step. memory: of encoder blocks forward and backward with --remat,
+at the shapes of Table 2 with --num_layers; "none" is one device. batch: the largest that fits --memory_gib,
+Figure 9, by bisection over compiled programs. scaling: Tables 2 and 3, the crossover of 1D and 2D, and
+isoefficiency, as arithmetic from these counts, with the time of a multiplication and of a scalar fitted to
+one row of Table 2 (Megatron on 64 devices).
 
 Exit status 1 where a count is not its formula, a kernel of optimus2d not 1/p on a device, or 2D not below 1D.
 """

@@ -15,7 +15,8 @@ STATUS_FAILED = 1
 DESCRIPTION = """
 Audits contamination: takes real packs, changes one sequence after another and reports the largest change
 and gradient that the others see, which must be exactly 0; then compares outputs, losses, accuracies and
-gradients with the same sequences unpacked.
+gradients with the same sequences unpacked. Packs of --split_sequences are also taken step by step, as in
+training: each must go on from the pack before it in its row, from all of it and from nothing else.
 
 Prints a table. Exit status 0: all within tolerance; 1: not.
 """
@@ -49,8 +50,9 @@ def main(config):
     from bert_packed.checkpoints import starting_weights
     from bert_packed.data import input_pipeline
     from bert_packed.data.batches import CheckedBatches
-    from bert_packed.evaluation import contamination
-    from bert_packed.models.flash_attention import choose_attention
+    from bert_packed.evaluation import carried_states, contamination
+    from bert_packed.models.flash_attention import TILE, choose_attention
+    from bert_packed.models.selective_scan import CHUNK_LENGTH
     from bert_packed.parallel.targets import devices_here
     from bert_packed.records import first_records
     from bert_packed.records.split_sequences import find_num_rows
@@ -65,7 +67,8 @@ def main(config):
     learnt = spec.objective
     if learnt == MLM_NSP and starting_weights.stored_head(config.init_checkpoint)[0] == MASKED_LM:
         learnt = MLM
-    objective = choose_objective(learnt, model_config, config, find_num_rows(files))
+    num_rows = find_num_rows(files)
+    objective = choose_objective(learnt, model_config, config, num_rows)
     dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
     batch = next(CheckedBatches(dataset, files, spec, model_config, objective.features))
     num_sequences = int(batch["slot_weights"].sum())
@@ -75,11 +78,12 @@ def main(config):
             f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
             f"Received: {num_sequences} sequences in as many packs."
         )
+    packs = carried_states.take_rows(batch, num_rows) if num_rows else None
     attention = choose_attention(
         config.attention, without_dropout(model_config), spec.max_seq_length, devices_here().platform
     )
     engine = make_engine(
-        objective.build_model(model_config, seed=0, attend=attention.attend),
+        objective.build_model(model_config, seed=0, attend=attention.attend, num_rows=num_rows or None),
         objective,
         micro_batch_size=int((batch["slot_weights"].sum(axis=1) > 0).sum()),
     )
@@ -89,10 +93,18 @@ def main(config):
     print("\n".join(found.lines()))
     print(
         f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "
-        f"attention: {attention.description}\n"
+        f"attention: {attention.description}"
     )
+    length = spec.max_seq_length
+    if model_config.without_attention:
+        print(contamination.describe_places(batch, min(CHUNK_LENGTH, length), "the scan's chunks"))
+    elif attention.attend:
+        print(contamination.describe_places(batch, TILE, "the kernel's tiles"))
+    print()
     with out_of_memory_names("the audit", "num_packs"):
         checks = contamination.audit(engine, batch, config.tolerance)
+        if num_rows:
+            checks += carried_states.audit(engine.model, packs, config.tolerance)
     # The only trace of a model that was trained without next-sentence loss
     checks.append(
         contamination.Check("settings: ablations of the checkpoint", len(ablations(model_config)), 0)

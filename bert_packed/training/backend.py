@@ -32,8 +32,8 @@ def products_in(dtype, platform):
 def compiled(function, model=None):
     """Compile a function of arrays, or of dicts of them, by XLA: once for each set of input shapes.
 
-    The function may read variables of `model` and of no other, and must not assign any. Products of arrays
-    in float32 are in float32, unless the model is of mixed precision.
+    The function may read variables of `model` and of no other; what it assigns is lost under JAX. Products of
+    arrays in float32 are in float32, unless the model is of mixed precision.
     """
 
     def traced(*inputs):

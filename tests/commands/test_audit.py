@@ -219,6 +219,18 @@ def test_a_checkpoint_of_an_ablation_fails(on_disk, tmp_path, capsys):
     assert len(failed) == 1 and failed[0].startswith("settings: ablations of the checkpoint")
 
 
+def test_places_that_no_pack_covers_are_told():
+    """Sequences begin behind others at 3, 5 and 9, so at 1 and 3 of 4; of those at 0 nothing is proven."""
+    ids = [[1, 1, 1, 2, 2, 3, 3, 3, 3, 4, 0, 0], [1] * 12]
+    positions = [[0, 1, 2, 0, 1, 0, 1, 2, 3, 0, 0, 0], [*range(12)]]
+    batch = {"sequence_ids": ids, "position_ids": positions}
+    line = "sequences begin at 2 of 4 places of the scan's chunks of 4 tokens; not covered: 0, 2"
+    assert contamination.describe_places(batch, 4, "the scan's chunks") == line
+    assert contamination.describe_places(batch, 8, "tiles").endswith("not covered: 0, 2, 4, 6 to 7")
+    batch = {"sequence_ids": [[1, 2, 3]], "position_ids": [[0, 0, 0]]}
+    assert contamination.describe_places(batch, 2, "x") == "sequences begin at 2 of 2 places of x of 2 tokens"
+
+
 def test_packs_of_one_are_refused(on_disk, tmp_path, capsys):
     rng = np.random.default_rng(0)
     write_packs(

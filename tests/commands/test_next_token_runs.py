@@ -16,6 +16,8 @@ from bert_packed import audit, schema
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import config_json
 from bert_packed.core import command_line
+from bert_packed.evaluation import carried_states, contamination
+from bert_packed.evaluation.model_audit import Check
 from bert_packed.models.packed_model import build_model
 from bert_packed.schema import CAUSAL_LM
 from data_gen import pack_job
@@ -158,6 +160,27 @@ def test_the_audit_takes_its_checkpoints(data, tmp_path, capsys):
         out = capsys.readouterr().out
         assert status == (1 if changes else 0), out
         assert ("neighbours: change of logits" in out) and ("FAIL" in out) == bool(changes)
+        assert "places of the scan's chunks of 20 tokens; not covered: " in out and "carried" not in out
+
+
+def test_the_audit_takes_rows_as_training_does(data, tmp_path, capsys, monkeypatch):
+    folder, _, config = data
+    checkpoint.save_weights(tmp_path / "model", next_tokens.make_engine(config=config).weights(), config)
+    # Of packs alone its own tests say enough
+    monkeypatch.setattr(contamination, "audit", lambda *_: [])
+    given = []
+    monkeypatch.setattr(carried_states, "audit", lambda *of: given.append(of) or [Check("carried", 1.0, 0.5)])
+    flags = [f"--init_checkpoint={tmp_path / 'model'}", f"--input_file={folder}/rows/*.tfrecord"]
+    argv = ["audit.py", *flags, "--tolerance=0.5"]
+    assert command_line.run(audit.main, audit.AuditConfig, audit.DESCRIPTION, argv) == 1
+    ((model, packs, tolerance),) = given
+    assert model.backbone.num_rows == NUM_ROWS and tolerance == 0.5
+    tokens = [one[schema.INPUT_IDS] for one in read_examples((folder / "rows").glob("*.tfrecord"))]
+    np.testing.assert_array_equal(packs["token_ids"].reshape(len(tokens), -1), tokens)
+    printed = capsys.readouterr().out
+    assert command_line.run(audit.main, audit.AuditConfig, audit.DESCRIPTION, [*argv, "--num_packs=3"]) == 2
+    assert "`num_packs` must be at least 4" in capsys.readouterr().err
+    assert "carried" in printed and "1 of 2 checks failed" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Rows of a sound Mamba pass; states of another row, of an ended sequence, or never carried are caught."""
+
+import dataclasses
+
+import keras
+import next_tokens
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from bert_packed.core.settings import InputError
+from bert_packed.evaluation import carried_states
+from bert_packed.training.backend import compiled
+
+pytestmark = pytest.mark.both_backends
+LENGTH = 6
+# Of three rows in packs of 6: sequences over three packs, ends at a border, single tokens, padding at the end
+ROWS = [[4, 9, 5], [14, 1, 2], [6, 3, 7]]
+LEAKS, WITHOUT, UNCUT = (
+    f"carried states: {name}"
+    for name in (
+        "tokens that another sequence changes",
+        "packs that go on from nothing",
+        "hidden_states of uncut rows",
+    )
+)
+
+
+def batch_of(rows=ROWS, length=LENGTH, seed=0):
+    """Packs of rows of sequences of random tokens, by a plain loop, and an empty pack behind them."""
+    rng, num_rows = np.random.default_rng(seed), len(rows)
+    num_steps = -(-max(map(sum, rows)) // length)
+    names = ("token_ids", "sequence_ids", "position_ids")
+    batch = {name: np.zeros((num_steps * num_rows + 1, length), np.int32) for name in names}
+    batch["slot_weights"] = np.zeros((num_steps * num_rows + 1, length), np.float32)
+    for row, sizes in enumerate(rows):
+        place = 0
+        for size in sizes:
+            for position in range(size):
+                pack, at = place // length * num_rows + row, place % length
+                is_new = position == 0 or at == 0
+                slot = int(batch["slot_weights"][pack].sum()) + is_new
+                batch["slot_weights"][pack, slot - 1] = 1
+                batch["token_ids"][pack, at] = rng.integers(1, next_tokens.VOCAB_SIZE)
+                batch["sequence_ids"][pack, at] = slot
+                batch["position_ids"][pack, at] = position
+                place += 1
+    return batch
+
+
+def make_model(num_rows=3, **changes):
+    config = dataclasses.replace(next_tokens.CONFIG, **changes)
+    return next_tokens.make_engine(config=config, build={"num_rows": num_rows}).model
+
+
+def failed(model, batch):
+    """Names of the checks that fail; a graph is made in less time than XLA's program."""
+    is_jax = keras.backend.backend() == "jax"
+    graph = compiled if is_jax else lambda function, _: tf.function(function)
+    packs = carried_states.take_rows(batch, model.backbone.num_rows)
+    checks = carried_states.audit(model, packs, compile=graph)
+    assert [check.name for check in checks] == [LEAKS, WITHOUT, UNCUT]
+    return {check.name for check in checks if not check.passed}
+
+
+@pytest.mark.parametrize("rows", [ROWS, [[20, 3]], [*ROWS, [1, 17]]])
+def test_a_sound_model_passes(rows):
+    """Of one row, of three that are taken one by one, and of four in pairs."""
+    batch = batch_of(rows)
+    assert (batch["position_ids"][:, 0] > 0).sum() >= 3
+    assert failed(make_model(len(rows)), batch) == set()
+
+
+def test_a_sound_model_passes_compiled():
+    packs = carried_states.take_rows(batch_of(), 3)
+    assert all(check.passed for check in carried_states.audit(make_model(), packs))
+
+
+def plant(model, take):
+    """Let each micro-batch take `take(queue, size)` over, of the states and of the tail."""
+    backbone = model.backbone
+
+    def wrong(number, num_packs):
+        states, tail = (ops.convert_to_tensor(queue) for queue in backbone.carried[number])
+        return take(states, num_packs), take(tail, num_packs)
+
+    backbone._take = wrong
+    return model
+
+
+def test_states_of_the_wrong_row_are_caught():
+    model = plant(make_model(), lambda queue, size: queue[-size:])
+    assert failed(model, batch_of()) == {LEAKS, WITHOUT, UNCUT}
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_states_or_tail_of_the_wrong_row_alone_are_caught(part):
+    model = make_model()
+    take = model.backbone._take
+
+    def wrong(number, num_packs):
+        given = list(take(number, num_packs))
+        given[part] = ops.convert_to_tensor(model.backbone.carried[number][part])[-num_packs:]
+        return tuple(given)
+
+    model.backbone._take = wrong
+    assert failed(model, batch_of()) >= {LEAKS, UNCUT}
+
+
+def test_states_that_are_never_carried_are_caught():
+    model = plant(make_model(), lambda queue, size: queue[:size] * 0)
+    assert failed(model, batch_of()) == {WITHOUT, UNCUT}
+
+
+def test_states_of_an_ended_sequence_are_caught():
+    assert LEAKS in failed(make_model(ablation_no_position_reset=True), batch_of())
+
+
+def test_packs_that_show_nothing_are_refused():
+    batch = batch_of()
+    with pytest.raises(InputError, match=r"`num_packs` must be at least 6 .* Received: 3 packs without"):
+        carried_states.take_rows({name: values[:5] for name, values in batch.items()}, 3)
+    with pytest.raises(
+        InputError, match=r"from the first on. Received: pack 0, which goes on at position 2, not 0"
+    ):
+        carried_states.take_rows({name: values[3:] for name, values in batch.items()}, 3)
