@@ -59,7 +59,8 @@ def try_choices(histogram, algorithm, max_seq_length, max_sequences_per_pack):
         Rows of the table, dicts in ascending length and depth, without combinations that the algorithm cannot
         do; and a list of sentences about these and about truncated text. `speed_up` compares the FLOPs of
         BERT-base with those for unpacked data of length S; it is None for a length that cuts more tokens
-        than S.
+        than S. A row may have the plan of a smaller depth where that is as good: packing with the row's own
+        depth may end a pack above.
 
     Raises:
         InputError: the algorithm can do none of the depths at S.
