@@ -114,7 +114,7 @@ def _run(model, step, packs):
     size = max(size for size in range(1, num_rows // 2 + 1) if num_rows % size == 0) if num_rows > 1 else 1
     batches = {name: packs[name].reshape(-1, size, length) for name in model.encoder_inputs}
     for one in model.non_trainable_weights:
-        one.assign(ops.ones_like(one))  # of the epoch before: no sequence may begin with it
+        one.assign(ops.ones(one.shape))  # of the epoch before: no sequence may begin with it
     found = []
     for number in range(num_steps * num_rows // size):
         hidden_BSD, after = step({name: values[number] for name, values in batches.items()})
