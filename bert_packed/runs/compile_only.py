@@ -129,18 +129,15 @@ def find_largest(config, model_config, data, target):
             print(f"too large  {size * unit} packs at once", flush=True)
             if size == 1:
                 raise error
-        least = largest + max(largest // 16, 1)
-        if refused and refused <= least:
+        if refused and refused - largest <= max(largest // 16, 1):
             return found
-        # A share that does not grow, such as gradients, makes this too small, never too large
-        size = 0
-        if found:
-            fullest = max(found[1], key=lambda one: one.peak_bytes)
-            size = size_that_fills(target.accelerator.memory_bytes - KEPT_BYTES, fullest, largest)
-        if refused is None:
-            size = min(max(size, least), 16 * largest)
-        elif not largest < size < refused:
+        if refused:
             size = (largest + refused) // 2
+        else:
+            # Compilers save memory where it gets short, so more may fit than a proportion says
+            fullest = max(found[1], key=lambda one: one.peak_bytes)
+            guess = size_that_fills(target.accelerator.memory_bytes - KEPT_BYTES, fullest, largest)
+            size = min(max(guess, largest + max(largest // 4, 1)), 16 * largest)
 
 
 def forecast(report, target):
