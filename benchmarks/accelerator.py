@@ -30,11 +30,11 @@ Run on a machine with a GPU or TPU, under JAX; TensorFlow and files are not need
 exactness: packed against unpacked on the device, outputs, losses and gradients, and the audit of neighbours,
 of the first model's width with two blocks, in float32 and bfloat16. steps: training steps in bfloat16 with
 the recipe's dropout, interleaved, on packs of Wikipedia's lengths at depth 3 (packing factor 2.0) and on one
-sequence a row; dense attention, and the fused kernel where the platform has one. Where that lacks dropout of
-attention, both are also measured without. speed-ups: medians of the ratios of neighbouring steps, in
-sequences a second; `from` and `to` are their interval of 95 %. With --reference also against transformers on
-padded rows and a BERT without padding that is made for the device, both on torch, each in turn in a process
-of its own. largest micro-batch: tried on the device until it runs out of memory, beside the compiler's plan.
+sequence a row; dense attention, and the fused kernel where the platform has one. speed-ups: medians of the
+ratios of neighbouring steps, in sequences a second; `from` and `to` are their interval of 95 %. With
+--reference also against transformers on padded rows and a BERT without padding that is made for the device,
+both on torch, each in turn in a separate process. largest micro-batch: tried on the device until it runs out
+of memory, beside the compiler's plan.
 
 Parts begin only while there is time for them; "left out" has all others with the reason. On a CPU everything
 but the last part runs, to try the command itself. Exit status 1 where a check of exactness or a part fails.

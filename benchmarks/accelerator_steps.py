@@ -20,7 +20,6 @@ from bert_packed.runs.interleaved_timing import time_interleaved
 
 NUM_BATCHES = 2  # of each way
 PACKED, FUSED, UNPACKED = "packed, dense", "packed, fused", "unpacked, dense"
-NO_DROPOUT = "attention without dropout"
 PADDED, PADDING_FREE = "transformers, padded", "padding-free"
 GIBIBYTE = 2**30
 
@@ -50,9 +49,9 @@ def measure_steps(model, limit):
     """Steps of all ways, ours and the peers': rows of two tables, speeds and speed-ups."""
     size, repeats = model.num_blocks, model.settings.repeats
     ways = {}
-    for kind, attentions in our_attentions(model).items():
-        compiled = functools.partial(our_ways, model, attentions)
-        ways |= limit.run(f"{model.name}, programs, {kind} attention", compiled, "programs", size) or {}
+    for way, attend in our_attentions(model).items():
+        compiled = functools.partial(our_ways, model, way, attend)
+        ways |= limit.run(f"{model.name}, programs, {way}", compiled, "programs", size) or {}
     if PACKED not in ways:
         limit.leave_out(f"{model.name}, timed steps and peers", "no compiled steps")
         return [], []
@@ -75,39 +74,22 @@ def measure_steps(model, limit):
 
 
 def our_attentions(model):
-    """Attention of packs by the recipe, and where the kernel lacks its dropout, dense and fused without.
-
-    Returns a dict from "dense" and, where there is a kernel, "fused" to what is compiled together, a dict
-    from the name of a way to (model's config, kernel or None).
-    """
+    """Attention of packs: dict from the name of a way to the fused kernel, or None for dense scores."""
     from bert_packed.models.flash_attention import choose_attention
 
-    def kernel(config):
-        return choose_attention("auto", config, model.settings.max_seq_length, model.platform).attend
-
-    found = {"dense": {PACKED: (model.config, None)}}
-    without = dataclasses.replace(model.config, attention_probs_dropout_prob=0.0)
-    if attend := kernel(model.config):
-        found["fused"] = {FUSED: (model.config, attend)}
-    elif attend := kernel(without):
-        found["fused"] = {
-            f"{PACKED}, {NO_DROPOUT}": (without, None),
-            f"{FUSED}, {NO_DROPOUT}": (without, attend),
-        }
-    return found
+    length = model.settings.max_seq_length
+    attend = choose_attention("auto", model.config, length, model.platform).attend
+    return {PACKED: None, **({FUSED: attend} if attend else {})}
 
 
-def our_ways(model, attentions):
+def our_ways(model, way, attend):
     """Compiled steps of ours: dict from name to a function of the repeat for `time_interleaved`.
 
-    `attentions` is a value of `our_attentions`; beside `PACKED` there is also `UNPACKED`.
+    `way` and `attend` are of `our_attentions`; beside `PACKED` there is also `UNPACKED`.
     """
     packs, rows = map(model.batches, (model.corpus.packed_batch, model.corpus.unpacked_batch))
-    steps = {
-        way: (build_engine(config, dtype=MIXED, attend=attend), packs)
-        for way, (config, attend) in attentions.items()
-    }
-    if PACKED in steps:
+    steps = {way: (build_engine(model.config, dtype=MIXED, attend=attend), packs)}
+    if way == PACKED:
         steps[UNPACKED] = steps[PACKED][0], rows
     # Traced one by one and compiled together; a step with the same shapes then takes the compiled program
     lowered = [
@@ -136,7 +118,7 @@ def peers(model, limit):
     padded = {"padded": rows}
     found = {PADDED: functools.partial(transformers_training, model.config, padded, is_mixed=True)}
     for kind in kinds:
-        name = f"{PADDING_FREE}, {kind}" + (f", {NO_DROPOUT}" if kind == "flex" else "")
+        name = f"{PADDING_FREE}, {kind}" + (", attention without dropout" if kind == "flex" else "")
         found[name] = functools.partial(padding_free_training, model.config, packs, kind)
     return found
 
@@ -176,9 +158,8 @@ def our_speed_ups(model, seconds):
         speed_up_row(model, "packed over unpacked, dense", [factor * share for share in shares]),
         speed_up_row(model, "share of the packing factor", shares),
     ]
-    for fused in (way for way in seconds if way.startswith(FUSED)):
-        dense = fused.replace(FUSED, PACKED)
-        rows.append(speed_up_row(model, f"{fused}, over dense", ratios(seconds[dense], seconds[fused])))
+    if FUSED in seconds:
+        rows.append(speed_up_row(model, f"{FUSED}, over dense", ratios(seconds[PACKED], seconds[FUSED])))
     return rows
 
 

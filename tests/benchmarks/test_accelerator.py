@@ -19,7 +19,7 @@ from tiny import CONFIG
 
 from benchmarks import accelerator, accelerator_steps
 from benchmarks.accelerator import AcceleratorConfig, TimeLimit, exactness_row
-from benchmarks.accelerator_steps import FUSED, NO_DROPOUT, PACKED, PADDED, UNPACKED, Model
+from benchmarks.accelerator_steps import FUSED, PACKED, PADDED, UNPACKED, Model
 from benchmarks.peers import training
 from benchmarks.synthetic_data import sums_of_a_row, wikipedia_corpus
 from bert_packed.config import FLOAT32, MIXED, PRETRAINING
@@ -190,32 +190,17 @@ def model_of(corpus, platform="cpu", **changes):
     )
 
 
-@pytest.mark.parametrize(
-    ("has_kernel", "ways"),
-    [
-        (lambda rate: False, {"dense": [PACKED]}),
-        (lambda rate: True, {"dense": [PACKED], "fused": [FUSED]}),
-        (
-            lambda rate: rate == 0,
-            {"dense": [PACKED], "fused": [f"{PACKED}, {NO_DROPOUT}", f"{FUSED}, {NO_DROPOUT}"]},
-        ),
-    ],
-)
-def test_the_kernel_is_measured_under_the_recipe_or_without_its_dropout(
-    corpus, monkeypatch, has_kernel, ways
-):
+@pytest.mark.parametrize("kernel", [None, "kernel"])
+def test_the_kernel_is_measured_where_there_is_one(corpus, monkeypatch, kernel):
+    model = model_of(corpus)
+
     def choose(attention, config, length, platform):
-        assert (attention, length, platform) == ("auto", 32, "cpu")
-        return Attention("kernel" if has_kernel(config.attention_probs_dropout_prob) else None, "")
+        assert (attention, config, length, platform) == ("auto", model.config, 32, "cpu")
+        return Attention(kernel, "")
 
     monkeypatch.setattr(flash_attention, "choose_attention", choose)
-    found = accelerator_steps.our_attentions(model_of(corpus))
-    assert {kind: list(of_kind) for kind, of_kind in found.items()} == ways
-    for way, (config, attend) in {
-        name: one for of_kind in found.values() for name, one in of_kind.items()
-    }.items():
-        assert attend == ("kernel" if way.startswith(FUSED) else None)
-        assert (config.attention_probs_dropout_prob == 0) == way.endswith(NO_DROPOUT)
+    found = accelerator_steps.our_attentions(model)
+    assert found == ({PACKED: None, FUSED: "kernel"} if kernel else {PACKED: None})
 
 
 def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):
@@ -227,13 +212,12 @@ def test_rows_of_steps_follow_from_seconds_and_the_corpus(corpus):
         assert row["sequences/s"] == pytest.approx(4 / 2 * sums["num_sequences"])
         flops = 4 / 2 * count_flops(PRETRAINING, model.config, sums)
         assert row["share of the peak, %"] == pytest.approx(100 * flops / 1e6)
-    dense, fused = f"{PACKED}, {NO_DROPOUT}", f"{FUSED}, {NO_DROPOUT}"
-    seconds = {PACKED: [2.0, 2.0], UNPACKED: [1.0, 2.0], dense: [3.0, 3.0], fused: [1.0, 2.0]}
+    seconds = {PACKED: [2.0, 2.0], UNPACKED: [1.0, 2.0], FUSED: [1.0, 0.5]}
     rows = {row["figure"]: row["median"] for row in accelerator_steps.our_speed_ups(model, seconds)}
     assert rows == {
         "packed over unpacked, dense": pytest.approx(0.75 * corpus.plan.packing_factor),
         "share of the packing factor": 0.75,
-        f"{fused}, over dense": 2.25,
+        f"{FUSED}, over dense": 3.0,
     }
 
 
@@ -264,7 +248,7 @@ def test_peers_are_timed_in_turns_beside_ours(corpus, monkeypatch):
     monkeypatch.setattr(accelerator_steps, "our_ways", lambda *_: {PACKED: ours, UNPACKED: lambda _: None})
     monkeypatch.setattr(flash_attention, "choose_attention", lambda *_: Attention(None, ""))
     steps, speed_ups = accelerator_steps.measure_steps(model, limit)
-    names = ["padding-free, varlen", f"padding-free, flex, {NO_DROPOUT}"]
+    names = ["padding-free, varlen", "padding-free, flex, attention without dropout"]
     assert [row["way"] for row in steps] == [PACKED, UNPACKED, *names]
     assert [row["figure"] for row in speed_ups[2:]] == [f"{PACKED}, over {name}" for name in names]
     assert limit.left_out == [{"part": f"toy, {PADDED}", "reason": "failed: `reference` needs torch"}]
