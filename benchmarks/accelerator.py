@@ -86,10 +86,14 @@ class TimeLimit:
         start = time.monotonic()
         expected, left = self._rates.get(kind, 0.0) * size, self.left()
         if left <= expected:
-            self.leave_out(part, f"needs about {expected:.0f} s of {max(left, 0):.0f} s left")
+            reason = f"needs about {expected:.0f} s of {left:.0f} s left" if left > 0 else "the time is over"
+            self.leave_out(part, reason)
             return None
         try:
             result = work()
+        except TimeoutError:  # of a peer
+            self.leave_out(part, "stopped when the time was over")
+            return None
         except Exception as error:  # of any library: minutes of a device are dear, and other parts go on
             self.has_failed = True
             self.leave_out(part, f"failed: {' '.join(str(error).split())[:300] or type(error).__name__}")

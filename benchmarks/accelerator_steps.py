@@ -174,7 +174,7 @@ def largest_rows(model, memory_gib, limit):
     if memory_gib is None:
         limit.leave_out(part, "the device reports no memory to fill")
         return []
-    from bert_packed.training.step_report import size_that_fills
+    from bert_packed.training.step_report import search_largest, size_that_fills
 
     rows, programs = [], {}
 
@@ -225,30 +225,3 @@ def try_size(model, size):
     except MemoryError:
         return program, False
     return program, True
-
-
-def search_largest(fits, in_proportion, first):
-    """Search the largest size that fits, to about a sixteenth; returns it, or 0.
-
-    Goes on from `first` as if memory grew in proportion, or halves until something fits, and bisects what
-    lies between, as `--largest_micro_batch` does. A program takes a minute to compile.
-
-    Args:
-        fits: Function of a size: True, False, or None to stop.
-        in_proportion: Function of a size that fits: the one expected to fill the memory.
-    """
-    largest, refused, size = 0, None, first
-    while (answer := fits(size)) is not None:
-        if answer:
-            largest = size
-        else:
-            refused = size
-        least = largest + max(largest // 16, 1)
-        if refused and refused <= least:
-            break
-        size = in_proportion(largest) if largest else 0
-        if refused is None:
-            size = min(max(size, least), 16 * largest)
-        elif not largest < size < refused:
-            size = (largest + refused) // 2
-    return largest

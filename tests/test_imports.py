@@ -83,7 +83,8 @@ PRIVATE = {
     "bert_packed.core.freed_memory": {"ctypes": "mallopt is a function of the C library alone"},
     "bert_packed.torch.pretraining": {"_attn_implementation": "transformers has a public setter alone"},
     "bert_packed.training.absent_devices": {
-        "jaxlib.mlir.ir": "TensorFlow's program for JAX's absent devices",
+        "jax.interpreters.mlir.make_ir_context": "TensorFlow's program for JAX's absent devices",
+        "jaxlib.mlir.ir": "the same",
         "jaxlib.xla_client.DeviceList": "the same",
     },
     "bert_packed.training.optimization": {
@@ -93,7 +94,15 @@ PRIVATE = {
     "bert_packed.training.profiling": {"_r": "TensorFlow's guide marks a step by it"},
     "data_gen.jobs.steps": {"_processes": "a pool kills its workers in public from Python 3.14 on"},
 }
-PRIVATE_PACKAGES = ("jax._src", "jaxlib.", "tensorflow.python", "tensorflow.compiler", "keras.src", "ctypes")
+PRIVATE_PACKAGES = (
+    "jax._src",
+    "jax.interpreters",
+    "jaxlib.",
+    "tensorflow.python",
+    "tensorflow.compiler",
+    "keras.src",
+    "ctypes",
+)
 
 
 def module_name(path):

@@ -43,8 +43,9 @@ class PeerProcess:
 
     def __enter__(self):
         makes, self._makes = self._makes, None
-        self._process = self._run(os.getpid)
+        self._process = None
         try:
+            self._process = self._run(os.getpid)
             self._run(_make, *makes, seconds=self._seconds)
         except BaseException as error:
             self.__exit__(type(error))
@@ -52,7 +53,7 @@ class PeerProcess:
         return self
 
     def __exit__(self, kind, *_):
-        if kind:  # an exception or Ctrl-C: do not wait for what it computes
+        if kind and self._process:  # an exception or Ctrl-C: do not wait for what it computes
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process, signal.SIGTERM)
         self._pool.shutdown()

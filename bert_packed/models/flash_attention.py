@@ -1,13 +1,14 @@
 """Attention by fused Pallas kernels for GPUs and TPUs, without an S x S array.
 
 Both compute the scores of one tile of queries and keys at a time, forward and backward, and compare sequence
-ids there. They skip tiles in which no pair may attend, and drop the units that the dense path drops. Memory
-grows with S. `packed_attention` is for TPUs, `gpu_attention` for GPUs.
+ids there. Of packs as in records they skip tiles in which no pair may attend. They drop the units that the
+dense path drops. Memory grows with S. `packed_attention` is for TPUs, `gpu_attention` for GPUs.
 
 Legend: B packs per batch, S pack length, N heads, H head width.
 """
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 
@@ -72,12 +73,13 @@ def _obstacle(kernel_name, max_seq_length):
     if kernel_name not in KERNELS:
         return f"the platform is not a GPU or TPU under KERAS_BACKEND=jax. Received: {kernel_name}"
     if kernel_name == "gpu" and not has_triton():
-        return "JAX has no Pallas for Triton, as it had until 0.12"
+        version = importlib.metadata.version("jax")
+        return f"JAX has no Pallas for Triton, as 0.10 to 0.12 have. Received: jax {version}"
     if max_seq_length % TILE:
         return f"{TILE} does not divide the length of packs. Received: {max_seq_length}"
     return None
 
 
 def has_triton():
-    """Whether this JAX compiles Pallas kernels by Triton, which it says from 0.11 that it will not always."""
+    """True if this JAX can compile Pallas kernels by Triton; it announces the removal from 0.11 on."""
     return importlib.util.find_spec("jax.experimental.pallas.triton") is not None

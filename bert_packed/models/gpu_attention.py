@@ -1,16 +1,16 @@
 """Attention inside the sequences of packs, with dropout: three Pallas kernels for GPUs, forward and backward.
 
 Scores are computed on the chip, a tile of queries and keys at a time. A program of the grid has one tile of a
-head and a pack, and a loop over the tiles that its tokens may attend to. A sequence is contiguous, so these
+head and a pack. It loops over the tiles that its tokens may attend to. A sequence is contiguous, so these
 are a range, which `tiles_in_reach` finds from the sequence ids. Two packs of 4 tiles of 2 tokens:
 
     sequence ids   1 1 | 1 2 | 2 2 | 3 0      1 1 | 1 1 | 1 1 | 0 0
     first            0     0     1     3        0     0     0     3
     end              2     3     3     4        3     3     3     4
 
-In the backward pass one kernel has a tile of queries and their range of keys, the other a tile of keys and
-the same range of queries. Between the passes only the result and each query's logarithm of a sum are kept,
-so memory grows with S.
+In the backward pass one kernel has a tile of queries and their range of keys. The other has a tile of keys
+and the same range of queries. Between the passes only the result and each query's logarithm of a sum are
+kept, so memory grows with S.
 
 Legend: B packs per batch, S pack length, N heads, H head width, T tokens of a tile, n = S / T.
 """
@@ -232,7 +232,7 @@ def _call(kernel, rate, inputs, outputs, num_products):
             return pl.BlockSpec((None, None, tokens), lambda i, n, b: (b, n, place_of(i)))
         return pl.BlockSpec((None, of.shape[1]), lambda i, n, b: (b, 0))
 
-    # The one call of Triton, which JAX says from 0.11 that it will remove from Pallas
+    # The only call of Triton, whose removal from Pallas JAX announces from 0.11 on
     return pl.pallas_call(
         functools.partial(kernel, rate=rate),
         grid=(length // tile, heads, packs),

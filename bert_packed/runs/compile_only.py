@@ -23,7 +23,12 @@ from bert_packed.runs.pretraining_data import check_fits, read_shapes
 from bert_packed.runs.run_directory import RUN_FILE
 from bert_packed.training.absent_devices import TooLargeError, programs_for
 from bert_packed.training.backend import make_virtual_devices, out_of_memory_names
-from bert_packed.training.step_report import describe_step, is_static, size_that_fills
+from bert_packed.training.step_report import (
+    describe_step,
+    is_static,
+    search_largest,
+    size_that_fills,
+)
 
 PROGRAM_FILE, REPORT_FILE = "step.hlo.txt", "step.json"
 # The step breaks the static-graph contract; it is reported all the same
@@ -95,11 +100,10 @@ def compile_step(config, model_config, data, target=None):
 
 
 def find_largest(config, model_config, data, target):
-    """Find the largest micro-batch whose step fits the devices of a target, to about a sixteenth.
+    """Find the largest micro-batch whose step fits the devices of a target, as `search_largest` does.
 
-    Starts at `packs_at_once`, and goes on as if memory grew in proportion; halves until something fits, and
-    bisects what lies between. A step has the packs of `train_batch_size`, rounded up to whole micro-batches;
-    one of a single micro-batch has no gradients to add up, and so may fit where one of several does not.
+    A step has the packs of `train_batch_size`, rounded up to whole micro-batches. One of a single micro-batch
+    has no gradients to add up, and so may fit where one of several does not.
 
     Returns:
         (config with that micro-batch, its `StepProgram`s).
@@ -108,10 +112,9 @@ def find_largest(config, model_config, data, target):
         TooLargeError: not even one pack a device fits.
     """
     unit = target.num_devices if config.layout == "none" else count_replicas(config.layout, config.mesh_shape)
-    largest, refused = 0, None
-    found = None
-    size = max(config.packs_at_once // unit, 1)
-    while True:
+    found = {}
+
+    def fits(size):
         num_parts = -(-config.train_batch_size // (size * unit))
         tried = dataclasses.replace(
             config,
@@ -121,23 +124,20 @@ def find_largest(config, model_config, data, target):
             initial_batch_size=size * unit if config.initial_batch_size else 0,
         )
         try:
-            found = tried, compile_step(tried, model_config, data, target)
-            largest = size
-            print(f"fits       {size * unit} packs at once", flush=True)
-        except TooLargeError as error:
-            refused = size
+            found[size] = tried, compile_step(tried, model_config, data, target)
+        except TooLargeError:
             print(f"too large  {size * unit} packs at once", flush=True)
             if size == 1:
-                raise error
-        if refused and refused - largest <= max(largest // 16, 1):
-            return found
-        if refused:
-            size = (largest + refused) // 2
-        else:
-            # Compilers save memory where it gets short, so more may fit than a proportion says
-            fullest = max(found[1], key=lambda one: one.peak_bytes)
-            guess = size_that_fills(target.accelerator.memory_bytes - KEPT_BYTES, fullest, largest)
-            size = min(max(guess, largest + max(largest // 4, 1)), 16 * largest)
+                raise
+            return False
+        print(f"fits       {size * unit} packs at once", flush=True)
+        return True
+
+    def in_proportion(size):
+        fullest = max(found[size][1], key=lambda one: one.peak_bytes)
+        return size_that_fills(target.accelerator.memory_bytes - KEPT_BYTES, fullest, size)
+
+    return found[search_largest(fits, in_proportion, max(config.packs_at_once // unit, 1))]
 
 
 def forecast(report, target):

@@ -1,7 +1,7 @@
 """Compilation of a step for devices that need not be here, under both backends.
 
 TensorFlow compiles for the devices that it sees alone. Here JAX's compiler of an absent device gets its
-program, as HLO before any optimisation. JAX promises `jax.extend` alone of the names that this takes.
+program, as HLO before any optimisation. JAX promises none of the names that this takes.
 """
 
 import re

@@ -20,7 +20,7 @@ _DECLARED_FLOPS = {
 def matmul_flops(module):
     """FLOPs of the matrix products in a run of the program, on one device: int, or None.
 
-    A product of `[m, k]` and `[k, n]` has 2 m k n, also where it is written as a convolution, as all are for
+    A product of `[m, k]` and `[k, n]` has 2 m k n. So has one written as a convolution, as all are for
     TPUs. A Pallas kernel counts as it declares. None where a library or kernel has products of unknown size,
     or a product is in a loop of unknown length.
     """

@@ -67,6 +67,32 @@ def size_that_fills(memory_bytes, program, size):
     return int(size * (memory_bytes - program.argument_bytes) // growing)
 
 
+def search_largest(fits, in_proportion, first):
+    """Search the largest size that fits, to about a sixteenth; returns it, or 0.
+
+    Goes on from `first` by a quarter at least, or halves until something fits, and bisects what lies between.
+    A try may take minutes.
+
+    Args:
+        fits: Function of a size: True, False, or None to stop.
+        in_proportion: Function of a size that fits: the one expected to fill the memory. More may fit, since
+            compilers save memory where it gets short.
+    """
+    largest, refused, size = 0, None, first
+    while (answer := fits(size)) is not None:
+        if answer:
+            largest = size
+        else:
+            refused = size
+        if refused and refused - largest <= max(largest // 16, 1):
+            break
+        if refused:
+            size = (largest + refused) // 2
+        else:
+            size = min(max(in_proportion(largest), largest + max(largest // 4, 1)), 16 * largest)
+    return largest
+
+
 def jax_program(lowered):
     """Compile the result of `jax.jit(step).lower(...)`: `StepProgram`."""
     start = time.perf_counter()

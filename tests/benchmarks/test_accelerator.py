@@ -28,7 +28,7 @@ from bert_packed.models import flash_attention
 from bert_packed.models.flash_attention import Attention
 from bert_packed.models.heads import count_flops
 from bert_packed.parallel.targets import ACCELERATORS, accelerator_of
-from bert_packed.training.step_report import StepProgram
+from bert_packed.training.step_report import StepProgram, search_largest
 
 pytest.importorskip("jax", reason="pip install -e '.[jax]'")
 
@@ -120,11 +120,11 @@ def test_what_does_not_fit_is_left_out(tmp_path, jax_command, capsys):
     assert list(left_out) == [
         "exactness, float32, dense",
         "exactness, mixed_bfloat16, dense",
-        "bert-tiny, programs, dense attention",
+        "bert-tiny, programs, packed, dense",
         "bert-tiny, timed steps and peers",
         "bert-tiny, largest micro-batch",
     ]
-    assert left_out["exactness, float32, dense"] == "needs about 0 s of 0 s left"
+    assert left_out["exactness, float32, dense"] == "the time is over"
     assert "left out  bert-tiny, timed steps and peers: no compiled steps" in capsys.readouterr().out
 
 
@@ -287,11 +287,11 @@ def test_the_search_finds_what_fits(capacity, first, share):
     def in_proportion(size):
         return int(size + share * (capacity - size))
 
-    largest = accelerator_steps.search_largest(fits, in_proportion, first)
+    largest = search_largest(fits, in_proportion, first)
     assert largest <= capacity < largest + max(largest // 16, 1) + 1
     assert len(tried) == len(set(tried)) <= 2 + 2 * math.log2(max(capacity, first) + 1)
     answers = iter([True, False, None])
-    assert accelerator_steps.search_largest(lambda _: next(answers), lambda size: 2 * size, first) == first
+    assert search_largest(lambda _: next(answers), lambda size: 2 * size, first) == first
 
 
 def test_micro_batches_are_beside_the_plan(corpus, monkeypatch):

@@ -139,11 +139,13 @@ def lower(platform, dtype):
         return exported(tokens, tokens, tokens, ids_BS).mlir_module()
 
 
+@pytest.mark.both_backends  # by the newest JAX, too
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_kernel_for_tpus_lowers(dtype):
     assert "tpu_custom_call" in lower("tpu", dtype)
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_jax_has_triton_and_from_which_version_it_warns(dtype):
     """The deprecated door to it: in JAX 0.10 to 0.12, from 0.11 with the announcement that it will close."""

@@ -32,6 +32,9 @@ packed, _ = packed_and_unpacked()
 sums = engine.train_step(packed)
 print(float(sums["num_sequences"]), float(sums["is_skipped"]))
 print([check.name for check in contamination.audit(engine, packed) if not check.passed])
+sizes = dict(max_seq_length=32, batch_size=2, repeats=1)
+toy = accelerator.AcceleratorConfig(models="bert-tiny", **sizes, reference=False)
+print("status", accelerator.main(toy))
 """
 
 
@@ -46,7 +49,8 @@ def run_without(program):
 def test_a_step_and_the_audit_without_tensorflow():
     done = run_without(PROGRAM)
     assert done.returncode == 0, done.stderr
-    step, failed = done.stdout.splitlines()
+    step, failed, *_, status = done.stdout.splitlines()
+    assert status == "status 0"
     num_sequences, is_skipped = map(float, step.split())
     assert num_sequences > 0 and is_skipped == 0 and failed == "[]"
 
