@@ -95,3 +95,20 @@ def test_flags_that_may_change_are_those_of_the_settings(start, configs):
         if of["changeable"] and not of["transient"] and name not in of_runs
     ]
     assert sorted(re.findall(r"--\w+", listed)) == sorted(wanted)
+
+
+def test_flagfiles_have_the_micro_batches_of_the_page():
+    """The header of each flagfile of pre-training, and the table of docs/accelerators.md."""
+    page = (ROOT / "docs/accelerators.md").read_text()
+    rows = re.findall(r"^\| (`.*) \|$", page.partition("| recipe |")[2].partition("\n\n")[0], re.MULTILINE)
+    table = {}
+    for names, *cells in (row.split(" | ") for row in rows):
+        table |= {name: cells[1:] for name in re.findall(r"`([a-z0-9-]+)`", names)}
+    flagfiles = {path.stem for path in (ROOT / "configs").glob("*.flags")} - {"squad"}
+    assert table.keys() == flagfiles
+    for name, (packs, v5e, h100) in table.items():
+        text = (ROOT / "configs" / f"{name}.flags").read_text()
+        assert f"\n--train_batch_size={packs.replace(',', '')}\n" in text
+        whole = f"# Devices    a TPU v5e or an H100 takes all {packs} packs at once"
+        header = f"# Devices    largest micro-batch: {v5e} packs on a TPU v5e, {h100} on an H100"
+        assert (whole if v5e == h100 == "all" else header) in text, name
