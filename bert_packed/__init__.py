@@ -1,4 +1,4 @@
-"""Sequence packing for encoders: plans with a proof, packs, training that never computes on padding.
+"""Sequence packing for encoders: plans with a proof, packs, training that wastes next to nothing on padding.
 
     import bert_packed
 

@@ -8,25 +8,31 @@
 Legend: n sequences, B packs, S pack length, K sequences per pack.
 """
 
-import itertools
 from collections.abc import Mapping
 
 import numpy as np
 
 from bert_packed.assembly.assignment import assign_sequences
+from bert_packed.assembly.given_columns import (
+    LENGTHS,
+    MADE,
+    POSITION_IDS,
+    READ_AT_ONCE,
+    SEQUENCE_IDS,
+    SEQUENCE_INDEX,
+    TOKENS,
+    read_columns,
+    read_stream,
+    type_with_padding,
+)
 from bert_packed.assembly.online_assembly import packs_of_stream
 from bert_packed.assembly.packs import find_places
 from bert_packed.core.settings import InputError
 from bert_packed.packing.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
-from bert_packed.packing.histogram import check_lengths, check_limits, count_lengths
+from bert_packed.packing.histogram import check_lengths, check_limits, count_lengths, is_whole
 from bert_packed.packing.online import OnlinePacker
 from bert_packed.packing.plan import make_plan, validate_plan
-from bert_packed.records.sequences import Column, Sequences, range_indices
-
-TOKENS = "input_ids"  # whose lengths are those of the sequences
-SEQUENCE_IDS, POSITION_IDS, SEQUENCE_INDEX = MADE = ("sequence_ids", "position_ids", "sequence_index")
-LENGTHS = "lengths"
-READ_AT_ONCE = 1_000  # sequences of a stream
+from bert_packed.records.sequences import range_indices
 
 
 def plan(lengths, max_seq_length, max_sequences_per_pack="max", algorithm=DEFAULT_ALGORITHM):
@@ -71,7 +77,8 @@ def pack(
         sequences: n lists or arrays of token ids. Or a dict of columns with n entries each, `input_ids` among
             them, as tokenizers of Hugging Face return: an entry with one value a token, such as labels, is
             packed along; one that is a single number goes to its sequence's slot. An `attention_mask` of ones
-            is left out: packs have another one, `attention_mask(packs["sequence_ids"])`.
+            is left out: packs have another one, `attention_mask(packs["sequence_ids"])`. The names of what is
+            made, and `lengths`, cannot be columns.
         max_seq_length, max_sequences_per_pack, algorithm: As in `plan`.
         seed: Shuffles packs, and sequences of equal length.
         padding: Dict from column to the value of its padding; 0 for others. `{"labels": -100}`, for example.
@@ -79,12 +86,16 @@ def pack(
     Returns:
         Dict of arrays. `[B, S]`: `input_ids`, other columns with a value a token, and int64 `sequence_ids`
         (1..K, 0 is padding) and `position_ids` (from 0 in every sequence). `[B, K]`: columns with a value a
-        sequence, and int64 `sequence_index`, the sequence of each slot, -1 where it is unused.
+        sequence, and int64 `sequence_index`, the sequence of each slot, -1 where it is unused. K is the depth
+        of the plan, and one more where that is S: by K, both kinds of columns are told apart.
 
     Raises:
         ValueError: an argument breaks its rule; the message names column and sequence.
     """
-    columns = _read_columns(sequences, max_seq_length)
+    check_limits(max_seq_length, max_sequences_per_pack)
+    if not is_whole(seed) or not 0 <= seed < 2**63:
+        raise InputError(f"`seed` must be a whole number from 0 and below 2**63. Received: {seed!r}.")
+    columns = read_columns(sequences, max_seq_length)
     made = plan(columns[LENGTHS], max_seq_length, max_sequences_per_pack, algorithm)
     packs = assign_sequences(made, columns[LENGTHS], seed)
     return _assemble(columns, packs, max_seq_length, made.depth, padding)
@@ -98,24 +109,34 @@ def pack_stream(
     buffer=10_000,
     padding=None,
 ):
-    """Pack sequences as they come, with at most `buffer` of them in memory.
+    """Pack sequences as they come, with few of them in memory.
 
     Args:
         sequences: Iterable, possibly endless, of lists of token ids, or of dicts from column to the value of
             one sequence, as in `pack`.
         max_seq_length, max_sequences_per_pack: As in `plan`.
-        buffer: Sequences that wait for others that fit, at most. More are better packed.
+        buffer: Sequences that wait for others that fit, at most. More are better packed. As many again, but
+            1,000 at most, are read at once.
         padding: As in `pack`.
 
-    Yields:
-        Dicts of arrays as from `pack`, whenever the buffer is full, of the packs with least padding; at the
-        end those of all that waited. B differs between them. K is `max_sequences_per_pack`, or of "max" the
-        depth of these packs. `sequence_index` counts the sequences of the stream.
+    Returns:
+        An iterator of dicts of arrays as from `pack`: whenever the buffer is full, of the packs with least
+        padding; at the end of all that waited. B differs between them. K is `max_sequences_per_pack`, or for
+        "max" the depth of these packs, and one more where that is S. `sequence_index` counts the sequences of
+        the stream.
+
+    Raises:
+        ValueError: an argument breaks its rule; in the iterator, a sequence does.
     """
+    if not is_whole(buffer) or buffer < 1:
+        raise InputError(f"`buffer` must be a whole number from 1. Received: {buffer!r}.")
     packer = OnlinePacker(max_seq_length, max_sequences_per_pack, buffer_size=buffer)
-    for columns, packs in packs_of_stream(_read_stream(sequences, max_seq_length), packer):
-        depth = int(packs.depths.max()) if max_sequences_per_pack == "max" else max_sequences_per_pack
-        yield _assemble(columns, packs, max_seq_length, depth, padding)
+    depth = None if max_sequences_per_pack == "max" else min(max_sequences_per_pack, max_seq_length)
+    batches = read_stream(sequences, max_seq_length, min(buffer, READ_AT_ONCE))
+    return (
+        _assemble(columns, packs, max_seq_length, depth or int(packs.depths.max()), padding)
+        for columns, packs in packs_of_stream(batches, packer)
+    )
 
 
 def unpack(packs):
@@ -123,20 +144,25 @@ def unpack(packs):
 
     Args:
         packs: Dict of arrays from `pack` or `pack_stream`, and any further columns `[B, S, ...]` or
-            `[B, K, ...]`, outputs of a model, for example. Where S = K, columns are `[B, S]`.
+            `[B, K, ...]`, outputs of a model, for example.
 
     Returns:
         A list of n arrays of token ids; with further columns a dict from each column to its list.
+
+    Raises:
+        ValueError: the packs have not the form that `pack` gives them.
     """
     packs = {name: np.asarray(values) for name, values in packs.items()}
-    if missing := [name for name in (TOKENS, SEQUENCE_IDS, SEQUENCE_INDEX) if name not in packs]:
-        raise InputError(f"`packs` must have {missing[0]}, as `pack` makes it. Received: {', '.join(packs)}.")
+    _check_names(packs, (TOKENS, SEQUENCE_IDS, SEQUENCE_INDEX))
     ids_BS, index_BK = packs[SEQUENCE_IDS], packs[SEQUENCE_INDEX]
-    is_used_BK = index_BK >= 0
-    counts = np.apply_along_axis(np.bincount, 1, ids_BS, minlength=index_BK.shape[1] + 1)[:, 1:]
-    if counts.shape != index_BK.shape or ((counts > 0) != is_used_BK).any():
-        raise InputError(f"`packs` must have as many sequences in {SEQUENCE_IDS} as in {SEQUENCE_INDEX}.")
-    order, ends = np.argsort(index_BK[is_used_BK], kind="stable"), np.cumsum(counts[is_used_BK])[:-1]
+    counts_BK, is_used_BK = count_tokens(ids_BS, index_BK), index_BK >= 0
+    order, ends = np.argsort(index_BK[is_used_BK], kind="stable"), np.cumsum(counts_BK[is_used_BK])[:-1]
+    found = index_BK[is_used_BK][order]
+    if (found[1:] == found[:-1]).any():
+        twice = found[1:][found[1:] == found[:-1]][0]
+        raise InputError(
+            f"`packs` must have each sequence once in {SEQUENCE_INDEX}. Received: {twice} twice."
+        )
     unpacked = {}
     for name in [name for name in packs if name not in MADE]:
         values = packs[name]
@@ -146,7 +172,7 @@ def unpack(packs):
             parts = list(values[is_used_BK])
         else:
             raise InputError(
-                f"`packs` must have shapes {list(ids_BS.shape)} or {list(index_BK.shape)} first. "
+                f"every column of `packs` must begin with {list(ids_BS.shape)} or {list(index_BK.shape)}. "
                 f"Received: {name} of shape {list(values.shape)}."
             )
         unpacked[name] = [parts[place] for place in order]
@@ -159,8 +185,8 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
         verify_plan([[1], [0, 2]], lengths=[5, 8, 3], max_seq_length=8).certificate.gap   ->   0.0
 
     Args:
-        packs: Lists of indices of sequences, from 0, as packers of other libraries give them; or the dict of
-            `pack`.
+        packs: For each pack the indices of its sequences, from 0: lists or arrays. Or the dict of `pack`,
+            whose `sequence_ids` must agree with `lengths`.
         lengths: Whole numbers `[n]`, of the sequences.
         max_seq_length, max_sequences_per_pack: Limits of a pack, as in `plan`.
 
@@ -174,24 +200,24 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
     depth = check_limits(max_seq_length, max_sequences_per_pack)
     lengths = check_lengths(lengths, max_seq_length)
     if isinstance(packs, Mapping):
-        packs = [row[row >= 0] for row in np.asarray(packs[SEQUENCE_INDEX])]
-    members = [np.asarray(one, np.int64) if len(one) else np.zeros(0, np.int64) for one in packs]
-    seen = np.zeros(len(lengths), np.int64)
-    for number, one in enumerate(members):
-        where = f"pack {number}"
-        if not 1 <= len(one) <= depth:
-            raise InputError(f"{where} must hold 1 to {depth} sequences. Received: {len(one)}.")
-        if one.min() < 0 or one.max() >= len(lengths):
-            raise InputError(f"{where} must hold indices from 0 and below {len(lengths)}. Received: {one}.")
-        if lengths[one].sum() > max_seq_length:
-            raise InputError(
-                f"{where} must hold at most {max_seq_length} tokens. Received: {lengths[one].sum()}."
-            )
-        np.add.at(seen, one, 1)
+        packs = _members_of(packs, lengths)
+    seen, strategies = np.zeros(len(lengths), np.int64), []
+    for number, indices in enumerate(packs):
+        where, members = f"`packs`: pack {number} must hold", _read_indices(number, indices)
+        if not 1 <= len(members) <= depth:
+            raise InputError(f"{where} 1 sequence, and at most {depth}. Received: {len(members)}.")
+        if members.min() < 0 or members.max() >= len(lengths):
+            received = f"{members.tolist()!r:.100}"
+            raise InputError(f"{where} indices from 0 and below {len(lengths)}. Received: {received}.")
+        members = members.astype(np.int64)
+        if lengths[members].sum() > max_seq_length:
+            num_tokens = lengths[members].sum()
+            raise InputError(f"{where} at most {max_seq_length} tokens. Received: {num_tokens}.")
+        np.add.at(seen, members, 1)
+        strategies.append((lengths[members].tolist(), 1))
     if (seen != 1).any():
         wrong = int(np.argmax(seen != 1))
-        raise InputError(f"sequence {wrong} must be packed once. Received: {seen[wrong]} times.")
-    strategies = [(lengths[one].tolist(), 1) for one in members]
+        raise InputError(f"`packs` must hold sequence {wrong} once. Received: {seen[wrong]} times.")
     limits = max_seq_length, max_sequences_per_pack
     given = make_plan("given", *limits, strategies)
     if given.certificate.gap:  # by the bounds that cost nothing; our own plan proves a better one
@@ -200,113 +226,77 @@ def verify_plan(packs, lengths, max_seq_length, max_sequences_per_pack="max"):
     return given
 
 
-def _read_stream(sequences, max_seq_length):
-    """`Sequences` of parts of a stream, of which only the first tells which columns there are."""
-    sequences, first, names, kinds = iter(sequences), 0, None, None
-    while part := list(itertools.islice(sequences, READ_AT_ONCE)):
-        if isinstance(part[0], Mapping):
-            names = names or list(part[0])
-            for number, one in enumerate(part, first):
-                if not isinstance(one, Mapping) or list(one) != names:
-                    raise InputError(f"sequence {number} must have the columns {', '.join(names)}.")
-            part = {name: [one[name] for one in part] for name in names}
-        columns = _read_columns(part, max_seq_length, first)
-        sizes = {name: column.sizes for name, column in columns.layout.items()}
-        if sizes != (kinds := kinds or sizes):
-            wrong = next(name for name in sizes if sizes[name] != kinds.get(name))
-            raise InputError(f"{wrong} must be a list in every sequence, or in none.")
-        yield columns
-        first += len(columns)
+def count_tokens(ids_BS, index_BK):
+    """Tokens of each slot of packs, int64 `[B, K]`; `InputError` where the ids are not those of the slots."""
+    num_packs, num_slots = index_BK.shape
+    rule = f"`packs` must have {SEQUENCE_IDS} 1, 2, ... of the slots in {SEQUENCE_INDEX}, and then 0."
+    if ids_BS.dtype.kind not in "iu" or ids_BS.ndim != 2 or len(ids_BS) != num_packs:
+        raise InputError(f"{rule} Received: {ids_BS.dtype} {list(ids_BS.shape)}.")
+    last = np.where(ids_BS == 0, num_slots + 1, ids_BS)
+    is_wrong = (np.diff(last, axis=1) < 0).any(axis=1) | ((ids_BS < 0) | (ids_BS > num_slots)).any(axis=1)
+    counts = np.zeros((num_packs, num_slots + 1), np.int64)
+    if not is_wrong.any():
+        np.add.at(counts, (np.arange(num_packs)[:, None], ids_BS), 1)
+        is_wrong = ((counts[:, 1:] > 0) != (index_BK >= 0)).any(axis=1)
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
+        raise InputError(f"{rule} Received: {ids_BS[row].tolist()!r:.100} in pack {row}.")
+    return counts[:, 1:]
 
 
-def _read_columns(sequences, max_seq_length, first=0):
-    """`Sequences` of lists or of a dict of columns, numbered from `first`."""
-    given = dict(sequences) if isinstance(sequences, Mapping) else {TOKENS: sequences}
-    if TOKENS not in given:
-        raise InputError(f"`sequences` must have a column {TOKENS}. Received: {', '.join(map(str, given))}.")
-    if taken := [name for name in given if name in (*MADE, LENGTHS)]:
-        raise InputError(f"`sequences` must not have a column {taken[0]}, which packing makes.")
-    tokens = _read_column(TOKENS, given.pop(TOKENS), first)
-    if tokens and not tokens[0].ndim:
-        raise InputError(f"`sequences` must be lists of token ids. Received: {tokens[0]!r:.100}.")
-    lengths = np.array([len(one) for one in tokens], np.int64)
-    if not lengths.all():
-        raise InputError(f"sequence {first + int(np.argmin(lengths))} must have a token. Received: none.")
-    if (lengths > max_seq_length).any():
-        wrong = int(np.argmax(lengths > max_seq_length))
+def _check_names(packs, names):
+    if missing := [name for name in names if name not in packs]:
+        raise InputError(f"`packs` must have {missing[0]}, as `pack` makes it. Received: {', '.join(packs)}.")
+
+
+def _members_of(packs, lengths):
+    """Indices of the sequences of each pack in the dict of `pack`, whose lengths are checked."""
+    _check_names(packs, (SEQUENCE_IDS, SEQUENCE_INDEX))
+    index_BK = np.asarray(packs[SEQUENCE_INDEX])
+    counts_BK = count_tokens(np.asarray(packs[SEQUENCE_IDS]), index_BK)
+    is_known = (index_BK >= 0) & (index_BK < len(lengths))  # others are an error later
+    wanted_BK = np.where(is_known, lengths[np.where(is_known, index_BK, 0)] if len(lengths) else 0, counts_BK)
+    if (wanted_BK != counts_BK).any():
+        row, slot = np.argwhere(wanted_BK != counts_BK)[0]
         raise InputError(
-            f"sequence {first + wrong} must have at most max_seq_length={max_seq_length} tokens. "
-            f"Received: {lengths[wrong]}."
+            f"`packs`: sequence {index_BK[row, slot]} must have {wanted_BK[row, slot]} tokens, as in "
+            f"`lengths`. Received: {counts_BK[row, slot]} in pack {row}."
         )
-    columns = {TOKENS: tokens, **{name: _read_column(name, one, first) for name, one in given.items()}}
-    for name, values in columns.items():
-        if len(values) != len(tokens):
-            raise InputError(
-                f"every column must have {len(tokens)} entries, as {TOKENS}. "
-                f"Received: {name} with {len(values)}."
-            )
-        for number, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True), first):
-            if value.ndim and len(value) != length:
-                raise InputError(
-                    f"sequence {number}: {name} must have a value for each of its {length} tokens, or a "
-                    f"single one. Received: {len(value)}."
-                )
-    mask = columns.pop("attention_mask", [])
-    for number, values in enumerate(mask, first):
-        if not values.all():
-            raise InputError(f"sequence {number} must be without padding. Received: attention_mask with 0.")
-    numbers = np.arange(first, first + len(tokens))
-    layout = {SEQUENCE_INDEX: Column("<i8"), LENGTHS: Column("<i8")}
-    flat = {SEQUENCE_INDEX: numbers, LENGTHS: lengths}
-    for name, values in columns.items():
-        layout[name], flat[name] = _flatten(values)
-    return Sequences(layout, flat)
+    return [row[row >= 0] for row in index_BK]
 
 
-def _read_column(name, values, first):
-    """The entries of a column as arrays `[length]`, or all `[]`."""
-    arrays = []
-    for number, value in enumerate(values, first):
-        try:
-            array = np.asarray(value)
-        except ValueError as error:  # lists of different lengths
-            raise InputError(f"sequence {number}: {name} must be a list of numbers: {error}.") from error
-        if (array.dtype.kind not in "biuf" and array.size) or array.ndim > 1:
-            raise InputError(
-                f"sequence {number}: {name} must be a list of numbers, or one. Received: {value!r:.100}."
-            )
-        if array.ndim != (arrays or [array])[0].ndim:
-            raise InputError(
-                f"{name} must be a list in every sequence, or in none. Received: {value!r:.100}."
-            )
-        arrays.append(array)
-    return arrays
-
-
-def _flatten(values):
-    """`Column` and content of entries."""
-    dtype = np.result_type(*{one.dtype for one in values}) if values else np.dtype(np.int64)
-    if values and not values[0].ndim:
-        return Column(dtype.str), np.array(values, dtype)
-    return Column(dtype.str, LENGTHS), np.concatenate([*values, np.zeros(0, dtype)], dtype=dtype)
+def _read_indices(number, indices):
+    """Indices of a pack, an array of whole numbers `[n]`."""
+    try:
+        array = np.asarray(indices if hasattr(indices, "shape") else list(indices))
+    except (TypeError, ValueError):  # no list, or one of lists
+        array = np.zeros((0, 0))
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise InputError(
+            f"`packs`: pack {number} must be a list of whole numbers. Received: {indices!r:.100}."
+        )
+    return array
 
 
 def _assemble(sequences, packs, max_seq_length, depth, padding):
     """The arrays of `pack` for `Packs` of `Sequences`."""
+    if not isinstance(padding, Mapping | None):
+        raise InputError(f"`padding` must be a dict from column to value. Received: {padding!r:.100}.")
     padding = dict(padding or {})
     if unknown := padding.keys() - sequences.layout.keys() | padding.keys() & {SEQUENCE_INDEX, LENGTHS}:
         raise InputError(f"`padding` must be for columns of the sequences. Received: {sorted(unknown)[0]}.")
     num_packs = len(packs)
+    depth += depth == max_seq_length  # `[B, S]` and `[B, K]` must differ
     source, target, _ = find_places(sequences, packs, TOKENS, max_seq_length)
     slots = packs.owners * depth + packs.slots
+    lengths = sequences[LENGTHS][packs.members]
 
     def put(name, places, values, row_length, fill=0):
-        dtype = np.result_type(values.dtype, np.min_scalar_type(fill))  # -100 in a column of bytes
+        dtype = type_with_padding(values.dtype, fill, name)
         arrays[name] = np.full((num_packs, row_length), fill, dtype)
         arrays[name].reshape(-1)[places] = values
 
     arrays = {}
-    lengths = sequences[LENGTHS][packs.members]
     for name, column in sequences.layout.items():
         if column.sizes:
             put(name, target, sequences[name][source], max_seq_length, padding.get(name, 0))

@@ -39,7 +39,7 @@ def pack_stream(batches, packer, spec, waiting=None):
 
 
 def packs_of_stream(batches, packer, waiting=None):
-    """Packs as they leave an `OnlinePacker`, with arguments as of `pack_stream`.
+    """Packs as they leave an `OnlinePacker`, with the arguments of `pack_stream`.
 
     Yields:
         (`Sequences` that wait, non-empty `Packs` of some of them).

@@ -26,7 +26,9 @@ def take_rows(batch, num_rows):
     where no sequence goes on in another pack, or one goes on from another place than its row's pack before
     has reached.
     """
-    num_steps = int((np.asarray(batch["slot_weights"]) > 0).any(axis=1).sum()) // num_rows
+    used = np.flatnonzero((np.asarray(batch["slot_weights"]) > 0).any(axis=1))
+    # The last packs of some rows are padding
+    num_steps = min(-(-(used.max(initial=-1) + 1) // num_rows), len(batch["slot_weights"]) // num_rows)
     packs = {
         name: np.asarray(batch[name])[: num_steps * num_rows].reshape(num_steps, num_rows, -1)
         for name in ("token_ids", "sequence_ids", "position_ids")
@@ -92,8 +94,12 @@ def _changes(packs):
     numbers_RL = np.cumsum(starts_NRS.transpose(1, 0, 2).reshape(num_rows, -1), axis=1)
     numbers_NRS = numbers_RL.reshape(num_rows, num_steps, length).transpose(1, 0, 2)
     rows_NRS = np.broadcast_to(np.arange(num_rows)[:, None], starts_NRS.shape)
-    # Any two rows differ in a bit of their number
-    bits = [numbers_NRS % 2, *(rows_NRS >> bit & 1 for bit in range((num_rows - 1).bit_length()))]
+    # Any two rows, and any two sequences of one, differ in a bit of their number
+    bits = [
+        numbers >> bit & 1
+        for numbers in (numbers_NRS, rows_NRS)
+        for bit in range(int(numbers.max(initial=0)).bit_length())
+    ]
     return [(packs["sequence_ids"] > 0) & (one == value) for one in bits for value in (0, 1)]
 
 

@@ -13,7 +13,7 @@ import functools
 import numpy as np
 from keras import ops
 
-from bert_packed.evaluation.model_audit import Check
+from bert_packed.evaluation.model_audit import Check, largest_of
 from bert_packed.objectives.features import OWNERS, RECORDED
 from bert_packed.training.backend import compiled, gradient
 
@@ -165,7 +165,7 @@ def _neighbours_outputs(forward, outputs, vocab_size, packs):
             owners = _owners(packs, kind)
             others = (owners != slot) & ((owners > 0) | (kind == "S"))  # padding must not move
             if others.any():
-                largest[name] = _max(largest[name], np.abs(after[name] - before[name])[others].max())
+                largest[name] = largest_of(largest[name], np.abs(after[name] - before[name])[others].max())
         moved_BS = (after[HIDDEN] != before[HIDDEN]).any(axis=-1)
         unmoved += int(np.sum(mine_BS & ~moved_BS))
     return [
@@ -181,7 +181,7 @@ def _neighbours_gradients(cross_gradient, packs):
     for slot in range(1, packs["slot_weights"].shape[1] + 1):
         mine_BS = packs["sequence_ids"] == slot
         size_BS = np.abs(_to_numpy(cross_gradient(packs, np.int32(slot)))).max(axis=-1)
-        largest = _max(largest, size_BS[~mine_BS].max(initial=0.0))
+        largest = largest_of(largest, size_BS[~mine_BS].max(initial=0.0))
         without += int(np.sum(size_BS[mine_BS] == 0))
     return [
         Check("neighbours: gradient on their embeddings", largest, 0.0),
@@ -199,8 +199,8 @@ def _outputs_alone(forward, outputs, packs, unpacked, slots, tolerance):
         for new, (row, slot) in enumerate(slots):
             one, other = together[name][row][here[row] == slot], alone[name][new][there[new] == 1]
             if len(one):
-                largest = _max(largest, np.abs(one - other).max())
-                scale = _max(scale, np.abs(other).max())
+                largest = largest_of(largest, np.abs(one - other).max())
+                scale = largest_of(scale, np.abs(other).max())
         checks.append(Check(f"unpacked: {name}", largest / (scale or 1.0), tolerance))
     return checks
 
@@ -217,9 +217,9 @@ def _training_alone(gradients, model, objective, packs, unpacked, tolerance):
         one, other = np.asarray(one), np.asarray(other)
         difference = np.abs(one - other).max()
         if variable.path.endswith("key/bias"):
-            key_biases = _max(key_biases, np.abs(one).max())
+            key_biases = largest_of(key_biases, np.abs(one).max())
         else:
-            largest = _max(largest, difference / (np.abs(other).max() or 1.0))
+            largest = largest_of(largest, difference / (np.abs(other).max() or 1.0))
     return [
         *checks,
         Check("unpacked: gradients of all weights", float(largest), tolerance),
@@ -240,8 +240,3 @@ def _to_numpy(outputs):
     if isinstance(outputs, dict):
         return {name: _to_numpy(values) for name, values in outputs.items()}
     return np.asarray(ops.convert_to_numpy(outputs), np.float32)
-
-
-def _max(one, other):
-    # Not Python's `max`, which would drop a NaN
-    return float(np.maximum(one, other))

@@ -14,10 +14,11 @@ import inspect
 import numpy as np
 
 from bert_packed.assembly.block_attention_mask import attention_mask
-from bert_packed.assembly.in_memory import POSITION_IDS, SEQUENCE_IDS, SEQUENCE_INDEX, TOKENS
+from bert_packed.assembly.given_columns import POSITION_IDS, SEQUENCE_IDS, SEQUENCE_INDEX, TOKENS
 from bert_packed.core.settings import InputError
 
-OUTPUTS = ("last_hidden_state", "logits")  # names of an output a token in models of transformers
+ROUNDING = 16  # units of the last place by which a sequence alone may differ in half precision
+HALF_PRECISION = {"float16": 2**-10, "bfloat16": 2**-7}  # unit of the last place, relative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +54,22 @@ class AuditReport:
         )
 
 
-def audit_model(model, packs, inputs=None, tolerance=1e-5):
+def audit_model(model, packs, inputs=None, tolerance=None):
     """Audit a model on packs, of which some must hold several sequences.
 
     Args:
         model: A function, a Keras model or a `torch.nn.Module`, without dropout (`model.eval()`). It returns
-            a value, or a vector, for each token: an array `[B, S, ...]`, or an output of transformers.
-        packs: Dict of arrays `[B, S]`: `input_ids`, and `sequence_ids` (1..K, 0 is padding), as from `pack`.
-            `position_ids` are counted where they are missing. Further columns `[B, S]`, such as
-            `token_type_ids`, go along with their tokens.
+            a value, or a vector, for each token: an array `[B, S, ...]`, or a dict, tuple or output of
+            transformers in which some are. All that begin with `[B, S]` are audited.
+        packs: Dict of arrays `[B, S]`: `input_ids`, and `sequence_ids` (above 0, each in one run of a row; 0
+            is padding), as from `pack`. `position_ids` are counted where they are missing. Further columns
+            `[B, S]`, such as `token_type_ids`, go along with their tokens.
         inputs: Function from such a dict to the arguments of `model`: a dict by name for a torch module,
             anything for others. It makes the attention mask, or what else the model knows packs by. None for
-            the dict itself, and for a torch module for its `input_ids`, `position_ids` and
+            the dict itself, and for a torch module for the columns but `labels`, and for
             `attention_mask(sequence_ids, dtype)`, as far as it has such arguments.
-        tolerance: Largest difference from unpacked sequences, relative to the largest value.
+        tolerance: Largest difference from unpacked sequences, relative to the largest value. None for 1e-5,
+            or 16 units of the last place of outputs in half precision.
 
     Returns:
         An `AuditReport`.
@@ -75,114 +78,166 @@ def audit_model(model, packs, inputs=None, tolerance=1e-5):
         InputError: `packs` or the outputs have another form, no pack holds several sequences, or the model
             gives another output for the same packs.
     """
-    packs = _check_packs(packs)
+    packs, runs_BS = _check_packs(packs)
     call = _Model(model, inputs)
     before = call(packs)
     if not np.array_equal(before, call(packs), equal_nan=True):
-        raise InputError("`model` must be without dropout. Received: two outputs for the same packs.")
-    checks = [*_changed_neighbours(call, packs, before), _alone(call, packs, before, tolerance)]
+        raise InputError(
+            "`model` must give equal outputs for equal packs: without dropout, by deterministic kernels. "
+            "Received: two outputs."
+        )
+    tolerance = call.tolerance if tolerance is None else tolerance
+    checks = _changed_neighbours(call, packs, runs_BS, before)
     if call.embedding is not None:
-        checks.insert(2, _gradients_of_neighbours(call, packs))
-    return AuditReport(tuple(checks))
+        checks += _gradients_of_neighbours(call, packs, runs_BS)
+    return AuditReport((*checks, _alone(call, packs, runs_BS, before, tolerance)))
 
 
 class _Model:
-    """A model as a function from a dict of NumPy arrays to a NumPy array `[B, S, ...]`."""
+    """A model as a function from a dict of NumPy arrays to a NumPy array `[B, S, D]`, of all its outputs."""
 
     def __init__(self, model, inputs):
         self._model, self._inputs = model, inputs
-        self._torch, self.embedding = None, None
-        if type(model).__module__ != "builtins" and hasattr(model, "state_dict"):
+        self._torch, self._dtype, self.embedding, self.tolerance = None, None, None, 1e-5
+        if hasattr(model, "state_dict") and hasattr(model, "parameters"):
             import torch  # the model's own
 
             self._torch = torch
-            if hasattr(model, "get_input_embeddings"):
+            floats = (one for one in model.parameters() if one.is_floating_point())
+            some = next(floats, torch.zeros(()))
+            self._dtype, self._device = some.dtype, some.device
+            try:
                 self.embedding = model.get_input_embeddings()
+            except (AttributeError, NotImplementedError):  # a module without token embeddings
+                self.embedding = None
 
     def __call__(self, packs):
         if self._torch is None:
             outputs = self._model(self._inputs(packs) if self._inputs else packs)
-            if hasattr(outputs, "detach"):  # of a function that calls torch
-                outputs = outputs.detach().float().cpu().numpy()
-            return _check_outputs(np.asarray(_tokens_of(outputs), np.float32), packs)
-        with self._torch.no_grad():
-            return _check_outputs(self.forward(packs).float().cpu().numpy(), packs)
+        else:
+            with self._torch.no_grad():
+                outputs = self._run(packs)
+        outputs = _of_tokens(outputs, packs)
+        kinds = {str(one.dtype).rpartition(".")[2] for one in outputs} | {str(self._dtype).rpartition(".")[2]}
+        for kind, eps in HALF_PRECISION.items():
+            if kind in kinds:
+                self.tolerance = max(self.tolerance, ROUNDING * eps)
+        return np.concatenate([_to_numpy(one) for one in outputs], axis=-1)
 
-    def forward(self, packs):
-        """Output of a torch module: a tensor `[B, S, ...]`."""
+    def differentiable(self, packs):
+        """Outputs of a torch module `[B, S, D]`, and the embeddings that they can be differentiated by."""
+        found = []
+
+        def keep(module, arguments, output):
+            # Leaves, also where the embeddings are frozen
+            found.append(output.detach().requires_grad_())
+            return found[-1]
+
+        hook = self.embedding.register_forward_hook(keep)
+        try:
+            outputs = _of_tokens(self._run(packs), packs)
+        finally:
+            hook.remove()
+        flat = [one.reshape(*one.shape[:2], -1).float() for one in outputs]
+        return self._torch.cat(flat, dim=-1), found
+
+    def _run(self, packs):
         arguments = self._inputs(packs) if self._inputs else self._default_inputs(packs)
-        device = next(self._model.parameters()).device
-        tensors = {name: self._torch.as_tensor(values).to(device) for name, values in arguments.items()}
-        return _tokens_of(self._model(**tensors))
+        return self._model(
+            **{
+                name: self._torch.as_tensor(value).to(self._device) if hasattr(value, "shape") else value
+                for name, value in arguments.items()
+            }
+        )
 
     def _default_inputs(self, packs):
         taken = inspect.signature(self._model.forward).parameters
-        arguments = {name: values for name, values in packs.items() if name in taken}
+        if TOKENS not in taken:
+            raise InputError(
+                f"`inputs` must be given for a model whose `forward` has no argument {TOKENS}. "
+                f"Received: {', '.join(taken)}."
+            )
+        arguments = {name: values for name, values in packs.items() if name in taken and name != "labels"}
         if "attention_mask" in taken:
-            dtype = next(self._model.parameters()).dtype
             ids = self._torch.as_tensor(packs[SEQUENCE_IDS])
-            arguments["attention_mask"] = attention_mask(ids, dtype)
+            arguments["attention_mask"] = attention_mask(ids, self._dtype)
         return arguments
 
 
 def _check_packs(packs):
-    packs = {name: np.asarray(values) for name, values in packs.items() if name != SEQUENCE_INDEX}
-    for name in (TOKENS, SEQUENCE_IDS):
-        if name not in packs or packs[name].ndim != 2:
-            raise InputError(f"`packs` must have {name} [B, S]. Received: {', '.join(packs)}.")
+    """Columns `[B, S]` of packs, and the number in its row of each token's sequence, 1.., 0 for padding."""
+    packs = {name: np.asarray(values) for name, values in packs.items()}
+    if missing := [name for name in (TOKENS, SEQUENCE_IDS) if name not in packs]:
+        raise InputError(f"`packs` must have {missing[0]} [B, S]. Received: {', '.join(packs)}.")
+    slots = packs.pop(SEQUENCE_INDEX).shape if SEQUENCE_INDEX in packs else None
     shape = packs[TOKENS].shape
-    packs = {name: values for name, values in packs.items() if values.shape == shape}
-    if not (packs[SEQUENCE_IDS].max(axis=1, initial=0) > 1).any():
-        raise InputError("`packs` must hold several sequences in one of them. Received: one in each.")
+    packs = {name: values for name, values in packs.items() if values.shape != slots or slots == shape}
+    for name, values in packs.items():
+        if values.shape != shape or values.ndim != 2:
+            raise InputError(
+                f"every column of `packs` must have the shape of {TOKENS}, [B, S]. "
+                f"Received: {name} of {list(values.shape)}, {TOKENS} of {list(shape)}."
+            )
+    ids_BS = packs[SEQUENCE_IDS]
+    begins = np.ones(shape, bool)
+    begins[:, 1:] = ids_BS[:, 1:] != ids_BS[:, :-1]
+    runs_BS = np.cumsum(begins & (ids_BS > 0), axis=1) * (ids_BS > 0)
+    for row in range(len(ids_BS)):
+        num_runs, num_ids = runs_BS[row].max(initial=0), len(np.unique(ids_BS[row][ids_BS[row] > 0]))
+        if num_runs != num_ids:
+            raise InputError(
+                f"`packs` must have each of {SEQUENCE_IDS} in one run of a row. "
+                f"Received: {ids_BS[row].tolist()!r:.100}."
+            )
+    if runs_BS.max(initial=0) < 2:
+        raise InputError("`packs` must hold several sequences in one of them. Received: one at most in each.")
     if POSITION_IDS not in packs:
-        packs[POSITION_IDS] = count_positions(packs[SEQUENCE_IDS])
-    return packs
+        places = np.arange(shape[1])
+        starts = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+        packs[POSITION_IDS] = (places - starts) * (ids_BS > 0)
+    return packs, runs_BS
 
 
-def count_positions(sequence_ids):
-    """Positions from 0 in every sequence: int64 `[B, S]`.
-
-    sequence_ids [1 1 2 2 2 0]   ->   [0 1 0 1 2 0]
-    """
-    places = np.arange(sequence_ids.shape[1])
-    starts = np.ones(sequence_ids.shape, bool)
-    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-    return (places - np.maximum.accumulate(np.where(starts, places, 0), axis=1)) * (sequence_ids > 0)
-
-
-def _tokens_of(outputs):
-    """The output a token among those of a model."""
-    for name in OUTPUTS:
-        if getattr(outputs, name, None) is not None:
-            return getattr(outputs, name)
-        if isinstance(outputs, dict) and name in outputs:
-            return outputs[name]
-    return outputs[0] if isinstance(outputs, tuple | list) else outputs
-
-
-def _check_outputs(outputs, packs):
-    if outputs.shape[:2] != packs[TOKENS].shape:
+def _of_tokens(outputs, packs):
+    """The outputs that begin with `[B, S]`, at least one."""
+    several = outputs.values() if isinstance(outputs, dict) else outputs
+    several = list(several) if isinstance(outputs, dict | tuple | list) else [outputs]
+    shape = packs[TOKENS].shape
+    found = [one for one in several if tuple(getattr(one, "shape", ()))[:2] == shape]
+    if not found:
+        received = ", ".join(str(list(getattr(one, "shape", ()))) for one in several)
         raise InputError(
-            f"`model` must return an array {list(packs[TOKENS].shape)} and more dimensions, a value a token. "
-            f"Received shape: {list(outputs.shape)}."
+            f"`model` must return an array that begins with {list(shape)}, a value per token. "
+            f"Received shapes: {received}."
         )
-    return outputs.reshape(*outputs.shape[:2], -1)
+    return found
 
 
-def _changed_neighbours(call, packs, before):
+def _to_numpy(output):
+    """An output `[B, S, ...]` as `[B, S, D]`; half precision as float32, others as they are."""
+    if hasattr(output, "detach"):  # of torch, which has types that NumPy has not
+        output = output.detach().cpu()
+        output = output if "float64" in str(output.dtype) else output.float()
+    array = np.asarray(output)
+    # "Exactly 0" is so in the model's own precision
+    array = array if array.dtype.kind in "biu" or array.dtype == np.float64 else array.astype(np.float32)
+    return array.reshape(*array.shape[:2], -1)
+
+
+def _changed_neighbours(call, packs, runs_BS, before):
     """Change every token of sequence 1 of all packs, then of 2, ...; compare all other sequences."""
-    ids = np.unique(packs[TOKENS][packs[SEQUENCE_IDS] > 0])
+    ids = np.unique(packs[TOKENS][runs_BS > 0])
     if len(ids) < 2:
-        raise InputError("`packs` must hold different tokens, to change one into another.")
+        raise InputError(f"`packs` must hold different {TOKENS}, to change one into another.")
+    # Ids that occur are ids that the model knows
+    others_BS = ids[(np.searchsorted(ids, packs[TOKENS]) + 1) % len(ids)]
     largest, unmoved = 0.0, 0
-    for slot in range(1, int(packs[SEQUENCE_IDS].max()) + 1):
-        mine_BS = packs[SEQUENCE_IDS] == slot
-        # Ids that occur are ids that the model knows
-        others = ids[(np.searchsorted(ids, packs[TOKENS]) + 1) % len(ids)]
-        after = call({**packs, TOKENS: np.where(mine_BS, others, packs[TOKENS])})
-        theirs_BS = ~mine_BS & (packs[SEQUENCE_IDS] > 0)
+    for slot in range(1, int(runs_BS.max()) + 1):
+        mine_BS = runs_BS == slot
+        after = call({**packs, TOKENS: np.where(mine_BS, others_BS, packs[TOKENS])})
+        theirs_BS = ~mine_BS & (runs_BS > 0)
         if theirs_BS.any():
-            largest = _max(largest, np.abs(after - before)[theirs_BS].max())
+            largest = largest_of(largest, np.abs(after - before)[theirs_BS].max())
         unmoved += int((mine_BS & ~(after != before).any(axis=-1)).sum())
     return [
         Check("neighbours: change of outputs", largest, 0.0),
@@ -191,54 +246,56 @@ def _changed_neighbours(call, packs, before):
     ]
 
 
-def _gradients_of_neighbours(call, packs):
+def _gradients_of_neighbours(call, packs, runs_BS):
     """Gradient of the outputs of sequence 1, then of 2, ..., on the embeddings of all other tokens."""
     import torch
 
-    largest, found = 0.0, []
-    hook = call.embedding.register_forward_hook(lambda module, arguments, output: found.append(output))
-    try:
-        with torch.enable_grad():
-            outputs = call.forward(packs)
-            outputs = outputs.float().reshape(*outputs.shape[:2], -1)
-            # Weighted, since layer norm makes a plain sum of outputs constant
-            weights = torch.linspace(-1, 1, outputs.shape[-1], device=outputs.device)
-            for slot in range(1, int(packs[SEQUENCE_IDS].max()) + 1):
-                mine_BS = torch.as_tensor(packs[SEQUENCE_IDS] == slot, device=outputs.device)
-                target = (outputs * weights * mine_BS[..., None]).sum()
-                (gradient_BSD,) = torch.autograd.grad(target, found[0], retain_graph=True)
-                theirs_BS = (packs[SEQUENCE_IDS] != slot) & (packs[SEQUENCE_IDS] > 0)
-                size_BS = gradient_BSD.float().abs().amax(-1).cpu().numpy()
-                largest = _max(largest, size_BS[theirs_BS].max(initial=0.0))
-    finally:
-        hook.remove()
-    return Check("neighbours: gradient on their embeddings", largest, 0.0)
+    with torch.enable_grad():
+        outputs_BSD, embedded = call.differentiable(packs)
+        if not embedded or not outputs_BSD.requires_grad:  # `inputs` gives embeddings, or none reach the end
+            return []
+        # Weighted, since layer norm makes a plain sum of outputs constant
+        weights_D = torch.linspace(-1, 1, outputs_BSD.shape[-1], device=outputs_BSD.device)
+        weights_D = weights_D if len(weights_D) > 1 else torch.ones_like(weights_D)
+        largest, without = 0.0, 0
+        for slot in range(1, int(runs_BS.max()) + 1):
+            mine_BS = runs_BS == slot
+            is_mine = torch.as_tensor(mine_BS, device=outputs_BSD.device)[..., None]
+            target = (outputs_BSD * weights_D * is_mine).sum()
+            (gradient_BSD,) = torch.autograd.grad(target, embedded[0], retain_graph=True)
+            size_BS = gradient_BSD.float().abs().amax(-1).cpu().numpy()
+            largest = largest_of(largest, size_BS[~mine_BS & (runs_BS > 0)].max(initial=0.0))
+            without += int((size_BS[mine_BS] == 0).sum())
+    return [
+        Check("neighbours: gradient on their embeddings", largest, 0.0),
+        Check("tokens without a gradient of their own", float(without), 0.0),
+    ]
 
 
-def _alone(call, packs, before, tolerance):
+def _alone(call, packs, runs_BS, before, tolerance):
     """Compare every sequence's outputs with those that it has alone in a row."""
-    ids_BS = packs[SEQUENCE_IDS]
-    size = len(ids_BS)
-    places = [(row, slot) for row in range(size) for slot in np.unique(ids_BS[row][ids_BS[row] > 0])]
+    size = len(runs_BS)
+    places = [(row, slot) for row in range(size) for slot in range(1, int(runs_BS[row].max()) + 1)]
+    start_position = packs[POSITION_IDS][places[0][0], 0]  # not 0 in a RoBERTa
     largest, scale = 0.0, 0.0
     for start in range(0, len(places), size):
         part = places[start : start + size]
         part += [part[-1]] * (size - len(part))  # a compiled model has one shape
         rows = {name: np.zeros_like(values) for name, values in packs.items()}
         for new, (row, slot) in enumerate(part):
-            mine = np.flatnonzero(ids_BS[row] == slot)
+            mine = np.flatnonzero(runs_BS[row] == slot)
             for name in rows:
                 rows[name][new, : len(mine)] = packs[name][row, mine]
             rows[SEQUENCE_IDS][new, : len(mine)] = 1
-            rows[POSITION_IDS][new, : len(mine)] = np.arange(len(mine))
+            rows[POSITION_IDS][new, : len(mine)] = start_position + np.arange(len(mine))
         alone = call(rows)
         for new, (row, slot) in enumerate(part):
-            mine = np.flatnonzero(ids_BS[row] == slot)
-            largest = _max(largest, np.abs(before[row, mine] - alone[new, : len(mine)]).max())
-            scale = _max(scale, np.abs(alone[new, : len(mine)]).max())
+            mine = np.flatnonzero(runs_BS[row] == slot)
+            largest = largest_of(largest, np.abs(before[row, mine] - alone[new, : len(mine)]).max())
+            scale = largest_of(scale, np.abs(alone[new, : len(mine)]).max())
     return Check("unpacked: outputs", largest / (scale or 1.0), tolerance)
 
 
-def _max(one, other):
-    # Not Python's `max`, which would drop a NaN
+def largest_of(one, other):
+    """The larger of two numbers; unlike Python's `max`, NaN where one is."""
     return float(np.maximum(one, other))

@@ -60,7 +60,7 @@ class Reach(NamedTuple):
 def tiles_in_reach(sequence_ids_BS, tile):
     """The `Reach` of the tiles of packs.
 
-    Exact where ids ascend along a pack and padding stands last, as in records; else perhaps too many.
+    Exact where ids ascend along a pack and padding is last, as in records; else perhaps too many.
     """
     reaches_Bnn = may_attend(sequence_ids_BS, tile)
     first_Bn = jnp.argmax(reaches_Bnn, axis=-1).astype("int32")

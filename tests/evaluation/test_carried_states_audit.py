@@ -125,3 +125,10 @@ def test_packs_that_show_nothing_are_refused():
         InputError, match=r"from the first on. Received: pack 0, which goes on at position 2, not 0"
     ):
         carried_states.take_rows({name: values[3:] for name, values in batch.items()}, 3)
+
+
+def test_the_last_packs_of_a_row_may_be_padding():
+    """Of the row in the middle: the last step is audited all the same."""
+    batch = batch_of([[4, 9, 5], [6], [6, 3, 7]])
+    assert carried_states.take_rows(batch, 3)["token_ids"].shape == (3, 3, LENGTH)
+    assert failed(make_model(), batch) == set()

@@ -5,7 +5,6 @@ import pytest
 
 import bert_packed
 from bert_packed.core.settings import InputError
-from bert_packed.evaluation.model_audit import count_positions
 
 LENGTH, WIDTH = 12, 8
 NAMES = ["neighbours: change of outputs", "changed tokens whose own output stays", "unpacked: outputs"]
@@ -36,6 +35,9 @@ def model(leak=""):
             is_own = is_own | np.eye(LENGTH, k=1, dtype=bool)
         scores = np.where(is_own, hidden @ np.swapaxes(hidden, 1, 2), -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
+        if leak == "soft mask":  # in float64 alone
+            scores = np.where(is_own, hidden @ np.swapaxes(hidden, 1, 2), -10.0)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
         if leak == "ignores input":
             return np.zeros_like(hidden)
         if leak == "NaN":
@@ -63,6 +65,7 @@ def test_a_model_that_keeps_sequences_apart(packs):
         ("positions", [2]),
         ("ignores input", [1]),
         ("NaN", [0, 2]),
+        ("soft mask", [0]),
     ],
 )
 def test_leaks_are_found(packs, leak, found):
@@ -72,7 +75,12 @@ def test_leaks_are_found(packs, leak, found):
 
 
 def test_positions_are_counted_where_they_are_missing(packs):
-    assert np.array_equal(count_positions(packs["sequence_ids"]), packs["position_ids"])
+    given = []
+    bert_packed.audit_model(
+        lambda batch: given.append(batch["position_ids"]) or model()(batch),
+        {name: packs[name] for name in ("input_ids", "sequence_ids")},
+    )
+    assert np.array_equal(given[0], packs["position_ids"])
     ids = {name: packs[name] for name in ("input_ids", "sequence_ids")}
     assert bert_packed.audit_model(model(), ids).passed
 
@@ -80,11 +88,28 @@ def test_positions_are_counted_where_they_are_missing(packs):
 def test_mistakes(packs):
     rng = np.random.default_rng(2)
     alone = {name: values[:, :LENGTH] for name, values in bert_packed.pack([[1] * 12, [2] * 12], 12).items()}
+    numbered = {**alone, "sequence_ids": np.array([[7] * 12, [9] * 12])}  # of documents, one in each row
+    split = {**packs, "sequence_ids": np.where(np.arange(LENGTH) % 3 == 1, 1, 2) + 0 * packs["sequence_ids"]}
     for wrong, what, message in [
-        (model(), alone, "`packs` must hold several sequences in one of them. Received: one in each."),
+        (
+            model(),
+            alone,
+            "`packs` must hold several sequences in one of them",
+        ),
+        (
+            model(),
+            numbered,
+            "`packs` must hold several sequences in one of them",
+        ),
+        (model(), split, "`packs` must have each of sequence_ids in one run of a row"),
         (model(), {"input_ids": packs["input_ids"]}, r"`packs` must have sequence_ids \[B, S\]"),
-        (lambda batch: rng.normal(size=batch["input_ids"].shape), packs, "`model` must be without dropout"),
-        (lambda batch: np.zeros(3), packs, r"`model` must return an array \[\d+, 12\]"),
+        (
+            model(),
+            {**packs, "kind": packs["input_ids"][:, :3]},
+            "every column of `packs` must have the shape",
+        ),
+        (lambda batch: rng.normal(size=batch["input_ids"].shape), packs, "`model` must give equal outputs"),
+        (lambda batch: np.zeros(3), packs, r"`model` must return an array that begins with \[\d+, 12\]"),
     ]:
         with pytest.raises(InputError, match=message):
             bert_packed.audit_model(wrong, what)
@@ -117,6 +142,10 @@ def test_transformers_bert(packs, reference, attention):
 
     report = bert_packed.audit_model(bert, packs, inputs=padding_mask)
     assert len(failed(report)) == 3
+    bert.get_input_embeddings().requires_grad_(False)  # as with adapters
+    assert len(failed(bert_packed.audit_model(bert, packs, inputs=padding_mask))) == 3
+    assert bert_packed.audit_model(bert.bfloat16(), packs).passed
+    bert.float()
 
     class Shifted(torch.nn.Module):
         """A gradient for the token before, and nothing wrong forward."""
@@ -134,6 +163,14 @@ def test_transformers_bert(packs, reference, attention):
     assert failed(bert_packed.audit_model(shifted, packs)) == ["neighbours: gradient on their embeddings"]
     with pytest.raises(InputError, match="without dropout"):
         bert_packed.audit_model(bert.train(), packs)
+    with pytest.raises(InputError, match="`inputs` must be given for a model whose `forward`"):
+        bert_packed.audit_model(torch.nn.Embedding(60, 4), packs)
+    heads = transformers.BertForPreTraining._from_config(config, attn_implementation=attention).eval()
+    assert bert_packed.audit_model(heads, packs).passed  # outputs of other names
+    given = {name: torch.as_tensor(value) for name, value in padding_mask(packs).items()}
+    assert not bert_packed.audit_model(
+        lambda batch: heads(**{**given, "input_ids": torch.as_tensor(batch["input_ids"])}), packs
+    ).passed
 
 
 def test_transformers_mamba_passes_states_on(packs, reference):
