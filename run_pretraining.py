@@ -9,7 +9,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import write_json
 from bert_packed.parallel import cluster
 from bert_packed.records.inputs import find_files
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines import choose_backend
 
 INPUTS = "input_file", "eval_input_file", "unpacked_input_file"
@@ -142,7 +142,7 @@ def _write(config, metrics, speed):
 
 def command():
     """Run `main` with the flags of the command line; returns the exit status."""
-    return run(main, TrainConfig, DESCRIPTION)
+    return run(main, PretrainingConfig, DESCRIPTION)
 
 
 if __name__ == "__main__":

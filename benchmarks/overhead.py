@@ -22,7 +22,7 @@ from bert_packed.config import MambaConfig, load_model_config
 from bert_packed.core.command_line import run
 from bert_packed.core.settings import InputError, check_divides, setting
 from bert_packed.runs.interleaved_timing import time_interleaved
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines import choose_backend
 
 PARTS = ATTENTION_MASK, FRESH_MASKS, RESTARTS = "attention_mask", "fresh_masks", "restarts"
@@ -178,7 +178,7 @@ def masked_batches(config, folder):
     """A run's engine, and its endless batches: dict from `WITH` and `WITHOUT` fresh masks."""
     from bert_packed.runs import pretraining, pretraining_data
 
-    static = TrainConfig(
+    static = PretrainingConfig(
         input_file=config.input_file,
         output_dir=folder,
         objective=config.objective,

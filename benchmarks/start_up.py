@@ -170,12 +170,12 @@ def first_batch(way, config, folder):
 
     import_quietly("tensorflow")
     from bert_packed.data.input_pipeline import train_batches
-    from bert_packed.runs.pretraining_config import TrainConfig
+    from bert_packed.runs.pretraining_config import PretrainingConfig
     from bert_packed.runs.pretraining_data import read_data
     from bert_packed.runs.run_directory import SCANS_FILE
 
     output = os.path.join(folder, "run")
-    settings = TrainConfig(input_file=os.path.join(folder, "*.tfrecord"), output_dir=output)
+    settings = PretrainingConfig(input_file=os.path.join(folder, "*.tfrecord"), output_dir=output)
     if not WAYS[way]:
         for store in (os.path.join(output, SCANS_FILE), os.path.join(folder, SCANS_FILE)):
             if os.path.exists(store):

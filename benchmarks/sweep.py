@@ -21,10 +21,10 @@ from bert_packed.core.settings import InputError, setting
 from bert_packed.records.inputs import find_files, folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.runs.finetuning_config import SquadConfig
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 PRETRAINING, SQUAD = "run_pretraining.py", "run_squad.py"
-CONFIGS = {PRETRAINING: TrainConfig, SQUAD: SquadConfig}
+CONFIGS = {PRETRAINING: PretrainingConfig, SQUAD: SquadConfig}
 WARMUP_SHARE = 0.1  # of the steps of a pre-training
 MOST_UNEVEN = 0.05
 STATUS_OF_SIGNAL = 128

@@ -4,10 +4,10 @@ Importing this imports no backend: a command chooses it first.
 """
 
 from bert_packed.config import MambaConfig
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines import make_engine
 
-RECIPE = TrainConfig(input_file="-", output_dir="-")  # the defaults of a run: losses and LAMB
+RECIPE = PretrainingConfig(input_file="-", output_dir="-")  # the defaults of a run: losses and LAMB
 
 
 def build_engine(model_config, micro_batch_size=0, optimizer=None, objective=None, **model):

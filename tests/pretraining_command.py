@@ -10,7 +10,7 @@ from bert_packed.core import command_line
 from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training import metrics_log
 from bert_packed.training.training_metrics import TIMED_FIGURES
 
@@ -51,7 +51,10 @@ def arguments(data, output_dir, **changes):
 def run(*arguments):
     """The command in this process: exit status."""
     return command_line.run(
-        run_pretraining.main, TrainConfig, run_pretraining.DESCRIPTION, ["run_pretraining.py", *arguments]
+        run_pretraining.main,
+        PretrainingConfig,
+        run_pretraining.DESCRIPTION,
+        ["run_pretraining.py", *arguments],
     )
 
 

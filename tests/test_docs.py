@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -79,7 +79,7 @@ def test_the_tour_names_every_folder_in_the_order_of_the_rules():
 @pytest.mark.parametrize(
     ("start", "configs"),
     [
-        ("What changes no result may change", [TrainConfig]),
+        ("What changes no result may change", [PretrainingConfig]),
         ("in fine-tuning", [SquadConfig, GlueConfig, NerConfig]),
     ],
 )
@@ -87,7 +87,7 @@ def test_flags_that_may_change_are_those_of_the_settings(start, configs):
     page = " ".join((ROOT / "docs/training.md").read_text().split())
     (listed,) = re.findall(rf"{start}: ([^.;]*)[.;]", page)
     fields = {field.name: field.metadata for config in configs for field in dataclasses.fields(config)}
-    of_runs = {field.name for field in dataclasses.fields(TrainConfig)} if len(configs) > 1 else ()
+    of_runs = {field.name for field in dataclasses.fields(PretrainingConfig)} if len(configs) > 1 else ()
     # What is of one call alone, as --json, needs no list
     wanted = [
         f"--{name}"

@@ -15,7 +15,7 @@ from bert_packed.data.input_pipeline import eval_batches
 from bert_packed.objectives.objective import add_sums
 from bert_packed.records.first_records import read_pack_spec
 from bert_packed.records.inputs import find_files
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.metrics_log import read_rows
 from data_gen import create_pretraining_data, pack_tfrecords, verify_tfrecords
 from data_gen.pack_config import PackConfig
@@ -109,7 +109,7 @@ def test_training_learns(job):
     (job / "bert_config.json").write_text(json.dumps(vars(config)))
     status = run(
         run_pretraining,
-        TrainConfig,
+        PretrainingConfig,
         input_file=f"{job}/packed/train/*.tfrecord",
         eval_input_file=f"{job}/packed/eval/*.tfrecord",
         output_dir=folder,
@@ -131,7 +131,7 @@ def test_training_learns(job):
 
 def test_unpacked_records_are_refused_with_the_command(job, capsys):
     flags = {"input_file": f"{job}/instances/train-*.tfrecord", "output_dir": job / "refused"}
-    assert run(run_pretraining, TrainConfig, **flags) == 2
+    assert run(run_pretraining, PretrainingConfig, **flags) == 2
     message = capsys.readouterr().err
     assert "python data_gen/pack_tfrecords.py --input_file=" in message and message.count("\n") == 1
     with pytest.raises(InputError, match="holds unpacked records"):

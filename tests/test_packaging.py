@@ -125,10 +125,10 @@ def test_a_flagfile_is_found_wherever_one_stands(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     for name in ("demo.flags", "configs/demo.flags"):
-        config = command_line.parse(run_pretraining.TrainConfig, ["x", f"--flagfile={name}"])
+        config = command_line.parse(run_pretraining.PretrainingConfig, ["x", f"--flagfile={name}"])
         assert (config.bert_config_file, config.output_dir) == ("bert-tiny", "runs/demo")
     (tmp_path / "demo.flags").write_text((ROOT / "configs/demo.flags").read_text() + "--output_dir=mine\n")
-    config = command_line.parse(run_pretraining.TrainConfig, ["x", "--flagfile=demo.flags"])
+    config = command_line.parse(run_pretraining.PretrainingConfig, ["x", "--flagfile=demo.flags"])
     assert config.output_dir == "mine"
 
 

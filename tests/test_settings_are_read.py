@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = [*ROOT.glob("run_*.py"), *ROOT.glob("bert_packed/**/*.py"), *ROOT.glob("data_gen/**/*.py")]
 TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
 CONFIGS = {
-    "bert_packed.runs.pretraining_config": ["TrainConfig"],
+    "bert_packed.runs.pretraining_config": ["PretrainingConfig"],
     "bert_packed.runs.finetuning_config": ["SquadConfig", "GlueConfig", "NerConfig"],
     "bert_packed.runs.export_config": ["ExportConfig"],
     "bert_packed.audit": ["AuditConfig"],

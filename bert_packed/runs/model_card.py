@@ -18,7 +18,7 @@ from bert_packed.core.storage import read_json
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.provenance import resolve_path
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.run_directory import RUN_FILE, read_run
 from bert_packed.schema import CAUSAL_LM
 
@@ -33,7 +33,7 @@ TASKS = {
     CAUSAL_LM: "text-generation",
 }
 # Flags that may change while a run continues, so no result depends on them
-NOT_RESULTS = {field.name for field in dataclasses.fields(TrainConfig) if field.metadata["changeable"]}
+NOT_RESULTS = {field.name for field in dataclasses.fields(PretrainingConfig) if field.metadata["changeable"]}
 
 
 def read_origin(path):

@@ -41,7 +41,7 @@ def parse_mesh(text):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig(RunConfig):
+class PretrainingConfig(RunConfig):
     """Every flag of `run_pretraining.py`."""
 
     output_dir: str = variant(

@@ -98,7 +98,7 @@ class PackedData:
 
 
 def read_data(config, processes=ALONE):
-    """Find, scan and check the records of a `TrainConfig`: `PackedData`. All `processes` call this.
+    """Find, scan and check the records of a `PretrainingConfig`: `PackedData`. All `processes` call this.
 
     The scans of every byte are kept in the output directory, even if the run does not start.
 

@@ -151,7 +151,7 @@ def find_checkpoint(folder, config, facts):
     """The checkpoint to continue from in a locked output directory, or None for a start; changes nothing.
 
     Args:
-        config: `TrainConfig` or `FinetuneConfig`.
+        config: `PretrainingConfig` or `FinetuneConfig`.
         facts: Dict of JSON-able dicts that the result depends on besides flags: `inputs` (from flag name to
             the list that `input_files.describe_inputs` made), `model`, `data`.
 

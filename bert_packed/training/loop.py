@@ -50,7 +50,7 @@ def train(engine, config, hooks, first_step=0, state=None):
     Args:
         engine: Has `train_step(batch, wants_stop)`; with several processes its sums hold
             `num_stop_requests`.
-        config: `TrainConfig`, or another object with its numbers of steps.
+        config: `PretrainingConfig`, or another object with its numbers of steps.
         hooks: `Hooks`.
         first_step: Number of steps taken before; the data continue there.
         state: The state that `hooks.save` got at that step; None at the start.

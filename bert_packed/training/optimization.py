@@ -237,7 +237,7 @@ def correct_betas(beta_1, beta_2, packing_factor):
 
 
 def build_schedule(config, steps_before=0):
-    """The learning-rate schedule of a `TrainConfig`; `steps_before` as in `build_optimizer`."""
+    """The learning-rate schedule of a `PretrainingConfig`; `steps_before` as in `build_optimizer`."""
     return WarmupPolynomialDecay(
         config.learning_rate,
         config.num_train_steps,
@@ -250,10 +250,10 @@ def build_schedule(config, steps_before=0):
 
 
 def build_optimizer(config, packing_factor=1.0, steps_before=0):
-    """The optimizer of a `TrainConfig`.
+    """The optimizer of a `PretrainingConfig`.
 
     Args:
-        config: `TrainConfig`.
+        config: `PretrainingConfig`.
         packing_factor: Used with `--packing_correction=betas`.
         steps_before: Number of steps of the earlier runs whose moments the optimizer will get; the schedule
             begins there.
@@ -264,7 +264,7 @@ def build_optimizer(config, packing_factor=1.0, steps_before=0):
 
 
 def optimizer_settings(config, packing_factor=1.0):
-    """Arguments of `MomentOptimizer` from a `TrainConfig` or `FinetuneConfig`, as a dict."""
+    """Arguments of `MomentOptimizer` from a `PretrainingConfig` or `FinetuneConfig`, as a dict."""
     beta_1, beta_2 = correct_betas(config.beta_1, config.beta_2, packing_factor)
     return {
         "beta_1": beta_1,

@@ -10,7 +10,7 @@ from benchmark_command import tables_of
 from benchmarks import start_up
 from benchmarks.start_up import AGAIN, CONTINUE, START, UNKNOWN, StartConfig
 from bert_packed.core.settings import InputError
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import read_data
 
 
@@ -52,7 +52,7 @@ def test_every_command_names_a_missing_input():
 def test_the_packs_are_a_run_s_data(tmp_path):
     size = start_up.write_packs(StartConfig(of="first_batch", num_packs=104, num_files=4), str(tmp_path))
     assert size == sum(path.stat().st_size for path in tmp_path.glob("*.tfrecord"))
-    data = read_data(TrainConfig(input_file=f"{tmp_path}/*.tfrecord", output_dir=f"{tmp_path}/run"))
+    data = read_data(PretrainingConfig(input_file=f"{tmp_path}/*.tfrecord", output_dir=f"{tmp_path}/run"))
     assert data.num_packs == 104 and data.train.packing_factor == 2 and data.train.spec.max_seq_length == 16
     assert [entry["num_records"] for entry in data.inputs["input_file"]] == [26] * 4
 

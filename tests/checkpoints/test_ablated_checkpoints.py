@@ -17,7 +17,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination, inference
 from bert_packed.models.packed_model import build_model
 from bert_packed.runs.finetuning_config import GlueConfig, SquadConfig
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -52,7 +52,7 @@ def command_of(name, files):
     text = {"vocab_file": files / "vocab.txt", "max_seq_length": 24}
     questions = {"train_file": files / "questions.json", "do_predict": "false", "max_query_length": 8}
     return {
-        "pretraining": (run_pretraining.main, TrainConfig, {"input_file": f"{files}/*.tfrecord"}),
+        "pretraining": (run_pretraining.main, PretrainingConfig, {"input_file": f"{files}/*.tfrecord"}),
         "squad": (run_squad.main, SquadConfig, {**text, **questions}),
         "glue": (
             finetune_glue.main,

@@ -14,7 +14,7 @@ from bert_packed.checkpoints import checkpoint, pretrained_files, starting_weigh
 from bert_packed.config import PRETRAINING
 from bert_packed.core import command_line
 from bert_packed.core.settings import InputError
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_run_starts_from_a_foreign_checkpoint(tmp_path, capsys):
         "num_train_steps": 1,
     }
     argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    assert command_line.run(run_pretraining.main, TrainConfig, "", argv) == 0
+    assert command_line.run(run_pretraining.main, PretrainingConfig, "", argv) == 0
     assert f"starts from {len(theirs)} tensors of {folder}/model.safetensors" in capsys.readouterr().out
 
 

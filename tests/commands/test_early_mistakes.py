@@ -9,7 +9,7 @@ import run_pretraining
 from bert_packed.checkpoints.starting_weights import check_exists
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import cluster
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 PROGRAM = """
 import sys
@@ -69,7 +69,7 @@ def test_in_a_cluster_the_others_are_met_before_inputs_are_looked_for(tmp_path, 
 
     monkeypatch.setattr(run_pretraining, "choose_backend", lambda: "tensorflow")
     monkeypatch.setattr(cluster, "start", start)
-    config = TrainConfig(
+    config = PretrainingConfig(
         input_file=str(tmp_path / "missing"), output_dir=str(tmp_path / "run"), distribution=distribution
     )
     with pytest.raises(JoinedError if distribution == "multi_worker" else InputError):

@@ -31,7 +31,7 @@ from bert_packed.models.layers import gather_tokens
 from bert_packed.models.packed_model import PackedModel, build_model
 from bert_packed.models.rematerialisation import rematerialised
 from bert_packed.runs.finetuning_config import SquadConfig
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -172,7 +172,7 @@ def pretrain(files, **flags):
         "num_warmup_steps": 1,
         "remat": "true",
     }
-    return run(run_pretraining.main, TrainConfig, **{**given, **flags})
+    return run(run_pretraining.main, PretrainingConfig, **{**given, **flags})
 
 
 def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from bert_packed.core.settings import InputError
 from bert_packed.parallel import targets
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 
 @pytest.mark.parametrize(
@@ -29,20 +29,20 @@ def test_a_compiler_measures_on_no_device_that_is_not_there():
 @pytest.mark.parametrize("text", ["v5e", "v5e:", "v4:1", "v5e:0", "v5e:2x", "v5e:1x1x1x1", "h100:-1"])
 def test_a_target_of_another_form_is_refused(text):
     with pytest.raises(InputError, match="empty or KIND:SHAPE as v5e:1") as caught:
-        TrainConfig(input_file="x", compile_only="y", compile_for=text)
+        PretrainingConfig(input_file="x", compile_only="y", compile_for=text)
     assert f"Received: {text!r}" in str(caught.value)
 
 
 def test_the_flag_needs_others():
     given = {"input_file": "x", "output_dir": "z"}
     with pytest.raises(InputError, match="`compile_for` must be given with --compile_only only"):
-        TrainConfig(**given, compile_for="v5e:1")
+        PretrainingConfig(**given, compile_for="v5e:1")
     with pytest.raises(InputError, match="`largest_micro_batch` must be given with --compile_for only"):
-        TrainConfig(**given, compile_only="y", largest_micro_batch=True)
+        PretrainingConfig(**given, compile_only="y", largest_micro_batch=True)
     with pytest.raises(InputError, match="`num_virtual_devices` must be 0 with compile_for"):
-        TrainConfig(**given, compile_only="y", compile_for="v5e:2x2", num_virtual_devices=4)
+        PretrainingConfig(**given, compile_only="y", compile_for="v5e:2x2", num_virtual_devices=4)
     for text in ("v5e:1", "v5e:4x4", "v5p:2x2x1", "h100:4"):
-        assert TrainConfig(**given, compile_only="y", compile_for=text).compile_for == text
+        assert PretrainingConfig(**given, compile_only="y", compile_for=text).compile_for == text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.evaluation import contamination
 from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 SINGLE = [name for name, fields in ABLATIONS.items() if len(fields) == 1]
 
@@ -41,7 +41,7 @@ def largest_differences(config, batches):
 
 def test_off_by_default():
     assert ablations(ModelConfig()) == [] and ablate(CONFIG, "") == CONFIG
-    assert TrainConfig(input_file="x", output_dir="y").ablation == ""
+    assert PretrainingConfig(input_file="x", output_dir="y").ablation == ""
 
 
 def test_separator_only_is_all_three():
@@ -96,7 +96,7 @@ def train(data, output_dir, **changes):
         **changes,
     }
     argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    return command_line.run(run_pretraining.main, TrainConfig, "", argv)
+    return command_line.run(run_pretraining.main, PretrainingConfig, "", argv)
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -115,6 +115,6 @@ def test_mistakes(data, tmp_path, capsys):
     from bert_packed.runs.pretraining import build_engine
     from bert_packed.runs.pretraining_data import read_data
 
-    config = TrainConfig(input_file=f"{data}/*.tfrecord", output_dir=str(tmp_path))
+    config = PretrainingConfig(input_file=f"{data}/*.tfrecord", output_dir=str(tmp_path))
     with pytest.raises(InputError, match=r"max_position_embeddings=23\. Received: 24"):
         build_engine(config, short, read_data(config))

@@ -18,7 +18,7 @@ from bert_packed.objectives.features import RECORDED
 from bert_packed.parallel.targets import ACCELERATORS, Target
 from bert_packed.runs import compile_only
 from bert_packed.runs.compile_only import STATUS_NOT_STATIC, empty_batch
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import read_data
 from bert_packed.training.step_report import StepProgram
 
@@ -59,7 +59,7 @@ def run(data, **flags):
         **flags,
     }
     argv = ["run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items())]
-    return command_line.run(run_pretraining.main, TrainConfig, "", argv)
+    return command_line.run(run_pretraining.main, PretrainingConfig, "", argv)
 
 
 def test_what_it_writes_and_says(data, asked, tmp_path, capsys):
@@ -82,7 +82,9 @@ def test_the_batch_is_one_of_the_pipeline(data, tmp_path):
     from bert_packed.data.batches import CheckedBatches
     from bert_packed.data.input_pipeline import train_batches
 
-    files = read_data(TrainConfig(input_file=f"{data}/packed-*.tfrecord", output_dir=str(tmp_path))).train
+    files = read_data(
+        PretrainingConfig(input_file=f"{data}/packed-*.tfrecord", output_dir=str(tmp_path))
+    ).train
     dataset = train_batches(files.index, files.spec, 4, seed=1, shuffle_buffer_size=1)
     real = next(iter(CheckedBatches(dataset, files.files, files.spec, CONFIG)))
     ours = empty_batch(RECORDED, files.spec, 4)
@@ -168,7 +170,9 @@ def test_the_largest_micro_batch_is_found(monkeypatch, capsys, limit, power):
 
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
     growth = {"initial_batch_size": 32, "batch_warmup_steps": 5} if limit == 5 else {}
-    config = TrainConfig(input_file="x", output_dir="y", train_batch_size=64, micro_batch_size=32, **growth)
+    config = PretrainingConfig(
+        input_file="x", output_dir="y", train_batch_size=64, micro_batch_size=32, **growth
+    )
     target = Target("tpu", ("device",) * 4, ACCELERATORS["v5e"], "v5e:2x2")
     found, (program,) = compile_only.find_largest(config, None, None, target)
     assert program.packs == found.packs_at_once and found.packs_at_once // 4 <= limit
@@ -182,7 +186,7 @@ def test_where_not_one_pack_fits_it_says_so(monkeypatch):
         raise compile_only.TooLargeError(target, config.packs_at_once, "9G", "8G")
 
     monkeypatch.setattr(compile_only, "compile_step", compile_step)
-    config = TrainConfig(input_file="x", output_dir="y", train_batch_size=8)
+    config = PretrainingConfig(input_file="x", output_dir="y", train_batch_size=8)
     with pytest.raises(InputError, match=r"=v5e:1\. Received: 1, for which one needs 9G and has 8G\."):
         target = Target("tpu", ("device",), ACCELERATORS["v5e"], "v5e:1")
         compile_only.find_largest(config, None, None, target)

@@ -8,7 +8,7 @@ import pytest
 from bert_packed.config import MODEL_SIZES, MambaConfig, ModelConfig, load_model_config
 from bert_packed.core.settings import InputError
 from bert_packed.runs.finetuning_config import FinetuneConfig, GlueConfig, NerConfig, SquadConfig
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
 GIVEN = {"input_file": "x", "output_dir": "y"}
@@ -160,26 +160,26 @@ def test_heads_must_divide_width():
 )
 def test_bad_train_configs(values, message):
     with pytest.raises(InputError, match=message):
-        TrainConfig(**{**GIVEN, **values})
+        PretrainingConfig(**{**GIVEN, **values})
 
 
 def test_evaluation_may_be_limited_where_there_is_one():
-    config = TrainConfig(**GIVEN, eval_input_file="held-out", eval_steps=5, max_eval_steps=2)
+    config = PretrainingConfig(**GIVEN, eval_input_file="held-out", eval_steps=5, max_eval_steps=2)
     assert (config.eval_steps, config.max_eval_steps) == (5, 2)
 
 
 def test_meshes_and_steps_to_profile():
     shapes = {"2,3": (1, 2, 3), "4,2,3": (4, 2, 3)}
     for mesh, shape in shapes.items():
-        assert TrainConfig(**GIVEN, layout="optimus2d", mesh=mesh).mesh_shape == shape
-    assert TrainConfig(**GIVEN).mesh_shape is None
-    assert [*TrainConfig(**GIVEN, profile_steps="10,12").steps_to_profile] == [10, 11, 12]
-    assert not TrainConfig(**GIVEN).steps_to_profile
+        assert PretrainingConfig(**GIVEN, layout="optimus2d", mesh=mesh).mesh_shape == shape
+    assert PretrainingConfig(**GIVEN).mesh_shape is None
+    assert [*PretrainingConfig(**GIVEN, profile_steps="10,12").steps_to_profile] == [10, 11, 12]
+    assert not PretrainingConfig(**GIVEN).steps_to_profile
 
 
 def test_micro_batch_defaults_to_the_whole_batch():
-    assert TrainConfig(**GIVEN, train_batch_size=6).packs_at_once == 6
-    assert TrainConfig(**GIVEN, train_batch_size=6, micro_batch_size=2).packs_at_once == 2
+    assert PretrainingConfig(**GIVEN, train_batch_size=6).packs_at_once == 6
+    assert PretrainingConfig(**GIVEN, train_batch_size=6, micro_batch_size=2).packs_at_once == 2
 
 
 ADAM = {"weight_decay": 0.01, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6, "max_grad_norm": 1.0}
@@ -235,14 +235,14 @@ OF_TASKS = {
 
 @pytest.mark.parametrize(
     ("config_class", "defaults"),
-    [(TrainConfig, PRETRAINING), (FinetuneConfig, FINETUNING), *OF_TASKS.items()],
+    [(PretrainingConfig, PRETRAINING), (FinetuneConfig, FINETUNING), *OF_TASKS.items()],
 )
 def test_defaults_of_what_changes_numbers(config_class, defaults):
     assert {name: getattr(config_class, name) for name in defaults} == defaults
 
 
 def test_help_shows_what_most_runs_need():
-    fields = dataclasses.fields(TrainConfig)
+    fields = dataclasses.fields(PretrainingConfig)
     assert sum(not field.metadata["advanced"] for field in fields) <= 42 < len(fields)
 
 

@@ -15,7 +15,7 @@ from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.parallel.processes import Alone
 from bert_packed.runs import pretraining
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import read_data
 from bert_packed.training.metrics_log import read_rows
 from bert_packed.training.training_metrics import Scale
@@ -49,7 +49,7 @@ class Process:
 def make_process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     write_data(folder, num_packs=(9, 11))
-    config = TrainConfig(
+    config = PretrainingConfig(
         input_file=f"{folder}/packed-*.tfrecord",
         eval_input_file=f"{folder}/packed-1.tfrecord",
         output_dir=str(folder / "run"),

@@ -14,7 +14,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.data.batches import CheckedBatches
 from bert_packed.data.input_pipeline import train_batches
 from bert_packed.records.tfrecords import scan_file
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
 
 COUNTS = (9, 6)
@@ -66,7 +66,7 @@ def working_folder(tmp_path, monkeypatch):
 
 
 def config(**changes):
-    return TrainConfig(output_dir="out", bert_config_file="tiny", **changes)
+    return PretrainingConfig(output_dir="out", bert_config_file="tiny", **changes)
 
 
 def test_records_without_next_sentences_teach_masked_tokens_alone(place):

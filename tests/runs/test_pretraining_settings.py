@@ -22,7 +22,7 @@ from bert_packed.objectives.features import BATCH_NAMES
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
 from bert_packed.runs import compile_only, pretraining, vocabulary
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.text import tokenization
 from bert_packed.text.masking import MaskingRules
 from bert_packed.training import loop
@@ -110,7 +110,7 @@ def files(tmp_path_factory):
     next_tokens.write_packs(folder / "next" / "packed.tfrecord", next_tokens.packed_and_unpacked()[0])
     ablated = ablate(WIDE, CHANGED["ablation"])
     earlier = make_engine(
-        config=ablated, seed=7, optimizer=build_optimizer(TrainConfig(input_file="x", output_dir="y"))
+        config=ablated, seed=7, optimizer=build_optimizer(PretrainingConfig(input_file="x", output_dir="y"))
     )
     for variable in earlier.optimizer.variables:
         variable.assign(np.full(variable.shape, MOMENT).astype(variable.dtype))
@@ -146,7 +146,7 @@ def train(engine, config, hooks, first_step=0, state=None):
 def run_to_loop(folder, **flags):
     seen = run(
         run_pretraining.main,
-        TrainConfig,
+        PretrainingConfig,
         [(pretraining, "make_engine"), (pretraining, "Profile"), (vocabulary, "DynamicMasking")],
         {
             (loop, "train"): train,
@@ -346,7 +346,7 @@ def test_a_step_is_compiled_only(files, tmp_path):
 
 def test_dynamic_masking(masked, default, files):
     (call,) = masked.calls["DynamicMasking"]
-    assert call["rules"] == MaskingRules(True, 0.5, 0.25) and call["seed"] == TrainConfig.random_seed
+    assert call["rules"] == MaskingRules(True, 0.5, 0.25) and call["seed"] == PretrainingConfig.random_seed
     assert len(call["vocabulary"]) == VOCAB_SIZE
     assert masked.batch["token_ids"].tolist() != default.batch["token_ids"].tolist()
     rows = files[1]["a"]
@@ -380,5 +380,5 @@ def test_a_batch_that_grows_has_the_masks_of_one_that_does_not(masked, grown):
 
 
 def test_a_norm_of_0_clips_nothing():
-    config = TrainConfig(input_file="x", output_dir="y", max_grad_norm=0.0)
+    config = PretrainingConfig(input_file="x", output_dir="y", max_grad_norm=0.0)
     assert build_optimizer(config).global_clipnorm is None

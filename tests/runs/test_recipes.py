@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bert_packed.core.command_line import parse
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FACTORS = {128: 1.17, 512: 2.0}  # "Efficient Sequence Packing", Tables 2 and 1
@@ -31,7 +31,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_is_as_published_but_for_its_batch(name):
     length, sequences, steps, warmup, peak, last, power, model, optimizer = PUBLISHED[name]
-    config = parse(TrainConfig, ["x", f"--flagfile={CONFIGS / name}.flags"])
+    config = parse(PretrainingConfig, ["x", f"--flagfile={CONFIGS / name}.flags"])
     assert config.train_batch_size * FACTORS[length] == pytest.approx(sequences, rel=0.02)
     assert f"packed_{length}/" in config.input_file and config.bert_config_file == model
     assert (config.num_train_steps, config.num_warmup_steps) == (steps, warmup)

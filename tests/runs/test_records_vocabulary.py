@@ -10,7 +10,7 @@ from bert_packed.config import ModelConfig
 from bert_packed.core import storage
 from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import describe_path
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
 from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
 
@@ -38,7 +38,7 @@ def packed(tmp_path, monkeypatch):
 
 def read(**flags):
     return read_data(
-        TrainConfig(input_file="packed/*.tfrecord", output_dir="run", masking="dynamic", **flags)
+        PretrainingConfig(input_file="packed/*.tfrecord", output_dir="run", masking="dynamic", **flags)
     )
 
 
@@ -68,7 +68,7 @@ def test_inputs_of_a_manifest_that_are_none(packed, inputs):
 def test_the_model_must_have_a_row_for_what_may_be_drawn(packed):
     data = read(vocab_file="vocab.txt")
     config = ModelConfig(vocab_size=6, hidden_size=4, num_attention_heads=1, intermediate_size=4)
-    settings = TrainConfig(input_file="x", output_dir="y", bert_config_file="tiny")
+    settings = PretrainingConfig(input_file="x", output_dir="y", bert_config_file="tiny")
     with pytest.raises(
         InputError, match=r"vocabulary of `vocab_file` must be at most vocab_size=6 of tiny\. Received: 7"
     ):
@@ -95,5 +95,5 @@ def test_another_one_is_refused(packed):
 
 
 def test_masks_of_the_records_need_none(packed):
-    data = read_data(TrainConfig(input_file="packed/*.tfrecord", output_dir="run"))
+    data = read_data(PretrainingConfig(input_file="packed/*.tfrecord", output_dir="run"))
     assert data.masking is None and data.facts["masking_vocabulary"] is None

@@ -13,7 +13,7 @@ from bert_packed.parallel.targets import Target
 from bert_packed.runs import run_directory
 from bert_packed.runs.input_files import describe_inputs
 from bert_packed.runs.model_card import read_origin
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.run_directory import (
     agree,
     describe_continuation,
@@ -36,7 +36,7 @@ def files(tmp_path):
 @pytest.fixture
 def started(tmp_path, files):
     """A run with a checkpoint: its folder, config and facts."""
-    config = TrainConfig(input_file="data/*", output_dir=str(tmp_path / "run"), dtype="float32")
+    config = PretrainingConfig(input_file="data/*", output_dir=str(tmp_path / "run"), dtype="float32")
     facts = {
         "inputs": {"input_file": describe_inputs(files), "eval_input_file": []},
         "model": {"hidden_size": 8, "hidden_act": "gelu"},

@@ -12,7 +12,7 @@ from bert_packed.config import PRETRAINING, ModelConfig, ablate
 from bert_packed.models.heads import count_flops
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.step_cost import describe, estimate_step_seconds, step_flops
 from bert_packed.schema import PackSpec
 from bert_packed.training.metrics_log import eval_columns, train_columns
@@ -90,7 +90,7 @@ def test_what_was_cut_is_told_where_something_was():
 
 def test_a_run_is_described_by_its_own_figures():
     sizes = {"train_batch_size": 6, "micro_batch_size": 2, "dtype": "mixed_bfloat16"}
-    config = TrainConfig(input_file="-", output_dir="-", bert_config_file="mine.json", **sizes)
+    config = PretrainingConfig(input_file="-", output_dir="-", bert_config_file="mine.json", **sizes)
     text = run_summary.describe_run(config, CONFIG, data_of(1.5), "dense")
     assert text.splitlines() == [
         "model      mine.json: 2 layers of width 8, vocabulary 11",
@@ -115,7 +115,7 @@ def test_a_run_is_described_by_its_own_figures():
 def test_the_cost_is_that_of_all_steps(monkeypatch, seconds, is_long):
     asked = []
     monkeypatch.setattr(run_summary, "estimate_step_seconds", lambda *of: asked.append(of) or seconds)
-    config = TrainConfig(
+    config = PretrainingConfig(
         input_file="-", output_dir="-", train_batch_size=6, num_train_steps=240, num_warmup_steps=239
     )
     first, *more = run_summary.describe_cost(config, CONFIG, FLOPS, data_of(2.0), 1e9).splitlines()

@@ -14,7 +14,7 @@ from tiny import CONFIG
 from bert_packed.objectives.finetuning import answers_objective, classes_objective, tags_objective
 from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.objectives.pretraining import masked_lm_objective, pretraining_objective
-from bert_packed.runs.pretraining_config import TrainConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.training.engines.engine import named_weights
 from bert_packed.training.optimization import (
     EXCLUDED_FROM_DECAY,
@@ -134,7 +134,7 @@ def test_a_schedule_that_stays_at_its_peak_until_the_last_steps():
 
 
 def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
-    config = TrainConfig(
+    config = PretrainingConfig(
         input_file="x", output_dir="y", learning_rate=4.0, num_train_steps=6, num_warmup_steps=2
     )
     optimizer = build_optimizer(config, steps_before=3)
@@ -146,7 +146,7 @@ def test_a_schedule_begins_where_the_moments_are_of_earlier_steps():
 
 
 def test_adam_or_lamb_by_name():
-    config = TrainConfig(input_file="x", output_dir="y", optimizer="adam", packing_correction="betas")
+    config = PretrainingConfig(input_file="x", output_dir="y", optimizer="adam", packing_correction="betas")
     optimizer = build_optimizer(config, packing_factor=2.0)
     assert type(optimizer) is AdamWeightDecay and optimizer.corrects_bias
     assert (optimizer.beta_1, optimizer.weight_decay_rate) == (pytest.approx(0.81), 0.01)
@@ -155,15 +155,15 @@ def test_adam_or_lamb_by_name():
 
 def test_packing_correction():
     assert correct_betas(0.81, 0.9, 2) == pytest.approx((0.6561, 0.81))
-    config = TrainConfig(input_file="x", output_dir="y", packing_correction="betas")
+    config = PretrainingConfig(input_file="x", output_dir="y", packing_correction="betas")
     optimizer = build_optimizer(config, packing_factor=2.0)
     assert (optimizer.beta_1, optimizer.beta_2) == pytest.approx((0.81, 0.998001))
-    plain = build_optimizer(TrainConfig(input_file="x", output_dir="y"), packing_factor=2.0)
+    plain = build_optimizer(PretrainingConfig(input_file="x", output_dir="y"), packing_factor=2.0)
     assert (plain.beta_1, plain.beta_2) == (0.9, 0.999)
 
 
 def test_settings_of_every_run_reach_the_optimizer():
-    config = TrainConfig(
+    config = PretrainingConfig(
         input_file="x",
         output_dir="y",
         beta_1=0.8,
