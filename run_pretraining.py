@@ -51,7 +51,7 @@ def _run(config, backend, processes):
     # TensorFlow: not for --help
     from bert_packed.models.flash_attention import choose_attention
     from bert_packed.parallel.targets import devices_here
-    from bert_packed.runs import pretraining, run_directory
+    from bert_packed.runs import pretraining, run_directory, vocabulary
     from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
@@ -69,7 +69,7 @@ def _run(config, backend, processes):
     model_config = ablate(model_config, config.ablation)
     check_fits(data, model_config, config)
     check_export(config, model_config, data)
-    facts = {"inputs": data.inputs, "model": dataclasses.asdict(model_config), "data": data.facts}
+    facts = {"model": dataclasses.asdict(model_config), **data.facts}
     with run_directory.locked(config.output_dir, processes) as folder:
         latest = run_directory.agree(folder, config, facts, print, processes)
         if not latest:
@@ -87,6 +87,7 @@ def _run(config, backend, processes):
             processes.first_decides(lambda: run_directory.start_run(folder, config, facts))
         if processes.is_first:
             run_directory.remove_partial(folder)
+            vocabulary.keep_copy(folder, data.vocabulary)
         is_complete = first_step == config.num_train_steps
         rate = pretraining.machine_rate(config) if processes.is_first and not is_complete else None
         scale = pretraining.make_scale(config, model_config, data, engine, rate)

@@ -34,8 +34,10 @@ def main(config):
     from bert_packed.checkpoints import export_formats, starting_weights
     from bert_packed.models.packed_model import build_model
     from bert_packed.runs.model_card import read_audit, read_origin, write_model_card
+    from bert_packed.runs.vocabulary import with_run_vocabulary
     from bert_packed.training.engines.engine import named_weights
 
+    config = with_run_vocabulary(config)
     model_config = starting_weights.read_model_config(config.init_checkpoint, config.bert_config_file)
     family = family_of(model_config)
     check_fits(config, model_config)

@@ -20,7 +20,8 @@ class ExportConfig:
     bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
     vocab_file: str = setting(
         "",
-        "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = none",
+        "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = that of the run "
+        "of init_checkpoint, if it keeps one",
         only_with=IF_HF,
     )
     do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")

@@ -6,6 +6,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_folder
 from bert_packed.runs.model_card import write_model_card
 from bert_packed.runs.run_directory import read_run
+from bert_packed.runs.vocabulary import find_copy
 
 
 def check_export(config, model_config, data):
@@ -18,12 +19,12 @@ def check_export(config, model_config, data):
     if not path:
         return
     check_vocabulary(path, model_config, "export_vocab_file")
-    known = data.train.vocabularies
-    # Without manifests there is nothing to compare with
+    known = data.train.vocabularies or ([data.vocabulary.facts["sha256"]] if data.vocabulary else [])
+    # Without manifests and `vocab_file` there is nothing to compare with
     if known and file_sha256(path) not in known:
         raise InputError(
-            "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that. "
-            f"Received: {path}, another one."
+            "`export_vocab_file` must be the vocabulary of `input_file`, by the manifest.json beside that or "
+            f"by `vocab_file`. Received: {path}, another one."
         )
 
 
@@ -39,7 +40,7 @@ def export_step(folder, step, model, weights, config, data):
             partial,
             model,
             weights,
-            vocab_file=config.export_vocab_file,
+            vocab_file=config.export_vocab_file or find_copy(folder),
             do_lower_case=cased[0] if cased else True,
         )
         write_model_card(partial, model, read_run(folder), step)

@@ -64,9 +64,9 @@ def read_text_model(config):
     starting_weights.check_reads(
         model_config, FINETUNING_HEADS, config.max_seq_length, len(wordpieces), *given
     )
-    print(vocabulary.describe_vocabulary(path, len(wordpieces), model_config, bool(config.init_checkpoint)))
-    if not config.do_train:
-        vocabulary.check_as_trained(config, path)
+    line = vocabulary.describe_vocabulary(path, len(wordpieces), model_config, bool(config.init_checkpoint))
+    vocabulary.check_as_trained(config, path)
+    print(line)
     tokenizer = tokenization.make_tokenizer(wordpieces, config.do_lower_case)
     return TextModel(override_dropout(model_config, config), path, wordpieces, tokenizer)
 

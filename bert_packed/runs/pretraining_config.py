@@ -56,6 +56,12 @@ class PretrainingConfig(RunConfig):
         "the same data packed at depth 1; if given, the run ends with measured packed and unpacked speed",
         changeable=True,
     )
+    vocab_file: str = setting(
+        "",
+        "vocabulary of the records, WordPieces or a tokenizer.json, of which output_dir gets a copy; empty = "
+        "what they were made with, beside them or where their manifest.json says they come from",
+        changeable=True,
+    )
     sample_data: bool = setting(
         False,
         "build the embedded sample corpus and its packed records where they are missing",
@@ -120,12 +126,6 @@ class PretrainingConfig(RunConfig):
         choices=MASKINGS,
         only_with={MASKED: "be static for objective={objective}, which masks nothing"},
         group=MASKING,
-    )
-    vocab_file: str = setting(
-        "",
-        "with masking=dynamic: the vocabulary of the records; empty = the vocab.txt they were made with, "
-        "beside them or where their manifest.json says they come from",
-        only_with=IF_DYNAMIC,
     )
     do_whole_word_mask: bool = setting(
         False,
@@ -225,7 +225,7 @@ class PretrainingConfig(RunConfig):
     export_vocab_file: str = setting(
         "",
         "with export_every: WordPieces or, of a Mamba, a tokenizer.json, to export a tokenizer too; empty = "
-        "none",
+        "the copy in output_dir",
         only_with={"export_every": "be left out without export_every"},
         changeable=True,
     )

@@ -20,7 +20,7 @@ from bert_packed.records.tfrecords import FileScan
 from bert_packed.runs.input_files import describe_inputs, scan_inputs
 from bert_packed.runs.objectives import check_losses, check_records
 from bert_packed.runs.run_directory import SCANS_FILE, check_own
-from bert_packed.runs.vocabulary import make_masking
+from bert_packed.runs.vocabulary import RecordsVocabulary, find_records_vocabulary, make_masking
 from bert_packed.schema import PackSpec
 
 
@@ -79,8 +79,8 @@ class PackedData:
     eval: PackedFiles
     unpacked: PackedFiles
     inputs: dict[str, list[dict]]  # by flag name, descriptions of the files that the result depends on
+    vocabulary: RecordsVocabulary | None = None  # of the training packs; None where it is not found
     masking: DynamicMasking | None = None  # of the training packs; None where their masks stay
-    masking_vocabulary: str | None = None  # checksum of the vocabulary of `masking`
 
     @property
     def num_packs(self):
@@ -89,12 +89,14 @@ class PackedData:
 
     @property
     def facts(self):
-        """Facts that a result depends on besides the records: dict for `run.json`."""
-        return {
+        """What `run.json` keeps of the data: dict of `inputs`, `vocabulary` and `data`."""
+        vocabulary = self.vocabulary and self.vocabulary.facts
+        facts = {
             "packing_factor": self.train.packing_factor,
             "vocabularies": self.train.vocabularies,
-            "masking_vocabulary": self.masking_vocabulary,
+            "masking_vocabulary": vocabulary["sha256"] if self.masking else None,
         }
+        return {"inputs": self.inputs, "vocabulary": vocabulary, "data": facts}
 
 
 def read_data(config, processes=ALONE):
@@ -123,7 +125,7 @@ def read_data(config, processes=ALONE):
     if unpacked.files:
         _check_comparable(train, unpacked)
     # Before the scan too: a missing vocabulary file should not cost a pass over all records
-    masking = make_masking(config, train)
+    vocabulary = find_records_vocabulary(config, train)
     paths = sorted({*train.files, *held_out.files})
     scans = scan_inputs(paths, os.path.join(config.output_dir, SCANS_FILE), processes)
     train, held_out = (
@@ -135,7 +137,7 @@ def read_data(config, processes=ALONE):
         "input_file": describe_inputs(train.files, train.found, are_checked=True),
         "eval_input_file": describe_inputs(held_out.files, held_out.found, are_checked=True),
     }
-    return PackedData(train, held_out, unpacked, inputs, *masking)
+    return PackedData(train, held_out, unpacked, inputs, vocabulary, make_masking(config, vocabulary))
 
 
 def read_shapes(config):
@@ -156,9 +158,9 @@ def check_fits(data, model_config, config):
     Raises `InputError` where a vocabulary or a sequence is larger than the model's tables.
     """
     model = config.bert_config_file
-    if data.masking:
+    if data.vocabulary:
         what = "the vocabulary of `vocab_file`"
-        check_at_most(model_config, "vocab_size", what, data.masking.vocab_size, model)
+        check_at_most(model_config, "vocab_size", what, data.vocabulary.size, model)
     for name, found in (("input_file", data.train), ("eval_input_file", data.eval)):
         what = f"the vocabulary of `{name}`"
         check_at_most(model_config, "vocab_size", what, found.vocab_size or 0, model)

@@ -34,8 +34,9 @@ SCANS_FILE = SCANS_NAME  # what was found by reading all input files
 SCORES_FILE = "eval_results.json"  # of fine-tuning, as Hugging Face's examples name it
 OWN_FILES = (
     *(RUN_FILE, FLAGFILE, "metrics.csv", "eval_metrics.csv"),
+    *("vocab.txt", "tokenizer.json"),
     # Of fine-tuning
-    *("vocab.txt", "labels.txt", SCORES_FILE, "predictions.txt"),
+    *("labels.txt", SCORES_FILE, "predictions.txt"),
     *(f"predictions{ending}.tsv" for ending in ("", "_matched", "_mismatched")),
     *(f"{name}.tsv" for name in SERVER_NAMES),
     *("predictions.json", "nbest_predictions.json", "null_odds.json"),
@@ -105,6 +106,9 @@ def read_run(folder):
     for entries in run["inputs"].values():
         is_right = _are_objects(entries, "path", "sha256")
         check("inputs", entries, is_right, "lists of objects with path and sha256")
+    vocabulary = run.get("vocabulary")  # None where none was found
+    is_right = vocabulary is None or _are_objects([vocabulary], "sha256")
+    check("vocabulary", vocabulary, is_right, "an object with sha256")
     is_right = _are_objects(run["segments"], "backend")
     check("segments", run["segments"], is_right, "a list of objects with backend")
     return run
@@ -153,7 +157,7 @@ def find_checkpoint(folder, config, facts):
     Args:
         config: `PretrainingConfig` or `FinetuneConfig`.
         facts: Dict of JSON-able dicts that the result depends on besides flags: `inputs` (from flag name to
-            the list that `input_files.describe_inputs` made), `model`, `data`.
+            the list that `input_files.describe_inputs` made), `model`, `data`; `vocabulary` may be there.
 
     Raises:
         InputError: flags, inputs or other facts differ from the run's, or the directory is not a run's.
@@ -353,6 +357,11 @@ def _differences(before, config, facts):
             old = before[kind].get(name)
             if old != new:
                 found.append(f"{name} of the {kind} {old!r} -> {new!r}")
+    vocabularies = [side.get("vocabulary") for side in (before, facts)]
+    if all(vocabularies):  # a run may learn of it when it continues
+        old, new = (vocabulary["sha256"] for vocabulary in vocabularies)
+        if old != new:
+            found.append(f"SHA-256 of the vocabulary {old[:12]}... -> {new[:12]}...")
     for argument, entries in facts["inputs"].items():
         sides = (before["inputs"].get(argument, []), entries)  # none: another command's run
         old, new = ({e["path"]: e["sha256"] for e in side} for side in sides)

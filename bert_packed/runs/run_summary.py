@@ -27,6 +27,7 @@ def describe_run(config, model_config, data, attention):
         f"precision  {config.dtype}\n"
         f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
         f"{spec.max_sequences_per_pack} sequences{predictions} each\n"
+        f"vocabulary {data.vocabulary.path if data.vocabulary else 'not found; --vocab_file names it'}\n"
         f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "
         f"step: {sequences}" + _describe_growth(config) + _describe_masks(data)
     )

@@ -1,20 +1,40 @@
 """The vocabulary of a run: given, beside its checkpoint, or that of its packed records."""
 
+import dataclasses
+import hashlib
 from pathlib import Path
 
 from bert_packed.checkpoints import checkpoint
+from bert_packed.checkpoints.exported_tokenizer import TOKENIZER_JSON, file_name
+from bert_packed.checkpoints.exported_tokenizer import WORDPIECES as VOCAB_FILE
 from bert_packed.core.settings import InputError
-from bert_packed.core.storage import file_sha256, is_file
+from bert_packed.core.storage import file_sha256, is_file, open_file, write_json, write_whole
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.records.inputs import folder_of
 from bert_packed.records.manifests import read_manifest
 from bert_packed.records.provenance import resolve_path
 from bert_packed.runs import run_directory
+from bert_packed.text import byte_bpe
 from bert_packed.text.masking import masking_rules
 from bert_packed.text.tokenization import load_vocab
 
-VOCAB_FILE = "vocab.txt"
 MOST_PADDING = 127  # rows that round a vocabulary up to a multiple of 128, as accelerators like it
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordsVocabulary:
+    """The vocabulary of a run's packs, which the run keeps a copy of."""
+
+    path: str
+    content: bytes  # read at once: the file may lie in a directory that a new run empties
+    size: int  # number of tokens
+    do_lower_case: bool | None  # None where unknown, and for a tokenizer.json, which has its own rule
+
+    @property
+    def facts(self):
+        """Its entry in `run.json`: dict."""
+        checksum = hashlib.sha256(self.content).hexdigest()
+        return {"file": file_name(self.path), "sha256": checksum, "do_lower_case": self.do_lower_case}
 
 
 def find_vocab(config):
@@ -56,51 +76,113 @@ def describe_vocabulary(path, size, model_config, has_checkpoint):
 
 
 def check_as_trained(config, vocab_path):
-    """Check that a model used without training reads texts as in the run that trained it.
+    """Check that texts are read as in the run that trained a model.
 
     Raises `InputError` where `do_lower_case` or the vocabulary differs from that run's `run.json`.
     """
-    start = Path(config.init_checkpoint)
-    path = (start.parent if checkpoint.NAME.fullmatch(start.name) else start) / run_directory.RUN_FILE
-    if not path.is_file():
+    folder = run_folder(config.init_checkpoint)
+    if not folder:
         return
-    run = run_directory.read_run(path.parent)
-    # Pre-training has no such flag: nothing to compare
-    do_lower_case = run["flags"].get("do_lower_case", config.do_lower_case)
-    if do_lower_case != config.do_lower_case:
+    run, path = run_directory.read_run(folder), folder / run_directory.RUN_FILE
+    kept = run.get("vocabulary") or {}
+    # Fine-tuning has it among its flags, pre-training where its records say so
+    do_lower_case = run["flags"].get("do_lower_case", kept.get("do_lower_case"))
+    if do_lower_case not in (None, config.do_lower_case):
         raise InputError(
             f"`do_lower_case` must be as in the training of `init_checkpoint`, {do_lower_case} by {path}. "
             f"Received: {config.do_lower_case}."
         )
-    checksum = file_sha256(vocab_path)
-    if run["data"].get("vocab_sha256", checksum) != checksum:
+    known = {kept.get("sha256"), run["data"].get("vocab_sha256")} - {None}
+    if known and file_sha256(vocab_path) not in known:
         raise InputError(
             f"`vocab_file` must be the one that `init_checkpoint` was trained with, by {path}. "
             f"Received: {vocab_path}, another one."
         )
 
 
-def make_masking(config, train):
-    """The dynamic masking of a run's packs, and the checksum of its vocabulary; (None, None) if static.
+def run_folder(init_checkpoint):
+    """The output directory of the run that a checkpoint is of, or None: `Path`."""
+    start = Path(init_checkpoint)
+    folder = start.parent if checkpoint.NAME.fullmatch(start.name) else start
+    return folder if (folder / run_directory.RUN_FILE).is_file() else None
+
+
+def find_copy(folder):
+    """The vocabulary that a run keeps in its output directory, as text; "" for none."""
+    found = [folder / name for name in (VOCAB_FILE, TOKENIZER_JSON) if (folder / name).is_file()]
+    return str(found[0]) if found else ""
+
+
+def keep_copy(folder, vocabulary):
+    """Copy a `RecordsVocabulary`, or None, into the output directory of a run that has none yet."""
+    if not vocabulary or find_copy(folder):
+        return
+    with write_whole(str(folder / file_name(vocabulary.path))) as partial, open_file(partial, "wb") as file:
+        file.write(vocabulary.content)
+    path = folder / run_directory.RUN_FILE
+    write_json(path, {**run_directory.read_run(folder), "vocabulary": vocabulary.facts})
+
+
+def with_run_vocabulary(config):
+    """An `ExportConfig` whose `vocab_file`, where it is empty, is that of the run of its checkpoint.
+
+    Raises `InputError` where `vocab_file` or `do_lower_case` differs from that run's.
+    """
+    folder = run_folder(config.init_checkpoint)
+    if config.format != "hf" or not folder:
+        return config
+    config = dataclasses.replace(config, vocab_file=config.vocab_file or find_copy(folder))
+    if config.vocab_file:
+        check_as_trained(config, config.vocab_file)
+    return config
+
+
+def find_records_vocabulary(config, train):
+    """The vocabulary of the packs of a run: `RecordsVocabulary`, or None where none is known to be theirs.
+
+    It is `vocab_file`; or the file with a checksum that their manifests have, beside the records, beside what
+    they were packed from, in the run that continues or in that of `init_checkpoint`. `masking=dynamic` needs
+    one, and takes what lies there where no manifest has a checksum.
 
     Raises:
         InputError: the vocabulary is not found, no vocabulary, or another one than the records'.
     """
-    if config.masking == "static":
-        return None, None
-    path = config.vocab_file or _vocab_of_records(train)
-    vocabulary, checksum = load_vocab(path), file_sha256(path)
+    is_needed = config.masking == "dynamic"
+    path = config.vocab_file
+    if not path and (train.vocabularies or is_needed):
+        path = _find_file(config, train, is_needed)
+    if not path:
+        return None
+    with open_file(path) as file:
+        content = file.read()
+    is_wordpieces = file_name(path) == VOCAB_FILE
+    cased = [manifest["do_lower_case"] for manifest in train.manifests if "do_lower_case" in manifest]
+    found = RecordsVocabulary(
+        path,
+        content,
+        len(load_vocab(path)) if is_wordpieces else byte_bpe.load(path).vocab_size,
+        # All records are of one vocabulary, so the first manifest that has the rule speaks for all
+        cased[0] if cased and is_wordpieces else None,
+    )
+    checksum = found.facts["sha256"]
     # Ids of the records would mean other WordPieces, and random replacements would be none of theirs
     if train.vocabularies and checksum not in train.vocabularies:
         raise InputError(
             f"`vocab_file` must be the one that the records of `input_file` were made with, of SHA-256 "
             f"{train.vocabularies[0][:12]}... by their manifest.json. Received: {path}, of {checksum[:12]}..."
         )
-    return DynamicMasking(vocabulary, masking_rules(config), config.random_seed), checksum
+    return found
 
 
-def _vocab_of_records(train):
-    """The vocab.txt beside the records, or beside the files that they were packed from."""
+def make_masking(config, vocabulary):
+    """The dynamic masking of a run's packs, by the vocabulary of its records; None for their own masks."""
+    if config.masking == "static":
+        return None
+    return DynamicMasking(load_vocab(vocabulary.path), masking_rules(config), config.random_seed)
+
+
+def _find_file(config, train, is_needed):
+    """The file of the vocabulary of packs, "" where it is neither found nor needed."""
     folders = {folder_of(path): None for path in train.files}  # a dict keeps their order
     for folder in list(folders):
         manifest = read_manifest(folder, any_json=True)
@@ -108,13 +190,17 @@ def _vocab_of_records(train):
         for entry in inputs if isinstance(inputs, list) else []:
             if isinstance(entry, dict) and isinstance(entry.get("path"), str):
                 folders[folder_of(resolve_path(entry, folder))] = None
-    for folder in folders:
-        path = f"{folder}/{VOCAB_FILE}"
-        if not is_file(path):
-            continue
-        # One of another checksum may lie there by chance
-        if not train.vocabularies or file_sha256(path) in train.vocabularies:
-            return path
+    runs = [config.init_checkpoint and run_folder(config.init_checkpoint)]
+    if not config.overwrite and checkpoint.list_checkpoints(Path(config.output_dir)):
+        runs.append(config.output_dir)  # another run's, where a new one starts
+    for folder in [*folders, *filter(None, runs)]:
+        for name in (VOCAB_FILE, *([] if is_needed else [TOKENIZER_JSON])):
+            path = f"{folder}/{name}"
+            # One of another checksum may lie there by chance
+            if is_file(path) and (not train.vocabularies or file_sha256(path) in train.vocabularies):
+                return path
+    if not is_needed:
+        return ""
     raise InputError(
         f"`vocab_file` must be given with masking=dynamic where no {VOCAB_FILE} is beside the records of "
         f"`input_file` or what they were packed from. Received: nothing, and {', '.join(folders)}."

@@ -123,7 +123,6 @@ def test_heads_must_divide_width():
             {"initial_batch_size": 64, "batch_warmup_steps": 3, "micro_batch_size": 4},
             "at most train_batch_size. Received: 64, micro_batch_size=4, train_batch_size=32",
         ),
-        ({"vocab_file": "v"}, "`vocab_file` must be left out with masking=static, .* Received: 'v'"),
         ({"mask_replace_prob": 0.5}, "`mask_replace_prob` must be left out with masking=static"),
         ({"random_replace_prob": 0.2}, "`random_replace_prob` must be left out with masking=static"),
         ({"do_whole_word_mask": True}, "`do_whole_word_mask` must be left out with masking=static"),

@@ -12,6 +12,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.provenance import describe_path
 from bert_packed.runs.pretraining_config import PretrainingConfig
 from bert_packed.runs.pretraining_data import check_fits, read_data
+from bert_packed.text import byte_bpe
 from bert_packed.text.tokenization import SPECIAL_TOKENS, Vocabulary, save_vocab
 
 
@@ -38,8 +39,17 @@ def packed(tmp_path, monkeypatch):
 
 def read(**flags):
     return read_data(
-        PretrainingConfig(input_file="packed/*.tfrecord", output_dir="run", masking="dynamic", **flags)
+        PretrainingConfig(
+            **{"input_file": "packed/*.tfrecord", "output_dir": "run", "masking": "dynamic", **flags}
+        )
     )
+
+
+def without_checksum(packed):
+    """Leave the checksum out of the manifest."""
+    manifest = json.loads((packed / "manifest.json").read_text())
+    del manifest["vocab_sha256"]
+    (packed / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("folder", ["packed", "instances"])
@@ -48,7 +58,7 @@ def test_the_vocabulary_of_the_records_is_found(packed, folder):
     data = read()
     assert data.masking._vocabulary.tokens == (*SPECIAL_TOKENS, "a", "##b")
     # by which a run that continues with another one is refused
-    assert data.facts["masking_vocabulary"] == storage.file_sha256(f"{folder}/vocab.txt")
+    assert data.facts["data"]["masking_vocabulary"] == storage.file_sha256(f"{folder}/vocab.txt")
 
 
 def test_another_one_that_lies_nearer_is_passed_over(packed):
@@ -95,5 +105,44 @@ def test_another_one_is_refused(packed):
 
 
 def test_masks_of_the_records_need_none(packed):
-    data = read_data(PretrainingConfig(input_file="packed/*.tfrecord", output_dir="run"))
-    assert data.masking is None and data.facts["masking_vocabulary"] is None
+    data = read(masking="static")
+    assert (
+        data.masking is None and data.vocabulary is None and data.facts["data"]["masking_vocabulary"] is None
+    )
+
+
+def test_without_fresh_masks_it_is_found_by_its_checksum_alone(packed):
+    os.rename("vocab.txt", "instances/vocab.txt")
+    found = read(masking="static").vocabulary
+    assert (found.path, found.size, found.do_lower_case) == ("instances/vocab.txt", 7, None)
+    without_checksum(packed)
+    # What lies there may be another's: only fresh masks, which need one, take it
+    assert read(masking="static").vocabulary is None
+    assert read().vocabulary == found
+    assert read(masking="static", vocab_file="instances/vocab.txt").vocabulary == found
+
+
+@pytest.mark.parametrize("folder", ["run", "first/checkpoint-4", "first"])
+def test_it_is_found_in_the_run_that_continues_and_in_the_one_before(packed, folder):
+    without_checksum(packed)
+    kept = folder.split("/")[0]
+    os.makedirs(f"{kept}/checkpoint-4")
+    os.rename("vocab.txt", f"{kept}/vocab.txt")
+    with open(f"{kept}/run.json", "w") as file:
+        json.dump({"flags": {}}, file)
+    start = {} if kept == "run" else {"init_checkpoint": folder}
+    assert read(**start).vocabulary.path == f"{kept}/vocab.txt"
+    if kept == "run":
+        with pytest.raises(InputError, match="`vocab_file` must be given"):
+            read(overwrite=True)
+
+
+def test_a_tokenizer_of_bytes_is_found_too(packed):
+    os.remove("vocab.txt")
+    byte_bpe.save(byte_bpe.train([["a b"]], 257), "instances/tokenizer.json")
+    manifest = json.loads((packed / "manifest.json").read_text())
+    manifest |= {"vocab_sha256": storage.file_sha256("instances/tokenizer.json"), "do_lower_case": True}
+    (packed / "manifest.json").write_text(json.dumps(manifest))
+    found = read(masking="static").vocabulary
+    assert (found.path, found.size, found.do_lower_case) == ("instances/tokenizer.json", 257, None)
+    assert found.facts["file"] == "tokenizer.json"

@@ -80,7 +80,7 @@ def test_durations_for_people(seconds, text):
 
 def data_of(factor):
     train = SimpleNamespace(spec=PackSpec(16, 3, 5), packing_factor=factor)
-    return SimpleNamespace(train=train, num_packs=1234, masking=None)
+    return SimpleNamespace(train=train, num_packs=1234, masking=None, vocabulary=None)
 
 
 def test_what_was_cut_is_told_where_something_was():
@@ -97,8 +97,11 @@ def test_a_run_is_described_by_its_own_figures():
         "attention  dense",
         "precision  mixed_bfloat16",
         "data       1,234 packs of 16 tokens, up to 3 sequences and 5 predictions each",
+        "vocabulary not found; --vocab_file names it",
         "step       6 packs, 2 at once; expected sequences per step: 9.0 (packing factor 1.500)",
     ]
+    known = SimpleNamespace(**{**vars(data_of(1.5)), "vocabulary": SimpleNamespace(path="a/vocab.txt")})
+    assert "\nvocabulary a/vocab.txt\n" in run_summary.describe_run(config, CONFIG, known, "dense")
     growing = dataclasses.replace(config, initial_batch_size=2, batch_warmup_steps=1500)
     masked = SimpleNamespace(**{**vars(data_of(1.5)), "masking": SimpleNamespace(vocab_size=30522)})
     assert run_summary.describe_run(growing, CONFIG, masked, "dense").splitlines()[-2:] == [
@@ -125,6 +128,8 @@ def test_the_cost_is_that_of_all_steps(monkeypatch, seconds, is_long):
     assert bool(more) == is_long and all("to shrink a step" in line for line in more)
     # 60 steps of 2 packs and 60 of 4 before those of 6: 120 x 6 + 60 x 4 + 60 x 2 = 180 x 6
     growth = {"initial_batch_size": 2, "micro_batch_size": 2, "batch_warmup_steps": 120}
+    known = SimpleNamespace(**{**vars(data_of(1.5)), "vocabulary": SimpleNamespace(path="a/vocab.txt")})
+    assert "\nvocabulary a/vocab.txt\n" in run_summary.describe_run(config, CONFIG, known, "dense")
     growing = dataclasses.replace(config, **growth)
     (line, *_) = run_summary.describe_cost(growing, CONFIG, FLOPS, data_of(2.0), 1e9).splitlines()
     whole = {30.0: "90 min", 31.0: "93 min"}[seconds]

@@ -54,8 +54,7 @@ def test_texts_are_read_as_in_the_training(run, name):
         vocabulary.check_as_trained(cased, run / "other.txt")
 
 
-def test_only_a_use_without_training_must_read_as_the_training_did(run, capsys):
-    """A fine-tuning may take another vocabulary of the same size, at its own risk; a prediction may not."""
+def test_a_fine_tuning_reads_as_the_run_that_it_starts_from(run, capsys):
     words = [*tokenization.SPECIAL_TOKENS, *(f"w{number}" for number in range(20))]
     (run / "other.txt").write_text("".join(f"{word}\n" for word in words))
     model = dataclasses.replace(CONFIG, vocab_size=len(words))
@@ -64,10 +63,13 @@ def test_only_a_use_without_training_must_read_as_the_training_did(run, capsys):
         init_checkpoint=run, vocab_file=run / "other.txt", bert_config_file=run / "bert_config.json"
     )
     training = dataclasses.replace(training, max_seq_length=8)
+    with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
+        finetuning.read_text_model(training)
+    with pytest.raises(InputError, match="`vocab_file` must be the one that `init_checkpoint` was trained"):
+        finetuning.read_text_model(dataclasses.replace(training, do_lower_case=False))
+    (run / "run.json").write_text(json.dumps({"flags": {}}))  # of a pre-training that kept no vocabulary
     assert finetuning.read_text_model(training).config == model
     assert capsys.readouterr().out == f"vocabulary {run / 'other.txt'}, {len(words)} WordPieces\n"
-    with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
-        finetuning.read_text_model(dataclasses.replace(training, do_train=False))
     new = dataclasses.replace(training, init_checkpoint="", bert_config_file="bert-tiny")
     assert finetuning.read_text_model(new).config.vocab_size == len(words)
     long = dataclasses.replace(training, max_seq_length=CONFIG.max_position_embeddings + 1)

@@ -1,0 +1,116 @@
+"""A pre-training run keeps the vocabulary of its records, and later commands find it there."""
+
+import json
+import shutil
+
+import pytest
+from exports import run_export
+from pretraining_command import arguments, run, write_all
+
+from bert_packed.core.settings import InputError
+from bert_packed.core.storage import file_sha256
+from bert_packed.runs import vocabulary
+from bert_packed.runs.finetuning_config import FinetuneConfig
+from bert_packed.text.tokenization import SPECIAL_TOKENS
+
+pytestmark = pytest.mark.usefixtures("uncompiled_file")
+FLAGS = {"num_train_steps": 2, "eval_input_file": "", "eval_steps": 0, "save_checkpoints_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Packs whose manifest says that they are of a cased vocabulary, which lies beside them."""
+    folder = write_all(tmp_path_factory.mktemp("data"))
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "Pack", "##ed"]) + "\n")
+    manifest = {"kind": "packed", "num_packs": 15, "num_sequences": 36, "histogram": {"lengths": [6]}}
+    manifest |= {"vocab_sha256": file_sha256(folder / "vocab.txt"), "do_lower_case": False, "files": []}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """The output directory of a run."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    assert run(*arguments(data, folder, **FLAGS, export_every=2)) == 0
+    return folder
+
+
+def test_the_run_has_a_copy_and_says_what_it_is(data, finished):
+    assert (finished / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
+    assert json.loads((finished / "run.json").read_text())["vocabulary"] == {
+        "file": "vocab.txt",
+        "sha256": file_sha256(data / "vocab.txt"),
+        "do_lower_case": False,
+    }
+    tokenizer = json.loads((finished / "export-2" / "tokenizer_config.json").read_text())
+    assert tokenizer["do_lower_case"] is False
+
+
+def test_an_export_takes_it(data, finished, tmp_path, capsys):
+    for name in ("checkpoint-2", ""):
+        output = tmp_path / f"hf{name}"
+        flags = {"init_checkpoint": finished / name, "output_dir": output}
+        assert run_export(**flags) == 2
+        error = capsys.readouterr().err
+        assert "`do_lower_case` must be as in the training of `init_checkpoint`, False by" in error
+        assert error.count("\n") == 1 and "Received: True." in error
+        assert run_export(**flags, do_lower_case=False) == 0
+        assert (output / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
+    (tmp_path / "other.txt").write_text("\n".join([*SPECIAL_TOKENS, "other"]) + "\n")
+    flags["output_dir"] = tmp_path / "other"
+    assert run_export(**flags, do_lower_case=False, vocab_file=tmp_path / "other.txt") == 2
+    assert "`vocab_file` must be the one that `init_checkpoint` was trained with" in capsys.readouterr().err
+    # The other forms hold no tokenizer
+    assert run_export(**flags, format="keras") == 0
+
+
+def test_a_fine_tuning_takes_it(finished, tmp_path):
+    config = FinetuneConfig(output_dir=str(tmp_path), init_checkpoint=str(finished))
+    path = vocabulary.find_vocab(config)
+    assert path == finished / "vocab.txt"
+    with pytest.raises(InputError, match="`do_lower_case` must be as in the training"):
+        vocabulary.check_as_trained(config, path)
+
+
+def test_a_run_that_continues_gets_one_and_keeps_it(data, finished, tmp_path, capsys):
+    """A run of a version that kept none, then one whose command names another vocabulary."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    content = json.loads((folder / "run.json").read_text())
+    del content["vocabulary"]
+    (folder / "run.json").write_text(json.dumps(content))
+    (folder / "vocab.txt").unlink()
+    shutil.rmtree(folder / "checkpoint-2")
+    assert run(*arguments(data, folder, **FLAGS)) == 0
+    assert (folder / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
+    assert json.loads((folder / "run.json").read_text())["vocabulary"]["do_lower_case"] is False
+
+    packs = shutil.copytree(data, tmp_path / "data")
+    (packs / "manifest.json").unlink()
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join([*SPECIAL_TOKENS, "other"]) + "\n")
+    command = arguments(packs, tmp_path / "given", **FLAGS)
+    assert run(*command, f"--vocab_file={packs / 'vocab.txt'}") == 0
+    assert (tmp_path / "given" / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
+    assert run(*command) == 0
+    capsys.readouterr()
+    assert run(*command, f"--vocab_file={other}") == 2
+    error = capsys.readouterr().err
+    assert "a run must continue as it was" in error and "SHA-256 of the vocabulary" in error
+    assert error.count("\n") == 1
+
+
+def test_a_start_takes_the_copy_that_it_removes(data, finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    command = arguments(data, folder, **FLAGS, vocab_file=folder / "vocab.txt")
+    assert run(*command, "--overwrite") == 0
+    assert (folder / "vocab.txt").read_bytes() == (data / "vocab.txt").read_bytes()
+
+
+@pytest.mark.parametrize("content", ["plain\n", "[PAD]\n"])
+def test_a_file_that_is_no_vocabulary_is_refused(data, tmp_path, capsys, content):
+    (tmp_path / "plain.txt").write_text(content)
+    assert run(*arguments(data, tmp_path / "run", **FLAGS, vocab_file=tmp_path / "plain.txt")) == 2
+    error = capsys.readouterr().err
+    assert "plain.txt" in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
