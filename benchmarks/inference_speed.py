@@ -67,19 +67,19 @@ def main(config):
         batch_size=config.batch_size or None,
     )
     ways = {
-        "packed": functools.partial(inference.encode, encoder, texts),
-        "padded": functools.partial(inference.encode, encoder, texts, max_sequences_per_pack=1),
+        "packed": functools.partial(encoder.encode, texts),
+        "padded": functools.partial(encoder.encode, texts, max_sequences_per_pack=1),
     }
     shapes = our_shapes(config, encoder, texts)
     with contextlib.ExitStack() as stack:
         if config.reference:
             ways |= peer_ways(config, texts, stack)
-            shapes |= peer_shapes(config, inference.count_tokens(encoder, texts), texts, list(ways)[2:])
+            shapes |= peer_shapes(config, encoder.count_tokens(texts), texts, list(ways)[2:])
         check_agreement(ways)
         seconds = time_interleaved(
             {name: lambda _, way=way: way() for name, way in ways.items()}, config.repeats
         )
-    factor = inference.packing_factor(encoder, texts)
+    factor = encoder.packing_factor(texts)
     flops = {name: forward_flops(config.init_checkpoint, of_way) for name, of_way in shapes.items()}
     note = f"{len(texts):,} texts, packing factor {factor:.3f}"
     show("inference_speed", config, {"texts": speed_rows(seconds, flops, len(texts), factor)}, [note])
@@ -150,9 +150,7 @@ def speed_rows(seconds, flops, num_texts, factor):
 
 def our_shapes(config, encoder, texts):
     """Batches of both of our ways: dict from name to a list of (rows, tokens a row)."""
-    from bert_packed.evaluation import inference
-
-    num_rows = {"packed": inference.count_packs(encoder, texts), "padded": len(texts)}
+    num_rows = {"packed": encoder.count_packs(texts), "padded": len(texts)}
     return {
         name: [(encoder.batch_size, config.max_seq_length)] * -(-number // encoder.batch_size)
         for name, number in num_rows.items()

@@ -18,6 +18,13 @@ _MODULES = {
     "verify_plan": "bert_packed.assembly.in_memory",
     "attention_mask": "bert_packed.assembly.block_attention_mask",
     "audit_model": "bert_packed.evaluation.model_audit",
+    "PretrainingConfig": "bert_packed.runs.pretraining_config",
+    "pretrain": "bert_packed.runs.pretrain",
+    "SquadConfig": "bert_packed.runs.finetuning_config",
+    "GlueConfig": "bert_packed.runs.finetuning_config",
+    "NerConfig": "bert_packed.runs.finetuning_config",
+    "finetune": "bert_packed.finetuning",
+    "load_encoder": "bert_packed.evaluation.inference",
 }
 __all__ = sorted(_MODULES)
 

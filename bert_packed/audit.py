@@ -1,15 +1,9 @@
 """Command line: prove on real packs that a model keeps the sequences of a pack apart."""
 
-import dataclasses
 import sys
 
-from bert_packed.checkpoints.starting_weights import check_exists
-from bert_packed.config import ATTENTIONS, MASKED_LM, WEIGHTINGS, ablate, ablations, without_dropout
 from bert_packed.core.command_line import print_table, run
-from bert_packed.core.settings import InputError, check_settings, setting
-from bert_packed.records.inputs import find_files
-from bert_packed.schema import MLM, MLM_NSP
-from bert_packed.training.engines import choose_backend, make_engine
+from bert_packed.evaluation.checkpoint_audit import AuditConfig, audit_checkpoint
 
 STATUS_FAILED = 1
 DESCRIPTION = """
@@ -22,108 +16,15 @@ Prints a table. Exit status 0: all within tolerance; 1: not.
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class AuditConfig:
-    """Every flag of the command."""
-
-    input_file: str = setting("", "packed TFRecords: comma-separated paths or globs", required=True)
-    init_checkpoint: str = setting("", "model to audit: as in run_pretraining.py", required=True)
-    bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
-    num_packs: int = setting(8, "packs to audit, the first of the files", minimum=1)
-    mlm_loss: str = setting("per_sequence", "weight of a prediction, as in training", choices=WEIGHTINGS)
-    lm_loss: str = setting("per_token", "as mlm_loss, of a Mamba", choices=WEIGHTINGS)
-    attention: str = setting(
-        "dense", "as in run_pretraining.py, without dropout of attention; of a Mamba none", choices=ATTENTIONS
-    )
-    tolerance: float = setting(1e-5, "largest relative difference from unpacked sequences", minimum=0)
-    json: str = setting("", "also write the table to this file")
-
-    def __post_init__(self):
-        check_settings(self)
-
-
 def main(config):
     """Audit and print; returns an exit status."""
-    check_exists(config.init_checkpoint)
-    choose_backend()
-    # TensorFlow and Keras: not for --help
-    from bert_packed.checkpoints import starting_weights
-    from bert_packed.data import input_pipeline
-    from bert_packed.data.batches import CheckedBatches
-    from bert_packed.evaluation import carried_states, contamination
-    from bert_packed.models.flash_attention import TILE, choose_attention
-    from bert_packed.models.selective_scan import CHUNK_LENGTH
-    from bert_packed.parallel.targets import devices_here
-    from bert_packed.records import first_records
-    from bert_packed.records.split_sequences import find_num_rows
-    from bert_packed.runs.objectives import check_losses, choose_objective
-    from bert_packed.training.backend import out_of_memory_names
-
-    files = find_files(config.input_file, "input_file")
-    spec = first_records.read_pack_spec(files)
-    model_config = read_trained_config(config)
-    check_losses(config, spec.objective)
-    # A model of masked tokens alone has no head for the next-sentence labels of such records
-    learnt = spec.objective
-    if learnt == MLM_NSP and starting_weights.stored_head(config.init_checkpoint)[0] == MASKED_LM:
-        learnt = MLM
-    num_rows = find_num_rows(files)
-    objective = choose_objective(learnt, model_config, config, num_rows)
-    dataset = input_pipeline.eval_batches(files, spec, config.num_packs, objective.features)
-    batch = next(CheckedBatches(dataset, files, spec, model_config, objective.features))
-    num_sequences = int(batch["slot_weights"].sum())
-    # Without neighbours every check would pass, and prove nothing
-    if not contamination.num_neighbours(batch):
-        raise InputError(
-            f"`input_file` must hold several sequences in one of its first {config.num_packs} packs. "
-            f"Received: {num_sequences} sequences in as many packs."
-        )
-    packs = carried_states.take_rows(batch, num_rows) if num_rows else None
-    attention = choose_attention(
-        config.attention, without_dropout(model_config), spec.max_seq_length, devices_here().platform
-    )
-    engine = make_engine(
-        objective.build_model(model_config, seed=0, attend=attention.attend, num_rows=num_rows or None),
-        objective,
-        micro_batch_size=int((batch["slot_weights"].sum(axis=1) > 0).sum()),
-    )
-    found = starting_weights.load(
-        config.init_checkpoint, engine.weights(), model_config, engine.model.head, True
-    )
-    print("\n".join(found.lines()))
-    print(
-        f"audits {num_sequences} sequences; {contamination.num_neighbours(batch)} packs hold more than one; "
-        f"attention: {attention.description}"
-    )
-    length = spec.max_seq_length
-    if model_config.without_attention:
-        print(contamination.describe_places(batch, min(CHUNK_LENGTH, length), "the scan's chunks"))
-    elif attention.attend:
-        print(contamination.describe_places(batch, TILE, "the kernel's tiles"))
+    rows = audit_checkpoint(config)
     print()
-    with out_of_memory_names("the audit", "num_packs"):
-        checks = contamination.audit(engine, batch, config.tolerance)
-        if num_rows:
-            checks += carried_states.audit(engine.model, packs, config.tolerance)
-    # The only trace of a model that was trained without next-sentence loss
-    checks.append(
-        contamination.Check("settings: ablations of the checkpoint", len(ablations(model_config)), 0)
-    )
-    rows = [{**dataclasses.asdict(check), "result": "pass" if check.passed else "FAIL"} for check in checks]
     print_table(rows, config.json)
-    failed = [check.name for check in checks if not check.passed]
-    print(
-        f"\n{len(failed)} of {len(checks)} checks failed" if failed else f"\nall {len(checks)} checks passed"
-    )
-    return STATUS_FAILED if failed else 0
-
-
-def read_trained_config(config):
-    """The model's config with the ablations that it was trained under, which a plain config must not hide."""
-    from bert_packed.checkpoints import starting_weights
-
-    model_config = starting_weights.read_model_config(config.init_checkpoint, config.bert_config_file)
-    return ablate(model_config, ",".join(starting_weights.stored_ablations(config.init_checkpoint)))
+    num_failed = sum(row["result"] != "pass" for row in rows)
+    verdict = f"{num_failed} of {len(rows)} checks failed" if num_failed else f"all {len(rows)} checks passed"
+    print(f"\n{verdict}")
+    return STATUS_FAILED if num_failed else 0
 
 
 def command():

@@ -17,7 +17,7 @@ CONFIGS = {
     "bert_packed.runs.pretraining_config": ["PretrainingConfig"],
     "bert_packed.runs.finetuning_config": ["SquadConfig", "GlueConfig", "NerConfig"],
     "bert_packed.runs.export_config": ["ExportConfig"],
-    "bert_packed.audit": ["AuditConfig"],
+    "bert_packed.evaluation.checkpoint_audit": ["AuditConfig"],
     "bert_packed.squad_eval": ["EvalConfig"],
     "data_gen.text.create_config": ["CreateConfig"],
     "data_gen.pack_config": ["PackConfig"],

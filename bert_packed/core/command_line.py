@@ -109,8 +109,13 @@ def parse(config_class, argv):
         extra = values([argv[0], *_find_flagfiles(argv[1:])])[1:]
     except flags.Error as error:
         raise InputError(_one_line(error)) from error
-    if extra:
+    positional = _positional(config_class)
+    if extra and not positional:
         raise InputError(f"every argument must be a flag, --name=value. Received: {extra[0]!r}.")
+    if extra and values[positional].present:
+        raise InputError(f"`{positional}` must be given once. Received: a flag, and {extra[0]!r}.")
+    if extra:
+        values[positional].value = ",".join(extra)
     names = [field.name for field in dataclasses.fields(config_class)]
     config = config_class(**{name: values[name].value for name in names})
     if hasattr(config, "check_given"):  # some mistakes are only seen here: a default may have been given
@@ -118,6 +123,12 @@ def parse(config_class, argv):
     for name in OUTPUT_FLAGS:
         _check_output_file(name, getattr(config, name, ""))
     return config
+
+
+def _positional(config_class):
+    """The name of the setting that takes arguments without a flag, or ""."""
+    names = (field.name for field in dataclasses.fields(config_class) if field.metadata["positional"])
+    return next(names, "")
 
 
 def _check_output_file(flag, path):
@@ -147,7 +158,11 @@ def help_text(program, config_class, description, is_full=True):
 
     Advanced settings are left out, and counted in a last line, unless `is_full`.
     """
-    lines = [description.strip(), "", f"usage: {program} [--flagfile=FILE] [--name=value ...]"]
+    positional = _positional(config_class).upper()
+    usage = (
+        f"usage: {program} {f'{positional} ... ' if positional else ''}[--flagfile=FILE] [--name=value ...]"
+    )
+    lines = [description.strip(), "", usage]
     fields = dataclasses.fields(config_class)
     shown = [field for field in fields if is_full or not field.metadata["advanced"]]
     groups, heading = {}, ""
@@ -211,6 +226,7 @@ def _show_log():
 
 def _define(config_class):
     values = flags.FlagValues()
+    values.set_gnu_getopt()  # flags may follow other arguments
     for field in dataclasses.fields(config_class):
         name, default, about = field.name, field.default, field.metadata["help"]
         if field.type is bool:

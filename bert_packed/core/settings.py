@@ -37,6 +37,7 @@ def setting(
     transient=False,
     group="",
     advanced=False,
+    positional=False,
 ):
     """Describe one field of a config dataclass.
 
@@ -58,6 +59,7 @@ def setting(
         group: Heading in `--help` of this setting and of those after it, up to the next that has one.
             Settings under one heading are listed together.
         advanced: Whether `--helpfull` shows it and `--help` does not.
+        positional: Whether arguments without a flag are its value, joined by commas.
 
     Returns:
         A dataclass field.
@@ -74,6 +76,7 @@ def setting(
         "transient": transient,
         "group": group,
         "advanced": advanced,
+        "positional": positional,
     }
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -1,7 +1,7 @@
 """Vectors of texts: packed, run in one compiled shape, and returned in the order of the texts.
 
-    encoder = load_encoder("my/model", "my/model/vocab.txt")
-    vectors = encode(encoder, ["one text", "another"])
+    encoder = load_encoder("my/model")
+    vectors = encoder.encode(["one text", "another"])
 
 Legend: B packs per batch, S pack length, D model width, n texts.
 """
@@ -13,21 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from keras import ops
 
 from bert_packed import schema
 from bert_packed.checkpoints import starting_weights
 from bert_packed.config import DTYPES, MASKED_LM
 from bert_packed.core.settings import InputError
 from bert_packed.core.storage import read_json
-from bert_packed.models.packed_model import build_model
 from bert_packed.objectives.features import TOKENS
 from bert_packed.parallel.targets import devices_here
 from bert_packed.records.sequences import BERT_LAYOUT, make_sequences
 from bert_packed.tasks.update_packs import assemble_filled, pack_all
 from bert_packed.text import tokenization
-from bert_packed.training.backend import compiled
-from bert_packed.training.engines.engine import named_weights
+from bert_packed.training.engines import choose_backend
 
 # From a text's hidden states `[tokens, D]`; copies, since a slice would keep the whole batch in memory
 POOLINGS = {
@@ -55,6 +52,51 @@ class TextEncoder:
     batch_size: int  # B
     width: int  # D
     num_batches_at_once: int = 1  # computed by a thread each
+
+    def encode(self, texts, pooling="mean", max_sequences_per_pack="max"):
+        """The vectors of texts, each as it would be alone: float32 `[n, D]`, in the order of `texts`.
+
+        Args:
+            texts: List of str; an empty one is [CLS] [SEP].
+            pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", that of [CLS]; or "none",
+                which returns a list of n arrays `[tokens, D]`.
+            max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
+        """
+        if isinstance(texts, str):  # which would be a list of its characters
+            raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
+        if pooling not in POOLINGS:
+            raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}. Received: {pooling!r}.")
+        pool = POOLINGS[pooling]
+        tokens = self._tokens(texts)
+        vectors = [None] * len(tokens)
+        batches = pack_tokens(tokens, self.max_seq_length, self.batch_size, max_sequences_per_pack)
+        for (_, places), hidden_BSD in map_in_threads(
+            lambda item: np.asarray(self.forward(item[0])), batches, self.num_batches_at_once
+        ):
+            for text, row, start in places:
+                hidden = hidden_BSD[row, start : start + len(tokens[text])]
+                vectors[text] = pool(hidden)
+        if pooling == "none":
+            return vectors
+        return np.stack(vectors) if vectors else np.zeros((0, self.width), np.float32)
+
+    def packing_factor(self, texts):
+        """Mean texts per pack when `encode` packs these texts; 1 for none."""
+        return len(texts) / self.count_packs(texts) if texts else 1.0
+
+    def count_packs(self, texts):
+        """Number of packs that `encode` makes of these texts."""
+        lengths = np.array(self.count_tokens(texts), np.int64)
+        return len(pack_all(lengths, self.max_seq_length, "max", ALGORITHM)[0]) if len(lengths) else 0
+
+    def count_tokens(self, texts):
+        """Tokens of each text as `encode` computes it, [CLS] and [SEP] among them."""
+        return [len(ids) for ids in self._tokens(texts)]
+
+    def _tokens(self, texts):
+        """A list of ids per text, [CLS] and [SEP] included, at most S of them."""
+        room = self.max_seq_length - NUM_SPECIAL
+        return [[self.cls_id, *ids[:room], self.sep_id] for ids in self.tokenize(list(texts))]
 
 
 def load_encoder(
@@ -85,6 +127,14 @@ def load_encoder(
         InputError: the checkpoint or vocabulary does not fit, or the model was trained without keeping
             sequences apart.
     """
+    choose_backend()
+    # Keras: not before the backend is chosen
+    from keras import ops
+
+    from bert_packed.models.packed_model import build_model
+    from bert_packed.training.backend import compiled
+    from bert_packed.training.engines.engine import named_weights
+
     config = starting_weights.read_model_config(init_checkpoint, bert_config_file)
     vocabulary = tokenization.load_vocab(vocab_file)
     model = init_checkpoint, bert_config_file
@@ -115,50 +165,6 @@ def load_encoder(
         config.hidden_size,
         num_batches_at_once,
     )
-
-
-def encode(encoder, texts, pooling="mean", max_sequences_per_pack="max"):
-    """The vectors of texts, each as it would be alone: float32 `[n, D]`, in the order of `texts`.
-
-    Args:
-        texts: List of str; an empty one is [CLS] [SEP].
-        pooling: "mean" over a text's tokens, [CLS] and [SEP] among them; "cls", that of [CLS]; or "none",
-            which returns a list of n arrays `[tokens, D]`.
-        max_sequences_per_pack: Texts per pack, at most; "max" for no limit, 1 for padded rows.
-    """
-    if isinstance(texts, str):  # which would be a list of its characters
-        raise ValueError(f"`texts` must be a list of str. Received: {texts[:40]!r}.")
-    if pooling not in POOLINGS:
-        raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}. Received: {pooling!r}.")
-    pool = POOLINGS[pooling]
-    tokens = _tokens(encoder, texts)
-    vectors = [None] * len(tokens)
-    batches = pack_tokens(tokens, encoder.max_seq_length, encoder.batch_size, max_sequences_per_pack)
-    for (_, places), hidden_BSD in map_in_threads(
-        lambda item: np.asarray(encoder.forward(item[0])), batches, encoder.num_batches_at_once
-    ):
-        for text, row, start in places:
-            hidden = hidden_BSD[row, start : start + len(tokens[text])]
-            vectors[text] = pool(hidden)
-    if pooling == "none":
-        return vectors
-    return np.stack(vectors) if vectors else np.zeros((0, encoder.width), np.float32)
-
-
-def packing_factor(encoder, texts):
-    """Mean texts per pack when `encode` packs these texts; 1 for none."""
-    return len(texts) / count_packs(encoder, texts) if texts else 1.0
-
-
-def count_packs(encoder, texts):
-    """Number of packs that `encode` makes of these texts."""
-    lengths = np.array(count_tokens(encoder, texts), np.int64)
-    return len(pack_all(lengths, encoder.max_seq_length, "max", ALGORITHM)[0]) if len(lengths) else 0
-
-
-def count_tokens(encoder, texts):
-    """Tokens of each text as `encode` computes it, [CLS] and [SEP] among them."""
-    return [len(ids) for ids in _tokens(encoder, texts)]
 
 
 def pack_tokens(tokens, max_seq_length, batch_size, max_sequences_per_pack="max"):
@@ -234,9 +240,3 @@ def _at_least_one(name, given, default):
     if not (isinstance(given, int) and given >= 1):
         raise InputError(f"`{name}` must be a whole number of at least 1. Received: {given!r}.")
     return given
-
-
-def _tokens(encoder, texts):
-    """A list of ids per text, [CLS] and [SEP] included, at most S of them."""
-    room = encoder.max_seq_length - NUM_SPECIAL
-    return [[encoder.cls_id, *ids[:room], encoder.sep_id] for ids in encoder.tokenize(list(texts))]

@@ -15,6 +15,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, write_json, write_text
 from bert_packed.data.finetuning_batches import predict, train_batches
 from bert_packed.runs import run_directory, vocabulary
+from bert_packed.runs.finetuning_config import FinetuningResult
 from bert_packed.runs.run_summary import show_row, tell_skipped
 from bert_packed.tasks.update_packs import fit_predictions, pack_all, plan_updates
 from bert_packed.text import tokenization
@@ -81,8 +82,8 @@ def run_task(config, text, objective, read_training, predict=None):
         predict: Function of model and output directory that writes predictions. It returns scores, a dict of
             float, {} where there is nothing to score against, None where scores are not wanted.
 
-    Returns the exit status. Raises `InputError` where another run is in the directory, or the checkpoint to
-    start from does not fit.
+    Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, or the checkpoint
+    to start from does not fit.
     """
     config = run_directory.with_dtype(config)
     with run_directory.locked(config.output_dir) as folder:
@@ -94,8 +95,7 @@ def run_task(config, text, objective, read_training, predict=None):
             model, stopped_by = _fine_tune(config, text, objective, data, inputs, folder)
             if stopped_by:
                 print("stopped after saving; the same command continues", file=sys.stderr)
-                # As shells report a process that a signal ended
-                return 128 + stopped_by
+                return FinetuningResult(config.output_dir, {}, stopped_by)
         else:
             model = _load_model(config, text.config, objective)
             # Not over those of a training that is in the folder
@@ -104,7 +104,7 @@ def run_task(config, text, objective, read_training, predict=None):
         scores = predict(model, folder) if predict else None
         if scores is not None:
             _tell_scores(config, scores, folder)
-    return 0
+    return FinetuningResult(config.output_dir, scores or {})
 
 
 def _fine_tune(config, text, objective, data, inputs, folder):

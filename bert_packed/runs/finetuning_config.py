@@ -1,4 +1,4 @@
-"""The frozen configs of fine-tuning runs: shared settings, SQuAD's, GLUE's and tagging's.
+"""The frozen configs of fine-tuning runs, shared settings, SQuAD's, GLUE's and tagging's, and their result.
 
 Names are google-research/bert's (run_squad.py, run_classifier.py) wherever it has one.
 """
@@ -238,3 +238,17 @@ class NerConfig(FinetuneConfig):
             if getattr(self, task) and not getattr(self, name):
                 raise InputError(f"`{name}` must be given unless --{task}=false. Received: nothing.")
         check_files(self, [*(name for task, name in used if getattr(self, task)), "labels_file"])
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningResult:
+    """What a call of `finetune` ended with."""
+
+    output_dir: str
+    scores: dict  # from name to float; {} where there is nothing to score against
+    stopped_by: int = 0  # the signal after which the run saved and stopped; 0 = it is complete
+
+    @property
+    def exit_status(self):
+        """That of a command, as shells report a process that a signal ended: int."""
+        return 128 + self.stopped_by if self.stopped_by else 0

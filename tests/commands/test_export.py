@@ -12,12 +12,12 @@ from foreign_checkpoints import make_tensors, write_hugging_face
 from reference import import_reference
 from tiny import CONFIG, MAX_SEQ_LENGTH, make_engine
 
-from bert_packed import export
 from bert_packed.checkpoints import checkpoint, starting_weights
 from bert_packed.config import PRETRAINING, ablate
 from bert_packed.core.settings import InputError
 from bert_packed.export import ExportConfig
 from bert_packed.models.packed_model import build_model
+from bert_packed.runs import checkpoint_export
 from bert_packed.text.tokenization import SPECIAL_TOKENS
 from bert_packed.training.engines.engine import named_weights
 
@@ -93,23 +93,23 @@ def test_mistakes(trained, tmp_path, capsys, monkeypatch, flags, message):
 def test_tensorflow_alone_writes_a_saved_model(name, backend):
     config = ExportConfig(init_checkpoint="a", output_dir="b", format=name)
     if (name, backend) != ("saved_model", "jax"):
-        export.check_backend(config, backend)
+        checkpoint_export.check_backend(config, backend)
         return
     with pytest.raises(InputError, match=r"`format` must not be saved_model .*Received: jax\."):
-        export.check_backend(config, backend)
+        checkpoint_export.check_backend(config, backend)
 
 
 def test_an_output_is_missing_or_an_empty_folder(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    assert export.check_output(tmp_path / "new") == tmp_path / "new"
-    assert export.check_output(tmp_path / "empty") == tmp_path / "empty"
+    assert checkpoint_export.check_output(tmp_path / "new") == tmp_path / "new"
+    assert checkpoint_export.check_output(tmp_path / "empty") == tmp_path / "empty"
     for name in ("file", "."):
         with pytest.raises(InputError, match="`output_dir` must be missing or empty"):
-            export.check_output(tmp_path / name)
+            checkpoint_export.check_output(tmp_path / name)
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(InputError, match="`output_dir` must not be the current folder"):
-        export.check_output("../empty")
+        checkpoint_export.check_output("../empty")
 
 
 @pytest.mark.parametrize(("length", "fits"), [(MAX_SEQ_LENGTH, True), (MAX_SEQ_LENGTH + 1, False)])
@@ -123,10 +123,10 @@ def test_lengths_and_vocabularies_fit_the_model(tmp_path, length, fits):
     ):
         config = ExportConfig(init_checkpoint="a", output_dir="b", **settings)
         if fits:
-            export.check_fits(config, CONFIG)
+            checkpoint_export.check_fits(config, CONFIG)
             continue
         with pytest.raises(InputError, match=message):
-            export.check_fits(config, CONFIG)
+            checkpoint_export.check_fits(config, CONFIG)
 
 
 def test_an_ablation_is_told(tmp_path, capsys):

@@ -61,10 +61,10 @@ def test_batches_are_small_on_a_cpu_and_two_at_once(model_folder, monkeypatch, d
 
 @pytest.mark.parametrize("pooling", inference.POOLINGS)
 def test_together_as_alone(encoder, pooling):
-    together = inference.encode(encoder, TEXTS, pooling)
+    together = encoder.encode(TEXTS, pooling)
     assert len(together) == len(TEXTS)
     for text, got in zip(TEXTS, together, strict=True):
-        want = inference.encode(encoder, [text], pooling)[0]
+        want = encoder.encode([text], pooling)[0]
         assert got.shape == want.shape == ((len(text.split()) + 2, 16) if pooling == "none" else (16,))
         np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
 
@@ -82,8 +82,8 @@ def test_batches_at_once_give_what_one_at_a_time_gives(encoder, pooling):
 
     def vectors(**changes):
         changed = dataclasses.replace(encoder, batch_size=1, **changes)
-        assert inference.count_packs(changed, texts) % 2, "an odd one out would wait in vain"
-        return inference.encode(changed, texts, pooling)
+        assert changed.count_packs(texts) % 2, "an odd one out would wait in vain"
+        return changed.encode(texts, pooling)
 
     texts = [*TEXTS, *TEXTS[::-1], TEXTS[0]]
     want, got = vectors(num_batches_at_once=1), vectors(num_batches_at_once=2, forward=forward)
@@ -107,7 +107,7 @@ def test_results_come_to_the_host_in_their_thread(encoder):
     changed = dataclasses.replace(
         encoder, num_batches_at_once=2, forward=lambda batch: Result(encoder.forward(batch))
     )
-    inference.encode(changed, 9 * TEXTS)
+    changed.encode(9 * TEXTS)
     assert len(threads) > 4 and threading.main_thread() not in threads[1:]
 
 
@@ -116,10 +116,10 @@ def test_one_compilation(model_folder, monkeypatch):
     scores = layers.attention_scores
     monkeypatch.setattr(layers, "attention_scores", lambda *of: traced.append(1) or scores(*of))
     encoder = inference.load_encoder(model_folder, model_folder / "vocab.txt", num_batches_at_once=2)
-    assert inference.count_packs(encoder, 9 * TEXTS) > 4
+    assert encoder.count_packs(9 * TEXTS) > 4
     traced.clear()
-    inference.encode(encoder, 9 * TEXTS)
-    inference.encode(encoder, TEXTS[:1])
+    encoder.encode(9 * TEXTS)
+    encoder.encode(TEXTS[:1])
     assert len(traced) == CONFIG.num_hidden_layers
 
 
@@ -155,9 +155,9 @@ def test_mistakes(model_folder, encoder, tmp_path):
     with pytest.raises(InputError, match=r"`max_seq_length` must be at most .*=24 of .*: 25"):
         inference.load_encoder(model_folder, vocab, max_seq_length=25)
     with pytest.raises(ValueError, match="`pooling` must be one of mean, cls, none"):
-        inference.encode(encoder, TEXTS, "max")
+        encoder.encode(TEXTS, "max")
     with pytest.raises(ValueError, match=r"`texts` must be a list of str\. Received: 'w1 w2'"):
-        inference.encode(encoder, "w1 w2")
+        encoder.encode("w1 w2")
     (tmp_path / "vocab.txt").write_text(vocab.read_text() + "one more\n")
     with pytest.raises(InputError, match=r"vocabulary of `vocab_file` must be at most .*=31 of .*: 32"):
         inference.load_encoder(model_folder, tmp_path / "vocab.txt")
@@ -178,7 +178,7 @@ def test_minilm_equals_the_reference():
     tokenizer, reference = transformers.AutoTokenizer.from_pretrained(folder), reference_minilm(folder)
     texts = ["Packing sequences.", "", "Nothing leaks from one text into another, however long it may be."]
     encoder = inference.load_encoder(folder, folder / "vocab.txt", max_seq_length=64, batch_size=1)
-    for text, got in zip(texts, inference.encode(encoder, texts, "none"), strict=True):
+    for text, got in zip(texts, encoder.encode(texts, "none"), strict=True):
         with torch.no_grad():
             want = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
         assert got.shape == want.shape and np.abs(got - want).max() <= 1e-5 * np.abs(want).max()

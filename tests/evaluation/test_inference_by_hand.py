@@ -48,22 +48,22 @@ SHORT = ["a b c", "", "c a b a c b a a", "b", "a a a a a", "c c", "b a c " * 14,
 
 @pytest.mark.parametrize("depth", ["max", 2, 1])
 def test_every_text_gets_its_own_states_in_order(known, seen, depth):
-    found = inference.encode(known, SHORT, "none", depth)
+    found = known.encode(SHORT, "none", depth)
     assert [vectors.tolist() for vectors in found] == [states_of(text) for text in SHORT]
-    mean = inference.encode(known, SHORT, "mean", depth)
+    mean = known.encode(SHORT, "mean", depth)
     np.testing.assert_allclose(mean, [np.mean(states_of(text), axis=0) for text in SHORT])
-    assert inference.encode(known, SHORT, "cls", depth).tolist() == [states_of(text)[0] for text in SHORT]
-    assert inference.encode(known, [], "mean", depth).shape == (0, 3)
+    assert known.encode(SHORT, "cls", depth).tolist() == [states_of(text)[0] for text in SHORT]
+    assert known.encode([], "mean", depth).shape == (0, 3)
     slots = max(batch["sequence_ids"].max() for batch in seen)
     assert slots == {1: 1, 2: 2, "max": 3}[depth]
 
 
 def test_vectors_keep_no_batch_in_memory(known):
-    assert all(vector.base is None for vector in inference.encode(known, SHORT, "none"))
+    assert all(vector.base is None for vector in known.encode(SHORT, "none"))
 
 
 def test_batches_are_static_and_their_rest_is_empty(known, seen):
-    inference.encode(known, SHORT)
+    known.encode(SHORT)
     assert {(name, v.shape, v.dtype.name) for batch in seen for name, v in batch.items()} == {
         (name, (2, LENGTH), "int32")
         for name in ("token_ids", "sequence_ids", "token_type_ids", "position_ids")
@@ -77,8 +77,8 @@ def test_batches_are_static_and_their_rest_is_empty(known, seen):
 
 def test_the_packing_factor_is_texts_per_row(known):
     # 5 + 7, 2 + 10, 3 + 4 + 2 and 12 tokens in rows of 12
-    assert inference.packing_factor(known, SHORT) == 8 / 4
-    assert inference.packing_factor(known, []) == 1
+    assert known.packing_factor(SHORT) == 8 / 4
+    assert known.packing_factor([]) == 1
 
 
 def test_a_model_with_dropout_gives_its_states_without(tmp_path):
@@ -98,5 +98,5 @@ def test_a_model_with_dropout_gives_its_states_without(tmp_path):
     }
     want = keras.ops.convert_to_numpy(engine.model.encode(row, training=False))[0]
     for _ in range(2):
-        (got,) = inference.encode(encoder, [text], "none")
+        (got,) = encoder.encode([text], "none")
         np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())

@@ -209,9 +209,9 @@ def test_it_is_trained_audited_exported_opened_and_gives_vectors(files, capsys):
             np.testing.assert_array_equal(named_weights(model)[name].numpy(), values, err_msg=name)
     assert pretrain(files, init_checkpoint=files / "hf", output_dir=files / "second") == 0
     encoder = inference.load_encoder(files / "hf", files / "vocab.txt", max_seq_length=MAX_SEQ_LENGTH)
-    together = inference.encode(encoder, TEXTS)
+    together = encoder.encode(TEXTS)
     for text, vector in zip(TEXTS, together, strict=True):
-        np.testing.assert_allclose(inference.encode(encoder, [text])[0], vector, atol=1e-6)
+        np.testing.assert_allclose(encoder.encode([text])[0], vector, atol=1e-6)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs KERAS_BACKEND=tensorflow")

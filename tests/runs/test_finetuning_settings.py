@@ -17,6 +17,8 @@ from bert_packed import finetune_glue, finetune_ner
 from bert_packed.checkpoints import checkpoint
 from bert_packed.config import QUESTION_ANSWERING
 from bert_packed.evaluation import glue_predictions, squad_predictions
+from bert_packed.finetuning import glue as glue_finetuning
+from bert_packed.finetuning import ner as ner_finetuning
 from bert_packed.models.packed_model import build_model
 from bert_packed.runs import finetuning
 from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
@@ -39,9 +41,9 @@ RECORDED = (
     (squad_windows, "make_windows"),
     (squad_predictions, "extract"),
     (tokenization, "make_tokenizer"),
-    *((finetune_glue, name) for name in ("read_glue", "make_glue_sequences")),
+    *((glue_finetuning, name) for name in ("read_glue", "make_glue_sequences")),
     (glue_predictions, "read_glue"),
-    *((finetune_ner, name) for name in ("read_conll", "make_tag_sequences")),
+    *((ner_finetuning, name) for name in ("read_conll", "make_tag_sequences")),
 )
 CHANGED = {
     "do_lower_case": False,

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import sys
 
 from bert_packed.core.freed_memory import ALL_BLOCKS, keep_freed_memory
 from bert_packed.core.quiet_import import import_quietly
@@ -18,9 +19,11 @@ ENGINES = {
 def choose_backend():
     """Import Keras on the backend of `KERAS_BACKEND`, by default TensorFlow, whatever `keras.json` says.
 
-    Returns a key of `ENGINES`. Raises `InputError` for any other backend, or where JAX is not installed.
+    Returns a key of `ENGINES`. Raises `InputError` for any other backend, where JAX is not installed, or
+    where the program has imported Keras on another one.
     """
-    backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    imported = sys.modules["keras"].backend.backend() if "keras" in sys.modules else ""
+    backend = os.environ.setdefault("KERAS_BACKEND", imported or "tensorflow")
     if backend not in ENGINES:
         raise InputError(f"KERAS_BACKEND must be one of {', '.join(ENGINES)}. Received: {backend}.")
     keep_freed_memory(ALL_BLOCKS)
@@ -31,6 +34,10 @@ def choose_backend():
         # needs none of it, and a machine that computes on batches in memory may not have it
         if importlib.util.find_spec("tensorflow"):
             import_quietly("tensorflow").config.set_visible_devices([], "GPU")
+    if imported and backend != imported:
+        raise InputError(
+            f"KERAS_BACKEND must be {imported}, on which Keras is imported already. Received: {backend}."
+        )
     import_quietly("keras")
     return backend
 
