@@ -16,7 +16,7 @@ from bert_packed.core import storage
 from bert_packed.packing import plan as plans
 from bert_packed.packing.bounds import certify, dual_bound
 from bert_packed.packing.histogram import is_whole
-from bert_packed.records.inputs import folder_of, read_input_manifests
+from bert_packed.records.inputs import INHERITED_KEYS, folder_of, read_input_manifests
 from bert_packed.records.manifests import MANIFEST_NAME, listed_files, read_manifest
 from bert_packed.records.provenance import real_name, resolve_path
 from bert_packed.records.sequences import id_columns
@@ -177,9 +177,15 @@ def _check_inputs(claims, listed, folder, inputs):
 
 def _check_inherited(claims, manifest, inherited, spec):
     """Compare vocabulary and objective with the manifests of the inputs."""
-    facts = {"objective": spec.objective, **inherited} if inherited else {}  # of inputs with a manifest
-    for name, fact in facts.items():
-        claims.check(name, {"objective": MLM_NSP, **manifest}.get(name), fact)
+    if not inherited:  # inputs without a manifest
+        return
+    facts, claimed = {"objective": spec.objective, **inherited}, {"objective": MLM_NSP, **manifest}
+    for name in INHERITED_KEYS:
+        if name in facts:
+            claims.check(name, claimed.get(name), facts[name])
+        elif name in claimed:
+            rule = "must be in the manifests of the inputs, too"
+            claims.add(f"`{name}` {rule}. Received: {_short(claimed[name])} here alone.")
 
 
 def _check_packs(claims, manifest, listed, spec, is_split):

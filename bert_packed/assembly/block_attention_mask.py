@@ -8,6 +8,8 @@ from bert_packed.core.settings import InputError
 def attention_mask(sequence_ids, dtype=None):
     """Block-diagonal mask, in which each token sees its own sequence only: `[..., 1, S, S]`.
 
+    Section 3.2.2 and Figure 2 of "Efficient Sequence Packing without Cross-contamination".
+
         sequence_ids [1 1 2 0]   ->   [1 1 0 0]     with a dtype   [  0   0 min min]
                                       [1 1 0 0]                    [  0   0 min min]
                                       [0 0 1 0]                    [min min   0 min]
@@ -21,7 +23,7 @@ def attention_mask(sequence_ids, dtype=None):
             attention need this one: a bool would be added, too, and mask nothing.
 
     Raises:
-        InputError: `dtype` is given for an array of another library.
+        InputError: `dtype` is no floating type of the array's library, or that is another library.
     """
     ids = sequence_ids if hasattr(sequence_ids, "shape") else np.asarray(sequence_ids)
     # Padding sees padding: a softmax over nothing would be NaN
@@ -30,14 +32,22 @@ def attention_mask(sequence_ids, dtype=None):
         return is_own
     library = type(ids).__module__.partition(".")[0]
     if library == "torch":
-        import torch  # an extra, as JAX
-
-        mask = torch.zeros(is_own.shape, dtype=dtype, device=ids.device)
-        return mask.masked_fill_(~is_own, torch.finfo(dtype).min)
-    if library in ("jax", "jaxlib"):
-        from jax import numpy as jnp
-
-        return jnp.where(is_own, 0, jnp.finfo(dtype).min).astype(dtype)
-    if library != "numpy":
+        import torch as xp  # an extra, as JAX
+    elif library in ("jax", "jaxlib"):
+        from jax import numpy as xp
+        from jax.dtypes import canonicalize_dtype
+    elif library == "numpy":
+        xp = np
+    else:
         raise InputError(f"`dtype` must be left out for arrays of {library}. Received: {dtype}.")
-    return np.where(is_own, 0, np.finfo(dtype).min).astype(dtype)
+    try:
+        if xp.__name__ == "jax.numpy":
+            dtype = canonicalize_dtype(dtype)  # float64 is float32 there, unless it is switched on
+        lowest = xp.finfo(dtype).min
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"`dtype` must be a floating type of {xp.__name__}. Received: {dtype!r:.100}."
+        ) from error
+    if library == "torch":
+        return xp.zeros(is_own.shape, dtype=dtype, device=ids.device).masked_fill_(~is_own, lowest)
+    return xp.where(is_own, 0, lowest).astype(dtype)

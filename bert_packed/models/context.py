@@ -5,6 +5,8 @@ Legend: B packs per batch, S pack length, N heads.
 
 from keras import ops
 
+from bert_packed.assembly.block_attention_mask import attention_mask
+
 MASKED_SCORE = -1e9  # exp(MASKED_SCORE - any score) is exactly 0 in float32 and bfloat16
 
 
@@ -21,7 +23,7 @@ class PackContext:
     def mask_B1SS(self):  # noqa: N802  named as a variable of its shape is
         """bool, True where both tokens are of one sequence."""
         if self._mask_B1SS is None:
-            self._mask_B1SS = same_sequence(self.sequence_ids_BS)
+            self._mask_B1SS = attention_mask(self.sequence_ids_BS)
         return self._mask_B1SS
 
     def hide(self, scores_BNSS):
@@ -33,17 +35,3 @@ class PackContext:
         """The same context without its mask, for a program inside the program."""
         # A mask that is made inside, as in a block that is recomputed, must not be used outside
         return PackContext(self.sequence_ids_BS, self.position_ids_BS)
-
-
-def same_sequence(sequence_ids_BS):
-    """Block-diagonal attention mask of packs: bool `[B, 1, S, S]`.
-
-    Section 3.2.2 and Figure 2 of "Efficient Sequence Packing without Cross-contamination".
-
-        sequence_ids   [1 1 2 0]   ->   [1 1 0 0]
-                                        [1 1 0 0]
-                                        [0 0 1 0]
-                                        [0 0 0 1]
-    """
-    # Padding attends to padding: a softmax over nothing would be NaN
-    return ops.equal(sequence_ids_BS[:, None, :, None], sequence_ids_BS[:, None, None, :])

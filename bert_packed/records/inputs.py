@@ -18,6 +18,7 @@ INHERITED_KEYS = {
     "objective": str,
 }
 FILE_KEYS = {"num_records": int, "sha256": str}  # and what the entry of a file promises
+WRITERS = {"unpacked": "create_pretraining_data.py", "packed": "pack_tfrecords.py"}  # of manifests, by `kind`
 
 
 def find_files(pattern, argument):
@@ -120,7 +121,7 @@ def read_input_manifests(paths):
 
     Returns:
         Dict with those of `INHERITED_KEYS` that are known, and `read_promises`. `InputError` where two
-        directories have different vocabularies or objectives, or a manifest of instances is broken in form.
+        directories have different vocabularies or objectives, or a manifest of ours is broken in form.
     """
     vocabulary, known_from = {}, None
     for directory, manifest in _manifests_beside(paths):
@@ -196,21 +197,25 @@ def _manifests_beside(paths):
 
 
 def _check_form(manifest, path):
-    """Raise `InputError` for a manifest of instances that is not as we write it."""
+    """Raise `InputError` for a manifest of ours that is not as we write it."""
     # Taken for another program's, it would promise nothing, and all checks would be off without a word
-    if manifest.get("kind") != "unpacked":
+    written = manifest.get("kind")
+    if written not in list(WRITERS) and not {"settings", "versions"} <= manifest.keys():
         return
+    kind = "unpacked" if written == "unpacked" or "splits" in manifest else "packed"
     try:
-        entries = [entry for split in manifest["splits"].values() for entry in split["files"]]
-        found = [(entry, key, kind) for entry in entries for key, kind in {"name": str, **FILE_KEYS}.items()]
-        found += [(manifest, key, kind) for key, kind in INHERITED_KEYS.items() if key in manifest]
-        wrong = [f"{key}={part[key]!r:.80}" for part, key, kind in found if type(part[key]) is not kind]
+        groups = list(manifest["splits"].values()) if kind == "unpacked" else [manifest]
+        entries = [entry for group in groups for entry in group["files"]]
+        found = [(entry, key, form) for entry in entries for key, form in {"name": str, **FILE_KEYS}.items()]
+        found += [(manifest, key, form) for key, form in INHERITED_KEYS.items() if key in manifest]
+        wrong = [f"{key}={part[key]!r:.80}" for part, key, form in found if type(part[key]) is not form]
+        wrong += [] if written == kind else [f"kind={written!r:.80}"]
+        wrong += [] if groups else ["no split"]
     except (KeyError, TypeError, AttributeError) as error:
         wrong = [f"no {error}" if isinstance(error, KeyError) else str(error)]
     if wrong:
         raise InputError(
-            f"{path}: what create_pretraining_data.py writes must be there, in its form. "
-            f"Received: {wrong[0]}."
+            f"{path}: what {WRITERS[kind]} writes must be there, in its form. Received: {wrong[0]}."
         )
 
 

@@ -50,6 +50,22 @@ def test_a_mask_to_be_added(library, dtype):
     assert str(mask.dtype) in str(dtype) or mask.dtype == dtype
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("dtype", ["int32", "bool", "text"])
+def test_a_type_that_is_not_floating(library, dtype):
+    ids = arrays(library)
+    module = pytest.importorskip(library)
+    given = getattr(module.numpy if library == "jax" else module, dtype, dtype)
+    with pytest.raises(InputError, match=r"`dtype` must be a floating type of .*\. Received: "):
+        bert_packed.attention_mask(ids, given)
+
+
+def test_float64_is_finite_where_jax_has_none():
+    pytest.importorskip("jax")
+    mask = np.asarray(bert_packed.attention_mask(arrays("jax"), "float64"))
+    assert np.isfinite(mask).all() and mask.min() == np.finfo(mask.dtype).min
+
+
 def test_lists_and_other_libraries():
     assert np.array_equal(bert_packed.attention_mask(IDS.tolist()), plain())
     import tensorflow as tf

@@ -66,7 +66,7 @@ def test_unpacking_is_what_a_plain_loop_built():
 def test_no_mask_is_caught(monkeypatch, engine, batch):
     monkeypatch.setattr(
         context,
-        "same_sequence",
+        "attention_mask",
         lambda ids: ops.ones_like(ids[:, None, :, None] + ids[:, None, None, :], "bool"),
     )
     assert {CHANGE, GRADIENT, STATES, MLM_LOSS, NSP_LOSS, WEIGHTS} <= set(failed(engine, batch))

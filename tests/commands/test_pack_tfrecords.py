@@ -305,7 +305,7 @@ def test_bare_command_packs_both_splits_of_the_sample_corpus(tmp_path, monkeypat
             for split, count in (("train", 30), ("eval", 10)):
                 features = make_features(LENGTHS[:count], settings.max_seq_length)
                 write_features(output.path(f"{split}-00000-of-00001.tfrecord"), features)
-            output.write_manifest({"kind": "unpacked", "vocab_size": 300, "splits": {}})
+            output.write_manifest({"kind": "unpacked", "vocab_size": 300, "splits": {"train": {"files": []}}})
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sample_data, "create", create)

@@ -180,6 +180,7 @@ LIES = [
     ("vocab_sha256`", put("vocab_sha256", value="b" * 64)),
     ("vocab_sha256`", lambda manifest: manifest.pop("vocab_sha256")),
     ("do_lower_case`", put("do_lower_case", value=False)),
+    ("tokenizer` must be in the manifests of the inputs", put("tokenizer", value="byte_bpe")),
 ]
 
 

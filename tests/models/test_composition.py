@@ -139,8 +139,8 @@ def test_options_arrive(head):
 def test_the_mask_is_made_once_where_somebody_asks(monkeypatch, options, num_masks):
     """By two blocks; each block that is computed again has its own, which lives no longer than it."""
     made = []
-    same_sequence = context.same_sequence
-    monkeypatch.setattr(context, "same_sequence", lambda ids: made.append(ids) or same_sequence(ids))
+    attention_mask = context.attention_mask
+    monkeypatch.setattr(context, "attention_mask", lambda ids: made.append(ids) or attention_mask(ids))
     build_model(PRETRAINING, CONFIG, 1, **options).encode(packed_and_unpacked()[0])
     assert len(made) == num_masks
 

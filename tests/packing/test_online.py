@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_packed.packing import online
 from bert_packed.packing.baselines import shuffled_lengths
 from bert_packed.packing.descending import packs_of_three
 from bert_packed.packing.histogram import load_known_histogram
@@ -134,6 +135,27 @@ def test_a_small_depth_and_buffer_pack_nearly_as_well(depth):
     packer = OnlinePacker(512, depth, buffer_size=1_000)
     num_packs = len(packer.add(lengths)[1]) + len(packer.flush()[1])
     assert lengths.sum() / (512 * num_packs) >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("lengths", "depth", "tries"),
+    [
+        ([4, 4, 3, 2, 2, 1], 3, True),
+        ([5, 5, 5], 5, True),
+        ([5, 5, 5], 6, False),
+        ([5, 5, 5], "max", False),
+        ([2, 2, 2, 2, 2, 2, 1, 1], 4, False),  # LPFHP has fewer packs than a third of the sequences
+    ],
+)
+def test_packs_of_three_are_tried_where_they_can_be_fewer(monkeypatch, lengths, depth, tries):
+    tried = []
+    monkeypatch.setattr(
+        online, "packs_of_three", lambda counts: tried.append(counts) or packs_of_three(counts)
+    )
+    packer = OnlinePacker(8, depth)
+    packer.add(lengths)
+    packer.flush()
+    assert len(tried) == tries
 
 
 @pytest.mark.parametrize(

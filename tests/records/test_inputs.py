@@ -17,6 +17,7 @@ from bert_packed.records.inputs import (
     find_files,
     folder_of,
     read_input_manifests,
+    read_promises,
     stamp_files,
     unchanged,
 )
@@ -108,11 +109,15 @@ ENTRY = {"name": "in.tfrecord", "num_records": 80, "sha256": "x"}
         ({"splits": {"train": {"files": [{**ENTRY, "name": 3}]}}}, "name=3"),
         ({"vocab_size": "300"}, "vocab_size='300'"),
         ({"do_lower_case": None}, "do_lower_case=None"),
+        ({"splits": {}}, "no split"),
+        ({"kind": "unpakced"}, "kind='unpakced'"),
+        ({"kind": ["unpacked"]}, r"kind=\['unpacked'\]"),
     ],
 )
 def test_a_manifest_of_instances_that_is_broken_in_form_is_a_mistake(tmp_path, input_file, change, received):
     """It was taken for another program's, which promises nothing."""
-    whole = {"kind": "unpacked", "vocab_size": 300, "splits": {"train": {"files": [ENTRY]}}}
+    whole = {"kind": "unpacked", "settings": {}, "versions": {}, "vocab_size": 300}
+    whole["splits"] = {"train": {"files": [ENTRY]}}
     write_manifest(tmp_path, **whole)
     assert read_input_manifests([input_file])[1][input_file] == {"num_records": 80, "sha256": "x"}
     write_manifest(tmp_path, **{**whole, **change})
@@ -121,6 +126,25 @@ def test_a_manifest_of_instances_that_is_broken_in_form_is_a_mistake(tmp_path, i
     ):
         pack(config(input_file, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "received"),
+    [
+        ({"files": 3}, "'int' object is not iterable"),
+        ({"files": [{"name": "in.tfrecord", "sha256": "x"}]}, "no 'num_records'"),
+        ({"files": [{**ENTRY, "sha256": 5}]}, "sha256=5"),
+        ({"kind": None}, "kind=None"),
+    ],
+)
+def test_a_manifest_of_packs_that_is_broken_in_form_is_a_mistake(tmp_path, input_file, change, received):
+    whole = {"kind": "packed", "settings": {}, "versions": {}, "spec": {}, "files": [ENTRY]}
+    write_manifest(tmp_path, **whole)
+    assert read_promises([input_file]) == {input_file: {"num_records": 80, "sha256": "x"}}
+    write_manifest(tmp_path, **{**whole, **change})
+    message = rf"manifest\.json: what pack_tf.* in its form\. Received: {received}"
+    with pytest.raises(InputError, match=message):
+        read_promises([input_file])
 
 
 @pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b'{"files": ' * 50_000, b"1" * 5000, b"\xff{}"])

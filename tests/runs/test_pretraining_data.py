@@ -107,7 +107,7 @@ def test_the_packing_factor_is_that_of_all_folders(place):
 
 @pytest.mark.parametrize("kind", ["none", "unpacked"])
 def test_a_folder_without_manifest_of_packs_leaves_the_packing_factor_unknown(place, root, kind):
-    names = ",".join([place("a"), place("b", kind=kind, splits={})])
+    names = ",".join([place("a"), place("b", kind=kind, splits={"train": {"files": []}})])
     if kind == "none":
         storage.remove(f"{root}/b/manifest.json")
     assert read_data(config(input_file=names)).train.packing_factor is None
