@@ -35,6 +35,14 @@ class BatchGrowth:
         growing = np.arange(min(step, self.num_steps))
         return int(self.packs(growing).sum()) + self.full * max(step - self.num_steps, 0)
 
+    def steps_for(self, num_packs):
+        """Number of steps, at least 1, until `num_packs` are read; the last step may read more."""
+        growing = np.cumsum(self.packs(np.arange(self.num_steps)))
+        missing = num_packs - self.packs_before(self.num_steps)
+        if missing > 0:
+            return self.num_steps + -(-missing // self.full)
+        return int(np.searchsorted(growing, num_packs)) + 1
+
 
 class GrowingBatches(Iterator):
     """Batches of B packs, the first of which end in empty packs.

@@ -67,6 +67,7 @@ def _run(config, backend, processes):
 
     config = run_directory.with_dtype(config, processes)
     data = read_data(config, processes)
+    config = config.resolved(data.num_packs)
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
     model_config = ablate(model_config, config.ablation)
     check_fits(data, model_config, config)

@@ -4,9 +4,10 @@ Names are google-research/bert's wherever it has one.
 """
 
 import dataclasses
+import math
 
 from bert_packed.config import ATTENTIONS, MODEL_SIZES, WEIGHTINGS, ablation_fields, parse_ablation
-from bert_packed.core.settings import InputError, check_divides, setting, variant
+from bert_packed.core.settings import InputError, check_divides, check_settings, setting, variant
 from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from bert_packed.parallel.targets import parse_target
@@ -19,6 +20,7 @@ MASKINGS = ("static", "dynamic")
 OBJECTIVE, MASKING = "Losses", "Masking"
 MASKED = f"objective={MLM_NSP},{MLM}"
 IF_DYNAMIC = {"masking=dynamic": "be left out with masking=static, which keeps the records' masks"}
+WITHOUT_EPOCHS = {"num_train_epochs=0.0": "be left out with num_train_epochs"}
 IF_EVALUATED = {"eval_input_file": "be 0 without eval_input_file"}
 
 
@@ -163,13 +165,20 @@ class PretrainingConfig(RunConfig):
         advanced=True,
     )
     eval_batch_size: int = setting(8, "packs per evaluation batch", minimum=1)
-    num_train_steps: int = setting(100_000, "optimizer steps", minimum=1)
+    num_train_steps: int = setting(100_000, "optimizer steps", minimum=1, only_with=WITHOUT_EPOCHS)
+    num_train_epochs: float = setting(
+        0.0,
+        "passes over the packs of input_file, in place of num_train_steps; the last step is a full one; 0 = "
+        "num_train_steps",
+        minimum=0,
+    )
     num_warmup_steps: int = setting(10_000, "steps over which the learning rate rises linearly", minimum=0)
     num_decay_steps: int = setting(
         0,
         "last steps, over which the learning rate falls; 0 = all after the warm-up, fewer: warm-up, stable, "
         "decay",
         minimum=0,
+        advanced=True,
     )
     end_learning_rate: float = setting(
         0.0, "learning rate after the last step", minimum=0, group=OPTIMIZER, advanced=True
@@ -305,6 +314,19 @@ class PretrainingConfig(RunConfig):
                 f"{self.distribution}."
             )
         check_divides(self, "micro_batch_size", "train_batch_size")
+
+    def check_given(self, names):
+        """Refuse num_train_steps beside num_train_epochs, even at its default."""
+        check_settings(self, {"num_train_steps"}.intersection(names))
+
+    def resolved(self, num_packs):
+        """The config whose `num_train_steps` are those of `num_train_epochs` over a number of packs."""
+        if not self.num_train_epochs:
+            return self
+        constant = BatchGrowth(self.train_batch_size, self.train_batch_size, self.packs_at_once)
+        wanted = math.ceil(round(num_packs * self.num_train_epochs, 6))  # 0.07 * 100 is a bit over 7
+        steps = (self.growth or constant).steps_for(wanted)
+        return dataclasses.replace(self, num_train_steps=steps, num_train_epochs=0.0)
 
     def _check_batch_warmup(self):
         initial, steps = self.initial_batch_size, self.batch_warmup_steps

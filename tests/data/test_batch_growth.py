@@ -19,6 +19,9 @@ SIZES = [2, 2, 4, 6, 8, 8]
 def test_the_example():
     assert GROWTH.packs(np.arange(6)).tolist() == SIZES
     assert [GROWTH.packs_before(step) for step in range(7)] == [0, 2, 4, 8, 14, 22, 30]
+    wanted = {1: 1, 2: 1, 3: 2, 4: 2, 8: 3, 9: 4, 14: 4, 15: 5, 22: 5, 23: 6, 30: 6, 31: 7}
+    assert {packs: GROWTH.steps_for(packs) for packs in wanted} == wanted
+    assert [BatchGrowth(8, 8, 2).steps_for(packs) for packs in (1, 8, 9, 80)] == [1, 1, 2, 10]
     assert BatchGrowth(8, 8, 2).packs(np.arange(3)).tolist() == [8, 8, 8]
     assert BatchGrowth(2, 8, 2, 2).packs(np.arange(4)).tolist() == [2, 4, 8, 8]
 

@@ -128,6 +128,11 @@ def test_heads_must_divide_width():
         ({"do_whole_word_mask": True}, "`do_whole_word_mask` must be left out with masking=static"),
         ({"keep_optimizer_state": True}, "`keep_optimizer_state` must be false without init_checkpoint"),
         ({"export_vocab_file": "v"}, "`export_vocab_file` must be left out without export_every"),
+        (
+            {"num_train_epochs": 2.0, "num_train_steps": 9},
+            r"`num_train_steps` must be left out with num_train_epochs\. Received: 9\.",
+        ),
+        ({"num_train_epochs": -1.0}, r"`num_train_epochs` must be at least 0\. Received: -1\.0"),
         ({"num_virtual_devices": 4}, "`num_virtual_devices` must be 0 without compile_only"),
         ({"mesh": "2,2"}, "`mesh` must be given with a layout, and only then"),
         ({"layout": "optimus2d"}, "`mesh` must be given with a layout, and only then"),
@@ -174,6 +179,26 @@ def test_meshes_and_steps_to_profile():
     assert PretrainingConfig(**GIVEN).mesh_shape is None
     assert [*PretrainingConfig(**GIVEN, profile_steps="10,12").steps_to_profile] == [10, 11, 12]
     assert not PretrainingConfig(**GIVEN).steps_to_profile
+
+
+def test_steps_of_epochs_read_every_pack():
+    for epochs, packs, steps in ((2.0, 15, 8), (1.0, 16, 4), (0.07, 100, 2), (0.001, 15, 1)):
+        config = PretrainingConfig(**GIVEN, num_train_epochs=epochs, train_batch_size=4).resolved(packs)
+        assert (config.num_train_steps, config.num_train_epochs) == (steps, 0.0)
+    growth = {"initial_batch_size": 2, "micro_batch_size": 2, "batch_warmup_steps": 4}
+    config = PretrainingConfig(**GIVEN, num_train_epochs=1.0, train_batch_size=8, **growth)
+    assert config.resolved(23).num_train_steps == 6
+    assert PretrainingConfig(**GIVEN).resolved(15).num_train_steps == 100_000
+    with pytest.raises(InputError, match="`num_decay_steps` must be at most num_train_steps less"):
+        PretrainingConfig(
+            **GIVEN, num_train_epochs=1.0, train_batch_size=4, num_warmup_steps=2, num_decay_steps=4
+        ).resolved(16)
+
+
+def test_steps_beside_epochs_are_refused_at_their_default_too():
+    with pytest.raises(InputError, match="`num_train_steps` must be left out with num_train_epochs"):
+        PretrainingConfig(**GIVEN, num_train_epochs=1.0).check_given({"num_train_steps"})
+    PretrainingConfig(**GIVEN).check_given({"num_train_steps", "num_train_epochs", "eval_steps"})
 
 
 def test_micro_batch_defaults_to_the_whole_batch():
