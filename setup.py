@@ -56,6 +56,8 @@ TORCH_REQUIRES = [
     "torch>=2.4",  # training on our packs without Keras, see docs/torch.md; the CPU wheel will do
     "transformers>=5",  # the BERT that is trained; it takes a 4D mask as it is, whichever its attention
     "torchdata>=0.9",  # StatefulDataLoader, which resumes workers
+    "accelerate>=1.1",  # transformers.Trainer needs it, from this version on, and does not ask pip for it
+    "datasets>=4",  # what Trainer reads, and `pack_dataset` packs
 ]
 
 # Each has a command: data_gen/pack_tfrecords.py is bert-packed-pack-tfrecords

@@ -1,12 +1,12 @@
 """Packed data and packed loss for training with torch, without Keras or TensorFlow.
 
     from bert_packed.torch import PackedBertForPreTraining, PackedDataset, pretraining_loss
-    from bert_packed.torch import PackingCollator, PerSequenceLoss, pack_dataset
+    from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss
 
 docs/torch.md has a complete training script, and one for `transformers.Trainer`.
 """
 
-from bert_packed.torch.collator import PackingCollator, PerSequenceLoss, pack_dataset
+from bert_packed.torch.collator import PackingCollator, pack_dataset, per_sequence_loss
 from bert_packed.torch.dataset import PackedDataset
 from bert_packed.torch.pretraining import PackedBertForPreTraining, pretraining_counts, pretraining_loss
 
@@ -14,8 +14,8 @@ __all__ = [
     "PackedBertForPreTraining",
     "PackedDataset",
     "PackingCollator",
-    "PerSequenceLoss",
     "pack_dataset",
+    "per_sequence_loss",
     "pretraining_counts",
     "pretraining_loss",
 ]

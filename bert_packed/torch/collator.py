@@ -1,38 +1,44 @@
-"""Packs for `transformers.Trainer` and any DataLoader: collation, whole data sets, and the loss of sequences.
+"""Packs for `transformers.Trainer` and any DataLoader: collation, whole data sets, the loss of sequences.
 
 Legend: n sequences, B packs, S pack length, K sequences per pack, V vocabulary.
 """
 
+import zlib
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import DataCollatorForLanguageModeling
 
 from bert_packed.assembly import in_memory
 from bert_packed.assembly.block_attention_mask import attention_mask
+from bert_packed.assembly.given_columns import POSITION_IDS, SEQUENCE_IDS, SEQUENCE_INDEX, TOKENS
 from bert_packed.core.settings import InputError
+from bert_packed.packing.histogram import check_limits, is_whole
 
 ATTENTIONS = ("mask", "positions", "varlen")
-IGNORED = -100  # label that neither torch nor `transformers` counts
-NOTHING = -1  # in labels of `PerSequenceLoss`: no prediction here, and yet counted
+LABELS = "labels"
+IGNORED = -100  # a label that neither torch nor transformers counts
+UNPREDICTED = -1  # in labels of `per_sequence_loss`: nothing to predict here, but counted
+MASK_RATE, RANDOM_RATE = 0.8, 0.1  # of the predictions, as in BERT; the others keep their token
 
 
 class PackingCollator:
-    """Collates the sequences that a sampler gives into as few packs as hold them, masks them, and says
-    where they end.
+    """Packs the sequences that a sampler gives, masks them, and tells the model's attention where they end.
 
-        trainer = transformers.Trainer(model, arguments, train_dataset=dataset,
-                                       data_collator=PackingCollator(tokenizer, max_seq_length=512))
+        trainer = transformers.Trainer(
+            model, arguments, train_dataset=dataset, data_collator=PackingCollator(tokenizer, 512)
+        )
 
-    Takes dicts with `input_ids` of any length up to S, special tokens included; rows of `pack_dataset` are
-    packed already. Returns a dict of tensors `[B, S]`: `input_ids`, `position_ids`, `labels` (-100 where
-    nothing is predicted), and other columns with a value a token; and what the model's attention needs:
+    Takes dicts with `input_ids` of any length up to S, special tokens included, and further columns with a
+    value a token; or rows of `pack_dataset`. Each call gives as few packs as hold these sequences, so B
+    differs between batches. Returns a dict of int64 tensors `[B, S]`: `input_ids`, `position_ids`, `labels`
+    (-100 where nothing is predicted) and the further columns; with what the model's attention needs:
 
     - "mask": `attention_mask` `[B, 1, S, S]`, to be added to scores; for "eager" and "sdpa".
-    - "positions": nothing. transformers, from version 5, finds the sequences by their `position_ids`. Models
-      with local attention in some layers, such as ModernBERT, need it: a mask would be that of all layers.
-    - "varlen": `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` of all packs one after
-      another, for kernels of variable length; padding is a sequence there.
+    - "positions": nothing more, for causal models: transformers finds their sequences by `position_ids`.
+    - "varlen": int32 `cu_seq_lens_q` and `cu_seq_lens_k`, `max_length_q` and `max_length_k`, of all packs one
+      after another, for kernels of variable length such as "flash_attention_2". Padding is a sequence there.
     """
 
     def __init__(
@@ -41,9 +47,10 @@ class PackingCollator:
         max_seq_length,
         mlm_probability=0.3,
         *,
-        causal=False,
         max_sequences_per_pack="max",
         attention="mask",
+        sliding_window=None,
+        first_position=0,
         per_sequence=False,
         dtype=torch.float32,
         seed=None,
@@ -51,133 +58,224 @@ class PackingCollator:
         """Prepare.
 
         Args:
-            tokenizer: Of transformers; its padding, mask and special tokens are used.
+            tokenizer: Of transformers: its padding, mask and special tokens are used.
             max_seq_length, max_sequences_per_pack: S and K, as in `bert_packed.plan`.
-            mlm_probability: Share of the tokens to predict, masked by the rule of
-                `transformers.DataCollatorForLanguageModeling`; None predicts what a column `labels` says.
-            causal: For causal models: `labels` are those of the column, or else the tokens themselves. The
-                first of each sequence is left out: transformers would have its neighbour predict it.
+            mlm_probability: Share of tokens to predict, special ones apart: 80 % become the mask token, 10 %
+                a random one. None or 0 is for causal models: labels are the tokens, or a column `labels`; the
+                first of each sequence is -100, since the sequence before would have to predict it.
             attention: "mask", "positions" or "varlen", as above.
-            per_sequence: Give `labels` in the form that `PerSequenceLoss` needs, `[B, K, S]`.
+            sliding_window: `model.config.sliding_window` of an encoder with local attention in some layers,
+                such as ModernBERT. Its `attention_mask` is a dict of two masks; with a single one all layers
+                would see whole sequences. "varlen" needs no `sliding_window`.
+            first_position: Position of a sequence's first token; `pad_token_id + 1` for RoBERTa and its kin.
+            per_sequence: Return `labels` as `per_sequence_loss` takes them, `[B, K, S]`.
             dtype: Of the mask; the model's.
-            seed: Of the masking; None for torch's global generator.
+            seed: None draws masks from torch's global generator, new ones each time. A whole number gives a
+                sequence the same masks always, whatever its batch, pack, worker or rank: for evaluation.
+
+        Raises:
+            InputError: an argument breaks its rule; when called, a sequence does.
         """
+        check_limits(max_seq_length, max_sequences_per_pack)
+        self.is_causal = not mlm_probability
+        if not self.is_causal:
+            if not isinstance(mlm_probability, int | float) or not 0 < mlm_probability <= 1:
+                rule = "be a number from 0 to 1, or None"
+                raise InputError(f"`mlm_probability` must {rule}. Received: {mlm_probability!r}.")
+            if tokenizer.mask_token_id is None:
+                rule = "have a mask token, unless mlm_probability=None"
+                raise InputError(f"`tokenizer` must {rule}. Received: {type(tokenizer).__name__}.")
         if attention not in ATTENTIONS:
-            raise InputError(f"`attention` must be one of {', '.join(ATTENTIONS)}. Received: {attention}.")
-        if causal and per_sequence:
+            raise InputError(f"`attention` must be one of {', '.join(ATTENTIONS)}. Received: {attention!r}.")
+        if attention == "positions" and not self.is_causal:
+            # transformers makes masks of encoders without a look at positions: every token would see all
+            rule = "be mask or varlen, unless mlm_probability=None"
+            raise InputError(f"`attention` must {rule}. Received: {attention!r}.")
+        if sliding_window is not None:
+            if self.is_causal or attention != "mask":
+                rule = 'be None, unless masked language modeling has attention="mask"'
+                raise InputError(f"`sliding_window` must {rule}. Received: {sliding_window!r}.")
+            _check_whole("sliding_window", sliding_window)
+        _check_whole("first_position", first_position)
+        if seed is not None:
+            _check_whole("seed", seed)
+        if per_sequence and self.is_causal:
             raise InputError("`per_sequence` must be False for causal models. Received: True.")
-        self.tokenizer, self.max_seq_length, self.causal = tokenizer, max_seq_length, causal
-        self.max_sequences_per_pack, self.attention = max_sequences_per_pack, attention
-        self.per_sequence, self.dtype = per_sequence, dtype
-        self._masking = None
-        if mlm_probability is not None and not causal:
-            self._masking = DataCollatorForLanguageModeling(
-                tokenizer, mlm_probability=mlm_probability, seed=seed
-            )
+        self.tokenizer, self.mlm_probability = tokenizer, mlm_probability
+        self.max_seq_length, self.max_sequences_per_pack = max_seq_length, max_sequences_per_pack
+        self.attention, self.sliding_window, self.dtype = attention, sliding_window, dtype
+        self.first_position, self.per_sequence, self.seed = first_position, per_sequence, seed
 
     def __call__(self, examples):
         """Collate a list of dicts into a dict of tensors, as the class says."""
-        packs = {name: torch.as_tensor(values) for name, values in self._packs(examples).items()}
-        sequence_ids = packs.pop(in_memory.SEQUENCE_IDS)
-        packs.pop(in_memory.SEQUENCE_INDEX, None)
+        packs = {name: torch.as_tensor(values) for name, values in self._pack(examples).items()}
+        sequence_ids = packs.pop(SEQUENCE_IDS)
+        packs.pop(SEQUENCE_INDEX)
+        is_padding = sequence_ids == 0
+        tokens = packs[TOKENS].long().masked_fill(is_padding, self.tokenizer.pad_token_id or 0)
         is_special = packs.pop("special_tokens_mask", None)
-        if self._masking is not None:
+        if self.is_causal:
+            labels = packs.get(LABELS, tokens).masked_fill(packs[POSITION_IDS] == 0, IGNORED)
+        else:
             if is_special is None:
-                special = torch.tensor(self.tokenizer.all_special_ids)
-                is_special = torch.isin(packs[in_memory.TOKENS], special)
-            is_special = is_special.bool() | (sequence_ids == 0)
-            tokens, labels = self._masking.torch_mask_tokens(packs[in_memory.TOKENS], is_special)
-            packs |= {in_memory.TOKENS: tokens, "labels": labels}
-        elif self.causal:
-            labels = packs.get("labels", packs[in_memory.TOKENS])
-            packs["labels"] = labels.masked_fill(packs[in_memory.POSITION_IDS] == 0, IGNORED)
+                is_special = torch.isin(tokens, torch.tensor(self.tokenizer.all_special_ids))
+            tokens, labels = self._mask(tokens, sequence_ids, is_special.bool() | is_padding)
+        packs[TOKENS], packs[LABELS] = tokens, labels.masked_fill(is_padding, IGNORED)
+        packs[POSITION_IDS] = packs[POSITION_IDS] + self.first_position
         if self.per_sequence:
-            packs["labels"] = labels_by_sequence(packs["labels"], sequence_ids)
+            packs[LABELS] = labels_by_sequence(packs[LABELS], sequence_ids)
         return packs | self._attention_arguments(sequence_ids)
 
-    def _packs(self, examples):
-        columns = {name: [one[name] for one in examples] for name in examples[0]}
-        if in_memory.SEQUENCE_IDS in columns:
-            return {name: np.stack(values) for name, values in columns.items()}
-        return in_memory.pack(
-            columns,
-            self.max_seq_length,
-            self.max_sequences_per_pack,
-            padding=_padding(columns, self.tokenizer.pad_token_id),
-        )
+    def _pack(self, examples):
+        columns = _read_examples(examples)
+        if not self.is_causal and LABELS in columns:
+            raise InputError(
+                "`examples` must be without labels, which masking makes. Received: a column labels."
+            )
+        if POSITION_IDS not in columns:
+            limits = self.max_seq_length, self.max_sequences_per_pack
+            return in_memory.pack(columns, *limits, padding=_padding(columns))
+        # Trainer removes what `model.forward` has no argument for
+        if missing := {SEQUENCE_IDS, SEQUENCE_INDEX} - columns.keys():
+            raise InputError(
+                f"rows of `pack_dataset` must have {min(missing)}; for Trainer remove_unused_columns=False. "
+                f"Received: {', '.join(columns)}."
+            )
+        packs = {name: np.asarray(values) for name, values in columns.items()}
+        if packs[TOKENS].shape[1:] != (self.max_seq_length,):
+            rule = f"have max_seq_length={self.max_seq_length} tokens"
+            raise InputError(f"rows of `pack_dataset` must {rule}. Received: {packs[TOKENS].shape[1]}.")
+        return packs
+
+    def _mask(self, tokens, sequence_ids, is_special):
+        """Tokens with the predictions masked, and labels, both `[B, S]`."""
+        choice, action, word = self._draw(tokens, sequence_ids).unbind(-1)
+        is_predicted = (choice < self.mlm_probability) & ~is_special
+        labels = tokens.masked_fill(~is_predicted, IGNORED)
+        is_random = is_predicted & (action >= 1 - RANDOM_RATE)
+        words = (word * len(self.tokenizer)).long()
+        tokens = tokens.masked_fill(is_predicted & (action < MASK_RATE), self.tokenizer.mask_token_id)
+        return torch.where(is_random, words, tokens), labels
+
+    def _draw(self, tokens, sequence_ids):
+        """Three random numbers in [0, 1) for each token: float64 `[B, S, 3]`."""
+        if self.seed is None:
+            return torch.rand(*tokens.shape, 3, dtype=torch.float64)
+        draws = np.zeros((*tokens.shape, 3))
+        for pack, row, ids in zip(draws, tokens.numpy(), sequence_ids.numpy(), strict=True):
+            for number in range(1, ids.max() + 1):
+                is_own = ids == number
+                # By the tokens alone, so that neighbours and the order of batches change nothing
+                rng = np.random.default_rng([self.seed, zlib.crc32(row[is_own].tobytes())])
+                pack[is_own] = rng.random((is_own.sum(), 3))
+        return torch.from_numpy(draws)
 
     def _attention_arguments(self, sequence_ids):
         if self.attention == "positions":
             return {}
-        if self.attention == "mask":
-            return {"attention_mask": attention_mask(sequence_ids, self.dtype)}
-        starts = torch.ones_like(sequence_ids, dtype=torch.bool)
-        starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-        ends = torch.cat([starts.flatten().nonzero()[:, 0], torch.tensor([sequence_ids.numel()])])
-        offsets, longest = ends.to(torch.int32), int(ends.diff().max())
-        lengths = {f"max_length_{side}": longest for side in "qk"}
-        return {f"cu_seq_lens_{side}": offsets for side in "qk"} | lengths
+        if self.attention == "varlen":
+            return _varlen_arguments(sequence_ids)
+        mask, lowest = attention_mask(sequence_ids, self.dtype), torch.finfo(self.dtype).min
+        places = torch.arange(self.max_seq_length)
+        if self.is_causal:
+            return {"attention_mask": mask.masked_fill(places > places[:, None], lowest)}
+        if self.sliding_window is None:
+            return {"attention_mask": mask}
+        is_far = (places - places[:, None]).abs() > self.sliding_window
+        masks = {"full_attention": mask, "sliding_attention": mask.masked_fill(is_far, lowest)}
+        return {"attention_mask": masks}
 
 
-def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, pad_token_id=0, seed=0):
-    """Pack a whole `datasets.Dataset` by one plan: another `Dataset`, a row a pack.
+def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, seed=0):
+    """Pack a whole `datasets.Dataset` by one plan, in memory: another `Dataset`, with a row a pack.
 
     Args:
-        dataset: With `input_ids`, any further columns of one value a token or a sequence, and no others.
+        dataset: With `input_ids`, as `PackingCollator` takes them, and further columns of numbers.
         max_seq_length, max_sequences_per_pack, seed: As in `bert_packed.pack`.
-        pad_token_id: The tokenizer's.
 
     Returns:
-        Rows for `PackingCollator`: the columns of `bert_packed.pack`.
+        Rows for `PackingCollator`: the columns of `bert_packed.pack`, padding 0, in labels -100.
+
+    Raises:
+        InputError: an argument breaks its rule; the message names column and sequence.
     """
-    columns = dataset[:]
-    padding = _padding(columns, pad_token_id)
-    packs = in_memory.pack(columns, max_seq_length, max_sequences_per_pack, seed=seed, padding=padding)
-    return type(dataset).from_dict(packs)
-
-
-def _padding(columns, pad_token_id):
-    return {in_memory.TOKENS: pad_token_id or 0} | ({"labels": IGNORED} if "labels" in columns else {})
+    columns = {name: dataset.with_format("numpy")[name][:] for name in dataset.column_names}
+    packs = in_memory.pack(
+        columns, max_seq_length, max_sequences_per_pack, seed=seed, padding=_padding(columns)
+    )
+    return type(dataset).from_dict({name: list(values) for name, values in packs.items()})
 
 
 def labels_by_sequence(labels, sequence_ids):
-    """Labels of each sequence by itself: int64 `[B, K, S]`.
+    """Labels of each sequence by itself, for `per_sequence_loss`: int64 `[B, K, S]` of two `[B, S]`.
 
-        labels        [-100 7 -100 8 -100]   ->   [  -1    7   -1   -1   -1]
-        sequence_ids  [   1 1    2 2    0]        [  -1   -1   -1    8   -1]
+        labels        [-100 7 -100 8 -100]   ->   [-1  7 -1 -1 -1]
+        sequence_ids  [   1 1    2 2    0]        [-1 -1 -1  8 -1]
 
-    -1 is no prediction, and -100 fills slots without a sequence. So what is not -100 are S numbers a
-    sequence, by which `PerSequenceLoss` knows how many sequences all micro-batches of a step have.
+    -1 is no prediction, and -100 fills slots without a sequence. So S numbers a sequence are not -100, and
+    what Trainer counts of a step is S times its sequences.
     """
     slots_K = torch.arange(1, int(sequence_ids.max()) + 1, device=labels.device)
     is_own_BKS = sequence_ids[:, None] == slots_K[:, None]
-    labels_BKS = torch.where(is_own_BKS & (labels != IGNORED)[:, None], labels[:, None], NOTHING)
+    labels_BKS = torch.where(is_own_BKS & (labels != IGNORED)[:, None], labels[:, None], UNPREDICTED)
     return labels_BKS.masked_fill(~is_own_BKS.any(-1, keepdim=True), IGNORED)
 
 
-class PerSequenceLoss:
-    """`compute_loss_func` of `transformers.Trainer`: each sequence counts as if it were alone in its pack.
+def per_sequence_loss(outputs, labels, num_items_in_batch=None):
+    """Loss in which each sequence weighs alike: `compute_loss_func` of `transformers.Trainer`.
 
-    The mean over its predictions, then over the sequences of all micro-batches and devices of a step: Listing
-    1 of "Packing: Towards 2x NLP BERT Acceleration". Sequences without predictions count as 0. Labels are
-    those of `PackingCollator(per_sequence=True)`.
+    Each sequence's loss is the mean over its predictions, 0 where it has none. The step's is the mean over
+    the sequences of all its micro-batches and devices: Listing 1 of "Packing: Towards 2x NLP BERT
+    Acceleration".
+
+    Args:
+        outputs: Of the model, with `logits` `[B, S, V]`, of a micro-batch.
+        labels: int64 `[B, K, S]` of `PackingCollator(per_sequence=True)`.
+        num_items_in_batch: Labels of the step that are not -100; None where the micro-batch is the step.
+
+    Returns:
+        float32 scalar; its sum over the micro-batches is the step's.
     """
+    if num_items_in_batch is None:
+        num_items_in_batch = (labels != IGNORED).sum()
+    is_predicted_BKS = labels >= 0
+    counts_BK1 = is_predicted_BKS.sum(-1, keepdim=True).clamp(min=1)
+    weights_BS = (is_predicted_BKS / counts_BK1).sum(1)
+    labels_BS = labels.clamp(min=UNPREDICTED).amax(1)
+    nll = functional.cross_entropy(
+        outputs["logits"].flatten(0, 1).float(),
+        labels_BS.flatten(),
+        ignore_index=UNPREDICTED,
+        reduction="none",
+    )
+    return (nll * weights_BS.flatten()).sum() * labels.shape[-1] / num_items_in_batch
 
-    def __call__(self, outputs, labels, num_items_in_batch=None):
-        """Loss of logits `[B, S, V]` of a micro-batch: float32 scalar.
 
-        `num_items_in_batch` counts the labels of a step that are not -100; None where this is the step.
-        """
-        if num_items_in_batch is None:
-            num_items_in_batch = (labels != IGNORED).sum()
-        is_predicted_BKS = labels >= 0
-        counts_BK1 = is_predicted_BKS.sum(-1, keepdim=True).clamp(min=1)
-        weights_BS = (is_predicted_BKS / counts_BK1).sum(1)
-        labels_BS = labels.clamp(min=NOTHING).max(1).values
-        nll = functional.cross_entropy(
-            outputs["logits"].flatten(0, 1).float(),
-            labels_BS.flatten(),
-            ignore_index=NOTHING,
-            reduction="none",
-        )
-        return (nll * weights_BS.flatten()).sum() * labels.shape[-1] / num_items_in_batch
+def _check_whole(name, value):
+    if not is_whole(value) or value < 0:
+        raise InputError(f"`{name}` must be a whole number from 0. Received: {value!r}.")
+
+
+def _read_examples(examples):
+    """Columns of a list of dicts that have the same ones."""
+    for number, one in enumerate(examples):
+        if not isinstance(one, Mapping) or TOKENS not in one:
+            received = ", ".join(map(str, one)) if isinstance(one, Mapping) else f"{one!r:.100}"
+            raise InputError(f"sequence {number} must be a dict with {TOKENS}. Received: {received}.")
+        if one.keys() != examples[0].keys():
+            rule = f"have the columns {', '.join(examples[0])}"
+            raise InputError(f"sequence {number} must {rule}. Received: {', '.join(one)}.")
+    return {name: [one[name] for one in examples] for name in examples[0]}
+
+
+def _padding(columns):
+    return {LABELS: IGNORED} if LABELS in columns else {}
+
+
+def _varlen_arguments(sequence_ids):
+    starts = torch.ones_like(sequence_ids, dtype=torch.bool)
+    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    offsets = torch.cat([starts.flatten().nonzero()[:, 0], torch.tensor([sequence_ids.numel()])])
+    longest, offsets = int(offsets.diff().max()), offsets.to(torch.int32)
+    lengths = {"max_length_q": longest, "max_length_k": longest}
+    return {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets} | lengths

@@ -1,73 +1,106 @@
 """Packs for transformers: a run of `Trainer` on packs equals a plain loop over sequences without padding."""
 
 import itertools
+import math
+import re
 
 import numpy as np
 import pytest
+from reference import import_reference
 
-torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
-transformers = pytest.importorskip("transformers", reason="pip install -e '.[torch]'")
+torch, transformers = import_reference()
 pytest.importorskip("accelerate", reason="pip install -e '.[torch]'")
 datasets = pytest.importorskip("datasets", reason="pip install -e '.[torch]'")
 
-from bert_packed.core.settings import InputError  # noqa: E402
-from bert_packed.torch import PackingCollator, PerSequenceLoss, pack_dataset  # noqa: E402
+from bert_packed.core.settings import InputError  # noqa: E402  after the skips where a package is missing
+from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss  # noqa: E402
 from bert_packed.torch.collator import labels_by_sequence  # noqa: E402
 
 LENGTH, VOCAB, NUM = 24, 60, 12
+PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-MASK = 4
+IDS = {"pad_token_id": PAD, "bos_token_id": CLS, "eos_token_id": SEP}
+LEARNING_RATE = 0.1
+WINDOW = 2  # tokens to each side that ModernBERT's second layer sees
+CONFIGS = {
+    "bert": ("Bert", "MaskedLM", {"max_position_embeddings": LENGTH}),
+    "roberta": ("Roberta", "MaskedLM", {"max_position_embeddings": LENGTH + 1, **IDS}),
+    "modernbert": (
+        "ModernBert",
+        "MaskedLM",
+        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2, **IDS}
+        | {"cls_token_id": CLS, "sep_token_id": SEP},
+    ),
+    "llama": ("Llama", "CausalLM", IDS),
+}
+OPTIONS = {"roberta": {"first_position": PAD + 1}, "llama": {"mlm_probability": None}}
+ONE_CPU = "ignore:This DataLoader will create 2 worker processes"  # on a machine with one
+WINDOWED = {"sliding_window": WINDOW}
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(VOCAB - 5))]
-    (folder / "vocab.txt").write_text("\n".join(words))
-    return transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+def tokenizer():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(VOCAB - 5))]
+    return transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
+
+
+def random_rows(num_rows, longest, seed=0):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, longest - 1, num_rows).tolist()
+    return [{"input_ids": [CLS, *rng.integers(5, VOCAB, length).tolist(), SEP]} for length in lengths]
 
 
 @pytest.fixture(scope="module")
 def rows():
-    """Sequences with labels, so that packed and unpacked predict the same."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for number, length in enumerate(rng.integers(3, 12, NUM).tolist()):
-        tokens = [2, *rng.integers(5, VOCAB, length).tolist(), 3]
-        labels = [-100] * len(tokens)
-        for place in rng.choice(np.arange(1, length + 1), number % 3 + 1, replace=False).tolist():
-            labels[place], tokens[place] = tokens[place], MASK
-        rows.append({"input_ids": tokens, "labels": labels})
-    return rows
+    return random_rows(NUM, 14)
 
 
 def build(kind, attention="sdpa"):
+    name, task, options = CONFIGS[kind]
     torch.manual_seed(0)
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    if kind == "bert":
-        config = transformers.BertConfig(vocab_size=VOCAB, **SIZES, **dropout, max_position_embeddings=LENGTH)
-        return transformers.BertForMaskedLM._from_config(config, attn_implementation=attention)
-    if kind == "modernbert":  # every second layer sees 4 tokens to each side
-        ids = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
-        config = transformers.ModernBertConfig(
-            vocab_size=VOCAB, **SIZES, **ids, local_attention=8, global_attn_every_n_layers=2
-        )
-        return transformers.ModernBertForMaskedLM._from_config(config, attn_implementation=attention)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB, **SIZES, pad_token_id=0, bos_token_id=2, eos_token_id=3
-    )
-    return transformers.LlamaForCausalLM._from_config(config, attn_implementation=attention)
+    config = getattr(transformers, f"{name}Config")(vocab_size=VOCAB, **SIZES, **options)
+    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        setattr(config, key, 0.0)
+    model = getattr(transformers, f"{name}For{task}")(config)
+    model.set_attn_implementation(attention)
+    with torch.no_grad():  # initial weights are so small that attention would hardly count
+        for value in model.parameters():
+            value += 0.2 * torch.randn_like(value)
+    return model
 
 
-def train(model, rows, collator, folder, batch_size, accumulation=1, loss=None):
-    """Two steps of plain SGD: losses of the steps, and the weights after them."""
+def plain_varlen(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **given):
+    """Attention over the ranges that it is given, as kernels of variable length have it."""
+    assert attention_mask is None
+    query, key, value = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))  # [B * S, N, H]
+    parts, offsets = [], given["cu_seq_lens_q"].tolist()
+    assert given["cu_seq_lens_k"].tolist() == offsets and offsets[-1] == len(query)
+    for start, end in itertools.pairwise(offsets):
+        assert 0 < end - start <= given["max_length_q"] == given["max_length_k"]
+        q, k, v = (one[start:end].transpose(0, 1) for one in (query, key, value))
+        places = torch.arange(end - start)
+        distances = places[:, None] - places
+        is_hidden = (distances < 0) if module.is_causal else torch.zeros_like(distances, dtype=torch.bool)
+        if sliding_window is not None:  # one more than the configuration says
+            is_hidden = is_hidden | (distances.abs() >= sliding_window)
+        scores = (q @ k.transpose(1, 2) * scaling).masked_fill(is_hidden, -math.inf)
+        parts.append((torch.softmax(scores, -1) @ v).transpose(0, 1))
+    return torch.cat(parts).unflatten(0, (-1, LENGTH)), None
+
+
+transformers.AttentionInterface.register("plain_varlen", plain_varlen)
+
+
+def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss=None):
+    """Of two steps of plain SGD."""
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=batch_size,
+        per_device_eval_batch_size=batch_size,
         gradient_accumulation_steps=accumulation,
         max_steps=2,
         optim="sgd",
-        learning_rate=0.5,
+        learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
         max_grad_norm=0.0,
         logging_steps=1,
@@ -77,35 +110,57 @@ def train(model, rows, collator, folder, batch_size, accumulation=1, loss=None):
         disable_tqdm=True,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
-        train_sampling_strategy="sequential",
     )
-    trainer = transformers.Trainer(
+    dataset = rows if isinstance(rows, datasets.Dataset) else datasets.Dataset.from_list(rows)
+    return transformers.Trainer(
         model,
         arguments,
-        train_dataset=rows if isinstance(rows, datasets.Dataset) else datasets.Dataset.from_list(rows),
+        train_dataset=dataset,
+        eval_dataset=dataset,
         data_collator=collator,
         compute_loss_func=loss,
     )
+
+
+def train(*arguments, **options):
+    """Losses of the steps, and the weights after them."""
+    trainer = make_trainer(*arguments, **options)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return losses, {name: value.detach().clone() for name, value in model.named_parameters()}
+    return losses, dict(trainer.model.named_parameters())
 
 
-def train_alone(model, rows, causal=False, per_sequence=False):
+def sequences_of(batch):
+    """Tokens and labels of each sequence of a batch, cut out by a plain loop."""
+    found = []
+    for tokens, labels, positions in zip(
+        *(batch[name].tolist() for name in ("input_ids", "labels", "position_ids")), strict=True
+    ):
+        num_tokens = max(place for place, token in enumerate(tokens, 1) if token != PAD)
+        assert set(labels[num_tokens:]) <= {-100}
+        for token, label, position in zip(tokens[:num_tokens], labels, positions, strict=False):
+            if position == min(positions):
+                found.append(([], []))
+            found[-1][0].append(token)
+            found[-1][1].append(label)
+    return found
+
+
+def train_alone(model, sequences, is_causal=False, per_sequence=False):
     """The same steps by a plain loop over single sequences without padding."""
     model.train()
-    losses, num_steps = [], 2
-    for _ in range(num_steps):
+    losses = []
+    for _ in range(2):
         nll, counts = [], []
-        for row in rows:
-            tokens = torch.tensor([row["input_ids"]])
-            logits, labels = model(input_ids=tokens).logits[0], torch.tensor(row["labels"])
-            if causal:
-                logits, labels = logits[:-1], tokens[0, 1:]
+        for tokens, labels in sequences:
+            logits = model(input_ids=torch.tensor([tokens])).logits[0]
+            labels = torch.tensor(tokens if is_causal else labels)
+            if is_causal:
+                logits, labels = logits[:-1], labels[1:]
             nll.append(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
-            counts.append((labels != -100).sum())
+            counts.append(int((labels != -100).sum()))
         if per_sequence:
-            loss = sum(one / count for one, count in zip(nll, counts, strict=True)) / len(rows)
+            loss = sum(one / max(1, count) for one, count in zip(nll, counts, strict=True)) / len(nll)
         else:
             loss = sum(nll) / sum(counts)
         model.zero_grad()
@@ -114,137 +169,289 @@ def train_alone(model, rows, causal=False, per_sequence=False):
         with torch.no_grad():
             for value in model.parameters():
                 if value.grad is not None:
-                    value -= 0.5 * value.grad
+                    value -= LEARNING_RATE * value.grad
     return losses, dict(model.named_parameters())
 
 
-def check_equal(one, other):
-    losses, weights = one
-    want_losses, want = other
+def differences(run, other):
+    """What differs between two runs: names."""
+    losses, weights = run
+    wanted_losses, wanted = other
     assert len(losses) == 2 and losses[0] != losses[1]
-    assert losses == pytest.approx(want_losses, rel=1e-5)
-    for name, value in want.items():
+    found = [] if losses == pytest.approx(wanted_losses, rel=1e-5) else ["loss"]
+    for name, value in wanted.items():
         # The gradient of key biases is truly 0
         tolerance = 1e-6 if name.endswith("key.bias") else 1e-5 * value.abs().max().item()
-        assert (weights[name] - value).abs().max().item() <= tolerance, name
+        if (weights[name] - value).abs().max().item() > tolerance:
+            found.append(name)
+    return found
+
+
+def run_both(kind, attention, collator, rows, folder, change=lambda batch: batch, **options):
+    """Runs on packs, each batch changed, and on their sequences alone."""
+    batch = collator(rows)
+    sequences = sequences_of(batch)
+    assert len(batch["input_ids"]) < NUM == len(sequences)  # packs that hold several sequences
+    packed = train(build(kind, attention), rows, lambda rows: change(collator(rows)), folder, NUM, **options)
+    return packed, train_alone(build(kind), sequences, is_causal=kind == "llama")
 
 
 @pytest.mark.parametrize(
-    "kind, attention, given",
+    "kind, attention, options",
     [
-        ("bert", "eager", "mask"),
-        ("bert", "sdpa", "mask"),
-        ("bert", "sdpa", "positions"),
-        ("modernbert", "sdpa", "positions"),
-        ("llama", "sdpa", "positions"),
+        ("bert", "eager", {}),
+        ("bert", "sdpa", {}),
+        ("bert", "plain_varlen", {"attention": "varlen"}),
+        ("roberta", "sdpa", {}),
+        ("modernbert", "eager", WINDOWED),
+        ("modernbert", "sdpa", WINDOWED),
+        ("modernbert", "plain_varlen", {"attention": "varlen"}),
+        ("llama", "sdpa", {}),
+        ("llama", "eager", {"attention": "positions"}),
+        ("llama", "sdpa", {"attention": "positions"}),
+        ("llama", "plain_varlen", {"attention": "varlen"}),
     ],
 )
-def test_a_run_on_packs_equals_one_without_padding(tokenizer, rows, tmp_path, kind, attention, given):
-    causal = kind == "llama"
-    collator = PackingCollator(tokenizer, LENGTH, None, causal=causal, attention=given)
-    batch = collator(rows)
-    assert len(batch["input_ids"]) < NUM  # several sequences in a pack
-    packed = train(build(kind, attention), rows, collator, tmp_path, NUM)
-    check_equal(packed, train_alone(build(kind, attention), rows, causal))
+def test_a_run_on_packs_equals_one_without_padding(tokenizer, rows, tmp_path, kind, attention, options):
+    collator = PackingCollator(tokenizer, LENGTH, seed=1, **OPTIONS.get(kind, {}), **options)
+    assert not differences(*run_both(kind, attention, collator, rows, tmp_path))
 
 
-def test_a_model_of_local_attention_needs_positions(tokenizer, rows, tmp_path):
-    """A mask is that of all layers: what `PackingCollator` says of ModernBERT."""
-    collator = PackingCollator(tokenizer, LENGTH, None, attention="mask")
-    packed = train(build("modernbert"), rows, collator, tmp_path, NUM)
-    alone = train_alone(build("modernbert"), rows)
-    with pytest.raises(AssertionError):
-        check_equal(packed, alone)
+def without_mask(batch):
+    return {name: values for name, values in batch.items() if name != "attention_mask"}
+
+
+def without_restarts(batch):
+    return batch | {"position_ids": torch.arange(LENGTH).expand_as(batch["input_ids"])}
+
+
+@pytest.mark.parametrize(
+    "kind, options, change",
+    [
+        ("bert", {}, without_mask),
+        ("modernbert", WINDOWED, without_mask),
+        ("modernbert", {}, lambda batch: batch),  # one mask for both kinds of layers
+        ("roberta", {"first_position": 0}, lambda batch: batch),
+        ("llama", {"attention": "positions"}, without_restarts),
+    ],
+)
+def test_the_comparison_sees_what_is_wrong(tokenizer, rows, tmp_path, kind, options, change):
+    collator = PackingCollator(tokenizer, LENGTH, seed=1, **{**OPTIONS.get(kind, {}), **options})
+    assert "loss" in differences(*run_both(kind, "sdpa", collator, rows, tmp_path, change))
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_loss_of_sequences(tokenizer, rows, tmp_path, accumulation):
     """Over micro-batches of unequal predictions, against the mean over sequences in plain torch."""
-    collator = PackingCollator(tokenizer, LENGTH, None, per_sequence=True)
-    batch_size = NUM // accumulation
-    packed = train(build("bert"), rows, collator, tmp_path, batch_size, accumulation, PerSequenceLoss())
-    check_equal(packed, train_alone(build("bert"), rows, per_sequence=True))
+    collator = PackingCollator(tokenizer, LENGTH, seed=1, per_sequence=True)
+    sequences = sequences_of(PackingCollator(tokenizer, LENGTH, seed=1)(rows))
+    counts = [sum(label != -100 for label in labels) for _, labels in sequences]
+    assert len(set(counts)) > 1
+    options = {"accumulation": accumulation, "loss": per_sequence_loss}
+    packed = train(build("bert"), rows, collator, tmp_path, NUM // accumulation, **options)
+    assert not differences(packed, train_alone(build("bert"), sequences, per_sequence=True))
+    trainer = make_trainer(build("bert"), rows, collator, tmp_path, NUM, loss=per_sequence_loss)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(packed[0][0], rel=1e-5)
 
 
-def test_a_kernel_of_variable_length_gets_what_it_needs(tokenizer, rows):
-    """By plain attention over the ranges that it is given, registered with transformers."""
-
-    def plain(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **given):
-        assert attention_mask is None
-        scaling = scaling or query.shape[-1] ** -0.5
-        flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]  # [B * S, N, H]
-        parts, offsets = [], given["cu_seq_lens_q"].tolist()
-        assert given["cu_seq_lens_k"].tolist() == offsets and offsets[-1] == len(flat[0])
-        for start, end in itertools.pairwise(offsets):
-            assert 0 < end - start <= given["max_length_q"] == given["max_length_k"]
-            q, k, v = (tensor[start:end].transpose(0, 1) for tensor in flat)
-            parts.append((torch.softmax(q @ k.transpose(1, 2) * scaling, -1) @ v).transpose(0, 1))
-        return torch.cat(parts).unflatten(0, (len(query), -1)), None
-
-    transformers.AttentionInterface.register("plain_varlen", plain)
-    batch = PackingCollator(tokenizer, LENGTH, None, attention="varlen")(rows)
-    assert batch["cu_seq_lens_q"].dtype == torch.int32 and isinstance(batch["max_length_q"], int)
-    varlen, masked = build("bert", "plain_varlen").eval(), build("bert").eval()
-    with torch.no_grad():
-        got = varlen(**batch)
-        want = masked(**PackingCollator(tokenizer, LENGTH, None)(rows))
-    assert torch.allclose(got.loss, want.loss, rtol=1e-5)
-    is_real = batch["input_ids"] > 0
-    assert torch.allclose(got.logits[is_real], want.logits[is_real], atol=1e-5)
+@pytest.mark.parametrize("kind, options", [("modernbert", WINDOWED), ("llama", {"mlm_probability": None})])
+def test_micro_batches_equal_their_batch(tokenizer, rows, tmp_path, kind, options):
+    collator = PackingCollator(tokenizer, LENGTH, seed=1, **options)
+    packed = train(build(kind), rows, collator, tmp_path, NUM // 3, accumulation=3)
+    alone = train_alone(build(kind), sequences_of(collator(rows)), is_causal=kind == "llama")
+    assert not differences(packed, alone)
 
 
-def test_tokens_are_masked_by_the_rule_of_transformers(tokenizer):
-    rng = np.random.default_rng(1)
-    sequences = [{"input_ids": [2, *rng.integers(5, VOCAB, 20).tolist(), 3]} for _ in range(300)]
-    collator = PackingCollator(tokenizer, 64, mlm_probability=0.3, seed=0)
-    batch = collator(sequences)
+@pytest.mark.parametrize("seed", [None, 0])
+def test_tokens_are_masked_by_the_rule_of_bert(tokenizer, seed):
+    rows = random_rows(400, 60, seed=1)
+    torch.manual_seed(0)
+    batch = PackingCollator(tokenizer, 64, mlm_probability=0.3, seed=seed)(rows)
     is_predicted = batch["labels"] != -100
-    found = is_predicted.sum().item() / (300 * 20)
-    assert found == pytest.approx(0.3, abs=0.02)
+    num_words = sum(len(row["input_ids"]) - 2 for row in rows)
+    assert is_predicted.sum().item() / num_words == pytest.approx(0.3, abs=0.02)
     tokens, labels = batch["input_ids"][is_predicted], batch["labels"][is_predicted]
-    assert (tokens == MASK).float().mean().item() == pytest.approx(0.8, abs=0.03)
-    assert (tokens == labels).float().mean().item() == pytest.approx(0.1, abs=0.03)
-    assert not torch.isin(labels, torch.tensor([0, 2, 3])).any()  # neither padding nor special tokens
-    again = PackingCollator(tokenizer, 64, mlm_probability=0.3, seed=0)(sequences)
-    assert torch.equal(batch["labels"], again["labels"])
+    assert (tokens == MASK).double().mean().item() == pytest.approx(0.8, abs=0.03)
+    assert (tokens == labels).double().mean().item() == pytest.approx(0.1, abs=0.03)
+    assert set(tokens.tolist()) == set(range(VOCAB))  # random ones of the whole vocabulary
+    assert not torch.isin(labels, torch.tensor([PAD, CLS, SEP])).any()
+    whole = torch.where(is_predicted, batch["labels"], batch["input_ids"])
+    found = [tokens for tokens, _ in sequences_of(batch | {"input_ids": whole})]
+    assert sorted(found) == sorted(row["input_ids"] for row in rows)
+
+
+def test_a_column_says_what_is_special(tokenizer):
+    row = {"input_ids": [CLS, 5, 6, 7, SEP], "special_tokens_mask": [1, 1, 0, 1, 1]}
+    batch = PackingCollator(tokenizer, 8, mlm_probability=1.0)([row])
+    assert batch["labels"].tolist() == [[-100, -100, 6, -100, -100, -100, -100, -100]]
+    assert "special_tokens_mask" not in batch
+
+
+def masked(sequences):
+    return sorted((tokens, labels) for tokens, labels in sequences)
+
+
+def load(rows, collator, num_workers=0, batch_size=NUM):
+    """The sequences of an epoch."""
+    loader = torch.utils.data.DataLoader(
+        rows, batch_size=batch_size, collate_fn=collator, num_workers=num_workers
+    )
+    return masked(itertools.chain.from_iterable(map(sequences_of, loader)))
+
+
+@pytest.mark.filterwarnings(ONE_CPU)
+def test_masks_of_a_seed_follow_from_the_sequence(tokenizer):
+    rows = random_rows(40, 20)
+    collator = PackingCollator(tokenizer, LENGTH, seed=3)
+    once = load(rows, collator)
+    assert load(rows, collator, num_workers=2, batch_size=7) == once == load(rows[::-1], collator)
+    packed = pack_dataset(datasets.Dataset.from_list(rows), LENGTH)
+    assert load(packed, collator, batch_size=3) == once
+    assert load(rows, PackingCollator(tokenizer, LENGTH, seed=4)) != once
+
+
+@pytest.mark.filterwarnings(ONE_CPU)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_masks_without_a_seed_are_new_ones_by_the_generator_of_torch(tokenizer, num_workers):
+    rows, collator = random_rows(10, 20) * 2, PackingCollator(tokenizer, LENGTH)
+    torch.manual_seed(0)
+    first, second = (load(rows, collator, num_workers, batch_size=10) for _ in range(2))
+    assert first != second  # of two epochs
+    assert len({str(one) for one in first}) > 15  # two batches of the same sequences, one a worker
+    torch.manual_seed(0)
+    assert load(rows, collator, num_workers, batch_size=10) == first
 
 
 def test_a_whole_data_set_is_packed_by_one_plan(tokenizer, rows, tmp_path):
-    kinds = list(range(NUM))
-    dataset = datasets.Dataset.from_list(
-        [{**row, "kind": kind} for row, kind in zip(rows, kinds, strict=True)]
-    )
+    dataset = datasets.Dataset.from_list([{**row, "kind": kind} for kind, row in enumerate(rows)])
     packed = pack_dataset(dataset, LENGTH)
     assert isinstance(packed, datasets.Dataset) and len(packed) < NUM
     index = np.array(packed["sequence_index"])
-    assert sorted(index[index >= 0].tolist()) == kinds
+    assert sorted(index[index >= 0].tolist()) == list(range(NUM))
     assert (np.array(packed["kind"])[index >= 0] == index[index >= 0]).all()
-    packed = packed.remove_columns(["kind"])
-    collator = PackingCollator(tokenizer, LENGTH, None)
+    packed, collator = packed.remove_columns("kind"), PackingCollator(tokenizer, LENGTH, seed=1)
     run = train(build("bert"), packed, collator, tmp_path, len(packed))
-    check_equal(run, train_alone(build("bert"), rows))
+    assert not differences(run, train_alone(build("bert"), sequences_of(collator(rows))))
 
 
-def test_labels_of_sequences():
+def test_labels_of_causal_models(tokenizer):
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, -100, 7]}, {"input_ids": [8, 9], "labels": [8, 9]}]
+    collator = PackingCollator(tokenizer, 8, mlm_probability=0)
+    ignored = [-100] * 3
+    for given in (rows, pack_dataset(datasets.Dataset.from_list(rows), 8)):
+        batch = collator(list(given))
+        assert sorted(sequences_of(batch)) == [([5, 6, 7], [-100, -100, 7]), ([8, 9], [-100, 9])]
+        assert batch["labels"][0, 5:].tolist() == ignored
+    batch = collator([{"input_ids": row["input_ids"]} for row in rows])
+    assert sorted(sequences_of(batch)) == [([5, 6, 7], [-100, 6, 7]), ([8, 9], [-100, 9])]
+
+
+def test_what_attention_is_given(tokenizer):
+    rows = [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}]
+
+    def collate(mlm_probability=None, **options):
+        return PackingCollator(tokenizer, 6, mlm_probability, **options)(rows)
+
+    def seen(mask):
+        return (mask[0, 0] == 0).int().tolist()
+
+    causal = [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]]
+    causal += [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 1]]
+    assert seen(collate()["attention_mask"]) == causal
+    masks = collate(0.3, sliding_window=1, dtype=torch.bfloat16)["attention_mask"]
+    assert masks["full_attention"].dtype == torch.bfloat16
+    full = np.kron(np.eye(2, dtype=int), np.ones((3, 3), int))
+    full[:3, :3] = [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    full[2, 3:5] = full[3:5, 2] = 1
+    full[5], full[:, 5] = 0, 0
+    full[5, 5] = 1
+    assert seen(masks["full_attention"]) == full.tolist()
+    full[2, 4] = full[4, 2] = 0
+    assert seen(masks["sliding_attention"]) == full.tolist()
+    assert collate(attention="positions").keys() == {"input_ids", "position_ids", "labels"}
+    varlen = collate(attention="varlen")
+    assert varlen["cu_seq_lens_q"].tolist() == varlen["cu_seq_lens_k"].tolist() == [0, 2, 5, 6]
+    assert varlen["cu_seq_lens_q"].dtype == torch.int32
+    assert varlen["max_length_q"] == varlen["max_length_k"] == 3 and isinstance(varlen["max_length_q"], int)
+    assert varlen["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0]]
+
+
+def test_labels_by_sequence():
     labels = torch.tensor([[-100, 7, -100, 8, -100], [-100, -100, -100, -100, -100]])
     ids = torch.tensor([[1, 1, 2, 2, 0], [1, 1, 1, 0, 0]])
-    assert labels_by_sequence(labels, ids).tolist() == [
+    by_sequence = labels_by_sequence(labels, ids)
+    assert by_sequence.tolist() == [
         [[-1, 7, -1, -1, -1], [-1, -1, -1, 8, -1]],
         [[-1] * 5, [-100] * 5],
     ]
-    logits = torch.zeros(2, 5, 10)
-    loss = PerSequenceLoss()({"logits": logits}, labels_by_sequence(labels, ids))
+    loss = per_sequence_loss({"logits": torch.zeros(2, 5, 10)}, by_sequence)
     assert loss.item() == pytest.approx(2 / 3 * np.log(10))
 
 
-def test_mistakes(tokenizer):
-    for options, message in [
-        ({"attention": "flash"}, "`attention` must be one of mask, positions, varlen. Received: flash."),
-        ({"causal": True, "per_sequence": True}, "`per_sequence` must be False for causal models."),
-    ]:
-        with pytest.raises(InputError, match=message):
-            PackingCollator(tokenizer, LENGTH, **options)
-    with pytest.raises(
-        InputError, match="sequence 0 must have at most max_seq_length=24 tokens. Received: 30."
-    ):
-        PackingCollator(tokenizer, LENGTH)([{"input_ids": [5] * 30}])
+class WithoutMask:
+    """A tokenizer of a causal model."""
+
+    mask_token_id = None
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"mlm_probability": 1.5}, "`mlm_probability` must be a number from 0 to 1, or None. Received: 1.5."),
+        ({"mlm_probability": "0.3"}, "or None. Received: '0.3'."),
+        (
+            {"tokenizer": WithoutMask()},
+            "`tokenizer` must have a mask token, unless mlm_probability=None. Received: WithoutMask.",
+        ),
+        ({"attention": "flash"}, "must be one of mask, positions, varlen. Received: 'flash'."),
+        ({"attention": "positions"}, "must be mask or varlen, unless mlm_probability=None."),
+        ({"attention": "varlen", "sliding_window": 2}, "`sliding_window` must be None, unless masked"),
+        ({"sliding_window": 2.5}, "`sliding_window` must be a whole number from 0. Received: 2.5."),
+        ({"first_position": -1}, "`first_position` must be a whole number from 0. Received: -1."),
+        ({"seed": "one"}, "`seed` must be a whole number from 0. Received: 'one'."),
+        ({"mlm_probability": None, "per_sequence": True}, "`per_sequence` must be False for causal models."),
+        ({"max_seq_length": 0}, "`max_seq_length` must be a whole number from 1"),
+    ],
+)
+def test_wrong_options(tokenizer, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PackingCollator(**{"tokenizer": tokenizer, "max_seq_length": LENGTH, **options})
+
+
+PACKED = {"input_ids": [5, 6], "position_ids": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    "examples, message",
+    [
+        ([{"input_ids": [5] * 30}], "sequence 0 must have at most max_seq_length=24 tokens. Received: 30."),
+        ([{"labels": [5]}], "sequence 0 must be a dict with input_ids. Received: labels."),
+        ([[5, 6]], "sequence 0 must be a dict with input_ids. Received: [5, 6]."),
+        (
+            [{"input_ids": [5]}, {"input_ids": [5], "kind": 1}],
+            "sequence 1 must have the columns input_ids. Received: input_ids, kind.",
+        ),
+        ([{"input_ids": [5], "labels": [5]}], "`examples` must be without labels, which masking makes."),
+        ([PACKED], "rows of `pack_dataset` must have sequence_ids; for Trainer remove_unused_columns=False."),
+        (
+            [PACKED | {"sequence_ids": [1, 1], "sequence_index": [0]}],
+            "rows of `pack_dataset` must have max_seq_length=24 tokens. Received: 2.",
+        ),
+    ],
+)
+def test_wrong_examples(tokenizer, examples, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        PackingCollator(tokenizer, LENGTH)(examples)
+
+
+@pytest.mark.parametrize(
+    "columns, message",
+    [
+        ({"text": [[5]]}, "`sequences` must have a column input_ids. Received: text."),
+        ({"input_ids": [[5]], "text": ["five"]}, "sequence 0: text must be a list of numbers, or one."),
+        ({"input_ids": [[5], [6] * 30]}, "sequence 1 must have at most max_seq_length=24 tokens."),
+    ],
+)
+def test_wrong_data_sets(columns, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        pack_dataset(datasets.Dataset.from_dict(columns), LENGTH)
