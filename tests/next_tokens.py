@@ -7,10 +7,8 @@ import numpy as np
 
 from bert_packed.config import MambaConfig
 from bert_packed.objectives.features import NEXT_TOKENS
-from bert_packed.objectives.next_tokens import next_token_objective
 from bert_packed.records import tfrecords
 from bert_packed.records.example_bytes import serialize_examples
-from bert_packed.training import engines
 
 VOCAB_SIZE = 31
 CONFIG = MambaConfig(
@@ -58,6 +56,10 @@ def packed_and_unpacked(lengths=LENGTHS, max_seq_length=12):
 
 def make_engine(weighting="per_token", config=CONFIG, seed=1, build=None, **engine):
     """An engine around a new tiny model; `build` has further arguments of `build_mamba`."""
+    # Imported here, so that tests without Keras can write files
+    from bert_packed.objectives.next_tokens import next_token_objective
+    from bert_packed.training import engines
+
     objective = next_token_objective(weighting)
     return engines.make_engine(objective.build_model(config, seed, **(build or {})), objective, **engine)
 

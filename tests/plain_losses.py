@@ -9,9 +9,7 @@ C classes.
 
 import dataclasses
 
-import keras
 import numpy as np
-from keras import ops
 
 
 @dataclasses.dataclass
@@ -202,24 +200,3 @@ def _finetuning(sums, means, gradients, batch, num_sequences):
 def count_pairs(sequence_ids):
     """Pairs of tokens of one sequence, of all packs."""
     return sum(one == other != 0 for row in sequence_ids for one in row for other in row)
-
-
-class Logits(keras.Model):
-    """A model whose weights are its outputs: their gradient is the loss's by the logits, row by row.
-
-    Batches tell by `rows`, int32 `[B, 1]`, which rows they are. In training it doubles its logits, so that a
-    step that evaluates in training mode, or trains without, shows.
-    """
-
-    def __init__(self, values):
-        super().__init__(name="logits")
-        self.tables = {
-            name: self.add_weight(shape=v.shape, initializer=keras.initializers.Constant(v), name=name)
-            for name, v in values.items()
-        }
-        self.built = True
-
-    def call(self, batch, training=None):
-        scale = 2.0 if training else 1.0
-        rows = batch["rows"][:, 0]
-        return {name: scale * ops.take(table, rows, axis=0) for name, table in self.tables.items()}

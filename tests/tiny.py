@@ -7,8 +7,6 @@ import numpy as np
 from packs import VOCAB_SIZE, random_packs, write_packs
 
 from bert_packed.config import ModelConfig
-from bert_packed.objectives.pretraining import pretraining_objective
-from bert_packed.training import engines
 
 MAX_SEQ_LENGTH = 24
 CONFIG = ModelConfig(
@@ -26,6 +24,10 @@ CONFIG = ModelConfig(
 
 def make_engine(mlm_loss="per_sequence", config=CONFIG, seed=1, build=None, **kwargs):
     """An engine around a new tiny model; `build` has further arguments of `build_pretraining_model`."""
+    # Imported here, so that tests without Keras can write files
+    from bert_packed.objectives.pretraining import pretraining_objective
+    from bert_packed.training import engines
+
     objective = pretraining_objective(mlm_loss)
     return engines.make_engine(objective.build_model(config, seed, **(build or {})), objective, **kwargs)
 

@@ -22,9 +22,7 @@ def arrays(library):
     if library == "numpy":
         return IDS
     if library == "keras":
-        import keras
-
-        return keras.ops.convert_to_tensor(IDS)
+        return pytest.importorskip("keras").ops.convert_to_tensor(IDS)
     module = pytest.importorskip(library)
     return module.as_tensor(IDS) if library == "torch" else module.numpy.asarray(IDS)
 
@@ -68,15 +66,13 @@ def test_float64_is_finite_where_jax_has_none():
 
 def test_lists_and_other_libraries():
     assert np.array_equal(bert_packed.attention_mask(IDS.tolist()), plain())
-    import tensorflow as tf
-
+    tf = pytest.importorskip("tensorflow")
     with pytest.raises(InputError, match="`dtype` must be left out for arrays of tensorflow"):
         bert_packed.attention_mask(tf.constant(IDS), "float32")
 
 
 def test_in_a_keras_model():
-    import keras
-
+    keras = pytest.importorskip("keras")
     ids = keras.Input((5,), dtype="int32")
     mask = keras.layers.Lambda(bert_packed.attention_mask)(ids)
     found = keras.Model(ids, mask)(keras.ops.convert_to_tensor(IDS.astype("int32")))

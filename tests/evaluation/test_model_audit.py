@@ -185,8 +185,7 @@ def test_transformers_mamba_passes_states_on(packs, reference):
 
 
 def test_a_keras_model(packs):
-    import keras
-
+    keras = pytest.importorskip("keras")
     ids = keras.Input((LENGTH,), dtype="int32", name="ids")
     sequences = keras.Input((LENGTH,), dtype="int32", name="sequences")
     hidden = keras.layers.Embedding(60, WIDTH)(ids)
