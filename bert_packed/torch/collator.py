@@ -36,7 +36,8 @@ class PackingCollator:
     (-100 where nothing is predicted) and the further columns; with what the model's attention needs:
 
     - "mask": `attention_mask` `[B, 1, S, S]`, to be added to scores; for "eager" and "sdpa".
-    - "positions": nothing more, for causal models: transformers finds their sequences by `position_ids`.
+    - "positions": for causal models, whose sequences transformers finds by `position_ids`, and with a cache
+      does not: `use_cache=False`.
     - "varlen": int32 `cu_seq_lens_q` and `cu_seq_lens_k`, `max_length_q` and `max_length_k`, of all packs one
       after another, for kernels of variable length such as "flash_attention_2". Padding is a sequence there.
     """
@@ -172,7 +173,7 @@ class PackingCollator:
 
     def _attention_arguments(self, sequence_ids):
         if self.attention == "positions":
-            return {}
+            return {"use_cache": False}
         if self.attention == "varlen":
             return _varlen_arguments(sequence_ids)
         mask, lowest = attention_mask(sequence_ids, self.dtype), torch.finfo(self.dtype).min

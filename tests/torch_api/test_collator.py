@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from bert_packed.core.settings import InputError  # noqa: E402  after the skips 
 from bert_packed.torch import PackingCollator, pack_dataset, per_sequence_loss  # noqa: E402
 from bert_packed.torch.collator import labels_by_sequence  # noqa: E402
 
+PAGE = Path(__file__).resolve().parents[2] / "docs/torch.md"
 LENGTH, VOCAB, NUM = 24, 60, 12
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -32,8 +34,10 @@ CONFIGS = {
         | {"cls_token_id": CLS, "sep_token_id": SEP},
     ),
     "llama": ("Llama", "CausalLM", IDS),
+    "mistral": ("Mistral", "CausalLM", {"sliding_window": 3, "num_key_value_heads": 2, **IDS}),
 }
-OPTIONS = {"roberta": {"first_position": PAD + 1}, "llama": {"mlm_probability": None}}
+CAUSAL = ("llama", "mistral")
+OPTIONS = {"roberta": {"first_position": PAD + 1}} | {kind: {"mlm_probability": None} for kind in CAUSAL}
 ONE_CPU = "ignore:This DataLoader will create 2 worker processes"  # on a machine with one
 WINDOWED = {"sliding_window": WINDOW}
 
@@ -122,12 +126,26 @@ def make_trainer(model, rows, collator, folder, batch_size, accumulation=1, loss
     )
 
 
+def gradients_of(model):
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
+class Gradients(transformers.TrainerCallback):
+    """Keeps the gradients of each step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_pre_optimizer_step(self, args, state, control, model, **more):
+        self.steps.append(gradients_of(model))
+
+
 def train(*arguments, **options):
-    """Losses of the steps, and the weights after them."""
-    trainer = make_trainer(*arguments, **options)
+    """Losses and gradients of the steps."""
+    trainer, gradients = make_trainer(*arguments, **options), Gradients()
+    trainer.add_callback(gradients)
     trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return losses, dict(trainer.model.named_parameters())
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], gradients.steps
 
 
 def sequences_of(batch):
@@ -149,7 +167,7 @@ def sequences_of(batch):
 def train_alone(model, sequences, is_causal=False, per_sequence=False):
     """The same steps by a plain loop over single sequences without padding."""
     model.train()
-    losses = []
+    losses, steps = [], []
     for _ in range(2):
         nll, counts = [], []
         for tokens, labels in sequences:
@@ -166,24 +184,27 @@ def train_alone(model, sequences, is_causal=False, per_sequence=False):
         model.zero_grad()
         loss.backward()
         losses.append(loss.item())
+        steps.append(gradients_of(model))
         with torch.no_grad():
             for value in model.parameters():
                 if value.grad is not None:
                     value -= LEARNING_RATE * value.grad
-    return losses, dict(model.named_parameters())
+    return losses, steps
 
 
 def differences(run, other):
     """What differs between two runs: names."""
-    losses, weights = run
-    wanted_losses, wanted = other
-    assert len(losses) == 2 and losses[0] != losses[1]
+    losses, steps = run
+    wanted_losses, wanted_steps = other
+    assert len(losses) == len(steps) == 2 and losses[0] != losses[1]
     found = [] if losses == pytest.approx(wanted_losses, rel=1e-5) else ["loss"]
-    for name, value in wanted.items():
-        # The gradient of key biases is truly 0
-        tolerance = 1e-6 if name.endswith("key.bias") else 1e-5 * value.abs().max().item()
-        if (weights[name] - value).abs().max().item() > tolerance:
-            found.append(name)
+    for gradients, wanted in zip(steps, wanted_steps, strict=True):
+        assert gradients.keys() == wanted.keys()
+        for name, want in wanted.items():
+            # That of key biases is truly 0
+            tolerance = 1e-6 if name.endswith("key.bias") else 1e-5 * want.abs().max().item()
+            if (gradients[name] - want).abs().max().item() > tolerance:
+                found.append(name)
     return found
 
 
@@ -193,7 +214,7 @@ def run_both(kind, attention, collator, rows, folder, change=lambda batch: batch
     sequences = sequences_of(batch)
     assert len(batch["input_ids"]) < NUM == len(sequences)  # packs that hold several sequences
     packed = train(build(kind, attention), rows, lambda rows: change(collator(rows)), folder, NUM, **options)
-    return packed, train_alone(build(kind), sequences, is_causal=kind == "llama")
+    return packed, train_alone(build(kind), sequences, is_causal=kind in CAUSAL)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +231,7 @@ def run_both(kind, attention, collator, rows, folder, change=lambda batch: batch
         ("llama", "eager", {"attention": "positions"}),
         ("llama", "sdpa", {"attention": "positions"}),
         ("llama", "plain_varlen", {"attention": "varlen"}),
+        ("mistral", "sdpa", {"attention": "positions"}),
     ],
 )
 def test_a_run_on_packs_equals_one_without_padding(tokenizer, rows, tmp_path, kind, attention, options):
@@ -233,6 +255,7 @@ def without_restarts(batch):
         ("modernbert", {}, lambda batch: batch),  # one mask for both kinds of layers
         ("roberta", {"first_position": 0}, lambda batch: batch),
         ("llama", {"attention": "positions"}, without_restarts),
+        ("mistral", {}, lambda batch: batch),  # one mask, of which local attention is not part
     ],
 )
 def test_the_comparison_sees_what_is_wrong(tokenizer, rows, tmp_path, kind, options, change):
@@ -258,7 +281,7 @@ def test_the_loss_of_sequences(tokenizer, rows, tmp_path, accumulation):
 def test_micro_batches_equal_their_batch(tokenizer, rows, tmp_path, kind, options):
     collator = PackingCollator(tokenizer, LENGTH, seed=1, **options)
     packed = train(build(kind), rows, collator, tmp_path, NUM // 3, accumulation=3)
-    alone = train_alone(build(kind), sequences_of(collator(rows)), is_causal=kind == "llama")
+    alone = train_alone(build(kind), sequences_of(collator(rows)), is_causal=kind in CAUSAL)
     assert not differences(packed, alone)
 
 
@@ -368,12 +391,23 @@ def test_what_attention_is_given(tokenizer):
     assert seen(masks["full_attention"]) == full.tolist()
     full[2, 4] = full[4, 2] = 0
     assert seen(masks["sliding_attention"]) == full.tolist()
-    assert collate(attention="positions").keys() == {"input_ids", "position_ids", "labels"}
+    assert collate(attention="positions").keys() == {"input_ids", "position_ids", "labels", "use_cache"}
     varlen = collate(attention="varlen")
     assert varlen["cu_seq_lens_q"].tolist() == varlen["cu_seq_lens_k"].tolist() == [0, 2, 5, 6]
     assert varlen["cu_seq_lens_q"].dtype == torch.int32
     assert varlen["max_length_q"] == varlen["max_length_k"] == 3 and isinstance(varlen["max_length_q"], int)
     assert varlen["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0]]
+
+
+def test_positions_isolate_in_a_loop_of_ones_own(tokenizer, rows):
+    """Where the configuration asks for a cache, with which transformers sees no sequences."""
+    model = build("llama").eval()
+    assert model.config.use_cache
+    packs = [PackingCollator(tokenizer, LENGTH, None, attention=one)(rows) for one in ("mask", "positions")]
+    with torch.no_grad():
+        want, got = (model(**batch) for batch in packs)
+    is_real = packs[0]["input_ids"] != PAD
+    assert torch.allclose(got.logits[is_real], want.logits[is_real], atol=1e-5)
 
 
 def test_labels_by_sequence():
@@ -386,6 +420,19 @@ def test_labels_by_sequence():
     ]
     loss = per_sequence_loss({"logits": torch.zeros(2, 5, 10)}, by_sequence)
     assert loss.item() == pytest.approx(2 / 3 * np.log(10))
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # by Trainer's default
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    names = {}
+    exec(compile(example, PAGE.name, "exec"), names)
+    losses = [entry["loss"] for entry in names["trainer"].state.log_history if "loss" in entry]
+    assert len(losses) > 3 and losses[-1] < 0.8 * losses[0]
+    assert (tmp_path / "runs/trainer/model.safetensors").exists()
+    num_sequences = (np.array(names["packed"]["sequence_index"]) >= 0).sum()
+    assert num_sequences == len(names["texts"]) > 3 * len(names["packed"])
 
 
 class WithoutMask:
