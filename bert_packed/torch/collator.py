@@ -24,16 +24,18 @@ MASK_RATE, RANDOM_RATE = 0.8, 0.1  # of the predictions, as in BERT; the others 
 
 
 class PackingCollator:
-    """Packs the sequences that a sampler gives, masks them, and tells the model's attention where they end.
+    """Data collator that packs the sequences of a batch, masks them and keeps them apart in attention.
 
         trainer = transformers.Trainer(
             model, arguments, train_dataset=dataset, data_collator=PackingCollator(tokenizer, 512)
         )
 
-    Takes dicts with `input_ids` of any length up to S, special tokens included, and further columns with a
-    value a token; or rows of `pack_dataset`. Each call gives as few packs as hold these sequences, so B
-    differs between batches. Returns a dict of int64 tensors `[B, S]`: `input_ids`, `position_ids`, `labels`
-    (-100 where nothing is predicted) and the further columns; with what the model's attention needs:
+    Takes dicts with `input_ids` of up to S tokens, special ones included, and further columns of numbers; or
+    rows of `pack_dataset`. Each call gives as few packs as possible, so B differs between batches.
+
+    Returns a dict of tensors: int64 `[B, S]` `input_ids`, `position_ids` and `labels`, which are -100 where
+    nothing is predicted; further columns, `[B, S]` with a value a token or `[B, K]` with one a sequence; and
+    what the model's attention needs:
 
     - "mask": `attention_mask` `[B, 1, S, S]`, to be added to scores; for "eager" and "sdpa".
     - "positions": for causal models, whose sequences transformers finds by `position_ids`, and with a cache
@@ -68,7 +70,7 @@ class PackingCollator:
             sliding_window: `model.config.sliding_window` of an encoder with local attention in some layers,
                 such as ModernBERT. Its `attention_mask` is a dict of two masks; with a single one all layers
                 would see whole sequences. "varlen" needs no `sliding_window`.
-            first_position: Position of a sequence's first token; `pad_token_id + 1` for RoBERTa and its kin.
+            first_position: Position of a sequence's first token; `pad_token_id + 1` for RoBERTa.
             per_sequence: Return `labels` as `per_sequence_loss` takes them, `[B, K, S]`.
             dtype: Of the mask; the model's.
             seed: None draws masks from torch's global generator, new ones each time. A whole number gives a
@@ -97,6 +99,8 @@ class PackingCollator:
                 rule = 'be None, unless masked language modeling has attention="mask"'
                 raise InputError(f"`sliding_window` must {rule}. Received: {sliding_window!r}.")
             _check_whole("sliding_window", sliding_window)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InputError(f"`dtype` must be a floating type of torch. Received: {dtype!r}.")
         _check_whole("first_position", first_position)
         if seed is not None:
             _check_whole("seed", seed)
@@ -111,12 +115,18 @@ class PackingCollator:
         """Collate a list of dicts into a dict of tensors, as the class says."""
         packs = {name: torch.as_tensor(values) for name, values in self._pack(examples).items()}
         sequence_ids = packs.pop(SEQUENCE_IDS)
-        packs.pop(SEQUENCE_INDEX)
+        packs.pop(SEQUENCE_INDEX, None)
         is_padding = sequence_ids == 0
         tokens = packs[TOKENS].long().masked_fill(is_padding, self.tokenizer.pad_token_id or 0)
         is_special = packs.pop("special_tokens_mask", None)
         if self.is_causal:
-            labels = packs.get(LABELS, tokens).masked_fill(packs[POSITION_IDS] == 0, IGNORED)
+            labels = packs.get(LABELS, tokens)
+            if labels.shape != tokens.shape or labels.is_floating_point():
+                received = f"{labels.dtype} {list(labels.shape)}"
+                raise InputError(
+                    f"labels must be whole numbers, one for each token. Received: {received} of all packs."
+                )
+            labels = labels.long().masked_fill(packs[POSITION_IDS] == 0, IGNORED)
         else:
             if is_special is None:
                 is_special = torch.isin(tokens, torch.tensor(self.tokenizer.all_special_ids))
@@ -137,11 +147,12 @@ class PackingCollator:
             limits = self.max_seq_length, self.max_sequences_per_pack
             return in_memory.pack(columns, *limits, padding=_padding(columns))
         # Trainer removes what `model.forward` has no argument for
-        if missing := {SEQUENCE_IDS, SEQUENCE_INDEX} - columns.keys():
+        if SEQUENCE_IDS not in columns:
             raise InputError(
-                f"rows of `pack_dataset` must have {min(missing)}; for Trainer remove_unused_columns=False. "
+                f"rows of `pack_dataset` must have {SEQUENCE_IDS}; for Trainer remove_unused_columns=False. "
                 f"Received: {', '.join(columns)}."
             )
+        columns.pop(SEQUENCE_INDEX, None)  # of another length in rows of another plan
         packs = {name: np.asarray(values) for name, values in columns.items()}
         if packs[TOKENS].shape[1:] != (self.max_seq_length,):
             rule = f"have max_seq_length={self.max_seq_length} tokens"
@@ -200,6 +211,8 @@ def pack_dataset(dataset, max_seq_length, max_sequences_per_pack="max", *, seed=
     Raises:
         InputError: an argument breaks its rule; the message names column and sequence.
     """
+    if not isinstance(getattr(dataset, "column_names", None), list) or not hasattr(dataset, "from_dict"):
+        raise InputError(f"`dataset` must be a datasets.Dataset. Received: {type(dataset).__name__}.")
     columns = {name: dataset.with_format("numpy")[name][:] for name in dataset.column_names}
     packs = in_memory.pack(
         columns, max_seq_length, max_sequences_per_pack, seed=seed, padding=_padding(columns)
@@ -259,6 +272,8 @@ def _check_whole(name, value):
 
 def _read_examples(examples):
     """Columns of a list of dicts that have the same ones."""
+    if not examples:
+        raise InputError("`examples` must hold one sequence or more. Received: none.")
     for number, one in enumerate(examples):
         if not isinstance(one, Mapping) or TOKENS not in one:
             received = ", ".join(map(str, one)) if isinstance(one, Mapping) else f"{one!r:.100}"

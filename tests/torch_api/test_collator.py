@@ -353,6 +353,8 @@ def test_a_whole_data_set_is_packed_by_one_plan(tokenizer, rows, tmp_path):
     assert sorted(index[index >= 0].tolist()) == list(range(NUM))
     assert (np.array(packed["kind"])[index >= 0] == index[index >= 0]).all()
     packed, collator = packed.remove_columns("kind"), PackingCollator(tokenizer, LENGTH, seed=1)
+    deeper = pack_dataset(datasets.Dataset.from_dict({"input_ids": [[5]] * LENGTH}), LENGTH)
+    assert len(collator([packed[0], deeper[0]])["input_ids"]) == 2  # rows of plans of other depths
     run = train(build("bert"), packed, collator, tmp_path, len(packed))
     assert not differences(run, train_alone(build("bert"), sequences_of(collator(rows))))
 
@@ -457,6 +459,7 @@ class WithoutMask:
         ({"first_position": -1}, "`first_position` must be a whole number from 0. Received: -1."),
         ({"seed": "one"}, "`seed` must be a whole number from 0. Received: 'one'."),
         ({"mlm_probability": None, "per_sequence": True}, "`per_sequence` must be False for causal models."),
+        ({"dtype": torch.int32}, "`dtype` must be a floating type of torch. Received: torch.int32."),
         ({"max_seq_length": 0}, "`max_seq_length` must be a whole number from 1"),
     ],
 )
@@ -472,6 +475,7 @@ PACKED = {"input_ids": [5, 6], "position_ids": [0, 1]}
     "examples, message",
     [
         ([{"input_ids": [5] * 30}], "sequence 0 must have at most max_seq_length=24 tokens. Received: 30."),
+        ([], "`examples` must hold one sequence or more. Received: none."),
         ([{"labels": [5]}], "sequence 0 must be a dict with input_ids. Received: labels."),
         ([[5, 6]], "sequence 0 must be a dict with input_ids. Received: [5, 6]."),
         (
@@ -491,6 +495,12 @@ def test_wrong_examples(tokenizer, examples, message):
         PackingCollator(tokenizer, LENGTH)(examples)
 
 
+@pytest.mark.parametrize("label", [1, [0.5, 0.5]])
+def test_wrong_labels_of_causal_models(tokenizer, label):
+    with pytest.raises(InputError, match="labels must be whole numbers, one for each token"):
+        PackingCollator(tokenizer, LENGTH, None)([{"input_ids": [5, 6], "labels": label}])
+
+
 @pytest.mark.parametrize(
     "columns, message",
     [
@@ -502,3 +512,9 @@ def test_wrong_examples(tokenizer, examples, message):
 def test_wrong_data_sets(columns, message):
     with pytest.raises(InputError, match=re.escape(message)):
         pack_dataset(datasets.Dataset.from_dict(columns), LENGTH)
+
+
+def test_what_is_no_data_set():
+    for wrong in ([{"input_ids": [5]}], datasets.DatasetDict()):
+        with pytest.raises(InputError, match=r"`dataset` must be a datasets\.Dataset\. Received: "):
+            pack_dataset(wrong, LENGTH)

@@ -267,6 +267,7 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"tensorflow", "
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # on one CPU
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stateful_data_loader_resumes(packs, num_workers):
     """torchdata's own loader, in the middle of an epoch and into another."""
