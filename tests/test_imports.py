@@ -23,7 +23,7 @@ ORDER = {
     "bert_packed.parallel": {"keras", "numpy", "jax", "tensorflow"},
     "bert_packed.objectives": {"keras"},
     "bert_packed.data": {"numpy", "tensorflow", "tqdm"},
-    "bert_packed.torch": {"numpy", "torch", "transformers"},
+    "bert_packed.torch": {"numpy", "torch"},
     "bert_packed.training": {
         "google",
         "keras",
