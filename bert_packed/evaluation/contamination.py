@@ -13,7 +13,7 @@ import functools
 import numpy as np
 from keras import ops
 
-from bert_packed.evaluation.model_audit import Check, largest_of
+from bert_packed.evaluation.model_audit import Check, check_gradients, largest_of
 from bert_packed.objectives.features import OWNERS, RECORDED
 from bert_packed.training.backend import compiled, gradient
 
@@ -42,7 +42,10 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
     gradients = compile(functools.partial(engine.gradients, training=False), model)
     return [
         *_neighbours_outputs(forward, outputs, model.config.vocab_size, packs),
-        *_neighbours_gradients(cross_gradient, packs),
+        *check_gradients(
+            lambda slot: np.abs(_to_numpy(cross_gradient(packs, np.int32(slot)))).max(axis=-1),
+            packs["sequence_ids"],
+        ),
         *_outputs_alone(forward, outputs, packs, unpacked, slots, tolerance),
         *_training_alone(gradients, model, objective, packs, unpacked, tolerance),
     ]
@@ -172,20 +175,6 @@ def _neighbours_outputs(forward, outputs, vocab_size, packs):
         *(Check(f"neighbours: change of {name}", largest[name], 0.0) for name in outputs),
         # A model that ignores its input would pass everything above
         Check("changed tokens whose own state stays", float(unmoved), 0.0),
-    ]
-
-
-def _neighbours_gradients(cross_gradient, packs):
-    """The gradient of slot 1 of all packs, then of slot 2, ..., on the tokens of all other sequences."""
-    largest, without = 0.0, 0
-    for slot in range(1, packs["slot_weights"].shape[1] + 1):
-        mine_BS = packs["sequence_ids"] == slot
-        size_BS = np.abs(_to_numpy(cross_gradient(packs, np.int32(slot)))).max(axis=-1)
-        largest = largest_of(largest, size_BS[~mine_BS].max(initial=0.0))
-        without += int(np.sum(size_BS[mine_BS] == 0))
-    return [
-        Check("neighbours: gradient on their embeddings", largest, 0.0),
-        Check("tokens without a gradient of their own", float(without), 0.0),
     ]
 
 

@@ -60,14 +60,15 @@ def audit_model(model, packs, inputs=None, tolerance=None):
     Args:
         model: A function, a Keras model or a `torch.nn.Module`, without dropout (`model.eval()`). It returns
             a value, or a vector, for each token: an array `[B, S, ...]`, or a dict, tuple or output of
-            transformers in which some are. All that begin with `[B, S]` are audited.
+            transformers in which some are. All that begin with `[B, S]` are audited; those of exactly this
+            shape only where no other does, since pooled states may have it.
         packs: Dict of arrays `[B, S]`: `input_ids`, and `sequence_ids` (above 0, each in one run of a row; 0
             is padding), as from `pack`. `position_ids` are counted where they are missing. Further columns
             `[B, S]`, such as `token_type_ids`, go along with their tokens.
         inputs: Function from such a dict to the arguments of `model`: a dict by name for a torch module,
             anything for others. It makes the attention mask, or what else the model knows packs by. None for
-            the dict itself, and for a torch module for the columns but `labels`, and for
-            `attention_mask(sequence_ids, dtype)`, as far as it has such arguments.
+            the dict itself, of which a functional Keras model gets its inputs. A torch module gets the
+            columns but `labels`, and `attention_mask(sequence_ids, dtype)`, as far as it has such arguments.
         tolerance: Largest difference from unpacked sequences, relative to the largest value. None for 1e-5,
             or 16 units of the last place of outputs in half precision.
 
@@ -80,17 +81,17 @@ def audit_model(model, packs, inputs=None, tolerance=None):
     """
     packs, runs_BS = _check_packs(packs)
     call = _Model(model, inputs)
-    before = call(packs)
-    if not np.array_equal(before, call(packs), equal_nan=True):
+    before_BSD = call(packs)
+    if not np.array_equal(before_BSD, call(packs), equal_nan=True):
         raise InputError(
             "`model` must give equal outputs for equal packs: without dropout, by deterministic kernels. "
             "Received: two outputs."
         )
     tolerance = call.tolerance if tolerance is None else tolerance
-    checks = _changed_neighbours(call, packs, runs_BS, before)
+    checks = _changed_neighbours(call, packs, runs_BS, before_BSD)
     if call.embedding is not None:
         checks += _gradients_of_neighbours(call, packs, runs_BS)
-    return AuditReport((*checks, _alone(call, packs, runs_BS, before, tolerance)))
+    return AuditReport((*checks, _alone(call, packs, runs_BS, before_BSD, tolerance)))
 
 
 class _Model:
@@ -113,7 +114,7 @@ class _Model:
 
     def __call__(self, packs):
         if self._torch is None:
-            outputs = self._model(self._inputs(packs) if self._inputs else packs)
+            outputs = self._model(self._inputs(packs) if self._inputs else self._inputs_by_name(packs))
         else:
             with self._torch.no_grad():
                 outputs = self._run(packs)
@@ -150,6 +151,18 @@ class _Model:
             }
         )
 
+    def _inputs_by_name(self, packs):
+        """The dict itself, and for a functional Keras model its inputs."""
+        names = getattr(self._model, "input", None)
+        if not isinstance(names, dict):
+            return packs
+        if missing := [name for name in names if name not in packs]:
+            raise InputError(
+                f"`inputs` must be given for a model whose inputs are not all in `packs`. "
+                f"Received: {missing[0]}, which is not."
+            )
+        return {name: packs[name] for name in names}
+
     def _default_inputs(self, packs):
         taken = inspect.signature(self._model.forward).parameters
         if TOKENS not in taken:
@@ -179,9 +192,9 @@ def _check_packs(packs):
                 f"Received: {name} of {list(values.shape)}, {TOKENS} of {list(shape)}."
             )
     ids_BS = packs[SEQUENCE_IDS]
-    begins = np.ones(shape, bool)
-    begins[:, 1:] = ids_BS[:, 1:] != ids_BS[:, :-1]
-    runs_BS = np.cumsum(begins & (ids_BS > 0), axis=1) * (ids_BS > 0)
+    begins_BS = np.ones(shape, bool)
+    begins_BS[:, 1:] = ids_BS[:, 1:] != ids_BS[:, :-1]
+    runs_BS = np.cumsum(begins_BS & (ids_BS > 0), axis=1) * (ids_BS > 0)
     for row in range(len(ids_BS)):
         num_runs, num_ids = runs_BS[row].max(initial=0), len(np.unique(ids_BS[row][ids_BS[row] > 0]))
         if num_runs != num_ids:
@@ -192,9 +205,9 @@ def _check_packs(packs):
     if runs_BS.max(initial=0) < 2:
         raise InputError("`packs` must hold several sequences in one of them. Received: one at most in each.")
     if POSITION_IDS not in packs:
-        places = np.arange(shape[1])
-        starts = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
-        packs[POSITION_IDS] = (places - starts) * (ids_BS > 0)
+        places_S = np.arange(shape[1])
+        starts_BS = np.maximum.accumulate(np.where(begins_BS, places_S, 0), axis=1)
+        packs[POSITION_IDS] = (places_S - starts_BS) * (ids_BS > 0)
     return packs, runs_BS
 
 
@@ -210,7 +223,8 @@ def _of_tokens(outputs, packs):
             f"`model` must return an array that begins with {list(shape)}, a value per token. "
             f"Received shapes: {received}."
         )
-    return found
+    # Pooled states `[B, D]` look like values of tokens where D = S
+    return [one for one in found if len(one.shape) > 2] or found
 
 
 def _to_numpy(output):
@@ -224,7 +238,7 @@ def _to_numpy(output):
     return array.reshape(*array.shape[:2], -1)
 
 
-def _changed_neighbours(call, packs, runs_BS, before):
+def _changed_neighbours(call, packs, runs_BS, before_BSD):
     """Change every token of sequence 1 of all packs, then of 2, ...; compare all other sequences."""
     ids = np.unique(packs[TOKENS][runs_BS > 0])
     if len(ids) < 2:
@@ -234,11 +248,11 @@ def _changed_neighbours(call, packs, runs_BS, before):
     largest, unmoved = 0.0, 0
     for slot in range(1, int(runs_BS.max()) + 1):
         mine_BS = runs_BS == slot
-        after = call({**packs, TOKENS: np.where(mine_BS, others_BS, packs[TOKENS])})
+        after_BSD = call({**packs, TOKENS: np.where(mine_BS, others_BS, packs[TOKENS])})
         theirs_BS = ~mine_BS & (runs_BS > 0)
         if theirs_BS.any():
-            largest = largest_of(largest, np.abs(after - before)[theirs_BS].max())
-        unmoved += int((mine_BS & ~(after != before).any(axis=-1)).sum())
+            largest = largest_of(largest, np.abs(after_BSD - before_BSD)[theirs_BS].max())
+        unmoved += int((mine_BS & ~(after_BSD != before_BSD).any(axis=-1)).sum())
     return [
         Check("neighbours: change of outputs", largest, 0.0),
         # A model that ignores its input would pass everything else
@@ -257,22 +271,36 @@ def _gradients_of_neighbours(call, packs, runs_BS):
         # Weighted, since layer norm makes a plain sum of outputs constant
         weights_D = torch.linspace(-1, 1, outputs_BSD.shape[-1], device=outputs_BSD.device)
         weights_D = weights_D if len(weights_D) > 1 else torch.ones_like(weights_D)
-        largest, without = 0.0, 0
-        for slot in range(1, int(runs_BS.max()) + 1):
-            mine_BS = runs_BS == slot
-            is_mine = torch.as_tensor(mine_BS, device=outputs_BSD.device)[..., None]
+
+        def size_of(slot):
+            is_mine = torch.as_tensor(runs_BS == slot, device=outputs_BSD.device)[..., None]
             target = (outputs_BSD * weights_D * is_mine).sum()
             (gradient_BSD,) = torch.autograd.grad(target, embedded[0], retain_graph=True)
-            size_BS = gradient_BSD.float().abs().amax(-1).cpu().numpy()
-            largest = largest_of(largest, size_BS[~mine_BS & (runs_BS > 0)].max(initial=0.0))
-            without += int((size_BS[mine_BS] == 0).sum())
+            return gradient_BSD.float().abs().amax(-1).cpu().numpy()
+
+        return check_gradients(size_of, runs_BS, runs_BS > 0)
+
+
+def check_gradients(size_of, sequences_BS, is_counted_BS=True):
+    """Checks of the gradient of sequence 1 of all packs, then of 2, ..., on the tokens of all others.
+
+    Args:
+        size_of: Function from the number of a sequence to the size of its gradient on each token, `[B, S]`.
+        sequences_BS: Number of each token's sequence, 0 is padding.
+        is_counted_BS: Tokens on which there must be no gradient but that of their own sequence.
+    """
+    largest, without = 0.0, 0
+    for slot in range(1, int(sequences_BS.max()) + 1):
+        mine_BS, size_BS = sequences_BS == slot, size_of(slot)
+        largest = largest_of(largest, size_BS[~mine_BS & is_counted_BS].max(initial=0.0))
+        without += int((size_BS[mine_BS] == 0).sum())
     return [
         Check("neighbours: gradient on their embeddings", largest, 0.0),
         Check("tokens without a gradient of their own", float(without), 0.0),
     ]
 
 
-def _alone(call, packs, runs_BS, before, tolerance):
+def _alone(call, packs, runs_BS, before_BSD, tolerance):
     """Compare every sequence's outputs with those that it has alone in a row."""
     size = len(runs_BS)
     places = [(row, slot) for row in range(size) for slot in range(1, int(runs_BS[row].max()) + 1)]
@@ -288,11 +316,11 @@ def _alone(call, packs, runs_BS, before, tolerance):
                 rows[name][new, : len(mine)] = packs[name][row, mine]
             rows[SEQUENCE_IDS][new, : len(mine)] = 1
             rows[POSITION_IDS][new, : len(mine)] = start_position + np.arange(len(mine))
-        alone = call(rows)
+        alone_BSD = call(rows)
         for new, (row, slot) in enumerate(part):
             mine = np.flatnonzero(runs_BS[row] == slot)
-            largest = largest_of(largest, np.abs(before[row, mine] - alone[new, : len(mine)]).max())
-            scale = largest_of(scale, np.abs(alone[new, : len(mine)]).max())
+            largest = largest_of(largest, np.abs(before_BSD[row, mine] - alone_BSD[new, : len(mine)]).max())
+            scale = largest_of(scale, np.abs(alone_BSD[new, : len(mine)]).max())
     return Check("unpacked: outputs", largest / (scale or 1.0), tolerance)
 
 

@@ -8,6 +8,7 @@ import pytest
 from packs import batch_of, random_sequence
 
 from bert_packed.evaluation import contamination
+from bert_packed.evaluation.model_audit import check_gradients
 from bert_packed.objectives.features import RECORDED
 from bert_packed.objectives.pretraining import pretraining_objective
 
@@ -101,16 +102,15 @@ def test_gradients_on_neighbours_and_of_ones_own(packs, slot):
     """One slot's gradient reaches one token beside it, and one token of the slot has none."""
     mine = packs["sequence_ids"] == slot
 
-    def gradient(batch, of, leak=0.0, missing=0):
-        found = np.stack([batch["sequence_ids"] == of, np.zeros(mine.shape)], axis=-1)
-        if of == slot:
-            found[tuple(np.argwhere(~mine)[-1])] = [0, -leak]
-            found[tuple(np.argwhere(mine)[0])] *= 1 - missing
-        return found
+    def check(leak=0.0, missing=0):
+        def size_of(number):
+            size_BS = (packs["sequence_ids"] == number).astype(float)
+            if number == slot:
+                size_BS[tuple(np.argwhere(~mine)[-1])] = leak
+                size_BS[tuple(np.argwhere(mine)[0])] *= 1 - missing
+            return size_BS
 
-    def check(**fault):
-        checks = contamination._neighbours_gradients(lambda *of: gradient(*of, **fault), packs)
-        return [found.largest for found in checks]
+        return [found.largest for found in check_gradients(size_of, packs["sequence_ids"])]
 
     assert check() == [0, 0]
     assert check(leak=0.5) == [0.5, 0] and check(missing=1) == [0, 1]

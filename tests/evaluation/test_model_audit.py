@@ -173,21 +173,53 @@ def test_transformers_bert(packs, reference, attention):
     ).passed
 
 
-def test_transformers_mamba_passes_states_on(packs, reference):
-    _, transformers = reference
+def test_transformers_mamba_ignores_boundaries(packs, reference):
+    """Its `forward` takes `position_ids` and `seq_idx` without an error, and passes states on."""
+    torch, transformers = reference
     config = transformers.MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
     mamba = transformers.MambaForCausalLM(config).eval()
 
     def inputs(batch):
-        return {"input_ids": batch["input_ids"]}
+        sequence_ids = batch["sequence_ids"].astype("int32")
+        return {
+            "input_ids": batch["input_ids"],
+            "position_ids": batch["position_ids"],
+            "seq_idx": sequence_ids - 1,
+            "attention_mask": sequence_ids > 0,
+        }
 
-    assert len(failed(bert_packed.audit_model(mamba, packs, inputs=inputs))) == 3
+    report = bert_packed.audit_model(mamba, packs, inputs=inputs)
+    assert failed(report) == [NAMES[0], "neighbours: gradient on their embeddings", NAMES[2]]
+
+    def each_alone(batch):
+        outputs = torch.zeros((*batch["input_ids"].shape, 60))
+        for row, ids in enumerate(batch["sequence_ids"]):
+            for number in range(1, ids.max() + 1):
+                tokens = torch.as_tensor(batch["input_ids"][row : row + 1, ids == number])
+                outputs[row, ids == number] = mamba(tokens).logits[0]
+        return outputs
+
+    assert bert_packed.audit_model(each_alone, packs).passed
+    alone = bert_packed.pack([[1, 2, 3], [4, 5]], LENGTH, 1)
+    with pytest.raises(InputError, match="must hold several sequences in one of them"):
+        bert_packed.audit_model(mamba, alone, inputs=inputs)
+
+
+@pytest.mark.parametrize("width", [LENGTH, 8])
+def test_pooled_states_as_long_as_packs_are_no_values_of_tokens(packs, width):
+    def with_pooled(batch):
+        return {
+            "states": model()(batch),
+            "pooled": np.ones((len(batch["input_ids"]), width)) * batch["input_ids"].sum(),
+        }
+
+    assert bert_packed.audit_model(with_pooled, packs).passed
 
 
 def test_a_keras_model(packs):
     keras = pytest.importorskip("keras")
-    ids = keras.Input((LENGTH,), dtype="int32", name="ids")
-    sequences = keras.Input((LENGTH,), dtype="int32", name="sequences")
+    ids = keras.Input((LENGTH,), dtype="int32", name="input_ids")
+    sequences = keras.Input((LENGTH,), dtype="int32", name="sequence_ids")
     hidden = keras.layers.Embedding(60, WIDTH)(ids)
     mask = keras.layers.Lambda(lambda ids: bert_packed.attention_mask(ids)[:, 0])(sequences)
     attention = keras.layers.MultiHeadAttention(2, 4)
@@ -199,3 +231,9 @@ def test_a_keras_model(packs):
 
     assert bert_packed.audit_model(own, packs, inputs=inputs).passed
     assert failed(bert_packed.audit_model(leaks, packs, inputs=inputs)) == [NAMES[0], NAMES[2]]
+    named = {"input_ids": ids, "sequence_ids": sequences}  # not all of the columns of `packs`
+    assert bert_packed.audit_model(keras.Model(named, {"states": own.output}), packs).passed
+    tokens = keras.Input((LENGTH,), dtype="int32", name="token_ids")
+    other = keras.Model({"token_ids": tokens}, keras.layers.Embedding(60, WIDTH)(tokens))
+    with pytest.raises(InputError, match="`inputs` must be given for a model whose inputs are not all in"):
+        bert_packed.audit_model(other, packs)
