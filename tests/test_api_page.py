@@ -1,4 +1,4 @@
-"""The examples of docs/api.md run, one after another."""
+"""The examples of docs/api.md, and those in Python of README.md, run one after another."""
 
 import re
 from pathlib import Path
@@ -7,19 +7,35 @@ import pytest
 
 import bert_packed
 
-PAGE = Path(__file__).parent.parent / "docs/api.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).parent.parent
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/api.md")}
+TORCH = "from transformers import"  # in examples that need an extra
+
+
+def examples(page):
+    return re.findall(r"^```python\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+
+
+def run(page, with_torch=False):
+    """Run a page's examples; returns how many they were."""
+    names, found = {}, examples(page)
+    has_torch = [any(TORCH in one for one in found[: number + 1]) for number in range(len(found))]
+    chosen = [one for one, needs in zip(found, has_torch, strict=True) if with_torch or not needs]
+    for number, example in enumerate(chosen, 1):
+        exec(compile(example, f"{page}, example {number}", "exec"), names)
+    return len(chosen)
 
 
 def test_every_name_is_on_the_page():
-    assert not [name for name in bert_packed.__all__ if f"bert_packed.{name}(" not in PAGE.read_text()]
+    assert not [name for name in bert_packed.__all__ if f"bert_packed.{name}(" not in PAGES["docs/api.md"]]
 
 
 def test_the_examples_run():
-    names = {}
-    for number, example in enumerate(EXAMPLES):
-        if "import torch" in example:
-            for package in ("torch", "transformers"):
-                pytest.importorskip(package, reason="pip install -e '.[reference]'")
-        exec(compile(example, f"{PAGE.name}, example {number + 1}", "exec"), names)
-    assert number + 1 == len(EXAMPLES) >= 8
+    assert run("README.md") == len(examples("README.md")) >= 1
+    assert run("docs/api.md") >= 8
+
+
+def test_the_examples_with_torch_run():
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package, reason="pip install -e '.[reference]'")
+    assert run("docs/api.md", with_torch=True) == len(examples("docs/api.md")) >= 10
