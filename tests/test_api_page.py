@@ -9,21 +9,21 @@ import bert_packed
 
 ROOT = Path(__file__).parent.parent
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/api.md")}
-TORCH = "from transformers import"  # in examples that need an extra
+TORCH = "from transformers import"  # an extra; what comes after it in its section may need it, too
 
 
-def examples(page):
-    return re.findall(r"^```python\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+def examples(text):
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def run(page, with_torch=False):
     """Run a page's examples; returns how many they were."""
-    names, found = {}, examples(page)
-    has_torch = [any(TORCH in one for one in found[: number + 1]) for number in range(len(found))]
-    chosen = [one for one, needs in zip(found, has_torch, strict=True) if with_torch or not needs]
-    for number, example in enumerate(chosen, 1):
-        exec(compile(example, f"{page}, example {number}", "exec"), names)
-    return len(chosen)
+    names, number = {}, 0
+    for section in PAGES[page].split("\n## "):
+        for example in examples(section if with_torch else section.partition(TORCH)[0]):
+            number += 1
+            exec(compile(example, f"{page}, example {number}", "exec"), names)
+    return number
 
 
 def test_every_name_is_on_the_page():
@@ -31,11 +31,11 @@ def test_every_name_is_on_the_page():
 
 
 def test_the_examples_run():
-    assert run("README.md") == len(examples("README.md")) >= 1
+    assert run("README.md") == len(examples(PAGES["README.md"])) >= 1
     assert run("docs/api.md") >= 8
 
 
 def test_the_examples_with_torch_run():
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason="pip install -e '.[reference]'")
-    assert run("docs/api.md", with_torch=True) == len(examples("docs/api.md")) >= 10
+    assert run("docs/api.md", with_torch=True) == len(examples(PAGES["docs/api.md"])) >= 10
