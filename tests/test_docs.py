@@ -80,7 +80,7 @@ def test_the_tour_names_every_folder_in_the_order_of_the_rules():
     ("start", "configs"),
     [
         ("What changes no result may change", [PretrainingConfig]),
-        ("in fine-tuning", [SquadConfig, GlueConfig, NerConfig]),
+        ("in fine-tuning also", [SquadConfig, GlueConfig, NerConfig]),
     ],
 )
 def test_flags_that_may_change_are_those_of_the_settings(start, configs):

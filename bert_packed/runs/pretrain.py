@@ -2,6 +2,8 @@
 
 import dataclasses
 import sys
+import types
+from pathlib import Path
 
 from bert_packed.config import ablate, load_model_config, override_dropout
 from bert_packed.core.command_line import print_table
@@ -65,7 +67,9 @@ def _run(config, backend, processes):
     from bert_packed.training import loop
     from bert_packed.training.backend import out_of_memory_names
 
-    config = run_directory.with_dtype(config, processes)
+    config = run_directory.with_dtype(config.with_eval_file(), processes)
+    if not config.do_train:
+        return _evaluate(config, processes)
     data = read_data(config, processes)
     config = config.resolved(data.num_packs)
     model_config = override_dropout(load_model_config(config.bert_config_file, data.train.vocab_size), config)
@@ -125,6 +129,57 @@ def _run(config, backend, processes):
         return PretrainingResult(config.output_dir, metrics, speed, not_compared=not_compared)
 
 
+def _evaluate(config, processes):
+    """Evaluate the newest checkpoint of a run, or what it would start from."""
+    from bert_packed.checkpoints import checkpoint, starting_weights
+    from bert_packed.config import OBJECTIVE_HEADS
+    from bert_packed.runs import pretraining, run_directory
+    from bert_packed.runs.pretraining_data import check_fits, read_eval_data
+    from bert_packed.training.backend import out_of_memory_names
+
+    data = read_eval_data(config)
+    model_config = override_dropout(load_model_config(config.bert_config_file, data.eval.vocab_size), config)
+    model_config = ablate(model_config, config.ablation)
+    check_fits(data, model_config, config)
+    newest = checkpoint.list_checkpoints(Path(config.output_dir))[-1:]
+    if not newest and not config.init_checkpoint:
+        raise InputError(
+            f"`output_dir` must hold a checkpoint with do_train=false and no init_checkpoint. Received: "
+            f"{config.output_dir}, with none."
+        )
+    source = str(newest[0]) if newest else config.init_checkpoint
+    step = int(checkpoint.NAME.fullmatch(newest[0].name)[1]) if newest else 0
+    starting_weights.check(source, model_config, OBJECTIVE_HEADS[config.objective])
+    with run_directory.locked(config.output_dir, processes) as folder:
+        engine = pretraining.build_engine(config, model_config, data, processes)
+        found = starting_weights.load(source, engine.weights(), model_config, engine.model.head)
+        if found.missing:  # their initial values would be evaluated
+            raise InputError(
+                f"`init_checkpoint` must have every head of objective={config.objective} to be evaluated. "
+                f"Received: {source}, which lacks {', '.join(found.missing)}."
+            )
+        processes.say("\n".join(found.lines()))
+        rows = []
+        log = types.SimpleNamespace(write=rows.append)
+        with out_of_memory_names("the evaluation", "eval_batch_size"):
+            pretraining.evaluate_packs(config, model_config, data.eval, engine, log, processes, step)
+        metrics = [{"data": "eval", **rows[0]}]
+        if processes.is_first:
+            print_table(metrics)
+            _write_scores(folder, metrics)
+            _write(config, metrics, [])
+    return PretrainingResult(config.output_dir, metrics if processes.is_first else [], [])
+
+
+def _write_scores(folder, metrics):
+    """Write the figures of the held-out packs, where there are any, to `eval_results.json`."""
+    from bert_packed.runs.run_directory import SCORES_FILE
+
+    for row in metrics:
+        if row["data"] == "eval":
+            write_json(folder / SCORES_FILE, {name: value for name, value in row.items() if name != "data"})
+
+
 def _report(config, folder, engine):
     """Print the last figures of the run and write them to `--json`; returns them."""
     from bert_packed.runs.run_summary import last_figures
@@ -134,6 +189,7 @@ def _report(config, folder, engine):
         print(f"compiled   {engine.num_train_traces} training program")
     print_table(metrics)
     sys.stdout.flush()
+    _write_scores(folder, metrics)
     _write(config, metrics, [])
     return metrics
 

@@ -180,7 +180,9 @@ def make_hooks(
     log = logs[0]
     evaluate = None
     if data.eval.files:
-        evaluate = functools.partial(_evaluate, config, model_config, data.eval, engine, logs[1], processes)
+        evaluate = functools.partial(
+            evaluate_packs, config, model_config, data.eval, engine, logs[1], processes
+        )
     schedule = build_schedule(config)
 
     def write_and_show(row):
@@ -324,7 +326,8 @@ def shard_of(config, processes):
     return ProcessShard(config.packs_at_once, index, num)
 
 
-def _evaluate(config, model_config, packs, engine, log, processes, step):
+def evaluate_packs(config, model_config, packs, engine, log, processes, step):
+    """Evaluate `packs`, `PackedFiles`, and write the row of figures of a step to `log`."""
     features = engine.objective.features
     dataset = input_pipeline.eval_batches(
         packs.files, packs.spec, config.eval_batch_size, features, shard_of(config, processes), packs.index

@@ -21,7 +21,8 @@ OBJECTIVE, MASKING = "Losses", "Masking"
 MASKED = f"objective={MLM_NSP},{MLM}"
 IF_DYNAMIC = {"masking=dynamic": "be left out with masking=static, which keeps the records' masks"}
 WITHOUT_EPOCHS = {"num_train_epochs=0.0": "be left out with num_train_epochs"}
-IF_EVALUATED = {"eval_input_file": "be 0 without eval_input_file"}
+IF_EVALUATED = {"evaluates": "be 0 without eval_input_file or do_eval"}
+EVAL_BATCHES_OF_TRAINING = 100  # at most, of the packs that are trained on; google-research/bert's default
 
 
 def parse_profile_steps(text):
@@ -52,7 +53,7 @@ class PretrainingConfig(RunConfig):
     input_file: str = setting(
         "", "packed training TFRecords: comma-separated paths or globs", required=True, group=DATA
     )
-    eval_input_file: str = setting("", "packed held-out TFRecords; empty = no evaluation")
+    eval_input_file: str = setting("", "packed held-out TFRecords; empty = no evaluation, or see do_eval")
     unpacked_input_file: str = setting(
         "",
         "the same data packed at depth 1; if given, the run ends with measured packed and unpacked speed",
@@ -68,6 +69,21 @@ class PretrainingConfig(RunConfig):
         False,
         "build the embedded sample corpus and its packed records where they are missing",
         changeable=True,
+    )
+    max_seq_length: int = setting(
+        0,
+        "tokens of a pack, which the records must have; 0 = as they are",
+        minimum=0,
+        changeable=True,
+        advanced=True,
+    )
+    max_predictions_per_seq: int = setting(
+        0,
+        "most predictions of a sequence, which the records must be made with; 0 = as they are",
+        minimum=0,
+        only_with={MASKED: "be 0 for objective={objective}"},
+        changeable=True,
+        advanced=True,
     )
     shuffle_buffer_size: int = setting(
         1000, "packs held to shuffle; 1 = the order on disk", minimum=1, advanced=True
@@ -105,7 +121,9 @@ class PretrainingConfig(RunConfig):
         "weight of a prediction: every sequence alike, or every token alike (google-research/bert)",
         choices=WEIGHTINGS,
     )
-    lm_loss: str = setting("per_token", "as mlm_loss, for objective=causal_lm", choices=WEIGHTINGS)
+    lm_loss: str = setting(
+        "per_token", "as mlm_loss, for objective=causal_lm", choices=WEIGHTINGS, advanced=True
+    )
     packing_correction: str = setting(
         "none",
         "betas: beta_1 and beta_2 to the power of the data's packing factor (Efficient Sequence Packing, "
@@ -237,6 +255,7 @@ class PretrainingConfig(RunConfig):
         "the copy in output_dir",
         only_with={"export_every": "be left out without export_every"},
         changeable=True,
+        advanced=True,
     )
     profile_steps: str = setting(
         "",
@@ -246,12 +265,24 @@ class PretrainingConfig(RunConfig):
         changeable=True,
         advanced=True,
     )
+    do_train: bool = setting(
+        True,
+        "whether to train; false, with do_eval or eval_input_file, evaluates the newest checkpoint in "
+        "output_dir, or where there is none init_checkpoint",
+        changeable=True,
+        group=RUN,
+    )
+    do_eval: bool = setting(
+        False,
+        "evaluate although no eval_input_file is given: packs of input_file, as google-research/bert does, "
+        f"{EVAL_BATCHES_OF_TRAINING} batches unless max_eval_steps says otherwise",
+        changeable=True,
+    )
     compile_only: str = setting(
         "",
         "only compile the training step, and write its program (step.hlo.txt) and what is in it (step.json) "
         "to this folder; nothing is trained and output_dir is not needed",
         transient=True,
-        group=RUN,
     )
     compile_for: str = setting(
         "",
@@ -285,6 +316,7 @@ class PretrainingConfig(RunConfig):
         super().__post_init__()
         if not self.output_dir and not self.compile_only:
             raise InputError("`output_dir` must be given. Received: nothing.")
+        self._check_task()
         after_warmup = max(self.num_train_steps - self.num_warmup_steps, 0)
         if self.num_decay_steps > after_warmup:
             raise InputError(
@@ -315,9 +347,39 @@ class PretrainingConfig(RunConfig):
             )
         check_divides(self, "micro_batch_size", "train_batch_size")
 
+    def _check_task(self):
+        if self.do_train:
+            return
+        if not self.evaluates:
+            raise InputError("`do_train` or `do_eval` must be true. Received: false for both.")
+        for name in ("compile_only", "overwrite"):
+            if getattr(self, name):
+                raise InputError(
+                    f"`do_train` must be true with {name}. Received: false, {name}={getattr(self, name)}."
+                )
+
     def check_given(self, names):
-        """Refuse num_train_steps beside num_train_epochs, even at its default."""
+        """Refuse what a default hides: num_train_steps beside num_train_epochs, do_eval=false."""
         check_settings(self, {"num_train_steps"}.intersection(names))
+        if "do_eval" in names and not self.do_eval and self.eval_input_file:
+            raise InputError(
+                f"`eval_input_file` must be empty with do_eval=false. Received: {self.eval_input_file}."
+            )
+
+    @property
+    def evaluates(self):
+        """True if packs are evaluated."""
+        return self.do_eval or bool(self.eval_input_file)
+
+    def with_eval_file(self):
+        """The config whose `do_eval` and `eval_input_file` say what is evaluated, or that nothing is."""
+        if not self.evaluates:
+            return self
+        packs = {}
+        if not self.eval_input_file:
+            max_eval_steps = self.max_eval_steps or EVAL_BATCHES_OF_TRAINING
+            packs = {"eval_input_file": self.input_file, "max_eval_steps": max_eval_steps}
+        return dataclasses.replace(self, do_eval=True, **packs)
 
     def resolved(self, num_packs):
         """The config whose `num_train_steps` are those of `num_train_epochs` over a number of packs."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 
 from bert_packed.config import check_at_most
@@ -14,7 +15,9 @@ from bert_packed.data.read_order import index_files
 from bert_packed.parallel.processes import ALONE
 from bert_packed.records import first_records
 from bert_packed.records.inputs import find_files, folder_of
-from bert_packed.records.manifests import read_manifest
+from bert_packed.records.manifests import MANIFEST_NAME, dicts_in, read_manifest
+from bert_packed.records.provenance import resolve_path
+from bert_packed.records.read_bert import read_packed
 from bert_packed.records.split_sequences import find_num_rows
 from bert_packed.records.tfrecords import FileScan
 from bert_packed.runs.input_files import describe_inputs, scan_inputs
@@ -52,6 +55,17 @@ class PackedFiles:
     def num_rows(self):
         """R, rows in which packs follow one another (`--split_sequences`); 0 where each is alone."""
         return find_num_rows(self.files) if self.files else 0
+
+    @functools.cached_property
+    def input_folders(self):
+        """Folders of what the packs were made of, by the manifests beside them: list, each once."""
+        folders = {}  # a dict keeps their order
+        for folder in dict.fromkeys(folder_of(path) for path in self.files):
+            manifest = read_manifest(folder, any_json=True) or {}
+            for entry in dicts_in(manifest.get("inputs")):
+                if isinstance(entry.get("path"), str):
+                    folders[folder_of(resolve_path(entry, folder))] = None
+        return list(folders)
 
     @property
     def vocabularies(self):
@@ -115,6 +129,7 @@ def read_data(config, processes=ALONE):
     check_losses(config, config.objective)
     train, held_out, unpacked = (_find_packs(config, name) for name in names)
     _check_rows(config, train, {"eval_input_file": held_out, "unpacked_input_file": unpacked})
+    check_claims(config, {"input_file": train, "eval_input_file": held_out})
     # The correction adapts LAMB's betas to the sequences of a step, which are then unknown
     if train.packing_factor is None and config.packing_correction == "betas":
         raise InputError(
@@ -152,6 +167,59 @@ def read_shapes(config):
     return PackedData(train, nothing, nothing, {})
 
 
+def read_eval_data(config):
+    """The packs of `eval_input_file` in the place of the training packs too, to evaluate alone: `PackedData`.
+
+    Raises `InputError` as `read_data` does.
+    """
+    check_own(config.output_dir)
+    check_losses(config, config.objective)
+    held_out = _find_packs(config, "eval_input_file")
+    _check_rows(config, PackedFiles([], None, [], False), {"eval_input_file": held_out})
+    check_claims(config, {"eval_input_file": held_out})
+    describe_inputs(held_out.files)
+    return PackedData(held_out, held_out, PackedFiles([], None, [], False), {})
+
+
+def check_claims(config, found):
+    """Check `max_seq_length` and `max_predictions_per_seq` against records and the instances' manifests.
+
+    `found` is a dict from flag name to `PackedFiles`. Raises `InputError` where they disagree.
+    """
+    for name, packs in found.items():
+        if not packs.files:
+            continue
+        if config.max_seq_length not in (0, packs.spec.max_seq_length):
+            raise InputError(
+                f"`max_seq_length` must be that of the packs of `{name}`, {packs.spec.max_seq_length}. "
+                f"Received: {config.max_seq_length}."
+            )
+        most = config.max_predictions_per_seq
+        manifests = {folder: read_manifest(folder, any_json=True) or {} for folder in packs.input_folders}
+        known = {folder: _predictions_in(manifest) for folder, manifest in manifests.items()}
+        for folder, number in known.items():
+            if most and number not in (None, most):
+                raise InputError(
+                    f"`max_predictions_per_seq` must be that of the instances of `{name}`, {number} by "
+                    f"{folder}/{MANIFEST_NAME}. Received: {most}."
+                )
+        if most and None in (*known.values(), *([] if known else [None])):
+            # No manifest says it: what the first packs hold may still be more
+            number = int(next(read_packed(packs.files[0]))["num_predictions"].max())
+            if number > most:
+                raise InputError(
+                    f"`max_predictions_per_seq` must be at least that of a sequence in {packs.files[0]}, "
+                    f"{number}. Received: {most}."
+                )
+
+
+def _predictions_in(manifest):
+    """The `max_predictions_per_seq` of a manifest of instances, or None."""
+    settings = manifest.get("settings")
+    number = settings.get("max_predictions_per_seq") if isinstance(settings, dict) else None
+    return number if manifest.get("kind") == "unpacked" and type(number) is int else None
+
+
 def check_fits(data, model_config, config):
     """Check by the manifests that the records fit the model.
 
@@ -169,7 +237,7 @@ def check_fits(data, model_config, config):
 
 
 def check_held_out(data, model_config, config, features, shard=WHOLE):
-    """Read all held-out records before a run starts: a mistake in them would otherwise show after training.
+    """Read the held-out records before a run starts: a mistake in them would otherwise show after training.
 
     `features` are the objective's, `shard` is this process's. Raises `InputError` where a record is damaged
     or has an id without a row, or the processes do not divide the batch.
@@ -178,7 +246,8 @@ def check_held_out(data, model_config, config, features, shard=WHOLE):
         dataset = eval_batches(
             data.eval.files, data.eval.spec, config.eval_batch_size, features, shard, data.eval.index
         )
-        for _ in CheckedBatches(dataset, data.eval.files, data.eval.spec, model_config, features):
+        batches = CheckedBatches(dataset, data.eval.files, data.eval.spec, model_config, features)
+        for _ in itertools.islice(batches, config.max_eval_steps or None):  # those that are evaluated
             continue
 
 

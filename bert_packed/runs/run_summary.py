@@ -29,7 +29,7 @@ def describe_run(config, model_config, data, attention):
         f"{spec.max_sequences_per_pack} sequences{predictions} each\n"
         f"vocabulary {data.vocabulary.path if data.vocabulary else 'not found; --vocab_file names it'}\n"
         f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "
-        f"step: {sequences}" + _describe_growth(config) + _describe_masks(data)
+        f"step: {sequences}" + _describe_growth(config) + _describe_masks(data) + _describe_evaluation(config)
     )
 
 
@@ -39,6 +39,15 @@ def _describe_growth(config):
     return (
         f"\ngrows      from {config.initial_batch_size} packs in the first step, over "
         f"{config.batch_warmup_steps:,} steps"
+    )
+
+
+def _describe_evaluation(config):
+    if not config.do_eval or config.eval_input_file != config.input_file:
+        return ""
+    return (
+        "\nevaluates  the training packs, since no eval_input_file is given: at most "
+        f"{config.max_eval_steps} batches of {config.eval_batch_size}"
     )
 
 

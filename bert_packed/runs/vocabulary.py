@@ -11,8 +11,6 @@ from bert_packed.core.settings import InputError
 from bert_packed.core.storage import file_sha256, is_file, open_file, write_json, write_whole
 from bert_packed.data.dynamic_masking import DynamicMasking
 from bert_packed.records.inputs import folder_of
-from bert_packed.records.manifests import read_manifest
-from bert_packed.records.provenance import resolve_path
 from bert_packed.runs import run_directory
 from bert_packed.text import byte_bpe
 from bert_packed.text.masking import masking_rules
@@ -183,13 +181,7 @@ def make_masking(config, vocabulary):
 
 def _find_file(config, train, is_needed):
     """The file of the vocabulary of packs, "" where it is neither found nor needed."""
-    folders = {folder_of(path): None for path in train.files}  # a dict keeps their order
-    for folder in list(folders):
-        manifest = read_manifest(folder, any_json=True)
-        inputs = manifest.get("inputs") if isinstance(manifest, dict) else None
-        for entry in inputs if isinstance(inputs, list) else []:
-            if isinstance(entry, dict) and isinstance(entry.get("path"), str):
-                folders[folder_of(resolve_path(entry, folder))] = None
+    folders = list(dict.fromkeys([*map(folder_of, train.files), *train.input_folders]))
     runs = [config.init_checkpoint and run_folder(config.init_checkpoint)]
     if not config.overwrite and checkpoint.list_checkpoints(Path(config.output_dir)):
         runs.append(config.output_dir)  # another run's, where a new one starts

@@ -100,8 +100,11 @@ def test_heads_must_divide_width():
         ({"packing_correction": "lr"}, "one of none, betas"),
         ({"train_batch_size": 0}, "`train_batch_size` must be at least 1"),
         ({"hidden_dropout_prob": -0.5}, "`hidden_dropout_prob` must be at least 0, or -1. Received: -0.5."),
-        ({"eval_steps": 5}, r"`eval_steps` must be 0 without eval_input_file\. Received: 5\."),
-        ({"max_eval_steps": 2}, r"`max_eval_steps` must be 0 without eval_input_file\. Received: 2\."),
+        ({"eval_steps": 5}, r"`eval_steps` must be 0 without eval_input_file or do_eval\. Received: 5\."),
+        (
+            {"max_eval_steps": 2},
+            r"`max_eval_steps` must be 0 without .* or do_eval\. Received: 2\.",
+        ),
         ({"learning_rate": -1.0}, "`learning_rate` must be at least 0"),
         (
             {"objective": "mlm", "ablation": "separator_only"},
