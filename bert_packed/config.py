@@ -13,7 +13,7 @@ from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP
 
 FLOAT32, MIXED = "float32", "mixed_bfloat16"
 DTYPES = (FLOAT32, MIXED)
-AUTO = "auto"  # `--dtype=auto`, see `run_directory.with_dtype`
+AUTO = "auto"  # `--dtype=auto`, see `run_directory.as_begun`
 # The smallest epsilon of an optimizer: the gradient of a token that no step has seen is 0, and 0 / 0 would be
 # NaN. Smaller numbers are 0 in float32
 LEAST_EPSILON = 1e-30

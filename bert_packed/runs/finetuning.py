@@ -53,7 +53,7 @@ class LoopSteps:
 
 
 def read_text_model(config):
-    """The `TextModel` of a `FinetuneConfig`; prints a line about the vocabulary.
+    """The `TextModel` of a `FinetuneConfig`; prints lines about the batch and the vocabulary.
 
     Raises `InputError` where the vocabulary or the model is missing, they do not belong together, or the
     model cannot be fine-tuned with packs of this length.
@@ -67,6 +67,8 @@ def read_text_model(config):
     )
     line = vocabulary.describe_vocabulary(path, len(wordpieces), model_config, bool(config.init_checkpoint))
     vocabulary.check_as_trained(config, path)
+    if config.do_train:
+        print(f"batch      {config.train_batch_size} sequences a step (train_batch_size), packed or not")
     print(line)
     tokenizer = tokenization.make_tokenizer(wordpieces, config.do_lower_case)
     return TextModel(override_dropout(model_config, config), path, wordpieces, tokenizer)
@@ -85,7 +87,7 @@ def run_task(config, text, objective, read_training, predict=None):
     Returns a `FinetuningResult`. Raises `InputError` where another run is in the directory, or the checkpoint
     to start from does not fit.
     """
-    config = run_directory.with_dtype(config)
+    config = run_directory.as_begun(config)
     with run_directory.locked(config.output_dir) as folder:
         if config.do_train:
             data, inputs = read_training()
@@ -129,7 +131,8 @@ def _fine_tune(config, text, objective, data, inputs, folder):
     # One static shape for all steps, as wide as the fullest pack and as long as the longest step: XLA
     # compiles once
     updates = fit_predictions(updates, data.sequences["num_predictions"])
-    num_packs = -(-updates.num_packs // config.micro_batch_size) * config.micro_batch_size
+    at_once = config.micro_batch_size or updates.num_packs
+    num_packs = -(-updates.num_packs // at_once) * at_once
     counted = {
         "num_sequences": len(data.sequences),
         **({"classes": list(data.classes)} if data.classes else {}),
@@ -194,7 +197,7 @@ def has_results(config, text, inputs, results, evaluated):
 
     Raises `InputError` where the directory holds another run.
     """
-    config, folder = run_directory.with_dtype(config), Path(config.output_dir)
+    config, folder = run_directory.as_begun(config), Path(config.output_dir)
     if not folder.is_dir() or not run_directory.find_checkpoint(folder, config, _facts(text, inputs)):
         return False
     # A run that starts removes them, so those that are there are of this run, once it is over
@@ -257,7 +260,7 @@ def _build_engine(config, model_config, objective, steps):
         optimizer = Lamb(schedule, **settings)
     else:
         optimizer = AdamWeightDecay(schedule, config.adam_bias_correction, **settings)
-    return make_engine(model, objective, optimizer, config.micro_batch_size), schedule
+    return make_engine(model, objective, optimizer, config.micro_batch_size or None), schedule
 
 
 def _facts(text, inputs, **data):
@@ -281,5 +284,5 @@ def _describe_steps(config, data, updates, steps):
         f"{updates.spec.max_sequences_per_pack} sequences: packing factor {updates.packing_factor:.3f}, "
         f"efficiency {updates.efficiency(data.sequences['lengths']):.2%}\n"
         f"step       {config.train_batch_size} sequences in at most {updates.num_packs} packs, "
-        f"{config.micro_batch_size} at once; {steps.num_train_steps:,} steps"
+        f"{config.micro_batch_size or 'all'} at once; {steps.num_train_steps:,} steps"
     )

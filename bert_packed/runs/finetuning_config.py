@@ -45,14 +45,10 @@ class FinetuneConfig(RunConfig):
     )
     packing_algorithm: str = setting(DEFAULT_ALGORITHM, "how to pack", choices=ALGORITHM_NAMES, advanced=True)
     train_batch_size: int = variant(
-        RunConfig, "train_batch_size", 32, help="sequences per optimizer step, packed or not"
-    )
-    micro_batch_size: int = variant(
         RunConfig,
-        "micro_batch_size",
-        1,
-        help="packs computed at once in training; gradients of a step's micro-batches add up",
-        minimum=1,
+        "train_batch_size",
+        32,
+        help="sequences, as in google-research/bert, in an optimizer step, packed or not",
     )
     predict_batch_size: int = setting(
         8, "packs computed at once in prediction", minimum=1, changeable=True, group=PREDICTION

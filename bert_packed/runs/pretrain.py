@@ -67,7 +67,7 @@ def _run(config, backend, processes):
     from bert_packed.training import loop
     from bert_packed.training.backend import out_of_memory_names
 
-    config = run_directory.with_dtype(config.with_eval_file(), processes)
+    config = run_directory.as_begun(config.with_eval_file(), processes)
     if not config.do_train:
         return _evaluate(config, processes)
     data = read_data(config, processes)

@@ -38,10 +38,13 @@ class RunConfig:
     attention_probs_dropout_prob: float = setting(
         -1.0, "overrides the model's; -1 = as the model says", maximum=0.99, advanced=True
     )
-    train_batch_size: int = setting(32, "packs per optimizer step", minimum=1, group=STEPS)
+    train_batch_size: int = setting(
+        32, "packs, each of several sequences, in an optimizer step", minimum=1, group=STEPS
+    )
     micro_batch_size: int = setting(
         0,
-        "packs computed at once; gradients of a step's micro-batches add up; 0 = train_batch_size",
+        "packs computed at once, in training; gradients of a step's micro-batches add up; 0 = all of a step, "
+        "or as the run that continues began",
         minimum=0,
     )
     random_seed: int = setting(12345, "seed of weights, dropout and data order", minimum=0, maximum=2**31 - 1)

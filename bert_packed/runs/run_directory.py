@@ -98,7 +98,7 @@ def read_run(folder):
 
     for name in ("flags", "model", "data", "inputs"):
         check(name, run.get(name), isinstance(run.get(name), dict), "an object")
-    for name in ("num_train_steps", "train_batch_size"):
+    for name in ("num_train_steps", "train_batch_size", "micro_batch_size"):
         value = run["flags"].get(name, 0)
         check(name, value, type(value) is int, "a whole number")
     factor = run["data"].get("packing_factor")
@@ -235,19 +235,30 @@ def agree(folder, config, facts, report, processes=ALONE):
     return folder / name if name else None
 
 
-def with_dtype(config, processes=ALONE):
-    """A config with `--dtype=auto` replaced: as its output directory's run began, or by the devices."""
+def as_begun(config, processes=ALONE):
+    """A config with `dtype=auto` and `micro_batch_size=0` as its output directory's run began.
+
+    Where none did, `dtype` is that of the devices, and `micro_batch_size` stays.
+    """
 
     def choose():
         folder = _check_folder(config.output_dir)
         # A start without a checkpoint may change all of its flags
         continues = not config.overwrite and folder.is_dir() and list_checkpoints(folder)
         run = read_run(folder) if continues and (folder / RUN_FILE).exists() else {"flags": {}}
-        return run["flags"].get("dtype", devices_here().dtype)
+        flags = run["flags"]
+        # Of another batch it might be no part
+        is_same = flags.get("train_batch_size") == config.train_batch_size
+        micro_batch_size = flags.get("micro_batch_size", 0) if is_same else 0
+        return flags.get("dtype", devices_here().dtype), micro_batch_size
 
-    # All processes ask, whatever their flag, as flags are compared later
-    dtype = processes.first_decides(choose)
-    return dataclasses.replace(config, dtype=dtype) if config.dtype == AUTO else config
+    # All processes ask, whatever their flags, as these are compared later
+    dtype, micro_batch_size = processes.first_decides(choose)
+    return dataclasses.replace(
+        config,
+        dtype=dtype if config.dtype == AUTO else config.dtype,
+        micro_batch_size=config.micro_batch_size or micro_batch_size,
+    )
 
 
 def check_outside(init_checkpoint, folder):

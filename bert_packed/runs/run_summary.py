@@ -12,24 +12,27 @@ LONG_STEP_SECONDS = 30
 def describe_run(config, model_config, data, attention):
     """Model, attention, data and step of a run, with the sequences to expect in a step: lines of text."""
     spec, factor = data.train.spec, data.train.packing_factor
-    sequences = "unknown, no manifest.json beside the records"
+    sequences = "an unknown number of sequences, since no manifest.json is beside the records"
     if factor:
-        sequences = f"{factor * config.train_batch_size:.1f} (packing factor {factor:.3f})"
+        sequences = f"about {factor * config.train_batch_size:.1f} sequences (packing factor {factor:.3f})"
     predictions = ""
     if spec.max_predictions_per_pack:
         predictions = f" and {spec.max_predictions_per_pack} predictions"
     broken = ", ".join(ablations(model_config))
     warning = f"ABLATION   {broken}: PACKING IS BROKEN ON PURPOSE IN THIS RUN\n" if broken else ""
-    return warning + (
+    return (
+        f"batch      {config.train_batch_size} packs a step (train_batch_size), {config.packs_at_once} at "
+        f"once: {sequences}\n{warning}"
         f"model      {config.bert_config_file}: {model_config.num_hidden_layers} layers of width "
         f"{model_config.hidden_size}, vocabulary {model_config.vocab_size:,}\n"
         f"attention  {attention}\n"
         f"precision  {config.dtype}\n"
         f"data       {data.num_packs:,} packs of {spec.max_seq_length} tokens, up to "
         f"{spec.max_sequences_per_pack} sequences{predictions} each\n"
-        f"vocabulary {data.vocabulary.path if data.vocabulary else 'not found; --vocab_file names it'}\n"
-        f"step       {config.train_batch_size} packs, {config.packs_at_once} at once; expected sequences per "
-        f"step: {sequences}" + _describe_growth(config) + _describe_masks(data) + _describe_evaluation(config)
+        f"vocabulary {data.vocabulary.path if data.vocabulary else 'not found; --vocab_file names it'}"
+        + _describe_growth(config)
+        + _describe_masks(data)
+        + _describe_evaluation(config)
     )
 
 

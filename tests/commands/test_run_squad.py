@@ -131,6 +131,24 @@ def test_a_stopped_run_continues_bit_for_bit(packed, tmp_path, capsys):
     )
 
 
+def test_a_run_of_one_pack_at_once_is_the_same_and_continues_so(data, packed, tmp_path, capsys):
+    """Fine-tuning took one pack at once until that had one default with pre-training: all of a step."""
+    _, folder, _ = packed
+    assert json.loads((folder / "run.json").read_text())["flags"]["micro_batch_size"] == 0
+    flags = {**data, "output_dir": tmp_path / "run", "save_checkpoints_steps": 4, "keep_checkpoint_max": 9}
+    assert command(**flags, micro_batch_size=1) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("batch      4 sequences a step (train_batch_size), packed or not\n")
+    assert "1 at once" in text
+    losses = losses_of(tmp_path / "run")
+    np.testing.assert_allclose(losses, losses_of(folder), rtol=1e-4)
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    assert command(**flags) == 0
+    text = capsys.readouterr().out
+    assert "1 at once" in text and "checkpoint-4" in text
+    assert losses_of(tmp_path / "run") == losses
+
+
 def test_prediction_alone_finds_model_and_vocabulary(data, packed, tmp_path):
     _, folder, _ = packed
     sizes = {

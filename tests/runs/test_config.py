@@ -242,7 +242,7 @@ FINETUNING = {
     "optimizer": "adam",
     "adam_bias_correction": True,
     "train_batch_size": 32,
-    "micro_batch_size": 1,
+    "micro_batch_size": 0,
     "predict_batch_size": 8,
     "learning_rate": 5e-5,
     "num_train_epochs": 3.0,

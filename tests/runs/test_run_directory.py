@@ -196,7 +196,7 @@ def test_damaged_record_of_a_run(started, damage, message):
     auto = dataclasses.replace(config, dtype="auto")
     for read in (
         lambda: find_checkpoint(folder, config, facts),
-        lambda: run_directory.with_dtype(auto),
+        lambda: run_directory.as_begun(auto),
         lambda: describe_continuation(folder, "checkpoint-1"),
         lambda: record_segment(folder, 1, "jax"),
         lambda: read_origin(folder),
@@ -310,30 +310,42 @@ def test_a_run_may_be_older_than_a_flag(started):
         find_checkpoint(folder, dataclasses.replace(config, remat=True), facts)
 
 
+def test_the_micro_batch_is_that_of_the_start(started):
+    folder, config, _ = started
+    record = json.loads((folder / "run.json").read_text())
+    record["flags"] |= {"micro_batch_size": 8}
+    (folder / "run.json").write_text(json.dumps(record))
+    assert run_directory.as_begun(config).micro_batch_size == 8
+    assert run_directory.as_begun(dataclasses.replace(config, micro_batch_size=4)).micro_batch_size == 4
+    for other in ({"train_batch_size": 30}, {"overwrite": True}):
+        assert run_directory.as_begun(dataclasses.replace(config, **other)).micro_batch_size == 0
+
+
 def test_dtype_is_that_of_the_start_or_of_the_devices(started, monkeypatch, tmp_path):
     folder, config, _ = started
     auto = dataclasses.replace(config, dtype="auto")
     elsewhere = dataclasses.replace(auto, output_dir=str(tmp_path / "new"))
     for platform, others in (("cpu", "float32"), ("tpu", "mixed_bfloat16"), ("gpu", "mixed_bfloat16")):
         monkeypatch.setattr(run_directory, "devices_here", lambda found=platform: Target(found))
-        assert run_directory.with_dtype(auto).dtype == "float32"  # as it began
-        assert run_directory.with_dtype(elsewhere).dtype == others
-        assert run_directory.with_dtype(dataclasses.replace(auto, overwrite=True)).dtype == others
+        assert run_directory.as_begun(auto).dtype == "float32"  # as it began
+        assert run_directory.as_begun(elsewhere).dtype == others
+        assert run_directory.as_begun(dataclasses.replace(auto, overwrite=True)).dtype == others
     given = dataclasses.replace(config, dtype="mixed_bfloat16")
-    assert run_directory.with_dtype(given) == given
+    assert run_directory.as_begun(given) == given
     (folder / "checkpoint-1").rmdir()  # a start that failed decides nothing
-    assert run_directory.with_dtype(auto).dtype == "mixed_bfloat16"
+    assert run_directory.as_begun(auto).dtype == "mixed_bfloat16"
     (tmp_path / "new").write_text("")
     with pytest.raises(InputError, match="`output_dir` must be a directory"):
-        run_directory.with_dtype(elsewhere)
+        run_directory.as_begun(elsewhere)
 
 
 def test_processes_with_other_dtypes_ask_alike(started):
     """Or the answers of the first would be one off."""
     _, config, _ = started
     asked = []
-    processes = types.SimpleNamespace(first_decides=lambda decide: asked.append(1) or "mixed_bfloat16")
+    decided = ["mixed_bfloat16", 0]  # as it arrives through JSON
+    processes = types.SimpleNamespace(first_decides=lambda decide: asked.append(1) or decided)
     for dtype, expected in (("auto", "mixed_bfloat16"), ("float32", "float32")):
         one = dataclasses.replace(config, dtype=dtype)
-        assert run_directory.with_dtype(one, processes).dtype == expected
+        assert run_directory.as_begun(one, processes).dtype == expected
     assert len(asked) == 2

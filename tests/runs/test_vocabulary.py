@@ -69,7 +69,10 @@ def test_a_fine_tuning_reads_as_the_run_that_it_starts_from(run, capsys):
         finetuning.read_text_model(dataclasses.replace(training, do_lower_case=False))
     (run / "run.json").write_text(json.dumps({"flags": {}}))  # of a pre-training that kept no vocabulary
     assert finetuning.read_text_model(training).config == model
-    assert capsys.readouterr().out == f"vocabulary {run / 'other.txt'}, {len(words)} WordPieces\n"
+    assert capsys.readouterr().out == (
+        "batch      32 sequences a step (train_batch_size), packed or not\n"
+        f"vocabulary {run / 'other.txt'}, {len(words)} WordPieces\n"
+    )
     new = dataclasses.replace(training, init_checkpoint="", bert_config_file="bert-tiny")
     assert finetuning.read_text_model(new).config.vocab_size == len(words)
     long = dataclasses.replace(training, max_seq_length=CONFIG.max_position_embeddings + 1)
