@@ -50,7 +50,10 @@ def read_columns(sequences, max_seq_length, first=0):
         raise InputError(f"`sequences` must have a column {TOKENS}. Received: {', '.join(map(str, given))}.")
     for name, values in given.items():
         if name in (*MADE, LENGTHS):
-            raise InputError(f"`sequences` must not have a column {name}, a name that packing uses.")
+            used = ", ".join((*MADE, LENGTHS))
+            raise InputError(
+                f"`sequences` must not have columns {used}, which packing uses. Received: {name}."
+            )
         if isinstance(values, str) or not hasattr(values, "__iter__"):
             raise InputError(f"`sequences` must have a list of entries in {name}. Received: {values!r:.100}.")
     columns = {name: _read_column(name, values, first) for name, values in given.items()}

@@ -8,7 +8,7 @@ from bert_packed.core.settings import InputError
 from bert_packed.records.sequences import concatenate, take, to_offsets
 
 
-def pack_stream(batches, packer, spec, waiting=None):
+def assemble_stream(batches, packer, spec, waiting=None):
     """Pack sequences as they arrive, keeping only those of the packer's buffer in memory.
 
     A pack with more predictions than P is split between two sequences, so nothing is dropped.
@@ -39,7 +39,7 @@ def pack_stream(batches, packer, spec, waiting=None):
 
 
 def packs_of_stream(batches, packer, waiting=None):
-    """Packs as they leave an `OnlinePacker`, with the arguments of `pack_stream`.
+    """Packs as they leave an `OnlinePacker`, with the arguments of `assemble_stream`.
 
     Yields:
         (`Sequences` that wait, non-empty `Packs` of some of them).

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_packed import schema
-from bert_packed.assembly.online_assembly import pack_stream
+from bert_packed.assembly.online_assembly import assemble_stream
 from bert_packed.data.process_shards import WHOLE
 from bert_packed.data.read_order import IN_ORDER_PACKS, Spans, find_spans, index_files, read_order
 from bert_packed.objectives.features import BATCH_NAMES, RECORDED
@@ -117,7 +117,7 @@ def online_batches(
                 yield from read_unpacked(path)
 
     def packs():
-        for features in pack_stream(batches(), make_packer(), spec):
+        for features in assemble_stream(batches(), make_packer(), spec):
             yield {BATCH_NAMES[name]: values for name, values in features.items()}
 
     signature = {

@@ -35,7 +35,7 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
     # Rows without sequences have nothing to compare
     used_rows = np.flatnonzero(np.asarray(batch["slot_weights"]).any(axis=1))
     packs = {feature.name: np.asarray(batch[feature.name])[used_rows] for feature in objective.features}
-    unpacked, slots = unpack(packs, len(used_rows), objective.features)
+    unpacked, slots = unpack_batch(packs, len(used_rows), objective.features)
     outputs = {HIDDEN: "S", **objective.outputs}
     forward = compile(functools.partial(_forward, model), model)
     cross_gradient = compile(functools.partial(_cross_gradient, model, objective), model)
@@ -51,7 +51,7 @@ def audit(engine, batch, tolerance=1e-5, compile=compiled):
     ]
 
 
-def unpack(batch, multiple=1, features=RECORDED):
+def unpack_batch(batch, multiple=1, features=RECORDED):
     """Unpack a batch by a plain loop.
 
     Positions are counted again and [CLS] is the first token, so wrong `position_ids` or `cls_positions` of

@@ -59,8 +59,8 @@ class OnlinePacker:
             max_age: A sequence has left before more than this many have arrived after it. At least
                 `buffer_size`, because packs leave when the buffer is full; None for ten times it, which on
                 Wikipedia costs 0.01 % of efficiency; math.inf for no limit.
-            policy: "best_fit" (LPFHP on the buffer or, at a limited depth, packs of three where these are
-                fewer) or "first_fit" (first-fit decreasing on it, at depth 3 89.6 % of Wikipedia).
+            policy: "best_fit" (LPFHP on the buffer or, at depths 3 to 5, packs of three where these are
+                fewer). Or "first_fit" (first-fit decreasing on it, at depth 3 89.6 % of Wikipedia).
             leaving_share: Part of a full buffer that leaves at a time, over 0 to 1: less is better packed
                 and slower (0.25 packs 0.01 % better than 0.75 at half the speed).
         """

@@ -191,7 +191,8 @@ def test_packs_of_others_that_are_wrong(packs, depth, message):
         (
             {"input_ids": [[1]], "position_ids": [[0]]},
             {},
-            "`sequences` must not have a column position_ids, a name that packing uses.",
+            "`sequences` must not have columns sequence_ids, position_ids, sequence_index, lengths, which "
+            "packing uses. Received: position_ids.",
         ),
         (
             {"input_ids": [[1], [2]], "labels": [[1]]},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from unpacked_records import list_packed, list_unpacked, load, make_features, write_features
 
-from bert_packed.assembly.online_assembly import pack_stream, split_by_predictions
+from bert_packed.assembly.online_assembly import assemble_stream, split_by_predictions
 from bert_packed.core.settings import InputError
 from bert_packed.data.input_pipeline import online_batches
 from bert_packed.objectives.features import BATCH_NAMES
@@ -37,7 +37,7 @@ def test_every_sequence_once(records, at_a_time):
     path, features = records
     sequences = load(path)
     parts = [take(sequences, np.arange(i, min(i + at_a_time, 60))) for i in range(0, 60, at_a_time)]
-    packs = collect(pack_stream(parts, OnlinePacker(S, 4, buffer_size=16), SPEC))
+    packs = collect(assemble_stream(parts, OnlinePacker(S, 4, buffer_size=16), SPEC))
     assert packs["input_mask"].max() > 1
     assert collections.Counter(list_packed(packs)) == collections.Counter(list_unpacked(features))
     assert (packs["masked_lm_weights"] > 0).sum(axis=1).max() <= SPEC.max_predictions_per_pack
@@ -57,16 +57,16 @@ def test_a_resumed_packer_needs_what_waits_in_it(records):
     path, _ = records
     sequences = load(path)
     parts = [take(sequences, np.arange(i, i + 10)) for i in range(0, 60, 10)]
-    whole = collect(pack_stream(parts, OnlinePacker(S, 4, buffer_size=16), SPEC))
+    whole = collect(assemble_stream(parts, OnlinePacker(S, 4, buffer_size=16), SPEC))
     packer = OnlinePacker(S, 4, buffer_size=16)
-    stream = pack_stream(parts, packer, SPEC)
+    stream = assemble_stream(parts, packer, SPEC)
     first = [next(stream), next(stream)]
     state, at = packer.state(), packer.num_arrived
     packer = OnlinePacker.from_state(state)
     with pytest.raises(ValueError, match=r"must be the sequences that wait in the packer, \d+ here\. .* 0"):
-        next(pack_stream(parts[at // 10 :], packer, SPEC))
+        next(assemble_stream(parts[at // 10 :], packer, SPEC))
     waiting = take(sequences, packer.waiting)
-    rest = list(pack_stream(parts[at // 10 :], packer, SPEC, waiting))
+    rest = list(assemble_stream(parts[at // 10 :], packer, SPEC, waiting))
     for name, values in collect([*first, *rest]).items():
         np.testing.assert_array_equal(values, whole[name])
 
@@ -88,7 +88,7 @@ def test_a_sequence_over_the_pack_is_named(records, spec, column, what):
     record, received = sequences["record_numbers"][index], sequences[column][index]
     message = rf"u\.tfrecord, record {record}: .* at most {what}\. Received: {received}"
     with pytest.raises(InputError, match=message):
-        list(pack_stream([sequences], OnlinePacker(spec.max_seq_length, 4, buffer_size=16), spec))
+        list(assemble_stream([sequences], OnlinePacker(spec.max_seq_length, 4, buffer_size=16), spec))
 
 
 def test_stage_has_static_shapes_and_loses_nothing(records):

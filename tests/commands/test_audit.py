@@ -15,7 +15,7 @@ from bert_packed.checkpoints import checkpoint
 from bert_packed.config import QUESTION_ANSWERING, ablate
 from bert_packed.core.command_line import run
 from bert_packed.evaluation import contamination
-from bert_packed.evaluation.contamination import unpack
+from bert_packed.evaluation.contamination import unpack_batch
 from bert_packed.models import context
 from bert_packed.models.context import PackContext
 from bert_packed.models.packed_model import build_model
@@ -55,7 +55,7 @@ def test_a_sound_model_passes(batch, mlm_loss, config):
 
 def test_unpacking_is_what_a_plain_loop_built():
     packed, want = packed_and_unpacked()
-    got, slots = unpack(packed, multiple=4)
+    got, slots = unpack_batch(packed, multiple=4)
     assert len(slots) == 11 and slots[4].tolist() == [1, 1]
     for name, values in want.items():
         np.testing.assert_array_equal(got[name][:11, : values.shape[1]], values, err_msg=name)

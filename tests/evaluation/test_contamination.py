@@ -119,7 +119,7 @@ def test_gradients_on_neighbours_and_of_ones_own(packs, slot):
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_outputs_are_compared_with_those_alone(packs, output):
     """Relative to the largest of the sequences alone; their neighbours are no part of it."""
-    unpacked, slots = contamination.unpack(packs, 3, RECORDED)
+    unpacked, slots = contamination.unpack_batch(packs, 3, RECORDED)
     assert len(slots) == 7 and len(unpacked["token_ids"]) == 9
 
     def check(leaks=()):

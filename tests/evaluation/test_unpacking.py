@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_packed.evaluation.contamination import unpack
+from bert_packed.evaluation.contamination import unpack_batch
 from bert_packed.objectives.features import RECORDED
 
 BATCH = {
@@ -35,7 +35,7 @@ UNPACKED = {
 @pytest.mark.parametrize(("multiple", "num_rows"), [(1, 3), (2, 4), (3, 3), (5, 5)])
 def test_sequences_stand_alone(multiple, num_rows):
     assert BATCH.keys() == {feature.name for feature in RECORDED}
-    rows, slots = unpack({name: np.array(values) for name, values in BATCH.items()}, multiple)
+    rows, slots = unpack_batch({name: np.array(values) for name, values in BATCH.items()}, multiple)
     assert slots.tolist() == [[0, 1], [0, 2], [1, 1]]
     assert rows.keys() == BATCH.keys()
     for name, values in UNPACKED.items():

@@ -11,7 +11,7 @@ from keras import ops
 from tiny import CONFIG, replace_sums, to_floats
 
 from bert_packed.evaluation import contamination
-from bert_packed.evaluation.contamination import unpack
+from bert_packed.evaluation.contamination import unpack_batch
 from bert_packed.objectives.finetuning import (
     answer_sums,
     answers_objective,
@@ -78,7 +78,7 @@ def test_what_an_audit_takes_apart_is_what_was_put_together(kind):
     """Every array that an objective reads, places in the pack among them."""
     packed, unpacked = batches_of(kind)
     features = KINDS[kind].features
-    rows, _ = unpack(packed, features=features)
+    rows, _ = unpack_batch(packed, features=features)
     assert rows.keys() == {feature.name for feature in features}
     for name, values in rows.items():
         want = unpacked[name]
