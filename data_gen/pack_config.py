@@ -17,6 +17,8 @@ from bert_packed.packing.histogram import MAX_LENGTH
 from bert_packed.schema import CAUSAL_LM, MASKED_LM_WEIGHTS_KINDS, MLM_NSP, SEQUENCE
 from data_gen.jobs.runners import LOCAL, MAX_WORKERS, NUM_WORKERS_HELP, RUNNER_HELP, RUNNERS
 
+# Headings in `--help`
+HEADINGS = RECORDS, PACKING, DRY_RUN, CALL = "Records", "Packing", "Dry run", "This call"
 OVERLONG_CHOICES = ("error", "truncate", "drop")
 LEFT_OUT = "be left out with {}, which cannot follow it"
 NOT_FEATURES = {"features=": LEFT_OUT.format("--features")}
@@ -37,10 +39,13 @@ def _parse_features(text):
 class PackConfig:
     """Settings of one packing run; checks itself, raises `InputError`."""
 
+    help_order = HEADINGS
+
     input_file: str = setting(
         "",
         "unpacked TFRecords in google-research/bert's format, or for causal language modelling: "
         "comma-separated paths or globs; empty = the embedded sample corpus",
+        group=RECORDS,
     )
     output_dir: str = setting(
         "",
@@ -53,6 +58,7 @@ class PackConfig:
         "packs are; see docs/other_features.md; empty = BERT's",
         parse=_parse_features,
         only_with=NOT_SPLIT | NOT_DRY_RUN,
+        advanced=True,
     )
     max_seq_length: int = setting(
         512,
@@ -62,7 +68,11 @@ class PackConfig:
         only_with=NOT_FEATURES,
     )
     algorithm: str = setting(
-        DEFAULT_ALGORITHM, "packing algorithm", choices=ALGORITHM_NAMES, only_with=NOT_SPLIT
+        DEFAULT_ALGORITHM,
+        "packing algorithm",
+        choices=ALGORITHM_NAMES,
+        only_with=NOT_SPLIT,
+        group=PACKING,
     )
     max_sequences_per_pack: int | str = setting(
         "max",
@@ -94,7 +104,9 @@ class PackConfig:
         minimum=0,
         only_with="split_sequences",
     )
-    num_shards: int = setting(8, "number of output files; fewer where there are fewer packs", minimum=1)
+    num_shards: int = setting(
+        8, "number of output files; fewer where there are fewer packs", minimum=1, group=RECORDS
+    )
     random_seed: int = setting(
         12345, "seed of the assignment of sequences to packs", minimum=0, maximum=2**32 - 1
     )
@@ -103,12 +115,15 @@ class PackConfig:
         "what masked_lm_weights hold: sequence, the prediction's sequence in the pack; binary, 1, for "
         "programs that weigh the loss by them (docs/other_programs.md)",
         choices=MASKED_LM_WEIGHTS_KINDS,
+        advanced=True,
     )
     provenance: bool = setting(
         False, "also write which input record each sequence of a pack comes from, one index a file"
     )
-    num_workers: int = setting(0, NUM_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True)
-    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
+    num_workers: int = setting(
+        0, NUM_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True, group=CALL
+    )
+    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True, advanced=True)
     overwrite: bool = setting(
         False, "replace the data files of an output directory that is in use", transient=True
     )
@@ -118,6 +133,7 @@ class PackConfig:
         "output_dir (default: packing_report)",
         only_with=NOT_SPLIT,
         transient=True,
+        group=DRY_RUN,
     )
     histogram: str = setting(
         "",
@@ -126,7 +142,7 @@ class PackConfig:
         only_with="dry_run",
         transient=True,
     )
-    json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
+    json: str = setting("", "also write the printed table to this file, as JSON", transient=True, group=CALL)
 
     def __post_init__(self):
         check_settings(self)

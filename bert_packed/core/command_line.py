@@ -156,6 +156,7 @@ def _check_output_file(flag, path):
 def help_text(program, config_class, description, is_full=True):
     """The text of `--help`: description, then by group every flag with meaning, rule and default.
 
+    Groups are in the order of their first settings, or of the class's `help_order`, a list of headings.
     Advanced settings are left out, and counted in a last line, unless `is_full`.
     """
     positional = _positional(config_class).upper()
@@ -169,8 +170,9 @@ def help_text(program, config_class, description, is_full=True):
     for field in fields:
         heading = field.metadata["group"] or heading
         groups.setdefault(heading, []).extend([field] if field in shown else [])
-    for heading, its_fields in groups.items():
-        if its_fields:
+    order = list(getattr(config_class, "help_order", groups))
+    for heading in sorted(groups, key=order.index):
+        if its_fields := groups[heading]:
             lines += ["", *([f"{heading}:"] if heading else [])]
             lines += [line for field in its_fields for line in _describe(field)]
     if len(shown) < len(fields):
@@ -181,9 +183,11 @@ def help_text(program, config_class, description, is_full=True):
 def _describe(field):
     choices, default = field.metadata["choices"], as_text(field.default)
     about = field.metadata["help"] + (f" (one of {', '.join(map(str, choices))})" if choices else "")
+    remark = "required" if field.metadata["required"] else f"default: {default}" if default else ""
+    indent = 6 * " "
     return [
-        f"  --{field.name}" + (f" (default: {default})" if default else ""),
-        *textwrap.wrap(about, 96, initial_indent="      ", subsequent_indent="      "),
+        f"  --{field.name}" + (f" ({remark})" if remark else ""),
+        *textwrap.wrap(about, 96, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False),
     ]
 
 

@@ -14,7 +14,9 @@ IF_HF = {"format=hf": "be left out unless --format=hf"}
 class ExportConfig:
     """Every flag of the command."""
 
-    init_checkpoint: str = setting("", "what to export: as in run_pretraining.py", required=True)
+    init_checkpoint: str = setting(
+        "", "what to export: as in run_pretraining.py", required=True, group="Checkpoint and folder"
+    )
     output_dir: str = setting("", "folder to make; it must be missing or empty", required=True)
     format: str = setting("hf", "form to write", choices=FORMATS)
     bert_config_file: str = setting("", "the model's shape; empty = as stored with the checkpoint")
@@ -23,6 +25,7 @@ class ExportConfig:
         "hf: WordPieces or, of a Mamba, a tokenizer.json, to write a tokenizer too; empty = that of the run "
         "of init_checkpoint, if it keeps one",
         only_with=IF_HF,
+        group="Hugging Face",
     )
     do_lower_case: bool = setting(True, "hf: whether WordPieces are without case and accents")
     audit_file: str = setting(
@@ -30,7 +33,7 @@ class ExportConfig:
         "hf: what python -m bert_packed.audit --json=FILE wrote of it, for the model card; empty = none",
         only_with=IF_HF,
     )
-    batch_size: int = setting(8, "saved_model: packs per call", minimum=1)
+    batch_size: int = setting(8, "saved_model: packs per call", minimum=1, group="SavedModel")
     max_seq_length: int = setting(512, "saved_model: tokens per pack", minimum=1)
     max_sequences_per_pack: int = setting(
         0, "saved_model of a BERT that pre-trains or classifies: sequences per pack; 0 = 3", minimum=0

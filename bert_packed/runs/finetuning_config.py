@@ -8,14 +8,13 @@ import dataclasses
 from bert_packed.config import MODEL_SIZES, WEIGHTINGS
 from bert_packed.core.settings import InputError, check_depth_fits, parse_depth, setting, variant
 from bert_packed.packing.algorithms import ALGORITHM_NAMES, DEFAULT_ALGORITHM
-from bert_packed.runs.run_config import DATA, MODEL, OPTIMIZER, STEPS, RunConfig
+from bert_packed.runs.run_config import DATA, MODEL, OPTIMIZER, PREDICTION, STEPS, RunConfig
 from bert_packed.tasks.glue import TASK_NAMES
 from bert_packed.tasks.squad import check_files
 from bert_packed.tasks.update_packs import check_depth
 
 ALL_TASKS = "all"
 SAMPLE_EPOCHS, SAMPLE_RATE = 120.0, 2e-3  # a random tiny model, learning a few questions by heart
-PREDICTION = "Prediction"
 
 
 @dataclasses.dataclass(frozen=True)

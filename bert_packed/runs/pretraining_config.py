@@ -11,13 +11,23 @@ from bert_packed.core.settings import InputError, check_divides, check_settings,
 from bert_packed.data.batch_growth import BatchGrowth
 from bert_packed.parallel.cluster import DISTRIBUTIONS
 from bert_packed.parallel.targets import parse_target
-from bert_packed.runs.run_config import DATA, LOGS, MEMORY, MODEL, OPTIMIZER, RUN, STEPS, RunConfig
+from bert_packed.runs.run_config import (
+    DATA,
+    LOGS,
+    MASKING,
+    MEMORY,
+    MODEL,
+    OBJECTIVE,
+    OPTIMIZER,
+    RUN,
+    STEPS,
+    RunConfig,
+)
 from bert_packed.schema import MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 
 LAYOUTS = ("none", "megatron1d", "optimus2d")
 MASKINGS = ("static", "dynamic")
-OBJECTIVE, MASKING = "Losses", "Masking"
 MASKED = f"objective={MLM_NSP},{MLM}"
 IF_DYNAMIC = {"masking=dynamic": "be left out with masking=static, which keeps the records' masks"}
 WITHOUT_EPOCHS = {"num_train_epochs=0.0": "be left out with num_train_epochs"}

@@ -6,11 +6,14 @@ from bert_packed.config import AUTO, DROPOUT_FIELDS, DTYPES, LEAST_EPSILON, MODE
 from bert_packed.core.settings import InputError, check_settings, setting
 
 # Headings in `--help`
-DATA, MODEL, STEPS, OPTIMIZER, MEMORY, LOGS, RUN = (
+HEADINGS = DATA, MODEL, OBJECTIVE, MASKING, STEPS, OPTIMIZER, PREDICTION, MEMORY, LOGS, RUN = (
     "Data",
     "Model",
+    "Losses",
+    "Masking",
     "Batches and steps",
     "Optimizer",
+    "Prediction",
     "Devices and memory",
     "Logs and checkpoints",
     "This call",
@@ -20,6 +23,8 @@ DATA, MODEL, STEPS, OPTIMIZER, MEMORY, LOGS, RUN = (
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Base of the configs of runs; `settings.variant` gives a shared setting another default."""
+
+    help_order = HEADINGS
 
     output_dir: str = setting(
         "", "where checkpoints, metrics.csv and results go", changeable=True, group=DATA

@@ -15,6 +15,8 @@ from bert_packed.schema import CAUSAL_LM, MLM, MLM_NSP, OBJECTIVES
 from bert_packed.text.masking import MASK_REPLACE_PROB, RANDOM_REPLACE_PROB, masking_rules
 from data_gen.jobs.runners import LOCAL, MAX_WORKERS, RUNNER_HELP, RUNNERS, TEXT_WORKERS_HELP
 
+# Headings in `--help`
+TEXT, VOCABULARY, SEQUENCES, CALL = "Text and records", "Vocabulary", "Sequences and masks", "This call"
 TOKENIZERS = WORDPIECE, BYTE_BPE = ("wordpiece", "byte_bpe")
 NO_USE = "be left out with --{0}={{{0}}}, which has no use for it"
 OF_BERT = {f"objective={MLM_NSP},{MLM}": NO_USE.format("objective")}
@@ -34,12 +36,14 @@ class CreateConfig:
         "also .gz; with the extra `arrow` tables with such a column (.parquet, .arrow) and folders that "
         "Hugging Face's `datasets` saved; PART:2 reads the documents of that part twice as often, PART:0.5 "
         "half of them (docs/text_inputs.md); empty = the embedded sample corpus",
+        group=TEXT,
     )
     output_dir: str = setting("", "where the records, vocabulary and manifest.json go", changeable=True)
     vocab_file: str = setting(
         "",
         "vocabulary, one WordPiece a line, or with --tokenizer=byte_bpe a tokenizer.json, such as "
         "GPT-NeoX's; empty = train one on the input",
+        group=VOCABULARY,
     )
     vocab_size: int = setting(
         8192,
@@ -53,6 +57,7 @@ class CreateConfig:
         "of sequences that are full of one document's sentences (RoBERTa); or causal_lm, every next token "
         "of documents as they are (docs/causal_records.md)",
         choices=OBJECTIVES,
+        group=SEQUENCES,
     )
     tokenizer: str = setting(
         WORDPIECE,
@@ -61,19 +66,23 @@ class CreateConfig:
         only_with={
             f"objective={CAUSAL_LM}": f"be {WORDPIECE} with --objective={{objective}}, which masks WordPieces"
         },
+        group=VOCABULARY,
     )
     do_lower_case: bool = setting(
         True,
         "lower-case the text and strip accents; false for cased vocabularies",
         only_with=OF_WORDPIECES,
     )
-    do_whole_word_mask: bool = setting(False, "mask all pieces of a word or none", only_with=OF_BERT)
+    do_whole_word_mask: bool = setting(
+        False, "mask all pieces of a word or none", only_with=OF_BERT, group=SEQUENCES
+    )
     mask_replace_prob: float = setting(
         MASK_REPLACE_PROB,
         "share of the predicted tokens that become [MASK]",
         minimum=0.0,
         maximum=1.0,
         only_with=OF_BERT,
+        advanced=True,
     )
     random_replace_prob: float = setting(
         RANDOM_REPLACE_PROB,
@@ -81,6 +90,7 @@ class CreateConfig:
         minimum=0.0,
         maximum=1.0,
         only_with=OF_BERT,
+        advanced=True,
     )
     max_seq_length: int = setting(
         512, "most tokens in a sequence, [CLS] and [SEP] included", minimum=8, maximum=MAX_LENGTH
@@ -91,7 +101,9 @@ class CreateConfig:
         minimum=0,
         only_with=OF_BERT,
     )
-    random_seed: int = setting(12345, "seed; equal seeds give equal bytes", minimum=0, maximum=2**32 - 1)
+    random_seed: int = setting(
+        12345, "seed; equal seeds give equal bytes", minimum=0, maximum=2**32 - 1, group=TEXT
+    )
     dupe_factor: int = setting(
         10,
         "passes over the training documents, each with other segments and masks",
@@ -100,7 +112,10 @@ class CreateConfig:
         only_with=OF_BERT,
     )
     masked_lm_prob: float = setting(
-        0.15, "share of the tokens to predict, between 0 and 1", only_with=OF_BERT
+        0.15,
+        "share of the tokens to predict, between 0 and 1",
+        only_with=OF_BERT,
+        group=SEQUENCES,
     )
     short_seq_prob: float = setting(
         0.1,
@@ -108,6 +123,7 @@ class CreateConfig:
         minimum=0.0,
         maximum=1.0,
         only_with=OF_PAIRS,
+        advanced=True,
     )
     eval_fraction: float = setting(
         0.0,
@@ -115,13 +131,21 @@ class CreateConfig:
         "share is not 0",
         minimum=0.0,
         maximum=0.5,
+        group=TEXT,
     )
-    num_workers: int = setting(0, TEXT_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True)
-    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True)
-    num_shards: int = setting(8, "files of the train split; fewer where there are fewer documents", minimum=1)
+    num_workers: int = setting(
+        0, TEXT_WORKERS_HELP, minimum=0, maximum=MAX_WORKERS, changeable=True, group=CALL
+    )
+    runner: str = setting(LOCAL, RUNNER_HELP, choices=RUNNERS, changeable=True, advanced=True)
+    num_shards: int = setting(
+        8, "files of the train split; fewer where there are fewer documents", minimum=1, group=TEXT
+    )
     provenance: bool = setting(False, "also write which document each record comes from, one index a file")
     overwrite: bool = setting(
-        False, "replace the data files of an output directory that is in use", transient=True
+        False,
+        "replace the data files of an output directory that is in use",
+        transient=True,
+        group=CALL,
     )
     json: str = setting("", "also write the printed table to this file, as JSON", transient=True)
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,11 @@ from interrupts import interruptible
 from bert_packed.core import command_line
 from bert_packed.core.quiet_import import import_quietly
 from bert_packed.core.settings import InputError, check_settings, parse_depth, setting
+from bert_packed.runs.finetuning_config import GlueConfig, NerConfig, SquadConfig
+from bert_packed.runs.pretraining_config import PretrainingConfig
 from data_gen import pack_tfrecords
+from data_gen.pack_config import PackConfig
+from data_gen.text.create_config import CreateConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +120,30 @@ def test_help_groups_settings_and_hides_the_advanced(capsys):
     assert help_of("--help") == ["Model:", *first, "Data:", *fourth, hidden]
     second, third = ["--second (default: 2)", "two"], ["--third (default: 3)", "three"]
     assert help_of("--helpfull") == ["Model:", *first, *third, "Data:", *second, *fourth]
+    Grouped.help_order = "Data", "Other", "Model"
+    assert help_of("--help") == ["Data:", *fourth, "Model:", *first, hidden]
+
+
+def test_help_says_what_must_be_given_and_keeps_names_whole(capsys):
+    @dataclasses.dataclass(frozen=True)
+    class Sizes:
+        size: str = setting("", " ".join(["bert-tiny"] * 30), required=True)
+
+    assert command_line.run(None, Sizes, "About.", ["program.py", "--help"]) == 0
+    *_, name, first, second, third, fourth = capsys.readouterr().out.splitlines()
+    assert name == "  --size (required)"
+    assert {word for line in (first, second, third, fourth) for word in line.split()} == {"bert-tiny"}
+
+
+@pytest.mark.parametrize(
+    "config_class", [PretrainingConfig, SquadConfig, GlueConfig, NerConfig, CreateConfig, PackConfig]
+)
+def test_help_fits_a_reader_and_ends_with_the_call(config_class):
+    text = command_line.help_text("x", config_class, "About.", is_full=False)
+    headings = [line for line in text.splitlines() if re.fullmatch(r"\w[\w ]+:", line)]
+    assert 4 <= len(headings) <= 10 and headings[-1] == "This call:"
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.endswith(" advanced flags are hidden; --helpfull shows them.")
 
 
 def test_help_whose_reader_has_stopped_is_no_mistake():
