@@ -1,4 +1,4 @@
-"""Progress within a step: reported by the code that works, shown by whoever follows.
+"""Progress within a step, reported by the code that works, shown by whoever follows; durations for people.
 
 with following(bar.update), step(1000):
     advance(300)     the bar moves by 300, at once or at the next call but a fifth of a second later
@@ -69,3 +69,11 @@ def _report(amount):
     if more and _now.report is not None:
         _now.report(more)
         _now.next_time = time.monotonic() + SECONDS_BETWEEN
+
+
+def describe_duration(seconds):
+    """A duration for people: `0.8 s`, `12 min`, `3.5 h`, `40 days`."""
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds / 86_400:,.0f} days"

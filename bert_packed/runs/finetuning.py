@@ -16,7 +16,7 @@ from bert_packed.core.storage import file_sha256, write_json, write_text
 from bert_packed.data.finetuning_batches import predict, train_batches
 from bert_packed.runs import run_directory, vocabulary
 from bert_packed.runs.finetuning_config import FinetuningResult
-from bert_packed.runs.run_summary import show_row, tell_skipped
+from bert_packed.runs.run_summary import show_line, tell_skipped
 from bert_packed.tasks.update_packs import fit_predictions, pack_all, plan_updates
 from bert_packed.text import tokenization
 from bert_packed.training import loop, metrics_log, training_metrics
@@ -176,7 +176,8 @@ def _fine_tune(config, text, objective, data, inputs, folder):
 
     hooks = loop.Hooks(
         batches=functools.partial(train_batches, data, updates, num_packs),
-        log=lambda row: (log.write(row), show_row(row)),
+        log=log.write,
+        show=show_line,
         evaluate=None,
         save=save,
         prune=functools.partial(checkpoint.prune_checkpoints, folder, config.keep_checkpoint_max),

@@ -63,7 +63,7 @@ def _run(config, backend, processes):
     from bert_packed.runs.exports import check_export
     from bert_packed.runs.objectives import choose_objective
     from bert_packed.runs.pretraining_data import check_fits, check_held_out, read_data
-    from bert_packed.runs.run_summary import describe_cost, describe_run, show_row
+    from bert_packed.runs.run_summary import describe_cost, describe_run, show_line
     from bert_packed.training import loop
     from bert_packed.training.backend import out_of_memory_names
 
@@ -102,7 +102,7 @@ def _run(config, backend, processes):
             processes.say(describe_cost(config, model_config, scale.model_flops, data, rate))
         due = bool(state and state["evaluation_due"])
         hooks = pretraining.make_hooks(
-            config, model_config, data, engine, folder, first_step, due, show_row, scale, processes
+            config, model_config, data, engine, folder, first_step, due, show_line, scale, processes
         )
         if is_complete:
             processes.say(f"the run is complete: {latest} holds all {first_step:,} steps")

@@ -163,7 +163,7 @@ def make_scale(config, model_config, data, engine, flops_per_second):
 
 
 def make_hooks(
-    config, model_config, data, engine, folder, first_step, evaluation_due, show_row, scale, processes=ALONE
+    config, model_config, data, engine, folder, first_step, evaluation_due, show, scale, processes=ALONE
 ):
     """The hooks of the outer loop: where batches come from, and where figures and checkpoints go.
 
@@ -171,7 +171,7 @@ def make_hooks(
         folder: Output directory of the run.
         first_step: Step of the checkpoint it continues from; later rows of the logs are removed.
         evaluation_due: True if that step is still to be evaluated.
-        show_row: Called with each row of the training log, for people.
+        show: Called with a line for people about each row of the training log.
         scale: Of `make_scale`.
         processes: All evaluate, the first writes, and the others wait for a checkpoint.
     """
@@ -184,11 +184,6 @@ def make_hooks(
             evaluate_packs, config, model_config, data.eval, engine, logs[1], processes
         )
     schedule = build_schedule(config)
-
-    def write_and_show(row):
-        log.write(row)
-        if processes.is_first:
-            show_row(row)
 
     def save(step, state):
         for one in logs:
@@ -225,7 +220,8 @@ def make_hooks(
 
     return loop.Hooks(
         batches=batches,
-        log=write_and_show,
+        log=log.write,
+        show=show if processes.is_first else lambda _: None,
         evaluate=evaluate,
         save=save,
         export=export if config.export_every else None,

@@ -3,7 +3,8 @@
 import sys
 
 from bert_packed.config import ablations, family_of
-from bert_packed.runs.step_cost import count_full_steps, describe, estimate_step_seconds
+from bert_packed.core.progress import describe_duration
+from bert_packed.runs.step_cost import count_full_steps, estimate_step_seconds
 from bert_packed.training.metrics_log import read_rows
 
 LONG_STEP_SECONDS = 30
@@ -64,8 +65,8 @@ def describe_cost(config, model_config, model_flops, data, flops_per_second):
     """Cost of a full step on this machine, and ways to make it smaller where it is long: lines of text."""
     seconds = estimate_step_seconds(model_flops, data.train.spec, config.train_batch_size, flops_per_second)
     lines = [
-        f"cost       about {describe(seconds)} a step on this machine, about "
-        f"{describe(seconds * count_full_steps(config))} for {config.num_train_steps:,} steps"
+        f"cost       about {describe_duration(seconds)} a step on this machine, about "
+        f"{describe_duration(seconds * count_full_steps(config))} for {config.num_train_steps:,} steps"
     ]
     # With such a step, a user's first run looks as if it hung
     if seconds > LONG_STEP_SECONDS:
@@ -99,16 +100,10 @@ def tell_skipped(step, why, sources=None):
     print(f"step {step} is left out, the weights stay: {why}{packs}", file=sys.stderr, flush=True)
 
 
-def describe_row(row):
-    """A row of the training log as one line."""
-    figures = {name: value for name, value in row.items() if name != "step" and value is not None}
-    return f"step {row['step']}: " + ", ".join(f"{name} {value:.5g}" for name, value in figures.items())
-
-
-def show_row(row):
-    """Print a row of the training log where no progress bar shows it: in a batch job's file."""
+def show_line(line):
+    """Print a line of the training log where no progress bar shows it: in a batch job's file."""
     if not sys.stderr.isatty():
-        print(describe_row(row), flush=True)
+        print(line, flush=True)
 
 
 def last_figures(folder, names):

@@ -70,11 +70,3 @@ def count_full_steps(config, num_steps=None):
     """Number of full steps that cost as much as the first `num_steps` (None: all) of a run: float."""
     num_steps = config.num_train_steps if num_steps is None else num_steps
     return config.growth.packs_before(num_steps) / config.train_batch_size if config.growth else num_steps
-
-
-def describe(seconds):
-    """A duration for people: `0.8 s`, `12 min`, `3.5 h`, `40 days`."""
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds / 86_400:,.0f} days"

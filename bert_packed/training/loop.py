@@ -20,6 +20,7 @@ class Hooks:
     Attributes:
         batches: Function from the number of steps taken to an endless iterable of the next batches.
         log: Takes a row of training figures.
+        show: Takes a line for people about that row.
         evaluate: Takes a step; None for no evaluation.
         save: Takes a step and the loop's own state, plain JSON.
         prune: Removes older checkpoints; called once the last one saved has given finite sums.
@@ -38,6 +39,7 @@ class Hooks:
     learning_rate: Callable[[int], float]
     means: Callable[[dict], dict]
     tell_skipped: Callable[[int, str], None]
+    show: Callable[[str], None] = lambda _: None
     shows_progress: bool = True
     scale: Scale = dataclasses.field(default_factory=Scale)
     profile: Profile = dataclasses.field(default_factory=Profile)
@@ -85,7 +87,8 @@ def train(engine, config, hooks, first_step=0, state=None):
                 interval.num_skipped += 1
             else:
                 interval.add(sums, None if is_first else time.perf_counter() - start, waiting)
-            is_first = False
+            if is_first:
+                is_first, first_end = False, time.perf_counter()
             if is_unproven and not why:
                 # Only now: weights that were finite when saved may still give NaN in their first step
                 hooks.prune()
@@ -95,7 +98,12 @@ def train(engine, config, hooks, first_step=0, state=None):
             if is_due(step, config.log_steps, config):
                 row = interval.row(step, hooks.means, hooks.learning_rate(step - 1))
                 hooks.log(row)
-                bar.set_postfix_str(describe(row))
+                # By the clock: evaluations, exports and checkpoints count, the compiling step does not
+                num_timed, num_left = step - first_step - 1, config.num_train_steps - step
+                seconds = time.perf_counter() - first_end
+                line = describe(row, seconds / num_timed * num_left if num_timed else None)
+                bar.set_postfix_str(line)
+                hooks.show(f"step {step:,}/{config.num_train_steps:,}: {line}")
                 interval = LogInterval(scale=hooks.scale)
             if hooks.export and is_due(step, config.export_every, config):
                 # Before it is saved: a kill in between repeats the step, and none stays without its export
@@ -155,7 +163,7 @@ def _progress_bar(config, hooks, first_step):
     return tqdm(
         total=config.num_train_steps,
         initial=first_step,
-        unit="step",
         disable=None if hooks.shows_progress else True,
-        smoothing=0.1,
+        # Within 100 columns, with the line of the last row
+        bar_format="{l_bar}{bar:10}| {n_fmt}/{total_fmt}{postfix}",
     )

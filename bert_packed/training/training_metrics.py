@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from bert_packed.core.progress import describe_duration
 from bert_packed.objectives.objective import add_sums
 
 # Figures of a step beside its sums; a row has the mean over its steps
@@ -105,23 +106,18 @@ class LogInterval:
         }
 
 
-def describe(row):
-    """Short form of a row, for the progress bar: "loss 2.345 mlm 0.123 45.6 seq/s ... packed 98.0%"."""
-    parts = [f"loss {row['loss']:.3f}" if "loss" in row else "no loss"]
-    parts += [
-        f"{name.removesuffix('_accuracy')} {value:.3f}"
-        for name, value in row.items()
-        if name.endswith("accuracy") and "token" not in name
-    ]
-    if row["sequences_per_second"]:
-        parts.append(f"{row['sequences_per_second']:.1f} seq/s {row['tokens_per_second']:,.0f} tokens/s")
-    if row["gradient_norm"] is not None:
-        parts.append(f"|g| {row['gradient_norm']:.3g}")
-    if row["trust_ratio_min"] is not None:
-        ratios = [row[f"trust_ratio_{name}"] for name in ("min", "median", "max")]
-        parts.append("trust " + "/".join(f"{ratio:.2g}" for ratio in ratios))
-    names = {"packing_efficiency": "packed", "data_wait_share": "wait", "model_flop_utilisation": "MFU"}
-    parts += [f"{short} {row[name]:.1%}" for name, short in names.items() if row[name] is not None]
+def describe(row, seconds_left=None):
+    """A row as at most 75 columns of a line: "loss 2.345, mlm accuracy 51.2%, 12,345 tokens/s, 1.2 h left".
+
+    It has the first accuracy of the objective, and how many steps were left out, if any were.
+    """
+    parts = [f"loss {row['loss']:.4g}" if "loss" in row else "no loss"]
+    accuracies = [name for name in row if name.endswith("accuracy")]
+    parts += [f"{name.replace('_', ' ')} {row[name]:.1%}" for name in accuracies[:1]]
+    if rate := row["tokens_per_second"]:
+        parts.append(f"{rate:,.0f} tokens/s" if rate < 1e6 else f"{rate / 1e6:.3g}M tokens/s")
+    if seconds_left:
+        parts.append(f"{describe_duration(seconds_left)} left")
     if row["skipped_steps"]:
-        parts.append(f"skipped {row['skipped_steps']}")
-    return " ".join(parts)
+        parts.append(f"{row['skipped_steps']} skipped")
+    return ", ".join(parts)

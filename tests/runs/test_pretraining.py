@@ -93,14 +93,15 @@ def test_the_first_process_alone_writes_and_the_others_wait_for_it(make_process,
     for index in (0, 1):
         process = make_process(OneOfTwo(index), tmp_path / f"{index}")
         process.hooks.log({"step": 3, "loss": 2.5})
+        process.hooks.show("step 3: loss 2.5")
         process.hooks.save(3, {"evaluation_due": False})
         assert process.processes.num_waits == 1  # by whom it is not written goes on when it is
         process.hooks.save(4, {"evaluation_due": False})
         process.hooks.evaluate(4)
         process.hooks.prune()
         assert process.hooks.shows_progress == (index == 0)
-        left[index] = names_in(process.folder), [row["loss"] for row in process.shown]
-    assert left[0] == (["checkpoint-4", "eval_metrics.csv", "metrics.csv"], [2.5])
+        left[index] = names_in(process.folder), process.shown
+    assert left[0] == (["checkpoint-4", "eval_metrics.csv", "metrics.csv"], ["step 3: loss 2.5"])
     assert left[1] == ([], [])
     assert "\n3,2.5," in (tmp_path / "0" / "metrics.csv").read_text()
     for name in ("checkpoint-3", "checkpoint-4"):

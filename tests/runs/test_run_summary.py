@@ -9,11 +9,12 @@ import pytest
 from clock import Clock
 
 from bert_packed.config import PRETRAINING, ModelConfig, ablate
+from bert_packed.core.progress import describe_duration
 from bert_packed.models.heads import count_flops
 from bert_packed.objectives.pretraining import pretraining_objective
 from bert_packed.runs import run_summary, step_cost
 from bert_packed.runs.pretraining_config import PretrainingConfig
-from bert_packed.runs.step_cost import describe, estimate_step_seconds, step_flops
+from bert_packed.runs.step_cost import estimate_step_seconds, step_flops
 from bert_packed.schema import PackSpec
 from bert_packed.training.metrics_log import eval_columns, train_columns
 
@@ -75,7 +76,7 @@ def test_the_products_of_a_run_in_either_precision_are_measured(monkeypatch, dty
     [(0.034, "0.034 s"), (3.21, "3.2 s"), (150, "2.5 min"), (18000, "5 h"), (4e6, "46 days")],
 )
 def test_durations_for_people(seconds, text):
-    assert describe(seconds) == text
+    assert describe_duration(seconds) == text
 
 
 def data_of(factor):
@@ -139,11 +140,6 @@ def test_the_cost_is_that_of_all_steps(monkeypatch, seconds, is_long):
     longer = dataclasses.replace(config, num_warmup_steps=960)
     *_, last = run_summary.describe_cost(longer, CONFIG, FLOPS, data_of(2.0), 1e9).splitlines()
     assert last.startswith("warm-up    is as long as the run: the learning rate ends at 25% of its peak")
-
-
-def test_a_row_is_a_line_of_what_is_known():
-    row = {"step": 7, "loss": 1.2345678, "learning_rate": None, "nsp_accuracy": 0.0}
-    assert run_summary.describe_row(row) == "step 7: loss 1.2346, nsp_accuracy 0"
 
 
 def test_the_last_figures_are_those_of_the_last_rows(tmp_path):

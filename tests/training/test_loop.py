@@ -1,8 +1,10 @@
 """The outer loop with an engine of the test's own: what is logged, saved, evaluated and stopped, and when."""
 
 import dataclasses
+import io
 import math
 import os
+import re
 import signal
 
 import pytest
@@ -133,6 +135,42 @@ def test_a_row_is_of_the_steps_since_the_last_and_the_rate_of_its_own(whole):
         {"step": 6, "loss": 2.5, "skipped_steps": 0, "learning_rate": 0.5, "gradient_norm": 10.0, **packed},
         {"step": 7, "loss": 3.5, "skipped_steps": 0, "learning_rate": 0.6, "gradient_norm": 14.0, **packed},
     ]
+
+
+def train_on_a_clock(monkeypatch, recorder, hooks, seconds, **steps):
+    """Train where each step takes the same time, the first ten times as long."""
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    own = recorder.train_step
+
+    def train_step(batch, wants_stop):
+        clock.sleep(seconds * (10 if batch == 1 else 1))
+        return own(batch, wants_stop)
+
+    monkeypatch.setattr(recorder, "train_step", train_step)
+    loop.train(recorder, Steps(**steps), hooks)
+
+
+def test_a_line_of_each_row_says_where_the_run_is(monkeypatch):
+    shown, recorder = [], Recorder()
+    hooks = dataclasses.replace(recorder.hooks(), show=shown.append)
+    train_on_a_clock(monkeypatch, recorder, hooks, 30.0, num_train_steps=900, log_steps=300)
+    assert [line.partition(", ")[0] for line in shown] == [
+        *("step 300/900: loss 75.25", "step 600/900: loss 225.2", "step 900/900: loss 375.2")
+    ]
+    # The compiling step tells nothing about those that are left
+    assert [line.partition("tokens/s")[2] for line in shown] == [", 5 h left", ", 2.5 h left", ""]
+
+
+def test_the_bar_of_a_terminal_fits_it(monkeypatch):
+    written, recorder = io.StringIO(), Recorder()
+    written.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", written)
+    train_on_a_clock(monkeypatch, recorder, recorder.hooks(), 30.0, num_train_steps=900, log_steps=300)
+    lines = [line for line in re.split(r"[\r\n]", written.getvalue()) if line.strip()]
+    assert max(map(len, lines)) <= 100
+    shown = r" 33%\|.{10}\| 300/900, loss 75\.25, \d+ tokens/s, 5 h left"
+    assert any(re.fullmatch(shown, line.rstrip()) for line in lines), lines[-5:]
 
 
 def test_the_first_step_of_a_process_is_not_timed():

@@ -91,16 +91,18 @@ def test_an_interval_goes_on_after_a_checkpoint():
     assert rows[0] == rows[1]
 
 
-def test_the_bar_shows_what_is_known():
+def test_a_line_has_what_is_known():
     interval = LogInterval(scale=SCALE)
     interval.add(step_of(0.5), 10.0, 0.1)
-    interval.num_skipped = 3
     row = {**interval.row(1, means, 0.1), "mlm_accuracy": 0.25, "mlm_token_accuracy": 0.5}
-    assert describe(row) == (
-        "loss 0.500 mlm 0.250 0.4 seq/s 4 tokens/s |g| 0.5 trust 0.1/0.2/0.9 packed 80.0% wait 1.0% MFU 2.4% "
-        "skipped 3"
-    )
+    assert describe(row) == "loss 0.5, mlm accuracy 25.0%, 4 tokens/s"
+    row["skipped_steps"] = 3
+    assert describe(row, 9000.0) == "loss 0.5, mlm accuracy 25.0%, 4 tokens/s, 2.5 h left, 3 skipped"
     assert describe(LogInterval().row(1, means, 0.1)) == "no loss"
+    row |= {"loss": 123.456, "mlm_accuracy": 1.0, "tokens_per_second": 12_345_678.0, "skipped_steps": 10}
+    line = describe(row, 8.64e6)
+    assert line == "loss 123.5, mlm accuracy 100.0%, 12.3M tokens/s, 100 days left, 10 skipped"
+    assert len("step 1,000,000/1,000,000: ") + len(line) == 100
 
 
 @pytest.mark.both_backends
